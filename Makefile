@@ -1,0 +1,53 @@
+# Needs Python 3.11 or newer and nothing else; everything lands in .venv.
+PYTHON ?= python3
+
+VENV := .venv
+BIN := $(VENV)/bin
+
+# What a surrounding environment must not reach into ours.
+unexport VIRTUAL_ENV PYTHONHOME PYTHONPATH PIP_TARGET PIP_PREFIX PIP_USER
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test unit lint format bench docs clean
+
+help: ## this list
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+demo: $(VENV)/.demo ## three clients meet their limits over real HTTP; REDIS=1: two workers on a real server
+	$(BIN)/python examples/demo.py $(if $(REDIS),--redis)
+
+test: lint ## everything that has to hold: style, types, contracts, all tests, coverage
+	$(BIN)/python -m pytest --cov --cov-report=term $(ARGS)
+
+unit: $(VENV)/.dev ## the tests alone: make unit ARGS='-k login -x'
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.dev ## style, types and the contracts between the floors
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pyright
+	$(BIN)/lint-imports --no-cache
+
+format: $(VENV)/.dev ## what ruff can put right by itself
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.bench ## this package beside its peers, in one run
+	$(BIN)/python -m bench $(ARGS)
+
+docs: $(VENV)/.docs ## docs/_build/html, warnings being errors
+	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build/html
+
+clean: ## everything that a make made
+	rm -rf $(VENV) docs/_build dist htmlcov .coverage* .pytest_cache .ruff_cache .mypy_cache .hypothesis
+
+# One stamp for each dependency group: made again when pyproject.toml or the package's version changes.
+$(VENV)/.%: pyproject.toml
+	@$(BIN)/python -c '' 2>/dev/null || { \
+	  $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	    || { echo 'Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11 …' >&2; exit 1; }; \
+	  $(PYTHON) -m venv --clear $(VENV); }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable . --group $*
+	@touch $@

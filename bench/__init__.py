@@ -1,0 +1,1 @@
+"""This package beside its peers, measured in one run on one machine: `make bench`."""

@@ -1,0 +1,53 @@
+"""Every benchmark, or those named: `python -m bench [NAME …]`. Prints a table, writes bench/results/NAME.json."""
+
+import importlib
+import json
+import logging
+import platform
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+from bench.measure import Figure
+
+CASES = (
+    "memory_asgi",
+    "memory_wsgi",
+    "redis_asyncio",
+    "redis_asgi",
+    "redis_wsgi",
+    "redis_bytes",
+    "memory_store",
+    "many_rules",
+    "reload",
+    "startup",
+    "denied",
+    "leases",
+    "elastic",
+)
+PEERS = ("limits", "slowapi", "Flask-Limiter", "throttled-py", "redis", "starlette", "flask")
+RESULTS = Path(__file__).parent / "results"
+
+
+def show(figures: list[Figure]) -> None:
+    for figure in figures:
+        value = f"{figure.value:,.0f}" if figure.value >= 100 else f"{figure.value:.2f}"
+        print(f"{figure.case:56} {figure.who:26} {value:>10} {figure.unit:4} {figure.beside}", flush=True)
+
+
+def main(names: list[str]) -> None:
+    logging.getLogger("ratelimit_mw").setLevel(logging.ERROR)
+    unknown = set(names) - set(CASES)
+    if unknown:
+        sys.exit(f"no benchmark is called {', '.join(sorted(unknown))}: there are {', '.join(CASES)}")
+    RESULTS.mkdir(exist_ok=True)
+    about = {"python": platform.python_version(), **{peer: version(peer) for peer in PEERS}}
+    for name in names or CASES:
+        figures = importlib.import_module(f".{name}", __package__).figures()
+        show(figures)
+        written = {"versions": about, "figures": [figure.as_dict() for figure in figures]}
+        (RESULTS / f"{name}.json").write_text(json.dumps(written, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,128 @@
+"""Decisions of one asyncio process on Redis: with 100 requests in flight, and one at a time."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+import redis.asyncio
+from limits import parse
+from limits.aio.storage import RedisStorage
+from limits.aio.strategies import FixedWindowRateLimiter, MovingWindowRateLimiter, SlidingWindowCounterRateLimiter
+from throttled.asyncio import RateLimiterType, Throttled, rate_limiter
+from throttled.asyncio.store import RedisStore
+
+from bench.measure import Figure, in_turn
+from bench.memory_asgi import config
+from ratelimit_mw import RateLimiter
+from tests.support.servers import BINARIES, Server
+
+IN_FLIGHT = 100
+EACH = 100
+ALONE = 1500
+LIMIT = "1000000000 per minute"
+ITEM = parse("1000000000/minute")
+
+Make = Callable[[str], Awaitable[tuple[Callable[[], Awaitable[object]], Callable[[], Awaitable[object]]]]]
+
+
+async def ours(url: str):
+    limiter = RateLimiter(config(LIMIT), storage=url)
+    request = {"remote_address": "203.0.113.7", "path": "/items"}
+    return lambda: limiter.acheck(request), limiter.aclose
+
+
+def limits(strategy: type) -> Make:
+    async def make(url: str):
+        storage = RedisStorage(f"async+{url}", implementation="redispy")
+        strategist = strategy(storage)
+        # Its keys do not name the strategy: two of them on one key end in WRONGTYPE.
+        return lambda: strategist.hit(ITEM, strategy.__name__, "203.0.113.7"), storage.bridge.storage.aclose
+
+    return make
+
+
+async def throttled(url: str):
+    store = RedisStore(server=url)
+    throttle = Throttled(
+        key="203.0.113.7",
+        using=RateLimiterType.SLIDING_WINDOW.value,
+        quota=rate_limiter.per_min(1_000_000_000),
+        store=store,
+    )
+    return throttle.limit, _nothing
+
+
+async def bare_evalsha(url: str):
+    client = redis.asyncio.from_url(url)
+    digest = await client.script_load("return 1")
+    return lambda: client.evalsha(digest, 1, "key", 1), client.aclose
+
+
+async def _nothing() -> None:
+    pass
+
+
+def per_second(make: Make, url: str) -> Callable[[], float]:
+    async def run() -> float:
+        decide, close = await make(url)
+        await decide()
+
+        async def client() -> None:
+            for _ in range(EACH):
+                await decide()
+
+        start = time.perf_counter()
+        await asyncio.gather(*(client() for _ in range(IN_FLIGHT)))
+        took = time.perf_counter() - start
+        await close()
+        return IN_FLIGHT * EACH / took
+
+    return lambda: asyncio.run(run())
+
+
+def seconds_alone(make: Make, url: str) -> Callable[[], float]:
+    async def run() -> float:
+        decide, close = await make(url)
+        await decide()
+        start = time.perf_counter()
+        for _ in range(ALONE):
+            await decide()
+        took = (time.perf_counter() - start) / ALONE
+        await close()
+        return took
+
+    return lambda: asyncio.run(run())
+
+
+def figures() -> list[Figure]:
+    peers = {
+        "limits asyncio, fixed": limits(FixedWindowRateLimiter),
+        "limits asyncio, sliding": limits(SlidingWindowCounterRateLimiter),
+        "limits asyncio, moving": limits(MovingWindowRateLimiter),
+        "throttled-py asyncio": throttled,
+    }
+    with Server(BINARIES[0]) as server:
+        makes = {"ratelimit_mw": ours, **peers}
+        rate = in_turn({name: per_second(make, server.url) for name, make in makes.items()}, rounds=3)
+        alone = in_turn(
+            {
+                name: seconds_alone(make, server.url)
+                for name, make in {"ratelimit_mw": ours, "bare EVALSHA": bare_evalsha}.items()
+            },
+            rounds=5,
+        )
+    case = "asyncio, Redis, 100 in flight: decisions of one process"
+    mine = rate["ratelimit_mw"]
+    latency = alone["ratelimit_mw"] / alone["bare EVALSHA"]
+    return [
+        Figure(case, "ratelimit_mw", mine, "/s"),
+        *(Figure(case, peer, rate[peer], "/s", f"ours is {mine / rate[peer]:.1f} x (bar: 8)") for peer in peers),
+        Figure(
+            "asyncio, Redis, one at a time",
+            "ratelimit_mw",
+            alone["ratelimit_mw"] * 1e6,
+            "us",
+            f"{latency:.2f} x (bar: 1.2)",
+        ),
+        Figure("asyncio, Redis, one at a time", "redis-py EVALSHA", alone["bare EVALSHA"] * 1e6, "us"),
+    ]

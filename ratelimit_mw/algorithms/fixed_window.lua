@@ -1,0 +1,30 @@
+-- The twin of fixed_window.py.
+algorithms.fixed_window = function(key, limit, period, _, cost, now)
+  local window = math.floor(now / period)
+  local count, clamped = 0, false
+  local state = redis.call('GET', key)
+  if state and #state == 12 then
+    local stored, held = struct.unpack('<I8I4', state)
+    clamped = stored == window + 1
+    if stored == window or clamped then count = held end
+  end
+  local left = limit - count
+  local reset_after = (window + 1) * period - now
+  local allowed = cost > 0 and cost <= left or cost == 0 and limit > 0
+  local retry_after, write = 0, nil
+  if allowed then
+    count, left = count + cost, left - cost
+  else
+    retry_after = cost > 0 and cost <= limit and reset_after or NEVER
+  end
+  if clamped or (allowed and cost > 0) then write = struct.pack('<I8I4', window, count) end
+  return allowed, math.max(left, 0), reset_after, retry_after, write
+end
+
+refunds.fixed_window = function(key, _, period, _, cost, charged_at)
+  local state = redis.call('GET', key)
+  if not state or #state ~= 12 then return end
+  local window, count = struct.unpack('<I8I4', state)
+  if window ~= math.floor(charged_at / period) then return end
+  return struct.pack('<I8I4', window, math.max(count - cost, 0))
+end

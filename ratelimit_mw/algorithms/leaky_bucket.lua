@@ -1,0 +1,37 @@
+-- The twin of leaky_bucket.py.
+algorithms.leaky_bucket = function(key, limit, period, burst, cost, now, max_wait)
+  if limit == 0 then return false, 0, 0, NEVER end
+  local interval = math.ceil(period / limit)
+  local capacity = burst * interval
+  local level, wait, clamped = 0, 0, false
+  local state = redis.call('GET', key)
+  if state and #state == 24 then
+    local dry, turn, written = struct.unpack('<I8I8I8', state)
+    if written <= now + period then level, wait = math.max(dry - now, 0), math.max(turn - now, 0) end
+    local most = written > now and capacity or 2 * math.max(capacity, period)
+    local longest = most + max_wait
+    clamped = level > most or wait > longest
+    level, wait = math.min(level, most), math.min(wait, longest)
+  end
+  local needed = cost * interval
+  local allowed = cost == 0 or (level + needed <= capacity and wait <= max_wait)
+  local retry_after, delay, write = 0, 0, nil
+  if allowed then
+    if cost > 0 then delay = wait end
+    level, wait = level + needed, wait + needed
+  else
+    retry_after = cost <= burst and math.max(level + needed - capacity, wait - max_wait) or NEVER
+  end
+  if clamped or (allowed and cost > 0) then write = struct.pack('<I8I8I8', now + level, now + wait, now) end
+  local remaining = math.floor(math.max(capacity - level, 0) / interval)
+  return allowed, remaining, math.max(level, wait), retry_after, write, delay
+end
+
+refunds.leaky_bucket = function(key, limit, period, _, cost, _, now)
+  local state = redis.call('GET', key)
+  if limit == 0 or not state or #state ~= 24 then return end
+  local dry, turn, written = struct.unpack('<I8I8I8', state)
+  if dry <= now then return end
+  dry = math.max(dry - cost * math.ceil(period / limit), now)
+  return struct.pack('<I8I8I8', dry, math.max(turn, dry), written)
+end

@@ -1,0 +1,54 @@
+"""Leaky bucket: a queue of `burst` places that moves on at limit per period, one request every ⌈period ÷ limit⌉.
+
+State: the moment at which the bucket has run dry, the turn that the next request will get, and the moment at which
+both were written. The first two are the same until something is given back: that makes room in the bucket, but a
+turn that somebody else has behind it stays theirs, so nobody is given the same one. Admits while level + cost stays
+within the burst and the turn is no more than `max_wait` away; `delay` is the time until that turn. Like the token
+bucket, it tells a clock that stepped back from a burst that was lowered.
+"""
+
+from struct import Struct
+
+from ratelimit_mw.model import NEVER, Outcome, Quota
+
+_STATE = Struct("<QQQ")
+
+
+def decide(state: bytes, quota: Quota, cost: int, now: int) -> tuple[Outcome, bytes | None]:
+    """What `quota` says to `cost` at `now`, and the state to store (None: leave it as it is)."""
+    if not quota.limit:
+        return Outcome(False, 0, 0, NEVER), None
+    interval = -(-quota.period // quota.limit)
+    capacity = quota.burst * interval
+    level, wait, clamped = 0, 0, False
+    if len(state) == _STATE.size:
+        dry, turn, written = _STATE.unpack(state)
+        if written <= now + quota.period:
+            level, wait = max(dry - now, 0), max(turn - now, 0)
+        most = capacity if written > now else 2 * max(capacity, quota.period)
+        longest = most + quota.max_wait
+        clamped = level > most or wait > longest  # the clock stepped back, or the burst was far greater
+        level, wait = min(level, most), min(wait, longest)
+    needed = cost * interval
+    allowed = cost == 0 or (level + needed <= capacity and wait <= quota.max_wait)
+    retry_after = delay = 0
+    if allowed:
+        delay = wait if cost else 0
+        level += needed
+        wait += needed
+    else:
+        retry_after = max(level + needed - capacity, wait - quota.max_wait) if cost <= quota.burst else NEVER
+    state_after = _STATE.pack(now + level, now + wait, now) if clamped or (allowed and cost) else None
+    remaining = max(capacity - level, 0) // interval
+    return Outcome(allowed, remaining, max(level, wait), retry_after, delay), state_after
+
+
+def refund(state: bytes, quota: Quota, cost: int, _charged_at: int, now: int) -> bytes | None:
+    """The state with `cost` less in the bucket, or None where it has run dry by now. No turn comes earlier."""
+    if not quota.limit or len(state) != _STATE.size:
+        return None
+    dry, turn, written = _STATE.unpack(state)
+    if dry <= now:
+        return None
+    dry = max(dry - cost * -(-quota.period // quota.limit), now)
+    return _STATE.pack(dry, max(turn, dry), written)

@@ -1,0 +1,108 @@
+"""Sliding log: the times of the last admissions, so that no window of the period ever holds too many.
+
+State: where the next time goes and how many there are, then the times, a ring of eight bytes each. It starts
+small and doubles up to the limit, so a quiet client costs little. A cost of n stands there n times.
+"""
+
+from bisect import bisect_left
+from struct import Struct
+
+from ratelimit_mw.model import NEVER, Outcome, Quota
+
+_HEADER = Struct("<II")
+_TIME = Struct("<Q")
+_SMALLEST = 4
+
+
+def decide(state: bytes, quota: Quota, cost: int, now: int) -> tuple[Outcome, bytes | None]:
+    """What `quota` says to `cost` at `now`, and the state to store (None: leave it as it is)."""
+    period, limit = quota.period, quota.limit
+    ring = _Ring(state)
+    clamped = ring.held > 0 and ring.time(0) > now  # the clock stepped back
+    if clamped:
+        ring = _Ring(ring.clamped(now) if ring.time(0) <= now + period else b"")
+    used = ring.younger_than(now - period)
+    left = limit - used
+    if cost <= left if cost else limit > 0:
+        reset_after = period if cost else ring.time(0) + period - now if used else 0
+        state_after = ring.appended(used, cost, now, limit) if cost else ring.state if clamped else None
+        return Outcome(True, max(left - cost, 0), reset_after), state_after
+    retry_after = ring.time(limit - cost) + period - now if 0 < cost <= limit else NEVER
+    reset_after = ring.time(0) + period - now if used else 0
+    return Outcome(False, max(left, 0), reset_after, retry_after), ring.state if clamped else None
+
+
+def refund(state: bytes, _quota: Quota, cost: int, charged_at: int, _now: int) -> bytes | None:
+    """The state without `cost` of what was charged at `charged_at`, or None where nothing is left of it."""
+    ring = _Ring(state)
+    newer = ring.younger_than(charged_at)
+    found = min(ring.younger_than(charged_at - 1) - newer, cost)
+    return ring.without(newer, found) if found else None
+
+
+class _Ring:
+    """The times in a state, counted from the newest back."""
+
+    __slots__ = ("capacity", "held", "slot", "state")
+
+    def __init__(self, state: bytes) -> None:
+        self.state = state
+        self.slot = self.held = 0
+        self.capacity, odd = divmod(len(state) - _HEADER.size, _TIME.size)
+        if self.capacity < 1 or odd:
+            self.capacity = 0
+            return
+        slot, held = _HEADER.unpack_from(state)
+        if slot < self.capacity and held <= self.capacity:
+            self.slot, self.held = slot, held
+
+    def time(self, age: int) -> int:
+        """The time of the newest entry but `age`."""
+        return int(_TIME.unpack_from(self.state, self._at((self.slot - 1 - age) % self.capacity))[0])
+
+    def younger_than(self, moment: int) -> int:
+        """How many times are later than `moment`."""
+        if self.held and self.time(self.held - 1) > moment:
+            return self.held
+        return bisect_left(range(self.held), True, key=lambda age: self.time(age) <= moment)
+
+    def newest(self, count: int) -> bytes:
+        """The `count` newest times, oldest first."""
+        start, end = self.slot - count, self._at(self.slot)
+        if start >= 0:
+            return self.state[self._at(start) : end]
+        return self.state[self._at(start + self.capacity) :] + self.state[_HEADER.size : end]
+
+    def clamped(self, now: int) -> bytes:
+        """The state with the times after `now` set to it."""
+        ahead = self.younger_than(now)
+        kept = self.newest(self.held)[: -ahead * _TIME.size]
+        return _packed(kept + _TIME.pack(now) * ahead, self.capacity)
+
+    def appended(self, used: int, cost: int, now: int, limit: int) -> bytes:
+        """The state with `cost` times of `now` after the `used` newest; the others may go."""
+        new = _TIME.pack(now) * cost
+        if used + cost > self.capacity:
+            room = min(max(2 * self.capacity, _SMALLEST), limit)
+            return _packed(self.newest(used) + new, max(room, used + cost))
+        after = self.slot + cost
+        wrapped = max(after - self.capacity, 0) * _TIME.size
+        body = self.state[_HEADER.size + wrapped : self._at(self.slot)] + new + self.state[self._at(after) :]
+        if wrapped:
+            body = body[-wrapped:] + body[:-wrapped]
+        return _HEADER.pack(after % self.capacity, min(self.held + cost, self.capacity)) + body
+
+    def without(self, newer: int, count: int) -> bytes:
+        """The state less `count` times, the newest of which has `newer` times after it."""
+        times = self.newest(self.held)
+        end = len(times) - newer * _TIME.size
+        return _packed(times[: end - count * _TIME.size] + times[end:], self.capacity)
+
+    @staticmethod
+    def _at(slot: int) -> int:
+        return _HEADER.size + slot * _TIME.size
+
+
+def _packed(times: bytes, capacity: int) -> bytes:
+    held = len(times) // _TIME.size
+    return _HEADER.pack(held % capacity, held) + times.ljust(capacity * _TIME.size, b"\0")

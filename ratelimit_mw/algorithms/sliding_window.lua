@@ -1,0 +1,51 @@
+-- The twin of sliding_window.py. Its products pass 2^53, so they go through multiply_divide.
+algorithms.sliding_window = function(key, limit, period, _, cost, now)
+  local window = math.floor(now / period)
+  local rest = (window + 1) * period - now
+  local previous, current, clamped = 0, 0, false
+  local state = redis.call('GET', key)
+  if state and #state == 16 then
+    local stored, before, held = struct.unpack('<I8I4I4', state)
+    clamped = stored == window + 1
+    if stored == window or clamped then
+      previous, current = before, held
+    elseif stored == window - 1 then
+      previous = held
+    end
+  end
+  local weighted, remainder = multiply_divide(previous, rest, period)
+  if remainder > 0 then weighted = weighted + 1 end
+  local left = limit - current - weighted
+  local allowed = cost > 0 and cost <= left or cost == 0 and limit > 0
+  local retry_after, write = 0, nil
+  if allowed then
+    current, left = current + cost, left - cost
+  else
+    local room = limit - cost
+    if room < 0 or cost == 0 then
+      retry_after = NEVER
+    elseif current <= room then
+      retry_after = rest - multiply_divide(room - current, period, previous)
+    else
+      retry_after = rest + period - multiply_divide(room, period, current)
+    end
+  end
+  if clamped or (allowed and cost > 0) then write = struct.pack('<I8I4I4', window, previous, current) end
+  local reset_after = current > 0 and rest + period or previous > 0 and rest or 0
+  return allowed, math.max(left, 0), reset_after, retry_after, write
+end
+
+refunds.sliding_window = function(key, _, period, _, cost, charged_at)
+  local state = redis.call('GET', key)
+  if not state or #state ~= 16 then return end
+  local window, previous, current = struct.unpack('<I8I4I4', state)
+  local charged = math.floor(charged_at / period)
+  if charged == window then
+    current = math.max(current - cost, 0)
+  elseif charged == window - 1 then
+    previous = math.max(previous - cost, 0)
+  else
+    return
+  end
+  return struct.pack('<I8I4I4', window, previous, current)
+end

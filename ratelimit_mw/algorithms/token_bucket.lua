@@ -1,0 +1,35 @@
+-- The twin of token_bucket.py. The rules' schema keeps burst × interval below a hundred years, far under 2^53.
+algorithms.token_bucket = function(key, limit, period, burst, cost, now, max_wait)
+  if limit == 0 then return false, 0, 0, NEVER end
+  local interval = math.ceil(period / limit)
+  local capacity = burst * interval
+  local missing, clamped = 0, false
+  local state = redis.call('GET', key)
+  if state and #state == 16 then
+    local full, written = struct.unpack('<I8I8', state)
+    if written <= now + period then missing = math.max(full - now, 0) end
+    local most = (written > now and capacity or 2 * math.max(capacity, period)) + max_wait
+    clamped = missing > most
+    missing = math.min(missing, most)
+  end
+  local room = capacity - missing
+  local needed = cost * interval
+  local allowed = cost == 0 or (needed <= room + max_wait and cost <= burst)
+  local retry_after, delay, write = 0, 0, nil
+  if allowed then
+    missing, room = missing + needed, room - needed
+    if cost > 0 then delay = math.max(-room, 0) end
+  else
+    retry_after = cost <= burst and needed - room - max_wait or NEVER
+  end
+  if clamped or (allowed and cost > 0) then write = struct.pack('<I8I8', now + missing, now) end
+  return allowed, math.floor(math.max(room, 0) / interval), missing, retry_after, write, delay
+end
+
+refunds.token_bucket = function(key, limit, period, _, cost, _, now)
+  local state = redis.call('GET', key)
+  if limit == 0 or not state or #state ~= 16 then return end
+  local full, written = struct.unpack('<I8I8', state)
+  if full <= now then return end
+  return struct.pack('<I8I8', math.max(full - cost * math.ceil(period / limit), now), written)
+end

@@ -1,0 +1,207 @@
+"""The middleware for ASGI apps: Starlette, FastAPI, Litestar, Quart, Django and the rest."""
+
+import asyncio
+import inspect
+import os
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from functools import partial
+from typing import Any
+
+from ratelimit_mw.asgi_response import Following
+from ratelimit_mw.handle import AsyncHandle
+from ratelimit_mw.identity.asgi import AsgiRequest
+from ratelimit_mw.identity.request import Request
+from ratelimit_mw.limiter import RateLimiter, given_or_made
+from ratelimit_mw.meter import ASGI_CAPACITY, Meter
+from ratelimit_mw.model import SECOND
+from ratelimit_mw.response import Answers
+from ratelimit_mw.rules.domains import Rules
+from ratelimit_mw.stores import Store
+from ratelimit_mw.verdict import Verdict
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+_Sent = Awaitable[None]  # named, for the annotations of a function made for each request are evaluated each time
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+_LIMITED = frozenset({"http", "websocket"})
+_STARTS = frozenset({"http.response.start", "websocket.accept", "websocket.http.response.start"})
+_ENDS = frozenset({"lifespan.startup.failed", "lifespan.shutdown.complete", "lifespan.shutdown.failed"})
+_POLICY_VIOLATION, _TRY_AGAIN_LATER = 1008, 1013  # codes of RFC 6455 and its registry
+
+
+class RateLimitMiddleware:
+    """Lets through to `app` what the rules allow, and answers the rest itself.
+
+    `config` is a rules file or a mapping of the same shape, `storage` wins over the file's URL; or `limiter` is
+    an engine that several apps share. Exactly one of config and limiter, else TypeError. Raises
+    ConfigurationError with every problem found.
+
+    Starlette and FastAPI build their middlewares inside the lifespan, where servers take an exception for an app
+    without one and go on, to answer every request with a 500. Built there, a middleware that can't be used
+    reports it by `lifespan.startup.failed`, and the server stops. Where no lifespan is run (`--lifespan off`, an
+    app mounted in another), make the RateLimiter when the module is imported, and pass it as `limiter`.
+
+    A request that has to wait for its turn at a bucket waits here, which costs no thread; one whose client leaves
+    keeps its turn, so that those behind it keep theirs.
+
+    http and websocket are limited; other scopes pass untouched, but for an engine made here, which is closed
+    when the lifespan ends. `scope["ratelimit"]` is set in the server's own scope, not in a copy: what the router
+    writes there (`route`, `endpoint`) is read by middlewares further out.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        config: str | os.PathLike[str] | Mapping[str, object] | None = None,
+        *,
+        limiter: RateLimiter | None = None,
+        storage: str | Store | None = None,
+    ) -> None:
+        self.app = app
+        self._current: Callable[[], Rules]
+        self._lifespan = app
+        try:
+            engine = given_or_made(config, limiter, storage)
+        except Exception as error:
+            if not _inside_lifespan():
+                raise
+            self._lifespan, self._current = _failing(error), _raising(error)
+            return
+        if limiter is None:
+            self._lifespan = _closing(app, engine)
+        self._engine = engine
+        self._current = engine.current
+        self._latest = engine.rules.response, _answers(engine.rules)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection."""
+        kind = scope["type"]
+        if kind not in _LIMITED:
+            await (self._lifespan if kind == "lifespan" else self.app)(scope, receive, send)
+            return
+        rules = self._current()  # once: the request goes by one version of the rules from beginning to end
+        meter = self._entered(rules) if rules.elastic else None
+        try:
+            request = AsgiRequest(scope)
+            verdict = await self._engine.adecide(request, rules=rules)
+            scope["ratelimit"] = AsyncHandle(verdict, self._engine, request, rules)
+            answered, answers = self._latest
+            if answered is not rules.response:  # which each version has anew
+                answers = _answers(rules)
+                self._latest = rules.response, answers
+            if not verdict.allowed:
+                await _deny(answers, verdict, request, send)
+                return
+            if verdict.binding >= 0 and answers.rated:
+                send = _beside(answers, verdict, send)
+            if rules.settling and (account := self._engine.account(verdict)).settles:
+                serve = partial(self._serve, verdict, scope, receive)
+                await Following(self._engine, account, send).serve(serve)
+            elif verdict.delay:
+                await self._serve(verdict, scope, receive, send)
+            else:
+                await self.app(scope, receive, send)
+        finally:
+            if meter is not None:
+                meter.left()
+
+    async def _serve(self, verdict: Verdict, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let the app respond when the request's turn has come."""
+        if verdict.delay:
+            await asyncio.sleep(verdict.delay / SECOND)
+        await self.app(scope, receive, send)
+
+    def _entered(self, rules: Rules) -> Meter:
+        """The meter of the process's load, which has seen the request come."""
+        meter = self._engine.meter(rules)
+        meter.watch(asyncio.get_running_loop())
+        meter.arrived(ASGI_CAPACITY)
+        return meter
+
+
+def _beside(answers: Answers[bytes], verdict: Verdict, send: Send) -> Send:
+    """Sends our headers beside the app's own."""
+    beside = answers.beside
+
+    # Not a coroutine function, for that would be a second one around each message. What the app sent is
+    # copied, never changed: apps send the same message, and the same list of headers, time and again.
+    def send_beside(message: Message) -> _Sent:
+        if message["type"] in _STARTS:
+            message = {**message, "headers": beside(message.get("headers") or (), verdict)}
+        return send(message)
+
+    return send_beside
+
+
+def _answers(rules: Rules) -> Answers[bytes]:
+    return Answers(
+        rules.response,
+        rules.attributes.address,
+        name=lambda text: text.lower().encode("latin-1"),
+        value=str.encode,
+    )
+
+
+async def _deny(answers: Answers[bytes], verdict: Verdict, request: Request, send: Send) -> None:
+    scope = request.context
+    if scope["type"] == "http":
+        kind = "http.response"
+    elif "websocket.http.response" in (scope.get("extensions") or ()):
+        kind = "websocket.http.response"
+    else:  # closed before it is accepted, it becomes a 403 on the wire
+        code = _TRY_AGAIN_LATER if verdict.unavailable else _POLICY_VIOLATION
+        await send({"type": "websocket.close", "code": code})
+        return
+    denial = answers.denial(verdict, request)
+    await send({"type": f"{kind}.start", "status": denial.status, "headers": denial.headers})
+    await send({"type": f"{kind}.body", "body": denial.body})
+
+
+def _closing(app: App, limiter: RateLimiter) -> App:
+    """`app`'s lifespan, at whose end `limiter` is closed; the server may stop the loop once it heard of the end."""
+
+    async def lifespan(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_and_close(message: Message) -> None:
+            if message["type"] in _ENDS:
+                await limiter.aclose()
+            await send(message)
+
+        await app(scope, receive, send_and_close)
+
+    return lifespan
+
+
+def _failing(error: Exception) -> App:
+    """A lifespan that fails at startup because of `error`, so that the server says why and stops."""
+
+    async def lifespan(_scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await send({"type": "lifespan.startup.failed", "message": f"RateLimitMiddleware can't start:\n{error}"})
+        raise error  # for test clients; servers have heard it already
+
+    return lifespan
+
+
+def _raising(error: Exception) -> Callable[[], Rules]:
+    def current() -> Rules:
+        raise error
+
+    return current
+
+
+def _inside_lifespan() -> bool:
+    """True where a framework builds the middleware while its app handles a lifespan scope.
+
+    Only the callers can tell: uvicorn has a running loop when it imports the app, too. `scope` is what ASGI
+    calls the argument, in Starlette and elsewhere.
+    """
+    frame = inspect.currentframe()
+    while frame is not None:
+        scope = frame.f_locals.get("scope")
+        if isinstance(scope, MutableMapping) and "type" in scope:
+            return bool(scope["type"] == "lifespan")
+        frame = frame.f_back
+    return False

@@ -1,0 +1,149 @@
+"""Counters as operators look at them: found by rule and client, and read without a charge."""
+
+import heapq
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+
+from ratelimit_mw.cli.engine import patiently
+from ratelimit_mw.cli.output import Exit, fail
+from ratelimit_mw.errors import StoreUnavailable
+from ratelimit_mw.identity.attributes import canonical_name
+from ratelimit_mw.identity.identifier import UNKNOWN_ADDRESS, attributes_of
+from ratelimit_mw.model import SECOND, Ask, Outcome, Quota
+from ratelimit_mw.rules.domains import Rules
+from ratelimit_mw.rules.limits import spell
+from ratelimit_mw.rules.ruleset import CompiledRule, RuleSet
+from ratelimit_mw.rules.tree import nearest
+from ratelimit_mw.stores import Store
+
+_BATCH = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One counter, and how it stands: the share of it that is used, and the seconds until it is as if unused."""
+
+    rule: str
+    identity: str
+    limit: str
+    algorithm: str
+    remaining: int
+    used: float
+    reset_after: float
+    key: str
+
+
+class Limits:
+    """What each counter's key means, by the rules in force."""
+
+    def __init__(self, rules: Rules) -> None:
+        self._known: dict[str, tuple[RuleSet, str, CompiledRule | None, Quota]] = {}
+        for part in rules.parts:
+            for rule in part.compiled:
+                for key, quota in rule.counters:
+                    self._known[key] = part, rule.rule.name, rule, quota
+            for limit in part.descriptors.limits if part.descriptors else ():
+                if limit.quota is not None:
+                    self._known[limit.key] = part, limit.rule.name, None, limit.quota
+
+    def prefixes(self, rule: str) -> dict[str, CompiledRule | None]:
+        """The beginnings of the keys that a rule's counters have."""
+        return {key: compiled for key, (_, name, compiled, _) in self._known.items() if name == rule}
+
+    def names(self) -> list[str]:
+        """Every rule that has counters."""
+        return list(dict.fromkeys(name for _, name, _, _ in self._known.values()))
+
+    def read(self, key: str) -> tuple[str, str, Quota] | None:
+        """A key's rule, its identity, and what it is held to; None for a key that no rule has now."""
+        prefix, brace, rest = key.partition("{")
+        if prefix + brace not in self._known:
+            return None
+        part, name, rule, quota = self._known[prefix + brace]
+        identity = rest.removesuffix("}")
+        if rule is not None:
+            quota = dict(part.counters_of(rule, identity)).get(prefix + brace, quota)
+        return name, identity, quota
+
+
+def known_rule(limits: Limits, rule: str) -> None:
+    """End the command where there is no such rule."""
+    if not limits.prefixes(rule):
+        fail(f"there is no rule {rule!r} with a limit ({nearest(rule, limits.names())})", Exit.USAGE)
+
+
+def nearest_full(counters: Iterable[Found], most: int) -> list[Found]:
+    """Those that are fullest, the fullest first."""
+    return heapq.nsmallest(most, counters, key=lambda found: (-found.used, -found.reset_after, found.key))
+
+
+def chosen(limits: Limits, rules: Rules, rule: str, given: Mapping[str, str]) -> list[str]:
+    """The keys of a rule's counters for the client that has these attributes; or the end of the command."""
+    keys: list[str] = []
+    for prefix, compiled in limits.prefixes(rule).items():
+        if compiled is not None:
+            keys += [f"{prefix}{identity}}}" for identity in _identities(rules, compiled, given)]
+    if not keys:
+        fail(f"none of {', '.join(given)} makes a counter of '{rule}'{_wants(limits, rule)}", Exit.USAGE)
+    return keys
+
+
+def _wants(limits: Limits, rule: str) -> str:
+    by = [entry for compiled in limits.prefixes(rule).values() if compiled for entry in compiled.by]
+    return f", which counts by {', '.join(dict.fromkeys(by))}" if by else ", whose clients have no names"
+
+
+def _identities(rules: Rules, rule: CompiledRule, given: Mapping[str, str]) -> list[str]:
+    part = next(part for part in rules.parts if rule in part.compiled)
+    names = set(map(canonical_name, given))
+    found: dict[str, None] = {}
+    for template in rule.match.templates or (None,):
+        for by, identify in zip(rule.by, rule.identifiers, strict=True):
+            if not names & {canonical_name(name) for name in attributes_of(by)}:
+                continue
+            identity = identify(part.attributes.given(given), {}, template.text if template else "")
+            if identity is not None and UNKNOWN_ADDRESS not in identity:
+                found[identity] = None
+    return list(found)
+
+
+def stems(limits: Limits, rule: str | None) -> list[str]:
+    """What the keys of a rule's counters begin with, those of its former limits too; of all rules if it is None."""
+    names = limits.names() if rule is None else [rule]
+    # domain:rule:algorithm and window:{…
+    return list(dict.fromkeys(key.rsplit(":", 2)[0] + ":" for name in names for key in limits.prefixes(name)))
+
+
+def scanned(store: Store, prefixes: Iterable[str]) -> Iterator[str]:
+    """Every key that begins with one of these; or the end of the command."""
+    try:
+        for prefix in prefixes:
+            yield from store.keys(prefix)
+    except StoreUnavailable as error:
+        fail(f"the store does not answer: {error}", Exit.STORE_AWAY)
+
+
+def read(store: Store, limits: Limits, keys: Iterable[str]) -> Iterator[Found]:
+    """How these counters stand; those of no rule in force are left out."""
+    meant = ((key, known) for key in keys if (known := limits.read(key)) is not None)
+    while batch := list(islice(meant, _BATCH)):
+        asks = [Ask(key, quota, 0) for key, (_, _, quota) in batch]
+        outcomes = patiently(partial(store.decide, asks, commit=False)).outcomes
+        for (key, (name, identity, quota)), outcome in zip(batch, outcomes, strict=True):
+            yield _found(key, name, identity, quota, outcome)
+
+
+def _found(key: str, name: str, identity: str, quota: Quota, outcome: Outcome) -> Found:
+    holds = quota.burst or quota.limit
+    return Found(
+        name,
+        identity,
+        f"{quota.told} per {spell(quota.period)}",
+        quota.algorithm,
+        outcome.remaining,
+        1.0 if holds == 0 else max(0.0, 1 - outcome.remaining / holds),
+        outcome.reset_after / SECOND,
+        key,
+    )

@@ -1,0 +1,173 @@
+"""`ratelimit-mw rules push | pull | list | diff | rollback`: the rules database."""
+
+import getpass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ratelimit_mw.cli.options import Json, Most
+from ratelimit_mw.cli.output import Exit, fail, say, say_json, say_lines, say_table
+from ratelimit_mw.cli.quotation import quotations
+from ratelimit_mw.errors import ConfigurationError, Conflict, StoreUnavailable
+from ratelimit_mw.sources.database import RulesDatabase
+
+Database = Annotated[
+    str,
+    typer.Option(
+        "--database",
+        "-d",
+        metavar="URL",
+        envvar="RATELIMIT_DATABASE",
+        help="Where the rules are: redis://…; with #NAME at its end, one of several.",
+    ),
+]
+Author = Annotated[str | None, typer.Option("--author", help="Who says so, if not the user of this shell.")]
+Comment = Annotated[str, typer.Option("--comment", "-m", help="What changes, and why.")]
+
+app = typer.Typer(
+    name="rules",
+    help="The rules database: every version, with its author, its time and a comment.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+)
+
+
+@app.command()
+def push(
+    file: Annotated[str, typer.Argument(metavar="RULES", help="A file, or a folder of files.")],
+    *,
+    database: Database,
+    comment: Comment = "",
+    author: Author = None,
+    base: Annotated[
+        int | None, typer.Option("--base", metavar="VERSION", help="Refuse if a version after this one is there.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Make a file or a folder the newest version, if it would load. Exit 1 if not, and nothing changes."""
+    with _opened(database) as rules:
+        number = rules.push(file, author=_author(author), comment=comment, base=base)
+    _tell(number, as_json=as_json)
+
+
+@app.command()
+def pull(
+    version: Annotated[int | None, typer.Argument(help="Which one, if not the newest.")] = None,
+    *,
+    database: Database,
+    to: Annotated[Path | None, typer.Option("--to", metavar="FOLDER", help="Write the files there.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Print the rules of a version, or write them to a folder."""
+    with _opened(database) as rules:
+        documents = rules.pull(version)
+    files = {name: content for name, content in documents if isinstance(content, bytes)}
+    if to is not None:
+        to.mkdir(parents=True, exist_ok=True)
+        for name, content in files.items():
+            (to / Path(name).name).write_bytes(content)  # a name from the database leads nowhere else
+    if as_json:
+        say_json({name: content.decode() for name, content in files.items()})
+    elif to is not None:
+        say_lines(str(to / Path(name).name) for name in files)
+    else:
+        for name, content in files.items():
+            say((f"# {name}\n" if len(files) > 1 else "") + content.decode().rstrip("\n"))
+
+
+@app.command("list")
+def list_(*, database: Database, most: Most = 20, as_json: Json = False) -> None:
+    """List the newest versions, the latest first."""
+    with _opened(database) as rules:
+        found = rules.list(most)
+    if as_json:
+        say_json(found)
+    elif not found:
+        say("no rules have been pushed yet")
+    else:
+        columns = (">version", "pushed", "by", "files", "comment")
+        rows = (
+            (
+                version.number,
+                f"{datetime.fromtimestamp(version.at, UTC):%Y-%m-%d %H:%M:%S} UTC",
+                version.author,
+                ", ".join(version.files),
+                version.comment,
+            )
+            for version in found
+        )
+        say_table(columns, rows)
+
+
+@app.command()
+def diff(
+    old: Annotated[int, typer.Argument(help="A version.")],
+    new: Annotated[int | None, typer.Argument(help="Another, if not the newest.")] = None,
+    *,
+    database: Database,
+    as_json: Json = False,
+) -> None:
+    """Show what changed from one version to another, as `diff -u` would."""
+    with _opened(database) as rules:
+        changed = rules.diff(old, new)
+    if as_json:
+        say_json({"diff": changed})
+    elif changed:
+        say(changed.rstrip("\n"))
+
+
+@app.command()
+def rollback(
+    version: Annotated[int, typer.Argument(help="The version that was good.")],
+    *,
+    database: Database,
+    comment: Comment = "",
+    author: Author = None,
+    as_json: Json = False,
+) -> None:
+    """Push an earlier version anew, as the newest one."""
+    with _opened(database) as rules:
+        number = rules.rollback(version, author=_author(author), comment=comment)
+    _tell(number, as_json=as_json)
+
+
+def _tell(number: int, *, as_json: bool) -> None:
+    if as_json:
+        say_json({"version": number})
+    else:
+        say(f"version {number}")
+
+
+def _author(given: str | None) -> str:
+    if given is not None:
+        return given
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user may have no name
+        return ""
+
+
+@contextmanager
+def _opened(url: str) -> Iterator[RulesDatabase]:
+    """The database, for one question; what goes wrong with it ends the command."""
+    try:
+        database = RulesDatabase(url)
+    except ValueError as error:
+        fail(f"--database: {error}", Exit.USAGE)
+    try:
+        yield database
+    except Conflict as conflict:
+        fail(f"version {conflict.version} is there by now: pull it, and push again on top of it", Exit.PROBLEMS)
+    except LookupError as error:
+        fail(str(error.args[0]), Exit.PROBLEMS)
+    except ConfigurationError as error:
+        say_lines(quotations([(problem, "error") for problem in error.problems]))
+        fail("these rules would not load, and nothing was pushed", Exit.PROBLEMS)
+    except StoreUnavailable as error:
+        fail(f"the rules database does not answer: {error}", Exit.STORE_AWAY)
+    finally:
+        database.close()

@@ -1,0 +1,90 @@
+"""What an app finds of its request's limits: `scope["ratelimit"]`, `environ["ratelimit.decision"]`."""
+
+from typing import Any
+
+from ratelimit_mw.identity.request import Request
+from ratelimit_mw.limiter import RateLimiter, whole
+from ratelimit_mw.model import Decision
+from ratelimit_mw.rules.domains import Rules
+from ratelimit_mw.verdict import Verdict
+
+
+class Handle:
+    """The request's Decision, with all its fields; it is made when first looked at, for most apps never look."""
+
+    __slots__ = ("_limiter", "_request", "_rules", "_verdict")
+
+    def __init__(self, verdict: Verdict, limiter: RateLimiter, request: Request, rules: Rules) -> None:
+        self._verdict = verdict
+        self._limiter = limiter
+        self._request = request
+        self._rules = rules
+
+    @property
+    def decision(self) -> Decision:
+        """The Decision itself."""
+        return self._verdict.decision
+
+    @property
+    def limiter(self) -> RateLimiter:
+        """The engine that decided: its `state` tells which rules are in force, its `overrides` change them."""
+        return self._limiter
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # copy and pickle ask before there is a verdict
+            raise AttributeError(name)
+        return getattr(self.decision, name)
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *Decision._fields]
+
+    def __repr__(self) -> str:
+        return repr(self.decision)
+
+
+class AsyncHandle(Handle):
+    """The handle under ASGI.
+
+    None of its methods raises because the store is away: what could not be charged is free then, what could not be
+    given back stays charged. What is in flight (`N concurrent`) is left alone by all of them.
+    """
+
+    __slots__ = ()
+
+    async def charge(self, amount: int = 1) -> None:
+        """Charge `amount` more to each counter of this request, into debt if need be. ValueError below 0."""
+        account = self._limiter.account(self._verdict)
+        await self._limiter.asettle(account, account.more(whole(amount)))
+
+    async def refund(self, amount: int | None = None) -> None:
+        """Give `amount` back to each counter of this request, all of it if None; never more than the request took."""
+        account = self._limiter.account(self._verdict)
+        await self._limiter.asettle(account, account.back(None if amount is None else whole(amount)))
+
+    async def check(self, rule: str, cost: int = 1) -> Decision:
+        """Decide on this request by the rule of that name alone, and charge it `cost` if it is allowed.
+
+        The rule's `match` need not hold, and one `on_demand` applies here only. A name that there is not limits
+        nothing, and is logged once. Raises ValueError for a negative cost.
+        """
+        return (await self._limiter.adecide(self._request, cost, rules=self._rules, rule=rule)).decision
+
+
+class BlockingHandle(Handle):
+    """The handle under WSGI: the methods of `AsyncHandle`, blocking."""
+
+    __slots__ = ()
+
+    def charge(self, amount: int = 1) -> None:
+        """See `AsyncHandle.charge`."""
+        account = self._limiter.account(self._verdict)
+        self._limiter.settle(account, account.more(whole(amount)))
+
+    def refund(self, amount: int | None = None) -> None:
+        """See `AsyncHandle.refund`."""
+        account = self._limiter.account(self._verdict)
+        self._limiter.settle(account, account.back(None if amount is None else whole(amount)))
+
+    def check(self, rule: str, cost: int = 1) -> Decision:
+        """See `AsyncHandle.check`."""
+        return self._limiter.decide(self._request, cost, rules=self._rules, rule=rule).decision

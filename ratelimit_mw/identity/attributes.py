@@ -1,0 +1,235 @@
+"""A request's attributes by name: who sent it, and what for."""
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
+from ratelimit_mw.identity import address, sources
+from ratelimit_mw.identity.digest import digester
+from ratelimit_mw.identity.mapping import MappingRequest
+from ratelimit_mw.identity.paths import cleaned
+from ratelimit_mw.identity.request import Request
+from ratelimit_mw.settings import ClientSettings
+
+logger = logging.getLogger("ratelimit_mw")
+
+Reader = Callable[[Request], str | None]
+Fetch = Callable[[Any], Awaitable[str | None]]
+
+_ADDRESS = " address"  # its key in a request's values; no attribute's name starts with a space
+_BUILT_IN = ("ip", "user", "tier", "method", "path", "host")
+_PREFIXES = ("header", "cookie", "query", "path")
+_RAW = ("header:", "cookie:", "query:")
+
+
+def canonical_name(name: str) -> str:
+    """The one spelling of an attribute's name: short for the address, lower case for a header."""
+    name = name.strip()
+    if name == "remote_address":
+        return "ip"
+    kind, colon, rest = name.partition(":")
+    return f"header:{rest.strip().lower()}" if colon and kind == "header" else name
+
+
+class Attributes:
+    """The attributes that a rules file can speak of, each with the way to read it.
+
+    Made from checked settings; a source that can't be compiled or imported raises ValueError. Each
+    attribute is read at most once a request. A value that is empty is absent. `said` remembers what was logged.
+    """
+
+    def __init__(self, client: ClientSettings, said: set[str] | None = None) -> None:
+        self._client = client
+        self._address = address.ClientAddress(client)
+        self._sources = _compiled(client)
+        self._readers: dict[str, Reader] = {}
+        self._said: set[str] = set() if said is None else said
+        self._spelled = lru_cache(maxsize=1024)(self._known_name)
+        self._masked = lru_cache(maxsize=4096)(lambda whole: address.masked(whole, client.ipv6_prefix))
+        self.digest = digester(client.secret, client.domain)
+        """The keyed hash of what must not be read in a counter's key: 20 characters of [A-Za-z0-9_-]."""
+        self.awaited: tuple[tuple[str, Fetch], ...] = ()
+        """The async functions behind the attributes asked for so far; `resolve` awaits them."""
+        self.address: Reader = _remembered(_ADDRESS, self._address_reader())
+        """The client's whole address, not cut to its network: for messages, and for what matches networks."""
+
+    def from_proxy(self, request: Request) -> bool:
+        """True where the request comes from a proxy that is trusted to say what happened before."""
+        return self._address.trusts(address.canonical(request.peer), 0)
+
+    def known(self, name: str) -> bool:
+        """True where `reader` knows the name."""
+        name = canonical_name(name)
+        kind, _, rest = name.partition(":")
+        return name in _BUILT_IN or name in self._sources or (kind in _PREFIXES and bool(rest))
+
+    def names(self) -> tuple[str, ...]:
+        """The names that can be listed, for messages: those with a colon stand for any name behind it."""
+        custom = (name for name in self._sources if name not in _BUILT_IN)
+        return ("remote_address", *_BUILT_IN, *(f"{prefix}:N" for prefix in _PREFIXES), *custom)
+
+    def reader(self, name: str) -> Reader:
+        """The function that reads an attribute of a request, or ValueError for an unknown name.
+
+        "path:N" is a path parameter, which only a matching rule knows; its reader sees what `check()` was given.
+        """
+        name = canonical_name(name)
+        if name not in self._readers:
+            self._readers[name] = self._made(name)
+        return self._readers[name]
+
+    def source(self, text: str) -> Reader:
+        """The function that reads a source which has no name, as "python:package.module:function".
+
+        Raises ValueError for what is none.
+        """
+        name = f" {text}"  # no attribute's name starts with a space
+        if name not in self._readers:
+            source = sources.compiled(text)
+            if source.fetch is not None:
+                self.awaited += ((name, source.fetch),)
+            self._readers[name] = _remembered(name, source.read)
+        return self._readers[name]
+
+    def given(self, attributes: Mapping[str, object]) -> MappingRequest:
+        """A request of attributes given by hand, under any spelling of their names; unknown names are ignored."""
+        values: dict[str, str | None] = {"ip": None, _ADDRESS: None, "method": None, "path": None, "host": None}
+        raw: dict[str, str] = {}
+        for name, value in attributes.items():
+            canonical = self._spelled(name)
+            text = "" if value is None else str(value)
+            if text and canonical is not None:
+                (raw if canonical.startswith(_RAW) else values)[canonical] = text
+        method, path, host = values["method"] or "", values["path"] or "", values["host"]
+        if values["ip"]:
+            values[_ADDRESS] = address.canonical(values["ip"].partition("/")[0])
+            values["ip"] = self.network(values["ip"])
+        if method:
+            method = method.upper()
+            values["method"] = _counted_method(method)
+        if path:
+            values["path"] = cleaned(path)
+        if host:
+            values["host"] = _host_name(host)
+        return MappingRequest(values, raw, method=method, path=path)
+
+    def network(self, text: str) -> str | None:
+        """The address in `text` as the attribute `ip` has it: in its one spelling, cut to its network if it is IPv6."""
+        whole = address.canonical(text.partition("/")[0])
+        return whole and self._masked(whole)
+
+    async def resolve(self, request: Request) -> None:
+        """Await the `awaited` functions for a request, so that the readers find their values."""
+        if request.context is None:
+            return
+        for name, fetch in self.awaited:
+            if name not in request.values:
+                request.values[name] = await fetch(request.context)
+
+    def warn_without_secret(self) -> None:
+        """Say, once, that only the domain keys the hashes. For who compiles the first secret attribute."""
+        if not self._client.secret and "secret" not in self._said:
+            self._said.add("secret")
+            logger.warning(
+                "client.secret is empty: users, tokens and cookies enter counters' keys hashed with the domain %r "
+                "alone, and who can read the store can check guesses; set client.secret, the same in every process",
+                self._client.domain,
+            )
+
+    def report_unknown_address(self) -> None:
+        """Say, once, that a request has no address."""
+        if "address" not in self._said:
+            self._said.add("address")
+            logger.warning(
+                "a request came without a client address: all such requests share one counter (said once). "
+                "Behind a proxy on a unix socket, set client.trusted_hops to the number of proxies"
+            )
+
+    def _made(self, name: str) -> Reader:
+        if name == "ip":
+            return _remembered("ip", self._ip_reader())
+        if name in _DIRECT:
+            return _remembered(name, _DIRECT[name])
+        if name in self._sources:
+            source = self._sources[name]
+            if source.fetch is not None:
+                self.awaited += ((name, source.fetch),)
+            return _remembered(name, source.read)
+        if not self.known(name):
+            raise ValueError(f"{name!r} is no attribute; there are {', '.join(self.names())}")
+        if name.startswith(_RAW):
+            return _remembered(name, sources.compiled(name).read)
+        return lambda request: request.values.get(name)  # a user without a source, or a path parameter
+
+    def _known_name(self, name: str) -> str | None:
+        return canonical_name(name) if self.known(name) else None
+
+    def _address_reader(self) -> Reader:
+        header, find, trusts = self._address.header, self._address.find, self._address.trusts
+        if header is None:
+            return lambda request: address.canonical(request.peer)
+
+        def read(request: Request) -> str | None:
+            peer = request.peer
+            whole = address.canonical(peer)
+            return find(peer, request.header_lines(header)) if trusts(whole, 0) else whole
+
+        return read
+
+    def _ip_reader(self) -> Reader:
+        whole, masked = self.address, self._masked
+
+        def read(request: Request) -> str | None:
+            found = whole(request)
+            return masked(found) if found is not None else None
+
+        return read
+
+
+def _remembered(name: str, read: Reader) -> Reader:
+    def reader(request: Request) -> str | None:
+        values = request.values
+        if name in values:
+            return values[name]
+        value = values[name] = read(request)
+        return value
+
+    return reader
+
+
+def _compiled(client: ClientSettings) -> dict[str, sources.Source]:
+    named = {canonical_name(name): text for name, text in client.attributes.items()}
+    for name in named:
+        if name in _BUILT_IN or name.startswith(tuple(f"{prefix}:" for prefix in _PREFIXES)):
+            raise ValueError(f"attributes can't define {name!r}, which every request has; choose another name")
+    own = {"user": client.user, "tier": client.tier}
+    return {name: sources.compiled(text) for name, text in {**own, **named}.items() if text}
+
+
+def _counted_method(method: str) -> str | None:
+    return "GET" if method == "HEAD" else method or None
+
+
+def _method(request: Request) -> str | None:
+    return _counted_method(request.method)
+
+
+def _path(request: Request) -> str | None:
+    return cleaned(request.path)
+
+
+def _host(request: Request) -> str | None:
+    return _host_name(request.header("host"))
+
+
+def _host_name(host: str | None) -> str | None:
+    """A Host header's name, lower-case, less the port and the root's dot."""
+    name = (host or "").strip().lower()
+    head, colon, port = name.rpartition(":")
+    if colon and (not port or (port.isascii() and port.isdigit())) and (":" not in head or head.endswith("]")):
+        name = head
+    return name.rstrip(".") or None
+
+
+_DIRECT: dict[str, Reader] = {"method": _method, "path": _path, "host": _host}

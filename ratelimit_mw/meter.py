@@ -1,0 +1,162 @@
+"""The load of this process, measured, and the limits that go by it."""
+
+import asyncio
+import logging
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Sequence
+from weakref import WeakSet
+
+from ratelimit_mw.identity.request import Request
+from ratelimit_mw.load import Opening, Signals, begun, load_of, moved, smoothed
+from ratelimit_mw.model import Charge
+from ratelimit_mw.processor import Processor
+from ratelimit_mw.settings import LoadSettings
+
+_log = logging.getLogger("ratelimit_mw")
+
+_EVERY = 0.1  # seconds between two looks at the load, and between two at the event loop
+_IDLE = 10.0  # seconds without a request after which nobody looks at the event loop
+
+_STARTED = re.compile(r"\s*(?:t=)?([0-9]{9,17}(?:\.[0-9]{1,9})?)\s*")
+_YEAR_2286 = 10**10  # in seconds; a greater number is of smaller units
+
+ASGI_CAPACITY = 100
+WSGI_CAPACITY = 8
+"""What is taken for a full load where `load: {capacity: N}` does not say: requests of a loop, and threads."""
+
+
+def time_in_queue(request: Request, trusted: Callable[[Request], bool]) -> float:
+    """The seconds since a trusted proxy took the request in (X-Request-Start); 0 where nobody says.
+
+    Proxies write seconds, milliseconds or microseconds since the epoch, with "t=" before it or without. What is
+    more than a minute old, or yet to come, is another clock's.
+    """
+    written = _STARTED.fullmatch(request.header("x-request-start") or "")
+    if written is None or not trusted(request):
+        return 0.0
+    started = float(written[1])
+    while started > _YEAR_2286:
+        started /= 1000
+    waited = time.time() - started
+    return waited if 0.0 < waited < 60.0 else 0.0
+
+
+class Meter:
+    """What the middlewares tell it of requests, loops and queues becomes a load, and quotas that go by it.
+
+    Without a middleware (`check()` in a program that serves nothing) the processor alone tells. With
+    `settings.source` that function tells: what it returns is a load; where it fails the load is full, so that no
+    limit is stretched on a guess. Any thread may call it.
+    """
+
+    def __init__(self, settings: LoadSettings, clock: Callable[[], float] = time.monotonic) -> None:
+        self.settings = settings
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._processor = Processor()
+        self._loops: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
+        self._openings: dict[float, Opening] = {}
+        self._looked_at = -_EVERY
+        self._asked_at = 0.0
+        self._load: float | None = None
+        self._in_flight = 0
+        self._capacity = settings.capacity or ASGI_CAPACITY
+        self._lag = self._queued = 0.0
+        self._due: float | None = None
+        self._failed = False
+        self._process = os.getpid()
+
+    def arrived(self, capacity: int) -> None:
+        """A request has come to a middleware that takes `capacity` of them for a full load, if nothing else says."""
+        with self._lock:
+            if self._process != os.getpid():  # forked: the requests in flight are the parent's
+                self._process, self._in_flight = os.getpid(), 0
+            self._in_flight += 1
+            self._capacity = self.settings.capacity or capacity
+            self._asked_at = self._clock()
+
+    def left(self) -> None:
+        """Its response is done."""
+        with self._lock:
+            self._in_flight = max(self._in_flight - 1, 0)
+
+    def queued(self, seconds: float) -> None:
+        """A request has waited for so long before it came."""
+        self._queued = max(self._queued, seconds)
+
+    def watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Look how late this loop wakes up, as long as requests come."""
+        if loop not in self._loops:
+            self._loops.add(loop)
+            self._wake(loop)
+
+    def load(self) -> float:
+        """The load by now, from 0 to 1."""
+        now = self._clock()
+        elapsed = now - self._looked_at
+        if self._load is None or elapsed >= _EVERY:
+            with self._lock:
+                if self.settings.source is not None:
+                    self._load = self._told(self.settings.source)
+                else:
+                    measured = load_of(self._signals(now))
+                    self._load = measured if self._load is None else smoothed(self._load, measured, elapsed)
+                self._looked_at = now
+        return self._load
+
+    def share(self, below: float) -> float:
+        """How far a limit is open that closes at the load `below`: from 0 to 1."""
+        load, now = self.load(), self._clock()
+        before = self._openings.get(below)
+        opening = begun(load, below, now) if before is None else moved(before, load, below, now)
+        self._openings[below] = opening
+        return opening.share
+
+    def stretched(self, charges: Sequence[Charge]) -> Sequence[Charge]:
+        """`charges` with elastic quotas as far open as the load lets them be."""
+        found = []
+        for charge in charges:
+            elastic = charge.ask.quota.elastic
+            if elastic is not None:
+                quota = elastic.quotas[int(self.share(elastic.below) * (len(elastic.quotas) - 1))]
+                charge = Charge(charge.rule, charge.ask._replace(quota=quota))  # noqa: PLW2901 - as it is asked now
+            found.append(charge)
+        return found
+
+    def _signals(self, now: float) -> Signals:
+        overdue = now - self._due if self._due is not None else 0.0
+        # The request that asks is in flight itself; alone it is no load.
+        busy = max(self._in_flight - 1, 0) / self._capacity
+        signals = Signals(max(self._lag, overdue), self._queued, busy, self._processor.share(now))
+        self._lag = self._queued = 0.0
+        return signals
+
+    def _told(self, source: Callable[..., object]) -> float:
+        try:
+            load = float(source())  # type: ignore[arg-type]  # whatever it returns, float() has the say
+        except Exception as error:  # noqa: BLE001 - the app's own function may raise anything
+            self._complain(type(error).__name__)
+            return 1.0
+        if not 0.0 <= load <= 1.0:
+            self._complain(f"{load!r} is not from 0 to 1")
+            return 1.0 if load != load else min(max(load, 0.0), 1.0)  # noqa: PLR0124 - true of NaN only
+        return load
+
+    def _complain(self, what: str) -> None:
+        if not self._failed:
+            self._failed = True
+            _log.warning("load: %s: %s (said once)", self.settings.name, what)
+
+    def _wake(self, loop: asyncio.AbstractEventLoop) -> None:
+        now = self._clock()
+        if self._due is not None:
+            self._lag = max(self._lag, now - self._due)
+        if now - self._asked_at > _IDLE:
+            self._loops.discard(loop)
+            self._due, self._lag = None, 0.0
+            return
+        self._due = now + _EVERY
+        loop.call_later(_EVERY, self._wake, loop)

@@ -1,0 +1,1 @@
+"""Rules: from a configuration to what each request has to be asked."""

@@ -1,0 +1,86 @@
+"""Several files of rules at once, each a domain of its own: what they have in common, and all of them in turn."""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from ratelimit_mw.errors import Problem
+from ratelimit_mw.identity.attributes import Attributes
+from ratelimit_mw.identity.entries import Entry
+from ratelimit_mw.identity.request import Request
+from ratelimit_mw.model import Charge
+from ratelimit_mw.rules.ruleset import BLOCKED, RuleSet
+
+
+class Domains:
+    """The rules of several files. Every file's apply to a request; `of` gives those of one.
+
+    Storage, client and response are the same in all of them, and so is what an attribute's name means.
+    """
+
+    def __init__(self, parts: Sequence[RuleSet]) -> None:
+        first = parts[0]
+        self.parts = tuple(parts)
+        self.domain = first.domain
+        self.storage = first.storage
+        self.response = first.response
+        self.reload = first.reload
+        self.source = None
+        named = {name: source for part in parts for name, source in part.client.attributes.items()}
+        self.client = replace(first.client, attributes=named)
+        # Only to read what a request brings: what is hashed is hashed by each domain for itself.
+        self.attributes = Attributes(self.client)
+        for part in parts:
+            for name, _ in part.attributes.awaited:
+                self.attributes.reader(name)
+        self.rules = tuple(rule for part in parts for rule in part.rules)
+        self.load = first.load
+        self.elastic = any(part.elastic for part in parts)
+        self.waiting = any(part.waiting for part in parts)
+        self.settling = any(part.settling for part in parts)
+        self.warnings = tuple(warning for part in parts for warning in part.warnings)
+
+    def of(self, domain: str) -> RuleSet | None:
+        """The rules of one domain, if there is such a one."""
+        return next((part for part in self.parts if part.domain == domain), None)
+
+    def plan(self, request: Request, cost: int = 1) -> Sequence[Charge]:
+        """See `RuleSet.plan`."""
+        charges: list[Charge] = []
+        for part in self.parts:
+            found = part.plan(request, cost)
+            if found is BLOCKED:
+                return BLOCKED
+            charges += found
+        return charges
+
+    def plan_rule(self, name: str, request: Request, cost: int = 1) -> Sequence[Charge] | None:
+        """See `RuleSet.plan_rule`; of several domains that have such a rule the first has it."""
+        for part in self.parts:
+            found = part.plan_rule(name, request, cost)
+            if found is not None:
+                return found
+        return None
+
+    def plan_entries(self, entries: Sequence[Entry], cost: int = 1) -> Sequence[Charge]:
+        """See `RuleSet.plan_entries`."""
+        return [charge for part in self.parts for charge in part.plan_entries(entries, cost)]
+
+    def overridden(self, parts: Sequence[RuleSet]) -> "Domains":
+        """The same rules, in `parts` that have other overrides."""
+        same = copy.copy(self)
+        same.parts = tuple(parts)
+        return same
+
+
+Rules = RuleSet | Domains
+"""What a limiter goes by."""
+
+
+class Examined(NamedTuple):
+    """What there is to say of a configuration: its rules, None where it would not load, and why not."""
+
+    rules: Rules | None
+    problems: tuple[Problem, ...]
+    warnings: tuple[Problem, ...] = ()

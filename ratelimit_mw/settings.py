@@ -1,0 +1,63 @@
+"""The parts of a rules file that are not rules, checked and complete: plain values, no behaviour."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from ipaddress import IPv4Network, IPv6Network
+
+Network = IPv4Network | IPv6Network
+
+
+@dataclass(frozen=True, slots=True)
+class StorageSettings:
+    """Where the counters live. `timeout` (seconds) is what one decision may wait for the store.
+
+    `interval` (seconds) is how often a process settles with the store what it decided by itself.
+    """
+
+    url: str = "memory://"
+    timeout: float = 0.1
+    on_error: str = "allow"
+    max_counters: int = 1_000_000
+    interval: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSettings:
+    """How a client is known. `user`, `tier` and the values of `attributes` are sources, as `header:Authorization`.
+
+    `secret` keys the hashes of whatever enters a counter's key; where it is empty, `domain` stands in.
+    """
+
+    domain: str
+    trusted_proxies: tuple[Network, ...] = ()
+    trusted_hops: int = 0
+    ip_header: str = "X-Forwarded-For"
+    ipv6_prefix: int = 64
+    user: str | None = None
+    tier: str | None = None
+    secret: str = ""
+    attributes: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSettings:
+    """How the load of a process is known: from `source`, a function that returns it, or by measuring.
+
+    `capacity` is how many requests in flight are a full load; None: what is usual under ASGI and under WSGI.
+    """
+
+    source: Callable[..., object] | None = None
+    name: str = ""
+    capacity: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseSettings:
+    """What a denied client is told. `message` may hold {ip} {rule} {limit} {retry_after}."""
+
+    status: int = 429
+    headers: tuple[str, ...] = ("x-ratelimit", "retry-after")
+    reset: str = "epoch"
+    body: str = "json"
+    message: str = "Too many requests"
+    documentation_url: str | None = None

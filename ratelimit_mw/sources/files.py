@@ -1,0 +1,98 @@
+"""Rules in a file, or in the files of a folder."""
+
+import os
+import time
+from hashlib import blake2b
+from pathlib import Path
+
+from ratelimit_mw.errors import ConfigurationError, Problem
+from ratelimit_mw.rules.document import Document, files_in, gather
+from ratelimit_mw.rules.tree import Problems
+from ratelimit_mw.sources.base import Snapshot
+from ratelimit_mw.stores.records import Timer
+
+_FRESH = 2_000_000_000
+"""Nanoseconds for which a file is read again though it looks the same: a clock of the file system may tick slowly."""
+
+_SETTLING = 0.02
+"""Seconds for which a file has to stay as it is, for some write it in several strokes."""
+
+_TRIES = 5
+
+_Look = tuple[object, ...]
+
+
+class FilesSource:
+    """A file, or a folder in which each file is a domain.
+
+    A file that is replaced, whether by an editor's rename or by the symbolic links of a Kubernetes ConfigMap, is
+    seen by its inode; one that is written to by its time and size; and what is the same after that by its content.
+    """
+
+    channels: tuple[str, ...] = ()
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = os.fspath(path)
+        self.name = self._path
+        self._seen: _Look | None = None
+        self._read_at = 0
+        self._snapshot: Snapshot | None = None
+
+    def fetch(self) -> Snapshot:
+        """See `Source`."""
+        look = self._look()
+        if self._snapshot is None or look != self._seen or self._read_at - _newest(look) < _FRESH:
+            self._read(look)
+        if self._snapshot is None:
+            raise ConfigurationError([Problem(f"the rules at {self._path} change faster than they can be read")])
+        return self._snapshot
+
+    def listener(self) -> Timer:
+        """See `Source`."""
+        return Timer()
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def _read(self, look: _Look) -> None:
+        """Read all the files, again where one was changed meanwhile: never some old ones and some new."""
+        for _ in range(_TRIES):
+            self._read_at = time.time_ns()
+            problems = Problems()
+            documents = gather(self._path, problems)
+            if self._snapshot is not None:
+                time.sleep(_SETTLING)
+            before, look = look, self._look()
+            if look != before:
+                continue
+            if problems:
+                raise ConfigurationError(problems.in_order())
+            version = _digest(documents)
+            if self._snapshot is None or version != self._snapshot.version:
+                self._snapshot = Snapshot(version, tuple(documents))
+            self._seen = look
+            return
+
+    def _look(self) -> _Look:
+        """What tells, without reading them, that the files are others."""
+        return tuple(_stat(file) for file in files_in(self._path) or [self._path])
+
+
+def _stat(file: str) -> tuple[object, ...]:
+    try:
+        found = Path(file).stat()  # of what the links lead to
+    except (OSError, ValueError):
+        return (file,)
+    return file, found.st_mtime_ns, found.st_ino, found.st_size, found.st_dev
+
+
+def _newest(look: _Look) -> int:
+    return max((each[1] for each in look if isinstance(each, tuple) and len(each) > 1), default=0)
+
+
+def _digest(documents: list[Document]) -> str:
+    state = blake2b(digest_size=6)
+    for name, content in documents:
+        if isinstance(content, bytes):
+            state.update(b"%d:%b%d:%b" % (len(name), name.encode("utf-8", "surrogateescape"), len(content), content))
+    return state.hexdigest()

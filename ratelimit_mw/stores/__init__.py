@@ -1,0 +1,55 @@
+"""Where counters live, and the table of the URLs that say so."""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from ratelimit_mw.clock import Clock
+from ratelimit_mw.model import Quota
+from ratelimit_mw.settings import StorageSettings
+from ratelimit_mw.stores.base import Store
+from ratelimit_mw.stores.deny_cache import DenyCache
+
+if TYPE_CHECKING:
+    from ratelimit_mw.stores.leases import Leases
+
+__all__ = ["SCHEMES", "Store", "deciding_here", "open_store"]
+
+SCHEMES = ("memory", "redis", "rediss", "unix", "redis+sentinel", "redis+cluster")
+"""The words that a storage URL may begin with."""
+
+
+def open_store(settings: StorageSettings, clock: Clock | None = None) -> Store:
+    """The store that `settings.url` names. Raises ValueError where it names none. Nothing is connected yet."""
+    scheme = settings.url.partition("://")[0]
+    if scheme == "memory":
+        from ratelimit_mw.stores.memory import MemoryStore
+
+        return MemoryStore(max_counters=settings.max_counters, clock=clock)
+    if scheme == "redis+cluster":
+        from ratelimit_mw.stores.cluster import ClusterStore
+
+        return DenyCache(ClusterStore(settings.url, timeout=settings.timeout, clock=clock), clock=clock)
+    if scheme in SCHEMES:
+        from ratelimit_mw.stores.redis import RedisStore  # imported late: redis-py takes a while
+
+        return DenyCache(RedisStore(settings.url, timeout=settings.timeout, clock=clock), clock=clock)
+    raise ValueError(f"storage url begins with {scheme!r}: it has to begin with one of {', '.join(SCHEMES)}")
+
+
+def deciding_here(
+    store: Store, quotas: Iterable[Quota], clock: Clock | None = None, *, interval: float = 1.0
+) -> "tuple[Store, Leases | None]":
+    """The store to ask where `quotas` want their counters kept here or spread, and what has to be settled at the end.
+
+    It is `store` itself where all are strict. A deny cache goes on to be the first that is asked.
+    """
+    if all(quota.consistency == "strict" and quota.shards == 1 for quota in quotas):
+        return store, None
+    from ratelimit_mw.stores.leases import Leases  # imported late: most rules are strict
+    from ratelimit_mw.stores.shards import Shards
+
+    if not isinstance(store, DenyCache):
+        leases = Leases(Shards(store), clock, interval=interval)
+        return leases, leases
+    store.beneath = leases = Leases(Shards(store.beneath), clock, interval=interval)
+    return store, leases

@@ -1,0 +1,155 @@
+"""Denials remembered: a counter known to be exhausted denies without asking the store."""
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from ratelimit_mw.clock import Clock
+from ratelimit_mw.model import NEVER, SECOND, Ask, Outcome, Quota, Reply
+from ratelimit_mw.stores.base import Store
+
+_LONGEST = 5 * SECOND
+"""A denial is believed for so long at most: a reset made by another process shows within it."""
+
+
+class _Denial(NamedTuple):
+    """From `since` to `until`, in local microseconds, `quota` denies a request of `cost`."""
+
+    since: int
+    until: int
+    opens: int
+    resets: int
+    cost: int
+    quota: Quota
+
+    def holds(self, quota: Quota, cost: int, now: int) -> bool:
+        """Whether this is the answer to the same question; another cost has another wait."""
+        return cost == self.cost and self.since <= now < self.until and quota == self.quota
+
+
+class DenyCache:
+    """Asks `store`, unless a counter of the request is known to deny it.
+
+    Certain, because nothing but time, a reset or another quota opens a counter, and each of these is seen: time
+    from the store's own `retry_after`, counted from before it was asked; a reset through `forget`, or within five
+    seconds where another process made it; another quota by comparison. What a response may open (`refundable`) is
+    always asked, and what an app gives back itself shows as a reset does. Shadow asks are never answered from here.
+    At most `most` counters are remembered, in two generations, so that forgetting the older ones makes no pause.
+    """
+
+    def __init__(self, store: Store, *, clock: Clock | None = None, most: int = 65_536) -> None:
+        self._store = store
+        self._clock = clock
+        self._most = most // 2
+        self._young: dict[str, _Denial] = {}
+        self._old: dict[str, _Denial] = {}
+        self._offset = 0
+
+    def decide(self, asks: Sequence[Ask], *, commit: bool = True) -> Reply:
+        """See `Store.decide`. A denial made here speaks of its own counter only."""
+        asked_at = self._now()
+        return self._known(asks, commit, asked_at) or self._learn(
+            asks, asked_at, self._store.decide(asks, commit=commit)
+        )
+
+    async def adecide(self, asks: Sequence[Ask], *, commit: bool = True) -> Reply:
+        """See `decide`."""
+        asked_at = self._now()
+        return self._known(asks, commit, asked_at) or self._learn(
+            asks, asked_at, await self._store.adecide(asks, commit=commit)
+        )
+
+    def forget(self, keys: Sequence[str]) -> None:
+        """See `Store.forget`."""
+        self._store.forget(keys)
+        self._drop(keys)
+
+    async def aforget(self, keys: Sequence[str]) -> None:
+        """See `Store.forget`."""
+        await self._store.aforget(keys)
+        self._drop(keys)
+
+    def refund(self, asks: Sequence[Ask], charged_at: int) -> None:
+        """See `Store.refund`."""
+        self._store.refund(asks, charged_at)
+        self._drop([ask.key for ask in asks])
+
+    async def arefund(self, asks: Sequence[Ask], charged_at: int) -> None:
+        """See `Store.refund`."""
+        await self._store.arefund(asks, charged_at)
+        self._drop([ask.key for ask in asks])
+
+    def charge(self, asks: Sequence[Ask], *, instead_of: int | None = None) -> int:
+        """See `Store.charge`."""
+        return self._store.charge(asks, instead_of=instead_of)
+
+    async def acharge(self, asks: Sequence[Ask], *, instead_of: int | None = None) -> int:
+        """See `Store.charge`."""
+        return await self._store.acharge(asks, instead_of=instead_of)
+
+    def keys(self, prefix: str) -> Iterator[str]:
+        """See `Store.keys`."""
+        return self._store.keys(prefix)
+
+    def close(self) -> None:
+        """See `Store.close`."""
+        self._store.close()
+
+    async def aclose(self) -> None:
+        """See `Store.close`."""
+        await self._store.aclose()
+
+    @property
+    def beneath(self) -> Store:
+        """The store that is asked."""
+        return self._store
+
+    @beneath.setter
+    def beneath(self, store: Store) -> None:
+        self._store = store
+
+    def _now(self) -> int:
+        return self._clock.now() if self._clock else time.monotonic_ns() // 1000
+
+    def _known(self, asks: Sequence[Ask], commit: bool, now: int) -> Reply | None:
+        """The denial that is already certain."""
+        if not commit:
+            return None
+        for place, (key, quota, cost, shadow) in enumerate(asks):
+            denial = self._young.get(key) or self._old.get(key)
+            if denial and not shadow and denial.holds(quota, cost, now):
+                retry_after = denial.opens - now if denial.opens != NEVER else NEVER
+                outcome = Outcome(False, 0, max(denial.resets - now, 0), retry_after)
+                return Reply(now + self._offset, (outcome,), only=place)
+        return None
+
+    def _learn(self, asks: Sequence[Ask], asked_at: int, reply: Reply) -> Reply:
+        """Remember what was denied."""
+        for outcome in reply.outcomes:
+            if not outcome.allowed:
+                break
+        else:
+            return reply
+        answered_at = self._now()
+        self._offset = reply.now - answered_at
+        for (key, quota, cost, shadow), outcome in zip(asks, reply.outcomes, strict=True):
+            if not outcome.allowed and not shadow and not quota.refundable:
+                wait = outcome.retry_after
+                if len(self._young) >= self._most:
+                    self._old, self._young = self._young, {}
+                # The store decided between asking and answering: it is asked again from the earliest moment at which
+                # it may allow, and promised is the latest.
+                self._young[key] = _Denial(
+                    asked_at,
+                    asked_at + (_LONGEST if wait == NEVER else min(wait, _LONGEST)),
+                    NEVER if wait == NEVER else answered_at + wait,
+                    answered_at + outcome.reset_after,
+                    cost,
+                    quota,
+                )
+        return reply
+
+    def _drop(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            self._young.pop(key, None)
+            self._old.pop(key, None)

@@ -1,0 +1,197 @@
+"""Counters in this process's memory: no server, and no sharing with other processes."""
+
+import os
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from struct import Struct
+
+from ratelimit_mw.algorithms import DECIDE, REFUND, widened
+from ratelimit_mw.clock import Clock, SystemClock
+from ratelimit_mw.model import Ask, Outcome, Reply
+
+_STAMP = Struct("<QB")  # when the counter is as if unused, and how much of it is used (0 to 255)
+_STAMP_SIZE = _STAMP.size
+_SEGMENT = 2048  # counters to a dict: a bigger one makes a pause when it grows
+_SAMPLE = 8
+_CHECKED = 2  # old counters looked at for each new one
+
+
+class MemoryStore:
+    """At most `max_counters` counters, in dicts guarded by one lock.
+
+    Expired counters go as new ones come. A full store drops, of a sample, the counter least used, so that a
+    flood of new identities can't free an exhausted one. Values are plain bytes, which the garbage collector
+    does not visit, and the dicts are many and small, so that neither makes a pause.
+    """
+
+    def __init__(self, *, max_counters: int = 1_000_000, clock: Clock | None = None) -> None:
+        if max_counters < 1:
+            raise ValueError(f"max_counters is {max_counters}: a store needs room for one counter at least")
+        self._clock = clock or SystemClock()
+        self._count = max(1, max_counters // _SEGMENT)
+        self._room = max_counters // self._count
+        self._segments: list[dict[str, bytes]] = [{} for _ in range(self._count)]
+        self._hands: list[list[str]] = [[] for _ in range(self._count)]
+        self._lock = threading.Lock()
+        _stores.add(self)
+
+    def __len__(self) -> int:
+        """The number of counters held, expired ones among them."""
+        return sum(map(len, self._segments))
+
+    def decide(self, asks: Sequence[Ask], *, commit: bool = True) -> Reply:
+        """See `Store.decide`."""
+        if len(asks) == 1 and commit:  # the common case, and it has nobody to agree with
+            ask = asks[0]
+            with self._lock:
+                now = self._clock.now()
+                outcome, state = self._ask(ask, ask.cost, now)
+                if state is not None:
+                    self._save(ask, outcome, state, now)
+            return Reply(now, (outcome,))
+        with self._lock:
+            now = self._clock.now()
+            found = [self._ask(ask, ask.cost, now) for ask in asks]
+            charged = commit and all(
+                outcome.allowed or ask.shadow for ask, (outcome, _) in zip(asks, found, strict=True)
+            )
+            if not charged:
+                for place, ask in enumerate(asks):
+                    if found[place][0].allowed:
+                        found[place] = self._unasked(ask, found[place][0].delay, now)
+            if commit:
+                for ask, (outcome, state) in zip(asks, found, strict=True):
+                    if state is not None:
+                        self._save(ask, outcome, state, now)
+        return Reply(now, [outcome for outcome, _ in found])
+
+    async def adecide(self, asks: Sequence[Ask], *, commit: bool = True) -> Reply:
+        """See `Store.decide`; it never waits."""
+        return self.decide(asks, commit=commit)
+
+    def forget(self, keys: Sequence[str]) -> None:
+        """See `Store.forget`."""
+        with self._lock:
+            for key in keys:
+                self._segments[hash(key) % self._count].pop(key, None)
+
+    async def aforget(self, keys: Sequence[str]) -> None:
+        """See `Store.forget`; it never waits."""
+        self.forget(keys)
+
+    def refund(self, asks: Sequence[Ask], charged_at: int) -> None:
+        """See `Store.refund`."""
+        with self._lock:
+            self._give_back(asks, charged_at, self._clock.now())
+
+    async def arefund(self, asks: Sequence[Ask], charged_at: int) -> None:
+        """See `Store.refund`; it never waits."""
+        self.refund(asks, charged_at)
+
+    def charge(self, asks: Sequence[Ask], *, instead_of: int | None = None) -> int:
+        """See `Store.charge`."""
+        with self._lock:
+            now = self._clock.now()
+            if instead_of is not None:
+                self._give_back(asks, instead_of, now)
+            for ask in asks:
+                wide = ask._replace(quota=widened(ask.quota))
+                room = self._ask(wide, 0, now)[0].remaining
+                _, state = self._ask(wide, min(ask.cost, room), now)
+                if state is not None:
+                    outcome, _ = DECIDE[ask.quota.algorithm](state, ask.quota, 0, now)
+                    self._save(ask, outcome, state, now)
+        return now
+
+    async def acharge(self, asks: Sequence[Ask], *, instead_of: int | None = None) -> int:
+        """See `Store.charge`; it never waits."""
+        return self.charge(asks, instead_of=instead_of)
+
+    def keys(self, prefix: str) -> Iterator[str]:
+        """See `Store.keys`."""
+        for segment in self._segments:
+            with self._lock:
+                found = [key for key in segment if key.startswith(prefix)]
+            yield from found
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    async def aclose(self) -> None:
+        """Nothing is held open."""
+
+    def _ask(self, ask: Ask, cost: int, now: int) -> tuple[Outcome, bytes | None]:
+        key, quota, _, _ = ask
+        stored = self._segments[hash(key) % self._count].get(key)
+        return DECIDE[quota.algorithm](stored[_STAMP_SIZE:] if stored else b"", quota, cost, now)
+
+    def _unasked(self, ask: Ask, delay: int, now: int) -> tuple[Outcome, bytes | None]:
+        """As it is while what it would have taken is not taken; it would have waited `delay`."""
+        outcome, state = self._ask(ask, 0, now)
+        return (outcome._replace(delay=delay) if delay else outcome), state
+
+    def _give_back(self, asks: Sequence[Ask], charged_at: int, now: int) -> None:
+        for key, quota, cost, _ in asks:
+            segment = self._segments[hash(key) % self._count]
+            stored = segment.get(key, b"")
+            state = REFUND[quota.algorithm](stored[_STAMP_SIZE:], quota, cost, charged_at, now)
+            if state is not None:
+                expires, used = _STAMP.unpack_from(stored)
+                holds = quota.burst or quota.limit or 1
+                segment[key] = _STAMP.pack(expires, min(max(used - 255 * cost // holds, 0), 255)) + state
+
+    def _save(self, ask: Ask, outcome: Outcome, state: bytes, now: int) -> None:
+        key, quota, _, _ = ask
+        number = hash(key) % self._count
+        segment = self._segments[number]
+        if key not in segment:
+            self._make_room(number, now)
+        _, remaining, reset_after, _, _ = outcome
+        holds = quota.burst or quota.limit or 1
+        used = 255 * (holds - remaining) // holds if remaining < holds else 0
+        segment[key] = _STAMP.pack(now + reset_after, used) + state
+
+    def _make_room(self, number: int, now: int) -> None:
+        """Drop a few expired counters of a segment, and one of a sample where it is full."""
+        segment = self._segments[number]
+        sample = []
+        full = len(segment) >= self._room
+        for key in self._next(number, _SAMPLE if full else _CHECKED):
+            expires, used = _STAMP.unpack_from(segment[key])
+            if expires <= now:
+                del segment[key]
+            else:
+                sample.append((used, expires, key))
+        if full and len(segment) >= self._room:
+            del segment[min(sample)[2]]
+
+    def _next(self, number: int, count: int) -> list[str]:
+        """The next keys of a segment, round and round; at least one where it has any."""
+        segment, hand = self._segments[number], self._hands[number]
+        found: list[str] = []
+        while len(found) < count:
+            if not hand:
+                if found or not segment:
+                    break
+                hand.extend(segment)
+            key = hand.pop()
+            if key in segment:
+                found.append(key)
+        return found
+
+    def after_fork(self) -> None:
+        """Go on in the child of a fork."""
+        self._lock = threading.Lock()  # the thread that held it may not exist here
+
+
+_stores: weakref.WeakSet[MemoryStore] = weakref.WeakSet()
+
+
+def _renew_locks() -> None:
+    for store in _stores:
+        store.after_fork()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
+    os.register_at_fork(after_in_child=_renew_locks)

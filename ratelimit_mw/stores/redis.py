@@ -1,0 +1,56 @@
+"""Counters on a Redis server, shared by every process that asks it."""
+
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+from ratelimit_mw.clock import Clock
+from ratelimit_mw.model import Ask, Reply
+from ratelimit_mw.stores.connection import HANDSHAKE_TIMEOUT, shown
+from ratelimit_mw.stores.endpoint import Direct
+from ratelimit_mw.stores.sentinel import SCHEME, Sentinels
+from ratelimit_mw.stores.server import Server
+from ratelimit_mw.stores.wire import Inquiry
+
+
+class RedisStore(Server):
+    """Decides in one script call on `url`: redis://, rediss://, unix:// or redis+sentinel://.
+
+    A decision takes `timeout` seconds at most. Raises ValueError for a URL that can't be read.
+    """
+
+    def __init__(self, url: str, *, timeout: float = 0.1, clock: Clock | None = None) -> None:
+        patience = max(HANDSHAKE_TIMEOUT, timeout)
+        endpoint = Sentinels(url, patience) if url.startswith(SCHEME) else Direct(url, patience)
+        super().__init__(endpoint, shown(url), timeout=timeout, clock=clock)
+
+    def decide(self, asks: Sequence[Ask], *, commit: bool = True) -> Reply:
+        """See `Store.decide`."""
+        return self.inquire(Inquiry(asks, commit))
+
+    def adecide(self, asks: Sequence[Ask], *, commit: bool = True) -> Coroutine[Any, Any, Reply]:
+        """See `Store.decide`."""
+        return self.ainquire(Inquiry(asks, commit))
+
+    def forget(self, keys: Sequence[str]) -> None:
+        """See `Store.forget`."""
+        self.inquire(Inquiry.forgetting(keys))
+
+    async def aforget(self, keys: Sequence[str]) -> None:
+        """See `Store.forget`."""
+        await self.ainquire(Inquiry.forgetting(keys))
+
+    def refund(self, asks: Sequence[Ask], charged_at: int) -> None:
+        """See `Store.refund`."""
+        self.inquire(Inquiry(asks, charged_at=charged_at))
+
+    async def arefund(self, asks: Sequence[Ask], charged_at: int) -> None:
+        """See `Store.refund`."""
+        await self.ainquire(Inquiry(asks, charged_at=charged_at))
+
+    def charge(self, asks: Sequence[Ask], *, instead_of: int | None = None) -> int:
+        """See `Store.charge`."""
+        return self.inquire(Inquiry.charging(asks, instead_of)).now
+
+    async def acharge(self, asks: Sequence[Ask], *, instead_of: int | None = None) -> int:
+        """See `Store.charge`."""
+        return (await self.ainquire(Inquiry.charging(asks, instead_of))).now

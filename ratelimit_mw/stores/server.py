@@ -1,0 +1,164 @@
+"""One Redis server: its connections, what travels on them together, and the breaker that leaves it alone."""
+
+import asyncio
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+
+from ratelimit_mw.clock import Clock
+from ratelimit_mw.errors import StoreUnavailable
+from ratelimit_mw.model import Ask, Quota, Reply
+from ratelimit_mw.stores.breaker import Breaker
+from ratelimit_mw.stores.endpoint import Endpoint
+from ratelimit_mw.stores.loops import LoopBatcher
+from ratelimit_mw.stores.scan import scan
+from ratelimit_mw.stores.threads import ThreadBatcher
+from ratelimit_mw.stores.wire import Conversation, Inquiry, Spoilt, away, converse
+
+_log = logging.getLogger("ratelimit_mw")
+
+_NO_LOOP: tuple[Callable[[], object], LoopBatcher | None] = (lambda: None), None
+
+_PROBE = Quota("fixed_window", 1_000_000_000, 1_000_000)
+
+
+class Server:
+    """Asks the server at `endpoint`, called `name` in the log, within `timeout` seconds for each inquiry.
+
+    Threads share one connection and each running event loop has its own; both carry together what waits
+    together. The server's clock counts, unless `clock` is given. Safe after a fork.
+    """
+
+    def __init__(self, endpoint: Endpoint, name: str, *, timeout: float = 0.1, clock: Clock | None = None) -> None:
+        self._endpoint = endpoint
+        self._name = name
+        self._timeout = timeout
+        self._clock = clock
+        self._complained = False
+        self._breaker: Breaker
+        self._threads: ThreadBatcher
+        self._begin()
+        _servers.add(self)
+
+    def close(self) -> None:
+        """Close the threads' connection. Those of event loops close with their loops, or by `aclose`."""
+        self._breaker.stop()
+        self._breaker = Breaker(self._name)
+        self._threads.close()
+
+    async def aclose(self) -> None:
+        """Close the running loop's connection as well."""
+        self.close()
+        self._latest = _NO_LOOP
+        batcher = self._loops.pop(asyncio.get_running_loop(), None)
+        if batcher:
+            await batcher.aclose()
+
+    def after_fork(self) -> None:
+        """Go on in the child of a fork, with nothing that the parent uses."""
+        _inherited.append((self._threads, dict(self._loops)))
+        self._begin()
+
+    def _begin(self) -> None:
+        """Start with no connection and no lock held: at first, and in the child of a fork."""
+        self._breaker = Breaker(self._name)
+        self._threads = ThreadBatcher(self._endpoint.connect, self._converse, self._timeout)
+        self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopBatcher] = weakref.WeakKeyDictionary()
+        self._latest = _NO_LOOP  # spares most requests a look-up
+        self._adding = threading.Lock()
+
+    @property
+    def away(self) -> bool:
+        """True while the server is left alone."""
+        return self._breaker.open
+
+    def inquire(self, inquiry: Inquiry, timeout: float | None = None) -> Reply:
+        """The server's reply within the timeout, its own or the one given, or StoreUnavailable."""
+        breaker = self._breaker
+        seen = self._check(breaker)
+        try:
+            return self._threads.decide(inquiry, timeout)
+        except StoreUnavailable as error:
+            self._learn(error, inquiry, breaker, seen)
+            raise
+
+    async def ainquire(self, inquiry: Inquiry) -> Reply:
+        """The awaitable twin of `inquire`, within the server's own timeout."""
+        breaker = self._breaker
+        seen = self._check(breaker)
+        try:
+            return await self._batcher().decide(inquiry)
+        except StoreUnavailable as error:
+            self._learn(error, inquiry, breaker, seen)
+            raise
+
+    def keys(self, prefix: str) -> Iterator[str]:
+        """The keys on the server that begin with `prefix`, asked for on a connection of their own."""
+        return scan(self._endpoint.connect(), prefix)
+
+    def _batcher(self) -> LoopBatcher:
+        """The batcher of the running loop."""
+        loop = asyncio.get_running_loop()
+        running, batcher = self._latest
+        if batcher and running() is loop:
+            return batcher
+        batcher = self._loops.get(loop)
+        if batcher is None:
+            with self._adding:
+                for closed in [known for known in self._loops if known.is_closed()]:
+                    del self._loops[closed]
+                batcher = self._loops[loop] = LoopBatcher(self._endpoint.aconnect, self._converse, self._timeout)
+        self._latest = weakref.ref(loop), batcher
+        return batcher
+
+    def _converse(self, inquiries: Sequence[Inquiry]) -> Conversation:
+        return converse(inquiries, self._clock.now() if self._clock else None)
+
+    @staticmethod
+    def _check(breaker: Breaker) -> int:
+        """Raise while the store is away; else how often it came back so far."""
+        if breaker.open:
+            raise StoreUnavailable("the store is away")
+        return breaker.closings
+
+    def _learn(self, error: StoreUnavailable, inquiry: Inquiry, breaker: Breaker, seen: int) -> None:
+        """Draw the conclusions from a failure."""
+        if away(error):
+            domain = inquiry.asks[0].key.partition(":")[0] if inquiry.asks else ""
+            breaker.trip(error, lambda: self._probe(domain), seen)
+        elif isinstance(error, Spoilt) and not self._complained:
+            self._complained = True  # once: whoever can spoil a key can do it often
+            _log.warning("store %s refuses a counter (%s): on_error applies to its requests", self._name, error)
+
+    def _probe(self, domain: str) -> None:
+        """Raise while the server is away."""
+        self._decide_alone(f"{domain}:probe:{{{os.getpid()}}}")
+
+    def _decide_alone(self, key: str, slot: int = 0) -> None:
+        """Make one decision on a connection of its own: what answers a PING may still refuse to write."""
+        connection = self._endpoint.connect()
+        try:
+            deadline = time.monotonic() + self._timeout
+            inquiry = Inquiry([Ask(key, _PROBE)], slot=slot)
+            reply = connection.carry(self._converse([inquiry]), deadline)[0]
+        finally:
+            connection.close()
+        if isinstance(reply, StoreUnavailable):
+            raise reply
+
+
+_servers: weakref.WeakSet[Server] = weakref.WeakSet()
+_inherited: list[object] = []
+"""What a fork's child got from its parent and must neither use nor close."""
+
+
+def _begin_anew() -> None:
+    for server in _servers:
+        server.after_fork()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
+    os.register_at_fork(after_in_child=_begin_anew)

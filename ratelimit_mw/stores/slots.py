@@ -1,0 +1,116 @@
+"""What one node of a cluster is asked: one script call for each slot, all in one write. No I/O here."""
+
+from collections.abc import Sequence
+
+from redis.crc import key_slot
+
+from ratelimit_mw.errors import StoreUnavailable
+from ratelimit_mw.model import Reply
+from ratelimit_mw.stores.endpoint import Address
+from ratelimit_mw.stores.wire import (
+    Command,
+    Conversation,
+    Elsewhere,
+    Inquiry,
+    Message,
+    Spoilt,
+    decode,
+    encode,
+    script,
+    script_digest,
+)
+from ratelimit_mw.stores.wire import unknown as unknown_script
+
+SLOTS = 16_384
+
+_ROUNDS = 3
+"""Volleys at most: the script was not there, a slot that moves makes its inquiries travel alone, and once more."""
+
+
+class Redirected(Elsewhere):
+    """Another node is the one to ask: for good, or with `asking` this once. An empty host is the answering node's."""
+
+    def __init__(self, address: Address, *, asking: bool) -> None:
+        super().__init__(f"another node serves the slot: {address[0]}:{address[1]}")
+        self.address = address
+        self.asking = asking
+
+
+def slot_of(key: str) -> int:
+    """The slot in which `key` lies: that of what stands in its first braces."""
+    return key_slot(key.encode())
+
+
+def converse_by_slot(inquiries: Sequence[Inquiry], now: int | None) -> Conversation:
+    """Decide `inquiries`, each slot's in a script call of its own, for no call may reach over several.
+
+    The answer to an inquiry that this node would not take is an `Elsewhere`.
+    """
+    results: list[Reply | StoreUnavailable] = [StoreUnavailable("the node would not take the script")] * len(inquiries)
+    calls = _by_slot(inquiries)
+    learnt = True
+    for _ in range(_ROUNDS):
+        asked = [[inquiries[place] for place in call] for call in calls]
+        messages = [encode(group, now) for group in asked]
+        volley: list[Command] = []
+        for group, message in zip(asked, messages, strict=True):
+            if group[0].asking:
+                volley.append(("ASKING",))
+            volley.append(_called(message, by_name=learnt))
+            learnt = True  # the first of a volley teaches the script
+        replies = iter((yield volley))
+        again: list[list[int]] = []
+        for call, group, message in zip(calls, asked, messages, strict=True):
+            if group[0].asking:
+                next(replies)
+            reply = next(replies)
+            if unknown_script(reply):
+                learnt = False
+                again.append(call)
+            elif len(call) > 1 and _moves(reply):
+                again += [[place] for place in call]  # some of its keys are here and some are gone already
+            else:
+                answers = _answers(reply, message, group)
+                for place, answer in zip(call, answers, strict=True):
+                    results[place] = answer
+        calls = again
+        if not calls:
+            break
+    return results
+
+
+def _by_slot(inquiries: Sequence[Inquiry]) -> list[list[int]]:
+    """The places of the inquiries that may share a script call."""
+    calls: dict[int, list[int]] = {}
+    for place, inquiry in enumerate(inquiries):
+        calls.setdefault(-1 - place if inquiry.asking else inquiry.slot, []).append(place)
+    return list(calls.values())
+
+
+def _called(message: Message, *, by_name: bool) -> Command:
+    if by_name:
+        return ("EVALSHA", script_digest(), *message.arguments)
+    return ("EVAL", script(), *message.arguments)
+
+
+def _moves(reply: object) -> bool:
+    return isinstance(reply, Exception) and str(reply).startswith(("ASK ", "TRYAGAIN"))
+
+
+def _answers(reply: object, message: Message, group: Sequence[Inquiry]) -> Sequence[Reply | StoreUnavailable]:
+    if isinstance(reply, Exception):
+        return [_refusal(str(reply)) for _ in group]  # each raises its own
+    return decode(reply, message, group)
+
+
+def _refusal(text: str) -> StoreUnavailable:
+    """What an error reply to a whole call means."""
+    word, _, rest = text.partition(" ")
+    if word in ("MOVED", "ASK"):
+        host, _, port = rest.partition(" ")[2].rpartition(":")
+        return Redirected((host, int(port)), asking=word == "ASK")
+    if word == "TRYAGAIN":
+        return Elsewhere(text)
+    if "slot not served" in text:
+        return Spoilt(text)  # no node has this slot; the others are well
+    return StoreUnavailable(text)

@@ -1,0 +1,194 @@
+"""How decisions travel to Redis and back: the script, and the packing of what it is asked and says. No I/O here."""
+
+import hashlib
+import re
+import secrets
+from collections.abc import Generator, Sequence
+from functools import cache
+from importlib.resources import files
+from itertools import count
+from struct import Struct, error
+from typing import Any, NamedTuple
+
+from ratelimit_mw.algorithms import ALGORITHMS, lua, widened
+from ratelimit_mw.errors import StoreUnavailable
+from ratelimit_mw.model import Ask, Outcome, Quota, Reply
+
+_QUOTA = Struct("<Bdddd")
+_CHARGE = Struct("<dd")
+_ONE = _CHARGE.pack(1, 0)
+_FLAGS = [bytes((flags,)) for flags in range(64)]
+_nonces = count(secrets.randbits(48))  # a reply is told from the others on its connection; it is no secret
+_OUTCOME = Struct("<?qqqq")
+_NUMBER = {name: number for number, name in enumerate(ALGORITHMS, 1)}
+_SHADOW, _LAST, _PEEK, _FORGET, _REFUND, _INSIST = 1, 2, 4, 8, 16, 32
+_FAILED = -2  # in the place of retry_after
+_NO_SCRIPT = ("NOSCRIPT", "No matching script")  # as the server says it, and as redis-py does
+_ANY = Quota("fixed_window", 0, 1)
+_GENERAL = re.compile(
+    r"\b(OOM|READONLY|MISCONF|NOREPLICAS|MASTERDOWN|NOPERM|NOAUTH|LOADING|BUSY|CLUSTERDOWN|MOVED|ASK|TRYAGAIN)\b"
+)
+"""What a script says when the server refuses to write at all, with or without the script's line before it."""
+
+Command = tuple[str | bytes | int, ...]
+"""A command and its arguments, as hiredis packs them."""
+
+
+MOST = 128
+"""Inquiries in one script call at most, so that no call holds the server for long."""
+
+
+class Spoilt(StoreUnavailable):
+    """One request's own counters can't be used (a key of another type, say); the store itself is well."""
+
+
+class Elsewhere(StoreUnavailable):
+    """Nothing was done: this node of a cluster is well, but it was not the one to ask, or not the moment."""
+
+
+def away(result: object) -> bool:
+    """True for an answer after which its connection is worth nothing: a master turned replica, a full memory."""
+    return isinstance(result, StoreUnavailable) and not isinstance(result, Spoilt | Elsewhere)
+
+
+class Inquiry(NamedTuple):
+    """One request's asks, decided together. `commit=False` looks without charging; `forget` drops the counters.
+
+    With `charged_at` nothing is decided: what a decision of that time charged is given back, and the outcomes are
+    a look at what is left. With `insist` everything is charged, and what was charged at that time is given back
+    before; the outcomes are of no use. On a cluster all keys lie in `slot`, and `asking` follows its redirection.
+    """
+
+    asks: Sequence[Ask]
+    commit: bool = True
+    forget: bool = False
+    charged_at: int | None = None
+    slot: int = 0
+    asking: bool = False
+    insist: bool = False
+
+    @classmethod
+    def charging(cls, asks: Sequence[Ask], instead_of: int | None) -> "Inquiry":
+        """The inquiry that charges these asks, over the limit too."""
+        wide = [ask._replace(quota=widened(ask.quota)) for ask in asks]
+        return cls(wide, charged_at=instead_of, insist=True)
+
+    @classmethod
+    def forgetting(cls, keys: Sequence[str]) -> "Inquiry":
+        """The inquiry that makes these counters as if unused."""
+        return cls([Ask(key, _ANY) for key in keys], forget=True)
+
+
+class Message(NamedTuple):
+    """A script call: its arguments after the script's hash, and what a reply to it has to show."""
+
+    arguments: Command
+    nonce: bytes
+    asked: int
+    alone: bool
+
+
+@cache
+def script() -> str:
+    """The one script, put together from the algorithms' files."""
+    table = "local by_number = {" + ", ".join(f"'{name}'" for name in ALGORITHMS) + "}\n"
+    decide = files("ratelimit_mw.stores").joinpath("decide.lua").read_text(encoding="utf-8")
+    return "\n".join([lua("arithmetic"), *(algorithm.lua for algorithm in ALGORITHMS.values()), table, decide])
+
+
+def encode(inquiries: Sequence[Inquiry], now: int | None) -> Message:
+    """The script call that decides `inquiries` in order, at `now` or by the server's clock."""
+    nonce = b"%x" % next(_nonces)
+    keys: list[str] = []
+    packed: list[bytes] = []
+    alone = True  # each inquiry has one ask, as most have
+    for asks, commit, forget, charged_at, _, _, insist in inquiries:
+        last = len(asks) - 1
+        alone = alone and last == 0
+        common = _PEEK * (not commit) | _FORGET * forget | _REFUND * (charged_at is not None) | _INSIST * insist
+        for place, (key, quota, cost, shadow) in enumerate(asks):
+            keys.append(key)
+            flags = common | _SHADOW * shadow | _LAST * (place == last)
+            charge = _ONE if cost == 1 and charged_at is None else _CHARGE.pack(cost, charged_at or 0)
+            packed += _FLAGS[flags], _packed_quota(quota), charge
+    time = b"" if now is None else str(now)
+    return Message((len(keys), *keys, nonce, time, b"".join(packed)), nonce, len(keys), alone)
+
+
+def decode(reply: Any, message: Message, inquiries: Sequence[Inquiry]) -> list[Reply | StoreUnavailable]:
+    """What the script said to each inquiry. Raises StoreUnavailable for the reply to some other call.
+
+    An inquiry whose counters could not be read or written gets a StoreUnavailable in its place (`Spoilt` where that
+    is a matter of these counters alone), and the others their replies.
+    """
+    try:
+        nonce, time, packed, complaint = reply  # the unpacking itself is the check
+        now = int(time)
+        outcomes = list(map(Outcome._make, _OUTCOME.iter_unpack(packed)))
+    except (TypeError, ValueError, error):
+        raise StoreUnavailable(f"the store answered with something else than a decision: {reply!r:.80}") from None
+    if nonce != message.nonce or len(outcomes) != message.asked:
+        raise StoreUnavailable("the store answered another request than the one that was asked")
+    if message.alone and not complaint:
+        return [Reply(now, [outcome]) for outcome in outcomes]
+    replies: list[Reply | StoreUnavailable] = []
+    start = 0
+    for asks, *_ in inquiries:
+        own = outcomes[start : start + len(asks)]
+        start += len(asks)
+        failed = any(outcome.retry_after == _FAILED for outcome in own)
+        replies.append(_failure(complaint) if failed else Reply(now, own))
+    return replies
+
+
+def _failure(complaint: bytes) -> StoreUnavailable:
+    text = complaint.decode(errors="replace")
+    return StoreUnavailable(text) if _GENERAL.search(text) else Spoilt(text)
+
+
+def _packed_quota(quota: Quota) -> bytes:
+    known = _packed.get(id(quota))
+    if known is None or known[0] is not quota:
+        if len(_packed) >= _MOST_QUOTAS:
+            _packed.clear()
+        extra = quota.burst if ALGORITHMS[quota.algorithm].bucket else quota.buckets
+        known = quota, _QUOTA.pack(_NUMBER[quota.algorithm], quota.limit, quota.period, extra, quota.max_wait)
+        _packed[id(quota)] = known
+    return known[1]
+
+
+_packed: dict[int, tuple[Quota, bytes]] = {}
+"""By identity, for a quota's hash costs more than packing it. It keeps the quota, whose id is else used again."""
+
+_MOST_QUOTAS = 4096
+
+
+Conversation = Generator[Sequence[Command], Any, list[Reply | StoreUnavailable]]
+"""Yields volleys of commands, is sent a list of their replies for each, returns what was decided.
+
+The I/O is the caller's; an error reply is an exception, given as a value.
+"""
+
+
+def converse(inquiries: Sequence[Inquiry], now: int | None) -> Conversation:
+    """Decide `inquiries` in one script call; the server learns the script with the first."""
+    message = encode(inquiries, now)
+    digest = script_digest()
+    (reply,) = yield (("EVALSHA", digest, *message.arguments),)
+    if unknown(reply):
+        (reply,) = yield (("EVAL", script(), *message.arguments),)
+    if isinstance(reply, Exception):
+        raise StoreUnavailable(str(reply))
+    return decode(reply, message, inquiries)
+
+
+def unknown(reply: object) -> bool:
+    """True where the server does not know the script."""
+    return isinstance(reply, Exception) and str(reply).startswith(_NO_SCRIPT)
+
+
+@cache
+def script_digest() -> str:
+    """What the server calls the script."""
+    # Redis names scripts so; nothing secret hangs on it.
+    return hashlib.sha1(script().encode(), usedforsecurity=False).hexdigest()

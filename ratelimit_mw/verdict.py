@@ -1,0 +1,192 @@
+"""From what the counters said to what becomes of the request."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from ratelimit_mw.model import NEVER, SECOND, Ask, Charge, Decision, Outcome, Quota, Reply, Rule
+
+_SILENCE = Reply(0, ())
+_NONE: frozenset[int] = frozenset()
+
+
+class Verdict:
+    """What was decided on one request, in the store's own microseconds; `decision` tells it in seconds.
+
+    `binding` is the place of the counter that the headers speak of: the denying one with the longest wait, else
+    the one with the least remaining; -1 where no enforced counter was asked. Of rules that deny only together
+    (`Rule.quota`) the laxest speaks. `unavailable` says that the store was away and a rule with `on_error: deny`
+    would not do without it, `shadowed` that a shadow rule was asked, `blocked` that an operator has blocked the
+    client: no counter was asked, and none would let it pass.
+
+    `outcomes` are as clients are told, who know nothing of a throttle's spare part; `over` has the places of the
+    counters that admitted from it. `delay` is how long the admitted request has to wait for its turn. `local` says
+    that the process's own store has decided, for the other was away; `account` is the limiter's own.
+    """
+
+    __slots__ = (
+        "_decision",
+        "account",
+        "allowed",
+        "binding",
+        "blocked",
+        "charges",
+        "delay",
+        "local",
+        "now",
+        "outcomes",
+        "over",
+        "shadowed",
+        "unavailable",
+    )
+
+    def __init__(
+        self, charges: Sequence[Charge], reply: Reply | None, *, unavailable: bool = False, blocked: bool = False
+    ) -> None:
+        self.now: int
+        self.outcomes: Sequence[Outcome]
+        self.now, self.outcomes, only = reply or _SILENCE
+        self.charges = charges if only is None else (charges[only],)
+        self.unavailable = unavailable
+        self.blocked = blocked
+        self._decision: Decision | None = None
+        self.account: Any = None
+        self.local = False
+        self.over = _NONE
+        if len(self.outcomes) == 1 and not self.charges[0].ask.shadow:
+            if self.charges[0].ask.quota.spare:
+                self._hide_spare()
+            outcome = self.outcomes[0]
+            self.binding = 0
+            self.allowed = outcome.allowed
+            self.delay = outcome.delay
+            self.shadowed = False
+        else:
+            self._hide_spare()
+            self.binding = self._most_binding()
+            self.allowed = not (unavailable or blocked) and (self.binding < 0 or self.outcomes[self.binding].allowed)
+            self.shadowed = any(charge.ask.shadow for charge in charges)
+            self.delay = self._longest_delay() if self.allowed else 0
+
+    def show(self, place: int, remaining: int) -> None:
+        """Say that so much is left of a counter, now that something was charged or given back."""
+        quota = self.charges[place].ask.quota
+        outcomes = list(self.outcomes)
+        outcomes[place] = outcomes[place]._replace(
+            remaining=min(max(remaining, 0), (quota.burst or quota.limit) - quota.spare)
+        )
+        self.outcomes = outcomes
+        self._decision = None
+
+    def _hide_spare(self) -> None:
+        quotas = [charge.ask.quota for charge in self.charges]
+        if any(quota.spare for quota in quotas):
+            said = list(zip(quotas, self.outcomes, strict=True))
+            self.over = frozenset(
+                place
+                for place, (quota, outcome) in enumerate(said)
+                if outcome.allowed and outcome.remaining < quota.spare
+            )
+            self.outcomes = [_told(quota, outcome) if quota.spare else outcome for quota, outcome in said]
+
+    def _longest_delay(self) -> int:
+        said = zip(self.charges, self.outcomes, strict=True)
+        return max([outcome.delay for charge, outcome in said if not charge.ask.shadow], default=0)
+
+    def _most_binding(self) -> int:
+        best = -1
+        least: tuple[float, float] = (math.inf, math.inf)
+        laxest: dict[str, tuple[tuple[float, float], int]] = {}
+        for place, outcome in enumerate(self.outcomes):
+            rule, ask = self.charges[place]
+            if not ask.shadow or rule.quota:
+                wait = math.inf if outcome.retry_after == NEVER else outcome.retry_after
+                rank: tuple[float, float] = (
+                    (0, outcome.remaining - (place in self.over)) if outcome.allowed else (-1, -wait)
+                )
+                if not ask.shadow:
+                    if rank < least:
+                        best, least = place, rank
+                elif rule.quota not in laxest or rank > laxest[rule.quota][0]:
+                    laxest[rule.quota] = rank, place
+        for rank, place in laxest.values():
+            if rank < least:
+                best, least = place, rank
+        return best
+
+    @property
+    def owed(self) -> list[Ask]:
+        """What the store has charged to a denied request: that several quotas deny together it can't know."""
+        asked = [(charge.ask, outcome) for charge, outcome in zip(self.charges, self.outcomes, strict=True)]
+        if self.allowed or any(not outcome.allowed and not ask.shadow for ask, outcome in asked):
+            return []
+        return [ask for ask, outcome in asked if outcome.allowed and ask.cost]
+
+    @property
+    def rule(self) -> Rule | None:
+        """The rule that binds."""
+        return self.charges[self.binding].rule if self.binding >= 0 else None
+
+    @property
+    def limit(self) -> int | None:
+        """The limit that binds."""
+        return self.charges[self.binding].ask.quota.told if self.binding >= 0 else None
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """What the counter that binds said."""
+        return self.outcomes[self.binding] if self.binding >= 0 else None
+
+    @property
+    def decision(self) -> Decision:
+        """The same, as the app sees it."""
+        if self._decision is None:
+            policies = tuple(
+                [
+                    self._policy(place, charge, said)
+                    for place, (charge, said) in enumerate(zip(self.charges, self.outcomes, strict=True))
+                ]
+            )
+            if self.binding < 0:
+                self._decision = Decision(
+                    self.allowed, retry_after=math.inf if self.blocked else 0.0, policies=policies
+                )
+            else:
+                said = policies[self.binding]
+                self._decision = Decision(
+                    self.allowed,
+                    said.rule,
+                    said.limit,
+                    said.remaining,
+                    said.reset_after,
+                    said.retry_after,
+                    self.delay / SECOND,
+                    said.reset_at,
+                    said.over,
+                    policies,
+                )
+        return self._decision
+
+    def _policy(self, place: int, charge: Charge, outcome: Outcome) -> Decision:
+        allowed, remaining, reset_after, retry_after, delay = outcome
+        quota = charge.ask.quota
+        return Decision(
+            allowed,
+            charge.rule.name,
+            quota.told,
+            remaining,
+            reset_after / SECOND,
+            math.inf if retry_after == NEVER else retry_after / SECOND,
+            delay / SECOND,
+            (self.now + reset_after) / SECOND,
+            quota.over if place in self.over else None,
+        )
+
+
+def _told(quota: Quota, outcome: Outcome) -> Outcome:
+    """What is said of a limit whose spare part is no promise, least of all that it will be open later."""
+    remaining, wait = max(outcome.remaining - quota.spare, 0), outcome.retry_after
+    if wait > 0 and quota.over == "elastic":
+        # The latest moment: that at which a request passes whatever the load is then.
+        wait = wait + quota.spare * -(-quota.period // quota.limit) if quota.burst else outcome.reset_after
+    return outcome._replace(remaining=remaining, retry_after=wait)

@@ -1,0 +1,122 @@
+"""The middleware for WSGI apps: Flask, Django, Falcon, Bottle and the rest."""
+
+import inspect
+import os
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from types import TracebackType
+from typing import Any
+from wsgiref.types import StartResponse, WSGIApplication
+
+from ratelimit_mw.errors import ConfigurationError, Problem
+from ratelimit_mw.handle import BlockingHandle
+from ratelimit_mw.identity.wsgi import DjangoRequest, WsgiRequest
+from ratelimit_mw.limiter import RateLimiter, given_or_made
+from ratelimit_mw.meter import WSGI_CAPACITY, time_in_queue
+from ratelimit_mw.response import Answers, phrase
+from ratelimit_mw.rules.domains import Rules
+from ratelimit_mw.stores import Store
+from ratelimit_mw.verdict import Verdict
+from ratelimit_mw.wsgi_response import Following
+
+# Named here, for the annotations of a function made for each request are evaluated for each request.
+_Headers = list[tuple[str, str]]
+_ExcInfo = tuple[type[BaseException], BaseException, TracebackType] | tuple[None, None, None] | None
+_Write = Callable[[bytes], object]
+
+
+class RateLimitMiddleware:
+    """Lets through to `app` what the rules allow, and answers the rest itself.
+
+    `config` is a rules file or a mapping of the same shape, `storage` wins over the file's URL; or `limiter` is
+    an engine that several apps share. Exactly one of config and limiter, else TypeError. Raises
+    ConfigurationError with every problem found, and where the rules name an async function, which WSGI has no
+    loop for.
+
+    Frameworks differ in which one they read of a cookie or a parameter that is sent twice; a Django app is
+    recognised where it is handed over as it is, not inside another middleware.
+
+    A request that has to wait for its turn at a bucket waits here, in its thread. `max_waiting` threads do at most,
+    and a request that finds none free to wait is denied.
+
+    The app's iterable goes back to the server as it is: nothing is buffered, `close()` is the server's to call,
+    and `wsgi.file_wrapper` still works; only where a limit is `N concurrent` it is wrapped, to be followed to its end.
+    `environ["ratelimit.decision"]` is always there.
+    """
+
+    def __init__(
+        self,
+        app: WSGIApplication,
+        config: str | os.PathLike[str] | Mapping[str, object] | None = None,
+        *,
+        limiter: RateLimiter | None = None,
+        storage: str | Store | None = None,
+    ) -> None:
+        engine = given_or_made(config, limiter, storage)
+        engine.require(_refuse_awaited)
+        self.app = app
+        self._request = DjangoRequest if _is_django(app) else WsgiRequest
+        self._engine = engine
+        self._latest = engine.rules.response, _answers(engine.rules)
+
+    def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+        """Serve one request."""
+        rules = self._engine.current()  # once: the request goes by one version of the rules from beginning to end
+        if not rules.elastic:
+            return self._serve(rules, environ, start_response)
+        meter = self._engine.meter(rules)
+        meter.arrived(WSGI_CAPACITY)
+        try:
+            return self._serve(rules, environ, start_response)
+        finally:
+            meter.left()
+
+    def _serve(self, rules: Rules, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+        request = self._request(environ)
+        engine = self._engine
+        if rules.elastic and (waited := time_in_queue(request, rules.attributes.from_proxy)):
+            engine.meter(rules).queued(waited)
+        verdict = engine.decide_in_turn(request, rules=rules)
+        environ["ratelimit.decision"] = BlockingHandle(verdict, engine, request, rules)
+        answered, answers = self._latest
+        if answered is not rules.response:  # which each version has anew
+            answers = _answers(rules)
+            self._latest = rules.response, answers
+        if not verdict.allowed:
+            status, headers, body = answers.denial(verdict, request)
+            start_response(f"{status} {phrase(status)}", headers)
+            return [body]
+        if verdict.binding >= 0 and answers.rated:
+            start_response = _beside(answers, verdict, start_response)
+        if rules.settling and (account := engine.account(verdict)).settles:
+            return Following(engine, account, start_response).serve(partial(self.app, environ))
+        return self.app(environ, start_response)
+
+
+def _beside(answers: Answers[str], verdict: Verdict, start_response: StartResponse) -> StartResponse:
+    """Starts with our headers beside the app's own."""
+    beside = answers.beside
+
+    def start_beside(status: str, headers: _Headers, exc_info: _ExcInfo = None) -> _Write:
+        own_and_ours = beside(headers, verdict)
+        # As the app called it: a server may tell two arguments from three.
+        return start_response(status, own_and_ours, exc_info) if exc_info else start_response(status, own_and_ours)
+
+    return start_beside
+
+
+def _answers(rules: Rules) -> Answers[str]:
+    return Answers(rules.response, rules.attributes.address, name=str, value=str)
+
+
+def _refuse_awaited(rules: Rules) -> None:
+    if rules.attributes.awaited:
+        names = ", ".join(name for name, _ in rules.attributes.awaited)
+        raise ConfigurationError(
+            [Problem(f"async functions can't be awaited under WSGI: {names}", hint="write them as plain functions")]
+        )
+
+
+def _is_django(app: WSGIApplication) -> bool:
+    """True of what `get_wsgi_application()` makes: the environ does not say who will read it."""
+    return any(kind.__module__.startswith("django.") for kind in inspect.getmro(type(app)))

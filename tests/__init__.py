@@ -1,0 +1,1 @@
+"""What holds, tried on real things."""

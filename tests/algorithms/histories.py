@@ -1,0 +1,108 @@
+"""Random histories: what a counter may live through."""
+
+import itertools
+
+from hypothesis import strategies as st
+
+from ratelimit_mw.model import SECOND, Ask, Quota
+from ratelimit_mw.stores.wire import Inquiry
+
+NAMES = (
+    *("fixed_window", "sliding_log", "sliding_window", "bucketed_window", "token_bucket", "leaky_bucket"),
+    "concurrency",
+)
+BUCKETS = ("token_bucket", "leaky_bucket")
+DAY = 86_400 * SECOND
+PERIODS = (SECOND, 7 * SECOND, 60 * SECOND, 3_600 * SECOND, DAY, 30 * DAY, 365 * DAY, 3_650 * DAY)
+START = 1_700_000_000 * SECOND
+GREAT = 1_000_000_000
+GREATEST_LOG = 10_000
+LONGEST_REFILL = 36_500 * DAY
+LATEST = 2**52
+"""The year 2112: a hundred years of refilling later, a Lua number still holds every microsecond."""
+
+
+@st.composite
+def limits(draw, name, period):
+    """From 0 to the greatest that the schema lets through, the small ones often."""
+    most = GREATEST_LOG if name == "sliding_log" else min(period, GREAT) if name in BUCKETS else GREAT
+    small = st.integers(0, 6)
+    return draw(st.one_of(small, small, st.integers(0, 100), st.integers(0, most), st.just(most)))
+
+
+@st.composite
+def quotas(draw, name, period=None, buckets=None):
+    """Any quota of that algorithm."""
+    period = period or draw(st.sampled_from(PERIODS))
+    limit = draw(limits(name, period))
+    burst = max_wait = 0
+    if name in BUCKETS and limit:
+        most = min(GREAT, LONGEST_REFILL // -(-period // limit))
+        burst = draw(st.one_of(st.just(limit), st.integers(1, min(6, most)), st.integers(1, most)))
+        interval = -(-period // limit)
+        waits = st.sampled_from((0, 1, interval - 1, interval, 2 * interval, burst * interval))
+        max_wait = draw(st.one_of(waits, st.integers(0, 60 * SECOND)))
+    return Quota(name, limit, period, burst, buckets or 60, max_wait=max_wait)
+
+
+@st.composite
+def jumps(draw, quota, *, back):
+    """Microseconds from one request to the next: around slices, intervals, windows and multiples of them."""
+    period = quota.period
+    units = (0, 1, 1_000, -(-period // quota.buckets), -(-period // max(quota.limit, 1)), period // 2, period)
+    exact = draw(st.sampled_from(units)) * draw(st.sampled_from((1, 1, 1, 2, 3, 61))) + draw(st.integers(-1, 1))
+    jump = draw(st.one_of(st.just(max(exact, 0)), st.just(max(exact, 0)), st.integers(0, 3 * period)))
+    return -jump if back and draw(st.integers(0, 3)) == 0 else jump
+
+
+@st.composite
+def costs(draw, quota):
+    """Mostly what fits, now and then what can't."""
+    holds = quota.burst or quota.limit
+    ordinary = st.sampled_from((1, 1, 1, 1, 0, 2, 3))
+    return draw(st.one_of(ordinary, ordinary, st.integers(0, holds + 1), st.sampled_from((holds, 10**15))))
+
+
+@st.composite
+def histories(draw, names=NAMES[:-1]):  # concurrency is a bucketed window that guesses its wait
+    """(quota, [(jump, cost)]) of one counter whose clock never steps back."""
+    quota = draw(st.sampled_from(names).flatmap(lambda name: quotas(name, buckets=draw(st.sampled_from((60, 1, 7))))))
+    return quota, draw(st.lists(st.tuples(jumps(quota, back=False), costs(quota)), min_size=1, max_size=40))
+
+
+@st.composite
+def conversations(draw):
+    """[(now, inquiries)]: several counters of each algorithm, shared by tiers; shadows, peeks, refunds, any clock.
+
+    What is charged without being asked, a debt or a lease renewed, is looked at behind.
+    """
+    counters = []
+    for number, name in enumerate(draw(st.lists(st.sampled_from(NAMES), min_size=1, max_size=4))):
+        first = draw(quotas(name, buckets=draw(st.sampled_from((60, 1, 13)))))
+        tiers = [first, *draw(st.lists(quotas(name, first.period, first.buckets), max_size=2))]
+        counters.append([(f"p:{number}:{name}:{{x}}", quota) for quota in tiers])
+    every = list(itertools.chain(*counters))
+    now, steps = START + draw(st.integers(0, DAY)), []
+    for _ in range(draw(st.integers(1, 25))):
+        quota = draw(st.sampled_from(every))[1]
+        now = now + draw(jumps(quota, back=True))
+        if draw(st.integers(0, 3)) == 0:  # the last moments of a window, and the first
+            now += -now % quota.period + draw(st.integers(-2, 1))
+        now = min(max(now, 0), LATEST)
+        inquiries = []
+        for _ in range(draw(st.integers(1, 3))):
+            asked = draw(st.lists(st.sampled_from(every), min_size=1, max_size=3, unique_by=lambda counter: counter[0]))
+            shadow = draw(st.sampled_from((False, False, True)))
+            asks = [
+                Ask(key, quota, draw(costs(quota)), shadow=shadow and place == 0)
+                for place, (key, quota) in enumerate(asked)
+            ]
+            what = draw(st.sampled_from(("charge", "charge", "charge", "look", "refund", "insist", "renew")))
+            back = what in ("refund", "renew")
+            charged_at = draw(st.sampled_from([now, *(then for then, _ in steps)])) if back else None
+            if what in ("insist", "renew"):
+                inquiries += [Inquiry(asks, charged_at=charged_at, insist=True), Inquiry(asks, commit=False)]
+            else:
+                inquiries.append(Inquiry(asks, commit=what != "look", charged_at=charged_at))
+        steps.append((now, inquiries))
+    return steps

@@ -1,0 +1,62 @@
+"""Python and Lua, memory and Redis: the same history has the same outcomes, to the last microsecond."""
+
+import itertools
+import time
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from ratelimit_mw import ManualClock
+from ratelimit_mw.model import Reply
+from ratelimit_mw.stores.connection import Blocking
+from ratelimit_mw.stores.memory import MemoryStore
+from ratelimit_mw.stores.wire import Inquiry, converse
+from tests.algorithms.histories import conversations
+
+_examples = itertools.count()
+pytestmark = pytest.mark.timeout(3_600)  # for the thorough profile
+
+
+class Keeping(MemoryStore):
+    """Keeps what has expired, as Redis does under a clock that is moved by hand; else a step back would tell."""
+
+    def _make_room(self, number, now):
+        pass
+
+
+@pytest.fixture(scope="module")
+def connection(each_server):
+    connection = Blocking(each_server.url)
+    connection.connect()
+    yield connection
+    connection.close()
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(conversations())
+def test_any_history_has_the_same_outcomes_in_memory_and_on_redis(connection, steps):
+    clock = ManualClock(0)
+    memory = Keeping(clock=clock)
+    prefix = f"{next(_examples)}:"
+    for now, inquiries in steps:
+        clock._now = now
+        asked = [
+            inquiry._replace(asks=[ask._replace(key=prefix + ask.key) for ask in inquiry.asks]) for inquiry in inquiries
+        ]
+        expected = [_done(memory, inquiry) for inquiry in asked]
+        widened = [Inquiry.charging(each.asks, each.charged_at) if each.insist else each for each in asked]
+        replies = connection.carry(converse(widened, now), time.monotonic() + 5)
+        assert [reply for reply, inquiry in zip(replies, asked, strict=True) if not inquiry.insist] == [
+            reply for reply in expected if reply is not None
+        ]
+
+
+def _done(memory, inquiry):
+    if inquiry.insist:
+        memory.charge(inquiry.asks, instead_of=inquiry.charged_at)
+        return None
+    if inquiry.charged_at is not None:
+        memory.refund(inquiry.asks, inquiry.charged_at)
+        inquiry = Inquiry([ask._replace(cost=0) for ask in inquiry.asks], commit=False)
+    reply = memory.decide(inquiry.asks, commit=inquiry.commit)
+    return Reply(reply.now, list(reply.outcomes))

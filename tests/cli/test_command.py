@@ -1,0 +1,110 @@
+"""The command as a whole, in processes of its own."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+
+from tests.cli.conftest import SHOP
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMANDS = ["check", "demo", "explain", "reset", "schema", "show", "top"]
+
+
+def command(*words, code="from ratelimit_mw.cli import main; main()", cwd=None, **environment):
+    """What becomes of `ratelimit-mw words`."""
+    known = {name: value for name, value in os.environ.items() if not name.startswith("RATELIMIT")}
+    return subprocess.run(
+        [sys.executable, "-c", code, *words],
+        capture_output=True,
+        text=True,
+        cwd=cwd or ROOT,
+        env={
+            **known,
+            "PYTHONPATH": str(ROOT),
+            "NO_COLOR": "1",
+            "COLUMNS": "100",
+            "PYTHONIOENCODING": "utf-8",
+            **environment,
+        },
+        check=False,
+    )
+
+
+def test_it_is_a_module_too():
+    ran = subprocess.run(
+        [sys.executable, "-m", "ratelimit_mw", "check", "examples/ratelimits.yaml"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
+    )
+    assert (ran.returncode, ran.stdout) == (0, "examples/ratelimits.yaml: 3 rules, would load\n")
+    assert ran.stderr.startswith("note: client.secret is empty")
+
+
+def test_without_words_it_says_what_there_is():
+    ran = command()
+    assert ran.returncode == 2
+    assert [name for name in COMMANDS if f" {name} " in ran.stdout] == COMMANDS
+    assert "Exit codes: 0 fine;" in ran.stdout
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_and_its_file(name):
+    ran = command(name, "-h")
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert f"ratelimit-mw {name}" in ran.stdout or f"{name} [OPTIONS]" in ran.stdout
+    assert (ROOT / "ratelimit_mw" / "cli" / f"{name}.py").exists()
+
+
+@pytest.mark.parametrize("library", ["typer", "rich"])
+def test_without_the_extra_it_says_what_to_install(library):
+    ran = command(code=f"import sys; sys.modules['{library}'] = None; from ratelimit_mw.cli import main; main()")
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert ran.stderr == f"ratelimit-mw needs {library}: pip install 'ratelimit_mw[cli]'\n"
+
+
+def test_another_missing_module_is_not_mistaken_for_it():
+    ran = command(code="import sys; sys.modules['pydantic'] = None; from ratelimit_mw.cli import main; main()")
+    assert ran.returncode == 1
+    assert "ratelimit_mw[cli]" not in ran.stderr
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_can_complete(shell):
+    ran = command(
+        _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1",
+        _RATELIMIT_MW_COMPLETE=f"source_{shell}",
+        code="import sys; sys.argv[0] = 'ratelimit-mw'; from ratelimit_mw.cli import main; main()",
+    )
+    assert ran.returncode == 0
+    assert "ratelimit-mw" in ran.stdout
+
+
+def test_the_schema_accepts_the_example(run):
+    schema = json.loads(run("schema")[1])
+    example = yaml.safe_load((ROOT / "examples/ratelimits.yaml").read_text("utf-8"))
+    jsonschema.validate(example, schema)
+    with pytest.raises(jsonschema.ValidationError, match="'limt' was unexpected"):
+        jsonschema.validate({**example, "rules": [{"name": "a", "limit": "1/s", "limt": "2/s"}]}, schema)
+
+
+def test_the_demo_needs_nothing(run):
+    code, printed, said = run("demo")
+    assert (code, said) == (0, "")
+    assert "passed: fixed_window 10, sliding_window 9, sliding_log 7, bucketed_window 6, token_bucket 10" in printed
+    told = json.loads(run("demo", "--json")[1])
+    assert [row["second"] for row in told][:3] == [7.0, 7.5, 8.0]
+    assert told[5]["sliding_log"]["retry_after"] == 7.5
+
+
+def test_the_rules_can_be_named_in_the_environment(tmp_path):
+    (tmp_path / "shop.yaml").write_text(SHOP, "utf-8")
+    ran = command("explain", "GET", "/", cwd=tmp_path, RATELIMIT_CONFIG="shop.yaml")
+    assert (ran.returncode, "✓ everything" in ran.stdout) == (0, True)

@@ -1,0 +1,161 @@
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from ratelimit_mw import RateLimiter
+
+NOTE = "note: storage is memory://: each process counts for itself, and a restart forgets\n"
+
+
+def test_a_newcomer_finds_out_why_a_login_got_a_429(run, any_server):
+    with RateLimiter("ratelimits.yaml", storage=any_server.url) as limiter:
+        client = {"ip": "203.0.113.7", "method": "POST", "path": "/login", "header:authorization": "Bearer ada"}
+        assert [limiter.check(client).allowed for _ in range(6)] == [True] * 5 + [False]
+        line = ["explain", "POST", "/login", "--ip", "203.0.113.7", "-H", "Authorization: Bearer ada"]
+        code, printed, said = run(*line, "--storage", any_server.url)
+        after = limiter.peek(client)
+    assert (code, said) == (0, "")
+    printed = re.sub(r"user=[\w-]{20}", "user=HASH", re.sub(r"\d+(\.\d)? (s|min)", "T", printed))
+    assert (
+        printed
+        == """\
+POST /login from 203.0.113.7: would be denied by 'login', for T
+
+· everything  replaced: it matches, but 'login' does too, and replaces it
+
+✗ login       applies
+    shop:login:sl60:{ip=203.0.113.7}
+      5 per minute, sliding_log: 0 left; room in T; as if unused in T
+    shop:login:sl3600:{ip=203.0.113.7}
+      20 per hour, sliding_log: 15 left; as if unused in T
+    shop:login:sl60:{user=HASH}
+      5 per minute, sliding_log: 0 left; room in T; as if unused in T
+    shop:login:sl3600:{user=HASH}
+      20 per hour, sliding_log: 15 left; as if unused in T
+
+· api         no match: the path is /login, and has to be /api/items/{id:int}
+
+What would change that, each by itself:
+  - T pass, and nobody else takes what comes free
+  - 'login' may do more than 5 per minute
+  - the counters of 'login' are reset
+"""
+    )
+    assert [policy.remaining for policy in after.policies] == [0, 15, 0, 15]  # explaining charged nothing
+
+
+# The words after `explain`, the first line, and the lines of the rules.
+@pytest.mark.parametrize(
+    ("words", "first", "rules"),
+    [
+        pytest.param(
+            ["get", "/api/items/7?x=1", "--ip", "192.0.2.1"],
+            "GET /api/items/7 from 192.0.2.1: would pass; 'api' has 5 of 5 left",
+            [
+                "✓ everything  applies",
+                None,
+                "✓ api         applies",
+            ],
+            id="two rules that allow it",
+        ),
+        pytest.param(
+            ["GET", "/api/items/7", "--ip", "192.0.2.1", "-H", "X-Plan: gold"],
+            "GET /api/items/7 from 192.0.2.1: would pass; 'api' has 50 of 50 left",
+            None,
+            id="the tier, from a header",
+        ),
+        pytest.param(
+            ["GET", "/api/items/7", "--ip", "192.0.2.1", "--tier", "gold", "--cost", "51"],
+            "GET /api/items/7 from 192.0.2.1: would be denied by 'api'",
+            None,
+            id="a cost that can't fit",
+        ),
+        pytest.param(
+            ["GET", "/health", "--ip", "192.0.2.1"],
+            "GET /health from 192.0.2.1: would pass, uncounted",
+            ["· everything  exempt: exempt[0] (the path /health) exempts it", None, None],
+            id="exempt",
+        ),
+        pytest.param(
+            ["POST", "/lo%67in", "--ip", "2001:db8::1", "--user", "ada"],
+            "POST /login from 2001:db8::1: would pass; 'login' has 5 of 5 left",
+            None,
+            id="a path in disguise, and the user by name",
+        ),
+        pytest.param(
+            ["GET", "/"],
+            "GET / from an unknown address: would pass; 'everything' has 100 of 100 left",
+            None,
+            id="nobody in particular",
+        ),
+    ],
+)
+def test_what_is_said_of_a_request(run, words, first, rules):
+    code, printed, _ = run("explain", *words)
+    lines = printed.splitlines()
+    assert (code, lines[0]) == (0, first)
+    if rules:
+        told = [line for line in lines if line[:1] in "✓✗·○" and line]
+        assert [(line if rule else None) for line, rule in zip(told, rules, strict=True)] == rules
+
+
+def test_the_address_behind_proxies_is_found_as_the_app_finds_it(run):
+    Path("ratelimits.yaml").write_text(
+        "domain: d\nclient: {trusted_proxies: [10.0.0.0/8]}\nrules:\n- {name: a, limit: 1/s}\n", "utf-8"
+    )
+    line = ["explain", "GET", "/", "--peer", "10.1.2.3", "-H", "X-Forwarded-For: 198.51.100.9, 203.0.113.7"]
+    assert "{ip=203.0.113.7}" in run(*line)[1]
+
+
+def test_custom_attributes_are_given_by_name(run):
+    Path("ratelimits.yaml").write_text(
+        "domain: d\nattributes: {org: header:X-Org}\nrules:\n- {name: a, by: org, limit: 1/s}\n", "utf-8"
+    )
+    assert (
+        "· a  no counter: it matches, but has nothing to count by: the request has no org"
+        in run("explain", "GET", "/")[1]
+    )
+    assert "✓ a  applies" in run("explain", "GET", "/", "-a", "org=acme")[1]
+
+
+def test_programs_get_json(run):
+    code, printed, said = run("explain", "POST", "/login", "--ip", "192.0.2.1", "--cost", "6", "--json")
+    told = json.loads(printed)
+    assert (code, said) == (0, NOTE)
+    assert told["decision"]["allowed"] is False
+    assert told["decision"]["retry_after"] is None  # it never fits
+    assert [rule["status"] for rule in told["rules"]] == ["replaced", "applies", "no match"]
+    assert told["rules"][1]["counters"][0] == {
+        "key": "shop:login:sl60:{ip=192.0.2.1}",
+        "limit": "5 per minute",
+        "algorithm": "sliding_log",
+        "cost": 6,
+        "allowed": False,
+        "remaining": 5,
+        "reset_after": told["rules"][1]["counters"][0]["reset_after"],
+        "retry_after": None,
+    }
+    assert told["changes"] == ["the request costs no more than 5", "'login' may do more than 5 per minute"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        pytest.param(["GET", "/", "-H", "nonsense"], 2, "'nonsense' is not NAME:VALUE", id="a header without colon"),
+        pytest.param(["GET", "/", "-a", "nonsense"], 2, "'nonsense' is not NAME=VALUE", id="an attribute without ="),
+        pytest.param(["GET"], 2, "Missing argument", id="no path"),
+        pytest.param(["GET", "/", "-c", "none.yaml"], 1, "none.yaml: these rules would not load", id="no rules"),
+        pytest.param(
+            ["GET", "/", "-c", "redis://127.0.0.1:1/0"], 1, "these rules would not load", id="the rules' database away"
+        ),
+        pytest.param(
+            ["GET", "/", "-s", "redis://127.0.0.1:1/0"], 3, "the store does not answer: ", id="the store away"
+        ),
+    ],
+)
+def test_how_it_ends(run, words, code, said):
+    found, _, stderr = run("explain", *words)
+    assert found == code
+    assert said in " ".join(stderr.replace("│", " ").split())

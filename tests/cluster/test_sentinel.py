@@ -1,0 +1,200 @@
+"""A master that Sentinels watch: followed when it dies, and when it steps down."""
+
+import asyncio
+import socket
+import threading
+import time
+
+import pytest
+import redis
+
+from ratelimit_mw import RateLimiter
+from ratelimit_mw.errors import StoreUnavailable
+from ratelimit_mw.model import SECOND, Ask, Quota
+from ratelimit_mw.settings import StorageSettings
+from ratelimit_mw.stores import open_store
+from ratelimit_mw.stores.sentinel import Sentinels
+
+ASK = Ask("d:r:{x}", Quota("fixed_window", 100, 3_600 * SECOND))
+LIMIT = 300
+
+
+def opened(url, timeout=1.0):
+    return open_store(StorageSettings(url=url, timeout=timeout))
+
+
+def remaining(store, way):
+    reply = store.decide([ASK]) if way == "threads" else asyncio.run(store.adecide([ASK]))
+    return reply.outcomes[0].remaining
+
+
+def answers(store, way):
+    try:
+        return remaining(store, way)
+    except StoreUnavailable:
+        return None
+
+
+def eventually(condition, within=60.0):
+    deadline = time.monotonic() + within
+    while not (result := condition()):
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.02)
+    return result
+
+
+@pytest.mark.parametrize("way", ["threads", "tasks"])
+def test_the_master_decides_even_where_the_first_sentinel_is_gone(fresh_sentinels, way):
+    fresh_sentinels.sentinels[0].kill()
+    store = opened(fresh_sentinels.url)
+    assert [remaining(store, way) for _ in range(2)] == [99, 98]
+    assert fresh_sentinels.master.admin.exists(ASK.key)
+    store.close()
+
+
+@pytest.mark.parametrize("way", ["threads", "tasks"])
+def test_a_master_that_steps_down_is_left(fresh_sentinels, way):
+    store = opened(fresh_sentinels.url)
+    assert remaining(store, way) == 99
+    fresh_sentinels.master.admin.wait(1, 1_000)
+    eventually(lambda: _failed_over(fresh_sentinels))
+    eventually(lambda: _is_master(fresh_sentinels.replica))
+    # The Sentinels do this as well, ten seconds later.
+    fresh_sentinels.master.admin.replicaof("127.0.0.1", fresh_sentinels.replica.port)
+    left = eventually(lambda: answers(store, way), within=4)
+    assert left == 98
+    store.close()
+
+
+def test_a_connection_to_a_master_turned_replica_is_dropped_at_its_first_refusal(fresh_sentinels):
+    """Even where nobody closed it, and the refusal came from inside the script."""
+    store = opened(fresh_sentinels.url)
+    assert remaining(store, "threads") == 99
+    connection = store._store._threads._connection
+    fresh_sentinels.master.admin.replicaof("127.0.0.1", fresh_sentinels.replica.port)
+    with pytest.raises(StoreUnavailable, match="READONLY"):
+        store.decide([ASK])
+    assert connection._socket is None
+    store.close()
+
+
+def test_a_killed_master_costs_no_exception_and_its_replica_goes_on(fresh_sentinels):
+    rules = {
+        "domain": "d",
+        "storage": {"url": fresh_sentinels.url, "timeout": "300ms"},
+        "rules": [{"name": "r", "by": "ip", "limit": f"{LIMIT} per hour", "algorithm": "sliding_log"}],
+    }
+    ends, counts = threading.Event(), {"threads": 0, "tasks": 0}
+    slowest, errors = [0.0], []
+
+    def note(way, decision, began):
+        slowest[0] = max(slowest[0], time.monotonic() - began)
+        counts[way] += decision.allowed and decision.limit is not None
+
+    def ask(limiter):
+        try:
+            while not ends.is_set():
+                began = time.monotonic()
+                note("threads", limiter.check({"ip": "192.0.2.1"}), began)
+                time.sleep(0.001)
+        except Exception as error:  # noqa: BLE001  whatever comes out is what this test is about
+            errors.append(error)
+
+    async def await_(limiter):
+        while not ends.is_set():
+            began = time.monotonic()
+            note("tasks", await limiter.acheck({"ip": "192.0.2.2"}), began)
+            await asyncio.sleep(0.001)
+        await limiter.aclose()
+
+    with RateLimiter(rules) as first, RateLimiter(rules) as second:
+        threads = [threading.Thread(target=ask, args=(first,)) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        loop = threading.Thread(target=lambda: asyncio.run(await_(second)))
+        loop.start()
+        try:
+            eventually(lambda: min(counts.values()) > 50)
+            fresh_sentinels.master.kill()
+            eventually(lambda: _is_master(fresh_sentinels.replica))
+            eventually(lambda: min(counts.values()) >= LIMIT)
+            # Once the limit is reached it holds.
+            time.sleep(0.5)
+        finally:
+            ends.set()
+            for thread in (*threads, loop):
+                thread.join()
+    assert errors == []
+    assert slowest[0] < 0.8
+    assert all(LIMIT <= count <= 2 * LIMIT for count in counts.values())
+
+
+def test_without_a_sentinel_the_store_is_away_at_once():
+    store = opened("redis+sentinel://127.0.0.1:1,127.0.0.1:2/main")
+    began = time.monotonic()
+    for way in ("threads", "tasks"):
+        assert answers(store, way) is None
+    assert time.monotonic() - began < 0.5
+    store.close()
+
+
+@pytest.mark.parametrize("way", ["threads", "tasks"])
+def test_a_service_that_nobody_watches_is_away(sentinels, way):
+    store = opened(sentinels.url.replace("main", "other"))
+    with pytest.raises(StoreUnavailable, match="no Sentinel names a master"):
+        remaining(store, way)
+    store.close()
+
+
+def test_the_sentinels_have_a_password_of_their_own(fresh_sentinels):
+    for sentinel in fresh_sentinels.sentinels:
+        sentinel.admin.execute_command("ACL", "SETUSER", "default", "resetpass", ">s p@ss")
+    fresh_sentinels.master.admin.execute_command("ACL", "SETUSER", "me", "on", ">other", "~*", "+@all")
+    url = fresh_sentinels.url.replace("://", "://me:other@")
+    store = opened(f"{url}?sentinel_password=s%20p%40ss")
+    assert remaining(store, "threads") == 99
+    assert remaining(store, "tasks") == 98
+    store.close()
+    store = opened(url)
+    with pytest.raises(StoreUnavailable):
+        remaining(store, "threads")
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        pytest.param("redis+sentinel://localhost:26379", "service's name", id="no service"),
+        pytest.param("redis+sentinel://localhost:26379/main/0/1", "service's name", id="too much of a path"),
+        pytest.param("redis+sentinel:///main", "host", id="no host"),
+        pytest.param("redis+sentinel://a:1,:2/main", "host", id="a port without a host"),
+        pytest.param("redis+sentinel://localhost:x/main", "Port", id="a port that is none"),
+        pytest.param("redis+sentinel://localhost/main?no_such_option=1", "no_such_option", id="an unknown option"),
+        pytest.param("redis+sentinel://localhost/main?nothing", "bad query field", id="an option without a value"),
+    ],
+)
+def test_a_url_that_cannot_be_read_is_refused_at_start(url, words):
+    with pytest.raises(ValueError, match=words):
+        opened(url)
+
+
+def test_options_go_where_they_belong():
+    where = Sentinels("redis+sentinel://me:secret@[::1],b:5/main/3?tls=true&ssl_ca_certs=/ca&sentinel_username=w")
+    assert where._addresses == (("::1", 26379), ("b", 5))
+    assert where._url == "rediss://me:secret@localhost/3?ssl_ca_certs=%2Fca"
+    assert where._watch["ssl"]
+    assert where._watch["ssl_ca_certs"] == "/ca"
+    assert (where._watch["username"], where._watch["password"]) == ("w", None)
+
+
+def _is_master(server):
+    try:
+        return server.admin.info("replication")["role"] == "master"
+    except redis.exceptions.ConnectionError:  # a Sentinel that promotes closes what is connected
+        return False
+
+
+def _failed_over(group):
+    with socket.create_connection(("127.0.0.1", group.sentinels[0].port)) as line:
+        line.sendall(b"SENTINEL FAILOVER main\r\n")
+        return line.recv(100).startswith((b"+OK", b"-INPROG"))

@@ -1,0 +1,182 @@
+"""What a node is asked and how its answers are read, without a node: the conversation is a generator."""
+
+import struct
+
+import hiredis
+import pytest
+from redis.crc import key_slot
+
+from ratelimit_mw.errors import StoreUnavailable
+from ratelimit_mw.model import Ask, Outcome, Quota, Reply
+from ratelimit_mw.stores.slots import Redirected, converse_by_slot, slot_of
+from ratelimit_mw.stores.spanning import Spanning, by_slot
+from ratelimit_mw.stores.topology import _table
+from ratelimit_mw.stores.wire import Elsewhere, Inquiry, Spoilt, away
+
+QUOTA = Quota("fixed_window", 5, 1_000_000)
+NO_SCRIPT = hiredis.ReplyError("NOSCRIPT No matching script.")
+MOVING = hiredis.ReplyError("TRYAGAIN Multiple keys request during rehashing of slot")
+
+
+def inquiry(number, **options):
+    key = f"d:r:{{{number}}}"
+    return Inquiry([Ask(key, QUOTA)], slot=slot_of(key), **options)
+
+
+def answer(command):
+    """What the script says: everything is allowed."""
+    keys = command[2]
+    nonce, time = command[3 + keys : 5 + keys]
+    return [nonce, time or b"1", struct.pack("<?qqqq", True, 4, 1, 0, 0) * keys, b""]
+
+
+def names(volley):
+    return [command[0] for command in volley]
+
+
+def held(inquiries, react):
+    """The results, and the names of the commands of each volley; `react(command, volley number)` makes the replies."""
+    conversation = converse_by_slot(inquiries, 7)
+    volleys = []
+    try:
+        volley = next(conversation)
+        while True:
+            volleys.append(names(volley))
+            volley = conversation.send([react(command, len(volleys) - 1) for command in volley])
+    except StopIteration as end:
+        return end.value, volleys
+
+
+def test_each_slot_has_a_call_of_its_own_in_one_volley():
+    results, volleys = held([inquiry(1), inquiry(2), inquiry(1)], lambda command, _: answer(command))
+    assert results == [Reply(7, [Outcome(True, 4, 1)])] * 3
+    assert volleys == [["EVALSHA", "EVALSHA"]]
+
+
+def test_the_first_call_of_the_next_volley_teaches_the_script():
+    results, volleys = held([inquiry(1), inquiry(2)], lambda command, volley: answer(command) if volley else NO_SCRIPT)
+    assert all(isinstance(result, Reply) for result in results)
+    assert volleys == [["EVALSHA", "EVALSHA"], ["EVAL", "EVALSHA"]]
+
+
+def test_a_node_that_never_learns_is_away():
+    results, volleys = held([inquiry(1)], lambda *_: NO_SCRIPT)
+    assert away(results[0])
+    assert len(volleys) == 3
+
+
+def test_what_shares_a_slot_that_moves_is_asked_alone():
+    def react(command, volley):
+        return answer(command) if volley else MOVING
+
+    results, volleys = held([inquiry(1), inquiry(1), inquiry(2)], react)
+    assert isinstance(results[0], Reply)
+    assert isinstance(results[1], Reply)
+    assert type(results[2]) is Elsewhere
+    assert volleys == [["EVALSHA", "EVALSHA"], ["EVALSHA", "EVALSHA"]]
+
+
+def test_whoever_was_sent_here_asks_for_it_and_alone():
+    def react(command, _):
+        return b"OK" if command == ("ASKING",) else answer(command)
+
+    results, volleys = held([inquiry(1, asking=True), inquiry(1, asking=True), inquiry(1)], react)
+    assert all(isinstance(result, Reply) for result in results)
+    assert volleys == [["ASKING", "EVALSHA", "ASKING", "EVALSHA", "EVALSHA"]]
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        pytest.param("MOVED 5 127.0.0.1:7000", (("127.0.0.1", 7000), False), id="moved"),
+        pytest.param("MOVED 5 :7000", (("", 7000), False), id="moved to another port of the same host"),
+        pytest.param("ASK 5 ::1:7000", (("::1", 7000), True), id="asked elsewhere, by IPv6"),
+    ],
+)
+def test_a_redirection_says_where(error, expected):
+    results, _ = held([inquiry(1)], lambda *_: hiredis.ReplyError(error))
+    assert isinstance(results[0], Redirected)
+    assert (results[0].address, results[0].asking) == expected
+    assert not away(results[0])
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        pytest.param("CLUSTERDOWN The cluster is down", StoreUnavailable, id="the cluster is down"),
+        pytest.param("CLUSTERDOWN Hash slot not served", Spoilt, id="nobody has this slot"),
+        pytest.param("LOADING Redis is loading", StoreUnavailable, id="loading"),
+    ],
+)
+def test_another_error_is_that_slots_alone(error, kind):
+    def react(command, _):
+        return hiredis.ReplyError(error) if command[3] == "d:r:{1}" else answer(command)
+
+    results, _ = held([inquiry(1), inquiry(2)], react)
+    assert type(results[0]) is kind
+    assert isinstance(results[1], Reply)
+
+
+def test_a_reply_to_another_question_ends_the_conversation():
+    with pytest.raises(StoreUnavailable, match="another request"):
+        held([inquiry(1)], lambda command, _: [b"nonce", b"1", b"", b""])
+
+
+def test_a_slot_is_that_of_what_stands_in_the_braces():
+    assert slot_of("d:r:{x}") == slot_of("e:s:{x}") == key_slot(b"x")
+    assert by_slot(["d:r:{x}", "d:r:{y}", "d:s:{x}"]) == {slot_of("{x}"): [0, 2], slot_of("{y}"): [1]}
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        pytest.param([[0, 1, [b"a", 7, b"id"]], [2, 2, [b"b", 8, b"id"]]], [("a", 7), ("a", 7), ("b", 8)], id="names"),
+        pytest.param([[0, 0, [b"", 7, b"id"]], [2, 2, [None, 8]]], [("here", 7), None, ("here", 8)], id="no names"),
+        pytest.param([[0, 0, [b"a", 7, b"id", []], [b"replica", 9, b"id"]]], [("a", 7), None, None], id="a replica"),
+    ],
+)
+def test_the_table_of_slots_is_read(rows, expected):
+    assert _table(rows, "here")[:3] == expected
+
+
+@pytest.mark.parametrize("rows", [pytest.param(b"OK", id="a word"), pytest.param([[1]], id="too short"), None])
+def test_what_is_no_table_is_no_answer(rows):
+    with pytest.raises(StoreUnavailable):
+        _table(rows, "here")
+
+
+class TestSpanning:
+    """Of a request over two slots: what is given back, and what its reply is where a part is silent."""
+
+    ASKS = (Ask("d:r:{1}", QUOTA, 2), Ask("d:r:{2}", QUOTA, 3))
+    YES, NO = Outcome(True, 1, 9), Outcome(False, 0, 9, 5)
+
+    def request(self, commit=True):
+        return Spanning(self.ASKS, by_slot([ask.key for ask in self.ASKS]), commit=commit)
+
+    def test_where_one_denies_the_other_is_given_back_at_its_own_time(self):
+        request = self.request()
+        (back,) = request.returns([Reply(7, [self.YES]), Reply(8, [self.NO])])
+        assert (back.asks, back.charged_at) == ([self.ASKS[0]], 7)
+        looked = Outcome(True, 3, 0)
+        assert request.reply([Reply(10, [looked])]) == Reply(8, [looked, self.NO])
+
+    def test_what_cannot_be_returned_stays_charged(self):
+        request = self.request()
+        request.returns([Reply(7, [self.YES]), Reply(8, [self.NO])])
+        assert request.reply([StoreUnavailable("gone")]) == Reply(8, [self.YES, self.NO])
+
+    def test_a_look_gives_nothing_back(self):
+        request = self.request(commit=False)
+        assert request.returns([Reply(7, [self.YES]), Reply(8, [self.NO])]) == []
+
+    def test_a_silent_part_leaves_the_other_charged_and_the_rest_to_on_error(self):
+        request = self.request()
+        assert request.returns([Reply(7, [self.YES]), StoreUnavailable("gone")]) == []
+        with pytest.raises(StoreUnavailable, match="gone"):
+            request.reply([])
+
+    def test_a_denial_is_certain_whoever_is_silent(self):
+        request = self.request()
+        assert request.returns([StoreUnavailable("gone"), Reply(8, [self.NO])]) == []
+        assert request.reply([]) == Reply(8, [Outcome(True, 0, 0), self.NO])

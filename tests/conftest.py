@@ -1,0 +1,81 @@
+"""Fixtures that every test may ask for.
+
+`server`        one test for each server version on this machine; as new for each test
+`any_server`    the newest Valkey alone, for tests to which the version makes no difference
+`fresh_server`  a process of the test's own, to pause, kill and misconfigure
+`each_server`   as `server`, but never flushed: for hypothesis, which runs many examples in one test
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+from hypothesis import settings
+
+from tests.support.processes import dismiss
+from tests.support.servers import BINARIES, Binary, Server
+
+# The suite tries the same examples each time, so that a red run speaks of the change it ran on;
+# `pytest --hypothesis-profile=thorough` looks for new ones, and takes its time. No deadlines: other work may hold the
+# machine up.
+settings.register_profile("suite", deadline=None, max_examples=250, derandomize=True)
+settings.register_profile("thorough", deadline=None, max_examples=5_000)
+settings.load_profile("suite")
+
+
+class _Pool:
+    """Servers that run for the session, one for each version, started when first asked for."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._servers: dict[Binary, Server] = {}
+
+    def get(self, binary: Binary) -> Server:
+        server = self._servers.get(binary)
+        if server is None or not server.alive:
+            server = self._servers[binary] = self._stack.enter_context(Server(binary))
+        return server
+
+    def close(self) -> None:
+        self._stack.close()
+
+
+def pytest_unconfigure() -> None:
+    dismiss()
+
+
+@pytest.fixture(scope="session")
+def _pool() -> Iterator[_Pool]:
+    pool = _Pool()
+    yield pool
+    pool.close()
+
+
+@pytest.fixture(scope="session", params=[pytest.param(binary, id=binary.name) for binary in BINARIES])
+def each_server(request: pytest.FixtureRequest, _pool: _Pool) -> Server:
+    return _pool.get(request.param)
+
+
+@pytest.fixture
+def server(each_server: Server) -> Server:
+    each_server.flush()
+    return each_server
+
+
+@pytest.fixture
+def any_server(_pool: _Pool) -> Server:
+    server = _pool.get(_newest())
+    server.flush()
+    return server
+
+
+@pytest.fixture
+def fresh_server() -> Iterator[Server]:
+    with Server(_newest()) as server:
+        yield server
+
+
+def _newest() -> Binary:
+    if not BINARIES:
+        pytest.skip("no Redis or Valkey server on this machine")
+    return BINARIES[0]

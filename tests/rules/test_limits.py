@@ -1,0 +1,208 @@
+"""The texts of limits and times, and the counters that come of them."""
+
+import pytest
+
+from ratelimit_mw import ConfigurationError
+from ratelimit_mw.model import Quota
+from ratelimit_mw.rules.limits import DAY, Malformed, parse_duration, parse_limit, parse_period, spell
+from tests.rules.corpus import request, rules
+
+case = pytest.param
+
+
+S = 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("text", "limit", "period"),
+    [
+        case("100 per minute", 100, 60 * S, id="as in the README"),
+        case("100/minute", 100, 60 * S, id="a slash"),
+        case("100 / minute", 100, 60 * S, id="a slash with spaces"),
+        case("10/2s", 10, 2 * S, id="a slash and a short unit"),
+        case("10 per 2 seconds", 10, 2 * S, id="a plural"),
+        case("1 per 1 hours", 1, 3_600 * S, id="a plural of one"),
+        case("5 PER Day", 5, DAY, id="capitals"),
+        case("  5   per   3   d  ", 5, 3 * DAY, id="many spaces"),
+        case("5/s", 5, S, id="s"),
+        case("5/m", 5, 60 * S, id="m is a minute"),
+        case("5/h", 5, 3_600 * S, id="h"),
+        case("5/d", 5, DAY, id="d"),
+        case("5/w", 5, 7 * DAY, id="w"),
+        case("5 per week", 5, 7 * DAY, id="a week"),
+        case("5 per month", 5, 30 * DAY, id="a month is 30 days"),
+        case("5 per year", 5, 365 * DAY, id="a year is 365 days"),
+        case("0 per day", 0, DAY, id="nothing at all"),
+        case("007 per minute", 7, 60 * S, id="zeros before a number within a text are decimal"),
+    ],
+)
+def test_a_limit_is(text, limit, period):
+    assert parse_limit(text) == (limit, period, None)
+
+
+def test_unlimited_is_no_window():
+    assert parse_limit("unlimited") is None
+    assert parse_limit(" Unlimited ") is None
+
+
+@pytest.mark.parametrize(
+    "text", ["", "5", "per minute", "5 minutes", "5 each hour", "\u0665 per hour", "5 per", "5//s"]
+)
+def test_is_no_limit(text):
+    with pytest.raises(Malformed):
+        parse_limit(text)
+
+
+@pytest.mark.parametrize("text", ["", "5", "5 5 s", "minutess", "0s", "1.5 h", "-1 s", "9" * 30 + " s"])
+def test_is_no_period(text):
+    with pytest.raises(Malformed):
+        parse_period(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("100ms", 0.1), ("2s", 2.0), ("1m", 60.0), ("1.5s", 1.5), (" 250 ms ", 0.25)],
+)
+def test_a_duration_is(text, seconds):
+    assert parse_duration(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["", "100", "ms", "-1s", "1h", "1e3ms", "1.s", "1 s s"])
+def test_is_no_duration(text):
+    with pytest.raises(Malformed):
+        parse_duration(text)
+
+
+@pytest.mark.parametrize(
+    ("period", "words"),
+    [
+        (S, "second"),
+        (90 * S, "90 seconds"),
+        (120 * S, "2 minutes"),
+        (7 * DAY, "week"),
+        (30 * DAY, "30 days"),
+    ],
+)
+def test_a_period_in_words(period, words):
+    assert spell(period) == words
+
+
+def counters(rule, **headers):
+    planned = rules(rule, client={"tier": "header:x-tier"}).plan(request(headers=headers))
+    return [(charge.ask.key, charge.ask.quota) for charge in planned]
+
+
+KEY = "d:r0:sw60:{ip=192.0.2.1}"
+FIVE = Quota("sliding_window", 5, 60 * S)
+
+
+@pytest.mark.parametrize(
+    ("rule", "key", "quota"),
+    [
+        case({}, KEY, FIVE, id="by default a sliding window, by ip"),
+        case({"limit": {"requests": 5, "per": "minute"}}, KEY, FIVE, id="a mapping"),
+        case({"algorithm": "fixed_window"}, "d:r0:fw60:{ip=192.0.2.1}", Quota("fixed_window", 5, 60 * S), id="fixed"),
+        case({"algorithm": "sliding_log"}, "d:r0:sl60:{ip=192.0.2.1}", Quota("sliding_log", 5, 60 * S), id="log"),
+        case(
+            {"algorithm": "bucketed_window"},
+            "d:r0:bw60:{ip=192.0.2.1}",
+            Quota("bucketed_window", 5, 60 * S),
+            id="buckets",
+        ),
+        case(
+            {"algorithm": "bucketed_window", "buckets": 6},
+            "d:r0:bw60/6:{ip=192.0.2.1}",
+            Quota("bucketed_window", 5, 60 * S, 0, 6),
+            id="other buckets are other counters",
+        ),
+        case(
+            {"algorithm": "token_bucket"},
+            "d:r0:tb60:{ip=192.0.2.1}",
+            Quota("token_bucket", 5, 60 * S, 5),
+            id="burst is N",
+        ),
+        case(
+            {"algorithm": "token_bucket", "burst": 9},
+            "d:r0:tb60:{ip=192.0.2.1}",
+            Quota("token_bucket", 5, 60 * S, 9),
+            id="the burst is not in the key",
+        ),
+        case(
+            {"algorithm": "token_bucket", "burst": 9, "limit": {"requests": 5, "per": "m", "burst": 7}},
+            "d:r0:tb60:{ip=192.0.2.1}",
+            Quota("token_bucket", 5, 60 * S, 7),
+            id="a limit's own burst wins",
+        ),
+        case(
+            {"algorithm": "token_bucket", "limit": "0/s", "burst": 9},
+            "d:r0:tb1:{ip=192.0.2.1}",
+            Quota("token_bucket", 0, S, 0),
+            id="a bucket of nothing has no burst",
+        ),
+        case({"name": "a:b {c}~%/é"}, "d:a%3Ab%20%7Bc%7D%7E%25%2F%C3%A9:sw60:{ip=192.0.2.1}", FIVE, id="escaped"),
+    ],
+)
+def test_a_counter_is(rule, key, quota):
+    assert counters(rule) == [(key, quota)]
+
+
+def test_a_list_is_one_counter_for_each_window():
+    listed = counters({"limit": ["5 per minute", "20 per hour"]})
+    assert listed == [(KEY, FIVE), ("d:r0:sw3600:{ip=192.0.2.1}", Quota("sliding_window", 20, 3_600 * S))]
+
+
+class TestTiers:
+    RULE = {"limit": {"default": "5 per minute", "premium": ["50 per minute", "100 per hour"], "staff": "unlimited"}}  # noqa: RUF012
+
+    def test_who_has_none_or_one_that_is_not_named_has_the_default(self):
+        assert counters(self.RULE) == [(KEY, FIVE)]
+        assert counters(self.RULE, **{"x-tier": "gold"}) == [(KEY, FIVE)]
+
+    def test_a_tier_has_its_own_limits_under_the_same_key(self):
+        premium = counters(self.RULE, **{"x-tier": "premium"})
+        assert premium == [
+            (KEY, Quota("sliding_window", 50, 60 * S)),
+            ("d:r0:sw3600:{ip=192.0.2.1}", Quota("sliding_window", 100, 3_600 * S)),
+        ]
+
+    def test_a_tier_may_be_unlimited(self):
+        assert counters(self.RULE, **{"x-tier": "staff"}) == []
+
+    def test_a_tier_may_go_by_a_mapping(self):
+        rule = {"limit": {"default": {"requests": 5, "per": "minute"}, "premium": {"requests": 6, "per": "minute"}}}
+        assert counters(rule, **{"x-tier": "premium"}) == [(KEY, Quota("sliding_window", 6, 60 * S))]
+
+
+@pytest.mark.parametrize(
+    ("limit", "algorithm", "loads"),
+    [
+        case("1000000000 per second", "sliding_window", True, id="10^9"),
+        case("1000000000 per 10 years", "sliding_window", True, id="10 years"),
+        case("10000 per day", "sliding_log", True, id="a log of 10 000"),
+        case("1000000 per second", "token_bucket", True, id="a token per microsecond"),
+        case("1000001 per second", "token_bucket", False, id="more than a token per microsecond"),
+        case("60000001 per minute", "token_bucket", False, id="more than a token per microsecond, on average"),
+        case("3651 per 3651 days", "fixed_window", False, id="10 years and a day"),
+    ],
+)
+def test_caps(limit, algorithm, loads):
+    try:
+        rules({"limit": limit, "algorithm": algorithm})
+    except ConfigurationError:
+        assert not loads
+    else:
+        assert loads
+
+
+@pytest.mark.parametrize(
+    ("own", "asked", "charged"),
+    [(1, 1, 1), (2, 1, 2), (2, 3, 6), (0, 3, 0), (2, 0, 0)],
+)
+def test_the_cost_is_the_requests_times_the_rules(own, asked, charged):
+    (charge,) = rules({"cost": own}).plan(request(), asked)
+    assert charge.ask.cost == charged
+
+
+def test_a_limit_of_nothing_takes_any_cost():
+    (charge,) = rules({"limit": "0 per minute", "cost": 5}).plan(request())
+    assert charge.ask.quota.limit == 0

@@ -1,0 +1,7 @@
+"""A load that tests set, for `load: python:tests.shells.loads:load`."""
+
+level = 0.0
+
+
+def load():
+    return level

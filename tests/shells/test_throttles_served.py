@@ -1,0 +1,173 @@
+"""Soft and elastic limits under real servers, and the load as the middlewares see it."""
+
+import asyncio
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from wsgiref.util import setup_testing_defaults
+
+import httpx
+import pytest
+
+from ratelimit_mw import RateLimiter
+from ratelimit_mw.asgi import RateLimitMiddleware as Asgi
+from ratelimit_mw.wsgi import RateLimitMiddleware as Wsgi
+from tests.shells.asking import IP, exchange, http_scope
+from tests.support.apps import gunicorn, uvicorn
+
+RULES = """
+domain: d
+load: python:served:load
+storage: {{url: "{url}", timeout: 2s}}
+rules:
+  - {{name: soft, match: {{path: /soft}}, by: query:who, limit: 10 per day, throttle: {{soft: 20%}}}}
+  - name: elastic
+    match: {{path: /elastic}}
+    by: query:who
+    limit: 10 per day
+    throttle: {{elastic: {{up_to: 200%, below: 0.7}}}}
+"""
+SERVED = """
+from pathlib import Path
+from ratelimit_mw.{kind} import RateLimitMiddleware
+
+def load():
+    return Path("level").read_text()
+
+async def asgi(scope, receive, send):
+    await send({{"type": "http.response.start", "status": 200, "headers": []}})
+    await send({{"type": "http.response.body", "body": b"hello"}})
+
+def wsgi(environ, start_response):
+    start_response("200 OK", [("Content-Length", "5")])
+    return [b"hello"]
+
+app = RateLimitMiddleware({kind}, "ratelimits.yaml")
+"""
+
+
+@pytest.mark.parametrize(("kind", "serve"), [("asgi", uvicorn), ("wsgi", gunicorn)])
+@pytest.mark.parametrize("storage", ["memory", "Redis"])
+def test_limits_give_way_over_http(tmp_path, request, kind, serve, storage):
+    url = "memory://" if storage == "memory" else request.getfixturevalue("any_server").url
+    (tmp_path / "ratelimits.yaml").write_text(RULES.format(url=url))
+    (tmp_path / "served.py").write_text(SERVED.format(kind=kind))
+    (tmp_path / "level").write_text("0.1")
+    with serve("served:app", cwd=tmp_path) as running, httpx.Client(base_url=running.url) as client:
+        soft = [client.get("/soft?who=a") for _ in range(13)]
+        idle = [client.get("/elastic?who=a") for _ in range(21)]
+        (tmp_path / "level").write_text("0.9")
+        client.get("/elastic?who=nobody")
+        deadline = time.monotonic() + 10
+        while client.get("/elastic?who=a").status_code == 200 and time.monotonic() < deadline:
+            time.sleep(0.1)
+        time.sleep(1.2)
+        loaded = [client.get("/elastic?who=b") for _ in range(12)]
+    assert [answer.status_code for answer in soft] == [200] * 12 + [429]
+    assert [answer.headers.get("X-RateLimit-Over") for answer in soft] == [None] * 10 + ["soft"] * 2 + [None]
+    assert {answer.headers["X-RateLimit-Limit"] for answer in soft} == {"10"}
+    assert [answer.status_code for answer in idle] == [200] * 20 + [429]
+    assert [answer.headers.get("X-RateLimit-Over") for answer in idle] == [None] * 10 + ["elastic"] * 10 + [None]
+    assert [answer.status_code for answer in loaded] == [200] * 10 + [429] * 2
+
+
+def elastic(capacity):
+    rule = {"name": "a", "limit": "10 per day", "throttle": {"elastic": {"up_to": "200%", "below": 0.7}}}
+    return RateLimiter({"domain": "d", "load": {"capacity": capacity}, "rules": [rule]}, storage="memory://")
+
+
+class Idle:
+    def share(self, now):
+        return 0.0
+
+
+def measured(engine, ahead):
+    """The meter of an engine on a machine that does nothing else, its clock `ahead[0]` seconds ahead."""
+    meter = engine.meter(engine.rules)
+    meter._processor, meter._clock = Idle(), lambda: time.monotonic() + ahead[0]
+    return meter
+
+
+def passed(engine, ip):
+    return sum(engine.check({"ip": ip}).allowed for _ in range(30))
+
+
+def test_requests_in_flight_close_a_limit_under_asgi():
+    async def main():
+        ahead, engine = [0.0], elastic(capacity=4)
+        meter, done = measured(engine, ahead), asyncio.Event()
+
+        async def app(scope, receive, send):
+            await done.wait()
+
+        served = Asgi(app, limiter=engine)
+        before = passed(engine, "192.0.2.1")
+        slow = [asyncio.create_task(exchange(served, http_scope())) for _ in range(5)]
+        await asyncio.sleep(0)
+        # The loop's own lag is not what this is about: nobody is late by a clock that jumps.
+        meter._due = None
+        for _ in range(2):
+            ahead[0] += 10
+            meter.load()
+        under_load = passed(engine, "192.0.2.2")
+        done.set()
+        await asyncio.gather(*slow)
+        for _ in range(2):
+            ahead[0] += 10
+            meter._due = None
+            passed(engine, IP)
+        return before, under_load, passed(engine, "192.0.2.3")
+
+    assert asyncio.run(main()) == (20, 10, 20)
+
+
+def test_busy_threads_close_a_limit_under_wsgi():
+    ahead, engine, done = [0.0], elastic(capacity=4), threading.Event()
+    meter, came = measured(engine, ahead), threading.Barrier(6)
+
+    def app(environ, start_response):
+        came.wait(10)
+        done.wait(10)
+        start_response("200 OK", [])
+        return []
+
+    served = Wsgi(app, limiter=engine)
+
+    def one(_):
+        environ = {"REMOTE_ADDR": IP}
+        setup_testing_defaults(environ)
+        served(environ, lambda status, headers: None)
+
+    before = passed(engine, "192.0.2.1")
+    with ThreadPoolExecutor(5) as pool:
+        slow = pool.map(one, range(5))
+        came.wait(10)
+        for _ in range(2):
+            ahead[0] += 10
+            meter.load()
+        under_load = passed(engine, "192.0.2.2")
+        done.set()
+        list(slow)
+    for _ in range(2):
+        ahead[0] += 10
+        passed(engine, IP)
+    assert (before, under_load, passed(engine, "192.0.2.3")) == (20, 10, 20)
+
+
+def test_a_queue_before_the_threads_closes_a_limit_if_a_trusted_proxy_says_so():
+    rule = {"name": "a", "limit": "10 per day", "throttle": {"elastic": {"up_to": "200%", "below": 0.7}}}
+    client = {"trusted_proxies": "10.0.0.0/8"}
+    seen = []
+    for proxy in ("10.0.0.1", "192.0.2.9"):
+        with RateLimiter({"domain": "d", "client": client, "rules": [rule]}, storage="memory://") as engine:
+            meter = measured(engine, [0.0])
+
+            def app(environ, start_response):
+                start_response("200 OK", [])
+                return []
+
+            environ = {"REMOTE_ADDR": proxy, "HTTP_X_REQUEST_START": f"t={time.time() - 2:.3f}"}
+            setup_testing_defaults(environ)
+            Wsgi(app, limiter=engine)(environ, lambda status, headers: None)
+            seen.append(meter.load())
+    assert seen == [1.0, 0.0]

@@ -1,0 +1,262 @@
+"""What every store promises: tests that each of them inherits.
+
+A subclass names itself and opens its stores:
+
+    class TestMine(Contract):
+        @pytest.fixture
+        def make(self): return lambda **options: MyStore(**options)
+"""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from ratelimit_mw import ManualClock
+from ratelimit_mw.model import NEVER, SECOND, Ask, Outcome, Quota
+
+MINUTE = 60 * SECOND
+BUCKETS = ("token_bucket", "leaky_bucket")
+EXACT = ("fixed_window", "sliding_log", "bucketed_window", *BUCKETS)
+ALL = (*EXACT, "sliding_window")
+
+
+def quota(limit, name="fixed_window", period=3_600 * SECOND):
+    bucket = name in BUCKETS
+    return Quota(name, limit, period, limit if bucket else 0, max_wait=period if name == "leaky_bucket" else 0)
+
+
+class Contract:
+    """Asks are made through `self.decide(store, asks, …)`, so that a subclass may ask by other means."""
+
+    @pytest.fixture
+    def clock(self):
+        return ManualClock(1_700_000_040)
+
+    @pytest.fixture
+    def store(self, make, clock):
+        store = make(clock=clock)
+        yield store
+        store.close()
+
+    def decide(self, store, asks, *, commit=True):
+        return store.decide(asks, commit=commit)
+
+    def forget(self, store, keys):
+        store.forget(keys)
+
+    def refund(self, store, asks, charged_at):
+        store.refund(asks, charged_at)
+
+    def charge(self, store, asks, instead_of=None):
+        return store.charge(asks, instead_of=instead_of)
+
+    def remaining(self, store, asks):
+        looked = self.decide(store, [ask._replace(cost=0) for ask in asks], commit=False)
+        return [outcome.remaining for outcome in looked.outcomes]
+
+    def taken(self, store, key, limit=100):
+        """How much of a counter is used, without touching it."""
+        return limit - self.decide(store, [Ask(key, quota(limit), 0)], commit=False).outcomes[0].remaining
+
+    @pytest.mark.parametrize("name", ALL)
+    def test_a_limit_holds_and_ends(self, store, clock, name):
+        ask = Ask("d:r:{x}", quota(3, name, MINUTE))
+        replies = [self.decide(store, [ask]) for _ in range(4)]
+        assert [reply.admits([ask]) for reply in replies] == [True, True, True, False]
+        assert [reply.outcomes[0].remaining for reply in replies] == [2, 1, 0, 0]
+        clock.advance(replies[3].outcomes[0].retry_after / SECOND)
+        assert self.decide(store, [ask]).admits([ask])
+
+    def test_the_reply_has_the_time_and_an_outcome_for_each_ask_in_order(self, store, clock):
+        asks = [Ask(f"d:r{n}:{{x}}", quota(n)) for n in (5, 3, 9)]
+        reply = self.decide(store, asks)
+        assert reply.now == clock.now()
+        assert [outcome.remaining for outcome in reply.outcomes] == [4, 2, 8]
+
+    def test_counters_are_found_by_what_their_keys_begin_with(self, store):
+        keys = [f"d:r{n}:{{{x}}}" for n in (1, 10) for x in ("a", "b*", "[c]")]
+        for key in (*keys, "e:r1:{a}", "d:r*:{a}"):
+            self.decide(store, [Ask(key, quota(5))])
+        assert sorted(store.keys("d:r1")) == sorted(keys)
+        assert sorted(store.keys("d:r1:{")) == sorted(keys[:3])
+        assert list(store.keys("d:r*:")) == ["d:r*:{a}"]
+        assert list(store.keys("d:r2")) == []
+
+    def test_no_asks_no_outcomes(self, store):
+        assert list(self.decide(store, []).outcomes) == []
+
+    def test_what_one_denies_is_charged_to_none(self, store):
+        asks = [Ask("d:a:{x}", quota(100)), Ask("d:b:{x}", quota(1)), Ask("d:c:{x}", quota(100))]
+        assert self.decide(store, asks).admits(asks)
+        reply = self.decide(store, asks)
+        assert [outcome.allowed for outcome in reply.outcomes] == [True, False, True]
+        assert [outcome.remaining for outcome in reply.outcomes] == [99, 0, 99]
+        assert self.taken(store, "d:a:{x}") == self.taken(store, "d:c:{x}") == 1
+
+    def test_a_shadow_neither_denies_nor_is_charged_for_what_it_would_have_denied(self, store):
+        asks = [Ask("d:a:{x}", quota(100)), Ask("d:s:{x}", quota(2), 1, shadow=True)]
+        replies = [self.decide(store, asks) for _ in range(4)]
+        assert [reply.admits(asks) for reply in replies] == [True] * 4
+        assert [reply.outcomes[1].allowed for reply in replies] == [True, True, False, False]
+        assert self.taken(store, "d:a:{x}") == 4
+        assert self.taken(store, "d:s:{x}", 2) == 2
+
+    def test_a_shadow_is_not_charged_for_what_another_denied(self, store):
+        asks = [Ask("d:s:{x}", quota(100), 1, shadow=True), Ask("d:b:{x}", quota(0))]
+        assert not self.decide(store, asks).admits(asks)
+        assert self.taken(store, "d:s:{x}") == 0
+
+    @pytest.mark.parametrize("name", ALL)
+    def test_a_look_charges_nothing_and_says_what_would_be(self, store, name):
+        ask = Ask("d:r:{x}", quota(1, name))
+        assert [self.decide(store, [ask], commit=False).outcomes[0].remaining for _ in range(3)] == [1, 1, 1]
+        assert self.decide(store, [ask]).admits([ask])
+        assert not self.decide(store, [ask], commit=False).admits([ask])
+
+    @pytest.mark.parametrize("name", ALL)
+    def test_a_limit_of_zero_denies_for_ever_even_what_is_free(self, store, name):
+        for cost in (0, 1):
+            outcome = self.decide(store, [Ask("d:r:{x}", quota(0, name), cost)]).outcomes[0]
+            assert (outcome.allowed, outcome.remaining, outcome.retry_after) == (False, 0, NEVER)
+
+    @pytest.mark.parametrize("name", ALL)
+    def test_what_is_free_passes_an_exhausted_counter(self, store, name):
+        self.decide(store, [Ask("d:r:{x}", quota(3, name), 3)])
+        assert self.decide(store, [Ask("d:r:{x}", quota(3, name), 0)]).outcomes[0].allowed
+
+    @pytest.mark.parametrize("name", ALL)
+    def test_a_cost_beyond_the_limit_never_passes(self, store, name):
+        outcome = self.decide(store, [Ask("d:r:{x}", quota(3, name), 10**15)]).outcomes[0]
+        assert (outcome.allowed, outcome.remaining, outcome.retry_after) == (False, 3, NEVER)
+
+    def test_a_queue_gives_turns_in_order_and_a_look_takes_none(self, store, clock):
+        ask = Ask("d:q:{x}", Quota("leaky_bucket", 1, SECOND, 4, max_wait=4 * SECOND))
+        looked = self.decide(store, [ask], commit=False)
+        turns = [self.decide(store, [ask]).outcomes[0].delay for _ in range(3)]
+        assert [looked.outcomes[0].delay, *turns] == [0, 0, SECOND, 2 * SECOND]
+        clock.advance(0.5)
+        assert self.decide(store, [ask], commit=False).outcomes[0].delay == 2_500_000
+        assert [self.decide(store, [ask]).outcomes[0].delay for _ in range(2)] == [2_500_000, 0]
+        assert not self.decide(store, [ask]).admits([ask])
+
+    def test_a_bucket_waits_for_its_token_as_long_as_it_may(self, store):
+        ask = Ask("d:t:{x}", Quota("token_bucket", 1, SECOND, 2, max_wait=2 * SECOND))
+        replies = [self.decide(store, [ask]) for _ in range(5)]
+        assert [reply.outcomes[0].delay for reply in replies] == [0, 0, SECOND, 2 * SECOND, 0]
+        assert not replies[4].admits([ask])
+        assert replies[4].outcomes[0].retry_after == SECOND
+
+    def test_who_is_denied_elsewhere_has_no_turn(self, store):
+        queue, gate = Ask("d:q:{x}", Quota("leaky_bucket", 1, SECOND, 4, max_wait=4 * SECOND)), Ask("d:g:{x}", quota(0))
+        assert not self.decide(store, [queue, gate]).admits([queue, gate])
+        assert self.decide(store, [queue]).outcomes[0].delay == 0
+
+    def test_distinct_keys_are_distinct_counters(self, store):
+        keys = ["d:r:{a}", "d:r:{b}", "d:r:{a}b", "d:r:{A}", "d:r:{}", "d:r2:{a}", "e:r:{a}", "d:r:{ä}"]
+        for number, key in enumerate(keys, 1):
+            for _ in range(number):
+                self.decide(store, [Ask(key, quota(100))])
+        assert [self.taken(store, key) for key in keys] == list(range(1, len(keys) + 1))
+
+    def test_forgotten_counters_are_as_if_unused_and_the_others_stay(self, store):
+        for key in ("d:a:{x}", "d:b:{x}", "d:c:{x}"):
+            self.decide(store, [Ask(key, quota(100), 7)])
+        self.forget(store, ["d:a:{x}", "d:b:{x}", "d:unknown:{x}"])
+        assert [self.taken(store, key) for key in ("d:a:{x}", "d:b:{x}", "d:c:{x}")] == [0, 0, 7]
+
+    @pytest.mark.parametrize("name", ALL)
+    def test_what_is_given_back_was_never_charged(self, store, clock, name):
+        asks = [Ask(f"d:{n}:{{x}}", quota(100, name), n) for n in (3, 5)]
+        kept = self.decide(store, asks)
+        clock.advance(1)
+        back = self.decide(store, asks)
+        assert [outcome.remaining for outcome in back.outcomes] == [94, 90]
+        clock.advance(1)
+        self.refund(store, asks, back.now)
+        looked = self.decide(store, [ask._replace(cost=0) for ask in asks], commit=False)
+        assert [outcome.remaining for outcome in looked.outcomes] == [97, 95]
+        self.refund(store, asks[:1], kept.now)
+        looked = self.decide(store, [ask._replace(cost=0) for ask in asks], commit=False)
+        assert [outcome.remaining for outcome in looked.outcomes] == [100, 95]
+
+    @pytest.mark.parametrize("name", ALL)
+    def test_what_is_charged_without_being_asked_is_never_denied(self, store, clock, name):
+        asks = [Ask(f"d:{n}:{{x}}", quota(10, name), n) for n in (3, 9)]
+        at = self.charge(store, asks)
+        assert at == clock.now()
+        assert self.remaining(store, asks) == [7, 1]
+        at = self.charge(store, asks)
+        assert self.remaining(store, asks) == [4, 0]
+        assert self.decide(store, [asks[1]._replace(cost=1)]).outcomes[0].allowed is False
+        self.refund(store, asks, at)
+        assert self.remaining(store, asks) == [7, 1]
+
+    @pytest.mark.parametrize("name", ALL)
+    def test_a_debt_is_paid_back_within_two_windows(self, store, clock, name):
+        ask = Ask("d:r:{x}", quota(10, name, MINUTE), 10**15)
+        self.charge(store, [ask])
+        self.charge(store, [ask])
+        denied = self.decide(store, [ask._replace(cost=1)]).outcomes[0]
+        assert not denied.allowed
+        assert 0 < denied.retry_after <= 2 * MINUTE
+        clock.advance((denied.retry_after - 1) / SECOND)
+        assert not self.decide(store, [ask._replace(cost=1)]).outcomes[0].allowed
+        clock.advance(1 / SECOND)
+        assert self.decide(store, [ask._replace(cost=1)]).outcomes[0].allowed
+
+    def test_what_lasts_is_charged_anew_in_place_of_what_was_charged(self, store, clock):
+        ask = Ask("d:r:{x}", quota(10, "bucketed_window", MINUTE), 4)
+        at = self.decide(store, [ask]).now
+        for _ in range(5):
+            clock.advance(40)
+            at = self.charge(store, [ask], at)
+            assert self.remaining(store, [ask]) == [6]
+        self.refund(store, [ask], at)
+        assert self.remaining(store, [ask]) == [10]
+
+    def test_nothing_is_charged_where_nothing_may_pass(self, store):
+        for name in BUCKETS:
+            self.charge(store, [Ask(f"d:{name}:{{x}}", quota(0, name))])
+
+    def test_to_charge_nothing_is_fine(self, store):
+        self.charge(store, [])
+
+    def test_to_give_back_to_an_unused_counter_is_fine(self, store, clock):
+        self.refund(store, [Ask("d:r:{x}", quota(100))], clock.now())
+        assert self.taken(store, "d:r:{x}") == 0
+
+    def test_to_give_nothing_back_is_fine(self, store, clock):
+        self.refund(store, [], clock.now())
+
+    def test_to_forget_nothing_is_fine(self, store):
+        self.forget(store, [])
+
+    def test_an_outcome_is_made_of_whole_numbers(self, store):
+        outcome = self.decide(
+            store, [Ask("d:r:{x}", quota(10**9, "sliding_window", 3_650 * 86_400 * SECOND))]
+        ).outcomes[0]
+        assert isinstance(outcome, Outcome)
+        assert [type(part) for part in outcome] == [bool, int, int, int, int]
+        assert outcome.remaining == 10**9 - 1
+
+    def test_closed_twice_and_used_again(self, make):
+        store = make()
+        self.decide(store, [Ask("d:r:{x}", quota(100))])
+        store.close()
+        store.close()
+        assert self.decide(store, [Ask("d:r:{x}", quota(100))]).outcomes[0].remaining == 98
+        store.close()
+
+    @pytest.mark.parametrize("name", EXACT)
+    def test_200_threads_admit_exactly_the_limit(self, make, name):
+        store, gate = make(timeout=10), threading.Barrier(200)
+        ask = Ask("d:r:{x}", quota(100, name))
+
+        def request(_):
+            gate.wait()
+            return sum(self.decide(store, [ask]).admits([ask]) for _ in range(3))
+
+        with ThreadPoolExecutor(200) as pool:
+            assert sum(pool.map(request, range(200))) == 100
+        store.close()

@@ -1,0 +1,800 @@
+"""Leases and write-back: what a process decides by itself, and what the store hears of it."""
+
+import asyncio
+import contextlib
+import os
+import random
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+
+from ratelimit_mw import ManualClock
+from ratelimit_mw.errors import StoreUnavailable
+from ratelimit_mw.model import SECOND, Ask, Quota
+from ratelimit_mw.stores.bounds import worst_over_admission, worst_under_admission
+from ratelimit_mw.stores.deny_cache import DenyCache
+from ratelimit_mw.stores.leases import Leases
+from ratelimit_mw.stores.memory import MemoryStore
+from ratelimit_mw.stores.redis import RedisStore
+from ratelimit_mw.stores.shares import KINDS, PART
+from tests.stores.contract import Contract
+
+MINUTE = 60 * SECOND
+START = 1_700_000_040  # on the minute
+
+
+def quota(limit, consistency="lease", name="fixed_window", period=MINUTE):
+    return Quota(name, limit, period, consistency=consistency)
+
+
+class Counted:
+    """A memory store that counts what it is asked, and may be away."""
+
+    def __init__(self, clock):
+        self.store = MemoryStore(clock=clock)
+        self.decided = self.settled = 0
+        self.away = False
+
+    def decide(self, asks, *, commit=True):
+        self._here()
+        self.decided += 1
+        return self.store.decide(asks, commit=commit)
+
+    async def adecide(self, asks, *, commit=True):
+        return self.decide(asks, commit=commit)
+
+    def refund(self, asks, charged_at):
+        self._here()
+        self.settled += 1
+        self.store.refund(asks, charged_at)
+
+    async def arefund(self, asks, charged_at):
+        self.refund(asks, charged_at)
+
+    def forget(self, keys):
+        self.store.forget(keys)
+
+    async def aforget(self, keys):
+        self.store.forget(keys)
+
+    def close(self):
+        self.store.close()
+
+    async def aclose(self):
+        self.store.close()
+
+    def _here(self):
+        if self.away:
+            raise StoreUnavailable("away")
+
+    def taken(self, ask):
+        quota = replace(ask.quota, limit=10**9)
+        return 10**9 - self.store.decide([Ask(ask.key, quota, 0)], commit=False).outcomes[0].remaining
+
+
+@pytest.fixture
+def clock():
+    return ManualClock(START)
+
+
+@pytest.fixture
+def store(clock):
+    return Counted(clock)
+
+
+@pytest.fixture
+def leases(store, clock):
+    return Leases(store, clock)
+
+
+def admitted(leases, ask, times):
+    return sum(leases.decide([ask]).admits([ask]) for _ in range(times))
+
+
+class _Local(Contract):
+    """The contract of every store, with each rule kept locally that can be."""
+
+    consistency = "lease"
+
+    def decide(self, store, asks, *, commit=True):
+        return store.decide([self._kept(ask) for ask in asks], commit=commit)
+
+    def _kept(self, ask):
+        fits = ask.quota.algorithm in KINDS[self.consistency]
+        return ask._replace(quota=replace(ask.quota, consistency=self.consistency)) if fits else ask
+
+
+class TestLeasesOnMemory(_Local):
+    @pytest.fixture
+    def make(self):
+        return lambda *, clock=None, timeout=None: Leases(MemoryStore(clock=clock), clock)
+
+
+class TestLeasesOnRedis(_Local):
+    @pytest.fixture
+    def make(self, any_server):
+        return lambda *, clock=None, timeout=2: Leases(RedisStore(any_server.url, timeout=timeout, clock=clock), clock)
+
+
+class TestWriteBackOnMemory(_Local):
+    consistency = "write_back"
+
+    @pytest.fixture
+    def make(self):
+        return lambda *, clock=None, timeout=None: Leases(MemoryStore(clock=clock), clock)
+
+
+class TestWriteBackOnRedis(_Local):
+    consistency = "write_back"
+
+    @pytest.fixture
+    def make(self, any_server):
+        return lambda *, clock=None, timeout=2: Leases(RedisStore(any_server.url, timeout=timeout, clock=clock), clock)
+
+
+class TestLeasesAwaited(_Local):
+    @pytest.fixture
+    def make(self, any_server):
+        return lambda *, clock=None, timeout=2: Leases(RedisStore(any_server.url, timeout=timeout, clock=clock), clock)
+
+    def decide(self, store, asks, *, commit=True):
+        return asyncio.run(store.adecide([self._kept(ask) for ask in asks], commit=commit))
+
+    def forget(self, store, keys):
+        asyncio.run(store.aforget(keys))
+
+    def refund(self, store, asks, charged_at):
+        asyncio.run(store.arefund(asks, charged_at))
+
+    def charge(self, store, asks, instead_of=None):
+        return asyncio.run(store.acharge(asks, instead_of=instead_of))
+
+
+# --------------------------------------------------------------------------------- what is decided here
+
+
+@pytest.mark.parametrize("name", sorted(KINDS["lease"]))
+def test_one_process_admits_exactly_the_limit_with_a_few_calls(leases, store, name):
+    ask = Ask("d:r:{x}", quota(10_000, name=name))
+    assert admitted(leases, ask, 10_010) == 10_000
+    assert store.decided < 120
+
+
+def test_leases_grow_while_they_are_used_up_and_take_an_eighth_at_most(leases, store):
+    ask, taken = Ask("d:r:{x}", quota(1_000)), []
+    for _ in range(200):
+        before = store.taken(ask)
+        leases.decide([ask])
+        if store.taken(ask) > before:
+            taken.append(store.taken(ask) - before)
+            assert taken[-1] <= (1_000 - before) / PART + 1
+    assert taken[:6] == [1, 2, 4, 8, 16, 32]
+
+
+def test_a_quiet_counter_is_asked_for_each_time(leases, store, clock):
+    ask = Ask("d:r:{x}", quota(1_000))
+    for _ in range(5):
+        leases.decide([ask])
+        clock.advance(1.5)
+    assert store.decided == store.taken(ask) == 5
+    assert store.settled == 0
+
+
+def test_the_size_follows_the_traffic(leases, store, clock):
+    ask = Ask("d:r:{x}", quota(1_000_000))
+    for rate in (400, 40, 40, 40):
+        asked = store.decided
+        for _ in range(rate * 3):
+            assert leases.decide([ask]).admits([ask])
+            clock.advance(1 / rate)
+        assert store.decided - asked < 16
+    leases.decide([ask])
+    assert store.taken(ask) < 400 * 3 + 40 * 9 + 1 + 2 * 40  # what is held besides fits to the rate of now
+
+
+def test_what_is_said_of_a_counter_counts_what_was_spent_here(leases, clock):
+    ask = Ask("d:r:{x}", quota(100))
+    replies = []
+    for _ in range(60):
+        replies.append(leases.decide([ask]))
+        clock.advance(0.1)
+    assert [reply.outcomes[0].remaining for reply in replies] == list(range(99, 39, -1))
+    assert {reply.now + reply.outcomes[0].reset_after for reply in replies} == {(START + 60) * SECOND}
+    assert [reply.now for reply in replies] == [START * SECOND + n * SECOND // 10 for n in range(60)]
+
+
+@pytest.mark.parametrize("consistency", ["lease", "write_back"])
+def test_an_exhausted_counter_says_when_it_opens(leases, clock, consistency):
+    ask = Ask("d:r:{x}", quota(10, consistency))
+    assert admitted(leases, ask, 10) == 10
+    clock.advance(20)
+    outcome = leases.decide([ask]).outcomes[0]
+    assert outcome == (False, 0, 40 * SECOND, 40 * SECOND, 0)
+    clock.advance(40)
+    assert leases.decide([ask]).admits([ask])
+
+
+@pytest.mark.parametrize(("name", "lives"), [("fixed_window", 3), ("sliding_window", 3), ("bucketed_window", 0.5)])
+def test_a_share_ends_with_its_window_or_slice(leases, store, clock, name, lives):
+    clock.set(START + 57)
+    ask = Ask("d:r:{x}", Quota(name, 1_000, MINUTE, buckets=120, consistency="lease"))
+    while leases._book._shares.get(ask.key) is None or leases._book._shares[ask.key].room < 5:
+        leases.decide([ask])
+    asked = store.decided
+    clock.advance(min(lives, 1) - 0.000_001)
+    leases.decide([ask])
+    assert store.decided == asked
+    clock.advance(0.000_001)
+    leases.decide([ask])
+    assert store.decided == asked + 1
+
+
+@pytest.mark.parametrize("name", ["sliding_window", "bucketed_window"])
+def test_what_is_left_of_a_lease_goes_back_when_it_ends(leases, store, clock, name):
+    ask, other = Ask("d:r:{x}", quota(1_000, name=name)), Ask("d:o:{x}", quota(1_000))
+    admitted(leases, ask, 20)
+    assert store.taken(ask) == 31
+    clock.advance(1)
+    leases.decide([other])
+    assert store.taken(ask) == 20
+
+
+@pytest.mark.parametrize("consistency", ["lease", "write_back"])
+def test_closing_settles(leases, store, consistency):
+    ask = Ask("d:r:{x}", quota(1_000, consistency))
+    admitted(leases, ask, 20)
+    assert store.taken(ask) == (31 if consistency == "lease" else 1)
+    leases.close()
+    assert store.taken(ask) == 20
+
+
+@pytest.mark.parametrize("consistency", ["lease", "write_back"])
+def test_closing_settles_awaited(leases, store, consistency):
+    ask = Ask("d:r:{x}", quota(1_000, consistency))
+
+    async def run():
+        for _ in range(20):
+            await leases.adecide([ask])
+        await leases.aclose()
+
+    asyncio.run(run())
+    assert store.taken(ask) == 20
+
+
+def test_a_second_process_gets_what_the_first_gave_back(store, clock):
+    one, other = Leases(store, clock), Leases(store, clock)
+    ask = Ask("d:r:{x}", quota(100, name="sliding_window"))
+    assert admitted(one, ask, 40) == 40
+    held = store.taken(ask) - 40
+    assert held > 0
+    assert admitted(other, ask, 100) == 60 - held
+    later = 0
+    for _ in range(5):
+        clock.advance(1)
+        later += admitted(one, ask, 1) + admitted(other, ask, 100)
+    assert later == held
+
+
+def test_own_shares_deny_nobody(leases, store):
+    """What is held here of a counter goes back before a request is denied for its sake."""
+    big = Ask("d:r:{x}", quota(100), 58)
+    assert admitted(leases, big._replace(cost=1), 40) == 40
+    assert store.taken(big) > 100 - 58
+    assert leases.decide([big]).admits([big])
+    assert admitted(leases, big._replace(cost=1), 10) == 2
+
+
+# -------------------------------------------------------------------------------------- several counters
+
+
+def test_several_counters_are_decided_here_where_all_can_be(leases, store):
+    asks = [Ask("d:a:{x}", quota(1_000)), Ask("d:b:{x}", quota(5_000))]
+    for _ in range(30):
+        leases.decide(asks)
+    asked = store.decided
+    reply = leases.decide(asks)
+    assert store.decided == asked
+    assert [outcome.remaining for outcome in reply.outcomes] == [969, 4_969]
+
+
+def test_what_one_denies_is_taken_from_no_share(leases, store):
+    local, strict = Ask("d:a:{x}", quota(1_000)), Ask("d:b:{x}", quota(5, "strict"))
+    admitted(leases, local, 40)
+    for _ in range(20):
+        reply = leases.decide([local, strict])
+    assert [outcome.allowed for outcome in reply.outcomes] == [True, False]
+    assert [outcome.remaining for outcome in reply.outcomes] == [955, 0]
+    leases.close()
+    assert (store.taken(local), store.taken(strict)) == (45, 5)
+
+
+def test_a_share_that_ended_meanwhile_gives_back_what_a_denied_request_had_of_it(leases, store, clock):
+    local, strict = Ask("d:a:{x}", quota(1_000, name="sliding_window")), Ask("d:b:{x}", quota(5, "strict"), 6)
+    admitted(leases, local, 40)
+    steps = leases._decide([local._replace(cost=10), strict], commit=True)
+    call = next(steps)
+    clock.advance(90)  # a slow answer: the window ends on the way, and the next is half over
+    admitted(leases, local, 1)
+    with pytest.raises(StopIteration):
+        steps.send(call.blocking())
+    leases.close()
+    assert store.taken(local) == 40 / 2 + 1
+
+
+def test_a_shadow_takes_part_and_never_denies(leases, store):
+    asks = [Ask("d:a:{x}", quota(1_000)), Ask("d:s:{x}", quota(30), 1, shadow=True)]
+    replies = [leases.decide(asks) for _ in range(50)]
+    assert all(reply.admits(asks) for reply in replies)
+    assert [reply.outcomes[1].allowed for reply in replies] == [True] * 30 + [False] * 20
+    leases.close()
+    assert (store.taken(asks[0]), store.taken(asks[1])) == (50, 30)
+
+
+def test_the_same_counter_twice_in_a_request_is_not_overdrawn(leases, store):
+    ask = Ask("d:r:{x}", quota(1_000))
+    admitted(leases, ask, 30)
+    room = store.taken(ask) - 30
+    leases.decide([ask._replace(cost=room), ask._replace(cost=room)])
+    leases.close()
+    assert store.taken(ask) == 30 + 2 * room
+
+
+@pytest.mark.parametrize("consistency", ["lease", "write_back"])
+def test_what_costs_nothing_and_what_cannot_be_kept_is_asked_of_the_store(leases, store, consistency):
+    free = Ask("d:r:{x}", quota(10, consistency), 0)
+    bucket = Ask("d:t:{x}", Quota("token_bucket", 10, MINUTE, 10, consistency=consistency))
+    for ask in (free, bucket):
+        for _ in range(3):
+            assert leases.decide([ask]).admits([ask])
+    assert store.decided == 6
+
+
+def test_a_denial_from_beneath_that_speaks_of_one_counter_alone_is_passed_on(store, clock):
+    leases = Leases(DenyCache(store, clock=clock), clock)
+    local, strict = Ask("d:a:{x}", quota(1_000)), Ask("d:b:{x}", quota(5, "strict"))
+    admitted(leases, local, 30)
+    other = Ask("d:c:{x}", quota(1_000))
+    replies = [leases.decide([local, other, strict]) for _ in range(7)]
+    assert replies[6].only == 2
+    assert not replies[6].outcomes[0].allowed
+    leases.close()
+    assert store.taken(local) == 35
+
+
+# ------------------------------------------------------------------------------------------ looks, resets
+
+
+@pytest.mark.parametrize("consistency", ["lease", "write_back"])
+def test_a_look_says_what_a_request_would_hear(leases, consistency):
+    ask = Ask("d:r:{x}", quota(50, consistency))
+    for left in range(50, 0, -1):
+        looked = leases.decide([ask], commit=False)
+        assert (looked.outcomes[0].allowed, looked.outcomes[0].remaining) == (True, left)
+        assert leases.decide([ask]).outcomes[0].remaining == left - 1
+    assert not leases.decide([ask], commit=False).admits([ask])
+    assert not leases.decide([ask]).admits([ask])
+
+
+@pytest.mark.parametrize("consistency", ["lease", "write_back"])
+def test_a_reset_drops_shares_and_what_is_owed(leases, store, consistency):
+    ask = Ask("d:r:{x}", quota(100, consistency))
+    admitted(leases, ask, 60)
+    leases.forget([ask.key])
+    assert store.taken(ask) == 0
+    assert admitted(leases, ask, 200) == 100
+
+
+def test_a_lease_that_arrives_after_a_reset_is_not_kept(leases, store):
+    ask = Ask("d:r:{x}", quota(100))
+    admitted(leases, ask, 3)  # the next takes more than one
+    steps = leases._decide([ask], commit=True)
+    call = next(steps)
+    result = call.blocking()
+    leases.forget([ask.key])
+    with pytest.raises(StopIteration):
+        steps.send(result)
+    assert admitted(leases, ask, 200) == 100
+
+
+def test_refunds_reach_the_store(leases, store):
+    ask = Ask("d:r:{x}", quota(100), 5)
+    now = leases.decide([ask]).now
+    leases.refund([ask], now)
+    assert store.taken(ask) == 0
+    asyncio.run(leases.arefund([ask], now))
+    asyncio.run(leases.aforget([ask.key]))
+    assert store.taken(ask) == 0
+
+
+def test_another_tier_has_a_share_of_its_own(leases, store):
+    small, great = Ask("d:r:{x}", quota(50)), Ask("d:r:{x}", quota(1_000))
+    assert admitted(leases, great, 45) == 45
+    assert admitted(leases, small, 10) == 5
+    assert admitted(leases, great, 950) == 950
+    leases.close()
+    assert store.taken(small) == 1_000
+
+
+def test_a_clock_that_steps_back_ends_the_shares(leases, store, clock):
+    ask = Ask("d:r:{x}", quota(100))
+    clock.advance(30)
+    admitted(leases, ask, 20)
+    clock.advance(-1)
+    asked = store.decided
+    leases.decide([ask])
+    assert store.decided == asked + 1
+    assert admitted(leases, ask, 100) == 79
+
+
+def test_beyond_the_most_counters_are_asked_strictly(store, clock):
+    leases = Leases(store, clock, most=3)
+    for _ in range(5):
+        for number in range(5):
+            leases.decide([Ask(f"d:r:{{{number}}}", quota(100))])
+    assert store.taken(Ask("d:r:{4}", quota(100))) == 5
+    assert store.taken(Ask("d:r:{0}", quota(100))) > 5
+
+
+def test_counters_that_nobody_asks_any_more_are_dropped(leases, clock):
+    for number in range(50):
+        for consistency in ("lease", "write_back"):
+            admitted(leases, Ask(f"d:{consistency}:{{{number}}}", quota(100, consistency)), number % 5 + 1)
+    assert len(leases._book) == 100
+    for _ in range(4):
+        clock.advance(1)
+        leases.decide([Ask("d:o:{x}", quota(100))])
+    assert len(leases._book) == 1
+    assert leases._book.owed == []
+
+
+# --------------------------------------------------------------------------------------------- write-back
+
+
+def test_write_back_asks_at_first_sight_and_charges_in_the_background(leases, store, clock):
+    ask = Ask("d:r:{x}", quota(1_000, "write_back"))
+    assert admitted(leases, ask, 100) == 100
+    assert (store.decided, store.settled, store.taken(ask)) == (1, 0, 1)
+    clock.advance(1)
+    assert admitted(leases, ask, 1) == 1
+    assert (store.settled, store.taken(ask)) == (1, 100)
+
+
+def test_write_back_hears_of_the_others_within_an_interval(store, clock):
+    one, other = Leases(store, clock), Leases(store, clock)
+    ask = Ask("d:r:{x}", quota(100, "write_back"))
+    assert admitted(one, ask, 60) == 60
+    assert admitted(other, ask, 30) == 30
+    clock.advance(1)
+    admitted(one, ask, 1)
+    assert admitted(other, ask, 1) == 1  # charges its 30, and hears of the 60 before
+    assert leases_left(other, ask) == 100 - 60 - 30 - 1
+
+
+def leases_left(leases, ask):
+    return leases.decide([ask], commit=False).outcomes[0].remaining
+
+
+def test_the_worst_that_write_back_can_do(store, clock):
+    processes = [Leases(store, clock) for _ in range(4)]
+    ask = Ask("d:r:{x}", quota(50, "write_back"))
+    for process in processes:
+        admitted(process, ask, 1)
+    total = 4 + sum(admitted(process, ask, 100) for process in processes[::-1])
+    assert 50 < total <= 50 + worst_over_admission(4, 50)
+    assert store.taken(ask) == total
+    assert sum(admitted(process, ask, 100) for process in processes) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "bound"),
+    [
+        pytest.param((1, 100), 0, id="one process is exact"),
+        pytest.param((10, 100), 900, id="each can spend the whole limit"),
+        pytest.param((10, 100_000, 50), 1_100, id="within two intervals, and two calls, of the moment it is reached"),
+        pytest.param((1, 100_000, 50), 0, id="one process is exact, however fast"),
+    ],
+)
+def test_the_bound_of_write_back(arguments, bound):
+    processes, limit, *rate = arguments
+    assert worst_over_admission(processes, limit, rate=rate[0] if rate else None) == bound
+
+
+@pytest.mark.parametrize("name", sorted(KINDS["write_back"]))
+@pytest.mark.parametrize(("processes", "rate", "limit"), [(2, 50, 1_000), (10, 20, 2_000), (30, 7, 500), (5, 200, 300)])
+def test_write_back_keeps_to_its_bound_at_a_known_rate(clock, processes, rate, limit, name):
+    store, dice = MemoryStore(clock=clock), random.Random(rate)
+    ask = Ask("d:r:{x}", quota(limit, "write_back", name))
+    deciders = [Leases(store, clock) for _ in range(processes)]
+    moments = [((n + dice.random()) / rate, process) for n in range(rate * 20) for process in deciders]
+    total = 0
+    for moment, process in sorted(moments, key=lambda pair: pair[0]):
+        clock.set(START + moment)
+        total += admitted(process, ask, 1)
+    # There is no thread here: what is due is settled with the next request.
+    bound = worst_over_admission(processes, limit, rate=rate, delay=2 / rate)
+    assert limit < total <= limit + bound
+
+
+@pytest.mark.parametrize("name", sorted(KINDS["lease"]))
+@pytest.mark.parametrize(("processes", "rate", "limit"), [(2, 50, 1_000), (10, 20, 2_000), (30, 7, 500), (5, 200, 300)])
+def test_leases_deny_too_early_within_their_bound(clock, processes, rate, limit, name):
+    store, dice = MemoryStore(clock=clock), random.Random(rate)
+    ask = Ask("d:r:{x}", quota(limit, name=name, period=30 * SECOND))
+    deciders = [Leases(store, clock) for _ in range(processes)]
+    moments = [((n + dice.random()) / rate, process) for n in range(rate * 20) for process in deciders]
+    total, denied_at = 0, []
+    for moment, process in sorted(moments, key=lambda pair: pair[0]):
+        clock.set(START + moment)
+        if admitted(process, ask, 1):
+            total += 1
+        else:
+            denied_at.append(total)
+    assert total == limit
+    assert denied_at[0] >= limit - worst_under_admission(processes, limit, rate=rate)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "bound"),
+    [
+        pytest.param((1, 100), {}, 0, id="one process denies nobody too early"),
+        pytest.param((5, 100), {}, 100, id="nothing is known of the traffic"),
+        pytest.param((5, 100_000), {"rate": 20}, 164, id="what the four others hold"),
+        pytest.param((5, 100_000), {"rate": 20, "cost": 3}, 174, id="a greater cost needs more at once"),
+        pytest.param((5, 100), {"rate": 20}, 100, id="never more than all"),
+    ],
+)
+def test_the_bound_of_leases(arguments, options, bound):
+    assert worst_under_admission(*arguments, **options) == bound
+
+
+def test_a_reply_from_before_a_charge_is_not_believed(leases, store):
+    """It says that more remains than does."""
+    ask = Ask("d:r:{x}", quota(20, "write_back"))
+    early, other = leases._decide([ask], commit=True), leases._decide([ask], commit=True)
+    calls = next(early), next(other)
+    said = calls[0].blocking()
+    with pytest.raises(StopIteration):
+        other.send(calls[1].blocking())
+    total = 2 + admitted(leases, ask, 17)  # up to what may be in flight
+    total += admitted(leases, ask, 1)
+    with pytest.raises(StopIteration):
+        early.send(said)
+    assert total + admitted(leases, ask, 20) == 20
+
+
+def test_a_reply_from_before_a_charge_in_the_background_is_not_believed(leases, store, clock):
+    ask = Ask("d:r:{x}", quota(20, "write_back"))
+    first, second = leases._decide([ask], commit=True), leases._decide([ask], commit=True)
+    calls = next(first), next(second)
+    said = [call.blocking() for call in calls]
+    with pytest.raises(StopIteration):
+        first.send(said[0])
+    total = 2 + admitted(leases, ask, 10)
+    clock.advance(1)
+    settling = leases._settle()
+    charge = next(settling)
+    with pytest.raises(StopIteration):
+        second.send(said[1])
+    charge.blocking()
+    settling.close()
+    clock.advance(-1)
+    assert total + admitted(leases, ask, 40) <= 20
+
+
+def test_a_reply_on_its_way_while_a_charge_leaves_is_not_believed(leases, store, clock):
+    ask = Ask("d:r:{x}", quota(100, "write_back"))
+    admitted(leases, ask, 40)
+    big = ask._replace(cost=70)
+    steps = leases._decide([big], commit=True)  # too much: what was spent is charged before the store is asked
+    call = next(steps)
+    assert call.blocking.args[0][0].cost == -39
+    small = leases._decide([ask], commit=True)  # and who comes meanwhile waits for that
+    waits = next(small)
+    assert waits.blocking.__name__ == "result"
+    call = steps.send(call.blocking())
+    assert waits.blocking() is None
+    with pytest.raises(StopIteration) as end:
+        steps.send(call.blocking())
+    assert not end.value.value.admits([big])
+    with pytest.raises(StopIteration):
+        small.send(small.send(None).blocking())
+    assert admitted(leases, ask, 100) == 59
+
+
+# ------------------------------------------------------------------------------------- a store that is away
+
+
+@pytest.mark.parametrize("consistency", ["lease", "write_back"])
+def test_shares_are_spent_while_the_store_is_away_and_no_longer(leases, store, clock, consistency):
+    ask = Ask("d:r:{x}", quota(100, consistency))
+    admitted(leases, ask, 20)
+    store.away = True
+    assert leases.decide([ask]).admits([ask])
+    clock.advance(2)
+    with pytest.raises(StoreUnavailable):
+        leases.decide([ask])
+    store.away = False
+    assert leases.decide([ask]).admits([ask])
+    assert store.taken(ask) >= 22
+
+
+def test_what_could_not_be_charged_is_charged_later(leases, store, clock):
+    ask = Ask("d:r:{x}", quota(100, "write_back"))
+    admitted(leases, ask, 20)
+    store.away = True
+    for _ in range(3):
+        clock.advance(1)
+        with pytest.raises(StoreUnavailable):
+            leases.decide([Ask("d:o:{x}", quota(100))])
+    leases.settle()
+    store.away = False
+    leases.settle()
+    assert store.taken(ask) == 20
+
+
+def test_what_could_not_be_charged_is_forgotten_when_it_matters_no_more(leases, store, clock):
+    ask = Ask("d:r:{x}", quota(100, "write_back"))
+    admitted(leases, ask, 20)
+    store.away = True
+    leases.settle()
+    assert leases._book.owed
+    clock.advance(62)
+    leases.settle()
+    assert leases._book.owed == []
+
+
+def test_what_goes_back_is_never_sent_twice(leases, store):
+    ask = Ask("d:r:{x}", quota(100))
+    admitted(leases, ask, 20)
+    charged = store.taken(ask)
+    assert charged > 20
+    store.away = True
+    leases.settle()
+    store.away = False
+    leases.settle()
+    assert store.taken(ask) == charged
+
+
+@pytest.mark.parametrize("consistency", ["lease", "write_back"])
+def test_an_ask_that_fails_takes_nothing_from_shares(leases, store, consistency):
+    local, strict = Ask("d:a:{x}", quota(1_000, consistency)), Ask("d:b:{x}", quota(5, "strict"))
+    admitted(leases, local, 40)
+    store.away = True
+    for _ in range(10):
+        with pytest.raises(StoreUnavailable):
+            leases.decide([local, strict])
+    store.away = False
+    leases.close()
+    assert store.taken(local) == 40
+
+
+def test_a_cancelled_request_gives_back_and_lets_others_ask(leases, store):
+    local, strict, new = Ask("d:a:{x}", quota(1_000)), Ask("d:b:{x}", quota(5, "strict")), Ask("d:c:{x}", quota(1_000))
+    admitted(leases, local, 40)
+    admitted(leases, new, 3)
+    steps = leases._decide([local, strict, new], commit=True)
+    next(steps)
+    steps.close()
+    assert admitted(leases, new, 40) == 40
+    leases.close()
+    assert (store.taken(local), store.taken(new)) == (40, 43)
+
+
+def test_one_lease_at_a_time_is_asked_for(leases, store):
+    """A hundred requests that find nothing left do not take a hundred leases."""
+    ask = Ask("d:r:{x}", quota(10_000))
+    admitted(leases, ask, 7)  # and nothing is left
+    under_way = [leases._decide([ask], commit=True) for _ in range(100)]
+    calls = [next(steps) for steps in under_way]
+    costs = [call.blocking.args[0][0].cost for call in calls]
+    assert sorted(costs)[-2:] == [1, 8]
+
+
+# ----------------------------------------------------------------------------- threads, loops, real time
+
+
+@pytest.mark.parametrize("consistency", ["lease", "write_back"])
+def test_200_threads_of_one_process_on_redis_are_exact(any_server, consistency):
+    leases = Leases(RedisStore(any_server.url, timeout=10), interval=0.05)
+    gate = threading.Barrier(200)
+    ask = Ask("d:r:{x}", quota(1_000, consistency, period=3_600 * SECOND))
+
+    def request(_):
+        gate.wait()
+        return admitted(leases, ask, 20)
+
+    with ThreadPoolExecutor(200) as pool:
+        assert sum(pool.map(request, range(200))) == 1_000
+    leases.close()
+
+
+@pytest.mark.parametrize("consistency", ["lease", "write_back"])
+def test_500_tasks_of_one_process_on_redis_are_exact(any_server, consistency):
+    async def run():
+        leases = Leases(RedisStore(any_server.url, timeout=10), interval=0.05)
+        ask = Ask("d:r:{x}", quota(1_000, consistency, period=3_600 * SECOND))
+
+        async def client():
+            return sum([(await leases.adecide([ask])).admits([ask]) for _ in range(5)])
+
+        total = sum(await asyncio.gather(*(client() for _ in range(500))))
+        await leases.aclose()
+        return total
+
+    assert asyncio.run(run()) == 1_000
+
+
+@pytest.mark.parametrize("consistency", ["lease", "write_back"])
+def test_a_thread_settles_and_ends(any_server, consistency):
+    store = RedisStore(any_server.url, timeout=5)
+    leases = Leases(store, interval=0.05)
+    ask = Ask("d:r:{x}", quota(1_000, consistency, "sliding_window", 3_600 * SECOND))
+    assert admitted(leases, ask, 20) == 20
+    settler = leases._settler
+    settler.join(5)
+    assert not settler.is_alive()
+    assert 1_000 - store.decide([ask._replace(cost=0)], commit=False).outcomes[0].remaining == 20
+    assert admitted(leases, ask, 1) == 1
+    leases.close()
+
+
+@pytest.mark.parametrize("consistency", ["lease", "write_back"])
+def test_a_child_of_a_fork_has_no_shares(any_server, consistency):
+    store = RedisStore(any_server.url, timeout=5)
+    leases = Leases(store)
+    ask = Ask("d:r:{x}", quota(100, consistency, period=3_600 * SECOND))
+    admitted(leases, ask, 40)
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException):
+            total = admitted(leases, ask, 200)
+            leases.close()
+            os._exit(total)
+        os._exit(255)
+    own = admitted(leases, ask, 10)
+    _, status = os.waitpid(child, 0)
+    own += admitted(leases, ask, 200)
+    total = 40 + own + os.waitstatus_to_exitcode(status)
+    assert total == 100 if consistency == "lease" else 100 <= total <= 100 + worst_over_admission(2, 100)
+    leases.close()
+
+
+_PROCESS = """
+import sys
+from ratelimit_mw.model import Ask, Quota
+from ratelimit_mw.stores.leases import Leases
+from ratelimit_mw.stores.redis import RedisStore
+
+leases = Leases(RedisStore(sys.argv[1], timeout=10))
+ask = Ask("d:r:{x}", Quota(sys.argv[2], 5_000, 3_600_000_000, consistency=sys.argv[3]))
+print("ready", flush=True)
+sys.stdin.readline()
+print(sum(leases.decide([ask]).admits([ask]) for _ in range(4_000)), flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "consistency"),
+    [(name, consistency) for consistency in sorted(KINDS) for name in sorted(KINDS[consistency])],
+)
+def test_four_processes_on_redis(any_server, name, consistency):
+    command = [sys.executable, "-c", _PROCESS, any_server.url, name, consistency]
+    processes = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    for process in processes:
+        assert process.stdout.readline() == "ready\n"
+    totals = [int(process.communicate("go\n", timeout=60)[0]) for process in processes]
+    assert [process.returncode for process in processes] == [0] * 4
+    store = RedisStore(any_server.url, timeout=5)
+    asked = Ask("d:r:{x}", Quota(name, 10**9, 3_600 * SECOND, consistency="strict"), 0)
+    taken = 10**9 - store.decide([asked], commit=False).outcomes[0].remaining
+    store.close()
+    assert taken == sum(totals)  # each settled when it ended, closed or not
+    if consistency == "lease":
+        assert 5_000 - worst_under_admission(4, 5_000) <= sum(totals) <= 5_000
+        assert sum(totals) > 4_000
+    else:
+        assert 5_000 <= sum(totals) <= 5_000 + worst_over_admission(4, 5_000)

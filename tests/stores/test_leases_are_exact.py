@@ -1,0 +1,236 @@
+"""Any number of processes over one store, in any order and however slow the calls: what was admitted, held against
+the exact model of the algorithm.
+
+A process's own clock starts anywhere and never steps back; the store has another. Each request is taken step by
+step, so that others come between its asking, the store's deciding and its hearing of it.
+"""
+
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ratelimit_mw import ManualClock
+from ratelimit_mw.model import SECOND, Ask, Quota
+from ratelimit_mw.stores.bounds import worst_over_admission
+from ratelimit_mw.stores.leases import Leases
+from ratelimit_mw.stores.memory import MemoryStore
+from ratelimit_mw.stores.shares import KINDS
+from tests.algorithms.model import MODELS
+
+START = 1_700_000_040 * SECOND
+PERIOD = 6 * SECOND
+PROCESSES = 3
+LONGEST_CALL = SECOND // 10
+
+
+class LocalClock:
+    """What a process reads: as the store's, from another start."""
+
+    def __init__(self, clock, skew):
+        self.clock, self.skew = clock, skew
+
+    def now(self):
+        return self.clock.now() + self.skew
+
+
+class Request:
+    """A request under way in a process; `advance` takes it one step further."""
+
+    def __init__(self, world, process, ask):
+        self.world, self.ask = world, ask
+        self.steps = process._decide([ask], commit=True)
+        self.result, self.decided_at = None, None
+        self.executed = False
+        self.call = None
+        self._resume(lambda: next(self.steps))
+
+    def advance(self):
+        if not self.executed:
+            self.result = self.call.blocking()
+            if self.result is not None and not self.world.looking(self.call):
+                self.decided_at = self.result.now
+            self.executed = True
+        else:
+            self.executed = False
+            self._resume(lambda: self.steps.send(self.result))
+
+    def _resume(self, step):
+        try:
+            self.call = step()
+        except StopIteration as end:
+            self.call = None
+            if end.value.admits([self.ask]):
+                at = self.world.clock.now() if self.decided_at is None else self.decided_at
+                self.world.admitted.append((at, self.ask.cost))
+
+
+class World:
+    def __init__(self, quota, skews):
+        self.quota = quota
+        self.clock = ManualClock(START / SECOND)
+        self.store = MemoryStore(clock=self.clock)
+        self.processes = [Leases(self.store, LocalClock(self.clock, skew)) for skew in skews]
+        self.under_way = []
+        self.admitted = []
+
+    @staticmethod
+    def looking(call):
+        return not call.blocking.keywords.get("commit", True)
+
+    def request(self, number, cost):
+        process, ask = self.processes[number % PROCESSES], Ask("d:r:{x}", self.quota, cost)
+        reply = process._here([ask], commit=True)
+        if reply is not None:
+            assert reply.admits([ask])
+            assert 0 <= reply.outcomes[0].remaining <= self.quota.limit - cost
+            self.admitted.append((self.clock.now(), cost))
+            return
+        self._keep(Request(self, process, ask))
+
+    def advance(self, number):
+        if self.under_way:
+            request = self.under_way.pop(number % len(self.under_way))
+            if self._blocked(request):
+                self.under_way.append(request)
+            else:
+                request.advance()
+                self._keep(request)
+
+    def _keep(self, request):
+        if request.call is not None:
+            self.under_way.append(request)
+
+    @staticmethod
+    def _blocked(request):
+        """Is it waiting for another's charge to arrive?"""
+        flight = getattr(request.call.blocking, "__self__", None)
+        return not request.executed and flight is not None and hasattr(flight, "done") and not flight.done()
+
+    def end_calls(self):
+        while self.under_way:
+            self.advance(0)
+
+    def finish(self):
+        self.end_calls()
+        for process in self.processes:
+            process.settle()
+
+    def model(self):
+        model = MODELS[self.quota.algorithm](self.quota)
+        for at, cost in sorted(self.admitted, key=lambda admission: admission[0]):
+            yield model, at, cost
+            model.admit(cost, at)
+
+    def level_in_the_store(self):
+        quota = replace(self.quota, limit=10**9)
+        return 10**9 - self.store.decide([Ask("d:r:{x}", quota, 0)], commit=False).outcomes[0].remaining
+
+
+def history(seed, consistency):
+    """(quota, the processes' clocks, what happens): busy, and often around the ends of windows, slices and shares."""
+    dice = random.Random(seed)
+    name = dice.choice(sorted(KINDS[consistency]))
+    quota = Quota(name, dice.choice((1, 2, 5, 20, 60, 150)), PERIOD, consistency=consistency)
+    skews = [dice.randrange(-(10**15), 10**15) for _ in range(PROCESSES)]
+    costs = dice.choice(((1,), (1,), (1, 1, 2, 3), (1, 7)))
+    weights = dice.choice(((5, 3, 4, 4, 1), (5, 6, 6, 3, 2), (8, 0, 0, 4, 0)))
+    busy = dice.choice((10, 40, 2 * quota.limit))
+    events, now = [], 0
+    for _ in range(dice.randint(5, 80)):
+        kind = dice.choices(("requests", "request", "advance", "jump", "cross"), weights)[0]
+        if kind == "cross":  # an end comes while calls are under way
+            jump = PERIOD // 60 - now % (PERIOD // 60) + dice.choice((0, 0, PERIOD - PERIOD // 60))
+            jump = max(jump - 3_000, 1)
+            now += jump + 6_000
+            calls = [(dice.choice(("request", "advance")), dice.randrange(9), 3, dice.choice(costs)) for _ in range(8)]
+            events += [("jump", jump, 1, 0), *calls[:6], ("jump", 6_000, 1, 0), *calls[6:]]
+        elif kind == "jump":
+            edge = dice.choice((PERIOD, PERIOD, PERIOD // 60, SECOND))
+            to_edge = edge - now % edge + dice.choice((-2000, -2, -1, 0, 1, 2000))
+            jump = max(dice.choice((dice.randrange(1_000, 50_000), to_edge, dice.randrange(2 * SECOND))), 1)
+            now += jump
+            events.append((kind, jump, 1, 0))
+        else:
+            times = {"requests": dice.randint(1, busy), "request": dice.randint(1, 4), "advance": dice.randint(1, 15)}
+            events.append((kind, dice.randrange(PROCESSES), times[kind], dice.choice(costs)))
+    return quota, skews, events
+
+
+def histories(consistency):
+    return st.integers(0, 2**63).map(lambda seed: history(seed, consistency))
+
+
+def lived(history):
+    quota, skews, events = history
+    world = World(quota, skews)
+    for kind, which, times, cost in events:
+        for _ in range(times):
+            if kind == "jump":
+                if which > LONGEST_CALL:
+                    world.end_calls()
+                world.clock._now += which
+            elif kind == "advance":
+                world.advance(which)
+            else:
+                world.request(which, cost)
+                if kind == "requests":  # one after the other, each to its end unless another's charge is waited for
+                    for _ in range(12):
+                        world.advance(-1)
+    world.finish()
+    return world
+
+
+@given(histories("lease"))
+def test_leases_never_admit_one_too_many(history):
+    world = lived(history)
+    for model, at, cost in world.model():
+        assert model.fits(cost, at)
+
+
+@pytest.mark.parametrize("consistency", ["lease", "write_back"])
+@given(data=st.data())
+def test_once_settled_the_store_has_exactly_what_was_admitted(consistency, data):
+    world = lived(data.draw(histories(consistency)))
+    model = None
+    for model, _, _ in world.model():  # noqa: B007
+        pass
+    if model is not None:
+        level = model.level(world.clock.now())
+        assert world.level_in_the_store() == -(-level // 1)
+
+
+@given(histories("write_back"))
+def test_write_back_admits_too_many_within_its_bound(history):
+    world = lived(history)
+    bound = worst_over_admission(PROCESSES, world.quota.limit)
+    for model, at, cost in world.model():
+        assert model.level(at) + cost <= world.quota.limit + bound
+
+
+def of_one_process(history):
+    quota, skews, events = history
+    return quota, skews, [(kind, which if kind in ("jump", "advance") else 0, *rest) for kind, which, *rest in events]
+
+
+@given(histories("write_back"))
+def test_write_back_of_one_process_is_exact(history):
+    world = lived(of_one_process(history))
+    for model, at, cost in world.model():
+        assert model.fits(cost, at)
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(3625, id="a look while another charge is owed"),
+        pytest.param(2861, id="a call into the next sliding window, while a charge of the last is owed"),
+        pytest.param(16215, id="the same, with a third of the limit owed"),
+    ],
+)
+def test_what_remains_is_not_spent_while_charges_are_to_arrive(seed):
+    world = lived(of_one_process(history(seed, "write_back")))
+    for model, at, cost in world.model():
+        assert model.fits(cost, at)

@@ -1,0 +1,172 @@
+"""Named texts under a version: what rules and overrides lie in."""
+
+import contextlib
+import os
+import threading
+import time
+
+import pytest
+
+from ratelimit_mw.errors import Conflict, StoreUnavailable
+from ratelimit_mw.stores.records import Timer, open_records
+
+
+@pytest.fixture(params=["memory", "redis", "unix"])
+def records(request, any_server):
+    url = {"memory": "memory://", "redis": any_server.url, "unix": any_server.unix_url}[request.param]
+    records = open_records(url)
+    yield records
+    records.close()
+
+
+def test_nothing_is_version_0(records):
+    assert records.version("k") == 0
+    assert records.read("k") == (0, {})
+    assert records.read("k", ["a"]) == (0, {})
+
+
+def test_each_write_is_a_version(records):
+    assert records.write("k", {"a": "1", "ü": "é"}) == 1
+    assert records.write("k", {"b": "2"}, ["a", "never there"]) == 2
+    assert records.read("k") == (2, {"ü": "é", "b": "2"})
+    assert records.read("k", ["b", "c"]) == (2, {"b": "2"})
+    assert records.version("k") == 2
+    assert records.version("other") == 0
+
+
+def test_a_write_on_a_version_that_has_passed_changes_nothing(records):
+    records.write("k", {"a": "1"}, expected=0)
+    with pytest.raises(Conflict, match="version 1 by now") as caught:
+        records.write("k", {"a": "2"}, expected=0)
+    assert caught.value.version == 1
+    assert records.read("k") == (1, {"a": "1"})
+
+
+def test_of_many_at_once_one_wins(any_server):
+    won = []
+
+    def write():
+        records = open_records(any_server.url)
+        with contextlib.suppress(Conflict):
+            won.append(records.write("k", {"a": threading.current_thread().name}, expected=0))
+        records.close()
+
+    threads = [threading.Thread(target=write) for _ in range(10)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert won == [1]
+
+
+def timed(wait):
+    began = time.monotonic()
+    wait()
+    return time.monotonic() - began
+
+
+class TestListener:
+    @pytest.fixture
+    def records(self, any_server):
+        records = open_records(any_server.url)
+        yield records
+        records.close()
+
+    @pytest.fixture
+    def listener(self, records):
+        listener = records.listener()
+        listener.wait(5, ["k"])
+        yield listener
+        listener.close()
+
+    def test_it_returns_when_something_is_written(self, records, listener):
+        threading.Timer(0.1, lambda: records.write("k", {"a": "1"})).start()
+        assert timed(lambda: listener.wait(10, ["k"])) < 5
+
+    def test_it_returns_after_its_time(self, listener):
+        assert 0.1 <= timed(lambda: listener.wait(0.1, ["k"])) < 2
+
+    def test_it_can_be_woken(self, listener):
+        threading.Timer(0.1, listener.wake).start()
+        assert timed(lambda: listener.wait(10, ["k"])) < 5
+
+    def test_to_begin_with_it_returns_at_once_for_something_may_have_been_missed(self, records):
+        listener = records.listener()
+        assert timed(lambda: listener.wait(10, ["k"])) < 5
+        assert timed(lambda: listener.wait(10, ["k", "other"])) < 5  # other keys are to be listened to
+        threading.Timer(0.1, lambda: records.write("other", {"a": "1"})).start()
+        assert timed(lambda: listener.wait(10, ["k", "other"])) < 5
+        listener.close()
+        listener.wake()  # too late, which harms nobody
+
+    def test_more_than_fits_into_one_read(self, records, listener):
+        for _ in range(3_000):
+            records.write("k", {"a": "1"})
+        listener.wait(5, ["k"])
+        assert timed(lambda: listener.wait(0.1, ["k"])) >= 0.1
+
+    def test_without_a_timer_s_word(self):
+        timer = Timer()
+        assert timed(lambda: timer.wait(0.05)) >= 0.05
+        timer.wake()
+        assert timed(lambda: timer.wait(10)) < 5
+        timer.close()
+
+
+def test_a_server_that_goes_and_comes_back(fresh_server):
+    records = open_records(fresh_server.url)
+    listener = records.listener()
+    listener.wait(5, ["k"])
+    records.write("k", {"a": "1"})
+    listener.wait(5, ["k"])
+    fresh_server.stop()
+    assert 0.2 <= timed(lambda: listener.wait(0.2, ["k"])) < 3
+    with pytest.raises(StoreUnavailable):
+        records.version("k")
+    fresh_server.start()
+    listener.wait(5, ["k"])
+    threading.Timer(0.1, lambda: records.write("k", {"a": "1"})).start()
+    assert timed(lambda: listener.wait(10, ["k"])) < 5
+    listener.close()
+    records.close()
+
+
+def test_an_idle_connection_that_the_server_closes_is_made_anew(any_server):
+    records = open_records(any_server.url)
+    records.write("k", {"a": "1"})
+    any_server.admin.client_kill_filter(_type="normal", skipme=True)
+    with contextlib.suppress(StoreUnavailable):  # it was used too shortly before to be looked at
+        records.version("k")
+    assert records.version("k") == 1
+    records.close()
+
+
+def test_what_redis_refuses_is_unavailable(any_server):
+    any_server.admin.set("k", "of another type")
+    records = open_records(any_server.url)
+    with pytest.raises(StoreUnavailable, match="WRONGTYPE"):
+        records.read("k")
+    records.close()
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_fork_s_child_has_connections_of_its_own(any_server):
+    records = open_records(any_server.url)
+    records.write("k", {"a": "1"})
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            records.write("k", {"b": "2"})
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    assert records.read("k") == (2, {"a": "1", "b": "2"})
+    records.close()
+
+
+@pytest.mark.parametrize("url", ["redis+cluster://", "redis+sentinel://h:1", "redis://h:x/0"])
+def test_a_url_that_can_t_be_read(url):
+    with pytest.raises(ValueError, match=r".+"):
+        open_records(url)

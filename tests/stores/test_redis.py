@@ -1,0 +1,456 @@
+"""What holds of the Redis store beyond the contract: calls, keys, TTLs, processes, forks, loops, ways to connect."""
+
+import asyncio
+import gc
+import os
+import ssl
+import sys
+import textwrap
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
+from subprocess import PIPE
+from urllib.parse import quote as escaped
+
+import httpx
+import pytest
+import trustme
+
+from ratelimit_mw import ManualClock
+from ratelimit_mw.model import SECOND, Ask
+from ratelimit_mw.stores.redis import RedisStore
+from tests.stores.contract import ALL, EXACT, MINUTE, quota
+from tests.support.apps import ROOT, gunicorn
+from tests.support.processes import end, spawn
+from tests.support.proxy import Proxy
+
+
+@pytest.fixture
+def store(server):
+    store = RedisStore(server.url, timeout=2)
+    yield store
+    store.close()
+
+
+def ask(limit=100, name="fixed_window", key="d:r:{x}", **options):
+    return Ask(key, quota(limit, name), **options)
+
+
+REQUESTS = """
+    import asyncio, sys
+    from concurrent.futures import ThreadPoolExecutor
+    from ratelimit_mw.model import Ask
+    from ratelimit_mw.stores.redis import RedisStore
+    from tests.stores.contract import quota
+
+    url, name, way = sys.argv[1:]
+    store = RedisStore(url, timeout=10)
+    asks = [Ask("d:r:{x}", quota(100, name))]
+    print("ready", flush=True)
+    sys.stdin.readline()
+
+    async def tasks():
+        replies = await asyncio.gather(*(store.adecide(asks) for _ in range(150)))
+        await store.aclose()
+        return replies
+
+    if way == "tasks":
+        replies = asyncio.run(tasks())
+    else:
+        with ThreadPoolExecutor(150) as pool:
+            replies = list(pool.map(lambda _: store.decide(asks), range(150)))
+    print(sum(reply.admits(asks) for reply in replies))
+"""
+
+
+@pytest.mark.parametrize("way", ["tasks", "threads"])
+@pytest.mark.parametrize("name", EXACT)
+def test_four_processes_with_150_requests_at_once_admit_exactly_the_limit(any_server, name, way):
+    import subprocess
+
+    command = [sys.executable, "-c", textwrap.dedent(REQUESTS), any_server.url, name, way]
+    children = [subprocess.Popen(command, cwd=ROOT, stdin=PIPE, stdout=PIPE, text=True) for _ in range(4)]
+    try:
+        for child in children:
+            assert child.stdout.readline() == "ready\n"
+        for child in children:
+            child.stdin.write("go\n")
+            child.stdin.flush()
+        assert sum(int(child.communicate(timeout=30)[0]) for child in children) == 100
+    finally:
+        for child in children:
+            child.kill()
+            child.communicate()
+
+
+def test_five_asks_are_one_script_call(server, store):
+    asks = [ask(key=f"d:r{n}:{{x}}", name=name) for n, name in enumerate(ALL)]
+    for _ in range(10):
+        assert store.decide(asks).admits(asks)
+    assert server.calls("evalsha") == 10  # of which the first finds the script unknown
+    assert server.calls("eval") == 1
+    assert server.calls("time") == 10
+
+
+def test_a_hundred_tasks_share_a_few_calls(server):
+    async def main():
+        store = RedisStore(server.url, timeout=2)
+        await asyncio.gather(*(store.adecide([ask()]) for _ in range(100)))
+        await store.aclose()
+
+    asyncio.run(main())
+    assert server.admin.exists("d:r:{x}")
+    assert server.calls("evalsha") + server.calls("eval") <= 4
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("limit", [pytest.param(5, id="5 per minute"), pytest.param(500, id="500 per minute")])
+def test_every_key_has_a_ttl_of_two_windows_and_a_minute_at_most(server, store, name, limit):
+    one = Ask("d:r:{x}", quota(limit, name, MINUTE))
+    for step in range(limit + 2):
+        store.decide([one])
+        if step < 20 or step > limit - 3:
+            assert 0 < server.admin.pttl("d:r:{x}") <= 3 * 60_000
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_what_is_given_back_leaves_the_ttl_as_it_was(server, store, name):
+    asks = [Ask("d:r:{x}", quota(5, name, MINUTE), 5)]
+    charged_at = store.decide(asks).now
+    server.admin.pexpire("d:r:{x}", 30_000)
+    store.refund(asks, charged_at)
+    assert 29_000 < server.admin.pttl("d:r:{x}") <= 30_000
+    assert store.decide(asks).admits(asks)
+
+
+def test_a_clock_moved_by_hand_keeps_keys_for_an_hour(server):
+    store = RedisStore(server.url, timeout=2, clock=ManualClock())
+    store.decide([Ask("d:r:{x}", quota(5, period=SECOND))])
+    assert server.admin.ttl("d:r:{x}") > 3_500
+    store.close()
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_denied_request_writes_nothing(server, store, name):
+    asks = [ask(1, name)]
+    store.decide(asks)
+    server.admin.config_resetstat()
+    assert not store.decide(asks).admits(asks)
+    written = {command for command in ("set", "setrange", "pexpire", "del") if server.calls(command)}
+    assert written == set()
+
+
+def test_a_request_that_another_rule_denied_makes_no_key(server, store):
+    store.decide([ask(key="d:new:{x}"), ask(0, key="d:never:{x}")])
+    assert server.keys() == []
+
+
+def test_a_flushed_script_is_loaded_again(server, store):
+    assert store.decide([ask()]).outcomes[0].remaining == 99
+    server.admin.script_flush()
+    assert store.decide([ask()]).outcomes[0].remaining == 98
+
+    async def main():
+        first = await store.adecide([ask()])
+        server.admin.script_flush()
+        second = await store.adecide([ask()])
+        await store.aclose()
+        return first.outcomes[0].remaining, second.outcomes[0].remaining
+
+    assert asyncio.run(main()) == (97, 96)
+
+
+def test_scripts_flushed_all_the_time_lose_no_request(server, store):
+    done = threading.Event()
+
+    def flush():
+        client = server.client()
+        while not done.is_set():
+            client.script_flush()
+            time.sleep(0.002)
+
+    with ThreadPoolExecutor(9) as pool:
+        flushing = pool.submit(flush)
+        try:
+            admitted = sum(pool.map(lambda _: store.decide([ask(400)]).admits([ask()]), range(500)))
+        finally:
+            done.set()
+        flushing.result()
+    assert admitted == 400
+
+
+@pytest.mark.parametrize("tail", [b"x", b"x" * 300, b"\xff" * 12, b"\xff" * 16, b"\xff" * 252, b"\xff" * 48, b""])
+@pytest.mark.parametrize("name", ALL)
+def test_a_poisoned_value_spoils_nothing(server, store, name, tail):
+    server.client(decode_responses=False).set("d:r:{x}", tail)
+    outcome = store.decide([Ask("d:r:{x}", quota(5, name, MINUTE))]).outcomes[0]
+    assert outcome.allowed or outcome.retry_after <= 2 * MINUTE
+
+
+def test_threads_and_loops_share_a_store(server, store):
+    async def tasks():
+        replies = await asyncio.gather(*(store.adecide([ask()]) for _ in range(60)))
+        return sum(reply.admits([ask()]) for reply in replies)
+
+    with ThreadPoolExecutor(4) as pool:
+        loops = [pool.submit(asyncio.run, tasks()) for _ in range(2)]
+        threads = [pool.submit(lambda: sum(store.decide([ask()]).admits([ask()]) for _ in range(60))) for _ in range(2)]
+        assert sum(job.result() for job in (*loops, *threads)) == 100
+
+
+def clients_of(server):
+    return sum(client["cmd"].startswith("eval") for client in server.admin.client_list())
+
+
+def until(condition, seconds=2.0):
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return condition()
+
+
+def test_many_event_loops_leave_nothing_behind(any_server):
+    store = RedisStore(any_server.url, timeout=2)
+    threads = threading.active_count()
+    for _ in range(30):
+        asyncio.run(store.adecide([ask()]))
+    gc.collect()
+    assert until(lambda: clients_of(any_server) == 0)
+    assert len(store._loops) == 0
+    assert threading.active_count() == threads
+    store.close()
+
+
+def test_a_loop_that_reconnected_keeps_its_new_connection(any_server):
+    with Proxy(any_server.port) as proxy:
+
+        async def main():
+            store = RedisStore(proxy.url, timeout=2)
+            for _ in range(3):
+                await store.adecide([ask()])
+                proxy.reset()
+                await asyncio.sleep(0.05)
+                proxy.heal()
+                await store.adecide([ask()])
+            connections = proxy.connections
+            for _ in range(20):
+                await store.adecide([ask()])
+                await asyncio.sleep(0)
+            assert proxy.connections == connections
+            await store.aclose()
+
+        asyncio.run(main())
+
+
+def test_the_context_of_a_request_does_not_live_on(any_server):
+    class Heavy:
+        pass
+
+    variable = ContextVar("variable")
+
+    async def request(store):
+        variable.set(Heavy())
+        await store.adecide([ask()])
+
+    async def main():
+        store = RedisStore(any_server.url, timeout=2)
+        await asyncio.create_task(request(store))
+        await asyncio.sleep(0)
+        gc.collect()
+        assert not any(isinstance(thing, Heavy) for thing in gc.get_objects())
+        await store.aclose()
+
+    asyncio.run(main())
+
+
+def test_closed_it_has_no_connection(any_server, store):
+    other = RedisStore(any_server.url, timeout=2)
+    other.decide([ask()])
+    assert clients_of(any_server) == 1
+    other.close()
+    assert until(lambda: clients_of(any_server) == 0)
+
+
+def in_child(work):
+    """What `work` returns in a forked child, as text."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            answer = str(work())
+        except BaseException as error:  # noqa: BLE001  a child must never return into the test
+            answer = repr(error)
+        os.write(writer, answer.encode())
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        answer = pipe.read()
+    os.waitpid(pid, 0)
+    return answer
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_after_a_fork_parent_and_child_go_on_with_connections_of_their_own(any_server):
+    store = RedisStore(any_server.url, timeout=2)
+    assert store.decide([ask()]).outcomes[0].remaining == 99
+    assert in_child(lambda: store.decide([ask()]).outcomes[0].remaining) == "98"
+    assert store.decide([ask()]).outcomes[0].remaining == 97
+    assert in_child(lambda: asyncio.run(store.adecide([ask()])).outcomes[0].remaining) == "96"
+    assert in_child(lambda: (store.close(), store.decide([ask()]).outcomes[0].remaining)[1]) == "95"
+    assert store.decide([ask()]).outcomes[0].remaining == 94
+    store.close()
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_fork_while_every_lock_is_held_hangs_nobody(any_server):
+    store = RedisStore(any_server.url, timeout=2)
+    done = threading.Event()
+
+    def load():
+        while not done.is_set():
+            store.decide([ask(10**9)])
+
+    threads = [threading.Thread(target=load) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(10):
+            assert in_child(lambda: store.decide([ask(key="d:child:{x}")]).outcomes[0].allowed) == "True"
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
+    assert store.decide([ask(key="d:child:{x}")]).outcomes[0].remaining == 89
+    store.close()
+
+
+PRELOADED = """
+    import os
+    from ratelimit_mw.model import Ask, Quota
+    from ratelimit_mw.stores.redis import RedisStore
+    store = RedisStore(os.environ["REDIS_URL"], timeout=2)
+    asks = [Ask("d:r:{x}", Quota("fixed_window", 30, 3_600_000_000))]
+    assert store.decide(asks).admits(asks)  # in the master
+    def app(environ, start_response):
+        start_response("200 OK" if store.decide(asks).admits(asks) else "429 Too Many Requests", [])
+        return [b""]
+"""
+
+
+def test_workers_forked_from_a_preloaded_app_share_the_limit(any_server, tmp_path):
+    (tmp_path / "preloaded.py").write_text(textwrap.dedent(PRELOADED))
+    env = {"REDIS_URL": any_server.url, "PYTHONPATH": str(ROOT)}
+    with gunicorn("preloaded:app", workers=3, env=env, cwd=tmp_path, args=["--preload"]) as app:
+        statuses = [httpx.get(app.url).status_code for _ in range(40)]
+    assert statuses.count(200) == 29
+    assert statuses.count(429) == 11
+
+
+def decides(url):
+    """Blocking and awaited, both admitted."""
+    store = RedisStore(url, timeout=2)
+
+    async def main():
+        reply = await store.adecide([ask()])
+        await store.aclose()
+        return reply
+
+    try:
+        return store.decide([ask()]).admits([ask()]) and asyncio.run(main()).admits([ask()])
+    finally:
+        store.close()
+
+
+def test_a_user_and_a_password_in_the_url(server):
+    password = "p/ss:w@rd#1?"
+    server.admin.acl_setuser("ann", enabled=True, passwords=[f"+{password}"], keys=["d:*"], categories=["+@all"])
+    try:
+        login = f"ann:{escaped(password, safe='')}"
+        assert decides(f"redis://{login}@127.0.0.1:{server.port}/0")
+        assert decides(f"unix://{login}@{server.socket_path}?db=0")
+    finally:
+        server.admin.acl_deluser("ann")
+
+
+def test_the_least_that_a_user_has_to_be_permitted(server):
+    commands = ["+evalsha", "+eval", "+get", "+set", "+getrange", "+setrange", "+strlen", "+pexpire", "+time", "+del"]
+    server.admin.execute_command("ACL", "SETUSER", "bob", "on", ">secret", "~d:*", "+select", *commands)
+    try:
+        store = RedisStore(f"redis://bob:secret@127.0.0.1:{server.port}/0", timeout=2)
+        asks = [ask(name=name, key=f"d:{name}:{{x}}") for name in ALL]
+        assert store.decide(asks).admits(asks)
+        store.forget([one.key for one in asks])
+        store.close()
+    finally:
+        server.admin.acl_deluser("bob")
+
+
+def test_another_database(server):
+    assert decides(f"redis://127.0.0.1:{server.port}/3")
+    assert server.keys() == []
+    server.admin.swapdb(0, 3)
+    assert server.keys() == ["d:r:{x}"]
+
+
+@pytest.fixture(scope="module")
+def authority():
+    return trustme.CA()
+
+
+def test_tls(any_server, authority, tmp_path):
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    with Proxy(any_server.port, tls=context) as proxy:
+        url = f"{proxy.url}?ssl_ca_certs={tmp_path / 'ca.pem'}"
+        assert decides(url)
+        gc.collect()  # what TLS left open at the loop's end would be warned about here
+        store = RedisStore(url, timeout=2)
+        store.decide([ask()])
+        connections = proxy.connections
+        time.sleep(0.1)  # longer than a connection is trusted unseen
+        store.decide([ask()])
+        assert proxy.connections == connections
+        store.close()
+
+
+INTERRUPTED = """
+    import signal, sys, threading, time
+    from ratelimit_mw.model import Ask, Quota
+    from ratelimit_mw.stores.redis import RedisStore
+    store = RedisStore(sys.argv[1], timeout=5)
+    asks = [Ask("d:r:{x}", Quota("fixed_window", 100, 3_600_000_000))]
+    store.decide(asks)
+    print("paused?", flush=True)
+    time.sleep(0.3)  # the server is paused meanwhile
+    leader = threading.Thread(target=store.decide, args=(asks,))
+    if sys.argv[2] == "follower":
+        leader.start()
+        time.sleep(0.1)
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    try:
+        store.decide(asks)
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+    if sys.argv[2] == "follower":
+        leader.join()
+    store.decide(asks)
+    print("served", flush=True)
+"""
+
+
+@pytest.mark.parametrize("role", ["leader", "follower"])
+def test_a_thread_that_is_interrupted_while_it_waits_holds_up_nobody(fresh_server, role):
+    command = [sys.executable, "-c", textwrap.dedent(INTERRUPTED), fresh_server.url, role]
+    process = spawn(command, cwd=ROOT, stdout=PIPE)
+    with process:
+        try:
+            assert process.stdout.readline() == b"paused?\n"
+            fresh_server.pause()
+            assert process.stdout.readline() == b"interrupted\n"
+            fresh_server.resume()
+            assert process.stdout.readline() == b"served\n"
+        finally:
+            end(process)

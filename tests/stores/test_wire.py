@@ -1,0 +1,57 @@
+"""What travels to Redis and back, without a server."""
+
+import pytest
+
+from ratelimit_mw.errors import StoreUnavailable
+from ratelimit_mw.model import Ask, Outcome, Quota
+from ratelimit_mw.stores.wire import _OUTCOME, Inquiry, decode, encode
+
+MINUTE = Quota("fixed_window", 3, 60_000_000)
+ONE, TWO = [Ask("d:a:{x}", MINUTE)], [Ask("d:a:{x}", MINUTE), Ask("d:b:{x}", MINUTE)]
+
+
+def answered(message, outcomes, *, nonce=None, complaint=b""):
+    packed = b"".join(_OUTCOME.pack(*outcome) for outcome in outcomes)
+    return [message.nonce if nonce is None else nonce, b"1700000000000000", packed, complaint]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        pytest.param([ONE], id="one ask"),
+        pytest.param([ONE, ONE], id="one ask each"),
+        pytest.param([TWO, ONE], id="two asks and one"),
+        pytest.param([[], TWO], id="none and two, as many outcomes as inquiries"),
+        pytest.param([[]], id="nothing at all"),
+    ],
+)
+def test_each_inquiry_gets_the_outcomes_of_its_own_asks(asked):
+    inquiries = [Inquiry(asks) for asks in asked]
+    message = encode(inquiries, None)
+    outcomes = [Outcome(True, number, 1, 0, 0) for number in range(message.asked)]
+    replies = decode(answered(message, outcomes), message, inquiries)
+    assert [len(reply.outcomes) for reply in replies] == [len(asks) for asks in asked]
+    assert [outcome for reply in replies for outcome in reply.outcomes] == outcomes
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        pytest.param(lambda message: answered(message, [(True, 1, 1, 0, 0)], nonce=b"other"), id="another nonce"),
+        pytest.param(lambda message: answered(message, [(True, 1, 1, 0, 0)] * 2), id="an outcome too many"),
+        pytest.param(lambda message: answered(message, []), id="an outcome too few"),
+        pytest.param(lambda message: b"OK", id="another command's reply"),
+        pytest.param(lambda message: None, id="nil"),
+        pytest.param(lambda message: [message.nonce, b"x", b"", b""], id="a time that is none"),
+        pytest.param(lambda message: [message.nonce, b"1", b"short", b""], id="outcomes cut off"),
+    ],
+)
+def test_a_reply_to_something_else_is_nobody_s(spoil):
+    message = encode([Inquiry(ONE)], None)
+    with pytest.raises(StoreUnavailable, match="the store answered"):
+        decode(spoil(message), message, [Inquiry(ONE)])
+
+
+def test_no_two_calls_have_one_nonce():
+    nonces = {encode([Inquiry(ONE)], None).nonce for _ in range(1000)}
+    assert len(nonces) == 1000

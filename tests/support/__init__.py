@@ -1,0 +1,1 @@
+"""What the tests stand on: real servers, a faulty network, real app servers."""

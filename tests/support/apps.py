@@ -1,0 +1,113 @@
+"""Apps under the servers that they meet in production: uvicorn and gunicorn as subprocesses.
+
+    with uvicorn("examples.starlette_app:app", workers=2, env={"REDIS_URL": server.url}) as app:
+        httpx.get(app.url + "/health")
+
+The port is free (the server itself picks it). The app is ready when the `with` begins: every worker
+has loaded it, and none was asked anything, so no limit has counted a probe.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+from tests.support.processes import end, spawn
+
+ROOT = Path(__file__).resolve().parents[2]
+READY_WITHIN = 30.0
+
+
+class AppExited(Exception):
+    """The server ended before it was ready, with `status`, having said `log`."""
+
+    def __init__(self, status: int, log: str) -> None:
+        self.status, self.log = status, log
+        super().__init__(f"exit status {status}:\n{log}")
+
+
+class App:
+    """A server that runs an app. `log` is what it wrote to stdout and stderr so far."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", log: Path) -> None:
+        self.process = process
+        self.url = ""
+        self._log = log
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    @property
+    def pids(self) -> set[int]:
+        """The workers, by the log's account: uvicorn's "Started server process [7]", gunicorn's "with pid: 7"."""
+        return {int(pid) for pid in re.findall(r"(?:server process \[|with pid: )(\d+)", self.log)}
+
+
+def uvicorn(
+    app: str,
+    *,
+    workers: int = 1,
+    env: Mapping[str, str] | None = None,
+    cwd: Path = ROOT,
+    args: Sequence[str] = (),
+) -> AbstractContextManager[App]:
+    """Run an ASGI app, named as on the command line. `env` is added to this process's own."""
+    command = [sys.executable, "-m", "uvicorn", app, "--port", "0", "--workers", str(workers), *args]
+    return _serve(command, workers, "Application startup complete", env or {}, cwd)
+
+
+def gunicorn(
+    app: str,
+    *,
+    workers: int = 1,
+    env: Mapping[str, str] | None = None,
+    cwd: Path = ROOT,
+    args: Sequence[str] = (),
+) -> AbstractContextManager[App]:
+    """Run a WSGI app, named as on the command line. `args` may choose threads, gevent, --preload …"""
+    conf = Path(__file__).with_name("gunicorn_conf.py")
+    command = [sys.executable, "-m", "gunicorn", app, "--bind", "127.0.0.1:0", "--config", str(conf)]
+    return _serve([*command, "--workers", str(workers), *args], workers, "Worker is ready", env or {}, cwd)
+
+
+def within_a_minute(seconds: float = 5.0) -> None:
+    """Return when the current minute has `seconds` left, so that a test's requests fall into one window of it."""
+    left = 60 - time.time() % 60
+    if left < seconds:
+        time.sleep(left)
+
+
+@contextmanager
+def _serve(command: Sequence[str], workers: int, ready: str, env: Mapping[str, str], cwd: Path) -> Iterator[App]:
+    with tempfile.TemporaryDirectory(prefix="rlmw-") as directory:
+        log = Path(directory) / "log"
+        with log.open("wb") as output:
+            process = spawn(command, cwd=cwd, env={**os.environ, **env}, stdout=output, stderr=output)
+        app = App(process, log)
+        try:
+            _wait(app, workers, ready)
+            yield app
+        finally:
+            end(process)
+
+
+def _wait(app: App, workers: int, ready: str) -> None:
+    deadline = time.monotonic() + READY_WITHIN
+    while time.monotonic() < deadline:
+        status = app.process.poll()
+        text = app.log
+        if status is not None:
+            raise AppExited(status, text)
+        address = re.search(r"(?:running on|Listening at:) (http://[\d.]+:\d+)", text)
+        if address and text.count(ready) >= workers:
+            app.url = address[1]
+            return
+        time.sleep(0.02)
+    msg = f"not ready after {READY_WITHIN:g} s:\n{app.log}"
+    raise TimeoutError(msg)

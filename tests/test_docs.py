@@ -1,0 +1,43 @@
+"""What the documentation shows is what a user copies: its YAML blocks, and the snippets of the README's table."""
+
+import re
+
+import pytest
+import yaml
+
+from ratelimit_mw.rules.load import load
+from tests.support.apps import ROOT
+
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+KINDS = re.compile(r"^\| \[([\w ]+)\]\(docs/([\w-]+)\.md#([\w-]+)\) \| `([^`]+)` \|", re.MULTILINE)
+README = (ROOT / "README.md").read_text()
+
+
+def blocks():
+    for page in PAGES:
+        found = re.findall(r"^```yaml\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+        for number, text in enumerate(found):
+            yield pytest.param(text, id=f"{page.stem}-{number}")
+
+
+@pytest.mark.parametrize("text", list(blocks()))
+def test_yaml_of_the_docs_loads(text, tmp_path, monkeypatch):
+    (tmp_path / "mysite").mkdir()
+    (tmp_path / "mysite" / "capacity.py").write_text("def load():\n    return 0.5\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    path = tmp_path / "ratelimits.yaml"
+    path.write_text(text)
+    assert load(path).domain
+
+
+@pytest.mark.parametrize(("kind", "page", "section", "snippet"), KINDS.findall(README))
+def test_every_kind_in_the_readme_loads_and_has_its_section(kind, page, section, snippet):
+    rule = {"name": kind, "limit": "100 per minute", **yaml.safe_load(snippet)}
+    (compiled,) = load({"domain": "shop", "rules": [rule]}).compiled
+    assert compiled.counters
+    headings = re.findall(r"^## (.*)$", (ROOT / "docs" / f"{page}.md").read_text(), re.MULTILINE)
+    assert section in [heading.lower().replace(" ", "-") for heading in headings]
+
+
+def test_the_kinds_were_found():
+    assert len(KINDS.findall(README)) >= 4

@@ -1,0 +1,31 @@
+import json
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = {"pydantic", "yaml", "redis", "hiredis", "rich", "typer"}
+FRAMEWORKS = {"starlette", "fastapi", "werkzeug", "flask", "django", "uvicorn", "gunicorn", "httpx"}
+
+
+def imported_by(statement):
+    code = f"import sys, json; {statement}; print(json.dumps(list(sys.modules)))"
+    out = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True).stdout
+    return {name.partition(".")[0] for name in json.loads(out)}
+
+
+@pytest.mark.parametrize("module", ["ratelimit_mw", "ratelimit_mw.asgi", "ratelimit_mw.wsgi"])
+def test_importing_loads_no_framework_and_puts_off_what_is_heavy(module):
+    assert imported_by(f"import {module}") & (HEAVY | FRAMEWORKS) == set()
+
+
+def test_rules_from_a_mapping_on_memory_need_no_redis():
+    rules = {"domain": "d", "rules": [{"name": "r", "by": "ip", "limit": "1 per second"}]}
+    assert imported_by(f"import ratelimit_mw; ratelimit_mw.RateLimiter({rules})") & {"redis", "hiredis"} == set()
+
+
+def test_the_public_names():
+    import ratelimit_mw
+
+    assert sorted(ratelimit_mw.__all__) == ["ConfigurationError", "Decision", "ManualClock", "RateLimiter"]
+    assert all(hasattr(ratelimit_mw, name) for name in ratelimit_mw.__all__)

@@ -1,0 +1,335 @@
+"""The engine by itself: what `check` and its siblings promise, the error policies, the switch in the environment."""
+
+import asyncio
+import logging
+import math
+import random
+import time
+
+import pytest
+
+from ratelimit_mw import ConfigurationError, Decision, ManualClock, RateLimiter
+from ratelimit_mw.errors import StoreUnavailable
+from ratelimit_mw.stores.memory import MemoryStore
+
+START = 1_700_000_040  # as a minute begins
+AWAY = "redis://127.0.0.1:1/0"  # a port at which nobody listens
+CLIENT = {"remote_address": "203.0.113.7"}
+OTHER = {"remote_address": "203.0.113.8"}
+
+
+def rule(limit="2 per minute", *, name="everything", by="ip", **more):
+    return {"name": name, "by": by, "limit": limit, "algorithm": "fixed_window", **more}
+
+
+def engine(*rules, storage="memory://", clock=None, **sections):
+    config = {"domain": "shop", "rules": list(rules) or [rule()], **sections}
+    return RateLimiter(config, storage=storage, clock=clock or ManualClock(START))
+
+
+@pytest.fixture(params=["blocking", "awaited"])
+def call(request):
+    """Call a method of a limiter, or its awaitable twin."""
+    if request.param == "blocking":
+        return lambda limiter, method, *arguments, **options: getattr(limiter, method)(*arguments, **options)
+    return lambda limiter, method, *arguments, **options: asyncio.run(
+        getattr(limiter, f"a{method}")(*arguments, **options)
+    )
+
+
+class TestCheck:
+    def test_says_everything_in_seconds(self, call):
+        limiter = engine(clock=ManualClock(START + 20))
+        first, second, third = (call(limiter, "check", CLIENT) for _ in range(3))
+        assert (first.allowed, first.rule, first.limit, first.remaining) == (True, "everything", 2, 1)
+        assert (first.reset_after, first.reset_at, first.retry_after, first.delay) == (40.0, START + 60, 0.0, 0.0)
+        assert (second.allowed, second.remaining) == (True, 0)
+        assert (third.allowed, third.remaining, third.retry_after, third.over) == (False, 0, 40.0, None)
+        assert isinstance(third, Decision)
+
+    def test_waiting_retry_after_succeeds_and_a_microsecond_less_does_not(self, call):
+        clock = ManualClock(START + 7.25)
+        limiter = engine(rule("1 per minute"), clock=clock)
+        call(limiter, "check", CLIENT)
+        clock.advance(call(limiter, "check", CLIENT).retry_after - 0.000001)
+        assert not call(limiter, "check", CLIENT).allowed
+        clock.advance(0.000001)
+        assert call(limiter, "check", CLIENT).allowed
+
+    def test_has_a_decision_for_each_counter_and_speaks_of_the_one_that_binds(self, call):
+        limiter = engine(rule(name="loose"), rule("5 per minute", name="tight", by=["ip", "user"]))
+        said = call(limiter, "check", {**CLIENT, "user": "ann"}, 2)
+        assert (said.rule, said.remaining) == ("loose", 0)
+        assert [(policy.rule, policy.remaining) for policy in said.policies] == [
+            ("loose", 0),
+            ("tight", 3),
+            ("tight", 3),
+        ]
+
+    def test_what_one_rule_denies_is_charged_to_none(self, call):
+        limiter = engine(rule("1 per minute", name="tight"), rule("9 per minute", name="loose"))
+        for _ in range(3):
+            last = call(limiter, "check", CLIENT)
+        assert [(policy.rule, policy.allowed, policy.remaining) for policy in last.policies] in (
+            [("tight", False, 0), ("loose", True, 8)],
+            [("tight", False, 0)],
+        )
+
+    @pytest.mark.parametrize(
+        "given",
+        [
+            pytest.param({"ip": "203.0.113.7"}, id="the short name"),
+            pytest.param({"remote_address": "::ffff:203.0.113.7"}, id="mapped into IPv6"),
+            pytest.param({**CLIENT, "nobody": "asks", "header:x": "y"}, id="with what no rule names"),
+        ],
+    )
+    def test_one_client_by_any_name(self, call, given):
+        limiter = engine()
+        call(limiter, "check", CLIENT)
+        assert call(limiter, "check", given).remaining == 0
+
+    def test_where_no_rule_applies_there_is_no_limit(self, call):
+        limiter = engine(rule(match={"path": "/login"}))
+        assert call(limiter, "check", CLIENT) == Decision(True)
+        assert call(limiter, "check", {**CLIENT, "path": "/login/"}).rule == "everything"
+
+    def test_a_denial_for_ever_says_so(self, call):
+        assert call(engine(rule("0 per minute")), "check", CLIENT).retry_after == math.inf
+
+
+class TestCost:
+    @pytest.mark.parametrize(
+        ("cost", "remaining"), [pytest.param(0, 12, id="nothing"), pytest.param(5, 2, id="times the rule's own")]
+    )
+    def test_is_charged(self, call, cost, remaining):
+        assert call(engine(rule("12 per minute", cost=2)), "check", CLIENT, cost=cost).remaining == remaining
+
+    def test_of_nothing_passes_an_exhausted_counter_but_not_a_limit_of_0(self, call):
+        limiter = engine(rule("1 per minute"))
+        call(limiter, "check", CLIENT)
+        assert call(limiter, "check", CLIENT, cost=0).allowed
+        assert not call(engine(rule("0 per minute")), "check", CLIENT, cost=0).allowed
+
+    @pytest.mark.parametrize("cost", [10**9, 10**15, 10**40])
+    def test_that_no_limit_holds_is_denied_for_ever(self, call, cost):
+        said = call(engine(rule("1000000000 per minute", cost=2)), "check", CLIENT, cost=cost)
+        assert (said.allowed, said.retry_after) == (False, math.inf)
+
+    @pytest.mark.parametrize(
+        "cost",
+        [
+            pytest.param(-1, id="negative"),
+            pytest.param(1.5, id="a fraction"),
+            pytest.param(1.0, id="a float"),
+            pytest.param(math.nan, id="not a number"),
+            pytest.param("2", id="a text"),
+            pytest.param(None, id="nothing"),
+        ],
+    )
+    def test_that_is_no_whole_number_is_refused_before_anything_is_charged(self, call, cost):
+        limiter = engine()
+        for method in ("check", "peek"):
+            with pytest.raises(ValueError, match=r"cost is .*: it has to be a whole number from 0 on"):
+                call(limiter, method, CLIENT, cost=cost)
+        assert call(limiter, "check", CLIENT).remaining == 1
+
+
+class TestPeek:
+    def test_says_what_check_would_and_charges_nothing(self, call):
+        limiter = engine()
+        looks = [call(limiter, "peek", CLIENT) for _ in range(3)]
+        assert [(look.allowed, look.rule, look.remaining) for look in looks] == [(True, "everything", 2)] * 3
+        call(limiter, "check", CLIENT)
+        assert call(limiter, "peek", CLIENT, cost=2).allowed is False
+        assert call(limiter, "check", CLIENT).remaining == 0
+
+    def test_is_no_would_be_denial_of_a_shadow_rule(self, call, caplog):
+        limiter = engine(rule("1 per minute", shadow=True))
+        call(limiter, "check", CLIENT)
+        with caplog.at_level(logging.INFO, "ratelimit_mw"):
+            call(limiter, "peek", CLIENT)
+        assert (limiter.shadow_denials, caplog.messages) == ({}, [])
+
+
+class TestReset:
+    def test_forgets_the_counters_of_these_attributes_and_no_others(self, call):
+        limiter = engine(rule(), rule("3 per minute", name="users", by="user"))
+        for client in (CLIENT, OTHER):
+            call(limiter, "check", {**client, "user": "ann"})
+        call(limiter, "reset", {**CLIENT, "user": "ann"})
+        said = call(limiter, "check", {**CLIENT, "user": "ann"})
+        assert [policy.remaining for policy in said.policies] == [1, 2]
+        assert call(limiter, "peek", OTHER).remaining == 1
+
+    def test_where_nothing_counts_there_is_nothing_to_forget(self, call):
+        call(engine(rule(match={"path": "/login"})), "reset", CLIENT)
+
+    def test_says_so_where_the_store_is_away(self, call):
+        with engine(storage=AWAY) as limiter, pytest.raises(StoreUnavailable):
+            call(limiter, "reset", CLIENT)
+
+
+class TestTheStoreIsAway:
+    @pytest.fixture
+    def away(self):
+        made = []
+
+        def make(*rules, **sections):
+            options = {"storage": AWAY, "clock": ManualClock(START)}
+            made.append(RateLimiter({"domain": "shop", "rules": list(rules), **sections}, **options))
+            return made[-1]
+
+        yield make
+        for limiter in made:
+            limiter.close()
+
+    def test_allow_lets_pass_and_speaks_of_no_rule(self, call, away):
+        assert call(away(rule("1 per minute")), "check", CLIENT) == Decision(True)
+
+    def test_deny_denies(self, call, away):
+        said = call(away(rule(on_error="deny")), "check", CLIENT)
+        assert (said.allowed, said.rule, said.limit) == (False, None, None)
+
+    def test_local_counts_in_the_process(self, call, away):
+        limiter = away(rule("1 per minute", on_error="local"), rule(name="other"))
+        first, second = (call(limiter, "check", CLIENT) for _ in range(2))
+        assert (first.allowed, first.rule, [policy.rule for policy in first.policies]) == (
+            True,
+            "everything",
+            ["everything"],
+        )
+        assert (second.allowed, second.retry_after) == (False, 60.0)
+
+    @pytest.mark.parametrize("order", range(6))
+    def test_of_several_rules_deny_wins(self, call, away, order):
+        rules = [rule(name=word, on_error=word) for word in ("allow", "deny", "local")]
+        random.Random(order).shuffle(rules)
+        assert not call(away(*rules), "check", CLIENT).allowed
+
+    def test_the_file_s_policy_is_every_rule_s_that_has_none(self, call, away):
+        limiter = away(
+            rule(), rule(name="mild", on_error="allow", match={"path": "/mild"}), storage={"on_error": "deny"}
+        )
+        assert not call(limiter, "check", CLIENT).allowed
+
+    def test_a_shadow_rule_denies_nobody(self, call, away):
+        assert call(away(rule(on_error="deny", shadow=True)), "check", CLIENT).allowed
+
+    def test_what_is_exempt_never_asks_it(self, call, away, caplog):
+        limiter = away(rule(on_error="deny"), exempt=[{"path": "/health"}])
+        assert call(limiter, "check", {**CLIENT, "path": "/health"}) == Decision(True)
+        assert caplog.messages == [], "not even a connection was tried"
+        assert not call(limiter, "check", {**CLIENT, "path": "/"}).allowed
+        assert caplog.messages, "now it was"
+
+
+class TestShadow:
+    def test_would_be_denials_are_counted(self, call):
+        limiter = engine(rule("1 per minute", name="new", shadow=True), rule("9 per minute"))
+        for expected in (8, 7, 6):
+            said = call(limiter, "check", CLIENT)
+            assert (said.allowed, said.rule, said.remaining) == (True, "everything", expected)
+        assert limiter.shadow_denials == {"new": 2}
+
+    def test_no_client_floods_the_log_with_them(self, call, caplog):
+        clock = ManualClock(START)
+        limiter = engine(rule("1 per hour", name="new", shadow=True), clock=clock)
+        with caplog.at_level(logging.INFO, "ratelimit_mw"):
+            for _ in range(100):
+                call(limiter, "check", CLIENT)
+            clock.advance(60)
+            call(limiter, "check", CLIENT)
+        assert caplog.messages == [
+            "shadow rule new would have denied a request (1 so far)",
+            "shadow rule new would have denied a request (100 so far)",
+        ]
+
+
+class TestTheSwitchInTheEnvironment:
+    def test_off_lets_everything_pass_uncounted(self, call, monkeypatch):
+        monkeypatch.setenv("RATELIMIT_MW", "off")
+        limiter = engine(rule("0 per minute", on_error="deny"), storage=AWAY)
+        assert call(limiter, "check", CLIENT) == Decision(True)
+
+    def test_shadow_counts_and_denies_nobody(self, call, monkeypatch):
+        monkeypatch.setenv("RATELIMIT_MW", " Shadow ")
+        limiter = engine(rule("1 per minute"))
+        assert [call(limiter, "check", CLIENT).allowed for _ in range(3)] == [True] * 3
+        assert limiter.shadow_denials == {"everything": 2}
+
+    @pytest.mark.parametrize("word", ["", "on", "ON"])
+    def test_on_is_as_if_it_were_not_there(self, call, monkeypatch, word):
+        monkeypatch.setenv("RATELIMIT_MW", word)
+        assert not call(engine(rule("0 per minute")), "check", CLIENT).allowed
+
+    def test_another_word_stops_the_start(self, monkeypatch):
+        monkeypatch.setenv("RATELIMIT_MW", "disabled")
+        with pytest.raises(ConfigurationError, match="RATELIMIT_MW='disabled' in the environment is not off or shadow"):
+            engine()
+
+
+class TestStorage:
+    def test_given_it_wins_over_the_file_s(self):
+        assert engine().check(CLIENT).rule == "everything"
+        config = {"domain": "shop", "storage": {"url": AWAY, "on_error": "deny"}, "rules": [rule()]}
+        assert RateLimiter(config, storage="memory://", clock=ManualClock()).check(CLIENT).allowed
+
+    @pytest.mark.parametrize("storage", ["localhost:6379", "mysql://localhost", "redis://:pa:ss@h:99999/0"])
+    def test_a_url_of_no_store_is_refused_and_its_password_not_shown(self, storage):
+        with pytest.raises(ConfigurationError, match=r"\Astorage: ") as refused:
+            engine(storage=storage)
+        assert "pa:ss" not in str(refused.value)
+
+    @pytest.mark.parametrize("storage", [5, {"url": "memory://"}, b"memory://"])
+    def test_what_is_neither_a_url_nor_a_store_is_refused(self, storage):
+        with pytest.raises(TypeError, match="storage takes a URL or a store, not "):
+            engine(storage=storage)
+
+    def test_memory_says_that_each_process_counts_for_itself(self, caplog):
+        config = {"domain": "shop", "rules": [rule()]}
+        RateLimiter(config)
+        assert caplog.messages == ["storage is memory://: each process counts for itself, and a restart forgets"]
+
+    @pytest.mark.parametrize(
+        "call_close", [lambda limiter: limiter.close(), lambda limiter: asyncio.run(limiter.aclose())]
+    )
+    def test_a_store_that_was_handed_in_is_its_owner_s_to_close(self, call_close):
+        closed = []
+
+        class Watched(MemoryStore):
+            def close(self):
+                closed.append("close")
+
+            async def aclose(self):
+                closed.append("aclose")
+
+        store = Watched(max_counters=10)
+        first, second = engine(storage=store), engine(storage=store)
+        first.check(CLIENT)
+        call_close(first)
+        assert closed == []
+        assert second.check(CLIENT).remaining == 0, "two engines on one store share its counters"
+
+    def test_with_closes_what_it_opened(self, any_server):
+        def connections():
+            return int(any_server.admin.info("clients")["connected_clients"])
+
+        before = connections()
+        with engine(storage=any_server.url) as limiter:
+            limiter.check(CLIENT)
+            assert connections() > before
+        deadline = time.monotonic() + 5  # the server hears of it a moment later
+        while connections() > before and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert connections() == before
+
+
+class TestManualClock:
+    def test_moves_by_hand_alone(self):
+        clock = ManualClock(10)
+        assert clock.now() == 10_000_000
+        clock.advance(1.5)
+        clock.advance(-0.5)
+        assert clock.now() == 11_000_000
+        clock.set(3.000001)
+        assert clock.now() == 3_000_001

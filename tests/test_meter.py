@@ -1,0 +1,225 @@
+"""The load as a process measures it."""
+
+import asyncio
+import os
+import time
+
+import pytest
+
+from ratelimit_mw.identity.wsgi import WsgiRequest
+from ratelimit_mw.load import Signals, load_of
+from ratelimit_mw.meter import Meter, time_in_queue
+from ratelimit_mw.model import Ask, Charge, Elastic, Quota, Rule
+from ratelimit_mw.processor import Processor
+from ratelimit_mw.settings import LoadSettings
+
+
+class Time:
+    def __init__(self):
+        self.now = 1_000.0
+
+    def __call__(self):
+        return self.now
+
+
+class Idle:
+    """A processor that does nothing, so that the machine's own load is in no one's way."""
+
+    def share(self, now):
+        return 0.0
+
+
+def meter(time, **settings):
+    made = Meter(LoadSettings(**settings), time)
+    made._processor = Idle()
+    return made
+
+
+def after(meter, time, seconds=10.0):
+    time.now += seconds
+    return meter.load()
+
+
+def test_what_asks_alone_is_no_load():
+    time = Time()
+    idle = meter(time, capacity=4)
+    assert idle.load() == 0.0
+    idle.arrived(100)
+    assert after(idle, time) == pytest.approx(0.0, abs=1e-3)
+
+
+def test_requests_in_flight_are_a_load_by_the_capacity():
+    time = Time()
+    busy = meter(time, capacity=4)
+    for _ in range(3):
+        busy.arrived(100)
+    assert after(busy, time) == pytest.approx(0.5, abs=1e-3)
+    busy.left()
+    busy.left()
+    assert after(busy, time) == pytest.approx(0.0, abs=1e-3)
+
+
+def test_the_shell_says_what_is_usual_where_the_rules_do_not():
+    time = Time()
+    busy = meter(time)
+    for _ in range(3):
+        busy.arrived(8)
+    assert after(busy, time) == pytest.approx(0.25, abs=1e-3)
+
+
+def test_a_queue_before_the_threads_is_a_load_until_it_is_gone():
+    time = Time()
+    threads = meter(time)
+    threads.queued(0.08)
+    assert after(threads, time) == pytest.approx(0.8, abs=1e-3)
+    assert after(threads, time) == pytest.approx(0.0, abs=1e-3)
+
+
+def test_between_two_looks_the_load_is_remembered():
+    time = Time()
+    busy = meter(time, capacity=1)
+    assert busy.load() == 0.0
+    busy.arrived(1)
+    busy.arrived(1)
+    assert after(busy, time, 0.05) == 0.0
+    assert 0.0 < after(busy, time, 0.06) < 1.0
+
+
+def test_a_loop_that_is_held_up_is_a_load():
+    async def main():
+        lagging = Meter(LoadSettings(), time.monotonic)
+        lagging._processor = Idle()
+        lagging.arrived(100)
+        lagging.watch(asyncio.get_running_loop())
+        lagging.watch(asyncio.get_running_loop())
+        assert lagging.load() < 0.2
+        await asyncio.sleep(0.25)
+        before = lagging.load()
+        for _ in range(3):
+            time.sleep(0.3)  # noqa: ASYNC251 - which is what an app must not do
+            await asyncio.sleep(0)
+        return before, lagging.load()
+
+    before, held_up = asyncio.run(main())
+    assert before < 0.3
+    assert held_up > 0.3
+
+
+def test_nobody_looks_at_a_loop_to_which_no_requests_come():
+    async def main():
+        hours = Time()
+        idle = meter(hours)
+        idle.arrived(100)
+        idle.watch(asyncio.get_running_loop())
+        hours.now += 60
+        idle._wake(asyncio.get_running_loop())
+        assert not idle._loops
+        assert after(idle, hours) == pytest.approx(0.0, abs=1e-3)
+
+    asyncio.run(main())
+
+
+class TestASourceOfOnesOwn:
+    @pytest.mark.parametrize(
+        ("value", "load"),
+        [
+            pytest.param(0.25, 0.25, id="as it says"),
+            pytest.param(1, 1.0, id="a whole number"),
+            pytest.param(1.5, 1.0, id="more than all"),
+            pytest.param(-3, 0.0, id="less than nothing"),
+            pytest.param(float("nan"), 1.0, id="not a number"),
+            pytest.param("much", 1.0, id="a word"),
+            pytest.param(None, 1.0, id="nothing"),
+        ],
+    )
+    def test_its_value_is_the_load(self, value, load):
+        assert Meter(LoadSettings(lambda: value, "python:mine:load")).load() == load
+
+    def test_what_it_raises_is_a_full_load_and_said_once(self, caplog):
+        time = Time()
+        failing = Meter(LoadSettings(lambda: 1 / 0, "python:mine:load"), time)
+        assert [failing.load(), after(failing, time)] == [1.0, 1.0]
+        assert [record.getMessage() for record in caplog.records] == [
+            "load: python:mine:load: ZeroDivisionError (said once)"
+        ]
+
+
+def test_quotas_are_as_far_open_as_the_load_lets_them_be():
+    time, said = Time(), [0.1]
+    quotas = tuple(Quota("fixed_window", n, 1) for n in (100, 150, 200))
+    plain = Charge(Rule("b"), Ask("k", Quota("fixed_window", 5, 1)))
+    elastic = Charge(Rule("a"), Ask("k", Quota("fixed_window", 100, 1, elastic=Elastic(0.7, quotas))))
+    stretching = Meter(LoadSettings(lambda: said[0]), time)
+
+    def limits():
+        return [charge.ask.quota.limit for charge in stretching.stretched([elastic, plain])]
+
+    assert limits() == [200, 5]
+    said[0] = 0.9
+    time.now += 0.5
+    assert limits() == [150, 5]
+    time.now += 1
+    assert limits() == [100, 5]
+    said[0] = 0.1
+    time.now += 6
+    assert limits() == [200, 5]
+
+
+def from_proxy(request):
+    return request.peer == "10.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("text", "peer", "least", "most"),
+    [
+        pytest.param("t={s:.3f}", "10.0.0.1", 0.4, 5, id="nginx's seconds"),
+        pytest.param("{ms:.0f}", "10.0.0.1", 0.4, 5, id="Heroku's milliseconds"),
+        pytest.param("t={us:.0f}", "10.0.0.1", 0.4, 5, id="Apache's microseconds"),
+        pytest.param("t={s:.3f}", "192.0.2.1", 0, 0, id="a client's word counts for nothing"),
+        pytest.param("", "10.0.0.1", 0, 0, id="empty"),
+        pytest.param("soon", "10.0.0.1", 0, 0, id="no time"),
+        pytest.param("t=1700000000", "10.0.0.1", 0, 0, id="years ago"),
+        pytest.param("t=9999999999", "10.0.0.1", 0, 0, id="in the future"),
+        pytest.param("t=" + "9" * 400, "10.0.0.1", 0, 0, id="a number without end"),
+    ],
+)
+def test_how_long_a_request_has_waited_before_it_came(text, peer, least, most):
+    started = time.time() - 0.5
+    written = text.format(s=started, ms=started * 1e3, us=started * 1e6)
+    request = WsgiRequest({"HTTP_X_REQUEST_START": written, "REMOTE_ADDR": peer})
+    assert least <= time_in_queue(request, from_proxy) <= most
+
+
+def test_the_processor_s_share_is_that_of_a_core_or_of_the_control_group_s_quota(tmp_path):
+    stat, quota = tmp_path / "cpu.stat", tmp_path / "cpu.max"
+    stat.write_text("usage_usec 1000000\nuser_usec 1\n")
+    quota.write_text("400000 100000\n")  # four cores
+    processor = Processor(tmp_path)
+    assert processor.share(processor._at + 0.1) == 0.0
+    stat.write_text("usage_usec 31000000\nuser_usec 1\n")
+    assert processor.share(processor._at + 10) == pytest.approx(0.75, abs=0.01)
+    quota.write_text("max 100000\n")
+    stat.write_text("usage_usec 91000000\nuser_usec 1\n")
+    assert processor.share(processor._at + 1_000) < 0.1
+
+
+def test_where_there_are_no_control_groups_the_process_s_own_time_tells(tmp_path):
+    processor = Processor(tmp_path / "nowhere")
+    start = time.monotonic()
+    spent = time.process_time() + 0.2
+    while time.process_time() < spent:
+        pass
+    assert processor.share(start + 0.5) > 0.3
+    assert Processor().share(time.monotonic()) == 0.0
+
+
+def test_a_child_of_a_fork_has_no_requests_in_flight():
+    parent = meter(Time(), capacity=1)
+    for _ in range(5):
+        parent.arrived(1)
+    child = os.fork()
+    if not child:
+        parent.arrived(1)
+        os._exit(0 if parent._in_flight == 1 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert load_of(Signals(busy=parent._in_flight)) == 1.0

@@ -1,0 +1,66 @@
+"""What a user's editor and type checker see of the package: tests/test_typing.py has mypy read this file."""
+
+from typing import Any, assert_type
+from wsgiref.types import WSGIApplication
+
+from fastapi import FastAPI, Request
+from flask import Flask
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+
+from ratelimit_mw import ConfigurationError, Decision, ManualClock, RateLimiter, asgi, wsgi
+
+rules = {"domain": "shop", "rules": [{"name": "everything", "by": "ip", "limit": "100 per minute"}]}
+limiter = RateLimiter(rules, storage="memory://", clock=ManualClock(start=1.5))
+decision = limiter.check({"remote_address": "203.0.113.7"}, cost=2)
+assert_type(decision, Decision)
+assert_type(decision.allowed, bool)
+assert_type(decision.rule, str | None)
+assert_type(decision.limit, int | None)
+assert_type(decision.remaining, int | None)
+assert_type(decision.reset_after, float)
+assert_type(decision.retry_after, float)
+assert_type(decision.delay, float)
+assert_type(decision.reset_at, float)
+assert_type(decision.over, str | None)
+assert_type(decision.policies, tuple[Decision, ...])
+assert_type(limiter.peek({"user": "ann"}), Decision)
+limiter.reset({"user": "ann"})
+
+
+async def awaited() -> None:
+    async with RateLimiter("ratelimits.yaml") as other:
+        assert_type(await other.acheck({"user": "ann"}, cost=2), Decision)
+        assert_type(await other.apeek({"user": "ann"}), Decision)
+        await other.areset({"user": "ann"})
+
+
+def problems() -> list[str]:
+    try:
+        with RateLimiter("ratelimits.yaml", storage="redis://localhost"):
+            return []
+    except ConfigurationError as error:
+        return [f"{problem.file} {problem.line + 1} {problem.message}" for problem in error.problems]
+
+
+starlette_app = Starlette(middleware=[Middleware(asgi.RateLimitMiddleware, config="ratelimits.yaml")])
+starlette_app.add_middleware(asgi.RateLimitMiddleware, config="ratelimits.yaml", storage="redis://localhost")
+fastapi_app = FastAPI()
+fastapi_app.add_middleware(asgi.RateLimitMiddleware, limiter=limiter)
+around = asgi.RateLimitMiddleware(asgi.RateLimitMiddleware(starlette_app, config=rules), limiter=limiter)
+flask_app = Flask("app")
+flask_app.wsgi_app = wsgi.RateLimitMiddleware(flask_app.wsgi_app, config="ratelimits.yaml")  # type: ignore[method-assign]  # Flask's own documentation does so
+application: WSGIApplication = wsgi.RateLimitMiddleware(flask_app, limiter=limiter)
+
+
+@fastapi_app.get("/")
+def index(request: Request) -> dict[str, Any]:
+    return {"remaining": request.scope["ratelimit"].remaining}
+
+
+limiter.check({"remote_address": 5})  # type: ignore[dict-item]  # an address is text
+limiter.check({"user": "ann"}, cost="2")  # type: ignore[arg-type]  # a cost is a whole number
+RateLimiter()  # type: ignore[call-arg]  # there are no rules to guess
+RateLimiter(rules, "memory://")  # type: ignore[call-arg]  # storage has a name
+asgi.RateLimitMiddleware(starlette_app, limiter="ratelimits.yaml")  # type: ignore[arg-type]  # that is a config
+decision.allowed = True  # type: ignore[misc]  # what was decided stays decided
