@@ -131,6 +131,8 @@ class Proxy:
         self._tls = tls
         self._fault = Fault()
         self._links: set[_Link] = set()
+        self._transports: set[asyncio.WriteTransport] = set()  # all there ever were: closing one may take its time
+        self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
         self._listening = threading.Event()
         self._done: asyncio.Event | None = None
@@ -190,36 +192,44 @@ class Proxy:
 
     async def _serve(self) -> None:
         self._done = asyncio.Event()
-        listener = await asyncio.start_server(self._accept, "127.0.0.1", 0, ssl=self._tls)
+        listener = await asyncio.start_server(self._connected, "127.0.0.1", 0, ssl=self._tls)
         self.port = listener.sockets[0].getsockname()[1]
         self._listening.set()
         await self._done.wait()
         listener.close()
-        await asyncio.sleep(0)  # whoever was accepted in this moment begins, so that there is somebody to close him
-        for link in tuple(self._links):
-            link.reset()
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        await self._hang_up()
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _hang_up(self) -> None:
+        """Cut every connection, those as well that were accepted in this moment and have nobody to serve them yet."""
+        while others := asyncio.all_tasks() - {asyncio.current_task()}:
+            for transport in self._transports:
+                transport.abort()
+            for task in others:
+                task.cancel()
+            await asyncio.wait(others)
+        for transport in self._transports:
+            transport.abort()
+        await asyncio.sleep(0)  # a transport closes its socket in the next turn of the loop
+
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
+        self._transports.add(writer.transport)
+        self._tasks.add(task := self._loop.create_task(self._serve_one(reader, writer)))
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             server_reader, server_writer = await asyncio.open_connection("127.0.0.1", self.target)
-        except BaseException as error:  # nobody else knows this end yet: the proxy may stop while the other is dialled
+        except OSError:
             writer.transport.abort()
-            if isinstance(error, OSError):
-                return
-            raise
+            return
+        self._transports.add(server_writer.transport)
         link = _Link(writer, server_writer)
         self._links.add(link)
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._pump(_Pipe(reader, server_writer, reply=False), link))
                 group.create_task(self._pump(_Pipe(server_reader, writer, reply=True), link))
-        except asyncio.CancelledError:
-            pass  # the proxy stops; Python 3.11's streams would report it as an error of this callback
         finally:
             self._links.discard(link)
             link.close()
