@@ -369,7 +369,10 @@ class RateLimiter:
         except ValueError as error:
             raise ConfigurationError([Problem(f"storage: {error}")]) from None
         if isinstance(store, MemoryStore) and clock is None:
-            _log.warning("storage is memory://: each process counts for itself, and a restart forgets")
+            _log.warning(
+                "ratelimit_mw: storage is memory://: each process counts for itself, and a restart forgets; to share "
+                "the counters, set storage.url in the rules, or storage= in code, as in redis://localhost:6379/0"
+            )
         self._keep_overrides(settings.url)
         return store
 

@@ -288,7 +288,11 @@ class TestStorage:
     def test_memory_says_that_each_process_counts_for_itself(self, caplog):
         config = {"domain": "shop", "rules": [rule()]}
         RateLimiter(config)
-        assert caplog.messages == ["storage is memory://: each process counts for itself, and a restart forgets"]
+        (message,) = caplog.messages
+        assert message == (
+            "ratelimit_mw: storage is memory://: each process counts for itself, and a restart forgets; to share the "
+            "counters, set storage.url in the rules, or storage= in code, as in redis://localhost:6379/0"
+        )
 
     @pytest.mark.parametrize(
         "call_close", [lambda limiter: limiter.close(), lambda limiter: asyncio.run(limiter.aclose())]

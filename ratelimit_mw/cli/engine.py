@@ -12,6 +12,7 @@ from ratelimit_mw.errors import ConfigurationError, StoreUnavailable
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.stores import Store, open_store
+from ratelimit_mw.stores.shards import Shards
 
 T = TypeVar("T")
 
@@ -42,7 +43,8 @@ def shared_store(rules: Rules, storage: str | None) -> Store:
             "where they are in Redis, say --storage redis://…",
             Exit.USAGE,
         )
-    return open_store(replace(rules.storage, url=url, timeout=_PATIENCE))
+    # One who looks is not to see that a counter is spread over shards.
+    return Shards(open_store(replace(rules.storage, url=url, timeout=_PATIENCE)))
 
 
 def patiently(ask: Callable[[], T]) -> T:

@@ -175,3 +175,22 @@ descriptors: [{{key: a, rate_limit: {{unit: year, requests_per_unit: 4}}}}]
     assert (code, said) == (0, "")
     assert re.fullmatch(rf"{name} +a=\S+ +4 per 365 days +fixed_window +25% +3 +\d+ h", printed.splitlines()[1])
     assert run("show", name, "-a", "a=x", "-c", "d.yaml")[0] == 2  # entries are no attributes
+
+
+def test_a_counter_in_shards_is_one_counter_to_the_reader(run, any_server):
+    rules = "{name: r, limit: 64 per hour, algorithm: fixed_window, shards: 8}"
+    Path("h.yaml").write_text(f'domain: d\nstorage: {{url: "{any_server.url}"}}\nrules: [{rules}]\n', "utf-8")
+    client = {"ip": "203.0.113.7"}
+    with RateLimiter("h.yaml") as limiter:
+        for _ in range(48):
+            limiter.check(client)
+        assert len(any_server.keys()) > 1, "the counter is spread"
+        for words in (["top"], ["show", "r"], ["show", "r", "--ip", "203.0.113.7"]):
+            code, printed, said = run(*words, "-c", "h.yaml", "--json")
+            (found,) = json.loads(printed)
+            assert (code, said) == (0, "")
+            assert (found["key"], found["limit"]) == ("d:r:fw3600x8:{ip=203.0.113.7}", "64 per hour")
+            assert (found["remaining"], found["used"]) == (16, 0.75)
+        assert run("reset", "r", "--yes", "-c", "h.yaml") == (0, "1 counter reset\n", "")
+        assert any_server.keys() == []
+        assert limiter.peek(client).remaining == 64

@@ -6,7 +6,10 @@ import pytest
 
 from ratelimit_mw import RateLimiter
 
-NOTE = "note: storage is memory://: each process counts for itself, and a restart forgets\n"
+NOTE = (
+    "note: ratelimit_mw: storage is memory://: each process counts for itself, and a restart forgets; to share the "
+    "counters, set storage.url in the rules, or storage= in code, as in redis://localhost:6379/0\n"
+)
 
 
 def test_a_newcomer_finds_out_why_a_login_got_a_429(run, any_server):
