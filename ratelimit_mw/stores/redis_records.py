@@ -1,24 +1,17 @@
 """Records in Redis: a hash for each key, changed by one script, which publishes that it did."""
 
 import contextlib
-import os
 import selectors
 import socket
 import ssl
-import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
 
 from ratelimit_mw.errors import Conflict, StoreUnavailable
-from ratelimit_mw.stores.connection import HANDSHAKE_TIMEOUT, Blocking, shown
-from ratelimit_mw.stores.endpoint import Address, Direct, Spread
-from ratelimit_mw.stores.sentinel import SCHEME as SENTINEL
-from ratelimit_mw.stores.sentinel import Sentinels
+from ratelimit_mw.stores.connection import Blocking, shown
+from ratelimit_mw.stores.questions import Questions, say
 
 _VERSION = "version"
-_REDIRECTIONS = 5
-_CLUSTER = "redis+cluster://"
 
 # Published in a pcall, for a user may lack the right: whoever listens looks from time to time as well.
 _WRITE = """
@@ -38,14 +31,8 @@ class RedisRecords:
 
     def __init__(self, url: str) -> None:
         self.name = shown(url)
-        self._home, self._at = _ways(url)
-        self._begin()
-
-    def _begin(self) -> None:
-        self._pid = os.getpid()
-        self._lock = threading.Lock()
-        self._connections: dict[Address | None, Blocking] = {}
-        self._where: dict[str, Address] = {}
+        self._questions = Questions(url)
+        self._ask = self._questions.ask
 
     def version(self, key: str) -> int:
         """See `Records`."""
@@ -76,54 +63,11 @@ class RedisRecords:
 
     def listener(self) -> "RedisListener":
         """See `Records`."""
-        return RedisListener(self._home)
+        return RedisListener(self._questions.connect)
 
     def close(self) -> None:
         """See `Records`."""
-        self._check_process()
-        with self._lock:
-            self._hang_up()
-
-    def _check_process(self) -> None:
-        """Begin anew in the child of a fork; what the parent uses is left alone, neither used nor closed."""
-        if self._pid != os.getpid():
-            _inherited.append(self._connections)
-            self._begin()
-
-    def _ask(self, key: str, *command: str) -> Any:
-        self._check_process()
-        with self._lock:
-            try:
-                return self._redirected(key, command)
-            except StoreUnavailable:
-                self._hang_up()
-                raise
-
-    def _redirected(self, key: str, command: tuple[str, ...]) -> Any:
-        for _ in range(_REDIRECTIONS):
-            reply = _say(self._connection(self._where.get(key)), command)
-            if not isinstance(reply, Exception):
-                return reply
-            word, _, rest = str(reply).partition(" ")
-            if word != "MOVED":
-                raise StoreUnavailable(str(reply))
-            host, _, port = rest.partition(" ")[2].rpartition(":")
-            self._where[key] = (host, int(port))
-        raise StoreUnavailable("redirected again and again")
-
-    def _connection(self, address: Address | None) -> Blocking:
-        connection = self._connections.get(address)
-        if connection is not None and not connection.usable:
-            connection.close()
-            connection = None
-        if connection is None:
-            connection = self._connections[address] = self._home() if address is None else self._at(address)
-        return connection
-
-    def _hang_up(self) -> None:
-        while self._connections:
-            self._connections.popitem()[1].close()
-        self._where.clear()
+        self._questions.close()
 
 
 class RedisListener:
@@ -161,7 +105,7 @@ class RedisListener:
 
     def _listen(self, channels: tuple[str, ...]) -> None:
         connection = self._connect()
-        reply = _say(connection, ("SUBSCRIBE", *channels))
+        reply = say(connection, ("SUBSCRIBE", *channels))
         if isinstance(reply, Exception):
             connection.close()
             raise StoreUnavailable(str(reply))
@@ -192,41 +136,3 @@ class RedisListener:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
-
-
-_inherited: list[object] = []
-"""What a fork's child got from its parent."""
-
-
-def _ways(url: str) -> tuple[Callable[[], Blocking], Callable[[Address], Blocking]]:
-    """How to connect at first, and how to one address of a cluster."""
-    if url.startswith(SENTINEL):
-        sentinels = Sentinels(url)
-        return sentinels.connect, lambda _address: sentinels.connect()
-    if not url.startswith(_CLUSTER):
-        direct = Direct(url)
-        return direct.connect, lambda address: Direct(url, address=address).connect()
-    spread = Spread.parse(url, 6379)
-
-    def to(address: Address) -> Blocking:
-        return Direct(spread.url(), address=address).connect()
-
-    def any_of_them() -> Blocking:
-        failure = StoreUnavailable("the cluster has no node")
-        for address in spread.addresses:
-            try:
-                return to(address)
-            except StoreUnavailable as error:
-                failure = error
-        raise failure
-
-    return any_of_them, to
-
-
-def _say(connection: Blocking, command: tuple[str, ...]) -> Any:
-    """The reply to one command."""
-
-    def conversation() -> Any:
-        return (yield (command,))
-
-    return connection.carry(conversation(), time.monotonic() + HANDSHAKE_TIMEOUT)[0]
