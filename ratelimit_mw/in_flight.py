@@ -11,6 +11,7 @@ from contextlib import suppress
 from ratelimit_mw.algorithms.concurrency import PERIOD
 from ratelimit_mw.clock import Clock
 from ratelimit_mw.errors import StoreUnavailable
+from ratelimit_mw.late import late, lock
 from ratelimit_mw.model import SECOND, Ask
 from ratelimit_mw.stores import Store
 
@@ -40,11 +41,12 @@ class InFlight:
     Under a `clock` handed in, whoever decides calls `renew` before. A child of a fork has none of its parent's.
     """
 
+    _lock = late(lock)
+
     def __init__(self, store: Store, clock: Clock | None = None, *, every: int = PERIOD // 3) -> None:
         self._store = store
         self._clock = clock
         self._every = every
-        self._lock: threading.Lock
         self._held: weakref.WeakSet[Lease]
         self._renewer: threading.Thread | None
         self._stopped: threading.Event
@@ -94,7 +96,7 @@ class InFlight:
         self._begin()
 
     def _begin(self) -> None:
-        self._lock = threading.Lock()
+        vars(self).pop("_lock", None)
         self._held = weakref.WeakSet()
         self._renewer = None
         self._stopped = threading.Event()

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import os
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +18,7 @@ from ratelimit_mw.explanation import Explanation, explain
 from ratelimit_mw.identity.entries import EntriesRequest
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.in_flight import InFlight
+from ratelimit_mw.late import late, lock
 from ratelimit_mw.meter import Meter
 from ratelimit_mw.model import SECOND, Ask, Charge, Decision, Reply
 from ratelimit_mw.rules.domains import Rules
@@ -63,6 +63,8 @@ class RateLimiter:
     with every problem found. Threads and event loops may share one limiter; it is safe after a fork.
     """
 
+    _accounts = late(lock)
+
     def __init__(
         self,
         config: str | os.PathLike[str] | Mapping[str, object],
@@ -89,7 +91,6 @@ class RateLimiter:
         self._waiting = Waiting()
         self._in_flight = InFlight(self._store, clock)
         self._in_flight_here = InFlight(self._local, clock)
-        self._accounts = threading.Lock()
         self._unknown: set[str] = set()
         self._meter: Meter | None = None
 

@@ -4,12 +4,12 @@ import asyncio
 import logging
 import os
 import re
-import threading
 import time
 from collections.abc import Callable, Sequence
 from weakref import WeakSet
 
 from ratelimit_mw.identity.request import Request
+from ratelimit_mw.late import late, lock
 from ratelimit_mw.load import Opening, Signals, begun, load_of, moved, smoothed
 from ratelimit_mw.model import Charge
 from ratelimit_mw.processor import Processor
@@ -52,10 +52,11 @@ class Meter:
     limit is stretched on a guess. Any thread may call it.
     """
 
+    _lock = late(lock)
+
     def __init__(self, settings: LoadSettings, clock: Callable[[], float] = time.monotonic) -> None:
         self.settings = settings
         self._clock = clock
-        self._lock = threading.Lock()
         self._processor = Processor()
         self._loops: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
         self._openings: dict[float, Opening] = {}

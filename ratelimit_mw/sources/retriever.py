@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from ratelimit_mw.clock import Clock, SystemClock
 from ratelimit_mw.errors import ConfigurationError, StoreUnavailable
+from ratelimit_mw.late import late, lock, rlock
 from ratelimit_mw.rules.document import Config
 from ratelimit_mw.rules.domains import Domains, Rules
 from ratelimit_mw.rules.overrides import Held
@@ -52,14 +53,15 @@ class Retriever:
     Raises ConfigurationError where there are no rules to begin with.
     """
 
+    _lock = late(rlock)
+    _starting = late(lock)
+
     def __init__(self, config: Config, clock: Clock | None = None, environ: Mapping[str, str] = os.environ) -> None:
         self._clock = clock or SystemClock()
         self._book = Rulebook(config, environ)
         self._checks: list[Callable[[Rules], None]] = []
         self._records: Records = MemoryRecords()
         self._overrides: dict[str, tuple[int, tuple[Override, ...]]] = {}
-        self._lock = threading.RLock()
-        self._starting = threading.Lock()
         self._watches: dict[Source | None, _Watch] = {}
         self._said: set[str] = set()
         self._refused: ConfigurationError | None = None
@@ -223,8 +225,8 @@ class Retriever:
     def after_fork(self) -> None:
         """Go on in the child of a fork, where the threads are not."""
         _inherited.append(self._watches)
-        self._lock = threading.RLock()
-        self._starting = threading.Lock()
+        vars(self).pop("_lock", None)
+        vars(self).pop("_starting", None)
         self._watches = {}
         self.watching = False
 

@@ -6,6 +6,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from ratelimit_mw.late import event, late, lock
+
 _log = logging.getLogger("ratelimit_mw")
 
 _PAUSE = 0.25, 0.4
@@ -20,10 +22,11 @@ class Breaker:
     `closings` counts how often the store came back.
     """
 
+    _lock = late(lock)
+    _stopped = late(event)
+
     def __init__(self, name: str) -> None:
         self._name = name
-        self._lock = threading.Lock()
-        self._stopped = threading.Event()
         self.open = False
         self.closings = 0
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ratelimit_mw.clock import Clock
 from ratelimit_mw.errors import StoreUnavailable
+from ratelimit_mw.late import late, lock
 from ratelimit_mw.model import SECOND, Ask, Outcome, Quota, Reply
 from ratelimit_mw.stores.base import Store
 from ratelimit_mw.stores.shares import Book, Claim, Due
@@ -52,6 +53,8 @@ class Leases:
     in, the next decision does it. A child of a fork has no shares, and `forget` drops them. At most `most` counters
     have shares; those beyond are asked strictly, as strict asks are.
     """
+
+    _lock = late(lock)
 
     def __init__(self, store: Store, clock: Clock | None = None, *, interval: float = 1.0, most: int = 65_536) -> None:
         self._store = store
@@ -129,7 +132,7 @@ class Leases:
         self._begin()
 
     def _begin(self) -> None:
-        self._lock = threading.Lock()
+        vars(self).pop("_lock", None)
         self._book = Book(round(self._interval * SECOND), self._most)
         self._flights: dict[str, Future[None]] = {}
         self._settler: threading.Thread | None = None

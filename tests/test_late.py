@@ -1,0 +1,39 @@
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+from ratelimit_mw.late import event, late, lock, rlock
+
+
+class Held:
+    lock = late(lock)
+    rlock = late(rlock)
+    event = late(event)
+
+
+def test_it_is_made_once_whichever_threads_ask():
+    held, start = Held(), threading.Barrier(8)
+
+    def ask(_):
+        start.wait(30)
+        return held.lock
+
+    with ThreadPoolExecutor(8) as threads:
+        assert len(set(threads.map(ask, range(8)))) == 1
+
+
+def test_it_is_not_made_before_and_can_be_made_anew():
+    held = Held()
+    assert vars(held) == {}
+    first = held.lock
+    assert held.lock is first
+    vars(held).pop("lock", None)
+    assert held.lock is not first
+    assert Held().lock is not held.lock
+
+
+def test_each_maker_looks_up_what_it_calls(monkeypatch):
+    for name in ("Lock", "RLock", "Event"):
+        monkeypatch.setattr(threading, name, lambda name=name: name)
+    held = Held()
+    assert (held.lock, held.rlock, held.event) == ("Lock", "RLock", "Event")
+    assert isinstance(Held.lock, late)
