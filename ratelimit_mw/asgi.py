@@ -87,7 +87,7 @@ class RateLimitMiddleware:
         try:
             request = AsgiRequest(scope)
             verdict = await self._engine.adecide(request, rules=rules)
-            scope["ratelimit"] = AsyncHandle(verdict, self._engine, request, rules)
+            scope["ratelimit"] = handle = AsyncHandle(verdict, self._engine, request, rules)
             answered, answers = self._latest
             if answered is not rules.response:  # which each version has anew
                 answers = _answers(rules)
@@ -95,8 +95,8 @@ class RateLimitMiddleware:
             if not verdict.allowed:
                 await _deny(answers, verdict, request, send)
                 return
-            if verdict.binding >= 0 and answers.rated:
-                send = _beside(answers, verdict, send)
+            if (verdict.binding >= 0 or rules.demanding) and answers.rated:
+                send = _beside(answers, handle, send)
             if rules.settling and (account := self._engine.account(verdict)).settles:
                 serve = partial(self._serve, verdict, scope, receive)
                 await Following(self._engine, account, send).serve(serve)
@@ -122,7 +122,7 @@ class RateLimitMiddleware:
         return meter
 
 
-def _beside(answers: Answers[bytes], verdict: Verdict, send: Send) -> Send:
+def _beside(answers: Answers[bytes], handle: AsyncHandle, send: Send) -> Send:
     """Sends our headers beside the app's own."""
     beside = answers.beside
 
@@ -130,7 +130,7 @@ def _beside(answers: Answers[bytes], verdict: Verdict, send: Send) -> Send:
     # copied, never changed: apps send the same message, and the same list of headers, time and again.
     def send_beside(message: Message) -> _Sent:
         if message["type"] in _STARTS:
-            message = {**message, "headers": beside(message.get("headers") or (), verdict)}
+            message = {**message, "headers": beside(message.get("headers") or (), handle.told)}
         return send(message)
 
     return send_beside

@@ -1,24 +1,35 @@
 """What an app finds of its request's limits: `scope["ratelimit"]`, `environ["ratelimit.decision"]`."""
 
-from typing import Any
+import asyncio
+from typing import Any, NamedTuple
 
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.limiter import RateLimiter, whole
-from ratelimit_mw.model import Decision
+from ratelimit_mw.model import SECOND, Decision
+from ratelimit_mw.response import Answers, Denial
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.verdict import Verdict
+
+
+class Enforced(NamedTuple):
+    """What a rule that was asked for by its name has decided, and the response where it denies."""
+
+    decision: Decision
+    denial: Denial[str] | None
 
 
 class Handle:
     """The request's Decision, with all its fields; it is made when first looked at, for most apps never look."""
 
-    __slots__ = ("_limiter", "_request", "_rules", "_verdict")
+    __slots__ = ("_limiter", "_request", "_rules", "_verdict", "told")
 
     def __init__(self, verdict: Verdict, limiter: RateLimiter, request: Request, rules: Rules) -> None:
         self._verdict = verdict
         self._limiter = limiter
         self._request = request
         self._rules = rules
+        self.told = verdict
+        """Whose limit the headers of the response speak of."""
 
     @property
     def decision(self) -> Decision:
@@ -29,6 +40,15 @@ class Handle:
     def limiter(self) -> RateLimiter:
         """The engine that decided: its `state` tells which rules are in force, its `overrides` change them."""
         return self._limiter
+
+    def _enforced(self, verdict: Verdict) -> Enforced:
+        if not verdict.allowed:
+            rules = self._rules
+            answers = Answers(rules.response, rules.attributes.address, name=str, value=str)
+            return Enforced(verdict.decision, answers.denial(verdict, self._request))
+        if verdict.binds_more_than(self.told):
+            self.told = verdict
+        return Enforced(verdict.decision, None)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):  # copy and pickle ask before there is a verdict
@@ -69,6 +89,16 @@ class AsyncHandle(Handle):
         """
         return (await self._limiter.adecide(self._request, cost, rules=self._rules, rule=rule)).decision
 
+    async def enforce(self, rule: str, cost: int = 1) -> Enforced:
+        """Check as `check` does, as a middleware would: it waits for the request's turn, and words the denial.
+
+        The headers of the response speak of this rule from then on, if it binds more than those before.
+        """
+        verdict = await self._limiter.adecide(self._request, cost, rules=self._rules, rule=rule)
+        if verdict.delay:
+            await asyncio.sleep(verdict.delay / SECOND)
+        return self._enforced(verdict)
+
 
 class BlockingHandle(Handle):
     """The handle under WSGI: the methods of `AsyncHandle`, blocking."""
@@ -88,3 +118,7 @@ class BlockingHandle(Handle):
     def check(self, rule: str, cost: int = 1) -> Decision:
         """See `AsyncHandle.check`."""
         return self._limiter.decide(self._request, cost, rules=self._rules, rule=rule).decision
+
+    def enforce(self, rule: str, cost: int = 1) -> Enforced:
+        """See `AsyncHandle.enforce`."""
+        return self._enforced(self._limiter.decide_in_turn(self._request, cost, rules=self._rules, rule=rule))

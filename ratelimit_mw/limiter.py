@@ -253,7 +253,9 @@ class RateLimiter:
                 else:
                     await account.store.arefund(move.asks, move.charged_at)
 
-    def decide_in_turn(self, request: Request, *, rules: Rules | None = None) -> Verdict:
+    def decide_in_turn(
+        self, request: Request, cost: int = 1, *, rules: Rules | None = None, rule: str | None = None
+    ) -> Verdict:
         """Decide on a request, and return when its turn has come: for a shell that has a thread for each request.
 
         Where as many threads wait as may, a request that would have to wait is denied.
@@ -261,7 +263,7 @@ class RateLimiter:
         rules = rules or self.current()
         if rules.settling and self._clock:
             self._renew()
-        charges = self._plan(rules, request, 1)
+        charges = self._plan(rules, request, cost, rule)
         most = most_waiting(charges) if rules.waiting else None
         if most is None:
             return self._decide(charges, commit=True)

@@ -74,11 +74,13 @@ class Answers(Generic[_Text]):
         self._no_entry = _body(settings, BLOCKED, _NO_ENTRY)
 
     def beside(self, own: Iterable[tuple[_Text, _Text]], verdict: Verdict) -> list[tuple[_Text, _Text]]:
-        """The app's own headers and ours, in a new list; `verdict` has a rule that binds.
+        """The app's own headers and ours, if there is a rule that binds, in a new list.
 
         Where the app speaks of its own limit, ours is left out whole: half of each would state a third.
         """
         headers = list(own)
+        if verdict.binding < 0:
+            return headers
         ours = self._ours
         for name, _ in headers:
             if name.lower() in ours:

@@ -137,6 +137,12 @@ class Verdict:
         """What the counter that binds said."""
         return self.outcomes[self.binding] if self.binding >= 0 else None
 
+    def binds_more_than(self, other: "Verdict") -> bool:
+        """True where a client who was allowed by both had better be told of this one."""
+        if self.binding < 0 or other.binding < 0:
+            return self.binding >= 0
+        return self.outcomes[self.binding].remaining <= other.outcomes[other.binding].remaining
+
     @property
     def decision(self) -> Decision:
         """The same, as the app sees it."""

@@ -16,7 +16,6 @@ from ratelimit_mw.meter import WSGI_CAPACITY, time_in_queue
 from ratelimit_mw.response import Answers, phrase
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.stores import Store
-from ratelimit_mw.verdict import Verdict
 from ratelimit_mw.wsgi_response import Following
 
 # Named here, for the annotations of a function made for each request are evaluated for each request.
@@ -77,7 +76,7 @@ class RateLimitMiddleware:
         if rules.elastic and (waited := time_in_queue(request, rules.attributes.from_proxy)):
             engine.meter(rules).queued(waited)
         verdict = engine.decide_in_turn(request, rules=rules)
-        environ["ratelimit.decision"] = BlockingHandle(verdict, engine, request, rules)
+        environ["ratelimit.decision"] = handle = BlockingHandle(verdict, engine, request, rules)
         answered, answers = self._latest
         if answered is not rules.response:  # which each version has anew
             answers = _answers(rules)
@@ -86,19 +85,19 @@ class RateLimitMiddleware:
             status, headers, body = answers.denial(verdict, request)
             start_response(f"{status} {phrase(status)}", headers)
             return [body]
-        if verdict.binding >= 0 and answers.rated:
-            start_response = _beside(answers, verdict, start_response)
+        if (verdict.binding >= 0 or rules.demanding) and answers.rated:
+            start_response = _beside(answers, handle, start_response)
         if rules.settling and (account := engine.account(verdict)).settles:
             return Following(engine, account, start_response).serve(partial(self.app, environ))
         return self.app(environ, start_response)
 
 
-def _beside(answers: Answers[str], verdict: Verdict, start_response: StartResponse) -> StartResponse:
+def _beside(answers: Answers[str], handle: BlockingHandle, start_response: StartResponse) -> StartResponse:
     """Starts with our headers beside the app's own."""
     beside = answers.beside
 
     def start_beside(status: str, headers: _Headers, exc_info: _ExcInfo = None) -> _Write:
-        own_and_ours = beside(headers, verdict)
+        own_and_ours = beside(headers, handle.told)
         # As the app called it: a server may tell two arguments from three.
         return start_response(status, own_and_ours, exc_info) if exc_info else start_response(status, own_and_ours)
 

@@ -39,6 +39,7 @@ class Domains:
         self.elastic = any(part.elastic for part in parts)
         self.waiting = any(part.waiting for part in parts)
         self.settling = any(part.settling for part in parts)
+        self.demanding = any(part.demanding for part in parts)
         self.warnings = tuple(warning for part in parts for warning in part.warnings)
 
     def of(self, domain: str) -> RuleSet | None:

@@ -131,6 +131,8 @@ class RuleSet:
             quota.algorithm == "concurrency" for quota in quotas
         )
         """Whether something is settled only when a response is known, or has ended."""
+        self.demanding = any(rule.on_demand for rule in rules)
+        """Whether some rule is asked for by the app only."""
         self.recompiler = recompiler
         self.reload = reload
         """Seconds between two looks for newer rules; None for never."""
