@@ -18,10 +18,10 @@ def figures() -> list[Figure]:
     async def hammer(url: str) -> tuple[float, int]:
         async with RateLimiter(config("10 per hour"), storage=url) as limiter:
             for _ in range(10):
-                await limiter.adecide(AsgiRequest(scope))
+                await limiter.engine.adecide(AsgiRequest(scope))
             start, admitted = time.perf_counter(), 0
             for _ in range(REQUESTS):
-                admitted += (await limiter.adecide(AsgiRequest(scope))).allowed
+                admitted += (await limiter.engine.adecide(AsgiRequest(scope))).allowed
             return (time.perf_counter() - start) / REQUESTS, admitted
 
     with Server(BINARIES[0]) as server, server.client() as client:

@@ -63,7 +63,7 @@ async def _experiment() -> tuple[list[Sample], float]:
 
     async with RateLimiter({"domain": "bench", "rules": [rule]}, storage="memory://") as limiter:
         served = RateLimitMiddleware(app, limiter=limiter)
-        meter = limiter.meter(limiter.rules)
+        meter = limiter.engine.planner.meter(limiter.rules)
         start = time.monotonic()
         late: list[float] = []
         work = [asyncio.create_task(_ask(served, start)), asyncio.create_task(_other_work(start, late))]

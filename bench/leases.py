@@ -112,7 +112,7 @@ def per_second(url: str, consistency: str, asking: str) -> Callable[[], float]:
 
     async def awaited(limiter: RateLimiter) -> None:
         for _ in range(number):
-            await limiter.adecide(MappingRequest({"ip": "203.0.113.7"}))
+            await limiter.engine.adecide(MappingRequest({"ip": "203.0.113.7"}))
 
     def run() -> float:
         with RateLimiter(config, storage=url) as limiter:
@@ -122,7 +122,7 @@ def per_second(url: str, consistency: str, asking: str) -> Callable[[], float]:
             else:
                 start = time.perf_counter()
                 for _ in range(number):
-                    limiter.decide(MappingRequest({"ip": "203.0.113.7"}))
+                    limiter.engine.decide(MappingRequest({"ip": "203.0.113.7"}))
             return number / (time.perf_counter() - start)
 
     return run

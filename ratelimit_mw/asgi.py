@@ -11,8 +11,9 @@ from ratelimit_mw.asgi_response import Following
 from ratelimit_mw.handle import AsyncHandle
 from ratelimit_mw.identity.asgi import AsgiRequest
 from ratelimit_mw.identity.request import Request
-from ratelimit_mw.limiter import RateLimiter, given_or_made
+from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.meter import ASGI_CAPACITY, Meter
+from ratelimit_mw.middleware import given_or_made
 from ratelimit_mw.model import SECOND
 from ratelimit_mw.response import Answers
 from ratelimit_mw.rules.domains import Rules
@@ -64,17 +65,18 @@ class RateLimitMiddleware:
         self._current: Callable[[], Rules]
         self._lifespan = app
         try:
-            engine = given_or_made(config, limiter, storage)
+            used = given_or_made(config, limiter, storage)
         except Exception as error:
             if not _inside_lifespan():
                 raise
             self._lifespan, self._current = _failing(error), _raising(error)
             return
         if limiter is None:
-            self._lifespan = _closing(app, engine)
-        self._engine = engine
-        self._current = engine.current
-        self._latest = engine.rules.response, _answers(engine.rules)
+            self._lifespan = _closing(app, used)
+        self._limiter = used
+        self._engine = used.engine
+        self._current = used.engine.current
+        self._latest = used.response, _answers(used.rules)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
@@ -87,7 +89,7 @@ class RateLimitMiddleware:
         try:
             request = AsgiRequest(scope)
             verdict = await self._engine.adecide(request, rules=rules)
-            scope["ratelimit"] = handle = AsyncHandle(verdict, self._engine, request, rules)
+            scope["ratelimit"] = handle = AsyncHandle(verdict, self._limiter, request, rules)
             answered, answers = self._latest
             if answered is not rules.response:  # which each version has anew
                 answers = _answers(rules)
@@ -97,9 +99,9 @@ class RateLimitMiddleware:
                 return
             if (verdict.binding >= 0 or rules.demanding) and answers.rated:
                 send = _beside(answers, handle, send)
-            if rules.settling and (account := self._engine.account(verdict)).settles:
+            if rules.settling and (account := self._engine.settlement.account(verdict)).settles:
                 serve = partial(self._serve, verdict, scope, receive)
-                await Following(self._engine, account, send).serve(serve)
+                await Following(self._engine.settlement, account, send).serve(serve)
             elif verdict.delay:
                 await self._serve(verdict, scope, receive, send)
             else:
@@ -116,7 +118,7 @@ class RateLimitMiddleware:
 
     def _entered(self, rules: Rules) -> Meter:
         """The meter of the process's load, which has seen the request come."""
-        meter = self._engine.meter(rules)
+        meter = self._engine.planner.meter(rules)
         meter.watch(asyncio.get_running_loop())
         meter.arrived(ASGI_CAPACITY)
         return meter

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
 
 from ratelimit_mw.account import Account, Move
-from ratelimit_mw.limiter import RateLimiter
+from ratelimit_mw.settlement import Settlement
 
 Message = MutableMapping[str, Any]
 Send = Callable[[Message], Awaitable[None]]
@@ -26,8 +26,8 @@ class Following:
     answered for with 500; one that is cancelled gets nothing back, for nobody knows what it would have said.
     """
 
-    def __init__(self, limiter: RateLimiter, account: Account, send: Send) -> None:
-        self._limiter = limiter
+    def __init__(self, settlement: Settlement, account: Account, send: Send) -> None:
+        self._settlement = settlement
         self._account = account
         self._send = send
         self._tasks: list[asyncio.Task[None]] = []
@@ -87,7 +87,7 @@ class Following:
 
     def _carry_out(self, moves: Sequence[Move]) -> None:
         if moves:
-            task = asyncio.ensure_future(self._limiter.asettle(self._account, moves))
+            task = asyncio.ensure_future(self._settlement.asettle(self._account, moves))
             _settling.add(task)
             task.add_done_callback(_settling.discard)
             self._tasks.append(task)

@@ -3,8 +3,9 @@
 import asyncio
 from typing import Any, NamedTuple
 
+from ratelimit_mw.given import whole
 from ratelimit_mw.identity.request import Request
-from ratelimit_mw.limiter import RateLimiter, whole
+from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.model import SECOND, Decision
 from ratelimit_mw.response import Answers, Denial
 from ratelimit_mw.rules.domains import Rules
@@ -73,13 +74,15 @@ class AsyncHandle(Handle):
 
     async def charge(self, amount: int = 1) -> None:
         """Charge `amount` more to each counter of this request, into debt if need be. ValueError below 0."""
-        account = self._limiter.account(self._verdict)
-        await self._limiter.asettle(account, account.more(whole(amount)))
+        settlement = self._limiter.engine.settlement
+        account = settlement.account(self._verdict)
+        await settlement.asettle(account, account.more(whole(amount)))
 
     async def refund(self, amount: int | None = None) -> None:
         """Give `amount` back to each counter of this request, all of it if None; never more than the request took."""
-        account = self._limiter.account(self._verdict)
-        await self._limiter.asettle(account, account.back(None if amount is None else whole(amount)))
+        settlement = self._limiter.engine.settlement
+        account = settlement.account(self._verdict)
+        await settlement.asettle(account, account.back(None if amount is None else whole(amount)))
 
     async def check(self, rule: str, cost: int = 1) -> Decision:
         """Decide on this request by the rule of that name alone, and charge it `cost` if it is allowed.
@@ -87,14 +90,14 @@ class AsyncHandle(Handle):
         The rule's `match` need not hold, and one `on_demand` applies here only. A name that there is not limits
         nothing, and is logged once. Raises ValueError for a negative cost.
         """
-        return (await self._limiter.adecide(self._request, cost, rules=self._rules, rule=rule)).decision
+        return (await self._limiter.engine.adecide(self._request, cost, rules=self._rules, rule=rule)).decision
 
     async def enforce(self, rule: str, cost: int = 1) -> Enforced:
         """Check as `check` does, as a middleware would: it waits for the request's turn, and words the denial.
 
         The headers of the response speak of this rule from then on, if it binds more than those before.
         """
-        verdict = await self._limiter.adecide(self._request, cost, rules=self._rules, rule=rule)
+        verdict = await self._limiter.engine.adecide(self._request, cost, rules=self._rules, rule=rule)
         if verdict.delay:
             await asyncio.sleep(verdict.delay / SECOND)
         return self._enforced(verdict)
@@ -107,18 +110,20 @@ class BlockingHandle(Handle):
 
     def charge(self, amount: int = 1) -> None:
         """See `AsyncHandle.charge`."""
-        account = self._limiter.account(self._verdict)
-        self._limiter.settle(account, account.more(whole(amount)))
+        settlement = self._limiter.engine.settlement
+        account = settlement.account(self._verdict)
+        settlement.settle(account, account.more(whole(amount)))
 
     def refund(self, amount: int | None = None) -> None:
         """See `AsyncHandle.refund`."""
-        account = self._limiter.account(self._verdict)
-        self._limiter.settle(account, account.back(None if amount is None else whole(amount)))
+        settlement = self._limiter.engine.settlement
+        account = settlement.account(self._verdict)
+        settlement.settle(account, account.back(None if amount is None else whole(amount)))
 
     def check(self, rule: str, cost: int = 1) -> Decision:
         """See `AsyncHandle.check`."""
-        return self._limiter.decide(self._request, cost, rules=self._rules, rule=rule).decision
+        return self._limiter.engine.decide(self._request, cost, rules=self._rules, rule=rule).decision
 
     def enforce(self, rule: str, cost: int = 1) -> Enforced:
         """See `AsyncHandle.enforce`."""
-        return self._enforced(self._limiter.decide_in_turn(self._request, cost, rules=self._rules, rule=rule))
+        return self._enforced(self._limiter.engine.decide_in_turn(self._request, cost, rules=self._rules, rule=rule))

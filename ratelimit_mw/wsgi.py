@@ -11,8 +11,9 @@ from wsgiref.types import StartResponse, WSGIApplication
 from ratelimit_mw.errors import ConfigurationError, Problem
 from ratelimit_mw.handle import BlockingHandle
 from ratelimit_mw.identity.wsgi import DjangoRequest, WsgiRequest
-from ratelimit_mw.limiter import RateLimiter, given_or_made
+from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.meter import WSGI_CAPACITY, time_in_queue
+from ratelimit_mw.middleware import given_or_made
 from ratelimit_mw.response import Answers, phrase
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.stores import Store
@@ -51,19 +52,20 @@ class RateLimitMiddleware:
         limiter: RateLimiter | None = None,
         storage: str | Store | None = None,
     ) -> None:
-        engine = given_or_made(config, limiter, storage)
-        engine.require(_refuse_awaited)
+        used = given_or_made(config, limiter, storage)
+        used.require(_refuse_awaited)
         self.app = app
         self._request = DjangoRequest if _is_django(app) else WsgiRequest
-        self._engine = engine
-        self._latest = engine.rules.response, _answers(engine.rules)
+        self._limiter = used
+        self._engine = used.engine
+        self._latest = used.response, _answers(used.rules)
 
     def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         """Serve one request."""
         rules = self._engine.current()  # once: the request goes by one version of the rules from beginning to end
         if not rules.elastic:
             return self._serve(rules, environ, start_response)
-        meter = self._engine.meter(rules)
+        meter = self._engine.planner.meter(rules)
         meter.arrived(WSGI_CAPACITY)
         try:
             return self._serve(rules, environ, start_response)
@@ -74,9 +76,9 @@ class RateLimitMiddleware:
         request = self._request(environ)
         engine = self._engine
         if rules.elastic and (waited := time_in_queue(request, rules.attributes.from_proxy)):
-            engine.meter(rules).queued(waited)
+            engine.planner.meter(rules).queued(waited)
         verdict = engine.decide_in_turn(request, rules=rules)
-        environ["ratelimit.decision"] = handle = BlockingHandle(verdict, engine, request, rules)
+        environ["ratelimit.decision"] = handle = BlockingHandle(verdict, self._limiter, request, rules)
         answered, answers = self._latest
         if answered is not rules.response:  # which each version has anew
             answers = _answers(rules)
@@ -87,8 +89,8 @@ class RateLimitMiddleware:
             return [body]
         if (verdict.binding >= 0 or rules.demanding) and answers.rated:
             start_response = _beside(answers, handle, start_response)
-        if rules.settling and (account := engine.account(verdict)).settles:
-            return Following(engine, account, start_response).serve(partial(self.app, environ))
+        if rules.settling and (account := engine.settlement.account(verdict)).settles:
+            return Following(engine.settlement, account, start_response).serve(partial(self.app, environ))
         return self.app(environ, start_response)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from wsgiref.types import StartResponse
 
 from ratelimit_mw.account import Account
-from ratelimit_mw.limiter import RateLimiter
+from ratelimit_mw.settlement import Settlement
 
 _ExcInfo = tuple[type[BaseException], BaseException, TracebackType] | tuple[None, None, None]
 
@@ -21,8 +21,8 @@ class Following:
     response gets nothing back.
     """
 
-    def __init__(self, limiter: RateLimiter, account: Account, start_response: StartResponse) -> None:
-        self._limiter = limiter
+    def __init__(self, settlement: Settlement, account: Account, start_response: StartResponse) -> None:
+        self._settlement = settlement
         self._account = account
         self._start_response = start_response
         self._status = 0
@@ -52,11 +52,11 @@ class Following:
 
     def conclude(self, status: int) -> None:
         """Settle what depends on the status that the app has started with, or on this one if it never did."""
-        self._limiter.settle(self._account, self._account.conclude(self._status or status, self._header))
+        self._settlement.settle(self._account, self._account.conclude(self._status or status, self._header))
 
     def end(self) -> None:
         """Give back what was held."""
-        self._limiter.settle(self._account, self._account.end())
+        self._settlement.settle(self._account, self._account.end())
 
     def _header(self, name: str) -> str | None:
         return next((value for key, value in self._headers if key.lower() == name), None)

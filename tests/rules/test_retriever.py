@@ -86,11 +86,11 @@ class TestReload:
         assert limiter.check(CLIENT).remaining == 3
 
     def test_the_whole_set_is_swapped_not_changed(self, file, limiter):
-        old = limiter.current()
+        old = limiter.engine.current()
         replaced(file, text("7 per minute"))
         limiter.reload()
-        assert limiter.current() is not old
-        assert limiter.decide(old.attributes.given(CLIENT), rules=old).limit == 5
+        assert limiter.engine.current() is not old
+        assert limiter.engine.decide(old.attributes.given(CLIENT), rules=old).limit == 5
 
     def test_off_watches_nothing(self, file):
         file.write_text(text(reload="off"))

@@ -482,9 +482,9 @@ def test_a_rule_by_its_name_knows_its_template(engine):
     )
     rules = limiter.rules
     mail, bob = (rules.attributes.given({"path": f"/mail/{name}"}) for name in ("alice", "bob"))
-    assert [limiter.decide(mail, rule="mail").decision.remaining for _ in range(2)] == [2, 1]
-    assert limiter.decide(bob, rule="mail").decision.remaining == 2
-    assert limiter.decide(mail, rule="route").decision.remaining == 2
+    assert [limiter.engine.decide(mail, rule="mail").decision.remaining for _ in range(2)] == [2, 1]
+    assert limiter.engine.decide(bob, rule="mail").decision.remaining == 2
+    assert limiter.engine.decide(mail, rule="route").decision.remaining == 2
     assert rules.plan(mail) == ()
 
 
@@ -684,13 +684,13 @@ def test_a_long_response_keeps_its_place_and_a_dead_one_loses_it(engine, clock):
     limiter = engine({"name": "one", "limit": "1 concurrent"})
 
     def ask():
-        return limiter.decide(AsgiRequest(http_scope()))
+        return limiter.engine.decide(AsgiRequest(http_scope()))
 
-    account = limiter.account(ask())
+    account = limiter.engine.settlement.account(ask())
     for _ in range(10):
         clock.advance(4)
         assert not ask().allowed
-    limiter.settle(account, account.end())
+    limiter.engine.settlement.settle(account, account.end())
     assert ask().allowed  # and nobody keeps this one
     assert not ask().allowed
     clock.advance(11)

@@ -143,7 +143,7 @@ def test_a_folder_of_files_has_the_load_of_the_one_that_says(tmp_path, level):
 
 def _let_pass(engine, monkeypatch, seconds):
     """Let time pass for the meter alone, which has a clock of its own."""
-    meter = engine.meter(engine.rules)
+    meter = engine.engine.planner.meter(engine.rules)
     moved = meter._clock() + seconds
     meter.load()
     monkeypatch.setattr(meter, "_clock", lambda: moved)

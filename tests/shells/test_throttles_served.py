@@ -83,7 +83,7 @@ class Idle:
 
 def measured(engine, ahead):
     """The meter of an engine on a machine that does nothing else, its clock `ahead[0]` seconds ahead."""
-    meter = engine.meter(engine.rules)
+    meter = engine.engine.planner.meter(engine.rules)
     meter._processor, meter._clock = Idle(), lambda: time.monotonic() + ahead[0]
     return meter
 

@@ -35,13 +35,13 @@ def test_a_rule_saves_calls_and_admits_its_limit(any_server, consistency):
 
 def test_strict_rules_go_straight_to_the_store(any_server):
     with RateLimiter(config(), storage=any_server.url) as limiter:
-        assert isinstance(limiter._store.beneath, RedisStore)
+        assert isinstance(limiter._storage.store.beneath, RedisStore)
 
 
 def test_memory_has_nothing_to_save(any_server):
     with RateLimiter(config(consistency="lease"), clock=ManualClock()) as limiter:
         assert sum(limiter.check(ATTRIBUTES).allowed for _ in range(1_010)) == 1_000
-        assert isinstance(limiter._store, MemoryStore)
+        assert isinstance(limiter._storage.store, MemoryStore)
 
 
 def test_peek_and_reset_of_a_leased_and_of_a_sharded_counter(any_server):
@@ -131,6 +131,6 @@ def test_a_child_of_a_fork_settles_for_itself(any_server):
             finally:
                 os._exit(255)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 100
-        limiter._leases.settle()
+        limiter._storage._leases.settle()
         with RateLimiter(config(), storage=any_server.url) as other:
             assert other.peek(ATTRIBUTES).remaining == 800

@@ -1,0 +1,160 @@
+"""The decision maker: a request's plan, one call to the store, and what follows from it."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+from ratelimit_mw.clock import Clock
+from ratelimit_mw.errors import StoreUnavailable
+from ratelimit_mw.identity.request import Request
+from ratelimit_mw.model import SECOND, Charge, Reply
+from ratelimit_mw.planning import Planner
+from ratelimit_mw.rules.domains import Rules
+from ratelimit_mw.rules.ruleset import BLOCKED
+from ratelimit_mw.settlement import Settlement
+from ratelimit_mw.shadows import Shadows
+from ratelimit_mw.sources.retriever import Retriever
+from ratelimit_mw.storage import Storage
+from ratelimit_mw.verdict import Verdict
+from ratelimit_mw.waiting import Waiting, impatient, most_waiting
+
+_FREE = Verdict((), None)
+_REFUSED = Verdict((), None, unavailable=True)
+BLOCKED_VERDICT = Verdict((), None, blocked=True)
+
+
+class Engine:
+    """Decides on requests by the rules that `retriever` has, over the counters in `storage`.
+
+    Threads and event loops may share it. `clock` is there where one was handed in.
+    """
+
+    def __init__(self, retriever: Retriever, storage: Storage, clock: Clock | None) -> None:
+        self._retriever = retriever
+        self._storage = storage
+        self._clock = clock
+        self._waiting = Waiting()
+        self.planner = Planner()
+        self.settlement = Settlement(storage)
+        self.shadows = Shadows()
+        retriever.require(storage.decide_here)
+
+    def current(self) -> Rules:
+        """The rules in force, as a request reads them: once. From the first request on they are kept up to date."""
+        retriever = self._retriever
+        if not retriever.watching:
+            retriever.watch()
+        return retriever.rules
+
+    def decide(
+        self,
+        request: Request,
+        cost: int = 1,
+        *,
+        commit: bool = True,
+        rules: Rules | None = None,
+        rule: str | None = None,
+    ) -> Verdict:
+        """Decide on a request, for a shell that blocks. `rules` are what `current` gave it.
+
+        With `rule`, by the rule of that name alone, whether or not its `match` holds.
+        """
+        rules = rules or self.current()
+        if rules.settling and self._clock:
+            self._storage.renew()  # no thread knows when a clock moves that is moved by hand
+        return self._decide(self.planner.plan(rules, request, cost, rule), commit)
+
+    async def adecide(
+        self,
+        request: Request,
+        cost: int = 1,
+        *,
+        commit: bool = True,
+        rules: Rules | None = None,
+        rule: str | None = None,
+    ) -> Verdict:
+        """The awaitable twin of `decide`, for a shell that awaits."""
+        if rules is None:
+            rules = self.current()
+        if rules.attributes.awaited:
+            await rules.attributes.resolve(request)
+        if rules.settling and self._clock:
+            await asyncio.to_thread(self._storage.renew)
+        charges = self.planner.plan(rules, request, cost, rule)
+        if not charges:
+            return _FREE
+        if charges is BLOCKED:
+            return BLOCKED_VERDICT
+        store = self._storage.store
+        try:
+            reply = await store.adecide([charge.ask for charge in charges], commit=commit)
+        except StoreUnavailable:
+            return self.without_store(charges, commit)
+        verdict = self._conclude(charges, reply, commit)
+        if commit and verdict.shadowed and verdict.owed:
+            with suppress(StoreUnavailable):
+                await store.arefund(verdict.owed, reply.now)
+        return verdict
+
+    def decide_in_turn(
+        self, request: Request, cost: int = 1, *, rules: Rules | None = None, rule: str | None = None
+    ) -> Verdict:
+        """Decide on a request, and return when its turn has come: for a shell that has a thread for each request.
+
+        Where as many threads wait as may, a request that would have to wait is denied.
+        """
+        rules = rules or self.current()
+        if rules.settling and self._clock:
+            self._storage.renew()
+        charges = self.planner.plan(rules, request, cost, rule)
+        most = most_waiting(charges) if rules.waiting else None
+        if most is None:
+            return self._decide(charges, commit=True)
+        if not self._waiting.enter(most):
+            return self._decide(impatient(charges), commit=True)
+        try:
+            verdict = self._decide(charges, commit=True)
+            if verdict.delay:
+                self.settlement.account(verdict)  # what is held is held while it waits
+                time.sleep(verdict.delay / SECOND)
+        finally:
+            self._waiting.leave()
+        return verdict
+
+    def _decide(self, charges: Sequence[Charge], commit: bool) -> Verdict:
+        if not charges:
+            return _FREE
+        if charges is BLOCKED:
+            return BLOCKED_VERDICT
+        store = self._storage.store
+        try:
+            reply = store.decide([charge.ask for charge in charges], commit=commit)
+        except StoreUnavailable:
+            return self.without_store(charges, commit)
+        verdict = self._conclude(charges, reply, commit)
+        if commit and verdict.shadowed and verdict.owed:
+            with suppress(StoreUnavailable):  # what can't be returned stays charged
+                store.refund(verdict.owed, reply.now)
+        return verdict
+
+    def _conclude(self, charges: Sequence[Charge], reply: Reply, commit: bool) -> Verdict:
+        verdict = Verdict(charges, reply)
+        if commit and verdict.shadowed:
+            self.shadows.count(verdict)
+        return verdict
+
+    def without_store(self, charges: Sequence[Charge], commit: bool) -> Verdict:
+        """What each rule's `on_error` makes of a store that is away; deny wins."""
+        if any(rule.on_error == "deny" and (rule.quota or not ask.shadow) for rule, ask in charges):
+            return _REFUSED
+        charges = [charge for charge in charges if charge.rule.on_error == "local"]
+        if not charges:
+            return _FREE
+        local = self._storage.local
+        reply = local.decide([charge.ask for charge in charges], commit=commit)
+        verdict = self._conclude(charges, reply, commit)
+        verdict.local = True
+        if commit and verdict.owed:
+            local.refund(verdict.owed, reply.now)
+        return verdict

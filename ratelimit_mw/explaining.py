@@ -1,0 +1,34 @@
+"""Explanations asked for: what a request would ask, a peek at these counters, and what that comes to."""
+
+from ratelimit_mw.engine import BLOCKED_VERDICT, Engine
+from ratelimit_mw.errors import StoreUnavailable
+from ratelimit_mw.explanation import Explanation, explain
+from ratelimit_mw.identity.request import Request
+from ratelimit_mw.model import Reply
+from ratelimit_mw.rules.domains import Rules
+from ratelimit_mw.rules.ruleset import BLOCKED
+from ratelimit_mw.verdict import Verdict
+
+
+class Question:
+    """Why `engine` would decide on a request as it would; `asks` are what to peek at, maybe nothing."""
+
+    def __init__(self, engine: Engine, rules: Rules, request: Request, cost: int) -> None:
+        self._engine = engine
+        self._rules = rules
+        self._request = request
+        self._cost = cost
+        self._charges = engine.planner.plan(rules, request, cost)
+        self.asks = [] if self._charges is BLOCKED else [charge.ask for charge in self._charges]
+
+    def answered(self, reply: Reply | None) -> Explanation:
+        """The explanation, by what the store said."""
+        return self._explained(BLOCKED_VERDICT if self._charges is BLOCKED else Verdict(self._charges, reply))
+
+    def unanswered(self, error: StoreUnavailable) -> Explanation:
+        """The explanation where the store said nothing."""
+        return self._explained(self._engine.without_store(self._charges, commit=False), str(error))
+
+    def _explained(self, verdict: Verdict, error: str = "") -> Explanation:
+        note = self._engine.planner.switch.note
+        return explain(self._rules.parts, self._request, self._cost, verdict, note=note, error=error)

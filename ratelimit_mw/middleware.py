@@ -1,0 +1,24 @@
+"""What the middlewares have in common: how they come by their limiter."""
+
+import os
+from collections.abc import Mapping
+
+from ratelimit_mw.limiter import RateLimiter
+from ratelimit_mw.stores import Store
+
+
+def given_or_made(
+    config: str | os.PathLike[str] | Mapping[str, object] | None,
+    limiter: RateLimiter | None,
+    storage: str | Store | None,
+) -> RateLimiter:
+    """The limiter that a middleware is to use. Raises TypeError unless it gets exactly one of config and limiter."""
+    if config is not None and limiter is None:
+        return RateLimiter(config, storage=storage)
+    if limiter is None or config is not None:
+        raise TypeError("RateLimitMiddleware takes either a config or a limiter: exactly one of them")
+    if storage is not None:
+        raise TypeError("RateLimitMiddleware takes storage with a config only: a limiter has its own")
+    if not isinstance(limiter, RateLimiter):
+        raise TypeError(f"limiter takes a RateLimiter, not {type(limiter).__name__}; rules are given as config")
+    return limiter

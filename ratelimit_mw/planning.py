@@ -1,0 +1,64 @@
+"""What a request has to ask of the store, beyond its rules: the kill switch, the load, one rule by its name."""
+
+import logging
+from collections.abc import Sequence
+
+from ratelimit_mw.given import whole
+from ratelimit_mw.identity.entries import EntriesRequest
+from ratelimit_mw.identity.request import Request
+from ratelimit_mw.kill_switch import KillSwitch
+from ratelimit_mw.meter import Meter
+from ratelimit_mw.model import Charge
+from ratelimit_mw.rules.domains import Rules
+from ratelimit_mw.rules.ruleset import BLOCKED
+
+_log = logging.getLogger("ratelimit_mw")
+
+_MOST_UNKNOWN = 100  # names remembered as said
+
+
+class Planner:
+    """Makes the plan of a request: the counters to ask, () where none, `BLOCKED` where it may not pass at all."""
+
+    def __init__(self) -> None:
+        self.switch = KillSwitch()
+        self._meter: Meter | None = None
+        self._unknown: set[str] = set()
+
+    def plan(self, rules: Rules, request: Request, cost: int = 1, name: str | None = None) -> Sequence[Charge]:
+        """What `request` has to ask; with `name`, of that rule alone. Raises ValueError for a bad cost."""
+        if type(cost) is not int or cost != 1:
+            cost = whole(cost)
+        charges = planned(rules, request, cost) if name is None else self._by_name(name, rules, request, cost)
+        if self.switch.thrown:
+            charges = self.switch.left(charges)
+        if rules.settling and (name is not None or request.context is None) and charges is not BLOCKED:
+            # Nothing tells when what was asked for by a call has ended.
+            charges = [charge for charge in charges if charge.ask.quota.algorithm != "concurrency"]
+        if rules.elastic and charges and charges is not BLOCKED:
+            return self.meter(rules).stretched(charges)
+        return charges
+
+    def meter(self, rules: Rules) -> Meter:
+        """What measures the load of this process, as `rules` say."""
+        meter = self._meter
+        if meter is None or (meter.settings is not rules.load and meter.settings != rules.load):
+            meter = self._meter = Meter(rules.load)
+        return meter
+
+    def _by_name(self, name: str, rules: Rules, request: Request, cost: int) -> Sequence[Charge]:
+        """The plan of one rule; of one that there is not, nothing."""
+        charges = rules.plan_rule(name, request, cost)
+        if charges is None:
+            if name not in self._unknown and len(self._unknown) < _MOST_UNKNOWN:
+                self._unknown.add(name)
+                _log.error("the app asks for the rule %r, which there is not: it is not limited (said once)", name)
+            return ()
+        return charges
+
+
+def planned(rules: Rules, request: Request, cost: int) -> Sequence[Charge]:
+    """What the rules alone say."""
+    if isinstance(request, EntriesRequest):
+        return rules.plan_entries(request.entries, cost)
+    return rules.plan(request, cost)

@@ -1,0 +1,51 @@
+"""What requests have taken, settled with the store that charged them."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+from ratelimit_mw.account import Account, Move
+from ratelimit_mw.errors import StoreUnavailable
+from ratelimit_mw.late import late, lock
+from ratelimit_mw.storage import Storage
+from ratelimit_mw.verdict import Verdict
+
+
+class Settlement:
+    """Opens the accounts of requests, and carries out what they say."""
+
+    _opening = late(lock)
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+
+    def account(self, verdict: Verdict) -> Account:
+        """What the request of a verdict has taken, and can give back."""
+        if verdict.account is None:
+            with self._opening:
+                if verdict.account is None:
+                    storage = self._storage
+                    store = storage.local if verdict.local else storage.store
+                    in_flight = storage.in_flight_here if verdict.local else storage.in_flight
+                    verdict.account = Account(verdict, store, in_flight)
+        account: Account = verdict.account
+        return account
+
+    @staticmethod
+    def settle(account: Account, moves: Sequence[Move]) -> None:
+        """Carry out what an account says. What can't be returned stays charged, and what can't be charged is free."""
+        for move in moves:
+            with suppress(StoreUnavailable):
+                if move.charged_at is None:
+                    account.charged(move, account.store.charge(move.asks))
+                else:
+                    account.store.refund(move.asks, move.charged_at)
+
+    @staticmethod
+    async def asettle(account: Account, moves: Sequence[Move]) -> None:
+        """The awaitable twin of `settle`."""
+        for move in moves:
+            with suppress(StoreUnavailable):
+                if move.charged_at is None:
+                    account.charged(move, await account.store.acharge(move.asks))
+                else:
+                    await account.store.arefund(move.asks, move.charged_at)

@@ -1,0 +1,30 @@
+"""What shadow rules would have denied: counted, and said in the log."""
+
+import logging
+from collections import Counter
+
+from ratelimit_mw.model import SECOND
+from ratelimit_mw.verdict import Verdict
+
+_log = logging.getLogger("ratelimit_mw")
+
+_PAUSE = 60 * SECOND
+"""Between two lines about one shadow rule: no client can flood the log."""
+
+
+class Shadows:
+    """Counts the would-be denials of each shadow rule; `denials` has them by its name."""
+
+    def __init__(self) -> None:
+        self.denials: Counter[str] = Counter()
+        self._said: dict[str, int] = {}
+
+    def count(self, verdict: Verdict) -> None:
+        """Count what `verdict` says of shadow rules; those that deny only together (`Rule.quota`) are none."""
+        for (rule, ask), outcome in zip(verdict.charges, verdict.outcomes, strict=True):
+            if ask.shadow and not outcome.allowed and not rule.quota:
+                self.denials[rule.name] += 1
+                if abs(verdict.now - self._said.get(rule.name, -_PAUSE)) >= _PAUSE:
+                    self._said[rule.name] = verdict.now
+                    so_far = self.denials[rule.name]
+                    _log.info("shadow rule %s would have denied a request (%d so far)", rule.name, so_far)
