@@ -9,6 +9,7 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 
 from ratelimit_mw import ConfigurationError, Decision, ManualClock, RateLimiter, asgi, wsgi
+from ratelimit_mw import flask as in_flask
 
 rules = {"domain": "shop", "rules": [{"name": "everything", "by": "ip", "limit": "100 per minute"}]}
 limiter = RateLimiter(rules, storage="memory://", clock=ManualClock(start=1.5))
@@ -58,6 +59,15 @@ def index(request: Request) -> dict[str, Any]:
     return {"remaining": request.scope["ratelimit"].remaining}
 
 
+@flask_app.get("/mail/<int:number>")
+@in_flask.limited("mail", cost=2)
+def mail(number: int) -> str:
+    assert_type(in_flask.enforce("mail"), Decision)
+    return str(number)
+
+
+assert_type(mail(5), str)
+mail("5")  # type: ignore[arg-type]  # the view's own parameters are kept
 limiter.check({"remote_address": 5})  # type: ignore[dict-item]  # an address is text
 limiter.check({"user": "ann"}, cost="2")  # type: ignore[arg-type]  # a cost is a whole number
 RateLimiter()  # type: ignore[call-arg]  # there are no rules to guess

@@ -1,0 +1,98 @@
+"""`limited` and `enforce` in a Flask app: in this process on memory, and under gunicorn on Redis."""
+
+import time
+
+import httpx
+import pytest
+from flask import Flask
+from werkzeug.exceptions import HTTPException
+
+from ratelimit_mw.flask import enforce, limited
+from tests.inside.rules import DENIED
+
+
+@pytest.fixture(scope="module", params=["here", "gunicorn"])
+def client(request):
+    if request.param == "here":
+        from tests.inside.flask_app import app
+
+        with httpx.Client(transport=httpx.WSGITransport(app), base_url="http://app") as client:
+            yield client
+    else:
+        with request.getfixturevalue("by_gunicorn")("tests.inside.flask_app:app") as client:
+            yield client
+
+
+@pytest.mark.parametrize("path", ["/mail", "/awaited/ann"])
+def test_a_decorated_view(client, me, path):
+    answers = [client.get(path, headers=me) for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [200, 200, 429]
+    assert [answer.headers["X-RateLimit-Remaining"] for answer in answers] == ["1", "0", "0"]
+    assert {answer.headers["X-RateLimit-Limit"] for answer in answers} == {"2"}
+    denied = answers[-1]
+    assert denied.json() == DENIED
+    assert denied.headers["Content-Type"] == "application/json"
+    assert denied.headers["Cache-Control"] == "no-store"
+    assert 3500 <= int(denied.headers["Retry-After"]) <= 3600
+    assert answers[0].text == ("sent" if path == "/mail" else "sent to ann")
+
+
+def test_other_views_know_nothing_of_it(client, me):
+    assert client.get("/free", headers=me).headers["X-RateLimit-Limit"] == "9"
+    assert client.post("/mail", headers=me).headers["X-Own"] == "1"
+
+
+def test_head(client, me):
+    answers = [client.head("/mail", headers=me) for _ in range(3)]
+    assert [(answer.status_code, answer.content) for answer in answers] == [(200, b""), (200, b""), (429, b"")]
+    assert answers[-1].headers["Content-Length"] == str(len('{"message": "2 of mail, that is all"}'))
+
+
+def test_a_cost_times_the_rule_s(client, me):
+    assert [client.get("/export", headers=me).status_code for _ in range(3)] == [200, 200, 429]
+
+
+def test_a_blueprint_s_before_request_and_its_error_handler(client, me):
+    answers = [client.get("/shop/", headers=me) for _ in range(3)]
+    assert [(answer.status_code, answer.text[:4]) for answer in answers] == [
+        (200, "shop"),
+        (200, "shop"),
+        (429, "come"),
+    ]
+    assert answers[-1].headers["X-RateLimit-Limit"] == "9"  # its own answer says nothing of the rule that denied
+
+
+def test_within_a_view(client, me):
+    assert [client.get("/inside", headers=me).json().get("left") for _ in range(3)] == [1, 0, None]
+    assert client.get("/caught", headers=me).json() == {"rule": "away", "code": 429}
+
+
+def test_a_class_of_views_waits_for_its_turn(client, me):
+    began = time.monotonic()
+    assert [client.get("/turns", headers=me).status_code for _ in range(2)] == [200, 200]
+    assert time.monotonic() - began >= 0.09
+
+
+def test_one_charge_for_a_request_on_each_counter(client, me):
+    client.get("/mail", headers=me)
+    assert client.get("/free", headers=me).headers["X-RateLimit-Remaining"] == "7"
+
+
+def test_without_the_middleware_it_says_what_is_missing():
+    app = Flask("alone")
+
+    @app.get("/")
+    @limited("mail")
+    def view():
+        return ""
+
+    with app.test_request_context("/"), pytest.raises(RuntimeError, match=r"'mail'.*app\.wsgi_app = ratelimit_mw"):
+        enforce("mail")
+    assert view.__name__ == "view"
+    assert app.test_client().get("/").status_code == 500
+
+
+def test_a_denial_is_an_http_exception_as_flask_knows_them():
+    from ratelimit_mw.flask import RateLimited
+
+    assert issubclass(RateLimited, HTTPException)
