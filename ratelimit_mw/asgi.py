@@ -5,6 +5,7 @@ import inspect
 import os
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from functools import partial
+from http import HTTPStatus
 from typing import Any
 
 from ratelimit_mw.asgi_response import Following
@@ -149,15 +150,15 @@ def _answers(rules: Rules) -> Answers[bytes]:
 
 async def _deny(answers: Answers[bytes], verdict: Verdict, request: Request, send: Send) -> None:
     scope = request.context
+    denial = answers.denial(verdict, request)
     if scope["type"] == "http":
         kind = "http.response"
     elif "websocket.http.response" in (scope.get("extensions") or ()):
         kind = "websocket.http.response"
     else:  # closed before it is accepted, it becomes a 403 on the wire
-        code = _TRY_AGAIN_LATER if verdict.unavailable else _POLICY_VIOLATION
+        code = _TRY_AGAIN_LATER if denial.status == HTTPStatus.SERVICE_UNAVAILABLE else _POLICY_VIOLATION
         await send({"type": "websocket.close", "code": code})
         return
-    denial = answers.denial(verdict, request)
     await send({"type": f"{kind}.start", "status": denial.status, "headers": denial.headers})
     await send({"type": f"{kind}.body", "body": denial.body})
 

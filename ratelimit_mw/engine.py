@@ -20,8 +20,8 @@ from ratelimit_mw.verdict import Verdict
 from ratelimit_mw.waiting import Waiting, impatient, most_waiting
 
 _FREE = Verdict((), None)
-_REFUSED = Verdict((), None, unavailable=True)
-BLOCKED_VERDICT = Verdict((), None, blocked=True)
+_REFUSED = Verdict((), None, denied="unavailable")
+BLOCKED_VERDICT = Verdict((), None, denied="blocked")
 
 
 class Engine:

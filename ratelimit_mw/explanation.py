@@ -176,7 +176,7 @@ def _state(charge: Charge, outcome: Outcome) -> CounterState:
 
 def _changes(verdict: Verdict, rules: Sequence[RuleExplanation]) -> list[str]:
     """What would let a denied request pass."""
-    if verdict.unavailable:
+    if verdict.reason == "unavailable":
         return ["the store answers again", "on_error of the rules that apply is allow or local"]
     if verdict.allowed:
         return []

@@ -9,23 +9,35 @@ from typing import Generic, NamedTuple, TypeVar
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import NEVER, SECOND
 from ratelimit_mw.settings import ResponseSettings
-from ratelimit_mw.verdict import Verdict
+from ratelimit_mw.verdict import Reason, Verdict
 
 _Text = TypeVar("_Text", bound=str | bytes)
 
-UNAVAILABLE = 503
-"""The status where the store is away and a rule with `on_error: deny` applies."""
-
-BLOCKED = 403
-"""The status for a client that an operator has blocked."""
-
 _PLACEHOLDER = re.compile(r"\{(ip|rule|limit|retry_after)\}")
-_AWAY = "Service temporarily unavailable"
-_NO_ENTRY = "Forbidden"
 _CONTENT_TYPES = {
     "json": "application/json",
     "problem": "application/problem+json",
     "text": "text/plain; charset=utf-8",
+}
+
+
+class _Words(NamedTuple):
+    """What a client is told who is denied for one reason; None: what the file says under `response`.
+
+    `type` is the problem's, where the file links to no other; `wait` (seconds) is what Retry-After says where no
+    counter speaks, None where no waiting helps.
+    """
+
+    status: int | None
+    message: str | None
+    type: str = "about:blank"
+    wait: int | None = None
+
+
+_WORDS: dict[Reason, _Words] = {
+    "limited": _Words(None, None),
+    "unavailable": _Words(503, "Service temporarily unavailable", wait=1),
+    "blocked": _Words(403, "Forbidden"),
 }
 
 
@@ -69,9 +81,9 @@ class Answers(Generic[_Text]):
             (name("Cache-Control"), value("no-store")),
         ]
         self._templated = _PLACEHOLDER.search(settings.message) is not None
-        self._body = _body(settings, settings.status, settings.message)
-        self._away = _body(settings, UNAVAILABLE, _AWAY)
-        self._no_entry = _body(settings, BLOCKED, _NO_ENTRY)
+        self._bodies = {
+            reason: _body(settings, words, words.message or settings.message) for reason, words in _WORDS.items()
+        }
 
     def beside(self, own: Iterable[tuple[_Text, _Text]], verdict: Verdict) -> list[tuple[_Text, _Text]]:
         """The app's own headers and ours, if there is a rule that binds, in a new list.
@@ -91,21 +103,19 @@ class Answers(Generic[_Text]):
     def denial(self, verdict: Verdict, request: Request) -> Denial[_Text]:
         """The response to a request that `verdict` does not allow."""
         value = self._value
-        wait = _seconds_to_wait(verdict)
-        if verdict.unavailable:
-            status, body = UNAVAILABLE, self._away
-        elif verdict.blocked:
-            status, body = BLOCKED, self._no_entry
+        reason = verdict.reason or "limited"
+        words = _WORDS[reason]
+        wait = words.wait if verdict.outcome is None else _seconds(verdict.outcome.retry_after)
+        if self._templated and words.message is None:
+            body = _body(self._settings, words, self._message(verdict, request, wait))
         else:
-            status, body = self._settings.status, self._body
-            if self._templated:
-                body = _body(self._settings, status, self._message(verdict, request, wait))
+            body = self._bodies[reason]
         headers = [*self._always, (self._content_length, value(str(len(body))))]
         if self._retry_after is not None and wait is not None:
             headers.append((self._retry_after, value(str(wait))))
         if self.rated and verdict.binding >= 0:
             headers += self._rate(verdict)
-        return Denial(status, headers, b"" if request.method == "HEAD" else body)
+        return Denial(words.status or self._settings.status, headers, b"" if request.method == "HEAD" else body)
 
     def _rate(self, verdict: Verdict) -> tuple[tuple[_Text, _Text], ...]:
         value = self._value
@@ -138,21 +148,19 @@ def phrase(status: int) -> str:
         return "Denied"
 
 
-def _seconds_to_wait(verdict: Verdict) -> int | None:
+def _seconds(wait: int) -> int | None:
     """What Retry-After says: whole seconds, never early and never 0; None where no waiting helps."""
-    outcome = verdict.outcome
-    if outcome is None:
-        return None if verdict.blocked else 1
-    return None if outcome.retry_after == NEVER else max(1, -(-outcome.retry_after // SECOND))
+    return None if wait == NEVER else max(1, -(-wait // SECOND))
 
 
-def _body(settings: ResponseSettings, status: int, message: str) -> bytes:
+def _body(settings: ResponseSettings, words: _Words, message: str) -> bytes:
     link = settings.documentation_url
+    status = words.status or settings.status
     if settings.body == "text":
         return message.encode()
     fields: dict[str, object]
     if settings.body == "problem":
-        fields = {"type": link or "about:blank", "title": phrase(status), "status": status, "detail": message}
+        fields = {"type": link or words.type, "title": phrase(status), "status": status, "detail": message}
     else:
         fields = {"message": message}
         if link:

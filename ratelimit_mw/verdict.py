@@ -2,12 +2,16 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from ratelimit_mw.model import NEVER, SECOND, Ask, Charge, Decision, Outcome, Quota, Reply, Rule
 
 _SILENCE = Reply(0, ())
 _NONE: frozenset[int] = frozenset()
+
+Reason = Literal["limited", "unavailable", "blocked"]
+"""Why a request is denied: a counter is used up; the store was away and a rule with `on_error: deny` would not do
+without it; an operator has blocked the client, whom no counter would let pass."""
 
 
 class Verdict:
@@ -15,9 +19,8 @@ class Verdict:
 
     `binding` is the place of the counter that the headers speak of: the denying one with the longest wait, else
     the one with the least remaining; -1 where no enforced counter was asked. Of rules that deny only together
-    (`Rule.quota`) the laxest speaks. `unavailable` says that the store was away and a rule with `on_error: deny`
-    would not do without it, `shadowed` that a shadow rule was asked, `blocked` that an operator has blocked the
-    client: no counter was asked, and none would let it pass.
+    (`Rule.quota`) the laxest speaks. `shadowed` says that a shadow rule was asked. With `denied`, it is for that reason
+    that the request is denied, whatever a counter said.
 
     `outcomes` are as clients are told, who know nothing of a throttle's spare part; `over` has the places of the
     counters that admitted from it. `delay` is how long the admitted request has to wait for its turn. `local` says
@@ -26,10 +29,10 @@ class Verdict:
 
     __slots__ = (
         "_decision",
+        "_denied",
         "account",
         "allowed",
         "binding",
-        "blocked",
         "charges",
         "delay",
         "local",
@@ -37,18 +40,14 @@ class Verdict:
         "outcomes",
         "over",
         "shadowed",
-        "unavailable",
     )
 
-    def __init__(
-        self, charges: Sequence[Charge], reply: Reply | None, *, unavailable: bool = False, blocked: bool = False
-    ) -> None:
+    def __init__(self, charges: Sequence[Charge], reply: Reply | None, *, denied: Reason | None = None) -> None:
         self.now: int
         self.outcomes: Sequence[Outcome]
         self.now, self.outcomes, only = reply or _SILENCE
         self.charges = charges if only is None else (charges[only],)
-        self.unavailable = unavailable
-        self.blocked = blocked
+        self._denied: Reason | None = denied
         self._decision: Decision | None = None
         self.account: Any = None
         self.local = False
@@ -64,7 +63,7 @@ class Verdict:
         else:
             self._hide_spare()
             self.binding = self._most_binding()
-            self.allowed = not (unavailable or blocked) and (self.binding < 0 or self.outcomes[self.binding].allowed)
+            self.allowed = denied is None and (self.binding < 0 or self.outcomes[self.binding].allowed)
             self.shadowed = any(charge.ask.shadow for charge in charges)
             self.delay = self._longest_delay() if self.allowed else 0
 
@@ -123,6 +122,11 @@ class Verdict:
         return [ask for ask, outcome in asked if outcome.allowed and ask.cost]
 
     @property
+    def reason(self) -> Reason | None:
+        """Why the request is denied; None where it is not."""
+        return None if self.allowed else self._denied or "limited"
+
+    @property
     def rule(self) -> Rule | None:
         """The rule that binds."""
         return self.charges[self.binding].rule if self.binding >= 0 else None
@@ -154,9 +158,8 @@ class Verdict:
                 ]
             )
             if self.binding < 0:
-                self._decision = Decision(
-                    self.allowed, retry_after=math.inf if self.blocked else 0.0, policies=policies
-                )
+                never = self.reason == "blocked"
+                self._decision = Decision(self.allowed, retry_after=math.inf if never else 0.0, policies=policies)
             else:
                 said = policies[self.binding]
                 self._decision = Decision(
