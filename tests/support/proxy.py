@@ -201,6 +201,7 @@ class Proxy:
 
     async def _hang_up(self) -> None:
         """Cut every connection, those as well that were accepted in this moment and have nobody to serve them yet."""
+        await asyncio.sleep(0)  # the loop's own task for each accepted socket has to begin before it can clean up
         while others := asyncio.all_tasks() - {asyncio.current_task()}:
             for transport in self._transports:
                 transport.abort()
