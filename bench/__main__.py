@@ -1,4 +1,7 @@
-"""Every benchmark, or those named: `python -m bench [NAME …]`. Prints a table, writes bench/results/NAME.json."""
+"""Every benchmark, or those named: `python -m bench [NAME …]`. Prints a table, writes bench/results/NAME.json.
+
+Whatever ran, the overview and the README's tables are made anew in the end; `overview` does nothing else.
+"""
 
 import importlib
 import json
@@ -6,9 +9,10 @@ import logging
 import platform
 import sys
 from importlib.metadata import version
-from pathlib import Path
 
+from bench import overview
 from bench.measure import Figure
+from bench.overview import RESULTS
 
 CASES = (
     "memory_asgi",
@@ -18,6 +22,7 @@ CASES = (
     "redis_wsgi",
     "redis_bytes",
     "memory_store",
+    "memory_layouts",
     "many_rules",
     "reload",
     "startup",
@@ -26,7 +31,6 @@ CASES = (
     "elastic",
 )
 PEERS = ("limits", "slowapi", "Flask-Limiter", "throttled-py", "redis", "starlette", "flask")
-RESULTS = Path(__file__).parent / "results"
 
 
 def show(figures: list[Figure]) -> None:
@@ -37,16 +41,19 @@ def show(figures: list[Figure]) -> None:
 
 def main(names: list[str]) -> None:
     logging.getLogger("ratelimit_mw").setLevel(logging.ERROR)
-    unknown = set(names) - set(CASES)
+    unknown = set(names) - {*CASES, "overview"}
     if unknown:
-        sys.exit(f"no benchmark is called {', '.join(sorted(unknown))}: there are {', '.join(CASES)}")
+        sys.exit(f"no benchmark is called {', '.join(sorted(unknown))}: there are {', '.join(CASES)} and overview")
     RESULTS.mkdir(exist_ok=True)
     about = {"python": platform.python_version(), **{peer: version(peer) for peer in PEERS}}
     for name in names or CASES:
+        if name == "overview":
+            continue
         figures = importlib.import_module(f".{name}", __package__).figures()
         show(figures)
         written = {"versions": about, "figures": [figure.as_dict() for figure in figures]}
         (RESULTS / f"{name}.json").write_text(json.dumps(written, indent=2) + "\n")
+    overview.write()
 
 
 if __name__ == "__main__":
