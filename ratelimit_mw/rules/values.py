@@ -176,7 +176,9 @@ def url(node: Node) -> str:
     if not separator:
         raise Wrong.at(None, "this is no storage URL", "as memory:// or redis://localhost:6379/0")
     if scheme not in _SCHEMES:
-        raise Wrong.at(None, f"there is no storage {quoted(scheme)}", nearest(scheme, _SCHEMES))
+        meant = scheme.replace("rediss+", "redis+")
+        hint = f"for TLS say {meant}://…?tls=true" if meant in _SCHEMES else nearest(scheme, _SCHEMES)
+        raise Wrong.at(None, f"there is no storage {quoted(scheme)}", hint)
     return address
 
 
