@@ -1,6 +1,6 @@
 """A million counters in other layouts than MemoryStore's: what each takes, and what a look and a write cost.
 
-Each holds a key of the usual length and 26 bytes of a sliding window. None is part of the package; docs/adr/0011 says why.
+Each holds a key of the usual length and 26 bytes of a sliding window. None is in the package: docs/adr/0011 says why.
 """
 
 import gc
@@ -31,7 +31,7 @@ def digest(key: str) -> bytes:
 
 
 class Dicts:
-    """As MemoryStore has it: text to bytes, in many small dicts. `name` makes the key of a dict from that of a counter."""
+    """As in MemoryStore: many small dicts. `name` makes what a dict knows a counter by from its key."""
 
     def __init__(self, name: Callable[[str], object] = str) -> None:
         self.name = name
@@ -132,5 +132,7 @@ def figures() -> list[Figure]:
     for layout in LAYOUTS:
         with multiprocessing.get_context("spawn").Pool(1) as pool:
             size, took = pool.apply(measured, (layout,))
-        found.append(Figure("A million counters, other layouts", layout, size, "MB", f"{took:.1f} us a look and a write"))
+        found.append(
+            Figure("A million counters, other layouts", layout, size, "MB", f"{took:.1f} us a look and a write")
+        )
     return found
