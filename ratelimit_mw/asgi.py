@@ -12,6 +12,7 @@ from ratelimit_mw.asgi_response import Following
 from ratelimit_mw.handle import AsyncHandle
 from ratelimit_mw.identity.asgi import AsgiRequest
 from ratelimit_mw.identity.request import Request
+from ratelimit_mw.lifespan import closing, failing
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.meter import ASGI_CAPACITY, Meter
 from ratelimit_mw.middleware import given_or_made
@@ -30,7 +31,6 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _LIMITED = frozenset({"http", "websocket"})
 _STARTS = frozenset({"http.response.start", "websocket.accept", "websocket.http.response.start"})
-_ENDS = frozenset({"lifespan.startup.failed", "lifespan.shutdown.complete", "lifespan.shutdown.failed"})
 _POLICY_VIOLATION, _TRY_AGAIN_LATER = 1008, 1013  # codes of RFC 6455 and its registry
 
 
@@ -70,10 +70,10 @@ class RateLimitMiddleware:
         except Exception as error:
             if not _inside_lifespan():
                 raise
-            self._lifespan, self._current = _failing(error), _raising(error)
+            self._lifespan, self._current = failing(error), _raising(error)
             return
         if limiter is None:
-            self._lifespan = _closing(app, used)
+            self._lifespan = closing(app, used)
         self._limiter = used
         self._engine = used.engine
         self._current = used.engine.current
@@ -161,31 +161,6 @@ async def _deny(answers: Answers[bytes], verdict: Verdict, request: Request, sen
         return
     await send({"type": f"{kind}.start", "status": denial.status, "headers": denial.headers})
     await send({"type": f"{kind}.body", "body": denial.body})
-
-
-def _closing(app: App, limiter: RateLimiter) -> App:
-    """`app`'s lifespan, at whose end `limiter` is closed; the server may stop the loop once it heard of the end."""
-
-    async def lifespan(scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_and_close(message: Message) -> None:
-            if message["type"] in _ENDS:
-                await limiter.aclose()
-            await send(message)
-
-        await app(scope, receive, send_and_close)
-
-    return lifespan
-
-
-def _failing(error: Exception) -> App:
-    """A lifespan that fails at startup because of `error`, so that the server says why and stops."""
-
-    async def lifespan(_scope: Scope, receive: Receive, send: Send) -> None:
-        await receive()
-        await send({"type": "lifespan.startup.failed", "message": f"RateLimitMiddleware can't start:\n{error}"})
-        raise error  # for test clients; servers have heard it already
-
-    return lifespan
 
 
 def _raising(error: Exception) -> Callable[[], Rules]:

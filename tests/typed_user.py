@@ -1,14 +1,15 @@
 """What a user's editor and type checker see of the package: tests/test_typing.py has mypy read this file."""
 
-from typing import Any, assert_type
+from typing import Annotated, Any, assert_type
 from wsgiref.types import WSGIApplication
 
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from flask import Flask
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 
 from ratelimit_mw import ConfigurationError, Decision, ManualClock, RateLimiter, asgi, wsgi
+from ratelimit_mw import fastapi as in_fastapi
 from ratelimit_mw import flask as in_flask
 
 rules = {"domain": "shop", "rules": [{"name": "everything", "by": "ip", "limit": "100 per minute"}]}
@@ -57,6 +58,15 @@ application: WSGIApplication = wsgi.RateLimitMiddleware(flask_app, limiter=limit
 @fastapi_app.get("/")
 def index(request: Request) -> dict[str, Any]:
     return {"remaining": request.scope["ratelimit"].remaining}
+
+
+in_fastapi.add_rate_limits(fastapi_app, "ratelimits.yaml", storage="redis://localhost")
+in_fastapi.add_rate_limits(fastapi_app, limiter=limiter)
+
+
+@fastapi_app.get("/export")
+async def export(decision: Annotated[Decision, Depends(in_fastapi.limited("exports", cost=2))]) -> int | None:
+    return decision.remaining
 
 
 @flask_app.get("/mail/<int:number>")

@@ -1,0 +1,194 @@
+"""Limits inside a FastAPI app: dependencies ask for rules by their names. It needs the extra `fastapi`."""
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, HTTPException, Response, WebSocketException, routing
+from starlette.requests import HTTPConnection, Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from ratelimit_mw.asgi import RateLimitMiddleware
+from ratelimit_mw.errors import ConfigurationError
+from ratelimit_mw.handle import AsyncHandle
+from ratelimit_mw.lifespan import closing, failing
+from ratelimit_mw.limiter import RateLimiter
+from ratelimit_mw.middleware import given_or_made
+from ratelimit_mw.model import Decision
+from ratelimit_mw.response import Denial, phrase
+from ratelimit_mw.rules.demands import require_named
+from ratelimit_mw.rules.domains import Rules
+from ratelimit_mw.stores import Store
+
+_POLICY_VIOLATION, _TRY_AGAIN_LATER = 1008, 1013
+_OF_THE_BODY = frozenset({"Content-Type", "Content-Length"})
+
+
+class RateLimited(HTTPException):
+    """A rule has denied the request.
+
+    After `add_rate_limits` it is answered as the rules file says under `response`; else as FastAPI answers any
+    HTTPException, with the same status and headers. `decision` says what was decided, `response` is the answer meant.
+    """
+
+    def __init__(self, decision: Decision, denial: Denial[str]) -> None:
+        headers = dict(denial.headers)
+        own = {name: value for name, value in headers.items() if name not in _OF_THE_BODY}
+        super().__init__(denial.status, phrase(denial.status), own)
+        self.decision = decision
+        self.response = Response(denial.body, denial.status, headers)
+
+
+@dataclass(frozen=True)
+class Limited:
+    """A dependency, see `limited`. Two of the same rule and cost are one, and charge a request once."""
+
+    rule: str
+    cost: int = 1
+
+    async def __call__(self, connection: HTTPConnection) -> Decision:
+        """Decide on a request or a WebSocket."""
+        handle = connection.scope.get("ratelimit")
+        if not isinstance(handle, AsyncHandle):
+            raise RuntimeError(
+                f"the rule {self.rule!r} can't be asked for: the middleware is not around this app; write "
+                "ratelimit_mw.fastapi.add_rate_limits(app, config)"
+            )
+        decision, denial = await handle.enforce(self.rule, self.cost)
+        if denial is None:
+            return decision
+        scope = connection.scope
+        if scope["type"] == "websocket" and "websocket.http.response" not in (scope.get("extensions") or ()):
+            raise WebSocketException(
+                _TRY_AGAIN_LATER if denial.status == HTTPStatus.SERVICE_UNAVAILABLE else _POLICY_VIOLATION
+            )
+        raise RateLimited(decision, denial)
+
+
+def limited(rule: str, cost: int = 1) -> Limited:
+    """A dependency that decides by the rule of that name: `Depends(limited("mail"))`.
+
+    It charges `cost` if the request is allowed, waits where the rule makes it wait, and is the Decision to whoever
+    wants it. Raises RateLimited where it is denied, ValueError for a negative cost. It needs the middleware, which
+    `add_rate_limits` adds.
+    """
+    return Limited(rule, cost)
+
+
+def add_rate_limits(
+    app: FastAPI,
+    config: str | os.PathLike[str] | Mapping[str, object] | None = None,
+    *,
+    limiter: RateLimiter | None = None,
+    storage: str | Store | None = None,
+) -> None:
+    """Add the middleware to `app`, and what `limited` needs besides.
+
+    Takes what `RateLimitMiddleware` takes, and raises the same errors, at once. Denials by `limited` are answered as
+    the middleware's own, and each operation that has such a dependency documents them in the app's OpenAPI. An app
+    that asks for a rule that there is not, or for one that goes by the response, does not start.
+    """
+    used = given_or_made(config, limiter, storage)
+    app.add_middleware(_Middleware, within=app, limiter=used, owned=limiter is None)
+    app.add_exception_handler(RateLimited, _answer)
+    openapi = app.openapi
+
+    def documented() -> dict[str, Any]:
+        schema = openapi()
+        _document(app, schema, used)
+        return schema
+
+    app.openapi = documented  # type: ignore[method-assign]  # FastAPI's documentation says to extend it so
+
+
+async def _answer(_: Request, denied: Any) -> Response:
+    response: Response = denied.response
+    return response
+
+
+class _Middleware(RateLimitMiddleware):
+    """Sees at start that the rules have what the app asks for, and at the end that what was made for it is closed."""
+
+    def __init__(self, app: ASGIApp, *, within: FastAPI, limiter: RateLimiter, owned: bool) -> None:
+        super().__init__(app, limiter=limiter)
+        self._within = within
+        self._required = False
+        self._served = closing(app, limiter) if owned else app
+        self._lifespan = self._checked
+
+    async def _checked(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            if not self._required:
+                self._limiter.require(self._check)
+                self._required = True
+        except ConfigurationError as error:
+            await failing(error)(scope, receive, send)
+        else:
+            await self._served(scope, receive, send)
+
+    def _check(self, rules: Rules) -> None:
+        require_named(rules, [found.rule for route in _routes(self._within) for found in _limits_of(route)])
+
+
+def _routes(app: FastAPI) -> Iterator[Any]:
+    """The routes with dependencies, those of included routers too, which newer versions keep apart."""
+    walk: Any = getattr(routing, "iter_route_contexts", iter)
+    for route in walk(app.routes):
+        if getattr(route, "dependant", None) is not None:
+            yield route
+
+
+def _limits_of(route: Any) -> list[Limited]:
+    found, waiting = [], [route.dependant]
+    while waiting:
+        dependant = waiting.pop()
+        waiting += dependant.dependencies
+        if isinstance(dependant.call, Limited):
+            found.append(dependant.call)
+    return found
+
+
+def _document(app: FastAPI, schema: dict[str, Any], limiter: RateLimiter) -> None:
+    """Write into the operations that are limited what a denial looks like, where they say nothing of it themselves."""
+    status = str(limiter.response.status)
+    paths = schema.get("paths", {})
+    for route in _routes(app):
+        if _limits_of(route):
+            for method in route.methods or ():
+                operation = paths.get(route.path_format, {}).get(method.lower())
+                if operation is not None:
+                    operation.setdefault("responses", {}).setdefault(status, _described(limiter))
+
+
+def _described(limiter: RateLimiter) -> dict[str, Any]:
+    settings = limiter.response
+    headers = {}
+    if "retry-after" in settings.headers:
+        headers["Retry-After"] = _whole("Seconds after which the same request is let through")
+    if "x-ratelimit" in settings.headers:
+        headers["X-RateLimit-Limit"] = _whole("Requests that are allowed")
+        headers["X-RateLimit-Remaining"] = _whole("Requests that are left")
+        at = "At which second of the epoch" if settings.reset == "epoch" else "In how many seconds"
+        headers["X-RateLimit-Reset"] = _whole(f"{at} all of them are there again")
+    response: dict[str, Any] = {"description": phrase(settings.status), "headers": headers}
+    if settings.body in _BODIES:
+        response["content"] = _BODIES[settings.body]
+    return response
+
+
+def _whole(description: str) -> dict[str, Any]:
+    return {"description": description, "schema": {"type": "integer"}}
+
+
+def _body(media_type: str, **properties: str) -> dict[str, Any]:
+    fields = {name: {"type": kind} for name, kind in properties.items()}
+    return {media_type: {"schema": {"type": "object", "properties": fields}}}
+
+
+_BODIES = {
+    "json": _body("application/json", message="string", documentation_url="string"),
+    "problem": _body("application/problem+json", type="string", title="string", status="integer", detail="string"),
+    "text": {"text/plain": {"schema": {"type": "string"}}},
+}

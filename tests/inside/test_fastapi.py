@@ -1,0 +1,212 @@
+"""`Depends(limited(…))` in a FastAPI app: in this process on memory, and under uvicorn on Redis."""
+
+import time
+
+import pytest
+from fastapi import Depends, FastAPI, WebSocket
+from fastapi.testclient import TestClient
+from starlette.websockets import WebSocketDisconnect
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
+
+from ratelimit_mw import ConfigurationError, RateLimiter
+from ratelimit_mw.asgi import RateLimitMiddleware
+from ratelimit_mw.fastapi import add_rate_limits, limited
+from tests.inside.fastapi_app import app, everywhere
+from tests.inside.rules import DENIED, RULES
+from tests.shells.asking import serve, websocket_scope
+
+
+@pytest.fixture(scope="module", params=["here", "uvicorn"])
+def client(request):
+    if request.param == "here":
+        with TestClient(app) as client:
+            yield client
+    else:
+        with request.getfixturevalue("by_uvicorn")("tests.inside.fastapi_app:app") as client:
+            yield client
+
+
+@pytest.mark.parametrize("path", ["/mail", "/blocking", "/own-response", "/shop/7", "/later"])
+def test_a_dependency(client, me, path):
+    answers = [client.get(path, headers=me) for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [200, 200, 429]
+    assert [answer.headers["X-RateLimit-Remaining"] for answer in answers] == ["1", "0", "0"]
+    assert {answer.headers["X-RateLimit-Limit"] for answer in answers} == {"2"}
+    denied = answers[-1]
+    assert denied.json() == DENIED
+    assert denied.headers["Content-Type"] == "application/json"
+    assert denied.headers["Cache-Control"] == "no-store"
+    assert 3500 <= int(denied.headers["Retry-After"]) <= 3600
+
+
+def test_the_decision_and_one_charge_for_router_endpoint_and_dependency(client, me):
+    assert client.get("/blocking", headers=me).json() == 1
+    assert client.get("/shop/7", headers=me).json() == {"item": 7, "left": 0, "told": "through mail"}
+    assert client.get("/free", headers=me).headers["X-RateLimit-Remaining"] == "6"
+
+
+def test_a_cost_times_the_rule_s(client, me):
+    assert [client.get("/export", headers=me).status_code for _ in range(3)] == [200, 200, 429]
+
+
+def test_it_waits_for_its_turn(client, me):
+    began = time.monotonic()
+    assert [client.get("/turns", headers=me).status_code for _ in range(2)] == [200, 200]
+    assert time.monotonic() - began >= 0.09
+
+
+def test_a_request_that_is_not_valid_is_charged_nothing_by_the_middleware_s_rule_only(client, me):
+    assert client.get("/shop/seven", headers=me).status_code == 422
+    assert client.get("/free", headers=me).headers["X-RateLimit-Remaining"] == "7"
+
+
+def test_the_openapi_tells_of_it(client):
+    paths = client.get("/openapi.json").json()["paths"]
+    assert client.get("/docs").status_code == 200
+    told = {path: operations["get"]["responses"].get("429") for path, operations in paths.items()}
+    assert told.pop("/free") is None
+    assert told.pop("/export")["description"] == "my own"
+    assert set(told) == {"/mail", "/blocking", "/own-response", "/turns", "/later", "/shop/{item}"}
+    for response in told.values():
+        assert response["description"] == "Too Many Requests"
+        assert set(response["headers"]) == {
+            "Retry-After",
+            "X-RateLimit-Limit",
+            "X-RateLimit-Remaining",
+            "X-RateLimit-Reset",
+        }
+        assert response["content"]["application/json"]["schema"]["properties"]["message"] == {"type": "string"}
+
+
+def test_a_websocket(client, me):
+    if isinstance(client, TestClient):
+        for left in ("1", "0"):
+            with client.websocket_connect("/socket", headers=me) as socket:
+                assert socket.receive_text() == left
+        with pytest.raises(WebSocketDisconnect) as closed, client.websocket_connect("/socket", headers=me):
+            pass
+        assert closed.value.status_code == 429
+        return
+    url = f"ws{str(client.base_url).removeprefix('http')}/socket"
+    for left in ("1", "0"):
+        with connect(url, additional_headers=me) as socket:
+            assert socket.recv() == left
+    with pytest.raises(InvalidStatus) as refused, connect(url, additional_headers=me):
+        pass
+    assert refused.value.response.status_code == 429
+    assert refused.value.response.headers["Retry-After"]
+
+
+def test_app_wide_with_its_own_words_and_another_status(me):
+    with TestClient(everywhere) as client:
+        answers = [client.get("/", headers=me) for _ in range(3)]
+        assert [(answer.status_code, answer.text) for answer in answers[1:]] == [
+            (200, '"everywhere"'),
+            (403, "mail denied"),
+        ]
+        assert answers[-1].headers["Retry-After"]
+        responses = client.get("/openapi.json").json()["paths"]["/"]["get"]["responses"]
+    assert set(responses) == {"200", "403"}
+    assert "application/problem+json" in responses["403"]["content"]
+
+
+@pytest.fixture
+def asking():
+    """An app that asks for one rule, whose name it is given."""
+
+    def make(rule):
+        app = FastAPI()
+        app.add_api_route("/", lambda: "x", dependencies=[Depends(limited(rule))])
+        return app
+
+    return make
+
+
+def test_with_the_middleware_alone_a_denial_is_any_http_exception(asking, me):
+    app = asking("mail")
+    app.add_middleware(RateLimitMiddleware, config=RULES, storage="memory://")
+    with TestClient(app) as client:
+        *_, denied = [client.get("/", headers=me) for _ in range(3)]
+    assert (denied.status_code, denied.json()) == (429, {"detail": "Too Many Requests"})
+    assert denied.headers["Content-Type"] == "application/json"
+    assert denied.headers["X-RateLimit-Limit"] == "2"
+    assert denied.headers["Retry-After"]
+
+
+def test_around_the_app_and_under_a_root_path(asking, me):
+    inner = asking("mail")
+    rules = {**RULES, "exempt": [{"path": "/docs"}]}
+    around = RateLimitMiddleware(inner, config=rules, storage="memory://")
+    with TestClient(around, root_path="/api") as client:
+        assert "X-RateLimit-Limit" not in client.get("/api/docs", headers=me).headers
+        assert [client.get("/api/", headers=me).status_code for _ in range(3)] == [200, 200, 429]
+
+
+@pytest.mark.parametrize(
+    ("policy", "code"), [pytest.param("allow", 1008, id="denied"), pytest.param("deny", 1013, id="the store is away")]
+)
+def test_a_websocket_where_the_server_knows_no_denial(policy, code):
+    app = FastAPI()
+
+    @app.websocket("/", dependencies=[Depends(limited("none"))])
+    async def never(socket: WebSocket) -> None:
+        raise AssertionError(socket)
+
+    rule = {"name": "none", "by": "global", "limit": "0 per day", "on_demand": True, "on_error": policy}
+    with RateLimiter(
+        {"domain": "d", "rules": [rule]}, storage="memory://" if policy == "allow" else "redis://127.0.0.1:9"
+    ) as limiter:
+        add_rate_limits(app, limiter=limiter)
+        assert serve(app, websocket_scope()) == [{"type": "websocket.close", "code": code, "reason": ""}]
+
+
+def test_the_docs_of_settings_that_send_less(asking):
+    app = asking("mail")
+    app.add_api_route("/hidden", lambda: "x", include_in_schema=False, dependencies=[Depends(limited("mail"))])
+    add_rate_limits(app, {**RULES, "response": {"headers": []}}, storage="memory://")
+    assert app.openapi()["paths"]["/"]["get"]["responses"]["429"]["headers"] == {}
+    assert "/hidden" not in app.openapi()["paths"]
+
+
+def test_without_the_middleware_it_says_what_is_missing(asking):
+    with TestClient(asking("mail")) as client, pytest.raises(RuntimeError, match=r"'mail'.*add_rate_limits"):
+        client.get("/")
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        pytest.param("mial", r"the rule 'mial', which there is not \(did you mean 'mail'\?\)", id="misspelt"),
+        pytest.param("logins", r"the rule 'logins': count goes by the response, .*give the rule a match", id="count"),
+        pytest.param("costs", r"'costs': a cost that the response tells goes by the response", id="cost"),
+        pytest.param("slots", r"'slots': a concurrent limit goes by the response", id="concurrent"),
+    ],
+)
+def test_an_app_does_not_start_that_asks_for_what_there_is_not(asking, rule, message):
+    app = asking(rule)
+    late = [
+        {"name": "logins", "limit": "1 per day", "count": {"status": 401}},
+        {"name": "costs", "limit": "1 per day", "cost": "response:X-Cost"},
+        {"name": "slots", "limit": "1 concurrent"},
+    ]
+    add_rate_limits(app, {**RULES, "rules": [*RULES["rules"], *late]}, storage="memory://")
+    with pytest.raises(ConfigurationError, match=message), TestClient(app):
+        pass
+
+
+def test_mistakes_in_the_rules_are_raised_at_once():
+    with pytest.raises(ConfigurationError, match="limit"):
+        add_rate_limits(FastAPI(), {"domain": "d", "rules": [{"name": "r"}]})
+    with pytest.raises(TypeError, match="exactly one"):
+        add_rate_limits(FastAPI())
+
+
+def test_a_limiter_of_the_app_s_own_stays_open(asking, me):
+    app = asking("mail")
+    with RateLimiter(RULES, storage="memory://") as limiter:
+        add_rate_limits(app, limiter=limiter)
+        for _ in range(2):
+            with TestClient(app) as client:
+                assert client.get("/", headers=me).status_code == 200
+        assert limiter.check({"header:X-Client": me["X-Client"]}).remaining == 6
