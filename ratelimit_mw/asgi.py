@@ -8,6 +8,7 @@ from functools import partial
 from http import HTTPStatus
 from typing import Any
 
+from ratelimit_mw.asgi_messages import Messages
 from ratelimit_mw.asgi_response import Following
 from ratelimit_mw.handle import AsyncHandle
 from ratelimit_mw.identity.asgi import AsgiRequest
@@ -100,6 +101,9 @@ class RateLimitMiddleware:
                 return
             if (verdict.binding >= 0 or rules.demanding) and answers.rated:
                 send = _beside(answers, handle, send)
+            if rules.messages is not None and kind == "websocket" and rules.messages.concerns(request):
+                messages = Messages(self._engine, rules, request, receive, send)
+                receive, send = messages.receive, messages.send
             if rules.settling and (account := self._engine.settlement.account(verdict)).settles:
                 serve = partial(self._serve, verdict, scope, receive)
                 await Following(self._engine.settlement, account, send).serve(serve)

@@ -97,6 +97,20 @@ class Engine:
                 await store.arefund(verdict.owed, reply.now)
         return verdict
 
+    def decide_here(self, charges: Sequence[Charge]) -> Verdict:
+        """Decide on a plan by counters of this process alone."""
+        verdict = self._conclude(charges, self._storage.local.decide([charge.ask for charge in charges]), commit=True)
+        verdict.local = True
+        return verdict
+
+    async def adecide_on(self, charges: Sequence[Charge]) -> Verdict:
+        """Decide on a plan that is made already, and that no rules deny together."""
+        try:
+            reply = await self._storage.store.adecide([charge.ask for charge in charges])
+        except StoreUnavailable:
+            return self.without_store(charges, commit=True)
+        return self._conclude(charges, reply, commit=True)
+
     def decide_in_turn(
         self, request: Request, cost: int = 1, *, rules: Rules | None = None, rule: str | None = None
     ) -> Verdict:

@@ -115,6 +115,8 @@ class Rule:
 
     What a response means is known afterwards: with `counts`, what a request took stays taken if its status is one of
     these, and with `cost_after` a request takes as much as that finds in the response's headers.
+
+    With `messages` the rule counts the messages of WebSockets, not requests; it says what becomes of a socket past it.
     """
 
     name: str
@@ -123,6 +125,7 @@ class Rule:
     quota: str = ""
     max_waiting: int = 4
     counts: frozenset[int] | None = None
+    messages: Literal["close", "drop"] | None = None
     cost_after: "CostAfter | None" = field(default=None, compare=False, repr=False)
 
 

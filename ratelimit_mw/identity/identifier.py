@@ -17,6 +17,9 @@ Identifier = Callable[[Request, Mapping[str, str], str], str | None]
 EVERYBODY = "*"
 """The identity of `by: global`."""
 
+CONNECTION = "connection"
+"""The WebSocket that a message came over: its identity, which is there for messages only, is the text itself."""
+
 UNKNOWN_ADDRESS = "ip=?"
 """The identity that all requests without an address share."""
 
@@ -80,6 +83,8 @@ def _part(name: str, attributes: Attributes) -> Identifier:
         return lambda _request, _params, _route: EVERYBODY
     if name == "route":
         return lambda _request, _params, route: f"route={_escaped(route)}" if route else None
+    if name == CONNECTION:
+        return lambda request, _params, _route: request.values.get(CONNECTION)
     if not attributes.known(name):
         raise ValueError(f"{name!r} is nothing to count by; there are global, route, {', '.join(attributes.names())}")
     if name == "ip":

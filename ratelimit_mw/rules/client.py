@@ -9,7 +9,7 @@ from ratelimit_mw.rules.tree import Map, Problems, quoted
 from ratelimit_mw.settings import ClientSettings
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
-_TAKEN = ("ip", "remote_address", "user", "tier", "method", "methods", "path", "host", "route", "global")
+_TAKEN = ("ip", "remote_address", "user", "tier", "method", "methods", "path", "host", "route", "global", "connection")
 _STAND_IN = "header:x"  # stands in for a source that is wrong, so that the rules that speak of it are not wrong as well
 
 

@@ -12,6 +12,7 @@ from ratelimit_mw.rules.cost import compile_cost, cost_after
 from ratelimit_mw.rules.counters import check_limits, compile_counters
 from ratelimit_mw.rules.descriptor_rules import compile_descriptors
 from ratelimit_mw.rules.matching import compile_by, compile_match
+from ratelimit_mw.rules.messages import check_messages
 from ratelimit_mw.rules.overriding import Recompiler, compile_overrides
 from ratelimit_mw.rules.ruleset import CompiledRule, RuleSet
 from ratelimit_mw.rules.schema import File, node_at, place_of
@@ -33,6 +34,7 @@ def compile_rules(
     warnings = Problems()
     _check_names(file, tree, problems)
     _check_exempt(file, tree, problems)
+    check_messages(file, tree, problems)
     exempt = tuple(
         compile_match(entry, node_at(tree, ("exempt", n)), attributes, problems) for n, entry in enumerate(file.exempt)
     )
@@ -82,6 +84,7 @@ def _compile_rule(  # noqa: PLR0917 - all of them are needed, and nothing else
             section.shadow,
             max_waiting=_MAX_WAITING if section.max_waiting is None else section.max_waiting,
             counts=section.count,
+            messages=section.messages,
             cost_after=cost_after(section.cost),
         ),
         match=match,

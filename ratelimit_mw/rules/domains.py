@@ -40,6 +40,7 @@ class Domains:
         self.waiting = any(part.waiting for part in parts)
         self.settling = any(part.settling for part in parts)
         self.demanding = any(part.demanding for part in parts)
+        self.messages: Domains | None = _of_messages(parts)
         self.warnings = tuple(warning for part in parts for warning in part.warnings)
 
     def of(self, domain: str) -> RuleSet | None:
@@ -72,7 +73,17 @@ class Domains:
         """The same rules, in `parts` that have other overrides."""
         same = copy.copy(self)
         same.parts = tuple(parts)
+        same.messages = _of_messages(parts)
         return same
+
+    def concerns(self, request: Request) -> bool:
+        """See `RuleSet.concerns`."""
+        return any(part.concerns(request) for part in self.parts)
+
+
+def _of_messages(parts: Sequence[RuleSet]) -> Domains | None:
+    limiting = [part.messages for part in parts if part.messages is not None]
+    return Domains(limiting) if limiting else None
 
 
 Rules = RuleSet | Domains

@@ -15,7 +15,7 @@ from ratelimit_mw.rules.wrong import Wrong
 _WITH_PORT = re.compile(r"[^:]:[0-9]+$")
 _ELSEWHERE = {"method": "write methods", "remote_address": "write ip"}
 _KEYS = ("path", "methods", "ip", "host", "tier", "user", "header:N", "cookie:N", "query:N")
-_WITHOUT_ATTRIBUTE = ("global", "route")
+_WITHOUT_ATTRIBUTE = ("global", "route", "connection")
 
 
 def compile_match(match: Match, node: Node, attributes: Attributes, problems: Problems) -> Matching:

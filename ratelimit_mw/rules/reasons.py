@@ -72,6 +72,8 @@ def reasons(rules: RuleSet, request: Request, charges: Iterable[Charge]) -> list
         own = tuple(asked.pop(rule.rule.name, ()))
         if rule.on_demand:
             status, why = "no match", "it applies where the app asks for it"
+        elif rule.rule.messages:
+            status, why = "no match", "it counts the messages of WebSockets, not requests"
         elif hit is None or not all(criterion.met for criterion in criteria):
             unmet = "; ".join(str(criterion) for criterion in criteria if not criterion.met)
             status, why = "no match", unmet

@@ -145,15 +145,33 @@ class RuleSet:
         self._replacing = any(rule.replaces for rule in rules)
         self._exempting = bool(exempt)
         self._programs: dict[int, _Program] = {}
-        self._index(rules, exempt)
+        self._index([rule for rule in rules if not rule.rule.messages], exempt)
+        self.messages: RuleSet | None = self._of_messages([rule for rule in rules if rule.rule.messages])
+        """What the messages of a WebSocket go by, in place of these; None where nothing limits messages."""
         self._ranks = {rule.rule.name: rule.rank for rule in rules}
         self._demanded = {
             rule.rank: PathMatcher([(rule.rank, template) for template in rule.match.templates])
             for rule in rules
-            if rule.on_demand and rule.match.templates
+            if (rule.on_demand or rule.rule.messages) and rule.match.templates
         }
 
-    def _index(self, rules: tuple[CompiledRule, ...], exempt: tuple[Matching, ...]) -> None:
+    def _of_messages(self, rules: Sequence[CompiledRule]) -> Self | None:
+        """The same, for the messages that these rules count."""
+        if not rules:
+            return None
+        same = copy.copy(self)
+        same.descriptors = same.messages = None
+        same._index(rules, self.exempt)  # noqa: SLF001  one of our own
+        return same
+
+    def concerns(self, request: Request) -> bool:
+        """Whether some rule may come to apply to a request of this path."""
+        paths = self._paths
+        return bool(self._always or self._lookups) or (
+            paths is not None and bool(paths.locate(request.path, cleaned(request.path)))
+        )
+
+    def _index(self, rules: Sequence[CompiledRule], exempt: tuple[Matching, ...]) -> None:
         """File each rule and exemption under what a request is looked up by."""
         address = self.attributes.address
         always: list[_Candidate] = []
@@ -213,6 +231,9 @@ class RuleSet:
         held = (*self._own, *further)
         same = copy.copy(self)
         same.overrides = Overrides(held, self.attributes, clock) if held else None
+        if self.messages is not None:
+            same.messages = copy.copy(self.messages)
+            same.messages.overrides = same.overrides
         return same
 
     def plan(self, request: Request, cost: int = 1) -> tuple[Charge, ...]:

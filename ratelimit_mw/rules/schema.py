@@ -237,6 +237,7 @@ class RuleSection(_Section):
     ] = ()
     shadow: Flag = False
     on_demand: Flag = False
+    messages: Annotated[Literal["close", "drop"] | None, BeforeValidator(values.one_of("close", "drop"))] = None
     on_error: OnError | None = None
 
 

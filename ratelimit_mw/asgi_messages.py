@@ -1,0 +1,155 @@
+"""The messages of one WebSocket under ASGI: each is decided on before the app sees it."""
+
+import asyncio
+import copy
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from contextlib import suppress
+from secrets import token_hex
+from typing import Any, NamedTuple
+
+from ratelimit_mw.engine import BLOCKED_VERDICT, Engine
+from ratelimit_mw.identity.asgi import AsgiRequest
+from ratelimit_mw.identity.identifier import CONNECTION
+from ratelimit_mw.model import NEVER, SECOND, Charge
+from ratelimit_mw.rules.domains import Rules
+from ratelimit_mw.rules.ruleset import BLOCKED
+from ratelimit_mw.verdict import Reason, Verdict
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+_CLOSES: dict[Reason, tuple[int, str]] = {  # codes of RFC 6455 and its registry
+    "limited": (1008, "too many messages"),
+    "unavailable": (1013, "try again later"),
+    "blocked": (1008, "forbidden"),
+}
+
+
+class _Fate(NamedTuple):
+    """What becomes of a message: it passes at `turn`, by the loop's clock, or it is dropped, or `close` says how."""
+
+    passes: bool
+    turn: float = 0.0
+    close: Message | None = None
+
+
+class Messages:
+    """Stands between a server and an app, and lets through the messages that the rules allow, in order.
+
+    One message at a time is held here, while the store is asked and until its turn has come; those behind it stay with
+    the server, whose flow control holds the client. An app that stops waiting (a timeout around its `receive`) loses
+    nothing and pays nothing twice: it finds the message when it asks again. Where a socket is closed, the client gets
+    a close frame and the app what it gets when a client leaves: a disconnect, and an OSError from what it sends.
+
+    What is counted by connection is counted in this process. Of a message that another counter denies it is given
+    back. Rules that change hold from the next message on, but a socket that no rule concerned when it opened stays
+    free.
+    """
+
+    def __init__(self, engine: Engine, rules: Rules, request: AsgiRequest, receive: Receive, send: Send) -> None:
+        self._engine = engine
+        self._rules = rules
+        self._opening = request
+        self._connection = f"{CONNECTION}={token_hex(8)}"
+        self._request = self._anew()
+        self._receive = receive
+        self._send = send
+        self._in_turn = asyncio.Lock()
+        self._held: Message | None = None
+        self._decision: asyncio.Future[_Fate] | None = None
+        self._closed: Message | None = None
+        self._left = False
+
+    async def receive(self) -> Message:
+        """The next message that the app is to see."""
+        async with self._in_turn:
+            while self._closed is None:
+                message = self._held
+                if message is None:
+                    message = await self._receive()
+                    if message["type"] != "websocket.receive":
+                        return message
+                    self._held = message
+                if self._decision is None:
+                    self._decision = asyncio.ensure_future(self._decide())
+                passes, turn, close = await asyncio.shield(self._decision)
+                wait = turn - asyncio.get_running_loop().time()
+                if wait > 0:
+                    await asyncio.sleep(wait)
+                self._held = self._decision = None
+                if passes:
+                    return message
+                if close is not None:
+                    await self._close(close)
+                else:
+                    await asyncio.sleep(0)  # who floods a socket is not to have the loop for itself
+            return self._closed
+
+    async def send(self, message: Message) -> None:
+        """Pass on what the app sends, until the socket is closed."""
+        if self._closed is None:
+            self._left = self._left or message["type"] == "websocket.close"
+            await self._send(message)
+        elif message["type"] != "websocket.close":
+            raise ConnectionAbortedError("the WebSocket was closed: its client sent more than the rules allow")
+
+    async def _close(self, close: Message) -> None:
+        self._closed = {**close, "type": "websocket.disconnect"}
+        if not self._left:
+            with suppress(OSError):  # the client was faster
+                await self._send(close)
+
+    async def _decide(self) -> _Fate:
+        rules = self._engine.current()
+        if rules is not self._rules:
+            self._rules, self._request = rules, self._anew()
+        limiting = rules.messages
+        if limiting is None:
+            return _Fate(passes=True)
+        if limiting.attributes.awaited:
+            await limiting.attributes.resolve(self._request)
+        charges = self._engine.planner.plan(limiting, self._request)
+        if charges is BLOCKED:
+            return _denied(BLOCKED_VERDICT, charges)
+        here = [charge for charge in charges if self._connection in charge.ask.key]
+        shared = [charge for charge in charges if self._connection not in charge.ask.key] if here else charges
+        verdict = own = self._engine.decide_here(here) if here else None
+        if shared and (own is None or own.allowed):
+            verdict = await self._engine.adecide_on(shared)
+            if own is not None and not verdict.allowed:
+                settlement = self._engine.settlement
+                account = settlement.account(own)
+                settlement.settle(account, account.back(None))
+        if verdict is None:
+            return _Fate(passes=True)
+        if not verdict.allowed:
+            return _denied(verdict, charges)
+        delay = max(verdict.delay, own.delay if own is not None else 0)
+        return _Fate(passes=True, turn=asyncio.get_running_loop().time() + delay / SECOND)
+
+    def _anew(self) -> AsgiRequest:
+        """The request that opened the socket, of which nothing is remembered yet.
+
+        Its path is that of the opening: a mount may have taken its own part from the scope since.
+        """
+        request = copy.copy(self._opening)
+        request.values = {CONNECTION: self._connection}
+        return request
+
+
+def _denied(verdict: Verdict, charges: Sequence[Charge]) -> _Fate:
+    if verdict.reason == "limited":
+        said = zip(verdict.charges, verdict.outcomes, strict=True)
+        denying = [charge.rule for charge, outcome in said if not outcome.allowed and not charge.ask.shadow]
+    elif verdict.reason == "unavailable":
+        denying = [charge.rule for charge in charges if charge.rule.on_error == "deny"]
+    else:
+        denying = []
+    if denying and all(rule.messages == "drop" for rule in denying):
+        return _Fate(passes=False)
+    code, reason = _CLOSES[verdict.reason or "limited"]
+    outcome = verdict.outcome
+    if outcome is not None and outcome.retry_after != NEVER:
+        reason = f"{reason}; retry after {-(-outcome.retry_after // SECOND)} s"
+    return _Fate(passes=False, close={"type": "websocket.close", "code": code, "reason": reason})
