@@ -151,37 +151,24 @@ class Verdict:
     def decision(self) -> Decision:
         """The same, as the app sees it."""
         if self._decision is None:
-            policies = tuple(
-                [
-                    self._policy(place, charge, said)
-                    for place, (charge, said) in enumerate(zip(self.charges, self.outcomes, strict=True))
-                ]
-            )
+            policies = tuple([self._policy(place, outcome) for place, outcome in enumerate(self.outcomes)])
             if self.binding < 0:
                 never = self.reason == "blocked"
                 self._decision = Decision(self.allowed, retry_after=math.inf if never else 0.0, policies=policies)
             else:
-                said = policies[self.binding]
-                self._decision = Decision(
-                    self.allowed,
-                    said.rule,
-                    said.limit,
-                    said.remaining,
-                    said.reset_after,
-                    said.retry_after,
-                    self.delay / SECOND,
-                    said.reset_at,
-                    said.over,
-                    policies,
-                )
+                _, rule, limit, remaining, reset_after, retry_after, _, reset_at, over, _ = policies[self.binding]
+                wait = self.delay / SECOND
+                told = self.allowed, rule, limit, remaining, reset_after, retry_after, wait, reset_at, over, policies
+                self._decision = tuple.__new__(Decision, told)
         return self._decision
 
-    def _policy(self, place: int, charge: Charge, outcome: Outcome) -> Decision:
+    def _policy(self, place: int, outcome: Outcome) -> Decision:
         allowed, remaining, reset_after, retry_after, delay = outcome
-        quota = charge.ask.quota
-        return Decision(
+        rule, ask = self.charges[place]
+        quota = ask.quota
+        told = (
             allowed,
-            charge.rule.name,
+            rule.name,
             quota.told,
             remaining,
             reset_after / SECOND,
@@ -189,7 +176,9 @@ class Verdict:
             delay / SECOND,
             (self.now + reset_after) / SECOND,
             quota.over if place in self.over else None,
+            (),
         )
+        return tuple.__new__(Decision, told)
 
 
 def _told(quota: Quota, outcome: Outcome) -> Outcome:
