@@ -7,10 +7,11 @@ from contextlib import suppress
 from secrets import token_hex
 from typing import Any, NamedTuple
 
-from ratelimit_mw.engine import BLOCKED_VERDICT, Engine
+from ratelimit_mw.engine import Engine, idle
 from ratelimit_mw.identity.asgi import AsgiRequest
 from ratelimit_mw.identity.identifier import CONNECTION
 from ratelimit_mw.model import NEVER, SECOND, Charge
+from ratelimit_mw.planning import Plan
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.rules.ruleset import BLOCKED
 from ratelimit_mw.verdict import Reason, Verdict
@@ -109,14 +110,15 @@ class Messages:
             return _Fate(passes=True)
         if limiting.attributes.awaited:
             await limiting.attributes.resolve(self._request)
-        charges = self._engine.planner.plan(limiting, self._request)
+        plan = self._engine.planner.plan(limiting, self._request)
+        charges = plan.charges
         if charges is BLOCKED:
-            return _denied(BLOCKED_VERDICT, charges)
+            return _denied(idle(plan), charges)
         here = [charge for charge in charges if self._connection in charge.ask.key]
         shared = [charge for charge in charges if self._connection not in charge.ask.key] if here else charges
         verdict = own = self._engine.decide_here(here) if here else None
         if shared and (own is None or own.allowed):
-            verdict = await self._engine.adecide_on(shared)
+            verdict = await self._engine.aexecute(Plan(shared), limiting)
             if own is not None and not verdict.allowed:
                 settlement = self._engine.settlement
                 account = settlement.account(own)

@@ -9,9 +9,8 @@ from ratelimit_mw.clock import Clock
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import SECOND, Charge, Reply
-from ratelimit_mw.planning import Planner
+from ratelimit_mw.planning import Plan, Planner
 from ratelimit_mw.rules.domains import Rules
-from ratelimit_mw.rules.ruleset import BLOCKED
 from ratelimit_mw.settlement import Settlement
 from ratelimit_mw.shadows import Shadows
 from ratelimit_mw.sources.retriever import Retriever
@@ -21,7 +20,7 @@ from ratelimit_mw.waiting import Waiting, impatient, most_waiting
 
 _FREE = Verdict((), None)
 _REFUSED = Verdict((), None, denied="unavailable")
-BLOCKED_VERDICT = Verdict((), None, denied="blocked")
+_BLOCKED = Verdict((), None, denied="blocked")
 
 
 class Engine:
@@ -61,9 +60,7 @@ class Engine:
         With `rule`, by the rule of that name alone, whether or not its `match` holds.
         """
         rules = rules or self.current()
-        if rules.settling and self._clock:
-            self._storage.renew()  # no thread knows when a clock moves that is moved by hand
-        return self._decide(self.planner.plan(rules, request, cost, rule), commit)
+        return self.execute(self.planner.plan(rules, request, cost, rule), rules, commit=commit)
 
     async def adecide(
         self,
@@ -75,23 +72,42 @@ class Engine:
         rule: str | None = None,
     ) -> Verdict:
         """The awaitable twin of `decide`, for a shell that awaits."""
-        if rules is None:
-            rules = self.current()
+        rules = rules or self.current()
         if rules.attributes.awaited:
             await rules.attributes.resolve(request)
+        return await self.aexecute(self.planner.plan(rules, request, cost, rule), rules, commit=commit)
+
+    def execute(self, plan: Plan, rules: Rules, *, commit: bool = True) -> Verdict:
+        """Decide by a plan that was made by `rules`."""
         if rules.settling and self._clock:
-            await asyncio.to_thread(self._storage.renew)
-        charges = self.planner.plan(rules, request, cost, rule)
-        if not charges:
-            return _FREE
-        if charges is BLOCKED:
-            return BLOCKED_VERDICT
+            self._storage.renew()  # no thread knows when a clock moves that is moved by hand
+        asks = plan.asks
+        if not asks:
+            return idle(plan)
         store = self._storage.store
         try:
-            reply = await store.adecide([charge.ask for charge in charges], commit=commit)
+            reply = store.decide(asks, commit=commit)
         except StoreUnavailable:
-            return self.without_store(charges, commit)
-        verdict = self._conclude(charges, reply, commit)
+            return self.without_store(plan.charges, commit)
+        verdict = self._conclude(plan.charges, reply, commit)
+        if commit and verdict.shadowed and verdict.owed:
+            with suppress(StoreUnavailable):  # what can't be returned stays charged
+                store.refund(verdict.owed, reply.now)
+        return verdict
+
+    async def aexecute(self, plan: Plan, rules: Rules, *, commit: bool = True) -> Verdict:
+        """The awaitable twin of `execute`."""
+        if rules.settling and self._clock:
+            await asyncio.to_thread(self._storage.renew)
+        asks = plan.asks
+        if not asks:
+            return idle(plan)
+        store = self._storage.store
+        try:
+            reply = await store.adecide(asks, commit=commit)
+        except StoreUnavailable:
+            return self.without_store(plan.charges, commit)
+        verdict = self._conclude(plan.charges, reply, commit)
         if commit and verdict.shadowed and verdict.owed:
             with suppress(StoreUnavailable):
                 await store.arefund(verdict.owed, reply.now)
@@ -103,14 +119,6 @@ class Engine:
         verdict.local = True
         return verdict
 
-    async def adecide_on(self, charges: Sequence[Charge]) -> Verdict:
-        """Decide on a plan that is made already, and that no rules deny together."""
-        try:
-            reply = await self._storage.store.adecide([charge.ask for charge in charges])
-        except StoreUnavailable:
-            return self.without_store(charges, commit=True)
-        return self._conclude(charges, reply, commit=True)
-
     def decide_in_turn(
         self, request: Request, cost: int = 1, *, rules: Rules | None = None, rule: str | None = None
     ) -> Verdict:
@@ -119,37 +127,19 @@ class Engine:
         Where as many threads wait as may, a request that would have to wait is denied.
         """
         rules = rules or self.current()
-        if rules.settling and self._clock:
-            self._storage.renew()
-        charges = self.planner.plan(rules, request, cost, rule)
-        most = most_waiting(charges) if rules.waiting else None
+        plan = self.planner.plan(rules, request, cost, rule)
+        most = most_waiting(plan.charges) if rules.waiting else None
         if most is None:
-            return self._decide(charges, commit=True)
+            return self.execute(plan, rules)
         if not self._waiting.enter(most):
-            return self._decide(impatient(charges), commit=True)
+            return self.execute(Plan(impatient(plan.charges)), rules)
         try:
-            verdict = self._decide(charges, commit=True)
+            verdict = self.execute(plan, rules)
             if verdict.delay:
                 self.settlement.account(verdict)  # what is held is held while it waits
                 time.sleep(verdict.delay / SECOND)
         finally:
             self._waiting.leave()
-        return verdict
-
-    def _decide(self, charges: Sequence[Charge], commit: bool) -> Verdict:
-        if not charges:
-            return _FREE
-        if charges is BLOCKED:
-            return BLOCKED_VERDICT
-        store = self._storage.store
-        try:
-            reply = store.decide([charge.ask for charge in charges], commit=commit)
-        except StoreUnavailable:
-            return self.without_store(charges, commit)
-        verdict = self._conclude(charges, reply, commit)
-        if commit and verdict.shadowed and verdict.owed:
-            with suppress(StoreUnavailable):  # what can't be returned stays charged
-                store.refund(verdict.owed, reply.now)
         return verdict
 
     def _conclude(self, charges: Sequence[Charge], reply: Reply, commit: bool) -> Verdict:
@@ -172,3 +162,8 @@ class Engine:
         if commit and verdict.owed:
             local.refund(verdict.owed, reply.now)
         return verdict
+
+
+def idle(plan: Plan) -> Verdict:
+    """The verdict on a plan that asks nothing."""
+    return _BLOCKED if plan.charges else _FREE

@@ -1,12 +1,11 @@
 """Explanations asked for: what a request would ask, a peek at these counters, and what that comes to."""
 
-from ratelimit_mw.engine import BLOCKED_VERDICT, Engine
+from ratelimit_mw.engine import Engine, idle
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.explanation import Explanation, explain
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import Reply
 from ratelimit_mw.rules.domains import Rules
-from ratelimit_mw.rules.ruleset import BLOCKED
 from ratelimit_mw.verdict import Verdict
 
 
@@ -18,16 +17,16 @@ class Question:
         self._rules = rules
         self._request = request
         self._cost = cost
-        self._charges = engine.planner.plan(rules, request, cost)
-        self.asks = [] if self._charges is BLOCKED else [charge.ask for charge in self._charges]
+        self._plan = engine.planner.plan(rules, request, cost)
+        self.asks = self._plan.asks
 
     def answered(self, reply: Reply | None) -> Explanation:
         """The explanation, by what the store said."""
-        return self._explained(BLOCKED_VERDICT if self._charges is BLOCKED else Verdict(self._charges, reply))
+        return self._explained(Verdict(self._plan.charges, reply) if self.asks else idle(self._plan))
 
     def unanswered(self, error: StoreUnavailable) -> Explanation:
         """The explanation where the store said nothing."""
-        return self._explained(self._engine.without_store(self._charges, commit=False), str(error))
+        return self._explained(self._engine.without_store(self._plan.charges, commit=False), str(error))
 
     def _explained(self, verdict: Verdict, error: str = "") -> Explanation:
         note = self._engine.planner.switch.note

@@ -94,22 +94,26 @@ class RateLimiter:
         one limits nothing. Raises ValueError for a negative cost.
         """
         rules = of_domain(self.engine.current(), domain)
-        return self.engine.decide(described(rules, attributes), cost, rules=rules).decision
+        plan = self.engine.planner.plan_given(rules, attributes, cost)
+        return self.engine.execute(plan, rules).decision
 
     async def acheck(self, attributes: Given, cost: int = 1, *, domain: str | None = None) -> Decision:
         """The awaitable twin of `check`."""
         rules = of_domain(self.engine.current(), domain)
-        return (await self.engine.adecide(described(rules, attributes), cost, rules=rules)).decision
+        plan = self.engine.planner.plan_given(rules, attributes, cost)
+        return (await self.engine.aexecute(plan, rules)).decision
 
     def peek(self, attributes: Given, cost: int = 1, *, domain: str | None = None) -> Decision:
         """Whether `check` would allow it now, and how the counters stand; nothing is charged."""
         rules = of_domain(self.engine.current(), domain)
-        return self.engine.decide(described(rules, attributes), cost, commit=False, rules=rules).decision
+        plan = self.engine.planner.plan_given(rules, attributes, cost)
+        return self.engine.execute(plan, rules, commit=False).decision
 
     async def apeek(self, attributes: Given, cost: int = 1, *, domain: str | None = None) -> Decision:
         """The awaitable twin of `peek`."""
         rules = of_domain(self.engine.current(), domain)
-        return (await self.engine.adecide(described(rules, attributes), cost, commit=False, rules=rules)).decision
+        plan = self.engine.planner.plan_given(rules, attributes, cost)
+        return (await self.engine.aexecute(plan, rules, commit=False)).decision
 
     def explain(self, attributes: Given | Request, cost: int = 1, *, domain: str | None = None) -> Explanation:
         """Why `check` would decide as it would now: each rule, its counters, and what would have to change.

@@ -3,29 +3,43 @@
 import logging
 from collections.abc import Sequence
 
-from ratelimit_mw.given import whole
+from ratelimit_mw.given import Given, described, whole
 from ratelimit_mw.identity.entries import EntriesRequest
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.kill_switch import KillSwitch
 from ratelimit_mw.meter import Meter
-from ratelimit_mw.model import Charge
+from ratelimit_mw.model import Ask, Charge
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.rules.ruleset import BLOCKED
 
 _log = logging.getLogger("ratelimit_mw")
 
 _MOST_UNKNOWN = 100  # names remembered as said
+_LONG = 256  # characters of a value: longer ones are remembered nowhere
+
+
+class Plan:
+    """The counters that a request asks, each with its rule; it may serve for many requests that are alike.
+
+    Where there are none, the request is free, or blocked if there are charges all the same: `BLOCKED`.
+    """
+
+    __slots__ = ("asks", "charges")
+
+    def __init__(self, charges: Sequence[Charge]) -> None:
+        self.charges = charges
+        self.asks: Sequence[Ask] = () if charges is BLOCKED else tuple([ask for _, ask in charges])
 
 
 class Planner:
-    """Makes the plan of a request: the counters to ask, () where none, `BLOCKED` where it may not pass at all."""
+    """Makes the plans of requests."""
 
     def __init__(self) -> None:
         self.switch = KillSwitch()
         self._meter: Meter | None = None
         self._unknown: set[str] = set()
 
-    def plan(self, rules: Rules, request: Request, cost: int = 1, name: str | None = None) -> Sequence[Charge]:
+    def plan(self, rules: Rules, request: Request, cost: int = 1, name: str | None = None) -> Plan:
         """What `request` has to ask; with `name`, of that rule alone. Raises ValueError for a bad cost."""
         if type(cost) is not int or cost != 1:
             cost = whole(cost)
@@ -36,8 +50,24 @@ class Planner:
             # Nothing tells when what was asked for by a call has ended.
             charges = [charge for charge in charges if charge.ask.quota.algorithm != "concurrency"]
         if rules.elastic and charges and charges is not BLOCKED:
-            return self.meter(rules).stretched(charges)
-        return charges
+            charges = self.meter(rules).stretched(charges)
+        return Plan(charges)
+
+    def plan_given(self, rules: Rules, given: Given, cost: int = 1) -> Plan:
+        """What a request has to ask that is given by its attributes; remembered, where nothing else bears on it."""
+        known = rules.plans
+        if known is None or type(given) is not dict or type(cost) is not int:
+            return self.plan(rules, described(rules, given), cost)
+        key = cost, *given.items()
+        try:
+            plan: Plan | None = known.get(key)
+        except TypeError:  # a value that can't be remembered by
+            return self.plan(rules, described(rules, given), cost)
+        if plan is None:
+            plan = self.plan(rules, described(rules, given), cost)
+            if all(value is None or (type(value) is str and len(value) <= _LONG) for value in given.values()):
+                known.put(key, plan)
+        return plan
 
     def meter(self, rules: Rules) -> Meter:
         """What measures the load of this process, as `rules` say."""

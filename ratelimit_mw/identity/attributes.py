@@ -98,7 +98,8 @@ class Attributes:
         raw: dict[str, str] = {}
         for name, value in attributes.items():
             canonical = self._spelled(name)
-            text = "" if value is None else str(value)
+            # An enum that is a str counts as the text that it equals.
+            text = "" if value is None else str.__str__(value) if isinstance(value, str) else str(value)
             if text and canonical is not None:
                 (raw if canonical.startswith(_RAW) else values)[canonical] = text
         method, path, host = values["method"] or "", values["path"] or "", values["host"]

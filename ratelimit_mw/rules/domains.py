@@ -3,14 +3,15 @@
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ratelimit_mw.errors import Problem
 from ratelimit_mw.identity.attributes import Attributes
 from ratelimit_mw.identity.entries import Entry
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import Charge
-from ratelimit_mw.rules.ruleset import BLOCKED, RuleSet
+from ratelimit_mw.recent import Recent
+from ratelimit_mw.rules.ruleset import BLOCKED, PLANS, RuleSet
 
 
 class Domains:
@@ -41,6 +42,7 @@ class Domains:
         self.settling = any(part.settling for part in parts)
         self.demanding = any(part.demanding for part in parts)
         self.messages: Domains | None = _of_messages(parts)
+        self.plans = _remembering(parts)
         self.warnings = tuple(warning for part in parts for warning in part.warnings)
 
     def of(self, domain: str) -> RuleSet | None:
@@ -74,6 +76,7 @@ class Domains:
         same = copy.copy(self)
         same.parts = tuple(parts)
         same.messages = _of_messages(parts)
+        same.plans = _remembering(parts)
         return same
 
     def concerns(self, request: Request) -> bool:
@@ -84,6 +87,10 @@ class Domains:
 def _of_messages(parts: Sequence[RuleSet]) -> Domains | None:
     limiting = [part.messages for part in parts if part.messages is not None]
     return Domains(limiting) if limiting else None
+
+
+def _remembering(parts: Sequence[RuleSet]) -> Recent[object, Any] | None:
+    return None if any(part.plans is None for part in parts) else Recent(PLANS)
 
 
 Rules = RuleSet | Domains

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 from ratelimit_mw.clock import Clock, SystemClock
 from ratelimit_mw.errors import Problem
@@ -13,6 +13,7 @@ from ratelimit_mw.identity.identifier import Identifier
 from ratelimit_mw.identity.paths import cleaned
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import NEVER, Ask, Charge, Quota, Rule
+from ratelimit_mw.recent import Recent
 from ratelimit_mw.rules.breath import breathe
 from ratelimit_mw.rules.conditions import Condition, Matching, Networks, is_preflight
 from ratelimit_mw.rules.descriptors import Descriptors
@@ -78,6 +79,10 @@ BLOCKED: tuple[Charge, ...] = (Charge(Rule("block"), Ask("", Quota("fixed_window
 """The plan of a client who may do nothing: itself, never a copy, and never asked of a store."""
 
 
+PLANS = 4096
+"""How many are remembered: about 3 MB."""
+
+
 class Recompiling(Protocol):
     """Compiles overrides that come at run time."""
 
@@ -140,6 +145,8 @@ class RuleSet:
         """Where the rules themselves are, if not here."""
         self._own = overrides
         self.overrides = Overrides(overrides, attributes, SystemClock()) if overrides else None
+        self.plans = self._remembering(overrides)
+        """Plans that follow from what a request is, and by what; None where the time or the load has a say."""
         # Asked for only where it is needed: an async source that is asked for is awaited for every request.
         self._tier = attributes.reader("tier") if any(rule.tiers is not None for rule in rules) else None
         self._replacing = any(rule.replaces for rule in rules)
@@ -160,7 +167,7 @@ class RuleSet:
         if not rules:
             return None
         same = copy.copy(self)
-        same.descriptors = same.messages = None
+        same.descriptors = same.messages = same.plans = None
         same._index(rules, self.exempt)  # noqa: SLF001  one of our own
         return same
 
@@ -212,6 +219,10 @@ class RuleSet:
         if by_network:
             self._lookups.append(lambda request: by_network.find(address(request)))
 
+    def _remembering(self, held: Iterable[Held]) -> Recent[object, Any] | None:
+        lasting = all(override.until == NEVER for override in held)
+        return Recent(PLANS) if lasting and not self.elastic else None
+
     @property
     def pieces(self) -> list[object]:
         """What is large of it: let go of one after the other, a set that nobody needs any more makes no pause."""
@@ -234,6 +245,7 @@ class RuleSet:
         if self.messages is not None:
             same.messages = copy.copy(self.messages)
             same.messages.overrides = same.overrides
+        same.plans = self._remembering(held)
         return same
 
     def plan(self, request: Request, cost: int = 1) -> tuple[Charge, ...]:

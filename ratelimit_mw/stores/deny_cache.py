@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from ratelimit_mw.clock import Clock
 from ratelimit_mw.model import NEVER, SECOND, Ask, Outcome, Quota, Reply
+from ratelimit_mw.recent import Recent
 from ratelimit_mw.stores.base import Store
 
 _LONGEST = 5 * SECOND
@@ -34,15 +35,13 @@ class DenyCache:
     from the store's own `retry_after`, counted from before it was asked; a reset through `forget`, or within five
     seconds where another process made it; another quota by comparison. What a response may open (`refundable`) is
     always asked, and what an app gives back itself shows as a reset does. Shadow asks are never answered from here.
-    At most `most` counters are remembered, in two generations, so that forgetting the older ones makes no pause.
+    At most `most` counters are remembered.
     """
 
     def __init__(self, store: Store, *, clock: Clock | None = None, most: int = 65_536) -> None:
         self._store = store
         self._clock = clock
-        self._most = most // 2
-        self._young: dict[str, _Denial] = {}
-        self._old: dict[str, _Denial] = {}
+        self._denials: Recent[str, _Denial] = Recent(most)
         self._offset = 0
 
     def decide(self, asks: Sequence[Ask], *, commit: bool = True) -> Reply:
@@ -116,7 +115,7 @@ class DenyCache:
         if not commit:
             return None
         for place, (key, quota, cost, shadow) in enumerate(asks):
-            denial = self._young.get(key) or self._old.get(key)
+            denial = self._denials.get(key)
             if denial and not shadow and denial.holds(quota, cost, now):
                 retry_after = denial.opens - now if denial.opens != NEVER else NEVER
                 outcome = Outcome(False, 0, max(denial.resets - now, 0), retry_after)
@@ -135,21 +134,14 @@ class DenyCache:
         for (key, quota, cost, shadow), outcome in zip(asks, reply.outcomes, strict=True):
             if not outcome.allowed and not shadow and not quota.refundable:
                 wait = outcome.retry_after
-                if len(self._young) >= self._most:
-                    self._old, self._young = self._young, {}
                 # The store decided between asking and answering: it is asked again from the earliest moment at which
                 # it may allow, and promised is the latest.
-                self._young[key] = _Denial(
-                    asked_at,
-                    asked_at + (_LONGEST if wait == NEVER else min(wait, _LONGEST)),
-                    NEVER if wait == NEVER else answered_at + wait,
-                    answered_at + outcome.reset_after,
-                    cost,
-                    quota,
-                )
+                until = asked_at + (_LONGEST if wait == NEVER else min(wait, _LONGEST))
+                opens = NEVER if wait == NEVER else answered_at + wait
+                resets = answered_at + outcome.reset_after
+                self._denials.put(key, _Denial(asked_at, until, opens, resets, cost, quota))
         return reply
 
     def _drop(self, keys: Sequence[str]) -> None:
         for key in keys:
-            self._young.pop(key, None)
-            self._old.pop(key, None)
+            self._denials.drop(key)
