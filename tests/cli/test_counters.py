@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 
 from ratelimit_mw import RateLimiter
+from tests.support.apps import within_a_minute
 
 
 @pytest.fixture
 def shop(run, any_server, monkeypatch):
-    """A limiter that shares its counters with the commands, after some traffic."""
+    """A limiter that shares its counters with the commands, after some traffic of this minute."""
+    within_a_minute()
     with RateLimiter("ratelimits.yaml", storage=any_server.url) as limiter:
         for _ in range(5):
             limiter.check({"ip": "203.0.113.7", "method": "POST", "path": "/login"})
@@ -181,6 +183,7 @@ def test_a_counter_in_shards_is_one_counter_to_the_reader(run, any_server):
     rules = "{name: r, limit: 64 per hour, algorithm: fixed_window, shards: 8}"
     Path("h.yaml").write_text(f'domain: d\nstorage: {{url: "{any_server.url}"}}\nrules: [{rules}]\n', "utf-8")
     client = {"ip": "203.0.113.7"}
+    within_a_minute()  # and so within the hour
     with RateLimiter("h.yaml") as limiter:
         for _ in range(48):
             limiter.check(client)

@@ -17,6 +17,7 @@ from typing import Any, Self
 import redis
 from redis.crc import key_slot
 
+from tests.support.patience import eventually
 from tests.support.servers import Binary, Server
 
 SLOTS = 16_384
@@ -111,11 +112,11 @@ class Cluster:
 
     def settle(self) -> None:
         """Wait until all who live agree that all slots are served, and every master has a replica again."""
-        _until(self._settled)
+        eventually(self._settled)
 
     def settle_without(self, dead: Node) -> None:
         """Wait until all who live agree that somebody else serves the slots of `dead`."""
-        _until(lambda: all(dead.port not in (row[2] for row in _view(node)) for node in self.nodes if node.alive))
+        eventually(lambda: all(dead.port not in (row[2] for row in _view(node)) for node in self.nodes if node.alive))
 
     def _settled(self) -> bool:
         alive = [node for node in self.nodes if node.alive]
@@ -138,7 +139,7 @@ class Cluster:
             master.admin.execute_command("CLUSTER", "ADDSLOTS", *slots)
         for node in self.nodes[1:]:
             self.nodes[0].admin.execute_command("CLUSTER", "MEET", "127.0.0.1", node.port)
-        _until(lambda: all(node.admin.cluster("INFO")["cluster_known_nodes"] == "6" for node in self.nodes))
+        eventually(lambda: all(node.admin.cluster("INFO")["cluster_known_nodes"] == "6" for node in self.nodes))
         for master, replica in zip(masters, replicas, strict=True):
             _insist(replica, "CLUSTER", "REPLICATE", master.id)
         self.settle()
@@ -177,10 +178,10 @@ class SentinelGroup:
             self.replica.config("repl-diskless-sync-delay", 0)
             self.master.config("repl-diskless-sync-delay", 0)
             self.replica.admin.replicaof("127.0.0.1", self.master.port)
-            _until(lambda: self.replica.admin.info("replication")["master_link_status"] == "up")
+            eventually(lambda: self.replica.admin.info("replication")["master_link_status"] == "up")
             for _ in range(3):
                 self.sentinels.append(self._stack.enter_context(Sentinel(self._binary, self.master)))
-            _until(lambda: all(map(self._knows_all, self.sentinels)))
+            eventually(lambda: all(map(self._knows_all, self.sentinels)))
         except BaseException:
             self._stack.close()
             raise
@@ -219,15 +220,7 @@ def _insist(node: Node, *command: Any) -> None:
             return False
         return True
 
-    _until(accepted)
-
-
-def _until(condition: Any, within: float = 15.0) -> None:
-    deadline = time.monotonic() + within
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"not within {within} s")
-        time.sleep(0.02)
+    eventually(accepted)
 
 
 def _port_with_a_bus() -> int:

@@ -14,6 +14,7 @@ from ratelimit_mw.model import Ask
 from ratelimit_mw.stores.cluster import ClusterStore
 from tests.cluster.nodes import NODE_TIMEOUT, keys_in
 from tests.stores.contract import ALL, quota
+from tests.support.patience import at_most, eventually, three_tries
 
 SHARES = ((0, 5_461), (5_462, 10_923), (10_924, 16_383))
 
@@ -159,7 +160,7 @@ def test_a_forgotten_script_is_sent_again(cluster, store):
 def test_the_seeds_that_are_gone_hurt_nobody_for_long(cluster, way):
     store = Asking(way, ClusterStore(f"redis+cluster://127.0.0.1:1,{cluster.url.partition('://')[2]}", timeout=1))
     ask = Ask("d:r:{x}", quota(5))
-    _eventually(lambda: _decided(store, ask))
+    eventually(lambda: _decided(store, ask))
     assert store.decide([ask]).outcomes[0].remaining == 3
     store.store.close()
 
@@ -266,7 +267,7 @@ def test_a_slot_that_moves_under_load_fails_no_request_and_loses_no_count(cluste
     target = cluster.master_of(SHARES[1][0] + 5)
     # Two counters in each request: while the slot moves, one of them may be on either side.
     requests = [[Ask(f"d:{name}{n}:{{{tag}", quota(400)) for n in range(2)] for name in "abcdef"]
-    with Load(cluster.url, requests) as load:
+    with Load(cluster.url, requests, timeout=5) as load:
         for here, there in ((source, target), (target, source)):
             time.sleep(0.2)
             cluster.begin_moving(_slot(key), here, there)
@@ -274,7 +275,7 @@ def test_a_slot_that_moves_under_load_fails_no_request_and_loses_no_count(cluste
             cluster.move_keys(_slot(key), here, there, pause=0.003)
             time.sleep(0.05)
             cluster.end_moving(_slot(key), here, there)
-        _eventually(lambda: sum(load.admitted.values()) >= 400 * len(requests))
+        eventually(lambda: sum(load.admitted.values()) >= 400 * len(requests))
     assert load.failures == []
     assert set(load.admitted.values()) == {400}
 
@@ -282,7 +283,7 @@ def test_a_slot_that_moves_under_load_fails_no_request_and_loses_no_count(cluste
 def test_a_request_that_comes_first_while_its_slot_moves_is_counted_where_it_goes(cluster, way):
     key = key_of(0)
     source, target = cluster.master_of(_slot(key)), cluster.master_of(SHARES[1][0] + 5)
-    store = Asking(way, ClusterStore(cluster.url, timeout=1))
+    store = Asking(way, ClusterStore(cluster.url, timeout=5))
     store.decide([Ask(key, quota(5))])
     source.admin.delete(key)
     cluster.begin_moving(_slot(key), source, target)
@@ -305,12 +306,12 @@ class TestFailover:
     def test_a_killed_master_costs_no_exception_and_its_replica_goes_on(self, fresh_cluster):
         requests = [[Ask(key, quota(500))] for master in range(3) for key in _keys_on(master, 3)]
         with Load(fresh_cluster.url, requests, timeout=0.3) as load:
-            _eventually(lambda: sum(load.admitted.values()) > 300)
+            eventually(lambda: sum(load.admitted.values()) > 300)
             fresh_cluster.nodes[0].kill()
             killed = time.monotonic()
             fresh_cluster.settle_without(fresh_cluster.nodes[0])
             promoted = time.monotonic()
-            _eventually(lambda: all(count >= 500 for count in load.admitted.values()))
+            eventually(lambda: all(count >= 500 for count in load.admitted.values()))
             time.sleep(1.2)
             late = [failure for failure in load.failures if failure[0] > promoted + 2]
         numbers = {number for _, number, _ in load.failures}
@@ -330,11 +331,7 @@ class TestFailover:
         fresh_cluster.nodes[0].kill()
         with pytest.raises(StoreUnavailable):
             store.decide(asks)  # the living shard allows, and the dead one's on_error says what becomes of it
-        began = time.monotonic()
-        for _ in range(20):
-            with pytest.raises(StoreUnavailable):
-                store.decide(asks[:1])
-        assert time.monotonic() - began < 0.2, "while the shard is away nobody waits for it"
+        _nobody_waits_for(store, asks[0])
         for _ in range(5):
             reply = store.decide(asks)
             assert not reply.admits(asks), "what the living shard denies is denied"
@@ -343,41 +340,38 @@ class TestFailover:
             assert not reply.admits(asks)
         assert not store.decide(asks[1:]).admits(asks[1:])
         fresh_cluster.nodes[0].start(*fresh_cluster.nodes[0].arguments)
-        _eventually(lambda: _decided(store, asks[0]), within=5)
+        eventually(lambda: _decided(store, asks[0]))
         store.close()
         assert [record.message.split()[3] for record in caplog.records] == ["away", "back:"]
 
+    @three_tries
     def test_a_node_that_hangs_holds_up_its_own_requests_alone(self, fresh_cluster):
         store = ClusterStore(fresh_cluster.url, timeout=0.2)
         stuck, fine = Ask(key_of(2), quota(1_000)), Ask(key_of(1), quota(1_000))
         for ask in (stuck, fine):  # however slowly the machine connects
-            _eventually(lambda ask=ask: _decided(store, ask))
+            eventually(lambda ask=ask: _decided(store, ask))
         fresh_cluster.nodes[5].kill()
         fresh_cluster.nodes[2].pause()
         try:
-            began = time.monotonic()
-            with pytest.raises(StoreUnavailable):
-                store.decide([stuck])
-            assert time.monotonic() - began < 0.4
-            began = time.monotonic()
-            for _ in range(100):
-                assert _decided(store, fine)
+            with at_most(0.4):
                 assert not _decided(store, stuck)
-            assert time.monotonic() - began < 1
+            with at_most(1):
+                for _ in range(100):
+                    assert _decided(store, fine)
+                    assert not _decided(store, stuck)
         finally:
             fresh_cluster.nodes[2].resume()
-        began = time.monotonic()
-        _eventually(lambda: _decided(store, stuck))
-        assert time.monotonic() - began < 2
+        with at_most(2):
+            eventually(lambda: _decided(store, stuck))
         store.close()
 
     def test_a_master_that_steps_down_is_followed(self, fresh_cluster, way):
-        store = Asking(way, ClusterStore(fresh_cluster.url, timeout=1))
+        store = Asking(way, ClusterStore(fresh_cluster.url, timeout=5))
         asks = [[Ask(key, quota(10))] for key in _keys_on(0, 5)]
         for ask in asks:
             store.decide(ask)
         fresh_cluster.nodes[3].admin.execute_command("CLUSTER", "FAILOVER")
-        _eventually(lambda: fresh_cluster.nodes[0].admin.info("replication")["role"] == "slave")
+        eventually(lambda: fresh_cluster.nodes[0].admin.info("replication")["role"] == "slave")
         assert [store.decide(ask).outcomes[0].remaining for ask in asks] == [8] * 5
         store.store.close()
 
@@ -407,6 +401,13 @@ def test_a_cluster_that_was_never_there_is_away():
     store.close()
 
 
+@three_tries
+def _nobody_waits_for(store, ask):
+    """While its shard is away."""
+    with at_most(0.2):
+        assert not any(_decided(store, ask) for _ in range(20))
+
+
 def _decided(store, ask):
     try:
         store.decide([ask])
@@ -424,10 +425,3 @@ def _slot(key):
     from redis.crc import key_slot
 
     return key_slot(key.encode())
-
-
-def _eventually(condition, within=15.0):
-    deadline = time.monotonic() + within
-    while not condition():
-        assert time.monotonic() < deadline, "it never came"
-        time.sleep(0.02)

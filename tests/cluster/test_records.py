@@ -6,7 +6,8 @@ from ratelimit_mw import RateLimiter
 from ratelimit_mw.rules.document import Document
 from ratelimit_mw.sources.database import RulesDatabase
 from ratelimit_mw.stores.records import open_records
-from tests.rules.living import eventually, limit_of, text
+from tests.rules.living import limit_of, text
+from tests.support.patience import eventually
 
 RULES = {"domain": "d", "reload": "1h", "rules": [{"name": "r", "by": "ip", "limit": "5 per hour"}]}
 
@@ -25,7 +26,7 @@ def test_overrides_reach_the_other_processes(url):
             other.overrides.set({"ip": "192.0.2.1"}, rule="r", limit=f"{number} per hour")
             return limit_of(one) == number
 
-        eventually(lambda: reached(9), within=10, every=0.05)
+        eventually(lambda: reached(9), every=0.05)
         assert other.overrides.remove({"ip": "192.0.2.1"}, rule="r")
         eventually(lambda: limit_of(one) == 5)
 
@@ -50,7 +51,7 @@ def test_nodes_that_are_gone_are_passed_over(fresh_cluster):
     records = open_records(fresh_cluster.url)
     records.write("k", {"a": "1"})
     fresh_cluster.nodes[0].kill()
-    eventually(lambda: _written(records), within=15, every=0.1)
+    eventually(lambda: _written(records), every=0.1)
     records.close()
 
 

@@ -14,12 +14,13 @@ from ratelimit_mw.model import SECOND, Ask, Quota
 from ratelimit_mw.settings import StorageSettings
 from ratelimit_mw.stores import open_store
 from ratelimit_mw.stores.sentinel import Sentinels
+from tests.support.patience import eventually
 
 ASK = Ask("d:r:{x}", Quota("fixed_window", 100, 3_600 * SECOND))
 LIMIT = 300
 
 
-def opened(url, timeout=1.0):
+def opened(url, timeout=5.0):
     return open_store(StorageSettings(url=url, timeout=timeout))
 
 
@@ -33,14 +34,6 @@ def answers(store, way):
         return remaining(store, way)
     except StoreUnavailable:
         return None
-
-
-def eventually(condition, within=60.0):
-    deadline = time.monotonic() + within
-    while not (result := condition()):
-        assert time.monotonic() < deadline, "it never came"
-        time.sleep(0.02)
-    return result
 
 
 @pytest.mark.parametrize("way", ["threads", "tasks"])

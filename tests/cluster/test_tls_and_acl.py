@@ -5,7 +5,6 @@ The wheels' servers speak no TLS, so each has a proxy before it that does, and n
 
 import asyncio
 import ssl
-import time
 from contextlib import ExitStack
 
 import pytest
@@ -18,6 +17,7 @@ from ratelimit_mw.settings import StorageSettings
 from ratelimit_mw.stores import open_store
 from ratelimit_mw.stores.records import open_records
 from tests.cluster.nodes import keys_in
+from tests.support.patience import eventually
 from tests.support.proxy import Proxy
 
 QUOTA = Quota("fixed_window", 100, 3_600 * SECOND)
@@ -67,13 +67,6 @@ def answers_only(url, *, to, over):
         with pytest.raises(StoreUnavailable):
             store.decide([Ask(to[0], QUOTA)])
         store.close()
-
-
-def eventually(condition):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "it never came"
-        time.sleep(0.02)
 
 
 def test_tls_to_the_sentinels_and_to_their_master(fresh_sentinels, authority):

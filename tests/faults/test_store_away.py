@@ -12,7 +12,6 @@ import textwrap
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from subprocess import PIPE
 
 import pytest
@@ -21,6 +20,7 @@ from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import Ask, Quota
 from ratelimit_mw.stores.redis import RedisStore
 from tests.support.apps import ROOT
+from tests.support.patience import at_most, eventually, three_tries
 from tests.support.processes import end, spawn
 from tests.support.proxy import Proxy
 from tests.support.servers import BINARIES, Server
@@ -164,30 +164,32 @@ def hold_again(client, within=2.0):
     return time.monotonic() - start
 
 
-@contextmanager
-def at_most(seconds):
-    start = time.monotonic()
-    yield
-    assert time.monotonic() - start < seconds
+def connect(client, caplog):
+    """However slowly the machine connects."""
+    eventually(client.one)
+    caplog.clear()
 
 
 @pytest.mark.parametrize("fault", FAULTS)
+@three_tries
 def test_it_goes_away_and_comes_back(client_of, fresh_server, proxy, caplog, fault):
     breaks, heals = fault
     client = client_of(proxy.url)
-    assert client.one() is not None
+    connect(client, caplog)
     assert None not in client.many()
     assert lines(caplog) == []
     breaks(fresh_server, proxy)
-    with at_most(0.4):
-        for _ in range(3):
-            assert client.many() == [None] * 20
-    with at_most(0.1):  # a hundred decisions
-        for _ in range(5):
-            assert client.many() == [None] * 20
-    time.sleep(0.6)  # probes come and fail meanwhile
-    assert client.one() is None
-    heals(fresh_server, proxy)
+    try:
+        with at_most(0.4):
+            for _ in range(3):
+                assert client.many() == [None] * 20
+        with at_most(0.1):  # a hundred decisions
+            for _ in range(5):
+                assert client.many() == [None] * 20
+        time.sleep(0.6)  # probes come and fail meanwhile
+        assert client.one() is None
+    finally:
+        heals(fresh_server, proxy)
     hold_again(client)
     for _ in range(5):
         assert None not in client.many()
@@ -216,13 +218,9 @@ def test_it_is_not_there_from_the_start(client_of, fresh_server, proxy, caplog, 
         url = url.replace("//", "//:wrong@")
     else:
         fresh_server.pause()
+    _nobody_waits_for(lambda: client_of(url))
     client = client_of(url)
-    with at_most(0.4):
-        for _ in range(3):
-            assert client.many() == [None] * 20
-    with at_most(0.1):
-        for _ in range(5):
-            assert client.many() == [None] * 20
+    assert client.one() is None
     if fault == "refused":
         fresh_server.start()
     elif fault == "black hole":
@@ -235,17 +233,29 @@ def test_it_is_not_there_from_the_start(client_of, fresh_server, proxy, caplog, 
     assert "wrong" not in "".join(lines(caplog))
 
 
+@three_tries
+def _nobody_waits_for(new_client):
+    """A client that has never seen its store."""
+    client = new_client()
+    with at_most(0.4):
+        for _ in range(3):
+            assert client.many() == [None] * 20
+    with at_most(0.1):
+        for _ in range(5):
+            assert client.many() == [None] * 20
+
+
 def test_a_handshake_longer_than_the_deadline_ends_all_the_same(client_of, proxy):
-    """Each way takes 40 ms: a decision needs 80 ms of its 150, and connecting several times as long."""
-    proxy.delay(0.04)
-    client = client_of(proxy.url, timeout=0.15)
+    """Each way takes 100 ms: a decision needs 200 ms of its 380, half of which it keeps when it has to connect."""
+    proxy.delay(0.1)
+    client = client_of(proxy.url, timeout=0.38)
     assert client.one() is None
-    hold_again(client)
+    eventually(client.one)
     assert None not in [client.one() for _ in range(5)]
 
 
 def test_a_reply_lost_after_the_commit_is_counted_once(client_of, fresh_server, proxy):
-    client = client_of(proxy.url)
+    client = client_of(proxy.url, timeout=5)
     assert client.one().outcomes[0].remaining == 999_999
     proxy.drop_reply(times=1)
     assert client.one() is None
@@ -255,7 +265,7 @@ def test_a_reply_lost_after_the_commit_is_counted_once(client_of, fresh_server, 
 
 
 def test_a_key_of_another_type_spoils_only_its_own_request(client_of, fresh_server, caplog):
-    client = client_of(fresh_server.url)
+    client = client_of(fresh_server.url, timeout=5)
     fresh_server.admin.lpush("d:spoilt:{x}", "1")
     spoilt = Ask("d:spoilt:{x}", Quota("token_bucket", 5, 1_000_000, 5))
 
@@ -274,7 +284,7 @@ def test_a_key_of_another_type_spoils_only_its_own_request(client_of, fresh_serv
 
 
 def test_a_user_who_may_not_write_is_let_pass_and_told_once(client_of, fresh_server, caplog):
-    client = client_of(fresh_server.url)
+    client = client_of(fresh_server.url, timeout=5)
     fresh_server.admin.execute_command("ACL", "SETUSER", "default", "-set")
     assert client.many() == [None] * 20
     assert "'set'" in lines(caplog)[0]
@@ -287,7 +297,7 @@ def test_a_user_who_may_not_write_is_let_pass_and_told_once(client_of, fresh_ser
 def test_every_version_says_so_in_its_own_words(binary, client_of, caplog):
     """Error texts differ by version: with the script's line, or without."""
     with Server(binary) as server:
-        client = client_of(server.url)
+        client = client_of(server.url, timeout=5)
         server.admin.lpush("d:spoilt:{x}", "1")
         for name in ("fixed_window", "sliding_log"):
             with pytest.raises(StoreUnavailable, match="WRONGTYPE"):
@@ -304,7 +314,9 @@ def test_every_version_says_so_in_its_own_words(binary, client_of, caplog):
 def test_a_loop_held_up_while_replies_wait_opens_nothing(any_server, caplog):
     async def main():
         store = RedisStore(any_server.url, timeout=0.1)
-        await store.adecide(ASKS)
+        while await aattempt(store) is None:  # noqa: ASYNC110  however slowly the machine connects
+            await asyncio.sleep(0.05)
+        caplog.clear()
         for _ in range(5):
             decision = asyncio.create_task(store.adecide(ASKS))
             await asyncio.sleep(0)
@@ -325,11 +337,17 @@ def test_a_process_that_was_stopped_for_a_while_opens_nothing(any_server):
     """A laptop's sleep, a debugger: the threads find their replies waiting."""
     code = """
         import sys, threading, time
+        from ratelimit_mw.errors import StoreUnavailable
         from ratelimit_mw.model import Ask, Quota
         from ratelimit_mw.stores.redis import RedisStore
         store = RedisStore(sys.argv[1], timeout=0.1)
         asks = [Ask("d:r:{x}", Quota("fixed_window", 1_000_000_000, 3_600_000_000))]
-        store.decide(asks)
+        while True:  # however slowly the machine connects
+            try:
+                store.decide(asks)
+                break
+            except StoreUnavailable:
+                time.sleep(0.05)
         end = time.monotonic() + 3
         def load():
             while time.monotonic() < end:

@@ -1,16 +1,5 @@
 """What the tests of living rules have in common."""
 
-import time
-
-
-def eventually(what, within=5.0, every=0.005):
-    """Return once `what()` is true; what is never so fails the test."""
-    deadline = time.monotonic() + within
-    while not (found := what()):
-        assert time.monotonic() < deadline, "it did not come about in time"
-        time.sleep(every)
-    return found
-
 
 def text(limit="5 per minute", *, domain="d", name="a", **more):
     """A file of one rule by ip; `more` are further sections, as flow mappings."""

@@ -11,8 +11,9 @@ import pytest
 from ratelimit_mw import ConfigurationError, RateLimiter
 from ratelimit_mw.rules.document import Document
 from ratelimit_mw.sources.database import RulesDatabase
-from tests.rules.living import eventually, text
+from tests.rules.living import text
 from tests.support.apps import gunicorn, uvicorn
+from tests.support.patience import eventually
 
 # Says what was decided by; and on stderr, when each worker took up each version.
 ASGI = """
@@ -184,7 +185,7 @@ def test_gunicorn_s_workers_watch_for_themselves_after_a_preload(tmp_path, optio
         assert set(answers().values()) == {"old"}
         (tmp_path / "new").write_text(text("5000 per minute", reload="100ms", name="new"))
         (tmp_path / "new").replace(file)
-        eventually(lambda: (found := answers()) and len(found) == 2 and set(found.values()) == {"new"}, within=10)
+        eventually(lambda: (found := answers()) and len(found) == 2 and set(found.values()) == {"new"})
 
 
 def test_an_async_function_that_a_reload_brings_is_refused_under_wsgi(tmp_path):

@@ -12,8 +12,9 @@ from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.rules.load import load
 from ratelimit_mw.rules.ruleset import BLOCKED
 from tests.rules.corpus import request
-from tests.rules.living import eventually, limit_of
+from tests.rules.living import limit_of
 from tests.shells.asking import exchange, http_scope
+from tests.support.patience import eventually
 
 case = pytest.param
 

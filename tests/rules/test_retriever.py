@@ -17,7 +17,8 @@ from ratelimit_mw.rules.document import Document
 from ratelimit_mw.rules.load import load_documents
 from ratelimit_mw.sources.database import RulesDatabase
 from ratelimit_mw.sources.retriever import Retriever
-from tests.rules.living import eventually, limit_of, text
+from tests.rules.living import limit_of, text
+from tests.support.patience import eventually
 
 case = pytest.param
 
@@ -44,7 +45,7 @@ def watches():
 
 @pytest.fixture(autouse=True)
 def _none_of_another_test():
-    eventually(lambda: watches() == 0, within=10)
+    eventually(lambda: watches() == 0)
 
 
 def replaced(file, content):

@@ -20,7 +20,7 @@ from pathlib import Path
 from tests.support.processes import end, spawn
 
 ROOT = Path(__file__).resolve().parents[2]
-READY_WITHIN = 30.0
+READY_WITHIN = 60.0
 
 
 class AppExited(Exception):

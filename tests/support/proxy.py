@@ -140,13 +140,13 @@ class Proxy:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        assert self._listening.wait(5), "the proxy does not listen"
+        assert self._listening.wait(60), "the proxy does not listen"
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         assert self._done is not None
         self._loop.call_soon_threadsafe(self._done.set)
-        self._thread.join(5)
+        self._thread.join(60)
         assert not self._thread.is_alive(), "the proxy does not stop"
 
     @property

@@ -1,0 +1,42 @@
+"""What tests do on a machine that is busy with something else: they wait for long, and time things more than once."""
+
+import functools
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+WITHIN = 60.0
+
+
+def eventually(condition: Callable[[], Any], within: float = WITHIN, every: float = 0.01) -> Any:
+    """Return what `condition()` is once it is true; what is never so fails the test."""
+    deadline = time.monotonic() + within
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"it did not come about within {within:g} s"
+        time.sleep(every)
+    return found
+
+
+@contextmanager
+def at_most(seconds: float) -> Iterator[None]:
+    """What is within has to take less than that."""
+    start = time.monotonic()
+    yield
+    took = time.monotonic() - start
+    assert took < seconds, f"{took:.3f} s"
+
+
+def three_tries(test: Callable[..., Any]) -> Callable[..., Any]:
+    """A test of what takes how long: it fails where it fails three times, for the machine may have been held up."""
+
+    @functools.wraps(test)
+    def tried(*args: Any, **options: Any) -> Any:
+        for _ in range(2):
+            try:
+                return test(*args, **options)
+            except AssertionError:
+                continue
+        return test(*args, **options)
+
+    return tried
