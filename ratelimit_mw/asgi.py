@@ -10,6 +10,7 @@ from typing import Any
 
 from ratelimit_mw.asgi_messages import Messages
 from ratelimit_mw.asgi_response import Following
+from ratelimit_mw.deferral.asgi import Deferral, respond
 from ratelimit_mw.handle import AsyncHandle
 from ratelimit_mw.identity.asgi import AsgiRequest
 from ratelimit_mw.identity.request import Request
@@ -68,6 +69,7 @@ class RateLimitMiddleware:
         self._lifespan = app
         try:
             used = given_or_made(config, limiter, storage)
+            used.require(used.deferrals.require)
         except Exception as error:
             if not _inside_lifespan():
                 raise
@@ -76,7 +78,8 @@ class RateLimitMiddleware:
         if limiter is None:
             self._lifespan = closing(app, used)
         self._limiter = used
-        self._engine = used.engine
+        self._engine = engine = used.engine
+        self._deferral = Deferral(app, used.deferrals, lambda rules: engine.planner.meter(rules).load())
         self._current = used.engine.current
         self._latest = used.response, _answers(used.rules)
 
@@ -87,17 +90,22 @@ class RateLimitMiddleware:
             await (self._lifespan if kind == "lifespan" else self.app)(scope, receive, send)
             return
         rules = self._current()  # once: the request goes by one version of the rules from beginning to end
-        meter = self._entered(rules) if rules.elastic else None
+        meter = self._entered(rules) if rules.metered else None
         try:
             request = AsgiRequest(scope)
-            verdict = await self._engine.adecide(request, rules=rules)
+            replayed = rules.deferring and self._deferral.admits(request, rules)
+            verdict = Verdict((), None) if replayed else await self._engine.adecide(request, rules=rules)
             scope["ratelimit"] = handle = AsyncHandle(verdict, self._limiter, request, rules)
             answered, answers = self._latest
             if answered is not rules.response:  # which each version has anew
                 answers = _answers(rules)
                 self._latest = rules.response, answers
             if not verdict.allowed:
-                await _deny(answers, verdict, request, send)
+                page = await self._deferral.put_off(verdict, rules, request, receive) if rules.deferring else None
+                if page is None:
+                    await _deny(answers, verdict, request, send)
+                else:
+                    await respond(page, "", _beside(answers, handle, send) if answers.rated else send)
                 return
             if (verdict.binding >= 0 or rules.demanding) and answers.rated:
                 send = _beside(answers, handle, send)
@@ -105,21 +113,24 @@ class RateLimitMiddleware:
                 messages = Messages(self._engine, rules, request, receive, send)
                 receive, send = messages.receive, messages.send
             if rules.settling and (account := self._engine.settlement.account(verdict)).settles:
-                serve = partial(self._serve, verdict, scope, receive)
+                serve = partial(self._serve, verdict, request, rules, receive)
                 await Following(self._engine.settlement, account, send).serve(serve)
-            elif verdict.delay:
-                await self._serve(verdict, scope, receive, send)
+            elif verdict.delay or rules.deferring:
+                await self._serve(verdict, request, rules, receive, send)
             else:
                 await self.app(scope, receive, send)
         finally:
             if meter is not None:
                 meter.left()
 
-    async def _serve(self, verdict: Verdict, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _serve(self, verdict: Verdict, request: AsgiRequest, rules: Rules, receive: Receive, send: Send) -> None:
         """Let the app respond when the request's turn has come."""
         if verdict.delay:
             await asyncio.sleep(verdict.delay / SECOND)
-        await self.app(scope, receive, send)
+        if rules.deferring:
+            await self._deferral.serve(rules, request, receive, send)
+        else:
+            await self.app(request.context, receive, send)
 
     def _entered(self, rules: Rules) -> Meter:
         """The meter of the process's load, which has seen the request come."""

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from ratelimit_mw.clock import Clock
+from ratelimit_mw.deferral.front import Front
 from ratelimit_mw.engine import Engine
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.explaining import Question
@@ -49,6 +50,8 @@ class RateLimiter:
             retriever.keep_overrides(open_records(self._storage.url))
         self.engine = Engine(retriever, self._storage, clock)
         """What the middlewares ask: it takes requests, and gives verdicts."""
+        self.deferrals = Front(self._storage.url, clock)
+        """The queue of requests that were put off, where rules say `on_limit: defer`."""
         self.overrides = OverrideList(retriever, clock)
         """What holds for single clients instead of the rules, changed at run time: limits, blocks, exemptions."""
         self.shadow_denials: Counter[str] = self.engine.shadows.denials
@@ -158,11 +161,13 @@ class RateLimiter:
     def close(self) -> None:
         """Look for newer rules no more, and let go of the store's connections, unless the store was handed in."""
         self._retriever.stop()
+        self.deferrals.close()
         self._storage.close()
 
     async def aclose(self) -> None:
         """The awaitable twin of `close`."""
         self._retriever.stop()
+        self.deferrals.close()
         await self._storage.aclose()
 
     def __enter__(self) -> Self:

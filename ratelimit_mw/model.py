@@ -116,7 +116,8 @@ class Rule:
     of a process may be waiting for a turn when a request is to wait for one of this rule's.
 
     What a response means is known afterwards: with `counts`, what a request took stays taken if its status is one of
-    these, and with `cost_after` a request takes as much as that finds in the response's headers.
+    these, and with `cost_after` a request takes as much as that finds in the response's headers. What a rule that
+    `defers` denies is put off, if it can be.
 
     With `messages` the rule counts the messages of WebSockets, not requests; it says what becomes of a socket past it.
     """
@@ -126,6 +127,7 @@ class Rule:
     shadow: bool = False
     quota: str = ""
     max_waiting: int = 4
+    defers: bool = False
     counts: frozenset[int] | None = None
     messages: Literal["close", "drop"] | None = None
     cost_after: "CostAfter | None" = field(default=None, compare=False, repr=False)

@@ -52,6 +52,26 @@ class LoadSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class DeferSettings:
+    """How requests are put off that a rule with `on_limit: defer` would deny.
+
+    `path` is the folder of the pages that tell what became of them. At most `max_length` lie in the queue, `max_each`
+    of one identity, each with at most `max_body` bytes; they wait `keep` seconds at most, and what became of them is
+    known for so long. `headers` are those that are kept (lower case), None: all. What fails `max_attempts` times is
+    parked. They are tried while the load is below `below`.
+    """
+
+    path: str = "/.ratelimit/deferred"
+    max_length: int = 1_000
+    max_each: int = 100
+    max_body: int = 65_536
+    max_attempts: int = 5
+    keep: float = 86_400.0
+    below: float = 0.7
+    headers: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ResponseSettings:
     """What a denied client is told. `message` may hold {ip} {rule} {limit} {retry_after}."""
 

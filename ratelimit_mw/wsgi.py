@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any
 from wsgiref.types import StartResponse, WSGIApplication
 
+from ratelimit_mw.deferral.wsgi import Deferral, respond
 from ratelimit_mw.errors import ConfigurationError, Problem
 from ratelimit_mw.handle import BlockingHandle
 from ratelimit_mw.identity.wsgi import DjangoRequest, WsgiRequest
@@ -17,6 +18,7 @@ from ratelimit_mw.middleware import given_or_made
 from ratelimit_mw.response import Answers, phrase
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.stores import Store
+from ratelimit_mw.verdict import Verdict
 from ratelimit_mw.wsgi_response import Following
 
 # Named here, for the annotations of a function made for each request are evaluated for each request.
@@ -54,16 +56,18 @@ class RateLimitMiddleware:
     ) -> None:
         used = given_or_made(config, limiter, storage)
         used.require(_refuse_awaited)
+        used.require(used.deferrals.require)
         self.app = app
         self._request = DjangoRequest if _is_django(app) else WsgiRequest
         self._limiter = used
-        self._engine = used.engine
+        self._engine = engine = used.engine
+        self._deferral = Deferral(app, used.deferrals, lambda rules: engine.planner.meter(rules).load())
         self._latest = used.response, _answers(used.rules)
 
     def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         """Serve one request."""
         rules = self._engine.current()  # once: the request goes by one version of the rules from beginning to end
-        if not rules.elastic:
+        if not rules.metered:
             return self._serve(rules, environ, start_response)
         meter = self._engine.planner.meter(rules)
         meter.arrived(WSGI_CAPACITY)
@@ -75,23 +79,29 @@ class RateLimitMiddleware:
     def _serve(self, rules: Rules, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         request = self._request(environ)
         engine = self._engine
-        if rules.elastic and (waited := time_in_queue(request, rules.attributes.from_proxy)):
+        if rules.metered and (waited := time_in_queue(request, rules.attributes.from_proxy)):
             engine.planner.meter(rules).queued(waited)
-        verdict = engine.decide_in_turn(request, rules=rules)
+        replayed = rules.deferring and self._deferral.admits(request, rules)
+        verdict = Verdict((), None) if replayed else engine.decide_in_turn(request, rules=rules)
         environ["ratelimit.decision"] = handle = BlockingHandle(verdict, self._limiter, request, rules)
         answered, answers = self._latest
         if answered is not rules.response:  # which each version has anew
             answers = _answers(rules)
             self._latest = rules.response, answers
         if not verdict.allowed:
+            if rules.deferring and (page := self._deferral.put_off(verdict, rules, request)):
+                return respond(page, "", _beside(answers, handle, start_response) if answers.rated else start_response)
             status, headers, body = answers.denial(verdict, request)
             start_response(f"{status} {phrase(status)}", headers)
             return [body]
         if (verdict.binding >= 0 or rules.demanding) and answers.rated:
             start_response = _beside(answers, handle, start_response)
+        app: WSGIApplication = self.app
+        if rules.deferring:
+            app = lambda _, start_response: self._deferral.serve(rules, request, start_response)  # noqa: E731
         if rules.settling and (account := engine.settlement.account(verdict)).settles:
-            return Following(engine.settlement, account, start_response).serve(partial(self.app, environ))
-        return self.app(environ, start_response)
+            return Following(engine.settlement, account, start_response).serve(partial(app, environ))
+        return app(environ, start_response)
 
 
 def _beside(answers: Answers[str], handle: BlockingHandle, start_response: StartResponse) -> StartResponse:

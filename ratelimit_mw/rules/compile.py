@@ -18,7 +18,7 @@ from ratelimit_mw.rules.ruleset import CompiledRule, RuleSet
 from ratelimit_mw.rules.schema import File, node_at, place_of
 from ratelimit_mw.rules.throttle import most
 from ratelimit_mw.rules.tree import Map, Node, Place, Problems, nearest, quoted
-from ratelimit_mw.settings import ResponseSettings, StorageSettings
+from ratelimit_mw.settings import DeferSettings, ResponseSettings, StorageSettings
 
 _MAX_WAITING = Rule("").max_waiting
 
@@ -58,6 +58,7 @@ def compile_rules(
         rules=rules,
         exempt=exempt,
         load=file.load,
+        defer=_compile_defer(file),
         overrides=compile_overrides(file, tree, attributes, problems),
         recompiler=Recompiler(file),
         reload=file.reload,
@@ -83,6 +84,7 @@ def _compile_rule(  # noqa: PLR0917 - all of them are needed, and nothing else
             section.on_error or file.storage.on_error,
             section.shadow,
             max_waiting=_MAX_WAITING if section.max_waiting is None else section.max_waiting,
+            defers=section.on_limit == "defer",
             counts=section.count,
             messages=section.messages,
             cost_after=cost_after(section.cost),
@@ -97,6 +99,11 @@ def _compile_rule(  # noqa: PLR0917 - all of them are needed, and nothing else
         on_demand=section.on_demand,
         replaces=frozenset(other for other, rule in enumerate(file.rules) if rule.name in replaced),
     )
+
+
+def _compile_defer(file: File) -> DeferSettings:
+    headers = file.defer.headers
+    return DeferSettings(**{**dict(file.defer), "headers": headers and tuple(name.lower() for name in headers)})
 
 
 def _check_names(file: File, tree: Map, problems: Problems) -> None:

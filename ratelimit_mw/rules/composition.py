@@ -16,7 +16,7 @@ from ratelimit_mw.rules.source import parse
 from ratelimit_mw.rules.tree import Items, Map, Problems, kind, quoted
 from ratelimit_mw.rules.wrong import Wrong
 
-SHARED = ("storage", "client", "response", "load", "reload")
+SHARED = ("storage", "client", "response", "load", "defer", "reload")
 """The sections that stand in one file only, and hold for all."""
 
 _OF_A_FRAME = ("domain", *SHARED, "rules")

@@ -7,6 +7,7 @@ from urllib.parse import quote
 from ratelimit_mw.algorithms.concurrency import BUCKETS, PERIOD
 from ratelimit_mw.model import SECOND, Quota
 from ratelimit_mw.rules.consistency import check_consistency
+from ratelimit_mw.rules.deferring import check_deferring
 from ratelimit_mw.rules.limit_forms import Stated
 from ratelimit_mw.rules.limits import DAY, Window, spell
 from ratelimit_mw.rules.ruleset import Counter
@@ -99,6 +100,7 @@ def check_limits(rule: RuleSection, node: Node, problems: Problems) -> None:
     _check_waiting(rule, node, problems)
     check_consistency(rule, node, problems)
     check_settling(rule, node, problems)
+    check_deferring(rule, node, problems)
     for window, place in rule.limit.all():
         fault = _window_fault(rule, window)
         if fault is not None:

@@ -37,9 +37,12 @@ class Domains:
                 self.attributes.reader(name)
         self.rules = tuple(rule for part in parts for rule in part.rules)
         self.load = first.load
+        self.defer = first.defer
         self.elastic = any(part.elastic for part in parts)
         self.waiting = any(part.waiting for part in parts)
         self.settling = any(part.settling for part in parts)
+        self.deferring = any(part.deferring for part in parts)
+        self.metered = any(part.metered for part in parts)
         self.demanding = any(part.demanding for part in parts)
         self.messages: Domains | None = _of_messages(parts)
         self.plans = _remembering(parts)

@@ -20,7 +20,7 @@ from ratelimit_mw.rules.descriptors import Descriptors
 from ratelimit_mw.rules.match import NO_PARAMETERS, PathMatcher
 from ratelimit_mw.rules.overrides import Held, Overrides
 from ratelimit_mw.rules.templates import Template
-from ratelimit_mw.settings import ClientSettings, LoadSettings, ResponseSettings, StorageSettings
+from ratelimit_mw.settings import ClientSettings, DeferSettings, LoadSettings, ResponseSettings, StorageSettings
 
 Weigh = Callable[[Request], int]
 """From a request to its cost."""
@@ -110,6 +110,7 @@ class RuleSet:
         descriptors: Descriptors | None = None,
         warnings: tuple[Problem, ...] = (),
         load: LoadSettings | None = None,
+        defer: DeferSettings | None = None,
         overrides: tuple[Held, ...] = (),
         recompiler: Recompiling | None = None,
         reload: float | None = None,
@@ -127,6 +128,7 @@ class RuleSet:
         self.descriptors = descriptors
         self.warnings = warnings
         self.load = load or LoadSettings()
+        self.defer = defer or DeferSettings()
         quotas = [quota for rule in rules for quota in rule.quotas]
         self.elastic = any(quota.elastic for quota in quotas)
         """Whether some limit goes by the load."""
@@ -136,6 +138,10 @@ class RuleSet:
             quota.algorithm == "concurrency" for quota in quotas
         )
         """Whether something is settled only when a response is known, or has ended."""
+        self.deferring = any(rule.rule.defers for rule in rules)
+        """Whether some request may be put off instead of denied."""
+        self.metered = self.elastic or self.deferring
+        """Whether something goes by the load."""
         self.demanding = any(rule.on_demand for rule in rules)
         """Whether some rule is asked for by the app only."""
         self.recompiler = recompiler

@@ -190,6 +190,27 @@ class Response(_Section):
     documentation_url: Annotated[str | None, PlainValidator(values.link), WithJsonSchema(_TEXT)] = None
 
 
+class Defer(_Section):
+    """How requests are put off that a rule with `on_limit: defer` would deny."""
+
+    path: Annotated[str, PlainValidator(values.folder), WithJsonSchema(_TEXT)] = "/.ratelimit/deferred"
+    max_length: Annotated[int, Field(ge=1, le=1_000_000), WHOLE] = 1_000
+    max_each: Annotated[int, Field(ge=1, le=1_000_000), WHOLE] = 100
+    max_body: Annotated[int, Field(ge=0, le=16_777_216), WHOLE] = 65_536
+    max_attempts: Annotated[int, Field(ge=1, le=100), WHOLE] = 5
+    keep: Annotated[
+        float, PlainValidator(values.lasting), WithJsonSchema({**_TEXT, "default": "1d", "examples": ["1h", "2 days"]})
+    ] = Field(default_factory=lambda: 86_400.0)
+    below: Annotated[
+        float, PlainValidator(values.share), WithJsonSchema({"type": "number", "exclusiveMinimum": 0, "maximum": 1})
+    ] = 0.7
+    headers: Annotated[
+        tuple[str, ...] | None,
+        PlainValidator(values.each(values.header_name, empty=True)),
+        WithJsonSchema(_or_list(_TEXT, at_least=0)),
+    ] = None
+
+
 class Match(BaseModel):
     """Which requests are meant. Further keys are attributes: header:N, cookie:N, query:N and those of the file."""
 
@@ -238,6 +259,7 @@ class RuleSection(_Section):
     shadow: Flag = False
     on_demand: Flag = False
     messages: Annotated[Literal["close", "drop"] | None, BeforeValidator(values.one_of("close", "drop"))] = None
+    on_limit: Annotated[Literal["deny", "defer"], BeforeValidator(values.one_of("deny", "defer"))] = "deny"
     on_error: OnError | None = None
 
 
@@ -274,6 +296,7 @@ class File(_Section):
     load: Annotated[LoadSettings, PlainValidator(read_load), WithJsonSchema(_LOAD)] = Field(
         default_factory=LoadSettings
     )
+    defer: Defer = Field(default_factory=Defer)
     exempt: list[Match] = []
     overrides: list[OverrideSection] = []
     rules: list[RuleSection] = []
@@ -286,6 +309,7 @@ _SECTIONS: dict[tuple[str, ...], type[BaseModel]] = {
     ("storage",): Storage,
     ("client",): Client,
     ("response",): Response,
+    ("defer",): Defer,
     ("rules",): RuleSection,
     ("descriptors",): DescriptorSection,
     ("descriptors", "rate_limit"): RateLimit,
@@ -360,7 +384,12 @@ def _report(tree: Map, location: Location, error: Any, problems: Problems) -> No
 
 def _home_of(key: str, location: Location) -> str:
     """Where a key belongs that stands in the wrong section."""
-    homes: dict[str, type[BaseModel]] = {"storage": Storage, "client": Client, "response": Response}
+    homes: dict[str, type[BaseModel]] = {
+        "storage": Storage,
+        "client": Client,
+        "response": Response,
+        "defer": Defer,
+    }
     if location[0] == "rules":
         homes = {"match": Match, **homes}
     elif location[0] not in homes and len(location) > 1:

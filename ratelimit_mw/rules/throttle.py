@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple
 
 from ratelimit_mw.model import Elastic, Quota
 from ratelimit_mw.rules.tree import Map, Node, Scalar, kind, nearest, quoted
+from ratelimit_mw.rules.values import share
 from ratelimit_mw.rules.wrong import Wrong
 
 _PERCENT = re.compile(r"([0-9]{1,4})(?:\.([0-9]{1,2}))?\s*%")
@@ -84,7 +85,7 @@ def _elastic(node: Node) -> Throttle:
             hint = "of the limit, so from 101% to 1000%"
             raise Wrong.at(node["up_to"].place, f"{quoted(_text(node['up_to']))} is out of range", hint)
     with wrong.gathering():
-        below = _share(node["below"]) if "below" in node else below
+        below = share(node["below"]) if "below" in node else below
     wrong.finish()
     return Throttle("elastic", up_to - _WHOLE, below)
 
@@ -95,15 +96,6 @@ def _percent(node: Node) -> int:
     if found is None:
         raise Wrong.at(node.place, f"must be a percentage, not {kind(node)}", "as 10% or 12.5%")
     return int(found[1]) * 100 + int((found[2] or "").ljust(2, "0"))
-
-
-def _share(node: Node) -> float:
-    value = node.value if isinstance(node, Scalar) else None
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise Wrong.at(node.place, f"must be a load from 0 to 1, not {kind(node)}", "as 0.7")
-    if not 0 < value <= 1:
-        raise Wrong.at(node.place, f"a load of {value} is out of range", "above 0, at most 1")
-    return float(value)
 
 
 def _text(node: Node) -> str:

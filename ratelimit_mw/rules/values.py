@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import TypeVar
 
+from ratelimit_mw.identity.paths import cleaned
 from ratelimit_mw.rules.limits import Malformed, parse_duration, parse_period
 from ratelimit_mw.rules.templates import Template, TemplateError, parse
 from ratelimit_mw.rules.tree import Items, Node, Scalar, kind, near, nearest, quoted
@@ -18,6 +19,7 @@ LONGEST_NAME = 100
 TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 """A header's name, or a method's (RFC 9110)."""
 
+_FOLDER = re.compile(r"(/[A-Za-z0-9._~-]+)+")
 _DIGITS = re.compile("[0-9]{1,10}")
 _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "QUERY")
 _SCHEMES = ("memory", "redis", "rediss", "unix", "redis+sentinel", "redis+cluster")
@@ -80,6 +82,37 @@ def duration(node: Node) -> float:
     if not 0.001 <= seconds <= 60:
         raise Wrong.at(None, f"{quoted(text(node))} is out of range", "from 1ms to 1m")
     return seconds
+
+
+def lasting(node: Node) -> float:
+    """Seconds, from 1 second to 30 days."""
+    written = text(node)
+    try:
+        seconds = parse_period(written) / 1_000_000
+    except Malformed:
+        raise Wrong.at(None, f"{quoted(written)} is no time", "as 1h, 12 hours or 2 days") from None
+    if not 1 <= seconds <= 30 * 86_400:
+        raise Wrong.at(None, f"{quoted(written)} is out of range", "from 1s to 30 days")
+    return seconds
+
+
+def folder(node: Node) -> str:
+    """A path of our own, below which our pages lie; without a slash at its end."""
+    written = text(node)
+    found = written.rstrip("/")
+    if not _FOLDER.fullmatch(found) or cleaned(found) != found:
+        raise Wrong.at(None, f"{quoted(written)} is no folder for pages", "as /.ratelimit/deferred")
+    return found
+
+
+def share(node: Node) -> float:
+    """A load, above 0 and at most 1."""
+    value = node.value if isinstance(node, Scalar) else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise Wrong.at(node.place, f"must be a load from 0 to 1, not {kind(node)}", "as 0.7")
+    if not 0 < value <= 1:
+        raise Wrong.at(node.place, f"a load of {value} is out of range", "above 0, at most 1")
+    return float(value)
 
 
 def one_of(*words: str) -> Callable[[Node], str]:

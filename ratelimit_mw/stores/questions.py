@@ -1,12 +1,12 @@
 """Single commands to whichever server has a key, for what is off the request's path: they may take a second."""
 
 import os
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
 from ratelimit_mw.errors import StoreUnavailable
+from ratelimit_mw.late import late, lock
 from ratelimit_mw.stores.connection import HANDSHAKE_TIMEOUT, Blocking
 from ratelimit_mw.stores.endpoint import Address, Direct, Spread
 from ratelimit_mw.stores.sentinel import SCHEME as SENTINEL
@@ -23,6 +23,8 @@ class Questions:
     Raises ValueError for a URL that can't be read; nothing is connected yet.
     """
 
+    _lock = late(lock)
+
     def __init__(self, url: str) -> None:
         self.connect, self._at = _ways(url)
         """A new connection, which belongs to who asked for it."""
@@ -30,7 +32,7 @@ class Questions:
 
     def _begin(self) -> None:
         self._pid = os.getpid()
-        self._lock = threading.Lock()
+        vars(self).pop("_lock", None)
         self._connections: dict[Address | None, Blocking] = {}
         self._where: dict[str, Address] = {}
 

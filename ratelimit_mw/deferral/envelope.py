@@ -1,0 +1,108 @@
+"""A request on its way into the queue and out of it again: what is kept of it, as text. Pure."""
+
+import json
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+from ratelimit_mw.deferral.marks import HEADER
+from ratelimit_mw.identity.request import Request
+
+_AS_IT_STANDS = "/!$&'()*+,;=:@~"
+_OF_ONE_CONNECTION = frozenset(
+    (
+        *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te"),
+        *("trailer", "transfer-encoding", "upgrade", "expect", "content-length", "accept-encoding", HEADER),
+    )
+)
+"""What is true of the connection that a request came on, and not of the one that it will be replayed on."""
+
+
+class Envelope(NamedTuple):
+    """What is kept of a request, less its body.
+
+    `target` is its path and query, percent-encoded, as the server got them; `path` is as the rules see it, and `values`
+    are the attributes that they have read: whose request it is does not depend on who replays it. `headers` are in
+    their order, names in lower case; `peer` is the address at the other end of its connection.
+    """
+
+    method: str
+    scheme: str
+    target: str
+    headers: tuple[tuple[str, str], ...]
+    peer: str | None
+    path: str
+    values: Mapping[str, str | None]
+
+    def packed(self) -> bytes:
+        """As it lies in the queue."""
+        return json.dumps(self._asdict(), separators=(",", ":")).encode()
+
+    def header(self, name: str) -> str | None:
+        """The first line of a header, whose name is given in lower case."""
+        return next((value for key, value in self.headers if key == name), None)
+
+
+def unpacked(packed: bytes) -> Envelope:
+    """The envelope that was packed. Raises ValueError for what is none."""
+    try:
+        fields = json.loads(packed)
+        headers = tuple((str(name), str(value)) for name, value in fields.pop("headers"))
+        return Envelope(headers=headers, **fields)
+    except (TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"this is no deferred request: {error}") from None
+
+
+def of_asgi(request: Request, headers: Collection[str] | None) -> Envelope:
+    """What is kept of a request under ASGI; of its headers those named, None: all."""
+    scope = request.context
+    lines = [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in scope.get("headers") or ()]
+    raw = scope.get("raw_path")
+    path = raw.decode("latin-1") if raw else _quoted((scope.get("path") or "/").encode("utf-8", "replace"))
+    # What a server was told to be mounted at is put before each path by that server; a framework's mount is part of it.
+    root = _quoted(scope.get("app_root_path", scope.get("root_path") or "").encode("utf-8", "replace"))
+    if root and path.startswith(f"{root}/"):
+        path = path[len(root) :]
+    query = (scope.get("query_string") or b"").decode("latin-1")
+    return _envelope(request, scope.get("scheme", "http"), path, query, _kept(lines, headers))
+
+
+def of_wsgi(request: Request, headers: Collection[str] | None) -> Envelope:
+    """What is kept of a request under WSGI; of its headers those named, None: all."""
+    environ: Mapping[str, Any] = request.context
+    lines = [
+        (name.removeprefix("HTTP_").replace("_", "-").lower(), str(value))
+        for name, value in environ.items()
+        if name.startswith("HTTP_") or (name == "CONTENT_TYPE" and value)
+    ]
+    path = f"{environ.get('SCRIPT_NAME', '')}{environ.get('PATH_INFO', '')}".encode("latin-1", "replace")
+    query = environ.get("QUERY_STRING") or ""
+    return _envelope(request, environ.get("wsgi.url_scheme", "http"), _quoted(path), query, _kept(lines, headers))
+
+
+def _envelope(request: Request, scheme: str, path: str, query: str, headers: tuple[tuple[str, str], ...]) -> Envelope:
+    target = path if path.startswith("/") else f"/{path}"
+    return Envelope(
+        request.method,
+        scheme,
+        f"{target}?{query}" if query else target,
+        headers,
+        request.peer,
+        request.path,
+        dict(request.values),
+    )
+
+
+def _quoted(path: bytes) -> str:
+    return quote(path, safe=_AS_IT_STANDS)
+
+
+def _kept(lines: Iterable[tuple[str, str]], wanted: Collection[str] | None) -> tuple[tuple[str, str], ...]:
+    lines = list(lines)
+    named = ",".join(value for name, value in lines if name == "connection")
+    gone = _OF_ONE_CONNECTION | {word.strip().lower() for word in named.split(",")}
+    return tuple(
+        (name, value)
+        for name, value in lines
+        if name not in gone and (wanted is None or name in wanted or name == "host")
+    )

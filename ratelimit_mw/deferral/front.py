@@ -1,0 +1,154 @@
+"""What both shells have in common where requests are put off: who may be, where they go, and who comes back."""
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from ratelimit_mw.clock import Clock
+from ratelimit_mw.deferral import page
+from ratelimit_mw.deferral.envelope import Envelope, unpacked
+from ratelimit_mw.deferral.marks import HEADER, Marks
+from ratelimit_mw.deferral.page import Page
+from ratelimit_mw.errors import ConfigurationError, Problem, StoreUnavailable
+from ratelimit_mw.identity.request import Request
+from ratelimit_mw.model import NEVER, SECOND
+from ratelimit_mw.rules.domains import Rules
+from ratelimit_mw.settings import DeferSettings
+from ratelimit_mw.verdict import Verdict
+
+if TYPE_CHECKING:
+    from ratelimit_mw.deferral.queue import Queue
+
+_NEVER_PUT_OFF = frozenset({"HEAD", "OPTIONS", "TRACE", "CONNECT"})
+_PAUSE = 1.0  # seconds that a queue is left alone after it did not answer
+
+
+class Front:
+    """The queue at a storage URL as a middleware sees it. Methods that ask it block; each of them may be slow."""
+
+    def __init__(self, url: str, clock: Clock | None) -> None:
+        self.url = url
+        self.clock = clock
+        self._made: tuple[DeferSettings, Queue] | None = None
+        self._marks: tuple[Callable[[str], str], Marks] | None = None
+        self._left_alone_until = 0.0
+
+    def require(self, rules: Rules) -> None:
+        """Refuse rules that defer where there is nowhere to put requests. Raises ConfigurationError."""
+        if rules.deferring and self.url.startswith("memory:"):
+            names = ", ".join(rule.name for rule in rules.rules if rule.defers)
+            message = f"on_limit: defer ({names}) needs a queue that outlives this process and that workers can reach"
+            raise ConfigurationError([Problem(message, hint="set storage.url to a Redis; it is memory:// now")])
+
+    def admits(self, request: Request, rules: Rules) -> bool:
+        """True of a replay, which a worker has charged to the counters already; it has to `arrive` yet."""
+        return self.marks(rules).read(request.header(HEADER)) is not None
+
+    def page(self, request: Request, rules: Rules) -> Page | None:
+        """The page that is asked for, if it is one of ours."""
+        folder, slash, name = request.path.rpartition("/")
+        if not slash or folder != rules.defer.path:
+            return None
+        if request.method not in ("GET", "HEAD"):
+            return page.only_get()
+        if not self.marks(rules).is_request(name):
+            return page.told(None)
+        try:
+            return page.told(self.queue(rules).look(name))
+        except StoreUnavailable:
+            return page.away()
+
+    def arrive(self, request: Request, rules: Rules, load: float) -> Envelope | Page:
+        """The request that a replay stands for, whose attempt may go on; or what its worker is told instead."""
+        mark = self.marks(rules).read(request.header(HEADER))
+        if mark is None:
+            return page.stale()
+        if load >= rules.defer.below:
+            return page.busy()
+        try:
+            packed = self.queue(rules).arrive(*mark)
+        except StoreUnavailable:
+            return page.busy()  # the ticket may be used up, but the app has not heard of it
+        return page.stale() if packed is None else unpacked(packed)
+
+    def may_put_off(self, verdict: Verdict, request: Request, rules: Rules, length: str | None) -> bool:
+        """True where whatever denies the request defers it, and it is of a kind and a length that can be put off."""
+        if verdict.local or not _deferred(verdict) or request.method in _NEVER_PUT_OFF:
+            return False
+        if request.path.rpartition("/")[0] == rules.defer.path:
+            return False
+        return not length or (length.isascii() and length.isdigit() and int(length[:20]) <= rules.defer.max_body)
+
+    def put(
+        self, verdict: Verdict, rules: Rules, envelope: Envelope, body: bytes, *, lane: str, root: str
+    ) -> Page | None:
+        """Queue a request and say so; None where it has to be refused after all, for the queue is full or away.
+
+        `root` is what the app is mounted at. Of one `lane` requests are tried in their order.
+        """
+        if time.monotonic() < self._left_alone_until:
+            return None
+        marks = self.marks(rules)
+        name = marks.request()
+        fields: dict[str, str | bytes] = {
+            "request": envelope.packed(),
+            "body": body,
+            "rule": verdict.rule.name if verdict.rule else "",
+        }
+        try:
+            if not self.queue(rules).put(name, lane, fields):
+                return None
+        except StoreUnavailable:
+            self._left_alone_until = time.monotonic() + _PAUSE
+            return None
+        wait = verdict.outcome.retry_after if verdict.outcome else 0
+        mount = quote(root.strip("/"), safe="/")
+        location = f"{'/' if mount else ''}{mount}{rules.defer.path}/{name}"
+        return page.accepted(location, max(1, -(-wait // SECOND)))
+
+    def lane(self, request: Request, rules: Rules) -> str | None:
+        """Whose request it is, as the first counter tells that defers; None where none does."""
+        for charge in rules.plan(request):
+            if charge.rule.defers:
+                return rules.attributes.digest(charge.ask.key)
+        return None
+
+    def marks(self, rules: Rules) -> Marks:
+        """What makes and knows names by these rules."""
+        digest = rules.attributes.digest
+        if self._marks is None or self._marks[0] is not digest:
+            self._marks = digest, Marks(digest)
+        return self._marks[1]
+
+    def queue(self, rules: Rules) -> "Queue":
+        """The queue as these rules want it."""
+        made = self._made
+        if made is None or made[0] != rules.defer:
+            if made is not None:
+                made[1].close()
+            made = self._made = rules.defer, self.another_queue(rules)
+        return made[1]
+
+    def another_queue(self, rules: Rules) -> "Queue":
+        """The same queue over a connection of its own, which is its owner's to close."""
+        from ratelimit_mw.deferral.queue import Queue  # imported late: redis-py takes a while
+
+        return Queue(self.url, rules.domain, rules.defer, self.clock)
+
+    def close(self) -> None:
+        """Let go of the queue's connections."""
+        if self._made is not None:
+            self._made[1].close()
+
+
+def _deferred(verdict: Verdict) -> bool:
+    """True where every counter that denies defers, and some time will be right."""
+    if verdict.reason != "limited" or verdict.rule is None or not verdict.rule.defers:
+        return False
+    denying = [
+        (charge.rule, outcome)
+        for charge, outcome in zip(verdict.charges, verdict.outcomes, strict=False)
+        if not outcome.allowed and not charge.ask.shadow
+    ]
+    return all(rule.defers and outcome.retry_after != NEVER for rule, outcome in denying)

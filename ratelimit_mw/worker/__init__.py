@@ -1,0 +1,1 @@
+"""What carries out deferred requests. It needs the extra `worker`, for httpx."""

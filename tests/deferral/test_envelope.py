@@ -1,0 +1,166 @@
+import pytest
+
+from ratelimit_mw.deferral.envelope import of_asgi, of_wsgi, unpacked
+from ratelimit_mw.deferral.marks import Marks, written
+from ratelimit_mw.identity.asgi import AsgiRequest
+from ratelimit_mw.identity.digest import digester
+from ratelimit_mw.identity.wsgi import WsgiRequest
+from ratelimit_mw.worker.request import DeferredRequest
+from tests.shells.asking import http_scope
+
+LINES = [
+    (b"Host", b"shop.example"),
+    (b"content-type", b"text/plain"),
+    (b"authorization", b"Bearer 1"),
+    (b"x-twice", b"1"),
+    (b"x-twice", b"2"),
+    (b"connection", b"keep-alive, X-Hop"),
+    (b"x-hop", b"1"),
+    (b"keep-alive", b"timeout=5"),
+    (b"te", b"trailers"),
+    (b"transfer-encoding", b"chunked"),
+    (b"expect", b"100-continue"),
+    (b"upgrade", b"h2c"),
+    (b"content-length", b"5"),
+    (b"proxy-authorization", b"Basic 1"),
+    (b"x-ratelimit-deferred", b"forged"),
+]
+
+
+def asgi(path="/reports", headers=None, lines=LINES, **more):
+    return of_asgi(AsgiRequest(http_scope(path, method="POST", headers=lines, **more)), headers)
+
+
+def wsgi(headers=None, **environ):
+    base = {"REQUEST_METHOD": "POST", "PATH_INFO": "/reports", "REMOTE_ADDR": "192.0.2.1", "wsgi.url_scheme": "https"}
+    return of_wsgi(WsgiRequest({**base, **environ}), headers)
+
+
+def test_what_is_true_of_one_connection_alone_is_not_kept():
+    assert asgi().headers == (
+        ("host", "shop.example"),
+        ("content-type", "text/plain"),
+        ("authorization", "Bearer 1"),
+        ("x-twice", "1"),
+        ("x-twice", "2"),
+    )
+
+
+def test_under_wsgi_the_same_is_kept():
+    environ = {
+        "HTTP_HOST": "shop.example",
+        "CONTENT_TYPE": "text/plain",
+        "CONTENT_LENGTH": "5",
+        "HTTP_X_TWICE": "1, 2",
+        "HTTP_CONNECTION": "close, x-hop",
+        "HTTP_X_HOP": "1",
+        "HTTP_EXPECT": "100-continue",
+        "HTTP_X_RATELIMIT_DEFERRED": "forged",
+    }
+    kept = (("host", "shop.example"), ("content-type", "text/plain"), ("x-twice", "1, 2"))
+    assert sorted(wsgi(**environ).headers) == sorted(kept)
+
+
+def test_of_named_headers_those_are_kept_and_the_host():
+    assert asgi(headers=("content-type", "te")).headers == (("host", "shop.example"), ("content-type", "text/plain"))
+
+
+@pytest.mark.parametrize(
+    ("scope", "target"),
+    [
+        pytest.param(
+            {"path": "/a b", "raw_path": b"/a%20b", "query_string": b"x=1&y=%0d"}, "/a%20b?x=1&y=%0d", id="raw"
+        ),
+        pytest.param({"path": "/ä b?", "raw_path": None}, "/%C3%A4%20b%3F", id="a server without raw paths"),
+        pytest.param({"path": "//evil.example/a", "raw_path": None}, "//evil.example/a", id="two slashes"),
+        pytest.param({"path": "/api/a", "raw_path": b"/api/a", "root_path": "/api"}, "/a", id="what the server adds"),
+        pytest.param(
+            {"path": "/sub/a", "raw_path": b"/sub/a", "root_path": "/sub", "app_root_path": ""},
+            "/sub/a",
+            id="a framework's mount",
+        ),
+        pytest.param({"path": "/apix", "raw_path": b"/apix", "root_path": "/api"}, "/apix", id="no such root"),
+        pytest.param({"path": "", "raw_path": b""}, "/", id="nothing"),
+    ],
+)
+def test_the_target_is_what_the_server_got(scope, target):
+    assert asgi(**scope).target == target
+
+
+@pytest.mark.parametrize(
+    ("environ", "target"),
+    [
+        pytest.param({"PATH_INFO": "/a b", "QUERY_STRING": "x=1"}, "/a%20b?x=1", id="a space"),
+        pytest.param({"PATH_INFO": "/ä".encode().decode("latin-1")}, "/%C3%A4", id="UTF-8"),
+        pytest.param({"SCRIPT_NAME": "/sub", "PATH_INFO": "/a"}, "/sub/a", id="a mount"),
+        pytest.param({"PATH_INFO": ""}, "/", id="nothing"),
+    ],
+)
+def test_under_wsgi_the_target_is_put_together_again(environ, target):
+    assert wsgi(**environ).target == target
+
+
+def test_it_comes_out_of_the_queue_as_it_went_in():
+    request = AsgiRequest(http_scope("/ä", method="PUT", headers=[(b"x", b"\xff")], ip="2001:db8::1"))
+    request.values.update({"user": "ä\ud800", "tier": None})
+    packed = of_asgi(request, None)
+    assert unpacked(packed.packed()) == packed
+
+
+@pytest.mark.parametrize("text", [b"", b"\xff", b"[]", b"{}", b'{"headers": [1]}', b'{"headers": []}'])
+def test_what_is_no_envelope_is_refused(text):
+    with pytest.raises(ValueError):
+        unpacked(text)
+
+
+def test_the_rules_find_again_what_they_read_when_it_came():
+    scope = http_scope("/a", method="POST", headers=[(b"cookie", b"s=1"), (b"x-a", b"b")], query_string=b"q=2")
+    request = AsgiRequest(scope)
+    request.values["user"] = "ann"
+    again = DeferredRequest(of_asgi(request, None))
+    assert (again.method, again.path, again.peer, again.values) == ("POST", "/a", "203.0.113.7", {"user": "ann"})
+    assert (again.cookie("s"), again.query("q"), again.header("x-a"), again.header_lines("x-a")) == (
+        "1",
+        "2",
+        "b",
+        ["b"],
+    )
+    assert (again.cookie("t"), again.query("r"), again.header("x-b")) == (None, None, None)
+
+
+MARKS = Marks(digester("secret", "shop"))
+
+
+def test_a_mark_is_read_as_it_was_written():
+    request = MARKS.request()
+    ticket = MARKS.ticket(request)
+    assert MARKS.is_request(request)
+    assert MARKS.read(written(request, ticket)) == (request, ticket)
+
+
+def test_no_two_are_the_same():
+    assert len({MARKS.request() for _ in range(100)}) == 100
+
+
+OTHERS = Marks(digester("another secret", "shop"))
+
+
+@pytest.mark.parametrize(
+    "mark",
+    [
+        pytest.param(None, id="none"),
+        pytest.param("", id="empty"),
+        pytest.param("x" * 36 + "." + "y" * 36, id="made up"),
+        pytest.param(f"{MARKS.request()}.{MARKS.request()}", id="a request in the ticket's place"),
+        pytest.param(f"{MARKS.request()}.{MARKS.ticket(MARKS.request())}", id="the ticket of another"),
+        pytest.param(written(name := OTHERS.request(), OTHERS.ticket(name)), id="another secret's"),
+        pytest.param("ä" * 36 + "." + "é" * 36, id="not ASCII"),
+        pytest.param(f"{MARKS.request()}.", id="half of it"),
+    ],
+)
+def test_a_forged_mark_is_none(mark):
+    assert MARKS.read(mark) is None
+
+
+def test_a_ticket_is_no_request():
+    assert not MARKS.is_request(MARKS.ticket(MARKS.request()))

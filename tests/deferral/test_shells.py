@@ -1,0 +1,301 @@
+import asyncio
+import json
+
+import pytest
+
+from ratelimit_mw import ConfigurationError, ManualClock, RateLimiter
+from ratelimit_mw.asgi import RateLimitMiddleware as Asgi
+from ratelimit_mw.deferral.marks import HEADER, written
+from ratelimit_mw.wsgi import RateLimitMiddleware as Wsgi
+from tests.deferral.asking import EACH_SHELL, REPORTS, START, Asked, ask_asgi, ask_wsgi, limiter, state
+from tests.shells.asking import exchange, websocket_scope
+
+HARD = {"name": "hard", "match": {"path": "/reports"}, "limit": "1 per minute", "algorithm": "fixed_window"}
+
+
+@pytest.fixture
+def engine(any_server):
+    with limiter(any_server) as made:
+        yield made
+
+
+def length(engine):
+    return engine.deferrals.queue(engine.rules).length()
+
+
+def deferred(ask, engine, **more):
+    """The location of a request that is put off, and its mark."""
+    while (answer := ask(engine, **more)).status == 200:
+        pass
+    assert answer.status == 202
+    return answer.headers["location"]
+
+
+def begun(engine):
+    """A mark for the oldest request, whose replay is under way."""
+    queue = engine.deferrals.queue(engine.rules)
+    queue.promote()
+    entry = queue.next("w", 0.05)
+    ticket = engine.deferrals.marks(engine.rules).ticket(entry.id)
+    assert queue.begin(entry, ticket)
+    return written(entry.id, ticket)
+
+
+@EACH_SHELL
+def test_what_the_limit_denies_is_put_off_and_says_where_its_fate_is_told(engine, ask):
+    assert ask(engine, body=b"1").status == 200
+    answer = ask(engine, body=b"2")
+    assert (answer.status, answer.rate) == (202, ["1", "0", str(START + 40)])
+    assert answer.headers["retry-after"] == "40"
+    assert answer.headers["cache-control"] == "no-store"
+    location = answer.headers["location"]
+    assert location.startswith("/.ratelimit/deferred/")
+    assert json.loads(answer.body)["location"] == location
+    told = ask(engine, location, method="GET")
+    assert (told.status, json.loads(told.body)["state"]) == (200, "queued")
+    assert told.headers["content-type"] == "application/json"
+    assert told.headers["x-content-type-options"] == "nosniff"
+    head = ask(engine, location, method="HEAD")
+    assert (head.status, head.body, head.headers["content-length"]) == (200, b"", told.headers["content-length"])
+    assert ask(engine, location, method="DELETE").status == 405
+
+
+@EACH_SHELL
+@pytest.mark.parametrize(
+    "request_",
+    [
+        pytest.param({"method": "HEAD"}, id="HEAD"),
+        pytest.param({"method": "OPTIONS"}, id="OPTIONS"),
+        pytest.param({"body": b"x" * 11}, id="a long body"),
+        pytest.param({"parts": [b"x" * 6, b"x" * 5]}, id="a long body in chunks"),
+    ],
+)
+def test_what_can_not_be_put_off_is_denied(any_server, ask, request_):
+    with limiter(any_server, max_body=10) as engine:
+        ask(engine)
+        assert ask(engine, **request_).status == 429
+        assert length(engine) == 0
+        assert ask(engine, parts=[b"12345", b"67890"]).status == 202
+
+
+def test_a_length_that_is_none_is_denied(engine):
+    ask_wsgi(engine)
+    for length_ in ("-1", "x", "9" * 30, "+1"):
+        assert ask_wsgi(engine, CONTENT_LENGTH=length_).status == 429
+    assert ask_wsgi(engine, CONTENT_LENGTH="5", body=b"abc").status == 429, "it was cut short"
+    assert ask_wsgi(engine, parts=[b"x"], **{"wsgi.input_terminated": False}).status == 429, "nobody knows its end"
+    assert length(engine) == 0
+
+
+def test_a_client_that_leaves_before_its_body_is_there_is_not_put_off(engine):
+    ask_asgi(engine)
+    assert ask_asgi(engine, parts=[]).status == 429
+    assert length(engine) == 0
+
+
+def test_a_websocket_is_closed_as_ever(any_server):
+    rule = {**REPORTS, "limit": "1 per hour", "match": {"path": "/ws"}}
+    with limiter(any_server, rule) as engine:
+        app = Asked().asgi(engine)
+
+        async def twice():
+            for _ in range(2):
+                try:
+                    sent = await exchange(app, websocket_scope("/ws"))
+                except KeyError:  # the app speaks http alone; it was let through
+                    sent = []
+            return sent
+
+        assert [message["type"] for message in asyncio.run(twice())] == ["websocket.close"]
+
+
+@EACH_SHELL
+def test_a_full_queue_denies(any_server, ask):
+    with limiter(any_server, max_length=1) as engine:
+        answers = [ask(engine) for _ in range(3)]
+        assert [answer.status for answer in answers] == [200, 202, 429]
+        assert answers[-1].headers["retry-after"] == "40"
+
+
+@EACH_SHELL
+def test_one_client_can_not_fill_the_queue(any_server, ask):
+    with limiter(any_server, max_length=10, max_each=2) as engine:
+        assert [ask(engine).status for _ in range(4)] == [200, 202, 202, 429]
+        assert [ask(engine, ip="198.51.100.1").status for _ in range(2)] == [200, 202]
+
+
+@EACH_SHELL
+def test_what_another_rule_denies_for_good_is_not_put_off(any_server, ask):
+    with limiter(any_server, HARD) as engine:
+        assert [ask(engine).status for _ in range(2)] == [200, 429]
+        assert length(engine) == 0
+
+
+@EACH_SHELL
+def test_what_costs_more_than_the_limit_is_not_put_off(any_server, ask):
+    rule = {**REPORTS, "limit": "5 per minute", "cost": "header:X-Cost"}
+    with limiter(any_server, rule) as engine:
+        assert ask(engine, headers={"x-cost": "6"}).status == 429
+        assert [ask(engine, headers={"x-cost": "5"}).status for _ in range(2)] == [200, 202]
+
+
+@EACH_SHELL
+def test_a_blocked_client_is_refused(engine, ask):
+    engine.overrides.set({"ip": "203.0.113.7"}, block=True)
+    assert ask(engine).status == 403
+
+
+@EACH_SHELL
+def test_a_store_that_is_away_denies_and_is_never_a_500(fresh_server, ask):
+    with limiter(fresh_server) as engine:
+        location = deferred(ask, engine)
+        fresh_server.kill()
+        # The denial is remembered, so the limit holds; the queue is asked and does not answer.
+        assert ask(engine).status == 429
+        assert ask(engine, location, method="GET").status == 503
+
+
+@EACH_SHELL
+def test_the_page_of_what_is_done_has_the_response(engine, ask):
+    location = deferred(ask, engine)
+    queue = engine.deferrals.queue(engine.rules)
+    queue.promote()
+    entry = queue.next("w", 0.05)
+    queue.begin(entry, "t")
+    assert state(ask, engine, location)["state"] == "running"
+    queue.settle(entry, "done", {"status": 201, "type": "text/html", "answer": b"<script>"})
+    assert state(ask, engine, location) == {
+        "state": "done",
+        "message": "the response is below",
+        "response": {"status": 201, "content_type": "text/html", "body": "<script>"},
+    }
+
+
+@EACH_SHELL
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        pytest.param({"answer": b"\xff"}, {"body_base64": "/w=="}, id="bytes that are no text"),
+        pytest.param({}, {}, id="too long to be kept"),
+    ],
+)
+def test_what_can_not_be_shown_as_text(engine, ask, fields, said):
+    location = deferred(ask, engine)
+    queue = engine.deferrals.queue(engine.rules)
+    queue.promote()
+    entry = queue.next("w", 0.05)
+    queue.begin(entry, "t")
+    queue.settle(entry, "parked", {"reason": "it failed", "status": 500, **fields})
+    told = state(ask, engine, location)
+    assert (told["state"], told["reason"]) == ("parked", "it failed")
+    assert told["response"] == {"status": 500, "content_type": "", **said}
+
+
+@EACH_SHELL
+@pytest.mark.parametrize("name", ["x", "x" * 36, "..%2f", "ä" * 36])
+def test_a_page_that_there_is_not_asks_the_store_nothing(any_server, engine, ask, name):
+    ask(engine)
+    before = any_server.calls("hmget")
+    assert ask(engine, f"/.ratelimit/deferred/{name}", method="GET").status == 404
+    assert any_server.calls("hmget") == before
+
+
+@EACH_SHELL
+def test_what_merely_looks_like_a_page_is_the_app_s(engine, ask):
+    for path in ("/.ratelimit/deferred", "/.ratelimit/deferredly/x", "/.ratelimit/deferred/a/b"):
+        assert ask(engine, path, method="GET").body == b"made"
+
+
+@EACH_SHELL
+def test_pages_are_limited_like_any_path_and_never_put_off(any_server, ask):
+    everything = {**REPORTS, "match": {}, "limit": "2 per minute"}
+    with limiter(any_server, everything) as engine:
+        location = deferred(ask, engine)
+        assert ask(engine, location, method="GET").status == 429
+        assert length(engine) == 1
+
+
+def test_the_location_is_below_what_the_app_is_mounted_at(engine):
+    for root in ("/sub", "//evil.example", "/a b"):
+        asgi = deferred(ask_asgi, engine, path=f"{root}/reports", root_path=root)
+        wsgi = deferred(ask_wsgi, engine, SCRIPT_NAME=root)
+        mount = {"/sub": "/sub", "//evil.example": "/evil.example", "/a b": "/a%20b"}[root]
+        assert {asgi.rpartition("/")[0], wsgi.rpartition("/")[0]} == {f"{mount}/.ratelimit/deferred"}
+
+
+@EACH_SHELL
+def test_a_replay_reaches_the_app_once_uncharged_and_as_its_client_s(any_server, engine, ask):
+    location = deferred(ask, engine, body=b"one", ip="198.51.100.9")
+    mark, asked = begun(engine), Asked()
+    answer = ask(engine, body=b"one", headers={HEADER: mark}, ip="10.0.0.1", asked=asked)
+    assert (answer.status, answer.body, answer.rate) == (200, b"made", [])
+    ((path, headers, body, address),) = asked.requests
+    assert (path, body, address) == ("/reports", b"one", "198.51.100.9")
+    assert HEADER not in headers, "the ticket is no business of the app's"
+    assert not any("10.0.0.1" in key for key in list(any_server.keys())), "the worker's address is charged nothing"
+    again = ask(engine, body=b"one", headers={HEADER: mark}, asked=asked)
+    assert (again.status, again.headers[HEADER]) == (409, "stale")
+    assert len(asked.requests) == 1
+    assert state(ask, engine, location)["state"] == "running"
+
+
+@EACH_SHELL
+@pytest.mark.parametrize("forge", ["x.y", "{id}.{id}", "{id}." + "x" * 36])
+def test_a_forged_mark_buys_nothing(engine, ask, forge):
+    location = deferred(ask, engine)
+    forged = forge.replace("{id}", location.rpartition("/")[2])
+    assert ask(engine, headers={HEADER: forged}).status == 202
+
+
+def test_a_mark_lets_no_websocket_through(any_server):
+    with limiter(any_server, {**REPORTS, "match": {}}) as engine:
+        deferred(ask_asgi, engine)
+        scope = websocket_scope("/reports", headers=[(HEADER.encode(), begun(engine).encode())])
+        sent = asyncio.run(exchange(Asked().asgi(engine), scope))
+        assert [message["type"] for message in sent] == ["websocket.close"]
+
+
+@EACH_SHELL
+def test_a_replay_waits_while_the_process_is_busy_and_its_ticket_stays_good(any_server, ask):
+    clock, asked = ManualClock(START), Asked()
+    with limiter(any_server, load="tests.deferral.asking:busy", clock=clock) as engine:
+        deferred(ask, engine)
+        mark = begun(engine)
+        answer = ask(engine, headers={HEADER: mark}, asked=asked)
+        assert (answer.status, answer.headers[HEADER], asked.requests) == (503, "busy", [])
+    with limiter(any_server, clock=clock) as engine:
+        assert ask(engine, headers={HEADER: mark}, asked=asked).status == 200
+
+
+@EACH_SHELL
+def test_a_replay_while_the_store_is_away_does_not_reach_the_app(fresh_server, ask):
+    with limiter(fresh_server) as engine:
+        deferred(ask, engine)
+        mark, asked = begun(engine), Asked()
+        fresh_server.kill()
+        answer = ask(engine, headers={HEADER: mark}, asked=asked)
+        assert (answer.status, answer.headers[HEADER], asked.requests) == (503, "busy", [])
+
+
+@pytest.mark.parametrize("shell", [pytest.param(Asgi, id="ASGI"), pytest.param(Wsgi, id="WSGI")])
+def test_in_the_memory_of_a_process_there_is_no_queue(shell):
+    config = {"domain": "shop", "rules": [REPORTS]}
+    with pytest.raises(ConfigurationError) as refused:
+        shell(lambda *_: None, config)
+    assert str(refused.value) == (
+        "on_limit: defer (reports) needs a queue that outlives this process and that workers can reach "
+        "(set storage.url to a Redis; it is memory:// now)"
+    )
+    with RateLimiter(config, storage="memory://", clock=ManualClock(START)) as engine:
+        assert [engine.check({"ip": "192.0.2.1", "path": "/reports"}).allowed for _ in range(2)] == [True, False]
+
+
+def test_new_settings_are_taken_up(any_server, tmp_path):
+    file = tmp_path / "r.yaml"
+    text = json.dumps({"domain": "shop", "rules": [REPORTS], "defer": {"max_length": 1}})
+    file.write_text(text)
+    with RateLimiter(file, storage=any_server.url, clock=ManualClock(START)) as engine:
+        assert [ask_asgi(engine).status for _ in range(3)] == [200, 202, 429]
+        file.write_text(text.replace('"max_length": 1', '"max_length": 2'))
+        engine.reload()
+        assert [ask_asgi(engine).status for _ in range(2)] == [202, 429]
