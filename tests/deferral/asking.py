@@ -24,7 +24,8 @@ REPORTS = {
 def limiter(server, *others, clock=None, load="tests.deferral.asking:idle", **defer):
     """An engine whose rule `reports` defers; others join it, or replace it where they have its name."""
     rules = [*([] if any(rule["name"] == "reports" for rule in others) else [REPORTS]), *others]
-    config = {"domain": "shop", "rules": rules, "defer": defer, "load": f"python:{load}"}
+    storage = {"timeout": "5s"}  # the machine may be busy
+    config = {"domain": "shop", "storage": storage, "rules": rules, "defer": defer, "load": f"python:{load}"}
     return RateLimiter(
         config, storage=server if isinstance(server, str) else server.url, clock=clock or ManualClock(START)
     )
