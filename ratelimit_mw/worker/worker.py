@@ -17,7 +17,9 @@ from ratelimit_mw.deferral.queue import Queue
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.model import NEVER, SECOND
+from ratelimit_mw.planning import Plan
 from ratelimit_mw.verdict import Verdict
+from ratelimit_mw.waiting import impatient
 from ratelimit_mw.worker.request import DeferredRequest
 from ratelimit_mw.worker.targets import Answer, Lost, NotSent, Target
 
@@ -158,8 +160,11 @@ class Worker:
         request = DeferredRequest(envelope)
         if self._rules.attributes.awaited:
             await self._rules.attributes.resolve(request)
-        decide = self._limiter.engine.decide
-        return await asyncio.to_thread(lambda: decide(request, rules=self._rules, patient=False))
+        engine = self._limiter.engine
+        plan = engine.planner.plan(self._rules, request)
+        if self._rules.waiting and plan.asks:
+            plan = Plan(impatient(plan.charges))
+        return await engine.aexecute(plan, self._rules)
 
     async def _replay(self, entry: Entry, job: Job, envelope: Envelope, verdict: Verdict) -> None:
         settlement = self._limiter.engine.settlement
