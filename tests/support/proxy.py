@@ -131,6 +131,7 @@ class Proxy:
         self._tls = tls
         self._fault = Fault()
         self._links: set[_Link] = set()
+        self._accepted: list[socket.socket] = []
         self._transports: set[asyncio.WriteTransport] = set()  # all there ever were: closing one may take its time
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
@@ -187,21 +188,24 @@ class Proxy:
         self._fault = _Drip(size, interval)
 
     def _run(self) -> None:
-        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            runner.run(self._serve())
+        with (
+            asyncio.Runner(loop_factory=lambda: self._loop) as runner,
+            socket.create_server(("127.0.0.1", 0)) as listener,
+        ):
+            runner.run(self._serve(listener))
 
-    async def _serve(self) -> None:
+    async def _serve(self, listener: socket.socket) -> None:
         self._done = asyncio.Event()
-        listener = await asyncio.start_server(self._connected, "127.0.0.1", 0, ssl=self._tls)
-        self.port = listener.sockets[0].getsockname()[1]
+        listener.setblocking(False)
+        self.port = listener.getsockname()[1]
+        self._loop.add_reader(listener, self._accept, listener)
         self._listening.set()
         await self._done.wait()
-        listener.close()
+        self._loop.remove_reader(listener)
         await self._hang_up()
 
     async def _hang_up(self) -> None:
-        """Cut every connection, those as well that were accepted in this moment and have nobody to serve them yet."""
-        await asyncio.sleep(0)  # the loop's own task for each accepted socket has to begin before it can clean up
+        """Cut every connection, and those that nobody serves yet."""
         while others := asyncio.all_tasks() - {asyncio.current_task()}:
             for transport in self._transports:
                 transport.abort()
@@ -211,18 +215,31 @@ class Proxy:
         for transport in self._transports:
             transport.abort()
         await asyncio.sleep(0)  # a transport closes its socket in the next turn of the loop
+        for connection in self._accepted:
+            connection.close()
 
-    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.connections += 1
-        self._transports.add(writer.transport)
-        self._tasks.add(task := self._loop.create_task(self._serve_one(reader, writer)))
-        task.add_done_callback(self._tasks.discard)
+    def _accept(self, listener: socket.socket) -> None:
+        """Take one connection; a server of asyncio's loses what it took in the moment in which it is closed."""
+        with contextlib.suppress(BlockingIOError):
+            connection, _ = listener.accept()
+            self.connections += 1
+            self._accepted.append(connection)
+            self._tasks.add(task := self._loop.create_task(self._serve_one(connection)))
+            task.add_done_callback(self._tasks.discard)
 
-    async def _serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve_one(self, connection: socket.socket) -> None:
+        reader = asyncio.StreamReader()
+        protocol = asyncio.StreamReaderProtocol(reader)
+        try:
+            transport, _ = await self._loop.connect_accepted_socket(lambda: protocol, connection, ssl=self._tls)
+        except OSError:  # it has closed the socket
+            return
+        self._transports.add(transport)
+        writer = asyncio.StreamWriter(transport, protocol, reader, self._loop)
         try:
             server_reader, server_writer = await asyncio.open_connection("127.0.0.1", self.target)
         except OSError:
-            writer.transport.abort()
+            transport.abort()
             return
         self._transports.add(server_writer.transport)
         link = _Link(writer, server_writer)
