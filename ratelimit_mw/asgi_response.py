@@ -14,9 +14,6 @@ _STARTS = frozenset({"http.response.start", "websocket.http.response.start"})
 _BODIES = frozenset({"http.response.body", "http.response.zerocopysend"})
 _SWITCHED, _REFUSED, _FAILED = 101, 403, 500
 
-_settling: set[asyncio.Task[None]] = set()
-"""A loop knows its tasks weakly only."""
-
 
 class Following:
     """Follows what an app sends, and settles the request's account: by its status, and when all of it was sent.
@@ -87,7 +84,4 @@ class Following:
 
     def _carry_out(self, moves: Sequence[Move]) -> None:
         if moves:
-            task = asyncio.ensure_future(self._settlement.asettle(self._account, moves))
-            _settling.add(task)
-            task.add_done_callback(_settling.discard)
-            self._tasks.append(task)
+            self._tasks.append(self._settlement.settle_soon(self._account, moves))

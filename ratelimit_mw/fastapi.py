@@ -156,7 +156,7 @@ def _document(app: FastAPI, schema: dict[str, Any], limiter: RateLimiter) -> Non
     paths = schema.get("paths", {})
     for route in _routes(app):
         if _limits_of(route):
-            for method in route.methods or ():
+            for method in getattr(route, "methods", None) or ():  # a WebSocket has none
                 operation = paths.get(route.path_format, {}).get(method.lower())
                 if operation is not None:
                     operation.setdefault("responses", {}).setdefault(status, _described(limiter))

@@ -1,7 +1,7 @@
 """What an app finds of its request's limits: `scope["ratelimit"]`, `environ["ratelimit.decision"]`."""
 
 import asyncio
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from ratelimit_mw.given import whole
 from ratelimit_mw.identity.request import Request
@@ -50,6 +50,11 @@ class Handle:
         if verdict.binds_more_than(self.told):
             self.told = verdict
         return Enforced(verdict.decision, None)
+
+    @property
+    def domain(self) -> str:
+        """The domain of the rules that decided."""
+        return self._rules.domain
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):  # copy and pickle ask before there is a verdict
@@ -127,3 +132,38 @@ class BlockingHandle(Handle):
     def enforce(self, rule: str, cost: int = 1) -> Enforced:
         """See `AsyncHandle.enforce`."""
         return self._enforced(self._limiter.engine.decide_in_turn(self._request, cost, rules=self._rules, rule=rule))
+
+
+class TwinHandle(BlockingHandle):
+    """The handle where views may be either: the methods block, and have awaitable twins with an a before."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, other: Handle, request: Request) -> Self:
+        """What another handle speaks of, by a request of which more may be known."""
+        return cls(other._verdict, other._limiter, request, other._rules)  # noqa: SLF001  one of its own kind
+
+    @property
+    def _twin(self) -> AsyncHandle:
+        return AsyncHandle(self._verdict, self._limiter, self._request, self._rules)
+
+    async def acharge(self, amount: int = 1) -> None:
+        """See `AsyncHandle.charge`."""
+        await self._twin.charge(amount)
+
+    async def arefund(self, amount: int | None = None) -> None:
+        """See `AsyncHandle.refund`."""
+        await self._twin.refund(amount)
+
+    async def acheck(self, rule: str, cost: int = 1) -> Decision:
+        """See `AsyncHandle.check`."""
+        return await self._twin.check(rule, cost)
+
+    async def aenforce(self, rule: str, cost: int = 1) -> Enforced:
+        """See `AsyncHandle.enforce`."""
+        twin = self._twin
+        twin.told = self.told
+        enforced = await twin.enforce(rule, cost)
+        self.told = twin.told
+        return enforced

@@ -1,5 +1,6 @@
 """What requests have taken, settled with the store that charged them."""
 
+import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -8,6 +9,9 @@ from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.late import late, lock
 from ratelimit_mw.storage import Storage
 from ratelimit_mw.verdict import Verdict
+
+_settling: set[asyncio.Task[None]] = set()
+"""A loop knows its tasks weakly only."""
 
 
 class Settlement:
@@ -49,3 +53,10 @@ class Settlement:
                     account.charged(move, await account.store.acharge(move.asks))
                 else:
                     await account.store.arefund(move.asks, move.charged_at)
+
+    def settle_soon(self, account: Account, moves: Sequence[Move]) -> "asyncio.Task[None]":
+        """Do so in a task of its own, which goes on when the request's is cancelled."""
+        task = asyncio.ensure_future(self.asettle(account, moves))
+        _settling.add(task)
+        task.add_done_callback(_settling.discard)
+        return task

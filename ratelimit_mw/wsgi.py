@@ -9,12 +9,11 @@ from typing import Any
 from wsgiref.types import StartResponse, WSGIApplication
 
 from ratelimit_mw.deferral.wsgi import Deferral, respond
-from ratelimit_mw.errors import ConfigurationError, Problem
 from ratelimit_mw.handle import BlockingHandle
 from ratelimit_mw.identity.wsgi import DjangoRequest, WsgiRequest
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.meter import WSGI_CAPACITY, time_in_queue
-from ratelimit_mw.middleware import given_or_made
+from ratelimit_mw.middleware import given_or_made, refuse_awaited
 from ratelimit_mw.response import Answers, phrase
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.stores import Store
@@ -55,7 +54,7 @@ class RateLimitMiddleware:
         storage: str | Store | None = None,
     ) -> None:
         used = given_or_made(config, limiter, storage)
-        used.require(_refuse_awaited)
+        used.require(refuse_awaited)
         used.require(used.deferrals.require)
         self.app = app
         self._request = DjangoRequest if _is_django(app) else WsgiRequest
@@ -118,14 +117,6 @@ def _beside(answers: Answers[str], handle: BlockingHandle, start_response: Start
 
 def _answers(rules: Rules) -> Answers[str]:
     return Answers(rules.response, rules.attributes.address, name=str, value=str)
-
-
-def _refuse_awaited(rules: Rules) -> None:
-    if rules.attributes.awaited:
-        names = ", ".join(name for name, _ in rules.attributes.awaited)
-        raise ConfigurationError(
-            [Problem(f"async functions can't be awaited under WSGI: {names}", hint="write them as plain functions")]
-        )
 
 
 def _is_django(app: WSGIApplication) -> bool:

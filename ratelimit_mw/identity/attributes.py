@@ -92,6 +92,10 @@ class Attributes:
             self._readers[name] = _remembered(name, source.read)
         return self._readers[name]
 
+    def reads(self, name: str) -> bool:
+        """True where somebody has asked for the reader of that name."""
+        return name in self._readers
+
     def given(self, attributes: Mapping[str, object]) -> MappingRequest:
         """A request of attributes given by hand, under any spelling of their names; unknown names are ignored."""
         values: dict[str, str | None] = {"ip": None, _ADDRESS: None, "method": None, "path": None, "host": None}
@@ -161,7 +165,9 @@ class Attributes:
             raise ValueError(f"{name!r} is no attribute; there are {', '.join(self.names())}")
         if name.startswith(_RAW):
             return _remembered(name, sources.compiled(name).read)
-        return lambda request: request.values.get(name)  # a user without a source, or a path parameter
+        if name == "user":  # without a source: whom the framework knows, where it tells
+            return _remembered(name, lambda request: getattr(request, "user", None))
+        return lambda request: request.values.get(name)  # a path parameter
 
     def _known_name(self, name: str) -> str | None:
         return canonical_name(name) if self.known(name) else None

@@ -156,7 +156,10 @@ def _warn_of_absent(file: File, tree: Map, warnings: Problems) -> None:
         for index, entry in enumerate(section.by):
             if file.client.user is None and "|" not in entry and "user" in attributes_of(entry):
                 place = place_of(tree, "rules", n, "by", index)
-                warnings.add(place, "counts by user, but there is no client.user: no request is counted")
+                warnings.add(
+                    place,
+                    "counts by user, but there is no client.user: only Django's middleware knows one",
+                )
 
 
 def _warn_of_idle_throttles(file: File, rules: tuple[CompiledRule, ...], tree: Map, warnings: Problems) -> None:

@@ -14,9 +14,10 @@ def me():
 
 
 @contextmanager
-def served(serve, app, redis):
-    """A client of the app behind a server with two workers, on a Redis."""
-    with serve(app, workers=2, env={"REDIS_URL": redis.url}) as running, httpx.Client(base_url=running.url) as client:
+def served(serve, app, redis, workers=2, **options):
+    """A client of the app behind a server, on a Redis."""
+    env = {"REDIS_URL": redis.url}
+    with serve(app, workers=workers, env=env, **options) as running, httpx.Client(base_url=running.url) as client:
         yield client
 
 
@@ -29,9 +30,9 @@ def redis(_pool):
 
 @pytest.fixture(scope="module")
 def by_gunicorn(redis):
-    return lambda app: served(gunicorn, app, redis)
+    return lambda app, **options: served(gunicorn, app, redis, **options)
 
 
 @pytest.fixture(scope="module")
 def by_uvicorn(redis):
-    return lambda app: served(uvicorn, app, redis)
+    return lambda app, **options: served(uvicorn, app, redis, **options)

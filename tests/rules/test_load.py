@@ -237,7 +237,9 @@ class TestWarnings:
 
     def test_by_user_without_a_user(self, caplog):
         said = self.said("    limit: 5/s\n    by: [user|ip, ip+user]\n", caplog)
-        assert said == ["6:19: rules[0].by[1]: counts by user, but there is no client.user: no request is counted"]
+        assert said == [
+            "6:19: rules[0].by[1]: counts by user, but there is no client.user: only Django's middleware knows one"
+        ]
 
 
 class TestJsonSchema:

@@ -1,0 +1,185 @@
+"""A Django project whose views ask for rules: `application` for WSGI, `asgi` for ASGI."""
+
+import asyncio
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import django
+from django.conf import settings
+from django.core.asgi import get_asgi_application
+from django.core.wsgi import get_wsgi_application
+from django.test.utils import override_settings
+
+from tests.inside import django_settings
+
+_settings = {name: value for name, value in vars(django_settings).items() if name.isupper()}
+if settings.configured:  # by another test of this process
+    django.setup()
+    override_settings(**_settings).enable()
+else:
+    settings.configure(**_settings)
+    django.setup()
+
+from django.contrib.auth import login as log_in  # noqa: E402
+from django.core.management import call_command  # noqa: E402
+from django.db import connection  # noqa: E402
+from django.http import HttpResponse, JsonResponse, StreamingHttpResponse  # noqa: E402
+from django.urls import path  # noqa: E402
+from django.utils.decorators import method_decorator  # noqa: E402
+from django.views import View  # noqa: E402
+from rest_framework.decorators import api_view  # noqa: E402
+from rest_framework.response import Response  # noqa: E402
+from rest_framework.views import APIView  # noqa: E402
+from rest_framework.viewsets import ViewSet  # noqa: E402
+
+from ratelimit_mw.django import limited  # noqa: E402
+from tests.inside.django_rest import Nobody, user_of  # noqa: E402
+
+
+def _database():
+    call_command("migrate", verbosity=0, run_syncdb=True)
+    return connection.cursor()  # it lives as long as somebody is connected
+
+
+with ThreadPoolExecutor(1) as _thread:  # uvicorn imports this in its loop, where Django forbids it
+    _kept = _thread.submit(_database).result()
+
+
+def free(request):
+    return HttpResponse("free")
+
+
+@limited("mail")
+def mail(request):
+    return HttpResponse("sent", headers={"X-Own": "1"})
+
+
+@limited("mail")
+async def awaited(request, name):
+    await asyncio.sleep(0)
+    return HttpResponse(f"sent to {name}")
+
+
+@limited("exports", cost=2)
+def export(request):
+    return HttpResponse("exported")
+
+
+@method_decorator(limited("turns"), name="dispatch")
+class Turns(View):
+    def get(self, request):
+        return HttpResponse("turned")
+
+
+def by_hand(request):
+    request.ratelimit.charge(2)
+    request.ratelimit.refund(1)
+    return JsonResponse({"left": request.ratelimit.check("mail").remaining})
+
+
+async def awaited_by_hand(request):
+    await request.ratelimit.acharge(2)
+    await request.ratelimit.arefund(1)
+    return JsonResponse({"left": (await request.ratelimit.acheck("mail")).remaining})
+
+
+def sign_in(request, name):
+    log_in(request, user_of(name), "django.contrib.auth.backends.ModelBackend")
+    return HttpResponse(name)
+
+
+def whoami(request):
+    return HttpResponse(request.user.get_username() or "nobody")
+
+
+def login(request):
+    return HttpResponse(status=int(request.GET["status"]))
+
+
+def slot(request):
+    time.sleep(float(request.GET.get("for", "0")))
+    return HttpResponse("slot")
+
+
+def slots(request):
+    def parts():
+        yield b"first"
+        time.sleep(float(request.GET.get("for", "0")))
+        yield b"last"
+
+    return StreamingHttpResponse(parts())
+
+
+async def awaited_slots(request):
+    async def parts():
+        yield b"first"
+        await asyncio.sleep(float(request.GET.get("for", "0")))
+        yield b"last"
+
+    return StreamingHttpResponse(parts())
+
+
+forever = []
+
+
+async def slot_forever(request):
+    forever.append(request)
+    await asyncio.Event().wait()
+
+
+def leaves(request):
+    raise SystemExit
+
+
+def fails(request):
+    raise ValueError("the view's own")
+
+
+class Rest(APIView):
+    def get(self, request):
+        return Response({"user": str(request.user)})
+
+    post = get
+
+
+class Open(Rest):
+    authentication_classes = (Nobody,)
+
+
+class Set(ViewSet):
+    def list(self, request):
+        return Response({"user": str(request.user), "action": self.action})
+
+
+@api_view(["GET"])
+@limited("mail")
+def rest_function(request):
+    return Response({"user": str(request.user)})
+
+
+urlpatterns = [
+    path("free", free),
+    path("mail", mail),
+    path("awaited/<name>", awaited),
+    path("export", export),
+    path("turns", Turns.as_view()),
+    path("by-hand", by_hand),
+    path("awaited-by-hand", awaited_by_hand),
+    path("sign-in/<name>", sign_in),
+    path("orders", whoami),
+    path("login", login),
+    path("slots/whole", slot),
+    path("slots/stream", slots),
+    path("slots/awaited", awaited_slots),
+    path("slots/forever", slot_forever),
+    path("slots/exit", leaves),
+    path("exit", leaves),
+    path("fails", fails),
+    path("rest/class", Rest.as_view()),
+    path("rest/open", Open.as_view()),
+    path("rest/set", Set.as_view({"get": "list"})),
+    path("rest/function", rest_function),
+]
+
+application = get_wsgi_application()
+asgi = get_asgi_application()

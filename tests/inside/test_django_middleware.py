@@ -1,0 +1,243 @@
+"""The middleware for Django in this process: how it awaits, what stands around it, and what the settings may say."""
+
+import asyncio
+import logging
+from contextlib import contextmanager
+
+import httpx
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.http import HttpRequest
+from django.test.utils import override_settings
+
+from ratelimit_mw import ConfigurationError, ManualClock, RateLimiter, settlement
+from ratelimit_mw.asgi import RateLimitMiddleware as Asgi
+from ratelimit_mw.wsgi import RateLimitMiddleware as Wsgi
+from tests.inside import django_app, django_settings
+from tests.inside.rules import DENIED, WHO
+from tests.shells.asking import START, http_scope
+from tests.shells.test_settling import until
+
+GET_ASGI, GET_WSGI = django_app.get_asgi_application, django_app.get_wsgi_application
+
+
+@contextmanager
+def settings(limiter):
+    with override_settings(RATELIMIT=limiter):
+        yield limiter
+
+
+@pytest.fixture
+def engine():
+    """The engine of these rules, beside those of the project's own settings, while the test lasts."""
+    with RateLimiter(django_settings.RATELIMIT, storage="memory://") as limiter, settings(limiter):
+        yield limiter
+
+
+@pytest.fixture
+def engine_of():
+    made = []
+
+    def make(*rules, **sections):
+        config = {"domain": "other", "rules": [{**WHO, **rule} for rule in rules], **sections}
+        made.append(RateLimiter(config, storage="memory://", clock=ManualClock(START)))
+        return made[-1]
+
+    yield make
+    for limiter in made:
+        limiter.close()
+
+
+def awaited(paths, headers=None, app=None):
+    """The answers of the project under ASGI, one after the other."""
+
+    async def main():
+        transport = httpx.ASGITransport(app or GET_ASGI())
+        async with httpx.AsyncClient(transport=transport, base_url="http://app", headers=headers) as client:
+            return [await client.get(path) for path in paths]
+
+    return asyncio.run(main())
+
+
+def blocking(paths, headers=None, app=None):
+    with httpx.Client(
+        transport=httpx.WSGITransport(app or GET_WSGI()), base_url="http://app", headers=headers
+    ) as client:
+        return [client.get(path) for path in paths]
+
+
+EACH = pytest.mark.parametrize("ask", [pytest.param(awaited, id="ASGI"), pytest.param(blocking, id="WSGI")])
+
+
+@pytest.mark.parametrize("path", ["/mail", "/awaited/ann", "/rest/function"])
+@EACH
+def test_a_decorated_view(engine, me, ask, path):
+    answers = ask([path] * 3, me)
+    assert [answer.status_code for answer in answers] == [200, 200, 429]
+    assert [answer.headers["X-RateLimit-Remaining"] for answer in answers] == ["1", "0", "0"]
+    assert answers[-1].json() == DENIED
+
+
+@EACH
+def test_its_own_denial_and_what_counts(engine, me, ask):
+    answers = ask(["/login?status=200", *["/login?status=401"] * 3], me)
+    assert [answer.status_code for answer in answers] == [200, 401, 401, 429]
+    assert [answer.headers["X-RateLimit-Remaining"] for answer in answers] == ["2", "1", "0", "0"]
+
+
+@pytest.mark.parametrize("path", ["/slots/whole", "/slots/stream"])
+@EACH
+@pytest.mark.filterwarnings("ignore:StreamingHttpResponse must consume synchronous")
+def test_what_is_in_flight(engine, me, ask, path):
+    assert [answer.status_code for answer in ask([path] * 3, me)] == [200] * 3
+
+
+def test_a_stream_that_is_awaited(engine, me):
+    assert [answer.status_code for answer in awaited(["/slots/awaited"] * 3, me)] == [200] * 3
+
+
+@pytest.mark.parametrize("path", ["/by-hand", "/awaited-by-hand"])
+@EACH
+def test_by_hand(engine, me, ask, path):
+    (answer,) = ask([path], me)
+    assert (answer.json(), answer.headers["X-RateLimit-Remaining"]) == ({"left": 1}, "7")
+
+
+@EACH
+def test_a_user(engine, ask):
+    answers = ask(["/rest/class", "/rest/set", "/rest/class"], {"Authorization": "Token abc"})
+    assert [answer.status_code for answer in answers] == [200, 200, 429]
+
+
+@EACH
+def test_nobody_is_asked_for_a_user_whom_no_rule_wants(engine_of, me, ask, caplog):
+    with settings(engine_of({"name": "all", "limit": "1 per hour"})), caplog.at_level(logging.WARNING):
+        answers = ask(["/free", "/free"], {"Authorization": "Token broken", **me})
+    assert [answer.status_code for answer in answers] == [200, 429]
+    assert "the user of a request" not in caplog.text
+
+
+@EACH
+def test_headers_that_are_not_wanted(engine_of, me, ask):
+    with settings(engine_of({"name": "all", "limit": "1 per hour"}, response={"headers": []})):
+        passed, denied = ask(["/free", "/free"], me)
+    assert (passed.status_code, denied.status_code) == (200, 429)
+    assert not {"x-ratelimit-limit", "retry-after"} & {*passed.headers, *denied.headers}
+
+
+def test_what_is_deferred_is_denied_here_and_said_so(any_server, me, caplog):
+    rule = {"name": "r", **WHO, "limit": "1 per hour", "on_limit": "defer"}
+    with RateLimiter({"domain": "d", "rules": [rule]}, storage=any_server.url) as limiter, settings(limiter):
+        assert [answer.status_code for answer in blocking(["/free", "/free"], me)] == [200, 429]
+    assert "those requests are denied" in caplog.text
+
+
+@EACH
+def test_a_queue(engine_of, me, ask):
+    with settings(engine_of({"name": "queue", "limit": "20 per second", "algorithm": "leaky_bucket", "burst": 2})):
+        assert [answer.status_code for answer in ask(["/free", "/free", "/free"], me)] == [200, 200, 429]
+
+
+@EACH
+def test_an_elastic_limit_and_a_store_that_is_away(engine_of, me, ask):
+    elastic = {"name": "e", "limit": "2 per hour", "throttle": {"elastic": {"up_to": "200%", "below": 0.7}}}
+    with settings(engine_of(elastic, load="python:tests.inside.test_django_middleware:idle")):
+        answers = ask(["/free"] * 5, me)
+    assert [answer.headers.get("X-RateLimit-Over") for answer in answers] == [None, None, "elastic", "elastic", None]
+    assert answers[-1].status_code == 429
+    config = {"domain": "d", "rules": [{"name": "r", "limit": "1/s", "on_error": "deny"}]}
+    with RateLimiter(config, storage="redis://127.0.0.1:9") as limiter, settings(limiter):
+        (away,) = ask(["/free"], me)
+    assert (away.status_code, away.headers["Retry-After"]) == (503, "1")
+
+
+def idle():
+    return 0.0
+
+
+def test_a_client_who_leaves_frees_his_place(engine, me):
+    async def main():
+        waiting = [{"type": "http.request", "body": b""}]
+
+        async def receive():
+            if waiting:
+                return waiting.pop()
+            await until(lambda: django_app.forever)
+            return {"type": "http.disconnect"}
+
+        scope = http_scope("/slots/forever", headers=[(b"x-client", me["X-Client"].encode())])
+        await GET_ASGI()(scope, receive, None)
+        await until(lambda: not settlement._settling)
+        (answer,) = await asyncio.to_thread(awaited, ["/slots/whole"], me)
+        return answer.status_code
+
+    assert asyncio.run(main()) == 200
+
+
+@pytest.mark.parametrize("path", ["/slots/exit", "/exit"])
+def test_a_worker_that_is_told_to_exit_frees_its_place(engine, me, path):
+    with pytest.raises(SystemExit):
+        blocking([path], me)
+    assert blocking(["/slots/whole"], me)[0].status_code == 200
+
+
+@EACH
+def test_the_shell_around_it_counts_alone(engine, me, ask):
+    app = Asgi(GET_ASGI(), limiter=engine) if ask is awaited else Wsgi(GET_WSGI(), limiter=engine)
+    answers = ask(["/mail", "/mail", "/mail", "/free", "/login?status=401"], me, app)
+    assert [answer.status_code for answer in answers] == [200, 200, 429, 200, 401]
+    assert [answer.headers["X-RateLimit-Remaining"] for answer in answers] == ["1", "0", "0", "5", "1"]
+
+
+@EACH
+def test_a_shell_of_another_domain_counts_as_well(engine, engine_of, me, ask):
+    outer = engine_of({"name": "outer", "limit": "3 per hour"})
+    app = Asgi(GET_ASGI(), limiter=outer) if ask is awaited else Wsgi(GET_WSGI(), limiter=outer)
+    answers = ask(["/free"] * 4, me, app)
+    assert [answer.status_code for answer in answers] == [200, 200, 200, 429]
+    assert [answer.headers["X-RateLimit-Limit"] for answer in answers] == ["9", "9", "9", "3"]
+
+
+def test_rules_that_have_to_be_awaited(engine_of, me):
+    plan = {"plan": "python:tests.identity.functions:later"}
+    with settings(engine_of({"name": "r", "by": "plan", "limit": "1 per hour"}, attributes=plan)):
+        assert awaited(["/free"], me)[0].status_code == 200
+        with pytest.raises(ConfigurationError, match="can't be awaited"):
+            GET_WSGI()
+
+
+def test_without_the_middleware_it_says_what_is_missing():
+    with pytest.raises(RuntimeError, match=r"'mail'.*MIDDLEWARE"):
+        django_app.mail(HttpRequest())
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "message"),
+    [
+        pytest.param(None, ImproperlyConfigured, "RATELIMIT is missing: it has to be the path", id="missing"),
+        pytest.param(5, ImproperlyConfigured, "RATELIMIT is int: it has to be the path", id="a number"),
+        pytest.param("python:tests.inside.rules:RULES.x", ImportError, "RULES", id="nowhere"),
+        pytest.param({"domain": "d", "rules": [{"name": "r"}]}, ConfigurationError, "'limit' is missing", id="rules"),
+        pytest.param("/nowhere.yaml", ConfigurationError, "nowhere", id="no such file"),
+    ],
+)
+def test_a_setting_that_won_t_do(value, error, message):
+    with override_settings(RATELIMIT=value), pytest.raises(error, match=message):
+        GET_WSGI()
+
+
+def test_a_limiter_by_its_place_and_one_that_is_made_once(me):
+    from ratelimit_mw.django import limiter
+
+    with override_settings(RATELIMIT="python:tests.inside.test_django_middleware:OWN"):
+        assert limiter() is OWN
+    with override_settings(RATELIMIT=dict(django_settings.RATELIMIT)):
+        made = limiter()
+        assert limiter() is made is not OWN
+        assert blocking(["/mail"], me)[0].headers["X-RateLimit-Remaining"] == "1"
+        assert blocking(["/mail"], me)[0].headers["X-RateLimit-Remaining"] == "0"
+    with override_settings(RATELIMIT=OWN):
+        assert limiter() is OWN
+
+
+OWN = RateLimiter({"domain": "own", "rules": [{"name": "r", "limit": "1/s"}]}, storage="memory://")
