@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ratelimit_mw.identity.entries import EntriesRequest
 from ratelimit_mw.identity.request import Request
-from ratelimit_mw.model import NEVER, SECOND, Charge, Decision, Outcome
+from ratelimit_mw.model import NEVER, SECOND, Banned, Charge, Decision, Outcome
 from ratelimit_mw.rules.limits import spell
 from ratelimit_mw.rules.reasons import Criterion, Reason, reasons, why_free
 from ratelimit_mw.rules.ruleset import BLOCKED, RuleSet
@@ -28,8 +28,11 @@ class CounterState:
     remaining: int
     reset_after: float
     retry_after: float
+    banned: bool = False
 
     def __str__(self) -> str:
+        if self.banned:
+            return f"banned for {seconds(self.retry_after)}"
         left = f"{self.remaining} left"
         if not self.allowed:
             left += f", {self.cost} needed" if self.cost > 1 else ""
@@ -171,6 +174,7 @@ def _state(charge: Charge, outcome: Outcome) -> CounterState:
         outcome.remaining,
         outcome.reset_after / SECOND,
         math.inf if outcome.retry_after == NEVER else outcome.retry_after / SECOND,
+        type(outcome) is Banned,
     )
 
 
@@ -192,8 +196,10 @@ def _changes(verdict: Verdict, rules: Sequence[RuleExplanation]) -> list[str]:
     if full:
         limits = _listed([counter.limit for counter in counters])
         names = _listed([f"'{rule.name}'" for rule in full])
-        changes.append(f"{names} may do more than {limits}")
-        changes += [f"the counters of {names} are reset"] if wait < math.inf else []
+        banned = any(counter.banned for counter in counters)
+        changes += [] if banned else [f"{names} may do more than {limits}"]
+        lifted = ", which lifts the ban" if banned else ""
+        changes += [f"the counters of {names} are reset{lifted}"] if wait < math.inf else []
     return changes
 
 

@@ -56,6 +56,8 @@ class RateLimiter:
         """What holds for single clients instead of the rules, changed at run time: limits, blocks, exemptions."""
         self.shadow_denials: Counter[str] = self.engine.shadows.denials
         """How often each shadow rule would have denied, by its name."""
+        self.shadow_bans: Counter[str] = self._storage.bans.shadows
+        """How many bans each shadow rule would have begun, by its name."""
 
     @property
     def rules(self) -> Rules:

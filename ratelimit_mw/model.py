@@ -26,7 +26,7 @@ class Quota:
     `refundable` says that what was taken may come back by itself, before its time, so that no denial is certain.
     `consistency` says how the store keeps count (`strict`, `lease` or `write_back`), and `shards` over how many
     keys the counter is spread. `max_wait` (microseconds) is how long a request may wait for its turn at a bucket,
-    instead of being denied.
+    instead of being denied. `ban` is what many denials by it bring.
 
     `spare` is the part of the limit (of a bucket: of the burst) that lies above what clients are told, and `over`
     what an admission from it is called. `elastic` is there where more or less of it is open by the load.
@@ -44,6 +44,7 @@ class Quota:
     spare: int = 0
     over: Literal["soft", "elastic"] | None = None
     elastic: "Elastic | None" = field(default=None, compare=False, repr=False)
+    ban: "Ban | None" = None
 
     @property
     def told(self) -> int:
@@ -57,6 +58,22 @@ class Elastic:
 
     below: float
     quotas: tuple[Quota, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ban:
+    """`after` denials `within` a time bring a ban that `lasts` (0: none ever do); all times are in microseconds.
+
+    A ban that begins less than `longest` after the end of the one before lasts `growth` times as long, up to
+    `longest`. `prefix` is the key of its state, up to and with the opening brace.
+    """
+
+    prefix: str
+    after: int
+    within: int
+    lasts: int
+    longest: int
+    growth: int = 1
 
 
 class Ask(NamedTuple):
@@ -84,6 +101,12 @@ class Outcome(NamedTuple):
     reset_after: int
     retry_after: int = 0
     delay: int = 0
+
+
+class Banned(Outcome):
+    """What a counter says to a client who is banned: it is the ban that denies, whatever the counter would."""
+
+    __slots__ = ()
 
 
 class Reply(NamedTuple):
@@ -146,7 +169,8 @@ class Decision(NamedTuple):
     `rule` and `limit` are None where no rule applied or the store was away. `retry_after` is 0.0 when
     allowed and `inf` when no waiting helps; `delay` is how long an admitted request waits for its turn;
     `reset_at` is the epoch second, by the store's clock, at which the counter is as if unused. `over` is
-    "soft" or "elastic" past the limit proper. `policies` holds one Decision for each counter asked.
+    "soft" or "elastic" past the limit proper. `policies` holds one Decision for each counter asked. `banned` says
+    that a ban stands in the way.
     """
 
     allowed: bool
@@ -159,3 +183,4 @@ class Decision(NamedTuple):
     reset_at: float = 0.0
     over: str | None = None
     policies: tuple["Decision", ...] = ()
+    banned: bool = False

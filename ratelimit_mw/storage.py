@@ -4,12 +4,13 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ratelimit_mw.ban_log import BanLog
 from ratelimit_mw.clock import Clock
 from ratelimit_mw.errors import ConfigurationError, Problem
 from ratelimit_mw.in_flight import InFlight
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.settings import StorageSettings
-from ratelimit_mw.stores import Store, deciding_here, open_store
+from ratelimit_mw.stores import Store, banning, deciding_here, open_store
 from ratelimit_mw.stores.memory import MemoryStore
 
 if TYPE_CHECKING:
@@ -33,17 +34,20 @@ class Storage:
         self._interval = settings.interval
         self._clock = clock
         self._leases: Leases | None = None
+        self.bans = BanLog(rules.client.secret)
         self.store = _opened(settings, given, clock)
+        self.local: Store = MemoryStore(max_counters=settings.max_counters, clock=clock)
         self.decide_here(rules)
-        self.local = MemoryStore(max_counters=settings.max_counters, clock=clock)
         self.in_flight = InFlight(self.store, clock)
         self.in_flight_here = InFlight(self.local, clock)
 
     def decide_here(self, rules: Rules) -> None:
-        """Put before the store what keeps counters in the process or spreads them, once some rule wants it."""
-        if self._leases is None and not isinstance(self.store, MemoryStore):
-            quotas = (quota for part in rules.parts for rule in part.compiled for quota in rule.quotas)
+        """Put before the store what asks for bans, keeps counters in the process or spreads them, once a rule does."""
+        quotas = [quota for part in rules.parts for rule in part.compiled for quota in rule.quotas]
+        if self._leases is None:
             self.store, self._leases = deciding_here(self.store, quotas, self._clock, interval=self._interval)
+        self.store = banning(self.store, quotas, self.bans.begun)
+        self.local = banning(self.local, quotas, self.bans.begun)
 
     def renew(self) -> None:
         """Renew what is in flight."""

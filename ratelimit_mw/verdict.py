@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from ratelimit_mw.model import NEVER, SECOND, Ask, Charge, Decision, Outcome, Quota, Reply, Rule
+from ratelimit_mw.model import NEVER, SECOND, Ask, Banned, Charge, Decision, Outcome, Quota, Reply, Rule
 
 _SILENCE = Reply(0, ())
 _NONE: frozenset[int] = frozenset()
@@ -148,6 +148,14 @@ class Verdict:
         return self.outcomes[self.binding].remaining <= other.outcomes[other.binding].remaining
 
     @property
+    def banned(self) -> bool:
+        """Whether a ban stands in the way."""
+        if self.allowed:
+            return False
+        said = zip(self.charges, self.outcomes, strict=True)
+        return any(type(outcome) is Banned and not charge.ask.shadow for charge, outcome in said)
+
+    @property
     def decision(self) -> Decision:
         """The same, as the app sees it."""
         if self._decision is None:
@@ -156,9 +164,8 @@ class Verdict:
                 never = self.reason == "blocked"
                 self._decision = Decision(self.allowed, retry_after=math.inf if never else 0.0, policies=policies)
             else:
-                _, rule, limit, remaining, reset_after, retry_after, _, reset_at, over, _ = policies[self.binding]
-                wait = self.delay / SECOND
-                told = self.allowed, rule, limit, remaining, reset_after, retry_after, wait, reset_at, over, policies
+                said = policies[self.binding]
+                told = (self.allowed, *said[1:6], self.delay / SECOND, *said[7:9], policies, self.banned)
                 self._decision = tuple.__new__(Decision, told)
         return self._decision
 
@@ -177,6 +184,7 @@ class Verdict:
             (self.now + reset_after) / SECOND,
             quota.over if place in self.over else None,
             (),
+            type(outcome) is Banned,
         )
         return tuple.__new__(Decision, told)
 

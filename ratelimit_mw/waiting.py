@@ -40,7 +40,7 @@ def most_waiting(charges: Sequence[Charge]) -> int | None:
 
 
 def impatient(charges: Sequence[Charge]) -> Sequence[Charge]:
-    """The same charges, denied where they would have to wait."""
+    """The same charges, denied where they would have to wait; that brings nobody nearer to a ban."""
     return [
         Charge(rule, ask._replace(quota=_impatient(ask.quota))) if ask.quota.max_wait else Charge(rule, ask)
         for rule, ask in charges
@@ -49,4 +49,4 @@ def impatient(charges: Sequence[Charge]) -> Sequence[Charge]:
 
 @lru_cache(maxsize=1024)
 def _impatient(quota: Quota) -> Quota:
-    return replace(quota, max_wait=0)
+    return replace(quota, max_wait=0, ban=quota.ban and replace(quota.ban, after=0))

@@ -10,6 +10,7 @@ from functools import lru_cache
 from importlib.resources import files
 
 from ratelimit_mw.algorithms import (
+    ban,
     bucketed_window,
     concurrency,
     fixed_window,
@@ -66,6 +67,9 @@ ALGORITHMS = {
 
 DECIDE = {name: algorithm.decide for name, algorithm in ALGORITHMS.items()}
 """The decision functions alone: one look-up on the hot path."""
+
+ANSWER = {**DECIDE, "ban": ban.decide}
+"""The decision functions of all that a store may be asked: the algorithms, and whether a ban stands."""
 
 REFUND = {name: algorithm.refund for name, algorithm in ALGORITHMS.items()}
 """The refund functions alone."""

@@ -17,13 +17,17 @@ from ratelimit_mw.rules.limits import spell
 from ratelimit_mw.rules.ruleset import CompiledRule, RuleSet
 from ratelimit_mw.rules.tree import nearest
 from ratelimit_mw.stores import Store
+from ratelimit_mw.stores.bans import quota_of
 
 _BATCH = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One counter, and how it stands: the share of it that is used, and the seconds until it is as if unused."""
+    """One counter, and how it stands: the share of it that is used, and the seconds until it is as if unused.
+
+    Of a ban, that is its denials, and how long it still lasts where nothing is left.
+    """
 
     rule: str
     identity: str
@@ -44,6 +48,8 @@ class Limits:
             for rule in part.compiled:
                 for key, quota in rule.counters:
                     self._known[key] = part, rule.rule.name, rule, quota
+                    if quota.ban is not None:
+                        self._known[quota.ban.prefix] = part, rule.rule.name, rule, quota_of(quota.ban)
             for limit in part.descriptors.limits if part.descriptors else ():
                 if limit.quota is not None:
                     self._known[limit.key] = part, limit.rule.name, None, limit.quota
@@ -137,13 +143,14 @@ def read(store: Store, limits: Limits, keys: Iterable[str]) -> Iterator[Found]:
 
 def _found(key: str, name: str, identity: str, quota: Quota, outcome: Outcome) -> Found:
     holds = quota.burst or quota.limit
+    ban = quota.algorithm == "ban"
     return Found(
         name,
         identity,
-        f"{quota.told} per {spell(quota.period)}",
+        f"{quota.told} {'denials ' if ban else ''}per {spell(quota.period)}",
         quota.algorithm,
         outcome.remaining,
         1.0 if holds == 0 else max(0.0, 1 - outcome.remaining / holds),
-        outcome.reset_after / SECOND,
+        (outcome.retry_after if ban and not outcome.allowed else outcome.reset_after) / SECOND,
         key,
     )

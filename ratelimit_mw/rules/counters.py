@@ -6,6 +6,7 @@ from urllib.parse import quote
 
 from ratelimit_mw.algorithms.concurrency import BUCKETS, PERIOD
 from ratelimit_mw.model import SECOND, Quota
+from ratelimit_mw.rules.banning import check_ban
 from ratelimit_mw.rules.consistency import check_consistency
 from ratelimit_mw.rules.deferring import check_deferring
 from ratelimit_mw.rules.limit_forms import Stated
@@ -49,23 +50,25 @@ def _counters(domain: str, rule: RuleSection, limits: tuple[Stated, ...]) -> tup
     buckets = rule.buckets or _BUCKETS
     sliced = f"/{buckets}" if rule.algorithm == "bucketed_window" and buckets != _BUCKETS else ""
     sharded = f"x{rule.shards}" if rule.shards > 1 else ""
+    prefix = f"{escaped(domain)}:{escaped(rule.name)}:"
     counters: list[Counter] = []
     for window, _ in limits:
-        quota = _quota(rule, window)
+        quota = _quota(rule, window, prefix)
         code = f"{_SHORT[quota.algorithm]}{quota.period // SECOND}"
         spread = sliced + sharded if window.period else ""
         # The braces that follow are Redis Cluster's hash tag: one identity's counters lie in one slot.
-        counters.append((f"{escaped(domain)}:{escaped(rule.name)}:{code}{spread}:{{", quota))
+        counters.append((f"{prefix}{code}{spread}:{{", quota))
     return tuple(counters)
 
 
-def _quota(rule: RuleSection, window: Window) -> Quota:
+def _quota(rule: RuleSection, window: Window, prefix: str = "") -> Quota:
     limit, period, _ = window
+    ban = rule.ban and rule.ban.under(f"{prefix}ban:{{")
     if not period:
-        return raised(Quota("concurrency", limit, PERIOD, buckets=BUCKETS, refundable=True), rule.throttle)
+        return raised(Quota("concurrency", limit, PERIOD, buckets=BUCKETS, refundable=True, ban=ban), rule.throttle)
     burst, buckets = _burst(rule, window), rule.buckets or _BUCKETS
     shards = max(min(rule.shards, (burst or limit) // (rule.cost.fixed or 1)), 1)  # an override's limit may be small
-    quota = Quota(rule.algorithm, limit, period, burst, buckets, rule.consistency, shards)
+    quota = Quota(rule.algorithm, limit, period, burst, buckets, rule.consistency, shards, ban=ban)
     if rule.count is not None:
         quota = replace(quota, refundable=True)
     if rule.max_wait and limit:
@@ -101,6 +104,7 @@ def check_limits(rule: RuleSection, node: Node, problems: Problems) -> None:
     check_consistency(rule, node, problems)
     check_settling(rule, node, problems)
     check_deferring(rule, node, problems)
+    check_ban(rule, node, problems)
     for window, place in rule.limit.all():
         fault = _window_fault(rule, window)
         if fault is not None:

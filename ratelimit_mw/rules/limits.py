@@ -113,6 +113,12 @@ def spell(period: int) -> str:
     return f"{period} microseconds"
 
 
+def spell_time(period: int) -> str:
+    """A period in words where it stands by itself: "1 minute", "2 hours"."""
+    words = spell(period)
+    return words if " " in words else f"1 {words}"
+
+
 def _whole(digits: str) -> int:
     if len(digits) > _LONGEST_NUMBER:
         raise Malformed(f"the number {quoted(digits)} is too large", "at most 1000000000")

@@ -10,6 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidat
 from pydantic.json_schema import GenerateJsonSchema
 
 from ratelimit_mw.rules import values
+from ratelimit_mw.rules.ban import Punishment, read_ban
 from ratelimit_mw.rules.cost import Cost, read_cost
 from ratelimit_mw.rules.count import read_count
 from ratelimit_mw.rules.descriptor_schema import Descriptors, DescriptorSection, Entries, RateLimit, Replaced
@@ -79,6 +80,16 @@ _COUNT = {
     "type": "object",
     "properties": {"status": _or_list(_STATUS)},
     "required": ["status"],
+    "additionalProperties": False,
+}
+_BAN = {
+    "type": "object",
+    "properties": {
+        "after": {**_TEXT, "examples": ["10 denials in 1 minute", "1 denial"]},
+        "for": {**_TEXT, "examples": ["10 minutes"]},
+        "growing": {**_TEXT, "examples": ["2x up to 1 day"]},
+    },
+    "required": ["after", "for"],
     "additionalProperties": False,
 }
 _COST = {
@@ -247,6 +258,7 @@ class RuleSection(_Section):
     throttle: Annotated[Throttle | None, PlainValidator(read_throttle), WithJsonSchema(_THROTTLE)] = None
     cost: Annotated[Cost, PlainValidator(read_cost), WithJsonSchema(_COST)] = Field(default_factory=Cost)
     count: Annotated[frozenset[int] | None, PlainValidator(read_count), WithJsonSchema(_COUNT)] = None
+    ban: Annotated[Punishment | None, PlainValidator(read_ban), WithJsonSchema(_BAN)] = None
     consistency: Annotated[
         Literal["strict", "lease", "write_back"], BeforeValidator(values.one_of("strict", "lease", "write_back"))
     ] = "strict"

@@ -1,18 +1,19 @@
 """Where counters live, and the table of the URLs that say so."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from ratelimit_mw.clock import Clock
 from ratelimit_mw.model import Quota
 from ratelimit_mw.settings import StorageSettings
+from ratelimit_mw.stores.bans import Bans, Begun
 from ratelimit_mw.stores.base import Store
 from ratelimit_mw.stores.deny_cache import DenyCache
 
 if TYPE_CHECKING:
     from ratelimit_mw.stores.leases import Leases
 
-__all__ = ["SCHEMES", "Store", "deciding_here", "open_store"]
+__all__ = ["SCHEMES", "Store", "banning", "deciding_here", "open_store"]
 
 SCHEMES = ("memory", "redis", "rediss", "unix", "redis+sentinel", "redis+cluster")
 """The words that a storage URL may begin with."""
@@ -37,19 +38,28 @@ def open_store(settings: StorageSettings, clock: Clock | None = None) -> Store:
 
 
 def deciding_here(
-    store: Store, quotas: Iterable[Quota], clock: Clock | None = None, *, interval: float = 1.0
+    store: Store, quotas: Sequence[Quota], clock: Clock | None = None, *, interval: float = 1.0
 ) -> "tuple[Store, Leases | None]":
     """The store to ask where `quotas` want their counters kept here or spread, and what has to be settled at the end.
 
-    It is `store` itself where all are strict. A deny cache goes on to be the first that is asked.
+    It is `store` itself where all are strict. What asks for bans and a deny cache go on to be the first that are asked.
     """
     if all(quota.consistency == "strict" and quota.shards == 1 for quota in quotas):
+        return store, None
+    if isinstance(store, Bans | DenyCache):
+        store.beneath, leases = deciding_here(store.beneath, quotas, clock, interval=interval)
+        return store, leases
+    from ratelimit_mw.stores.memory import MemoryStore
+
+    if isinstance(store, MemoryStore):  # it is here, and in one piece
         return store, None
     from ratelimit_mw.stores.leases import Leases  # imported late: most rules are strict
     from ratelimit_mw.stores.shards import Shards
 
-    if not isinstance(store, DenyCache):
-        leases = Leases(Shards(store), clock, interval=interval)
-        return leases, leases
-    store.beneath = leases = Leases(Shards(store.beneath), clock, interval=interval)
-    return store, leases
+    leases = Leases(Shards(store), clock, interval=interval)
+    return leases, leases
+
+
+def banning(store: Store, quotas: Iterable[Quota], begun: Begun) -> Store:
+    """The store to ask where some of `quotas` bans; `begun` is told of its bans. Else, or where it is one, `store`."""
+    return Bans(store, begun) if not isinstance(store, Bans) and any(quota.ban for quota in quotas) else store

@@ -11,6 +11,7 @@ local SHADOW, LAST, PEEK, FORGET, REFUND, INSIST = 1, 2, 4, 8, 16, 32
 local FAILED = -2
 local ASK = '<BBdddddd'
 local ASK_SIZE = 50
+local BAN = #by_number
 
 local function flag(flags, bit) return math.floor(flags / bit) % 2 == 1 end
 
@@ -43,14 +44,41 @@ local function reply(allowed, remaining, reset_after, retry_after, _, delay)
   replies[#replies + 1] = struct.pack('<Bi8i8i8i8', allowed and 1 or 0, remaining, reset_after, retry_after, delay or 0)
 end
 
+-- A ban stands before the asks that it watches, and its cost is their number. What a shadow's ban would have denied is
+-- not taken.
+local function withhold(asks, outcomes)
+  for i, a in ipairs(asks) do
+    if a.algorithm == BAN and not outcomes[i][1] and flag(a.flags, SHADOW) then
+      for j = i + 1, i + a.cost do outcomes[j] = ask(asks[j].key, asks[j], 0) end
+    end
+  end
+end
+
+local function count_denials(asks, outcomes)
+  for i, a in ipairs(asks) do
+    if a.algorithm == BAN and outcomes[i][1] and a.limit % 65536 > 0 then
+      local denied = false
+      for j = i + 1, i + a.cost do denied = denied or not outcomes[j][1] end
+      if denied then
+        outcomes[i] = {denials.ban(a.key, a.limit, a.period, a.extra, now, a.max_wait)}
+        save(a.key, outcomes[i])
+      end
+    end
+  end
+end
+
 local function decide(asks)
-  local outcomes, admitted, charged = {}, true, true
+  local outcomes, admitted, charged, denied = {}, true, true, false
   for i, a in ipairs(asks) do
     if flag(a.flags, FORGET) then redis.call('DEL', a.key) end
     outcomes[i] = ask(a.key, a, a.cost)
-    if not outcomes[i][1] and not flag(a.flags, SHADOW) then admitted = false end
+    if not outcomes[i][1] then
+      denied = true
+      if not flag(a.flags, SHADOW) then admitted = false end
+    end
     if flag(a.flags, PEEK) then charged = false end
   end
+  if denied then withhold(asks, outcomes) end
   for i, a in ipairs(asks) do
     if outcomes[i][1] and not (admitted and charged) then
       local delay = outcomes[i][6]
@@ -59,6 +87,7 @@ local function decide(asks)
     end
     if charged then save(a.key, outcomes[i]) end
   end
+  if denied and charged then count_denials(asks, outcomes) end
   for _, outcome in ipairs(outcomes) do
     reply(unpack(outcome, 1, 6))
   end

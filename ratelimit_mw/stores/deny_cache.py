@@ -14,7 +14,10 @@ _LONGEST = 5 * SECOND
 
 
 class _Denial(NamedTuple):
-    """From `since` to `until`, in local microseconds, `quota` denies a request of `cost`."""
+    """From `since` to `until`, in local microseconds, `quota` denies a request of `cost`.
+
+    A ban denies everything. While it does not stand and what it watches denies, `counted` is true.
+    """
 
     since: int
     until: int
@@ -22,9 +25,12 @@ class _Denial(NamedTuple):
     resets: int
     cost: int
     quota: Quota
+    counted: bool = False
 
     def holds(self, quota: Quota, cost: int, now: int) -> bool:
         """Whether this is the answer to the same question; another cost has another wait."""
+        if quota.algorithm == "ban":
+            return self.since <= now < self.until
         return cost == self.cost and self.since <= now < self.until and quota == self.quota
 
 
@@ -35,6 +41,7 @@ class DenyCache:
     from the store's own `retry_after`, counted from before it was asked; a reset through `forget`, or within five
     seconds where another process made it; another quota by comparison. What a response may open (`refundable`) is
     always asked, and what an app gives back itself shows as a reset does. Shadow asks are never answered from here.
+    Where denials are counted towards a ban, each is put to the store until the ban stands.
     At most `most` counters are remembered.
     """
 
@@ -114,13 +121,16 @@ class DenyCache:
         """The denial that is already certain."""
         if not commit:
             return None
+        found = None
         for place, (key, quota, cost, shadow) in enumerate(asks):
             denial = self._denials.get(key)
             if denial and not shadow and denial.holds(quota, cost, now):
+                if denial.counted:
+                    return None
                 retry_after = denial.opens - now if denial.opens != NEVER else NEVER
                 outcome = Outcome(False, 0, max(denial.resets - now, 0), retry_after)
-                return Reply(now + self._offset, (outcome,), only=place)
-        return None
+                found = found or Reply(now + self._offset, (outcome,), only=place)
+        return found
 
     def _learn(self, asks: Sequence[Ask], asked_at: int, reply: Reply) -> Reply:
         """Remember what was denied."""
@@ -131,17 +141,32 @@ class DenyCache:
             return reply
         answered_at = self._now()
         self._offset = reply.now - answered_at
-        for (key, quota, cost, shadow), outcome in zip(asks, reply.outcomes, strict=True):
-            if not outcome.allowed and not shadow and not quota.refundable:
-                wait = outcome.retry_after
+        for place, ((key, quota, cost, shadow), outcome) in enumerate(zip(asks, reply.outcomes, strict=True)):
+            if quota.ban is not None:
+                wait, counted = _told_by_ban(asks, reply, place)
+            else:
+                wait, counted = 0 if outcome.allowed or quota.refundable else outcome.retry_after, False
+            if wait and not shadow:
                 # The store decided between asking and answering: it is asked again from the earliest moment at which
                 # it may allow, and promised is the latest.
                 until = asked_at + (_LONGEST if wait == NEVER else min(wait, _LONGEST))
                 opens = NEVER if wait == NEVER else answered_at + wait
                 resets = answered_at + outcome.reset_after
-                self._denials.put(key, _Denial(asked_at, until, opens, resets, cost, quota))
+                self._denials.put(key, _Denial(asked_at, until, opens, resets, cost, quota, counted))
         return reply
 
     def _drop(self, keys: Sequence[str]) -> None:
         for key in keys:
             self._denials.drop(key)
+
+
+def _told_by_ban(asks: Sequence[Ask], reply: Reply, place: int) -> tuple[int, bool]:
+    """For how long the ban at that place stands or, while it does not, something that it watches denies."""
+    _, quota, watched, _ = asks[place]
+    outcome = reply.outcomes[place]
+    if quota.algorithm != "ban":
+        return 0, False  # the ban has the say
+    if not outcome.allowed:
+        return outcome.retry_after, False
+    waits = [said.retry_after for said in reply.outcomes[place + 1 : place + 1 + watched] if not said.allowed]
+    return min(waits, default=0), True

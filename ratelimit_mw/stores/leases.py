@@ -18,6 +18,7 @@ from ratelimit_mw.clock import Clock
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.late import late, lock
 from ratelimit_mw.model import SECOND, Ask, Outcome, Quota, Reply
+from ratelimit_mw.stores.bans import untold
 from ratelimit_mw.stores.base import Store
 from ratelimit_mw.stores.shares import Book, Claim, Due
 from ratelimit_mw.stores.slots import slot_of
@@ -199,7 +200,10 @@ class Leases:
         again = [claim for claim in denied if claim.extra or claim.ask.key in owing]
         if not again:
             return reply
-        if not reply.admits([claim.ask for claim in claims]):
+        asks = [claim.ask for claim in claims]
+        for claim, ask in zip(claims, untold(asks, reply.outcomes), strict=True):
+            claim.ask = ask
+        if not reply.admits(asks):
             again = list(claims)
         for claim in again:
             claim.extra = 0

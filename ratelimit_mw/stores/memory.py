@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from struct import Struct
 
-from ratelimit_mw.algorithms import DECIDE, REFUND, widened
+from ratelimit_mw.algorithms import ANSWER, DECIDE, REFUND, ban, widened
 from ratelimit_mw.clock import Clock, SystemClock
 from ratelimit_mw.model import Ask, Outcome, Reply
 
@@ -15,6 +15,8 @@ _STAMP_SIZE = _STAMP.size
 _SEGMENT = 2048  # counters to a dict: a bigger one makes a pause when it grows
 _SAMPLE = 8
 _CHECKED = 2  # old counters looked at for each new one
+
+_Found = tuple[Outcome, bytes | None]
 
 
 class MemoryStore:
@@ -53,8 +55,11 @@ class MemoryStore:
         with self._lock:
             now = self._clock.now()
             found = [self._ask(ask, ask.cost, now) for ask in asks]
-            charged = commit and all(
-                outcome.allowed or ask.shadow for ask, (outcome, _) in zip(asks, found, strict=True)
+            denied = not all(outcome.allowed for outcome, _ in found)
+            if denied:
+                self._withhold(asks, found, now)
+            charged = commit and (
+                not denied or all(outcome.allowed or ask.shadow for ask, (outcome, _) in zip(asks, found, strict=True))
             )
             if not charged:
                 for place, ask in enumerate(asks):
@@ -64,6 +69,8 @@ class MemoryStore:
                 for ask, (outcome, state) in zip(asks, found, strict=True):
                     if state is not None:
                         self._save(ask, outcome, state, now)
+                if denied:
+                    self._count_denials(asks, found, now)
         return Reply(now, [outcome for outcome, _ in found])
 
     async def adecide(self, asks: Sequence[Ask], *, commit: bool = True) -> Reply:
@@ -121,15 +128,34 @@ class MemoryStore:
     async def aclose(self) -> None:
         """Nothing is held open."""
 
-    def _ask(self, ask: Ask, cost: int, now: int) -> tuple[Outcome, bytes | None]:
+    def _ask(self, ask: Ask, cost: int, now: int) -> _Found:
         key, quota, _, _ = ask
         stored = self._segments[hash(key) % self._count].get(key)
-        return DECIDE[quota.algorithm](stored[_STAMP_SIZE:] if stored else b"", quota, cost, now)
+        return ANSWER[quota.algorithm](stored[_STAMP_SIZE:] if stored else b"", quota, cost, now)
 
-    def _unasked(self, ask: Ask, delay: int, now: int) -> tuple[Outcome, bytes | None]:
+    def _unasked(self, ask: Ask, delay: int, now: int) -> _Found:
         """As it is while what it would have taken is not taken; it would have waited `delay`."""
         outcome, state = self._ask(ask, 0, now)
         return (outcome._replace(delay=delay) if delay else outcome), state
+
+    def _withhold(self, asks: Sequence[Ask], found: list[_Found], now: int) -> None:
+        """Leave untaken what a shadow's ban would have denied: it stands before as many asks as it costs."""
+        for place, (_, quota, watched, shadow) in enumerate(asks):
+            if quota.algorithm == "ban" and shadow and not found[place][0].allowed:
+                for behind in range(place + 1, place + 1 + watched):
+                    found[behind] = self._ask(asks[behind], 0, now)
+
+    def _count_denials(self, asks: Sequence[Ask], found: list[_Found], now: int) -> None:
+        """Tell each ban that does not stand of a denial by what it watches."""
+        for place, ask in enumerate(asks):
+            key, quota, watched, _ = ask
+            behind = found[place + 1 : place + 1 + watched]
+            counts = quota.algorithm == "ban" and quota.limit and found[place][0].allowed
+            if counts and not all(said.allowed for said, _ in behind):
+                stored = self._segments[hash(key) % self._count].get(key, b"")
+                outcome, state = ban.deny(stored[_STAMP_SIZE:], quota, now)
+                self._save(ask, outcome, state, now)
+                found[place] = outcome, state
 
     def _give_back(self, asks: Sequence[Ask], charged_at: int, now: int) -> None:
         for key, quota, cost, _ in asks:

@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from ratelimit_mw.model import NEVER, Ask, Outcome, Quota, Reply
+from ratelimit_mw.stores.bans import untold
 from ratelimit_mw.stores.base import Store
 
 _SHARDED = re.compile(r"[^{]*x([0-9]+):\{")
@@ -145,6 +146,7 @@ def _charging(asks: Sequence[Ask]) -> _Rounds:
             return Reply(reply.now, [outcomes[place] for place in range(len(asks))])
         # What was admitted is charged: then only a shadow's shard denied, and it alone is asked again.
         asked = moved if reply.admits(round_) else range(len(asks))
+        asks = untold(asks, [outcomes[place] for place in range(len(asks))])
 
 
 def _summed(outcomes: Sequence[Outcome]) -> Outcome:

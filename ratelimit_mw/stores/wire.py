@@ -20,7 +20,8 @@ _ONE = _CHARGE.pack(1, 0)
 _FLAGS = [bytes((flags,)) for flags in range(64)]
 _nonces = count(secrets.randbits(48))  # a reply is told from the others on its connection; it is no secret
 _OUTCOME = Struct("<?qqqq")
-_NUMBER = {name: number for number, name in enumerate(ALGORITHMS, 1)}
+_NAMES = (*ALGORITHMS, "ban")
+_NUMBER = {name: number for number, name in enumerate(_NAMES, 1)}
 _SHADOW, _LAST, _PEEK, _FORGET, _REFUND, _INSIST = 1, 2, 4, 8, 16, 32
 _FAILED = -2  # in the place of retry_after
 _NO_SCRIPT = ("NOSCRIPT", "No matching script")  # as the server says it, and as redis-py does
@@ -91,9 +92,9 @@ class Message(NamedTuple):
 @cache
 def script() -> str:
     """The one script, put together from the algorithms' files."""
-    table = "local by_number = {" + ", ".join(f"'{name}'" for name in ALGORITHMS) + "}\n"
+    table = "local by_number = {" + ", ".join(f"'{name}'" for name in _NAMES) + "}\n"
     decide = files("ratelimit_mw.stores").joinpath("decide.lua").read_text(encoding="utf-8")
-    return "\n".join([lua("arithmetic"), *(algorithm.lua for algorithm in ALGORITHMS.values()), table, decide])
+    return "\n".join([lua("arithmetic"), *map(lua, _NAMES), table, decide])
 
 
 def encode(inquiries: Sequence[Inquiry], now: int | None) -> Message:
@@ -151,10 +152,16 @@ def _packed_quota(quota: Quota) -> bytes:
     if known is None or known[0] is not quota:
         if len(_packed) >= _MOST_QUOTAS:
             _packed.clear()
-        extra = quota.burst if ALGORITHMS[quota.algorithm].bucket else quota.buckets
-        known = quota, _QUOTA.pack(_NUMBER[quota.algorithm], quota.limit, quota.period, extra, quota.max_wait)
-        _packed[id(quota)] = known
+        _packed[id(quota)] = known = quota, _QUOTA.pack(_NUMBER[quota.algorithm], *_numbers(quota))
     return known[1]
+
+
+def _numbers(quota: Quota) -> tuple[int, int, int, int]:
+    ban = quota.ban
+    if ban is not None and quota.algorithm == "ban":
+        return ban.after + ban.growth * 65_536, ban.within, ban.lasts, ban.longest
+    extra = quota.burst if ALGORITHMS[quota.algorithm].bucket else quota.buckets
+    return quota.limit, quota.period, extra, quota.max_wait
 
 
 _packed: dict[int, tuple[Quota, bytes]] = {}

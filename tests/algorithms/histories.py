@@ -4,7 +4,7 @@ import itertools
 
 from hypothesis import strategies as st
 
-from ratelimit_mw.model import SECOND, Ask, Quota
+from ratelimit_mw.model import SECOND, Ask, Ban, Quota
 from ratelimit_mw.stores.wire import Inquiry
 
 NAMES = (
@@ -71,8 +71,32 @@ def histories(draw, names=NAMES[:-1]):  # concurrency is a bucketed window that 
 
 
 @st.composite
+def bans(draw):
+    """Any ban, mostly one that comes soon."""
+    lasts = draw(st.sampled_from((1, 7 * SECOND, 60 * SECOND, 3_600 * SECOND)))
+    growth = draw(st.sampled_from((1, 1, 2, 2, 3, 10)))
+    longest = lasts if growth == 1 else draw(st.sampled_from((lasts + 1, 4 * lasts, 25 * lasts, 365 * DAY)))
+    after = draw(st.one_of(st.integers(1, 4), st.just(1_000)))
+    return Ban("p:ban:{", after, draw(st.sampled_from((1, SECOND, 60 * SECOND, DAY))), lasts, longest, growth)
+
+
+def ban_ask(ban, watched, *, name="", shadow=False):
+    """The ask of a ban that watches so many asks behind it."""
+    return Ask(f"p{name}:ban:{{x}}", Quota("ban", ban.after, ban.within, ban=ban), watched, shadow)
+
+
+@st.composite
+def watched(draw, asks, ban):
+    """The asks, and before some of them a ban that watches one of them or more."""
+    first = draw(st.integers(0, len(asks) - 1))
+    many = draw(st.integers(0, len(asks) - first))
+    shadow = many > 0 and asks[first].shadow
+    return [*asks[:first], ban_ask(ban, many, name=asks[first].key, shadow=shadow), *asks[first:]]
+
+
+@st.composite
 def conversations(draw):
-    """[(now, inquiries)]: several counters of each algorithm, shared by tiers; shadows, peeks, refunds, any clock.
+    """[(now, inquiries)]: several counters of an algorithm, shared by tiers; shadows, peeks, refunds, bans; any clock.
 
     What is charged without being asked, a debt or a lease renewed, is looked at behind.
     """
@@ -82,11 +106,15 @@ def conversations(draw):
         tiers = [first, *draw(st.lists(quotas(name, first.period, first.buckets), max_size=2))]
         counters.append([(f"p:{number}:{name}:{{x}}", quota) for quota in tiers])
     every = list(itertools.chain(*counters))
+    punishing = draw(st.lists(bans(), max_size=2))
     now, steps = START + draw(st.integers(0, DAY)), []
     for _ in range(draw(st.integers(1, 25))):
         quota = draw(st.sampled_from(every))[1]
         now = now + draw(jumps(quota, back=True))
-        if draw(st.integers(0, 3)) == 0:  # the last moments of a window, and the first
+        if punishing and draw(st.integers(0, 3)) == 0:  # the last moments of bans, and of what brings them
+            ban = draw(st.sampled_from(punishing))
+            now += draw(st.sampled_from((ban.lasts, ban.within, ban.longest, -ban.lasts))) + draw(st.integers(-1, 1))
+        elif draw(st.integers(0, 3)) == 0:  # the last moments of a window, and the first
             now += -now % quota.period + draw(st.integers(-2, 1))
         now = min(max(now, 0), LATEST)
         inquiries = []
@@ -98,6 +126,8 @@ def conversations(draw):
                 for place, (key, quota) in enumerate(asked)
             ]
             what = draw(st.sampled_from(("charge", "charge", "charge", "look", "refund", "insist", "renew")))
+            if punishing and what in ("charge", "look"):
+                asks = draw(watched(asks, draw(st.sampled_from(punishing))))
             back = what in ("refund", "renew")
             charged_at = draw(st.sampled_from([now, *(then for then, _ in steps)])) if back else None
             if what in ("insist", "renew"):

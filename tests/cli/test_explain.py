@@ -139,6 +139,7 @@ def test_programs_get_json(run):
         "remaining": 5,
         "reset_after": told["rules"][1]["counters"][0]["reset_after"],
         "retry_after": None,
+        "banned": False,
     }
     assert told["changes"] == ["the request costs no more than 5", "'login' may do more than 5 per minute"]
 

@@ -1,0 +1,70 @@
+-- The twin of ban.py. On the wire the limit is the denials that bring a ban plus 65536 × its growth, the burst how long
+-- the first of a row lasts, and the longest wait how long one lasts at most.
+local denials = {}
+
+local function read_ban(key)
+  local state = redis.call('GET', key)
+  if not state or #state < 16 or #state % 8 > 0 then return 0, 0, '' end
+  local ends, row = struct.unpack('<I8I8', state)
+  return ends, row, string.sub(state, 17)
+end
+
+-- The denials stand in the order of time, so that the old ones are found by halves, and nearly always nothing else is
+-- to be done.
+local function denied_lately(times, within, now)
+  local low, high = 0, #times / 8
+  while low < high do
+    local middle = math.floor((low + high) / 2)
+    if struct.unpack('<I8', times, middle * 8 + 1) <= now - within then low = middle + 1 else high = middle end
+  end
+  local lately = string.sub(times, low * 8 + 1)
+  if lately == '' or struct.unpack('<I8', lately, #lately - 7) <= now then return lately end
+  local clamped = {}
+  for at = 1, #lately, 8 do
+    local time = struct.unpack('<I8', lately, at)
+    if time <= now + within then clamped[#clamped + 1] = struct.pack('<I8', math.min(time, now)) end
+  end
+  return table.concat(clamped)
+end
+
+local function length_of_ban(row, lasts, growth, longest)
+  if row == 0 then return 0 end
+  local length, place = lasts, 1
+  while growth > 1 and place < row and length < longest do length, place = length * growth, place + 1 end
+  return math.min(length, longest)
+end
+
+local function ban_unused_in(ends, row, quiet, lately, within, now)
+  local counted = lately == '' and 0 or struct.unpack('<I8', lately, #lately - 7) + within - now
+  return math.max(counted, row > 0 and ends + quiet - now or 0, 0)
+end
+
+algorithms.ban = function(key, limit, within, lasts, _, now, longest)
+  local after, growth = limit % 65536, math.floor(limit / 65536)
+  local quiet = growth > 1 and longest or 0
+  local ends, row, times = read_ban(key)
+  local latest = now + length_of_ban(row, lasts, growth, longest)
+  local write = ends > latest and struct.pack('<I8I8', latest, row) .. times or nil
+  ends = math.min(ends, latest)
+  if ends > now then return false, 0, ends + quiet - now, ends - now, write end
+  local lately = denied_lately(times, within, now)
+  return true, math.max(after - #lately / 8, 0), ban_unused_in(ends, row, quiet, lately, within, now), 0
+end
+
+denials.ban = function(key, limit, within, lasts, now, longest)
+  local after, growth = limit % 65536, math.floor(limit / 65536)
+  local quiet = growth > 1 and longest or 0
+  local ends, row, times = read_ban(key)
+  if ends + quiet <= now then row = 0 end
+  local lately = denied_lately(times, within, now)
+  if #lately / 8 + 1 >= after then
+    if length_of_ban(row, lasts, growth, longest) < longest then row = row + 1 end
+    local length = length_of_ban(row, lasts, growth, longest)
+    return false, 0, length + quiet, length, struct.pack('<I8I8', now + length, row), row
+  end
+  lately = lately .. struct.pack('<I8', now)
+  local reset_after = ban_unused_in(ends, row, quiet, lately, within, now)
+  return true, after - #lately / 8, reset_after, 0, struct.pack('<I8I8', ends, row) .. lately
+end
+
+refunds.ban = function() end -- it has taken nothing

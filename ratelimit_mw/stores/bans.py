@@ -1,0 +1,145 @@
+"""Bans: what a store is asked besides where a rule bans, and what its counters say to who is banned."""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+
+from ratelimit_mw.model import NEVER, Ask, Ban, Banned, Outcome, Quota, Reply
+from ratelimit_mw.stores.base import Store
+
+Begun = Callable[[Ask, int, int, int], None]
+"""Is told of each ban that begins: its ask, its place in its row, how long it lasts, and when that was."""
+
+
+class Bans:
+    """Asks `store` for the ban before each counter that has one, in the same call.
+
+    While a ban stands, what it watches denies with a `Banned` outcome and takes nothing; else the store counts what
+    the counters deny. There is one ban for all counters that a rule has for an identity, and it lies in their slot of
+    a cluster. To look counts nothing, and to forget a counter lifts its ban.
+    """
+
+    def __init__(self, store: Store, begun: Begun) -> None:
+        self.beneath = store
+        self._begun = begun
+
+    def decide(self, asks: Sequence[Ask], *, commit: bool = True) -> Reply:
+        """See `Store.decide`."""
+        asked = _with_bans(asks)
+        if len(asked) == len(asks):
+            return self.beneath.decide(asks, commit=commit)
+        return self._without_bans(asked, self.beneath.decide(asked, commit=commit))
+
+    async def adecide(self, asks: Sequence[Ask], *, commit: bool = True) -> Reply:
+        """See `Store.decide`."""
+        asked = _with_bans(asks)
+        if len(asked) == len(asks):
+            return await self.beneath.adecide(asks, commit=commit)
+        return self._without_bans(asked, await self.beneath.adecide(asked, commit=commit))
+
+    def forget(self, keys: Sequence[str]) -> None:
+        """See `Store.forget`."""
+        self.beneath.forget(_and_bans(keys))
+
+    async def aforget(self, keys: Sequence[str]) -> None:
+        """See `Store.forget`."""
+        await self.beneath.aforget(_and_bans(keys))
+
+    def refund(self, asks: Sequence[Ask], charged_at: int) -> None:
+        """See `Store.refund`."""
+        self.beneath.refund(asks, charged_at)
+
+    async def arefund(self, asks: Sequence[Ask], charged_at: int) -> None:
+        """See `Store.refund`."""
+        await self.beneath.arefund(asks, charged_at)
+
+    def charge(self, asks: Sequence[Ask], *, instead_of: int | None = None) -> int:
+        """See `Store.charge`."""
+        return self.beneath.charge(asks, instead_of=instead_of)
+
+    async def acharge(self, asks: Sequence[Ask], *, instead_of: int | None = None) -> int:
+        """See `Store.charge`."""
+        return await self.beneath.acharge(asks, instead_of=instead_of)
+
+    def keys(self, prefix: str) -> Iterator[str]:
+        """See `Store.keys`."""
+        return self.beneath.keys(prefix)
+
+    def close(self) -> None:
+        """See `Store.close`."""
+        self.beneath.close()
+
+    async def aclose(self) -> None:
+        """See `Store.close`."""
+        await self.beneath.aclose()
+
+    def _without_bans(self, asked: Sequence[Ask], reply: Reply) -> Reply:
+        """What was said of the counters, the bans' say in it."""
+        said: list[Outcome] = []
+        ban, watched = None, 0
+        if reply.only is not None:
+            bans = sum(ask.quota.algorithm == "ban" for ask in asked[: reply.only])
+            (outcome,) = reply.outcomes
+            if asked[reply.only].quota.algorithm == "ban":
+                outcome = Banned(False, 0, outcome.retry_after, outcome.retry_after)
+            return reply._replace(outcomes=(outcome,), only=reply.only - bans)
+        for ask, outcome in zip(asked, reply.outcomes, strict=True):
+            if ask.quota.algorithm == "ban":
+                ban, watched = None if outcome.allowed else outcome, ask.cost
+                if outcome.delay:
+                    self._begun(ask, outcome.delay, outcome.retry_after, reply.now)
+            else:
+                said.append(outcome if ban is None or watched <= 0 else _banned(outcome, ban))
+                watched -= 1
+        return reply._replace(outcomes=said)
+
+
+def key_of_ban(key: str) -> str:
+    """The key of the ban that watches a counter of this key, if any does."""
+    stem, brace, identity = key.partition("{")
+    return f"{stem.rsplit(':', 2)[0]}:ban:{brace}{identity}"
+
+
+@lru_cache(maxsize=1024)
+def quota_of(ban: Ban) -> Quota:
+    """As what a store is asked for it."""
+    return Quota("ban", ban.after, ban.within, ban=ban)
+
+
+def untold(asks: Sequence[Ask], outcomes: Sequence[Outcome]) -> Sequence[Ask]:
+    """`asks` as they are put again after these outcomes: no denial that a ban has counted is counted twice."""
+    return [
+        ask._replace(cost=0) if ask.quota.algorithm == "ban" and _has_counted(ask, outcomes[place + 1 :]) else ask
+        for place, ask in enumerate(asks)
+    ]
+
+
+def _has_counted(ban: Ask, behind: Sequence[Outcome]) -> bool:
+    return not all(outcome.allowed for outcome in behind[: ban.cost])
+
+
+def _with_bans(asks: Sequence[Ask]) -> Sequence[Ask]:
+    """`asks`, and before those of one rule and one identity their ban. Its cost is how many it watches."""
+    if all(ask.quota.ban is None for ask in asks):
+        return asks
+    asked: list[Ask] = []
+    at: dict[str, int] = {}
+    for ask in asks:
+        ban = ask.quota.ban
+        if ban is not None:
+            key = ban.prefix + ask.key.partition("{")[2]
+            if key not in at:
+                at[key] = len(asked)
+                asked.append(Ask(key, quota_of(ban), 0, ask.shadow))
+            asked[at[key]] = asked[at[key]]._replace(cost=len(asked) - at[key])
+        asked.append(ask)
+    return asked
+
+
+def _and_bans(keys: Sequence[str]) -> Sequence[str]:
+    return [*keys, *dict.fromkeys(map(key_of_ban, keys))]
+
+
+def _banned(outcome: Outcome, ban: Outcome) -> Banned:
+    """What a counter says whose own wait may be longer than the ban."""
+    end, own = ban.retry_after, outcome.retry_after
+    return Banned(False, 0, max(outcome.reset_after, end), NEVER if own == NEVER else max(own, end))
