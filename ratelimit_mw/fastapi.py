@@ -20,6 +20,7 @@ from ratelimit_mw.model import Decision
 from ratelimit_mw.response import Denial, phrase
 from ratelimit_mw.rules.demands import require_named
 from ratelimit_mw.rules.domains import Rules
+from ratelimit_mw.settings import ResponseSettings
 from ratelimit_mw.stores import Store
 
 _POLICY_VIOLATION, _TRY_AGAIN_LATER = 1008, 1013
@@ -152,30 +153,40 @@ def _limits_of(route: Any) -> list[Limited]:
 
 def _document(app: FastAPI, schema: dict[str, Any], limiter: RateLimiter) -> None:
     """Write into the operations that are limited what a denial looks like, where they say nothing of it themselves."""
-    status = str(limiter.response.status)
+    own = {rule.name: rule.status for rule in limiter.rules.rules if rule.status}
     paths = schema.get("paths", {})
     for route in _routes(app):
-        if _limits_of(route):
-            for method in getattr(route, "methods", None) or ():  # a WebSocket has none
-                operation = paths.get(route.path_format, {}).get(method.lower())
-                if operation is not None:
-                    operation.setdefault("responses", {}).setdefault(status, _described(limiter))
+        statuses = {own.get(found.rule) or limiter.response.status for found in _limits_of(route)}
+        for method in (getattr(route, "methods", None) or ()) if statuses else ():  # a WebSocket has none
+            operation = paths.get(route.path_format, {}).get(method.lower())
+            if operation is not None:
+                for status in sorted(statuses):
+                    operation.setdefault("responses", {}).setdefault(str(status), _described(status, limiter.response))
 
 
-def _described(limiter: RateLimiter) -> dict[str, Any]:
-    settings = limiter.response
+def _described(status: int, settings: ResponseSettings) -> dict[str, Any]:
+    sent = settings.headers.denied
     headers = {}
-    if "retry-after" in settings.headers:
+    if "retry-after" in sent:
         headers["Retry-After"] = _whole("Seconds after which the same request is let through")
-    if "x-ratelimit" in settings.headers:
+    if "x-ratelimit" in sent:
         headers["X-RateLimit-Limit"] = _whole("Requests that are allowed")
         headers["X-RateLimit-Remaining"] = _whole("Requests that are left")
         at = "At which second of the epoch" if settings.reset == "epoch" else "In how many seconds"
         headers["X-RateLimit-Reset"] = _whole(f"{at} all of them are there again")
-    response: dict[str, Any] = {"description": phrase(settings.status), "headers": headers}
-    if settings.body in _BODIES:
-        response["content"] = _BODIES[settings.body]
-    return response
+    if "ratelimit" in sent:
+        headers["RateLimit-Policy"] = _text(
+            "What is allowed: each policy with its quota, q, and its window in seconds, w"
+        )
+        headers["RateLimit"] = _text("What is left of each policy, r, and in how many seconds there is more, t")
+    content: dict[str, Any] = {}
+    for body in settings.body:
+        content |= _BODIES[body if isinstance(body, str) else "template"]
+    return {"description": phrase(status), "headers": headers, "content": content}
+
+
+def _text(description: str) -> dict[str, Any]:
+    return {"description": description, "schema": {"type": "string"}}
 
 
 def _whole(description: str) -> dict[str, Any]:
@@ -191,4 +202,6 @@ _BODIES = {
     "json": _body("application/json", message="string", documentation_url="string"),
     "problem": _body("application/problem+json", type="string", title="string", status="integer", detail="string"),
     "text": {"text/plain": {"schema": {"type": "string"}}},
+    "html": {"text/html": {"schema": {"type": "string"}}},
+    "template": {"application/json": {"schema": {"type": "object"}}},
 }

@@ -138,6 +138,9 @@ class Rule:
     are several, they are asked as shadows are, for none of them denies by itself. `max_waiting` is how many threads
     of a process may be waiting for a turn when a request is to wait for one of this rule's.
 
+    `several` says that the rule has more than one limit. A `hidden` rule is not spoken of in any header; `status` and
+    `message` are those of its denials, where they are not the file's.
+
     What a response means is known afterwards: with `counts`, what a request took stays taken if its status is one of
     these, and with `cost_after` a request takes as much as that finds in the response's headers. What a rule that
     `defers` denies is put off, if it can be.
@@ -151,6 +154,10 @@ class Rule:
     quota: str = ""
     max_waiting: int = 4
     defers: bool = False
+    several: bool = False
+    hidden: bool = False
+    status: int | None = None
+    message: str | None = None
     counts: frozenset[int] | None = None
     messages: Literal["close", "drop"] | None = None
     cost_after: "CostAfter | None" = field(default=None, compare=False, repr=False)

@@ -1,43 +1,56 @@
 """What a client is told: the headers of a limited response, and the whole of a denial."""
 
-import json
-import re
 from collections.abc import Callable, Iterable
 from http import HTTPStatus
 from typing import Generic, NamedTuple, TypeVar
 
+from ratelimit_mw.accept import preferred
+from ratelimit_mw.bodies import Said, filled, format_of, is_constant
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import NEVER, SECOND
+from ratelimit_mw.policies import Policies
+from ratelimit_mw.rate_fields import RateFields
 from ratelimit_mw.settings import ResponseSettings
 from ratelimit_mw.verdict import Reason, Verdict
 
 _Text = TypeVar("_Text", bound=str | bytes)
 
-_PLACEHOLDER = re.compile(r"\{(ip|rule|limit|retry_after)\}")
-_CONTENT_TYPES = {
-    "json": "application/json",
-    "problem": "application/problem+json",
-    "text": "text/plain; charset=utf-8",
-}
+
+class _Problem(NamedTuple):
+    """A type of problem (RFC 9457), and its title; none where that of the status says it all."""
+
+    type: str
+    title: str | None = None
 
 
-class _Words(NamedTuple):
-    """What a client is told who is denied for one reason; None: what the file says under `response`.
+_TYPES = "https://iana.org/assignments/http-problem-types"
+_NO_TYPE = _Problem("about:blank")
+_QUOTA = _Problem(f"{_TYPES}#quota-exceeded", "Request cannot be satisfied as assigned quota has been exceeded")
+_CAPACITY = _Problem(
+    f"{_TYPES}#temporary-reduced-capacity", "Request cannot be satisfied due to temporary server capacity constraints"
+)
+_ABNORMAL = _Problem(
+    f"{_TYPES}#abnormal-usage-detected", "Request not satisfied due to detection of abnormal request pattern"
+)
 
-    `type` is the problem's, where the file links to no other; `wait` (seconds) is what Retry-After says where no
-    counter speaks, None where no waiting helps.
+
+class _Answer(NamedTuple):
+    """What a client is told who is denied for one reason; None: what the rule says, or else the file.
+
+    `wait` (seconds) is what Retry-After says where no counter speaks, None where no waiting helps.
     """
 
     status: int | None
     message: str | None
-    type: str = "about:blank"
+    problem: _Problem
     wait: int | None = None
 
 
-_WORDS: dict[Reason, _Words] = {
-    "limited": _Words(None, None),
-    "unavailable": _Words(503, "Service temporarily unavailable", wait=1),
-    "blocked": _Words(403, "Forbidden"),
+_ANSWERS: dict[Reason, _Answer] = {
+    "limited": _Answer(None, None, _QUOTA),
+    "banned": _Answer(None, None, _ABNORMAL),
+    "unavailable": _Answer(503, "Service temporarily unavailable", _CAPACITY, wait=1),
+    "blocked": _Answer(403, "Forbidden", _NO_TYPE),
 }
 
 
@@ -53,7 +66,7 @@ class Answers(Generic[_Text]):
     """The words of one configuration, in the text (WSGI) or the bytes (ASGI) of a shell's headers.
 
     `name` makes a header's name of its usual spelling, and `value` its value. `address` reads the client's
-    address, for a message that holds {ip}.
+    address, for what holds {ip}.
     """
 
     def __init__(
@@ -67,23 +80,22 @@ class Answers(Generic[_Text]):
         self._settings = settings
         self._address = address
         self._value = value
-        self.rated = "x-ratelimit" in settings.headers
-        """Whether the X-RateLimit headers are wanted at all."""
-        self._epoch = settings.reset == "epoch"
-        self._limit, self._remaining, self._reset, self._over = (
-            name(f"X-RateLimit-{word}") for word in ("Limit", "Remaining", "Reset", "Over")
-        )
-        self._ours = frozenset(header.lower() for header in (self._limit, self._remaining, self._reset))
-        self._retry_after = name("Retry-After") if "retry-after" in settings.headers else None
+        self._policies = policies = Policies()
+        epoch = settings.reset == "epoch"
+        headers = settings.headers
+        self._allowed = RateFields(headers.allowed, policies, epoch=epoch, name=name, value=value)
+        self._denied = RateFields(headers.denied, policies, epoch=epoch, name=name, value=value)
+        self.rated = self._allowed.wanted
+        """Whether an allowed response says anything of its limit."""
+        self._retry_after = name("Retry-After") if "retry-after" in headers.denied else None
         self._content_length = name("Content-Length")
-        self._always = [
-            (name("Content-Type"), value(_CONTENT_TYPES[settings.body])),
-            (name("Cache-Control"), value("no-store")),
-        ]
-        self._templated = _PLACEHOLDER.search(settings.message) is not None
-        self._bodies = {
-            reason: _body(settings, words, words.message or settings.message) for reason, words in _WORDS.items()
-        }
+        self._formats = [format_of(body, settings.page) for body in settings.body]
+        self._accepted = [made.accepted for made in self._formats]
+        always = [(name("Cache-Control"), value("no-store"))]
+        if len(self._formats) > 1:
+            always.append((name("Vary"), value("Accept")))
+        self._always = [[(name("Content-Type"), value(made.content_type)), *always] for made in self._formats]
+        self._kept: dict[tuple[int, Reason, int, str], bytes] = {}
 
     def beside(self, own: Iterable[tuple[_Text, _Text]], verdict: Verdict) -> list[tuple[_Text, _Text]]:
         """The app's own headers and ours, if there is a rule that binds, in a new list.
@@ -93,51 +105,54 @@ class Answers(Generic[_Text]):
         headers = list(own)
         if verdict.binding < 0:
             return headers
-        ours = self._ours
+        ours = self._allowed.names
         for name, _ in headers:
             if name.lower() in ours:
                 return headers
-        headers += self._rate(verdict)
+        headers += self._allowed.lines(verdict)
         return headers
 
     def denial(self, verdict: Verdict, request: Request) -> Denial[_Text]:
         """The response to a request that `verdict` does not allow."""
         value = self._value
         reason = verdict.reason or "limited"
-        words = _WORDS[reason]
-        wait = words.wait if verdict.outcome is None else _seconds(verdict.outcome.retry_after)
-        if self._templated and words.message is None:
-            body = _body(self._settings, words, self._message(verdict, request, wait))
-        else:
-            body = self._bodies[reason]
-        headers = [*self._always, (self._content_length, value(str(len(body))))]
-        if self._retry_after is not None and wait is not None:
+        answer, settings, rule, outcome = _ANSWERS[reason], self._settings, verdict.rule, verdict.outcome
+        wait = answer.wait if outcome is None else _seconds(outcome.retry_after)
+        status = answer.status or (rule and rule.status) or settings.status
+        message = answer.message or (rule and rule.message) or settings.message
+        place = preferred(",".join(request.header_lines("accept")), self._accepted) if len(self._formats) > 1 else 0
+        key = place, reason, status, message
+        body = self._kept.get(key)
+        if body is None:
+            made = self._formats[place]
+            body = made.render(self._said(verdict, request, reason, status=status, message=message, wait=wait))
+            if made.constant and is_constant(message):
+                self._kept[key] = body
+        headers = [*self._always[place], (self._content_length, value(str(len(body))))]
+        if self._retry_after is not None and wait is not None and not (rule and rule.hidden):
             headers.append((self._retry_after, value(str(wait))))
-        if self.rated and verdict.binding >= 0:
-            headers += self._rate(verdict)
-        return Denial(words.status or self._settings.status, headers, b"" if request.method == "HEAD" else body)
+        if verdict.binding >= 0:
+            headers += self._denied.lines(verdict)
+        return Denial(status, headers, b"" if request.method == "HEAD" else body)
 
-    def _rate(self, verdict: Verdict) -> tuple[tuple[_Text, _Text], ...]:
-        value = self._value
-        binding = verdict.binding
-        outcome = verdict.outcomes[binding]
-        reset = outcome.reset_after + verdict.now if self._epoch else outcome.reset_after
-        quota = verdict.charges[binding].ask.quota
-        rate = (
-            (self._limit, value(str(quota.told))),
-            (self._remaining, value(str(outcome.remaining))),
-            (self._reset, value(str(-(-reset // SECOND)))),
-        )
-        return (*rate, (self._over, value(str(quota.over)))) if binding in verdict.over else rate
-
-    def _message(self, verdict: Verdict, request: Request, wait: int | None) -> str:
-        words = {
-            "ip": self._address(request) or "unknown",
-            "rule": verdict.rule.name if verdict.rule else "",
-            "limit": str(verdict.limit),
-            "retry_after": "never" if wait is None else str(wait),
+    def _said(
+        self, verdict: Verdict, request: Request, reason: Reason, *, status: int, message: str, wait: int | None
+    ) -> Said:
+        title, problem = phrase(status), _ANSWERS[reason].problem
+        words: dict[str, str | int | None] = {
+            "ip": self._address(request),
+            "rule": verdict.rule.name if verdict.rule else None,
+            "limit": verdict.limit,
+            "retry_after": wait,
         }
-        return _PLACEHOLDER.sub(lambda found: words[found[1]], self._settings.message)
+        words |= {"message": filled(message, words), "status": status, "title": title, "reason": reason}
+        return Said(
+            words,
+            problem.type,
+            problem.title or title,
+            self._policies.violated(verdict),
+            self._settings.documentation_url,
+        )
 
 
 def phrase(status: int) -> str:
@@ -151,18 +166,3 @@ def phrase(status: int) -> str:
 def _seconds(wait: int) -> int | None:
     """What Retry-After says: whole seconds, never early and never 0; None where no waiting helps."""
     return None if wait == NEVER else max(1, -(-wait // SECOND))
-
-
-def _body(settings: ResponseSettings, words: _Words, message: str) -> bytes:
-    link = settings.documentation_url
-    status = words.status or settings.status
-    if settings.body == "text":
-        return message.encode()
-    fields: dict[str, object]
-    if settings.body == "problem":
-        fields = {"type": link or words.type, "title": phrase(status), "status": status, "detail": message}
-    else:
-        fields = {"message": message}
-        if link:
-            fields["documentation_url"] = link
-    return json.dumps(fields).encode()

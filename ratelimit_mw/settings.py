@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from ipaddress import IPv4Network, IPv6Network
+from typing import NamedTuple
 
 Network = IPv4Network | IPv6Network
 
@@ -51,6 +52,23 @@ class LoadSettings:
     capacity: int | None = None
 
 
+PLACEHOLDERS = ("ip", "rule", "limit", "retry_after")
+"""What a message may hold in braces."""
+
+BODY_PLACEHOLDERS = (*PLACEHOLDERS, "message", "status", "title", "reason")
+"""What a template of a body may."""
+
+Body = str | Mapping[str, object]
+"""A format of bodies: json, problem, text or html; or a template, the JSON that a body is to be."""
+
+
+class HeaderGroups(NamedTuple):
+    """The groups of headers that speak of limits: on responses of the app, and on denials."""
+
+    allowed: tuple[str, ...] = ("x-ratelimit", "retry-after")
+    denied: tuple[str, ...] = ("x-ratelimit", "retry-after")
+
+
 @dataclass(frozen=True, slots=True)
 class DeferSettings:
     """How requests are put off that a rule with `on_limit: defer` would deny.
@@ -73,11 +91,15 @@ class DeferSettings:
 
 @dataclass(frozen=True, slots=True)
 class ResponseSettings:
-    """What a denied client is told. `message` may hold {ip} {rule} {limit} {retry_after}."""
+    """What a denied client is told. `message` may hold {ip} {rule} {limit} {retry_after}.
+
+    Of several formats of `body` the client's Accept chooses; `page` is the HTML one's, if not our own.
+    """
 
     status: int = 429
-    headers: tuple[str, ...] = ("x-ratelimit", "retry-after")
+    headers: HeaderGroups = field(default_factory=HeaderGroups)
     reset: str = "epoch"
-    body: str = "json"
+    body: tuple[Body, ...] = ("json",)
+    page: str | None = None
     message: str = "Too many requests"
     documentation_url: str | None = None

@@ -9,8 +9,8 @@ from ratelimit_mw.model import NEVER, SECOND, Ask, Banned, Charge, Decision, Out
 _SILENCE = Reply(0, ())
 _NONE: frozenset[int] = frozenset()
 
-Reason = Literal["limited", "unavailable", "blocked"]
-"""Why a request is denied: a counter is used up; the store was away and a rule with `on_error: deny` would not do
+Reason = Literal["limited", "banned", "unavailable", "blocked"]
+"""Why a request is denied: a counter is used up; too many denials have brought a ban; the store was away and a rule with `on_error: deny` would not do
 without it; an operator has blocked the client, whom no counter would let pass."""
 
 
@@ -124,7 +124,23 @@ class Verdict:
     @property
     def reason(self) -> Reason | None:
         """Why the request is denied; None where it is not."""
-        return None if self.allowed else self._denied or "limited"
+        if self.allowed:
+            return None
+        return self._denied or ("banned" if self.banned else "limited")
+
+    @property
+    def shown(self) -> int:
+        """The place of the counter that headers speak of where the rule that binds is hidden; -1: of none.
+
+        A denial has nothing to tell but the rule that denies.
+        """
+        if not self.allowed:
+            return -1
+        return min(
+            [place for place, (rule, ask) in enumerate(self.charges) if not (ask.shadow or rule.hidden)],
+            key=lambda place: self.outcomes[place].remaining - (place in self.over),
+            default=-1,
+        )
 
     @property
     def rule(self) -> Rule | None:

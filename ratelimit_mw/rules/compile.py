@@ -46,6 +46,7 @@ def compile_rules(
         _compile_rule(file, n, matches[n], node_at(tree, ("rules", n)), attributes, problems)
         for n in range(len(file.rules))
     )
+    _check_page(file, tree, problems)
     descriptors = compile_descriptors(file, tree, attributes, problems, warnings)
     _warn_of_absent(file, tree, warnings)
     _warn_of_idle_throttles(file, rules, tree, warnings)
@@ -83,6 +84,10 @@ def _compile_rule(  # noqa: PLR0917 - all of them are needed, and nothing else
             section.name,
             section.on_error or file.storage.on_error,
             section.shadow,
+            several=any(len(held) > 1 for held in (counters, *(tiers or {}).values())),
+            hidden=section.response.hidden,
+            status=section.response.status,
+            message=section.response.message,
             max_waiting=_MAX_WAITING if section.max_waiting is None else section.max_waiting,
             defers=section.on_limit == "defer",
             counts=section.count,
@@ -145,6 +150,12 @@ def _check_exempt(file: File, tree: Map, problems: Problems) -> None:
         node = node_at(tree, ("exempt", n))
         if isinstance(node, Map) and not node and not node.dropped:
             problems.add(node.place, "an entry that names nothing would exempt every request")
+
+
+def _check_page(file: File, tree: Map, problems: Problems) -> None:
+    if file.response.page is not None and "html" not in file.response.body:
+        place = place_of(tree, "response", "page")
+        problems.add(place, "no response has the format html", "write body: [json, html] for whoever accepts it")
 
 
 def _warn_of_absent(file: File, tree: Map, warnings: Problems) -> None:

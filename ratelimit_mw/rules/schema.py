@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationError, WithJsonSchema
 from pydantic.json_schema import GenerateJsonSchema
 
-from ratelimit_mw.rules import values
+from ratelimit_mw.rules import responding, values
 from ratelimit_mw.rules.ban import Punishment, read_ban
 from ratelimit_mw.rules.cost import Cost, read_cost
 from ratelimit_mw.rules.count import read_count
@@ -20,7 +20,7 @@ from ratelimit_mw.rules.templates import Template
 from ratelimit_mw.rules.throttle import Throttle, read_throttle
 from ratelimit_mw.rules.tree import Items, Map, Node, Place, Problems, kind, nearest, quoted
 from ratelimit_mw.rules.wrong import Fault, Wrong
-from ratelimit_mw.settings import LoadSettings, Network
+from ratelimit_mw.settings import Body, HeaderGroups, LoadSettings, Network
 
 MOST = 1_000_000_000
 """The largest limit, burst and cost."""
@@ -111,6 +111,20 @@ _LOAD = {
     ]
 }
 
+_GROUPS = _or_list({"enum": list(responding.GROUPS)}, at_least=0)
+_HEADERS = {
+    "anyOf": [
+        *_GROUPS["anyOf"],
+        {"type": "object", "properties": {"allowed": _GROUPS, "denied": _GROUPS}, "additionalProperties": False},
+    ],
+    "default": ["x-ratelimit", "retry-after"],
+}
+_BODY = {
+    **_or_list({"anyOf": [{"enum": list(responding.FORMATS)}, {"type": "object", "minProperties": 1}]}),
+    "default": "json",
+    "examples": ["problem", ["json", "html"], {"error": {"code": "{reason}", "message": "{message}"}}],
+}
+
 Text = Annotated[str, PlainValidator(values.text), WithJsonSchema(_TEXT)]
 OptionalText = Annotated[str | None, PlainValidator(values.optional_text), WithJsonSchema(_TEXT)]
 Name = Annotated[
@@ -128,6 +142,8 @@ Interval = Annotated[
     PlainValidator(values.interval),
     WithJsonSchema({**_TEXT, "default": "5s", "examples": ["5s", "1m", "off"]}),
 ]
+Status = Annotated[int, Field(ge=400, le=599), WHOLE]
+Message = Annotated[str, PlainValidator(responding.read_message), WithJsonSchema(_TEXT)]
 OnError = Annotated[Literal["allow", "deny", "local"], BeforeValidator(values.one_of("allow", "deny", "local"))]
 Networks = Annotated[tuple[Network, ...], PlainValidator(values.each(values.network)), WithJsonSchema(_or_list(_TEXT))]
 Paths = Annotated[tuple[Template, ...], PlainValidator(values.each(values.template)), WithJsonSchema(_or_list(_TEXT))]
@@ -187,18 +203,25 @@ class Client(_Section):
 class Response(_Section):
     """What a denied client is told."""
 
-    status: Annotated[int, Field(ge=400, le=599), WHOLE] = 429
-    headers: Annotated[
-        tuple[str, ...],
-        PlainValidator(values.each(values.header_group, empty=True)),
-        WithJsonSchema(_or_list({"enum": ["x-ratelimit", "retry-after"]}, at_least=0)),
-    ] = ("x-ratelimit", "retry-after")
-    reset: Annotated[Literal["epoch", "delta"], BeforeValidator(values.one_of("epoch", "delta"))] = "epoch"
-    body: Annotated[Literal["json", "problem", "text"], BeforeValidator(values.one_of("json", "problem", "text"))] = (
-        "json"
+    status: Status = 429
+    headers: Annotated[HeaderGroups, PlainValidator(responding.read_headers), WithJsonSchema(_HEADERS)] = Field(
+        default_factory=HeaderGroups
     )
-    message: Annotated[str, PlainValidator(values.message), WithJsonSchema(_TEXT)] = "Too many requests"
-    documentation_url: Annotated[str | None, PlainValidator(values.link), WithJsonSchema(_TEXT)] = None
+    reset: Annotated[Literal["epoch", "delta"], BeforeValidator(values.one_of("epoch", "delta"))] = "epoch"
+    body: Annotated[tuple[Body, ...], PlainValidator(responding.read_body), WithJsonSchema(_BODY)] = Field(
+        default_factory=lambda: ("json",)
+    )
+    page: Annotated[str | None, PlainValidator(responding.read_page), WithJsonSchema(_TEXT)] = None
+    message: Message = "Too many requests"
+    documentation_url: Annotated[str | None, PlainValidator(responding.read_link), WithJsonSchema(_TEXT)] = None
+
+
+class RuleResponse(_Section):
+    """What is told otherwise where this rule denies."""
+
+    status: Status | None = None
+    message: Message | None = None
+    hidden: Flag = False
 
 
 class Defer(_Section):
@@ -273,6 +296,7 @@ class RuleSection(_Section):
     messages: Annotated[Literal["close", "drop"] | None, BeforeValidator(values.one_of("close", "drop"))] = None
     on_limit: Annotated[Literal["deny", "defer"], BeforeValidator(values.one_of("deny", "defer"))] = "deny"
     on_error: OnError | None = None
+    response: RuleResponse = Field(default_factory=RuleResponse)
 
 
 class OverrideSection(_Section):
@@ -323,6 +347,7 @@ _SECTIONS: dict[tuple[str, ...], type[BaseModel]] = {
     ("response",): Response,
     ("defer",): Defer,
     ("rules",): RuleSection,
+    ("rules", "response"): RuleResponse,
     ("descriptors",): DescriptorSection,
     ("descriptors", "rate_limit"): RateLimit,
     ("descriptors", "rate_limit", "replaces"): Replaced,

@@ -19,13 +19,13 @@ LONGEST_NAME = 100
 TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 """A header's name, or a method's (RFC 9110)."""
 
+PLACEHOLDER = re.compile(r"\{([A-Za-z_-]+)\}")
+"""What stands in braces."""
+
 _FOLDER = re.compile(r"(/[A-Za-z0-9._~-]+)+")
 _DIGITS = re.compile("[0-9]{1,10}")
 _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "QUERY")
 _SCHEMES = ("memory", "redis", "rediss", "unix", "redis+sentinel", "redis+cluster")
-_HEADERS = ("x-ratelimit", "retry-after")
-_PLACEHOLDER = re.compile(r"\{([A-Za-z_-]+)\}")
-_PLACEHOLDERS = ("ip", "rule", "limit", "retry_after")
 
 
 def text(node: Node) -> str:
@@ -244,25 +244,3 @@ def moment(node: Node) -> int:
     except ValueError:
         raise Wrong.at(None, f"{quoted(text(node))} is no time", "as 2026-12-31 or 2026-12-31T18:00:00Z") from None
     return round((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp() * 1_000_000)
-
-
-def message(node: Node) -> str:
-    """The text of a denial, whose placeholders are known ones."""
-    found = text(node)
-    wrong = Wrong()
-    for word in _PLACEHOLDER.findall(found):
-        if word not in _PLACEHOLDERS:
-            wrong.add(None, f"there is no placeholder {{{word}}}", nearest(word, _PLACEHOLDERS))
-    wrong.finish()
-    return found
-
-
-def link(node: Node) -> str | None:
-    """A URL that is shown to clients."""
-    found = text(node)
-    if found and (not found.startswith(("http://", "https://")) or not found.isprintable() or " " in found):
-        raise Wrong.at(None, f"{quoted(found)} is no URL", "as https://example.com/limits")
-    return found or None
-
-
-header_group = one_of(*_HEADERS)

@@ -12,7 +12,7 @@ import pytest
 from ratelimit_mw import ConfigurationError
 from ratelimit_mw.rules import schema
 from ratelimit_mw.rules.load import load
-from ratelimit_mw.settings import ClientSettings, ResponseSettings, StorageSettings
+from ratelimit_mw.settings import ClientSettings, HeaderGroups, ResponseSettings, StorageSettings
 from tests.rules.corpus import applied, load_text, problems_of, rules
 
 case = pytest.param
@@ -85,9 +85,9 @@ def test_a_file_that_says_everything():
     )
     assert rule_set.response == ResponseSettings(
         status=403,
-        headers=("retry-after",),
+        headers=HeaderGroups(("retry-after",), ("retry-after",)),
         reset="delta",
-        body="problem",
+        body=("problem",),
         message="Slow down, {ip}; {rule} allows {limit}, wait {retry_after}",
         documentation_url="https://example.com/limits",
     )
@@ -256,7 +256,7 @@ class TestJsonSchema:
         made = schema.json_schema()["$defs"]
         for section, settings in (("Response", ResponseSettings()), ("Client", ClientSettings("d"))):
             for key, value in made[section]["properties"].items():
-                if "default" in value and key != "headers":
+                if "default" in value and key not in {"headers", "body"}:
                     assert value["default"] == getattr(settings, key)
 
 
@@ -278,7 +278,7 @@ def test_every_problem_is_reported_at_once():
 
 def test_some_lists_may_be_empty():
     rule_set = rules({"replaces": []}, client={"trusted_proxies": []}, response={"headers": []}, exempt=[])
-    assert rule_set.response.headers == ()
+    assert rule_set.response.headers == HeaderGroups((), ())
 
 
 def test_an_async_tier_is_not_awaited_where_no_rule_goes_by_it():

@@ -156,14 +156,27 @@ LINK = "https://example.com/limits"
         pytest.param(
             {"body": "problem"},
             "application/problem+json",
-            {"type": "about:blank", "title": "Too Many Requests", "status": 429, "detail": "Too many requests"},
-            id="a problem without a type of its own",
+            {
+                "type": "https://iana.org/assignments/http-problem-types#quota-exceeded",
+                "title": "Request cannot be satisfied as assigned quota has been exceeded",
+                "status": 429,
+                "detail": "Too many requests",
+                "violated-policies": ["everybody"],
+            },
+            id="a problem",
         ),
         pytest.param(
             {"body": "problem", "documentation_url": LINK, "status": 403},
             "application/problem+json",
-            {"type": LINK, "title": "Forbidden", "status": 403, "detail": "Too many requests"},
-            id="a problem with a type, under another status",
+            {
+                "type": "https://iana.org/assignments/http-problem-types#quota-exceeded",
+                "title": "Request cannot be satisfied as assigned quota has been exceeded",
+                "status": 403,
+                "detail": "Too many requests",
+                "violated-policies": ["everybody"],
+                "documentation_url": LINK,
+            },
+            id="a problem with a link, under another status",
         ),
     ],
 )
@@ -259,8 +272,8 @@ def test_a_503_in_a_problem_keeps_its_status_and_its_words(ask):
     with limiter(rules=strict, storage=AWAY, response=response) as engine:
         body = json.loads(ask(engine).body)
     assert body == {
-        "type": "about:blank",
-        "title": "Service Unavailable",
+        "type": "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity",
+        "title": "Request cannot be satisfied due to temporary server capacity constraints",
         "status": 503,
         "detail": "Service temporarily unavailable",
     }

@@ -1,0 +1,63 @@
+"""Policies and their standing as structured fields (RFC 9651), whatever they are called and however they stand."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ratelimit_mw.asgi import RateLimitMiddleware
+from ratelimit_mw.model import NEVER, SECOND, Outcome, Quota, Rule
+from ratelimit_mw.policies import Policies
+from tests.shells.asking import limiter, serve, websocket_scope
+from tests.structured_fields import read
+
+NAMES = st.text(st.characters(codec=None), min_size=1, max_size=40)
+
+
+@given(name=NAMES, limit=st.integers(0, 10**9), remaining=st.integers(0, 10**9), wait=st.integers(0, 10**16))
+def test_whatever_is_told_parses(name, limit, remaining, wait):
+    policy = Policies().of(Rule(name), Quota("sliding_window", limit, 60_000_000))
+    standing = policy.stands(Outcome(True, remaining, wait))
+    ((stated, parameters),) = read(policy.stated)
+    assert parameters == {"q": limit, "w": 60}
+    assert read(standing) == [(stated, {"r": remaining, "t": -(-wait // 1_000_000)})]
+    assert stated == policy.name
+    assert policy.stated.isprintable()
+
+
+BUCKET = Quota("token_bucket", 60, 60 * SECOND, burst=10)
+
+
+@pytest.mark.parametrize(
+    ("quota", "outcome", "t"),
+    [
+        pytest.param(BUCKET, Outcome(True, 10, 0), 0, id="a full bucket"),
+        pytest.param(BUCKET, Outcome(True, 7, 2_500_000), 1, id="half a second to the next token, rounded up"),
+        pytest.param(BUCKET, Outcome(True, 8, 2_000_000), 1, id="a whole second to it"),
+        pytest.param(BUCKET, Outcome(True, 0, 12_000_000), 3, id="past the burst, it has to come back to it first"),
+        pytest.param(BUCKET, Outcome(False, 0, 10_000_000, 1_000_000), 1, id="denied, not later than Retry-After"),
+        pytest.param(BUCKET, Outcome(False, 0, 10_000_000, NEVER), None, id="never"),
+        pytest.param(Quota("sliding_log", 5, SECOND), Outcome(True, 4, SECOND), 1, id="no bucket"),
+        pytest.param(Quota("leaky_bucket", 0, SECOND), Outcome(False, 0, 0, NEVER), None, id="a closed bucket"),
+    ],
+)
+def test_when_more_comes_back(quota, outcome, t):
+    ((_, parameters),) = read(Policies().of(Rule("a"), quota).stands(outcome))
+    assert parameters.get("t") == t
+
+
+def test_limits_that_come_and_go_are_forgotten():
+    policies = Policies()
+    for limit in range(2_500):
+        assert f"q={limit};" in policies.of(Rule("a"), Quota("fixed_window", limit, SECOND)).stated
+    assert len(policies._known) <= 1_000
+
+
+def test_a_websocket_s_handshake_has_them():
+    async def app(scope, receive, send):
+        await send({"type": "websocket.accept"})
+
+    (accept,) = serve(RateLimitMiddleware(app, limiter=limiter(response={"headers": "ratelimit"})), websocket_scope())
+    assert accept["headers"] == [
+        (b"ratelimit-policy", b'"everybody";q=2;w=60'),
+        (b"ratelimit", b'"everybody";r=1;t=40'),
+    ]
