@@ -10,8 +10,8 @@ _SILENCE = Reply(0, ())
 _NONE: frozenset[int] = frozenset()
 
 Reason = Literal["limited", "banned", "unavailable", "blocked"]
-"""Why a request is denied: a counter is used up; too many denials have brought a ban; the store was away and a rule with `on_error: deny` would not do
-without it; an operator has blocked the client, whom no counter would let pass."""
+"""Why a request is denied: a counter is used up; denials have brought a ban; the store was away and a rule with
+`on_error: deny` would not do without it; an operator has blocked the client, whom no counter would let pass."""
 
 
 class Verdict:
