@@ -9,7 +9,7 @@ from ratelimit_mw.clock import Clock
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import SECOND, Charge, Reply
-from ratelimit_mw.planning import Plan, Planner
+from ratelimit_mw.planning import Plan, Planner, Refusal
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.settlement import Settlement
 from ratelimit_mw.shadows import Shadows
@@ -34,9 +34,9 @@ class Engine:
         self._storage = storage
         self._clock = clock
         self._waiting = Waiting()
-        self.planner = Planner()
-        self.settlement = Settlement(storage)
         self.shadows = Shadows()
+        self.planner = Planner(self.shadows, clock)
+        self.settlement = Settlement(storage)
         retriever.require(storage.decide_here)
 
     def current(self) -> Rules:
@@ -60,7 +60,10 @@ class Engine:
         With `rule`, by the rule of that name alone, whether or not its `match` holds.
         """
         rules = rules or self.current()
-        return self.execute(self.planner.plan(rules, request, cost, rule), rules, commit=commit)
+        planner = self.planner
+        if rules.shedding:
+            return self.execute(planner.admit(rules, request, cost, rule, commit=commit), rules, commit=commit)
+        return self.execute(planner.plan(rules, request, cost, rule), rules, commit=commit)
 
     async def adecide(
         self,
@@ -75,7 +78,10 @@ class Engine:
         rules = rules or self.current()
         if rules.attributes.awaited:
             await rules.attributes.resolve(request)
-        return await self.aexecute(self.planner.plan(rules, request, cost, rule), rules, commit=commit)
+        planner = self.planner
+        if rules.shedding:
+            return await self.aexecute(planner.admit(rules, request, cost, rule, commit=commit), rules, commit=commit)
+        return await self.aexecute(planner.plan(rules, request, cost, rule), rules, commit=commit)
 
     def execute(self, plan: Plan, rules: Rules, *, commit: bool = True) -> Verdict:
         """Decide by a plan that was made by `rules`."""
@@ -127,7 +133,7 @@ class Engine:
         Where as many threads wait as may, a request that would have to wait is denied.
         """
         rules = rules or self.current()
-        plan = self.planner.plan(rules, request, cost, rule)
+        plan = self.planner.admit(rules, request, cost, rule)
         most = most_waiting(plan.charges) if rules.waiting else None
         if most is None:
             return self.execute(plan, rules)
@@ -166,4 +172,6 @@ class Engine:
 
 def idle(plan: Plan) -> Verdict:
     """The verdict on a plan that asks nothing."""
+    if isinstance(plan, Refusal):
+        return plan.verdict
     return _BLOCKED if plan.charges else _FREE

@@ -29,5 +29,11 @@ class Question:
         return self._explained(self._engine.without_store(self._plan.charges, commit=False), str(error))
 
     def _explained(self, verdict: Verdict, error: str = "") -> Explanation:
-        note = self._engine.planner.switch.note
-        return explain(self._rules.parts, self._request, self._cost, verdict, note=note, error=error)
+        note, priority = self._engine.planner.switch.note, ""
+        shed: Verdict | None = None
+        if self._rules.shedding:
+            standing = self._engine.planner.shedder.standing(self._rules, self._request, commit=False)
+            priority = str(standing or "")
+            shed = standing and standing.denial
+        parts, request, cost = self._rules.parts, self._request, self._cost
+        return explain(parts, request, cost, verdict, note=note, error=error, priority=priority, shed=shed)

@@ -67,7 +67,7 @@ class Explanation:
 
     `client` is the address that the request comes from, as the rules see it. `note` says what bears on all rules: an
     exemption, a block, the kill switch, a store that is away; `error` is then what it said. `changes` are the ways to
-    another outcome.
+    another outcome. `priority` tells of the request's priority and what is shed of its like, where rules have any.
     """
 
     decision: Decision
@@ -77,6 +77,7 @@ class Explanation:
     error: str
     rules: tuple[RuleExplanation, ...]
     changes: tuple[str, ...]
+    priority: str = ""
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
@@ -84,7 +85,7 @@ class Explanation:
     def lines(self) -> list[str]:
         """The explanation, line by line."""
         lines = [f"{self.request} from {self.client or 'an unknown address'}: {self.outcome}"]
-        lines += [f"  {self.note}"] if self.note else []
+        lines += [f"  {said}" for said in (self.note, self.priority) if said]
         width = max([len(rule.name) for rule in self.rules], default=0)
         for rule in self.rules:
             mark = "·" if rule.status != "applies" else "✓" if rule.allowed else "○" if rule.shadow else "✗"
@@ -106,7 +107,7 @@ class Explanation:
         if not decision.allowed:
             by = f" by '{decision.rule}'" if decision.rule else ""
             wait = f", for {seconds(decision.retry_after)}" if 0 < decision.retry_after < math.inf else ""
-            return f"would be denied{by}{wait}"
+            return f"would be {'shed' if decision.reason == 'shed' else 'denied'}{by}{wait}"
         if decision.rule is None:
             return "would pass, uncounted"
         late = f" after a wait of {seconds(decision.delay)}" if decision.delay else ""
@@ -114,11 +115,19 @@ class Explanation:
 
 
 def explain(
-    parts: Sequence[RuleSet], request: Request, cost: int, verdict: Verdict, *, note: str, error: str
+    parts: Sequence[RuleSet],
+    request: Request,
+    cost: int,
+    verdict: Verdict,
+    *,
+    note: str,
+    error: str,
+    priority: str = "",
+    shed: Verdict | None = None,
 ) -> Explanation:
     """Put together what the rules of each domain plan for a request, and what the store said to a peek.
 
-    `error` is what it said where it did not answer.
+    `error` is what it said where it did not answer. `shed` is the denial of a request that would not come that far.
     """
     said = {}
     if error:
@@ -132,8 +141,10 @@ def explain(
         note = note or (f"{domain}{why}" if why else "")
         rules += [_explained(reason, domain, said) for reason in found]
     client = parts[0].attributes.address(request)
+    changes = [*(["the load falls"] if shed is not None else []), *_changes(verdict, rules)]
+    decision = (shed or verdict).decision
     return Explanation(
-        verdict.decision, _spelled(request), client, note, error, tuple(rules), tuple(_changes(verdict, rules))
+        decision, _spelled(request), client, note, error, tuple(rules), tuple(changes), priority=priority
     )
 
 

@@ -58,6 +58,8 @@ class RateLimiter:
         """How often each shadow rule would have denied, by its name."""
         self.shadow_bans: Counter[str] = self._storage.bans.shadows
         """How many bans each shadow rule would have begun, by its name."""
+        self.shed: Counter[str] = self.engine.planner.shedder.counts
+        """How many requests of each priority were shed."""
 
     @property
     def rules(self) -> Rules:
@@ -111,13 +113,13 @@ class RateLimiter:
     def peek(self, attributes: Given, cost: int = 1, *, domain: str | None = None) -> Decision:
         """Whether `check` would allow it now, and how the counters stand; nothing is charged."""
         rules = of_domain(self.engine.current(), domain)
-        plan = self.engine.planner.plan_given(rules, attributes, cost)
+        plan = self.engine.planner.plan_given(rules, attributes, cost, commit=False)
         return self.engine.execute(plan, rules, commit=False).decision
 
     async def apeek(self, attributes: Given, cost: int = 1, *, domain: str | None = None) -> Decision:
         """The awaitable twin of `peek`."""
         rules = of_domain(self.engine.current(), domain)
-        plan = self.engine.planner.plan_given(rules, attributes, cost)
+        plan = self.engine.planner.plan_given(rules, attributes, cost, commit=False)
         return (await self.engine.aexecute(plan, rules, commit=False)).decision
 
     def explain(self, attributes: Given | Request, cost: int = 1, *, domain: str | None = None) -> Explanation:

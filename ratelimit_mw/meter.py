@@ -14,6 +14,7 @@ from ratelimit_mw.load import Opening, Signals, begun, load_of, moved, smoothed
 from ratelimit_mw.model import Charge
 from ratelimit_mw.processor import Processor
 from ratelimit_mw.settings import LoadSettings
+from ratelimit_mw.shedding import NONE, pressed
 
 _log = logging.getLogger("ratelimit_mw")
 
@@ -49,7 +50,7 @@ class Meter:
 
     Without a middleware (`check()` in a program that serves nothing) the processor alone tells. With
     `settings.source` that function tells: what it returns is a load; where it fails the load is full, so that no
-    limit is stretched on a guess. Any thread may call it.
+    limit is stretched on a guess, and there is no pressure, so that no request is shed on one. Any thread may call it.
     """
 
     _lock = late(lock)
@@ -60,9 +61,11 @@ class Meter:
         self._processor = Processor()
         self._loops: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
         self._openings: dict[float, Opening] = {}
+        self._pressure = NONE
         self._looked_at = -_EVERY
         self._asked_at = 0.0
         self._load: float | None = None
+        self._known = True
         self._in_flight = 0
         self._capacity = settings.capacity or ASGI_CAPACITY
         self._lag = self._queued = 0.0
@@ -101,7 +104,8 @@ class Meter:
         if self._load is None or elapsed >= _EVERY:
             with self._lock:
                 if self.settings.source is not None:
-                    self._load = self._told(self.settings.source)
+                    told = self._told(self.settings.source)
+                    self._load, self._known = (1.0, False) if told is None else (told, True)
                 else:
                     measured = load_of(self._signals(now))
                     self._load = measured if self._load is None else smoothed(self._load, measured, elapsed)
@@ -115,6 +119,12 @@ class Meter:
         opening = begun(load, below, now) if before is None else moved(before, load, below, now)
         self._openings[below] = opening
         return opening.share
+
+    def pressure(self) -> float:
+        """What sheds requests: the load's recent peak, from 0 to 1."""
+        load, now = self.load(), self._clock()
+        self._pressure = pressure = pressed(self._pressure, load if self._known else 0.0, now)
+        return pressure.level
 
     def stretched(self, charges: Sequence[Charge]) -> Sequence[Charge]:
         """`charges` with elastic quotas as far open as the load lets them be."""
@@ -135,15 +145,16 @@ class Meter:
         self._lag = self._queued = 0.0
         return signals
 
-    def _told(self, source: Callable[..., object]) -> float:
+    def _told(self, source: Callable[..., object]) -> float | None:
+        """What the source says; None where that is no load."""
         try:
             load = float(source())  # type: ignore[arg-type]  # whatever it returns, float() has the say
         except Exception as error:  # noqa: BLE001 - the app's own function may raise anything
             self._complain(type(error).__name__)
-            return 1.0
+            return None
         if not 0.0 <= load <= 1.0:
             self._complain(f"{load!r} is not from 0 to 1")
-            return 1.0 if load != load else min(max(load, 0.0), 1.0)  # noqa: PLR0124 - true of NaN only
+            return None if load != load else min(max(load, 0.0), 1.0)  # noqa: PLR0124 - true of NaN only
         return load
 
     def _complain(self, what: str) -> None:

@@ -126,6 +126,9 @@ class Reply(NamedTuple):
         return all(outcome.allowed or ask.shadow for ask, outcome in zip(asks, self.outcomes, strict=True))
 
 
+Priority = Literal["low", "normal", "critical"]
+"""How important a request is, in ascending order: as load rises, low ones are shed first."""
+
 CostAfter = Callable[[Callable[[str], str | None]], int]
 """From what reads a response's headers, by their names in lower case, to the cost of the request."""
 
@@ -136,7 +139,8 @@ class Rule:
 
     Rules with the same `quota` (not empty) deny a request only together, when each of those asked does. Where there
     are several, they are asked as shadows are, for none of them denies by itself. `max_waiting` is how many threads
-    of a process may be waiting for a turn when a request is to wait for one of this rule's.
+    of a process may be waiting for a turn when a request is to wait for one of this rule's. `priority` is that of the
+    requests that it applies to, None where it says nothing of that.
 
     `several` says that the rule has more than one limit. A `hidden` rule is not spoken of in any header; `status` and
     `message` are those of its denials, where they are not the file's.
@@ -153,6 +157,7 @@ class Rule:
     shadow: bool = False
     quota: str = ""
     max_waiting: int = 4
+    priority: Priority | None = None
     defers: bool = False
     several: bool = False
     hidden: bool = False
@@ -177,7 +182,8 @@ class Decision(NamedTuple):
     allowed and `inf` when no waiting helps; `delay` is how long an admitted request waits for its turn;
     `reset_at` is the epoch second, by the store's clock, at which the counter is as if unused. `over` is
     "soft" or "elastic" past the limit proper. `policies` holds one Decision for each counter asked. `banned` says
-    that a ban stands in the way.
+    that a ban stands in the way. `reason` says why the request is denied: "limited", "banned", "blocked", "shed" (the
+    process has too much to do) or "unavailable" (the store is).
     """
 
     allowed: bool
@@ -191,3 +197,4 @@ class Decision(NamedTuple):
     over: str | None = None
     policies: tuple["Decision", ...] = ()
     banned: bool = False
+    reason: str | None = None

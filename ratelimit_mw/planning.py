@@ -1,16 +1,22 @@
 """What a request has to ask of the store, beyond its rules: the kill switch, the load, one rule by its name."""
 
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
+from ratelimit_mw.clock import Clock
 from ratelimit_mw.given import Given, described, whole
 from ratelimit_mw.identity.entries import EntriesRequest
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.kill_switch import KillSwitch
 from ratelimit_mw.meter import Meter
-from ratelimit_mw.model import Ask, Charge
+from ratelimit_mw.model import SECOND, Ask, Charge
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.rules.ruleset import BLOCKED
+from ratelimit_mw.settings import LoadSettings
+from ratelimit_mw.shadows import Shadows
+from ratelimit_mw.shedder import Shedder
+from ratelimit_mw.verdict import Verdict
 
 _log = logging.getLogger("ratelimit_mw")
 
@@ -31,11 +37,23 @@ class Plan:
         self.asks: Sequence[Ask] = () if charges is BLOCKED else tuple([ask for _, ask in charges])
 
 
-class Planner:
-    """Makes the plans of requests."""
+class Refusal(Plan):
+    """The plan of a request that is shed: it asks nothing, and `verdict` is what becomes of it."""
 
-    def __init__(self) -> None:
+    __slots__ = ("verdict",)
+
+    def __init__(self, verdict: Verdict) -> None:
+        super().__init__(())
+        self.verdict = verdict
+
+
+class Planner:
+    """Makes the plans of requests. `clock` is there where one was handed in."""
+
+    def __init__(self, shadows: Shadows, clock: Clock | None) -> None:
+        self._clock = clock
         self.switch = KillSwitch()
+        self.shedder = Shedder(self.meter, self.switch, shadows)
         self._meter: Meter | None = None
         self._unknown: set[str] = set()
 
@@ -53,11 +71,19 @@ class Planner:
             charges = self.meter(rules).stretched(charges)
         return Plan(charges)
 
-    def plan_given(self, rules: Rules, given: Given, cost: int = 1) -> Plan:
+    def admit(
+        self, rules: Rules, request: Request, cost: int = 1, name: str | None = None, *, commit: bool = True
+    ) -> Plan:
+        """As `plan`, if the request is not shed; with `commit` it takes its turn among those that may be."""
+        if rules.shedding and (shed := self.shedder.shed(rules, request, name, commit=commit)) is not None:
+            return Refusal(shed)
+        return self.plan(rules, request, cost, name)
+
+    def plan_given(self, rules: Rules, given: Given, cost: int = 1, *, commit: bool = True) -> Plan:
         """What a request has to ask that is given by its attributes; remembered, where nothing else bears on it."""
         known = rules.plans
         if known is None or type(given) is not dict or type(cost) is not int:
-            return self.plan(rules, described(rules, given), cost)
+            return self.admit(rules, described(rules, given), cost, commit=commit)
         key = cost, *given.items()
         try:
             plan: Plan | None = known.get(key)
@@ -73,8 +99,13 @@ class Planner:
         """What measures the load of this process, as `rules` say."""
         meter = self._meter
         if meter is None or (meter.settings is not rules.load and meter.settings != rules.load):
-            meter = self._meter = Meter(rules.load)
+            meter = self._meter = Meter(rules.load, self._time(rules.load))
         return meter
+
+    def _time(self, load: LoadSettings) -> Callable[[], float]:
+        """The time by which a load is asked for: that of a test's clock; what is measured takes real time."""
+        clock = self._clock
+        return time.monotonic if clock is None or load.source is None else lambda: clock.now() / SECOND
 
     def _by_name(self, name: str, rules: Rules, request: Request, cost: int) -> Sequence[Charge]:
         """The plan of one rule; of one that there is not, nothing."""

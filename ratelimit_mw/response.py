@@ -37,7 +37,7 @@ _ABNORMAL = _Problem(
 class _Answer(NamedTuple):
     """What a client is told who is denied for one reason; None: what the rule says, or else the file.
 
-    `wait` (seconds) is what Retry-After says where no counter speaks, None where no waiting helps.
+    `wait` (seconds) is what Retry-After says where neither a counter nor the verdict does, None where no waiting helps.
     """
 
     status: int | None
@@ -51,6 +51,7 @@ _ANSWERS: dict[Reason, _Answer] = {
     "banned": _Answer(None, None, _ABNORMAL),
     "unavailable": _Answer(503, "Service temporarily unavailable", _CAPACITY, wait=1),
     "blocked": _Answer(403, "Forbidden", _NO_TYPE),
+    "shed": _Answer(503, "Too busy at the moment", _CAPACITY),
 }
 
 
@@ -117,7 +118,8 @@ class Answers(Generic[_Text]):
         value = self._value
         reason = verdict.reason or "limited"
         answer, settings, rule, outcome = _ANSWERS[reason], self._settings, verdict.rule, verdict.outcome
-        wait = answer.wait if outcome is None else _seconds(outcome.retry_after)
+        spoken = verdict.wait if outcome is None else outcome.retry_after
+        wait = answer.wait if outcome is None and not spoken else _seconds(spoken)
         status = answer.status or (rule and rule.status) or settings.status
         message = answer.message or (rule and rule.message) or settings.message
         place = preferred(",".join(request.header_lines("accept")), self._accepted) if len(self._formats) > 1 else 0

@@ -40,16 +40,30 @@ class ClientSettings:
     attributes: Mapping[str, str] = field(default_factory=dict)
 
 
+Band = tuple[float, float]
+"""Two loads: above the first some requests are shed, from the second on all of them."""
+
+
+class Bands(NamedTuple):
+    """At which loads the requests of each priority are shed. The second of `critical` is never reached."""
+
+    low: Band = (0.7, 0.85)
+    normal: Band = (0.9, 1.0)
+    critical: Band = (0.95, 1.05)
+
+
 @dataclass(frozen=True, slots=True)
 class LoadSettings:
     """How the load of a process is known: from `source`, a function that returns it, or by measuring.
 
-    `capacity` is how many requests in flight are a full load; None: what is usual under ASGI and under WSGI.
+    `capacity` is how many requests in flight are a full load; None: what is usual under ASGI and under WSGI. `shed`
+    says at which loads requests are turned away, where rules have priorities.
     """
 
     source: Callable[..., object] | None = None
     name: str = ""
     capacity: int | None = None
+    shed: Bands = field(default_factory=Bands)
 
 
 PLACEHOLDERS = ("ip", "rule", "limit", "retry_after")

@@ -23,8 +23,11 @@ class Shadows:
         """Count what `verdict` says of shadow rules; those that deny only together (`Rule.quota`) are none."""
         for (rule, ask), outcome in zip(verdict.charges, verdict.outcomes, strict=True):
             if ask.shadow and not outcome.allowed and not rule.quota:
-                self.denials[rule.name] += 1
-                if abs(verdict.now - self._said.get(rule.name, -_PAUSE)) >= _PAUSE:
-                    self._said[rule.name] = verdict.now
-                    so_far = self.denials[rule.name]
-                    _log.info("shadow rule %s would have denied a request (%d so far)", rule.name, so_far)
+                self.add(rule.name, verdict.now)
+
+    def add(self, rule: str, now: int) -> None:
+        """Count one would-be denial by the rule of that name."""
+        self.denials[rule] += 1
+        if abs(now - self._said.get(rule, -_PAUSE)) >= _PAUSE:
+            self._said[rule] = now
+            _log.info("shadow rule %s would have denied a request (%d so far)", rule, self.denials[rule])

@@ -9,9 +9,10 @@ from ratelimit_mw.model import NEVER, SECOND, Ask, Banned, Charge, Decision, Out
 _SILENCE = Reply(0, ())
 _NONE: frozenset[int] = frozenset()
 
-Reason = Literal["limited", "banned", "unavailable", "blocked"]
+Reason = Literal["limited", "banned", "unavailable", "blocked", "shed"]
 """Why a request is denied: a counter is used up; denials have brought a ban; the store was away and a rule with
-`on_error: deny` would not do without it; an operator has blocked the client, whom no counter would let pass."""
+`on_error: deny` would not do without it; an operator has blocked the client, whom no counter would let pass; the
+process has too much to do."""
 
 
 class Verdict:
@@ -20,7 +21,7 @@ class Verdict:
     `binding` is the place of the counter that the headers speak of: the denying one with the longest wait, else
     the one with the least remaining; -1 where no enforced counter was asked. Of rules that deny only together
     (`Rule.quota`) the laxest speaks. `shadowed` says that a shadow rule was asked. With `denied`, it is for that reason
-    that the request is denied, whatever a counter said.
+    that the request is denied, whatever a counter said; `wait` is then how long it is asked to wait, 0 if nobody knows.
 
     `outcomes` are as clients are told, who know nothing of a throttle's spare part; `over` has the places of the
     counters that admitted from it. `delay` is how long the admitted request has to wait for its turn. `local` says
@@ -40,14 +41,18 @@ class Verdict:
         "outcomes",
         "over",
         "shadowed",
+        "wait",
     )
 
-    def __init__(self, charges: Sequence[Charge], reply: Reply | None, *, denied: Reason | None = None) -> None:
+    def __init__(
+        self, charges: Sequence[Charge], reply: Reply | None, *, denied: Reason | None = None, wait: int = 0
+    ) -> None:
         self.now: int
         self.outcomes: Sequence[Outcome]
         self.now, self.outcomes, only = reply or _SILENCE
         self.charges = charges if only is None else (charges[only],)
         self._denied: Reason | None = denied
+        self.wait = wait
         self._decision: Decision | None = None
         self.account: Any = None
         self.local = False
@@ -177,11 +182,11 @@ class Verdict:
         if self._decision is None:
             policies = tuple([self._policy(place, outcome) for place, outcome in enumerate(self.outcomes)])
             if self.binding < 0:
-                never = self.reason == "blocked"
-                self._decision = Decision(self.allowed, retry_after=math.inf if never else 0.0, policies=policies)
+                wait = math.inf if self.reason == "blocked" else self.wait / SECOND
+                self._decision = Decision(self.allowed, retry_after=wait, policies=policies, reason=self.reason)
             else:
                 said = policies[self.binding]
-                told = (self.allowed, *said[1:6], self.delay / SECOND, *said[7:9], policies, self.banned)
+                told = (self.allowed, *said[1:6], self.delay / SECOND, *said[7:9], policies, self.banned, self.reason)
                 self._decision = tuple.__new__(Decision, told)
         return self._decision
 
@@ -201,6 +206,7 @@ class Verdict:
             quota.over if place in self.over else None,
             (),
             type(outcome) is Banned,
+            None if allowed else "banned" if type(outcome) is Banned else "limited",
         )
         return tuple.__new__(Decision, told)
 

@@ -13,7 +13,9 @@ from ratelimit_mw.rules.counters import check_limits, compile_counters
 from ratelimit_mw.rules.descriptor_rules import compile_descriptors
 from ratelimit_mw.rules.matching import compile_by, compile_match
 from ratelimit_mw.rules.messages import check_messages
+from ratelimit_mw.rules.overrides import bearing
 from ratelimit_mw.rules.overriding import Recompiler, compile_overrides
+from ratelimit_mw.rules.priorities import speaking
 from ratelimit_mw.rules.ruleset import CompiledRule, RuleSet
 from ratelimit_mw.rules.schema import File, node_at, place_of
 from ratelimit_mw.rules.throttle import most
@@ -50,17 +52,29 @@ def compile_rules(
     descriptors = compile_descriptors(file, tree, attributes, problems, warnings)
     _warn_of_absent(file, tree, warnings)
     _warn_of_idle_throttles(file, rules, tree, warnings)
+    storage, response = StorageSettings(**dict(file.storage)), ResponseSettings(**dict(file.response))
+    overrides = compile_overrides(file, tree, attributes, problems)
     return RuleSet(
         domain=file.domain,
-        storage=StorageSettings(**dict(file.storage)),
+        storage=storage,
         client=client,
-        response=ResponseSettings(**dict(file.response)),
+        response=response,
         attributes=attributes,
         rules=rules,
         exempt=exempt,
         load=file.load,
         defer=_compile_defer(file),
-        overrides=compile_overrides(file, tree, attributes, problems),
+        overrides=overrides,
+        classifier=RuleSet(
+            domain=file.domain,
+            storage=storage,
+            client=client,
+            response=response,
+            attributes=attributes,
+            rules=speaking(rules, attributes),
+            exempt=exempt,
+            overrides=bearing(overrides),
+        ),
         recompiler=Recompiler(file),
         reload=file.reload,
         source=source,
@@ -89,6 +103,7 @@ def _compile_rule(  # noqa: PLR0917 - all of them are needed, and nothing else
             status=section.response.status,
             message=section.response.message,
             max_waiting=_MAX_WAITING if section.max_waiting is None else section.max_waiting,
+            priority=section.priority,
             defers=section.on_limit == "defer",
             counts=section.count,
             messages=section.messages,

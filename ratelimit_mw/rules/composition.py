@@ -8,7 +8,7 @@ from ratelimit_mw.rules.breath import breathe
 from ratelimit_mw.rules.client import compile_client
 from ratelimit_mw.rules.compile import compile_rules
 from ratelimit_mw.rules.document import Document
-from ratelimit_mw.rules.domains import Domains, Examined
+from ratelimit_mw.rules.domains import Domains, Examined, Rules
 from ratelimit_mw.rules.lint import lint
 from ratelimit_mw.rules.ruleset import RuleSet
 from ratelimit_mw.rules.schema import File, check
@@ -104,9 +104,12 @@ def compose(
         if not any(part.problems for part in everything):
             rules = compiled[0] if len(compiled) == 1 else Domains(compiled)
             warnings = [
-                warning
-                for part, made in zip(parts, compiled, strict=True)
-                for warning in _warnings(part, made, thorough)
+                *_idle_shedding(everything, rules),
+                *(
+                    warning
+                    for part, made in zip(parts, compiled, strict=True)
+                    for warning in _warnings(part, made, thorough)
+                ),
             ]
             for part in parts:
                 part.discard()
@@ -121,6 +124,16 @@ def _compiled(part: _Part, said: set[str] | None) -> RuleSet:
 def _warnings(part: _Part, rules: RuleSet, thorough: bool) -> list[Problem]:
     ineffective = lint(part.file, part.usable, rules) if thorough else Problems()
     return sorted((*rules.warnings, *ineffective.in_order()), key=lambda problem: (problem.line, problem.column))
+
+
+def _idle_shedding(parts: Sequence[_Part], rules: Rules) -> Sequence[Problem]:
+    """Note where it is said when to shed requests, and there are none to be shed."""
+    found = Problems()
+    for part in parts if not rules.shedding else ():
+        load = part.tree.get("load") if part.tree is not None else None
+        if isinstance(load, Map) and "shed" in load:
+            found.add(load["shed"].place, "sheds nothing, for no rule has a priority")
+    return found.in_order()
 
 
 def _share(parts: Sequence[_Part]) -> None:

@@ -44,6 +44,7 @@ class Domains:
         self.deferring = any(part.deferring for part in parts)
         self.metered = any(part.metered for part in parts)
         self.demanding = any(part.demanding for part in parts)
+        self.shedding = any(part.shedding for part in parts)
         self.messages: Domains | None = _of_messages(parts)
         self.plans = _remembering(parts)
         self.warnings = tuple(warning for part in parts for warning in part.warnings)
@@ -69,6 +70,18 @@ class Domains:
             if found is not None:
                 return found
         return None
+
+    def classify(self, request: Request, name: str | None = None) -> Sequence[Charge] | None:
+        """See `RuleSet.classify`. What one domain exempts no other one's priorities make a request that is shed."""
+        if name is not None:
+            return next((said for part in self.parts if (said := part.classify(request, name)) is not None), None)
+        charges: list[Charge] = []
+        for part in self.parts:
+            found = part.classify(request)
+            if found is BLOCKED or not found:
+                return found
+            charges += found
+        return charges
 
     def plan_entries(self, entries: Sequence[Entry], cost: int = 1) -> Sequence[Charge]:
         """See `RuleSet.plan_entries`."""

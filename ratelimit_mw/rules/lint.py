@@ -20,7 +20,7 @@ from ratelimit_mw.rules.tree import Map, Place, Problems
 _JUDGED = frozenset(
     (
         *("name", "match", "by", "limit", "algorithm", "burst", "buckets", "cost", "replaces", "shadow", "on_error"),
-        "consistency",
+        *("consistency", "priority"),
     )
 )
 """What a rule may say and still be compared with others: the rest changes what is charged, or when."""
@@ -80,7 +80,7 @@ class _Lint:
                 replacer = self._named(other.rank)
                 self._warn(rule, "name", f"has no effect: {replacer} replaces it wherever it matches")
                 return False
-        if not section.limit.all() and not rule.replaces:
+        if not section.limit.all() and not rule.replaces and section.priority is None:
             self._warn(rule, "limit", "has no effect: it limits nothing, and replaces no other rule")
             return False
         return True

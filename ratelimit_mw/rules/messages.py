@@ -29,6 +29,9 @@ def _check_rule(rule: RuleSection, node: Node, problems: Problems) -> None:
     if rule.on_demand:
         message = "not with messages: a rule counts the messages of sockets, or what the app asks it for"
         problems.add(place_of(node, "on_demand"), message, _LEAVE_OUT)
+    if rule.priority is not None:
+        message = "not with messages: under load a socket is refused, and those that are open are left alone"
+        problems.add(place_of(node, "priority"), message, "give it to a rule without messages, for the socket")
     if rule.count is not None:
         problems.add(place_of(node, "count"), "not with messages: a message has no response", _LEAVE_OUT)
     if rule.cost.header:

@@ -38,6 +38,11 @@ class Held(NamedTuple):
     counters: _Counters = ()
 
 
+def bearing(held: Iterable[Held]) -> tuple[Held, ...]:
+    """Those that bear on all that a client does: exemptions and blocks."""
+    return tuple(override for override in held if override.kind != "limit")
+
+
 def identity_of(client: Mapping[str, str], attributes: Attributes) -> str:
     """The identity that has these attributes. Raises ValueError for what is none."""
     if not client:

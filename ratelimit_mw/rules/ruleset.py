@@ -18,7 +18,7 @@ from ratelimit_mw.rules.breath import breathe
 from ratelimit_mw.rules.conditions import Condition, Matching, Networks, is_preflight
 from ratelimit_mw.rules.descriptors import Descriptors
 from ratelimit_mw.rules.match import NO_PARAMETERS, PathMatcher
-from ratelimit_mw.rules.overrides import Held, Overrides
+from ratelimit_mw.rules.overrides import Held, Overrides, bearing
 from ratelimit_mw.rules.templates import Template
 from ratelimit_mw.settings import ClientSettings, DeferSettings, LoadSettings, ResponseSettings, StorageSettings
 
@@ -110,6 +110,7 @@ class RuleSet:
         descriptors: Descriptors | None = None,
         warnings: tuple[Problem, ...] = (),
         load: LoadSettings | None = None,
+        classifier: "RuleSet | None" = None,
         defer: DeferSettings | None = None,
         overrides: tuple[Held, ...] = (),
         recompiler: Recompiling | None = None,
@@ -140,10 +141,14 @@ class RuleSet:
         """Whether something is settled only when a response is known, or has ended."""
         self.deferring = any(rule.rule.defers for rule in rules)
         """Whether some request may be put off instead of denied."""
-        self.metered = self.elastic or self.deferring
-        """Whether something goes by the load."""
         self.demanding = any(rule.on_demand for rule in rules)
         """Whether some rule is asked for by the app only."""
+        self.shedding = any(rule.rule.priority for rule in rules)
+        """Whether some request may be shed under load."""
+        self.metered = self.elastic or self.deferring or self.shedding
+        """Whether something goes by the load."""
+        self.classifier = classifier
+        """The rules that say how important a request is, where that is wanted."""
         self.recompiler = recompiler
         self.reload = reload
         """Seconds between two looks for newer rules; None for never."""
@@ -227,7 +232,7 @@ class RuleSet:
 
     def _remembering(self, held: Iterable[Held]) -> Recent[object, Any] | None:
         lasting = all(override.until == NEVER for override in held)
-        return Recent(PLANS) if lasting and not self.elastic else None
+        return Recent(PLANS) if lasting and not (self.elastic or self.shedding) else None
 
     @property
     def pieces(self) -> list[object]:
@@ -245,6 +250,7 @@ class RuleSet:
 
     def overridden(self, further: Iterable[Held], clock: Clock) -> Self:
         """The same rules, with `further` overrides beside the file's own, of which `clock` tells the end."""
+        further = tuple(further)
         held = (*self._own, *further)
         same = copy.copy(self)
         same.overrides = Overrides(held, self.attributes, clock) if held else None
@@ -252,6 +258,8 @@ class RuleSet:
             same.messages = copy.copy(self.messages)
             same.messages.overrides = same.overrides
         same.plans = self._remembering(held)
+        if self.classifier is not None:
+            same.classifier = self.classifier.overridden(bearing(further), clock)
         return same
 
     def plan(self, request: Request, cost: int = 1) -> tuple[Charge, ...]:
@@ -305,6 +313,18 @@ class RuleSet:
                     route, parameters = own_route, own_parameters
         program = self._programs[rank]._replace(conditions=())
         return self._charges([(rank, program, route, parameters, True)], request, cost)
+
+    def classify(self, request: Request, name: str | None = None) -> Sequence[Charge] | None:
+        """What is said of the priority of `request`: see `priorities`. () where it is exempt, `BLOCKED` as ever.
+
+        With `name`, what the rule of that name says of it; None where there is no such rule.
+        """
+        classifier = self.classifier
+        if name is None:
+            return classifier.plan(request) if classifier is not None else ()
+        if name not in self._ranks:
+            return None
+        return (classifier.plan_rule(name, request) if classifier is not None else None) or ()
 
     def counters_of(self, rule: CompiledRule, identity: str) -> tuple[Counter, ...]:
         """What an identity without a tier is held to by one of these rules."""

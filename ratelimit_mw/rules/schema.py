@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationError, WithJsonSchema
 from pydantic.json_schema import GenerateJsonSchema
 
+from ratelimit_mw.model import Priority
 from ratelimit_mw.rules import responding, values
 from ratelimit_mw.rules.ban import Punishment, read_ban
 from ratelimit_mw.rules.cost import Cost, read_cost
@@ -99,14 +100,30 @@ _COST = {
     ],
     "default": 1,
 }
+_LOADED = {"type": "string", "pattern": "^python:", "examples": ["python:package.module:function"]}
+_BAND = {
+    "anyOf": [
+        {"const": "never"},
+        {"type": "array", "items": {"type": "number", "minimum": 0, "maximum": 2}, "minItems": 2, "maxItems": 2},
+    ]
+}
 _LOAD = {
     "anyOf": [
-        {"type": "string", "pattern": "^python:", "examples": ["python:package.module:function"]},
+        _LOADED,
         {
             "type": "object",
-            "properties": {"capacity": {"type": "integer", "minimum": 1}},
-            "required": ["capacity"],
+            "properties": {
+                "source": _LOADED,
+                "capacity": {"type": "integer", "minimum": 1},
+                "shed": {
+                    "type": "object",
+                    "properties": {"low": _BAND, "normal": _BAND, "critical": _BAND},
+                    "additionalProperties": False,
+                    "minProperties": 1,
+                },
+            },
             "additionalProperties": False,
+            "minProperties": 1,
         },
     ]
 }
@@ -144,6 +161,7 @@ Interval = Annotated[
 ]
 Status = Annotated[int, Field(ge=400, le=599), WHOLE]
 Message = Annotated[str, PlainValidator(responding.read_message), WithJsonSchema(_TEXT)]
+PriorityWord = Annotated[Priority, BeforeValidator(values.one_of("critical", "normal", "low"))]
 OnError = Annotated[Literal["allow", "deny", "local"], BeforeValidator(values.one_of("allow", "deny", "local"))]
 Networks = Annotated[tuple[Network, ...], PlainValidator(values.each(values.network)), WithJsonSchema(_or_list(_TEXT))]
 Paths = Annotated[tuple[Template, ...], PlainValidator(values.each(values.template)), WithJsonSchema(_or_list(_TEXT))]
@@ -294,6 +312,7 @@ class RuleSection(_Section):
     shadow: Flag = False
     on_demand: Flag = False
     messages: Annotated[Literal["close", "drop"] | None, BeforeValidator(values.one_of("close", "drop"))] = None
+    priority: PriorityWord | None = None
     on_limit: Annotated[Literal["deny", "defer"], BeforeValidator(values.one_of("deny", "defer"))] = "deny"
     on_error: OnError | None = None
     response: RuleResponse = Field(default_factory=RuleResponse)

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from ratelimit_mw import ConfigurationError, RateLimiter
+from ratelimit_mw import ConfigurationError, Decision, RateLimiter
 from ratelimit_mw.errors import Conflict, StoreUnavailable
 from ratelimit_mw.rules.document import Document
 from ratelimit_mw.rules.load import load, load_documents
@@ -45,7 +45,7 @@ class TestFolder:
             client = {"ip": "192.0.2.1"}
             assert [limiter.check(client, domain="shop").allowed for _ in range(2)] == [True, False]
             assert [limiter.check(client, domain="mail").allowed for _ in range(3)] == [True, True, False]
-            assert limiter.check(client, domain="nobody's") == (True, None, None, None, 0.0, 0.0, 0.0, 0.0, None, ())
+            assert limiter.check(client, domain="nobody's") == Decision(True)
             limiter.reset(client, domain="shop")
             assert limiter.check(client, domain="shop").allowed
             assert not limiter.check(client).allowed
