@@ -6,7 +6,8 @@ import pytest
 
 from ratelimit_mw.model import SECOND, Ask
 from ratelimit_mw.stores.cluster import ClusterStore
-from ratelimit_mw.stores.leases import Leases, _moment
+from ratelimit_mw.stores.leases import Leases
+from ratelimit_mw.stores.settler import moment
 from ratelimit_mw.stores.shards import Shards
 from ratelimit_mw.stores.slots import slot_of
 from ratelimit_mw.stores.spanning import Moment
@@ -44,5 +45,5 @@ def test_shards_lie_on_all_masters(store, cluster):
 
 
 def test_each_counter_goes_by_the_clock_of_its_own_node():
-    moment = Moment.latest({slot_of("{a}"): 7 * SECOND, slot_of("{b}"): 9 * SECOND})
-    assert [_moment(moment, "{a}"), _moment(moment, "{b}"), _moment(5, "{a}")] == [7 * SECOND, 9 * SECOND, 5]
+    latest = Moment.latest({slot_of("{a}"): 7 * SECOND, slot_of("{b}"): 9 * SECOND})
+    assert [moment(latest, "{a}"), moment(latest, "{b}"), moment(5, "{a}")] == [7 * SECOND, 9 * SECOND, 5]

@@ -20,7 +20,7 @@ from ratelimit_mw.stores.deny_cache import DenyCache
 from ratelimit_mw.stores.leases import Leases
 from ratelimit_mw.stores.memory import MemoryStore
 from ratelimit_mw.stores.redis import RedisStore
-from ratelimit_mw.stores.shares import KINDS, PART
+from ratelimit_mw.stores.share import KINDS, PART
 from tests.stores.contract import Contract
 
 MINUTE = 60 * SECOND
@@ -222,7 +222,7 @@ def test_an_exhausted_counter_says_when_it_opens(leases, clock, consistency):
 def test_a_share_ends_with_its_window_or_slice(leases, store, clock, name, lives):
     clock.set(START + 57)
     ask = Ask("d:r:{x}", Quota(name, 1_000, MINUTE, buckets=120, consistency="lease"))
-    while leases._book._shares.get(ask.key) is None or leases._book._shares[ask.key].room < 5:
+    while leases._settler.book._shares.get(ask.key) is None or leases._settler.book._shares[ask.key].room < 5:
         leases.decide([ask])
     asked = store.decided
     clock.advance(min(lives, 1) - 0.000_001)
@@ -443,12 +443,12 @@ def test_counters_that_nobody_asks_any_more_are_dropped(leases, clock):
     for number in range(50):
         for consistency in ("lease", "write_back"):
             admitted(leases, Ask(f"d:{consistency}:{{{number}}}", quota(100, consistency)), number % 5 + 1)
-    assert len(leases._book) == 100
+    assert len(leases._settler.book) == 100
     for _ in range(4):
         clock.advance(1)
         leases.decide([Ask("d:o:{x}", quota(100))])
-    assert len(leases._book) == 1
-    assert leases._book.owed == []
+    assert len(leases._settler.book) == 1
+    assert leases._settler.book.owed == []
 
 
 # --------------------------------------------------------------------------------------------- write-back
@@ -575,7 +575,7 @@ def test_a_reply_from_before_a_charge_in_the_background_is_not_believed(leases, 
         first.send(said[0])
     total = 2 + admitted(leases, ask, 10)
     clock.advance(1)
-    settling = leases._settle()
+    settling = leases._settler.due()
     charge = next(settling)
     with pytest.raises(StopIteration):
         second.send(said[1])
@@ -641,10 +641,10 @@ def test_what_could_not_be_charged_is_forgotten_when_it_matters_no_more(leases, 
     admitted(leases, ask, 20)
     store.away = True
     leases.settle()
-    assert leases._book.owed
+    assert leases._settler.book.owed
     clock.advance(62)
     leases.settle()
-    assert leases._book.owed == []
+    assert leases._settler.book.owed == []
 
 
 def test_what_goes_back_is_never_sent_twice(leases, store):
@@ -734,7 +734,7 @@ def test_a_thread_settles_and_ends(any_server, consistency):
     leases = Leases(store, interval=0.05)
     ask = Ask("d:r:{x}", quota(1_000, consistency, "sliding_window", 3_600 * SECOND))
     assert admitted(leases, ask, 20) == 20
-    settler = leases._settler
+    settler = leases._settler.thread
     settler.join(5)
     assert not settler.is_alive()
     assert 1_000 - store.decide([ask._replace(cost=0)], commit=False).outcomes[0].remaining == 20
