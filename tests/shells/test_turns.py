@@ -24,7 +24,7 @@ SLOW_TURN = 0.5
 
 
 def config(*rules, **rule):
-    return {"domain": "d", "rules": [{**QUEUE, **rule}, *rules]}
+    return {"domain": "d", "storage": {"timeout": "5s"}, "rules": [{**QUEUE, **rule}, *rules]}
 
 
 @pytest.fixture(params=["memory", "Redis"])
@@ -212,7 +212,7 @@ def wsgi_app(environ, start_response):
 
 
 def serve(tmp_path, kind, server, **rule):
-    written = {"storage": {"url": server.url, "timeout": "2s"}, **config(**rule)}
+    written = {**config(**rule), "storage": {"url": server.url, "timeout": "5s"}}
     (tmp_path / "served.py").write_text(SERVED.format(kind=kind, config=written))
     if kind == "asgi":
         return uvicorn("served:asgi_app", workers=2, cwd=tmp_path)
