@@ -95,10 +95,12 @@ class Engine:
             reply = store.decide(asks, commit=commit)
         except StoreUnavailable:
             return self.without_store(plan.charges, commit)
-        verdict = self._conclude(plan.charges, reply, commit)
-        if commit and verdict.shadowed and verdict.owed:
-            with suppress(StoreUnavailable):  # what can't be returned stays charged
-                store.refund(verdict.owed, reply.now)
+        verdict = Verdict(plan.charges, reply)
+        if verdict.shadowed and commit:
+            self.shadows.count(verdict)
+            if verdict.owed:
+                with suppress(StoreUnavailable):  # what can't be returned stays charged
+                    store.refund(verdict.owed, reply.now)
         return verdict
 
     async def aexecute(self, plan: Plan, rules: Rules, *, commit: bool = True) -> Verdict:
@@ -113,10 +115,12 @@ class Engine:
             reply = await store.adecide(asks, commit=commit)
         except StoreUnavailable:
             return self.without_store(plan.charges, commit)
-        verdict = self._conclude(plan.charges, reply, commit)
-        if commit and verdict.shadowed and verdict.owed:
-            with suppress(StoreUnavailable):
-                await store.arefund(verdict.owed, reply.now)
+        verdict = Verdict(plan.charges, reply)
+        if verdict.shadowed and commit:
+            self.shadows.count(verdict)
+            if verdict.owed:
+                with suppress(StoreUnavailable):
+                    await store.arefund(verdict.owed, reply.now)
         return verdict
 
     def decide_here(self, charges: Sequence[Charge]) -> Verdict:

@@ -47,23 +47,33 @@ class DenyCache:
 
     def __init__(self, store: Store, *, clock: Clock | None = None, most: int = 65_536) -> None:
         self._store = store
-        self._clock = clock
+        self._now = clock.now if clock else _monotonic
         self._denials: Recent[str, _Denial] = Recent(most)
         self._offset = 0
 
     def decide(self, asks: Sequence[Ask], *, commit: bool = True) -> Reply:
         """See `Store.decide`. A denial made here speaks of its own counter only."""
         asked_at = self._now()
-        return self._known(asks, commit, asked_at) or self._learn(
-            asks, asked_at, self._store.decide(asks, commit=commit)
-        )
+        reply = self._known(asks, asked_at) if commit else None
+        if reply is None:
+            reply = self._store.decide(asks, commit=commit)
+            for outcome in reply.outcomes:
+                if not outcome.allowed:
+                    self._learn(asks, asked_at, reply)
+                    break
+        return reply
 
     async def adecide(self, asks: Sequence[Ask], *, commit: bool = True) -> Reply:
         """See `decide`."""
         asked_at = self._now()
-        return self._known(asks, commit, asked_at) or self._learn(
-            asks, asked_at, await self._store.adecide(asks, commit=commit)
-        )
+        reply = self._known(asks, asked_at) if commit else None
+        if reply is None:
+            reply = await self._store.adecide(asks, commit=commit)
+            for outcome in reply.outcomes:
+                if not outcome.allowed:
+                    self._learn(asks, asked_at, reply)
+                    break
+        return reply
 
     def forget(self, keys: Sequence[str]) -> None:
         """See `Store.forget`."""
@@ -114,13 +124,8 @@ class DenyCache:
     def beneath(self, store: Store) -> None:
         self._store = store
 
-    def _now(self) -> int:
-        return self._clock.now() if self._clock else time.monotonic_ns() // 1000
-
-    def _known(self, asks: Sequence[Ask], commit: bool, now: int) -> Reply | None:
+    def _known(self, asks: Sequence[Ask], now: int) -> Reply | None:
         """The denial that is already certain."""
-        if not commit:
-            return None
         found = None
         for place, (key, quota, cost, shadow) in enumerate(asks):
             denial = self._denials.get(key)
@@ -132,13 +137,8 @@ class DenyCache:
                 found = found or Reply(now + self._offset, (outcome,), only=place)
         return found
 
-    def _learn(self, asks: Sequence[Ask], asked_at: int, reply: Reply) -> Reply:
+    def _learn(self, asks: Sequence[Ask], asked_at: int, reply: Reply) -> None:
         """Remember what was denied."""
-        for outcome in reply.outcomes:
-            if not outcome.allowed:
-                break
-        else:
-            return reply
         answered_at = self._now()
         self._offset = reply.now - answered_at
         for place, ((key, quota, cost, shadow), outcome) in enumerate(zip(asks, reply.outcomes, strict=True)):
@@ -153,7 +153,6 @@ class DenyCache:
                 opens = NEVER if wait == NEVER else answered_at + wait
                 resets = answered_at + outcome.reset_after
                 self._denials.put(key, _Denial(asked_at, until, opens, resets, cost, quota, counted))
-        return reply
 
     def _drop(self, keys: Sequence[str]) -> None:
         for key in keys:
@@ -170,3 +169,7 @@ def _told_by_ban(asks: Sequence[Ask], reply: Reply, place: int) -> tuple[int, bo
         return outcome.retry_after, False
     waits = [said.retry_after for said in reply.outcomes[place + 1 : place + 1 + watched] if not said.allowed]
     return min(waits, default=0), True
+
+
+def _monotonic() -> int:
+    return time.monotonic_ns() // 1000

@@ -5,7 +5,6 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextvars import Context
 from functools import partial
-from typing import NamedTuple
 
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import Reply
@@ -22,9 +21,10 @@ _WORTH_HALVING = 32
 class LoopBatcher:
     """Shares one connection among the tasks of one event loop, and round trips among those who wait together.
 
-    What the tasks of one turn of the loop ask leaves at its end, at once and without a timer. There is no task
-    between a request and its reply: the connection's reader resolves the futures that requests wait for, so that
-    no request's cancellation touches it. The batcher holds no reference to the loop while it has no connection.
+    What the tasks of one turn of the loop ask leaves at its end, at once and without a timer; what a task asks that
+    was alone of late leaves in the middle. There is no task between a request and its reply: the connection's reader
+    resolves the futures that requests wait for, so that no request's cancellation touches it. The batcher holds no
+    reference to the loop while it has no connection.
     """
 
     def __init__(
@@ -38,21 +38,28 @@ class LoopBatcher:
         self._timeout = timeout
         self._waiting: deque[_Job] = deque()
         self._under_way: deque[list[_Job]] = deque()
+        self._deadline = 0.0  # of what is asked in this turn
         self._flushing = False
         self._watched = False
+        self._alone = False  # the last batch was of one, and nobody came before its reply
         self._attempt: asyncio.Task[Streaming] | None = None
         self._connection: Streaming | None = None
         self._guard: AsyncGenerator[None, None] | None = None
         # A context of its own: what belongs to the first request is not to live on in the connection.
         self._context = Context()
 
-    def decide(self, inquiry: Inquiry) -> "asyncio.Future[Reply]":
-        """The store's reply to `inquiry` within the timeout, or StoreUnavailable."""
-        loop = asyncio.get_running_loop()
+    def decide(self, inquiry: Inquiry, loop: asyncio.AbstractEventLoop) -> "asyncio.Future[Reply]":
+        """The store's reply to `inquiry` within the timeout, or StoreUnavailable. `loop` is the one that runs."""
         future: asyncio.Future[Reply] = loop.create_future()
-        self._waiting.append(_Job(inquiry, future, loop.time() + self._timeout))
-        if not self._flushing:
-            self._flush_soon()
+        if self._flushing:
+            self._waiting.append((inquiry, future, self._deadline))
+            return future
+        self._deadline = loop.time() + self._timeout
+        self._waiting.append((inquiry, future, self._deadline))
+        if self._alone and not self._under_way:
+            self._context.run(self._flush)
+        else:
+            self._flush_soon(loop)
         return future
 
     async def aclose(self) -> None:
@@ -65,9 +72,9 @@ class LoopBatcher:
         if guard:
             await guard.aclose()
 
-    def _flush_soon(self) -> None:
+    def _flush_soon(self, loop: asyncio.AbstractEventLoop) -> None:
         self._flushing = True
-        asyncio.get_running_loop().call_soon(self._flush, context=self._context)
+        loop.call_soon(self._flush, context=self._context)
 
     def _flush(self) -> None:
         """Send what waits, as far as the server may have it now."""
@@ -82,7 +89,7 @@ class LoopBatcher:
                 batch = self._next_batch()
                 if batch:
                     self._under_way.append(batch)
-                    conversation = self._converse([job.inquiry for job in batch])
+                    conversation = self._converse([inquiry for inquiry, _, _ in batch])
                     self._connection.carry(conversation, partial(self._answered, batch))
         self._watch()
 
@@ -92,22 +99,27 @@ class LoopBatcher:
         if count >= _WORTH_HALVING and not self._under_way:
             count = (count + 1) // 2
         jobs = [self._waiting.popleft() for _ in range(min(count, MOST))]
-        return [job for job in jobs if not job.future.done()]
+        return [job for job in jobs if not job[1].done()]
 
     def _answered(self, batch: "list[_Job]", results: Sequence[Reply | StoreUnavailable] | StoreUnavailable) -> None:
         self._under_way.remove(batch)
         if isinstance(results, StoreUnavailable):
             for job in batch:
-                job.resolve(results)
+                _fail(job, results)
             self._fail(results)  # those who still wait would find the same
             return
+        gone = None
         for job, result in zip(batch, results, strict=True):
-            job.resolve(result)
-        gone = next((result for result in results if isinstance(result, StoreUnavailable) and away(result)), None)
+            if isinstance(result, StoreUnavailable):
+                _fail(job, result)
+                gone = gone or (result if away(result) else None)
+            elif not job[1].done():
+                job[1].set_result(result)
+        self._alone = len(batch) == 1 and not self._waiting
         if gone:
             self._fail(gone)
         elif self._waiting and not self._flushing:
-            self._flush_soon()
+            self._flush_soon(asyncio.get_running_loop())
 
     def _fail(self, error: StoreUnavailable) -> None:
         """Drop the connection, for a reply may still come that nobody may read as his own; and all that waits."""
@@ -115,7 +127,7 @@ class LoopBatcher:
         if connection:
             connection.close()  # which ends what is under way
         while self._waiting:
-            self._waiting.popleft().resolve(error)
+            _fail(self._waiting.popleft(), error)
 
     def _begin_connecting(self) -> None:
         self._connection = None
@@ -165,7 +177,7 @@ class LoopBatcher:
 
     def _expire(self, job: "_Job") -> None:
         self._watched = False
-        if job.future.done():
+        if job[1].done():
             self._watch()
         elif self._connection:
             self._fail(StoreUnavailable("no answer within the deadline"))
@@ -176,27 +188,20 @@ class LoopBatcher:
         """Whoever has waited longest, and still does."""
         for jobs in (*self._under_way, self._waiting):
             for job in jobs:
-                if not job.future.done():
+                if not job[1].done():
                     return job
         return None
 
     def _due(self, job: "_Job") -> float:
         # Half the time is kept for the exchange: begun too late it would fail, and cost the new connection.
-        return job.deadline if self._connection else job.deadline - self._timeout / 2
+        return job[2] if self._connection else job[2] - self._timeout / 2
 
 
-class _Job(NamedTuple):
-    """An inquiry on its way, and the future at which its task waits."""
+_Job = tuple[Inquiry, "asyncio.Future[Reply]", float]
+"""An inquiry on its way, the future at which its task waits, and its deadline."""
 
-    inquiry: Inquiry
-    future: "asyncio.Future[Reply]"
-    deadline: float
 
-    def resolve(self, result: Reply | StoreUnavailable) -> None:
-        """Let its task go on, unless it was cancelled."""
-        if self.future.done():
-            return
-        if isinstance(result, StoreUnavailable):
-            self.future.set_exception(result)
-        else:
-            self.future.set_result(result)
+def _fail(job: _Job, error: StoreUnavailable) -> None:
+    """Tell its task, unless it was cancelled."""
+    if not job[1].done():
+        job[1].set_exception(error)

@@ -29,7 +29,7 @@ class RedisStore(Server):
 
     def adecide(self, asks: Sequence[Ask], *, commit: bool = True) -> Coroutine[Any, Any, Reply]:
         """See `Store.decide`."""
-        return self.ainquire(Inquiry(asks, commit))
+        return self.ainquire(tuple.__new__(Inquiry, (asks, commit, False, None, 0, False, False)))
 
     def forget(self, keys: Sequence[str]) -> None:
         """See `Store.forget`."""

@@ -89,8 +89,12 @@ class Server:
         """The awaitable twin of `inquire`, within the server's own timeout."""
         breaker = self._breaker
         seen = self._check(breaker)
+        loop = asyncio.get_running_loop()
+        running, batcher = self._latest
+        if batcher is None or running() is not loop:
+            batcher = self._batcher(loop)
         try:
-            return await self._batcher().decide(inquiry)
+            return await batcher.decide(inquiry, loop)
         except StoreUnavailable as error:
             self._learn(error, inquiry, breaker, seen)
             raise
@@ -99,12 +103,8 @@ class Server:
         """The keys on the server that begin with `prefix`, asked for on a connection of their own."""
         return scan(self._endpoint.connect(), prefix)
 
-    def _batcher(self) -> LoopBatcher:
-        """The batcher of the running loop."""
-        loop = asyncio.get_running_loop()
-        running, batcher = self._latest
-        if batcher and running() is loop:
-            return batcher
+    def _batcher(self, loop: asyncio.AbstractEventLoop) -> LoopBatcher:
+        """The batcher of this loop."""
         batcher = self._loops.get(loop)
         if batcher is None:
             with self._adding:

@@ -4,7 +4,7 @@ import hashlib
 import re
 import secrets
 from collections.abc import Generator, Sequence
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from itertools import count
 from struct import Struct, error
@@ -20,6 +20,7 @@ _ONE = _CHARGE.pack(1, 0)
 _FLAGS = [bytes((flags,)) for flags in range(64)]
 _nonces = count(secrets.randbits(48))  # a reply is told from the others on its connection; it is no secret
 _OUTCOME = Struct("<?qqqq")
+_outcome = partial(tuple.__new__, Outcome)
 _NAMES = (*ALGORITHMS, "ban")
 _NUMBER = {name: number for number, name in enumerate(_NAMES, 1)}
 _SHADOW, _LAST, _PEEK, _FORGET, _REFUND, _INSIST = 1, 2, 4, 8, 16, 32
@@ -106,12 +107,21 @@ def encode(inquiries: Sequence[Inquiry], now: int | None) -> Message:
     for asks, commit, forget, charged_at, _, _, insist in inquiries:
         last = len(asks) - 1
         alone = alone and last == 0
-        common = _PEEK * (not commit) | _FORGET * forget | _REFUND * (charged_at is not None) | _INSIST * insist
-        for place, (key, quota, cost, shadow) in enumerate(asks):
+        common = 0 if commit else _PEEK
+        if forget or insist or charged_at is not None:
+            common |= _FORGET * forget | _INSIST * insist | _REFUND * (charged_at is not None)
+        for key, quota, cost, shadow in asks:
             keys.append(key)
-            flags = common | _SHADOW * shadow | _LAST * (place == last)
-            charge = _ONE if cost == 1 and charged_at is None else _CHARGE.pack(cost, charged_at or 0)
-            packed += _FLAGS[flags], _packed_quota(quota), charge
+            flags = common | _SHADOW if shadow else common
+            if last == 0:
+                flags |= _LAST
+            last -= 1
+            known = _packed.get(id(quota))
+            packed += (
+                _FLAGS[flags],
+                known[1] if known is not None and known[0] is quota else _pack_quota(quota),
+                _ONE if cost == 1 and charged_at is None else _CHARGE.pack(cost, charged_at or 0),
+            )
     time = b"" if now is None else str(now)
     return Message((len(keys), *keys, nonce, time, b"".join(packed)), nonce, len(keys), alone)
 
@@ -125,13 +135,13 @@ def decode(reply: Any, message: Message, inquiries: Sequence[Inquiry]) -> list[R
     try:
         nonce, time, packed, complaint = reply  # the unpacking itself is the check
         now = int(time)
-        outcomes = list(map(Outcome._make, _OUTCOME.iter_unpack(packed)))
+        outcomes: list[Outcome] = list(map(_outcome, _OUTCOME.iter_unpack(packed)))
     except (TypeError, ValueError, error):
         raise StoreUnavailable(f"the store answered with something else than a decision: {reply!r:.80}") from None
     if nonce != message.nonce or len(outcomes) != message.asked:
         raise StoreUnavailable("the store answered another request than the one that was asked")
     if message.alone and not complaint:
-        return [Reply(now, [outcome]) for outcome in outcomes]
+        return [tuple.__new__(Reply, (now, (outcome,), None)) for outcome in outcomes]
     replies: list[Reply | StoreUnavailable] = []
     start = 0
     for asks, *_ in inquiries:
@@ -147,13 +157,12 @@ def _failure(complaint: bytes) -> StoreUnavailable:
     return StoreUnavailable(text) if _GENERAL.search(text) else Spoilt(text)
 
 
-def _packed_quota(quota: Quota) -> bytes:
-    known = _packed.get(id(quota))
-    if known is None or known[0] is not quota:
-        if len(_packed) >= _MOST_QUOTAS:
-            _packed.clear()
-        _packed[id(quota)] = known = quota, _QUOTA.pack(_NUMBER[quota.algorithm], *_numbers(quota))
-    return known[1]
+def _pack_quota(quota: Quota) -> bytes:
+    if len(_packed) >= _MOST_QUOTAS:
+        _packed.clear()
+    packed = _QUOTA.pack(_NUMBER[quota.algorithm], *_numbers(quota))
+    _packed[id(quota)] = quota, packed
+    return packed
 
 
 def _numbers(quota: Quota) -> tuple[int, int, int, int]:

@@ -104,6 +104,25 @@ def test_a_hundred_tasks_share_a_few_calls(server):
     assert server.calls("evalsha") + server.calls("eval") <= 4
 
 
+def test_who_is_alone_does_not_wait_for_the_turn_to_end(any_server):
+    async def main():
+        store = RedisStore(any_server.url, timeout=20)
+        for _ in range(2):
+            await store.adecide([ask()])
+        before, alone = any_server.calls("evalsha"), store.adecide([ask()])
+        future = alone.send(None)  # as far as a task goes in this turn, which does not end here
+        assert until(lambda: any_server.calls("evalsha") == before + 1, 10)
+        after = await asyncio.gather(future, *(store.adecide([ask()]) for _ in range(20)))
+        alone.close()
+        calls = any_server.calls("evalsha") - before
+        await store.aclose()
+        return [reply.outcomes[0].remaining for reply in after], calls
+
+    remaining, calls = asyncio.run(main())
+    assert remaining == list(range(97, 76, -1))
+    assert calls <= 4  # one of those who came together was first, and nobody seemed to be with it
+
+
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("limit", [pytest.param(5, id="5 per minute"), pytest.param(500, id="500 per minute")])
 def test_every_key_has_a_ttl_of_two_windows_and_a_minute_at_most(server, store, name, limit):
