@@ -35,14 +35,15 @@ Words = Mapping[str, str | int | None]
 class Said(NamedTuple):
     """What is said, whatever the format. `words` have the message, its placeholders filled.
 
-    `type` and `heading` are those of the problem, `violated` the names of the policies that deny.
+    `type` and `heading` are those of the problem (None: the title of the status), `violated` the names of the policies
+    that deny.
     """
 
     words: Words
     type: str
-    heading: str
-    violated: Sequence[str]
-    link: str | None
+    heading: str | None
+    violated: Sequence[str] = ()
+    link: str | None = None
 
 
 class Format(NamedTuple):
@@ -101,7 +102,7 @@ def _json(said: Said) -> bytes:
 def _problem(said: Said) -> bytes:
     fields: dict[str, object] = {
         "type": said.type,
-        "title": said.heading,
+        "title": said.heading or said.words["title"],
         "status": said.words["status"],
         "detail": said.words["message"],
     }

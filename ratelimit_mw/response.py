@@ -96,7 +96,7 @@ class Answers(Generic[_Text]):
         if len(self._formats) > 1:
             always.append((name("Vary"), value("Accept")))
         self._always = [[(name("Content-Type"), value(made.content_type)), *always] for made in self._formats]
-        self._kept: dict[tuple[int, Reason, int, str], bytes] = {}
+        self._kept: dict[tuple[int, Reason, bool, int, str], bytes] = {}
 
     def beside(self, own: Iterable[tuple[_Text, _Text]], verdict: Verdict) -> list[tuple[_Text, _Text]]:
         """The app's own headers and ours, if there is a rule that binds, in a new list.
@@ -123,7 +123,8 @@ class Answers(Generic[_Text]):
         status = answer.status or (rule and rule.status) or settings.status
         message = answer.message or (rule and rule.message) or settings.message
         place = preferred(",".join(request.header_lines("accept")), self._accepted) if len(self._formats) > 1 else 0
-        key = place, reason, status, message
+        hidden = rule is not None and rule.hidden
+        key = place, reason, hidden, status, message
         body = self._kept.get(key)
         if body is None:
             made = self._formats[place]
@@ -131,7 +132,7 @@ class Answers(Generic[_Text]):
             if made.constant and is_constant(message):
                 self._kept[key] = body
         headers = [*self._always[place], (self._content_length, value(str(len(body))))]
-        if self._retry_after is not None and wait is not None and not (rule and rule.hidden):
+        if self._retry_after is not None and wait is not None and not hidden:
             headers.append((self._retry_after, value(str(wait))))
         if verdict.binding >= 0:
             headers += self._denied.lines(verdict)
@@ -140,21 +141,18 @@ class Answers(Generic[_Text]):
     def _said(
         self, verdict: Verdict, request: Request, reason: Reason, *, status: int, message: str, wait: int | None
     ) -> Said:
-        title, problem = phrase(status), _ANSWERS[reason].problem
+        rule, title = verdict.rule, phrase(status)
         words: dict[str, str | int | None] = {
             "ip": self._address(request),
-            "rule": verdict.rule.name if verdict.rule else None,
+            "rule": rule.name if rule else None,
             "limit": verdict.limit,
             "retry_after": wait,
         }
         words |= {"message": filled(message, words), "status": status, "title": title, "reason": reason}
-        return Said(
-            words,
-            problem.type,
-            problem.title or title,
-            self._policies.violated(verdict),
-            self._settings.documentation_url,
-        )
+        if rule and rule.hidden:
+            return Said(words, *_NO_TYPE)
+        type_of_problem, heading = _ANSWERS[reason].problem
+        return Said(words, type_of_problem, heading, self._policies.violated(verdict), self._settings.documentation_url)
 
 
 def phrase(status: int) -> str:

@@ -210,3 +210,25 @@ def test_a_limiter_of_the_app_s_own_stays_open(asking, me):
             with TestClient(app) as client:
                 assert client.get("/", headers=me).status_code == 200
         assert limiter.check({"header:X-Client": me["X-Client"]}).remaining == 6
+
+
+def test_the_openapi_tells_of_a_rule_s_own_status_and_of_every_format():
+    named = FastAPI()
+    headers = {"allowed": [], "denied": ["ratelimit"]}
+    rules = [{"name": "mail", "on_demand": True, "limit": "1 per hour", "response": {"status": 403}}]
+    config = {"domain": "d", "response": {"headers": headers, "body": [{"error": "{message}"}, "html"]}, "rules": rules}
+    add_rate_limits(named, config)
+
+    @named.get("/", dependencies=[Depends(limited("mail"))])
+    def read() -> str:
+        return "mail"
+
+    with TestClient(named) as client:
+        responses = client.get("/openapi.json").json()["paths"]["/"]["get"]["responses"]
+        answers = [client.get("/") for _ in range(2)]
+    assert set(responses) == {"200", "403"}
+    assert set(responses["403"]["headers"]) == {"RateLimit-Policy", "RateLimit"}
+    assert set(responses["403"]["content"]) == {"application/json", "text/html"}
+    assert [answer.status_code for answer in answers] == [200, 403]
+    assert answers[1].json() == {"error": "Too many requests"}
+    assert answers[1].headers["RateLimit"].startswith('"mail";r=0;t=')

@@ -91,7 +91,7 @@ class Answer:
 Ask = Callable[..., Answer]
 
 
-def ask_asgi(engine, path="/", *, method="GET", ip=IP, own: Iterable[tuple[str, str]] = ()):
+def ask_asgi(engine, path="/", *, method="GET", ip=IP, own: Iterable[tuple[str, str]] = (), accept=None):
     seen = []
 
     async def app(scope, receive, send):
@@ -100,14 +100,15 @@ def ask_asgi(engine, path="/", *, method="GET", ip=IP, own: Iterable[tuple[str, 
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": b"hello"})
 
-    start, body = serve(Asgi(app, limiter=engine), http_scope(path, method=method, ip=ip))
+    headers = [] if accept is None else [(b"accept", accept.encode("latin-1"))]
+    start, body = serve(Asgi(app, limiter=engine), http_scope(path, method=method, ip=ip, headers=headers))
     assert (start["type"], body["type"]) == ("http.response.start", "http.response.body")
     assert all(name.islower() for name, _ in start["headers"])
     fields = [(name.decode(), value.decode()) for name, value in start["headers"]]
     return Answer(start["status"], fields, body["body"], *seen)
 
 
-def ask_wsgi(engine, path="/", *, method="GET", ip=IP, own: Iterable[tuple[str, str]] = ()):
+def ask_wsgi(engine, path="/", *, method="GET", ip=IP, own: Iterable[tuple[str, str]] = (), accept=None):
     seen, said = [], []
 
     def app(environ, start_response):
@@ -116,6 +117,7 @@ def ask_wsgi(engine, path="/", *, method="GET", ip=IP, own: Iterable[tuple[str, 
         return [b"hello"]
 
     environ = {"PATH_INFO": path, "REQUEST_METHOD": method, "REMOTE_ADDR": ip or ""}
+    environ |= {} if accept is None else {"HTTP_ACCEPT": accept}
     setup_testing_defaults(environ)
     body = Wsgi(app, limiter=engine)(environ, lambda *arguments: said.append(arguments))
     ((status, headers),) = said

@@ -1,5 +1,7 @@
 """The fields RateLimit-Policy and RateLimit, read by somebody else's parser of structured fields (RFC 9651)."""
 
+import json
+
 import pytest
 
 from ratelimit_mw import ManualClock
@@ -121,7 +123,10 @@ def test_where_the_app_speaks_of_its_own_limit_ours_is_silent(ask, own):
 
 def test_a_hidden_rule_is_spoken_of_nowhere(ask):
     hidden = rule("secret", "2 per minute", response={"hidden": True})
-    engine = limiter(rules=[hidden, rule("open", "9 per minute")], response={**BOTH, "body": "problem"})
+    engine = limiter(
+        rules=[hidden, rule("open", "9 per minute")],
+        response={**BOTH, "body": "problem", "documentation_url": "https://a.example/limits"},
+    )
     answer = ask(engine)
     assert answer.rate == ["9", "8", str(START + 40)]
     assert fields(answer) == ([("open", {"q": 9, "w": 60})], [("open", {"r": 8, "t": 40})])
@@ -129,7 +134,12 @@ def test_a_hidden_rule_is_spoken_of_nowhere(ask):
     denied = ask(engine)
     assert denied.status == 429
     assert set(denied.headers) == {"content-type", "content-length", "cache-control"}
-    assert b"secret" not in denied.body
+    assert json.loads(denied.body) == {
+        "type": "about:blank",
+        "title": "Too Many Requests",
+        "status": 429,
+        "detail": "Too many requests",
+    }
 
 
 def test_a_hidden_rule_alone_leaves_responses_as_they_are(ask):
