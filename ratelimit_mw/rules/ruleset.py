@@ -275,16 +275,7 @@ class RuleSet:
                 return ()
         if request.method == "OPTIONS" and is_preflight(request):
             return ()
-        candidates: Sequence[_Candidate] = self._always
-        found: list[_Candidate] = []
-        if self._paths is not None and request.path:
-            path = request.path
-            for owner, route, parameters, strict in self._paths.locate(path, cleaned(path)):
-                found.append((owner, self._programs[owner], route, parameters, strict))
-        for lookup in self._lookups:
-            found += lookup(request)
-        if found:
-            candidates = sorted((*candidates, *found))
+        candidates = self._candidates(request)
         if self._exempting and _exempt(candidates, request):
             return ()
         if self._replacing:
@@ -292,10 +283,21 @@ class RuleSet:
         charges = self._charges(candidates, request, cost)
         return charges if self.descriptors is None else (*charges, *self.descriptors.plan(request, cost))
 
+    def _candidates(self, request: Request) -> Sequence[_Candidate]:
+        """The rules and exemptions that may apply, less their further conditions; exemptions first."""
+        found: list[_Candidate] = []
+        if self._paths is not None and request.path:
+            path = request.path
+            for owner, route, parameters, strict in self._paths.locate(path, cleaned(path)):
+                found.append((owner, self._programs[owner], route, parameters, strict))
+        for lookup in self._lookups:
+            found += lookup(request)
+        return sorted((*self._always, *found)) if found else self._always
+
     def plan_rule(self, name: str, request: Request, cost: int = 1) -> Sequence[Charge] | None:
         """The counters of the rule of that name, whether or not its `match` holds; None where there is no such rule.
 
-        The template that matched and its parameters are known as ever.
+        The template that matched and its parameters are known as ever, and what is exempt is exempt from it too.
         """
         rank = self._ranks.get(name)
         if rank is None:
@@ -305,6 +307,8 @@ class RuleSet:
                 return BLOCKED
             if self.overrides.exempts(request):
                 return ()
+        if self._exempting and _exempt(self._candidates(request), request):
+            return ()
         route, parameters = "", NO_PARAMETERS
         paths = self._demanded.get(rank, self._paths)
         if paths is not None and request.path:

@@ -140,3 +140,20 @@ def test_a_store_that_is_away(ask):
     limiter.close()
     assert (away.denial.status, dict(away.denial.headers)["Retry-After"]) == (503, "1")
     assert "x-ratelimit-limit" not in headers
+
+
+@EACH
+@pytest.mark.parametrize(
+    ("exempt", "path"),
+    [
+        pytest.param({"ip": "203.0.113.0/24"}, "/", id="an address"),
+        pytest.param({"path": "/health"}, "/health", id="a path"),
+        pytest.param({"methods": ["GET"]}, "/", id="everything of a method"),
+    ],
+)
+def test_who_is_exempt_is_exempt_from_it_too(engine, ask, exempt, path):
+    came, headers = ask(engine(ALL, MAIL, exempt=[exempt]), *[["mail"]] * 5, path=path)
+    assert [one.denial for one in came] == [None] * 5
+    assert "x-ratelimit-limit" not in headers
+    came, _ = ask(engine(ALL, MAIL, exempt=[{"ip": "192.0.2.1"}, {"path": "/other"}]), *[["mail"]] * 3, path=path)
+    assert came[-1].denial
