@@ -20,7 +20,7 @@ from ratelimit_mw.verdict import Verdict
 
 _log = logging.getLogger("ratelimit_mw")
 
-_MOST_UNKNOWN = 100  # names remembered as said
+_MOST_SAID = 100  # names remembered as said
 _LONG = 256  # characters of a value: longer ones are remembered nowhere
 
 
@@ -55,7 +55,7 @@ class Planner:
         self.switch = KillSwitch()
         self.shedder = Shedder(self.meter, self.switch, shadows)
         self._meter: Meter | None = None
-        self._unknown: set[str] = set()
+        self._said: set[str] = set()
 
     def plan(self, rules: Rules, request: Request, cost: int = 1, name: str | None = None) -> Plan:
         """What `request` has to ask; with `name`, of that rule alone. Raises ValueError for a bad cost."""
@@ -111,11 +111,21 @@ class Planner:
         """The plan of one rule; of one that there is not, nothing."""
         charges = rules.plan_rule(name, request, cost)
         if charges is None:
-            if name not in self._unknown and len(self._unknown) < _MOST_UNKNOWN:
-                self._unknown.add(name)
-                _log.error("the app asks for the rule %r, which there is not: it is not limited (said once)", name)
+            self._say(name, "which there is not: it is not limited")
             return ()
+        if rules.settling and any(_settled_late(charge) for charge in charges):
+            self._say(name, "which goes by the response: asked for by name it is charged at once, or not at all")
         return charges
+
+    def _say(self, name: str, what: str) -> None:
+        if name not in self._said and len(self._said) < _MOST_SAID:
+            self._said.add(name)
+            _log.error("the app asks for the rule %r, %s (said once)", name, what)
+
+
+def _settled_late(charge: Charge) -> bool:
+    rule, ask = charge
+    return rule.counts is not None or rule.cost_after is not None or ask.quota.algorithm == "concurrency"
 
 
 def planned(rules: Rules, request: Request, cost: int) -> Sequence[Charge]:

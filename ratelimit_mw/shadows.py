@@ -3,6 +3,7 @@
 import logging
 from collections import Counter
 
+from ratelimit_mw.late import late, lock
 from ratelimit_mw.model import SECOND
 from ratelimit_mw.verdict import Verdict
 
@@ -14,6 +15,8 @@ _PAUSE = 60 * SECOND
 
 class Shadows:
     """Counts the would-be denials of each shadow rule; `denials` has them by its name."""
+
+    _counting = late(lock)
 
     def __init__(self) -> None:
         self.denials: Counter[str] = Counter()
@@ -27,7 +30,10 @@ class Shadows:
 
     def add(self, rule: str, now: int) -> None:
         """Count one would-be denial by the rule of that name."""
-        self.denials[rule] += 1
-        if abs(now - self._said.get(rule, -_PAUSE)) >= _PAUSE:
+        with self._counting:
+            self.denials[rule] += 1
+            so_far = self.denials[rule]
+            if abs(now - self._said.get(rule, -_PAUSE)) < _PAUSE:
+                return
             self._said[rule] = now
-            _log.info("shadow rule %s would have denied a request (%d so far)", rule, self.denials[rule])
+        _log.info("shadow rule %s would have denied a request (%d so far)", rule, so_far)

