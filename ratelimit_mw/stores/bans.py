@@ -85,7 +85,7 @@ class Bans:
         for ask, outcome in zip(asked, reply.outcomes, strict=True):
             if ask.quota.algorithm == "ban":
                 ban, watched = None if outcome.allowed else outcome, ask.cost
-                if outcome.delay:
+                if has_begun(outcome):
                     self._begun(ask, outcome.delay, outcome.retry_after, reply.now)
             else:
                 said.append(outcome if ban is None or watched <= 0 else _banned(outcome, ban))
@@ -103,6 +103,11 @@ def key_of_ban(key: str) -> str:
 def quota_of(ban: Ban) -> Quota:
     """As what a store is asked for it."""
     return Quota("ban", ban.after, ban.within, ban=ban)
+
+
+def has_begun(outcome: Outcome) -> bool:
+    """True of what a ban says that this very request has brought."""
+    return not outcome.allowed and outcome.delay > 0
 
 
 def untold(asks: Sequence[Ask], outcomes: Sequence[Outcome]) -> Sequence[Ask]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from ratelimit_mw.clock import Clock
 from ratelimit_mw.model import Ask, Reply
-from ratelimit_mw.stores.bans import untold
+from ratelimit_mw.stores.bans import has_begun, untold
 from ratelimit_mw.stores.base import Store
 from ratelimit_mw.stores.settler import Settler, moment
 from ratelimit_mw.stores.share import Claim
@@ -165,7 +165,8 @@ class Leases:
         if second.only is not None:
             return second._replace(only=claims.index(again[second.only]))
         said = dict(zip(map(id, again), second.outcomes, strict=True))
-        return Reply(second.now, [said.get(id(c), o) for c, o in zip(claims, reply.outcomes, strict=True)])
+        first = zip(claims, reply.outcomes, strict=True)
+        return Reply(second.now, [o if has_begun(o) else said.get(id(c), o) for c, o in first])
 
     def _ask(self, claims: Sequence[Claim]) -> Steps[Reply]:
         """Put the claims to the store, and learn from what it charged."""

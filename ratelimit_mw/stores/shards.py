@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from ratelimit_mw.model import NEVER, Ask, Outcome, Quota, Reply
-from ratelimit_mw.stores.bans import untold
+from ratelimit_mw.stores.bans import has_begun, untold
 from ratelimit_mw.stores.base import Store
 
 _SHARDED = re.compile(r"[^{]*x([0-9]+):\{")
@@ -134,6 +134,8 @@ def _charging(asks: Sequence[Ask]) -> _Rounds:
             return reply._replace(only=asked[reply.only])
         moved = []
         for place, outcome in zip(asked, reply.outcomes, strict=True):
+            if place in outcomes and has_begun(outcomes[place]):
+                continue  # it is said once
             outcomes[place] = _scaled(asks[place], outcome)
             if not outcome.allowed and asks[place].quota.shards > 1:
                 seen = yield _Round(_shards(asks[place]), commit=False)

@@ -41,7 +41,7 @@ def test_show_tells_who_is_banned_and_who_is_near_it(ask):
         ("ip=203.0.113.8", "ban", "33%", "2"),
     ]
     (line,) = [line for line in printed.splitlines() if IP in line and " ban " in line]
-    assert line.split(maxsplit=2)[2].split() == "3 denials per hour ban 100% 0 48 h".split()
+    assert line.split(maxsplit=2)[2].split() == ["3", "denials", "per", "hour", "ban", "100%", "0", "48", "h"]
 
 
 def test_show_of_one_client(ask):

@@ -306,6 +306,24 @@ def test_what_does_not_deny_is_not_asked_on_a_bans_account(cached, counted):
     assert counted.asked == 1
 
 
+def test_a_counter_that_opens_late_is_asked_although_another_opens_early(cached, counted, clock):
+    late, soon = ask(1), ask(1)._replace(key="d:r:fw1:{x}", quota=quota(1, period=SECOND))
+    for _ in range(3):
+        cached.decide([late, soon])
+    clock.advance(1)
+    assert said(cached, late, soon)[0][0] is True
+    assert counted.asked == 4
+
+
+def test_a_ban_is_remembered_whatever_else_a_rule_asks(cached, counted):
+    other = ask(100)._replace(key="d:r:fw1:{x}", quota=quota(100, period=SECOND))
+    for _ in range(3):
+        cached.decide([ask(0), other])
+    for asks in ([ask(0)], [other], [ask(7), other]):
+        assert said(cached, *asks)[0][0] is True
+    assert counted.asked == 3
+
+
 def test_awaited_it_is_remembered_alike(cached, counted):
     async def main():
         for _ in range(100):
@@ -326,22 +344,26 @@ def test_a_shadows_ban_is_never_answered_from_memory(cached, counted):
 
 
 def test_beside_a_leased_rule_no_denial_counts_twice(clock, begun):
-    leases = Leases(Shards(MemoryStore(clock=clock)), clock)
-    store = Bans(leases, lambda *said: begun.append(said))
-    leased = Ask("d:l:fw3600:{x}", Quota("fixed_window", 3, 3_600 * SECOND, consistency="lease"))
+    """The share of this process is spent, so it asks for more, is denied, and asks again for less."""
+    memory = MemoryStore(clock=clock)
+    store = Bans(Leases(Shards(memory), clock), lambda *said: begun.append(said))
+    leased = Ask("d:l:fw3600:{x}", Quota("fixed_window", 100, 3_600 * SECOND, consistency="lease"))
     for _ in range(3):
         store.decide([leased])
-    answers = [said(store, leased, ask(0))[1][0] for _ in range(4)]
-    assert answers == [False, False, True, True]
+    left = memory.decide([leased._replace(cost=0)]).outcomes[0].remaining
+    memory.decide([leased._replace(cost=left - 1)])
+    assert [said(store, leased, ask(0))[1][0] for _ in range(4)] == [False, False, True, True]
+    assert [row for _, row, *_ in begun] == [1]
 
 
-def test_beside_a_sharded_rule_no_denial_counts_twice(clock):
-    for _ in range(20):  # which shard is asked is a matter of luck
-        store = Bans(Shards(MemoryStore(clock=clock)), lambda *said: None)
+def test_beside_a_sharded_rule_no_denial_counts_twice(clock, begun):
+    for number in range(20):  # which shard is asked is a matter of luck
+        store = Bans(Shards(MemoryStore(clock=clock)), lambda *said: begun.append(said))
         sharded = Ask("d:s:fw3600x4:{x}", Quota("fixed_window", 8, 3_600 * SECOND, shards=4))
         for _ in range(6):
             store.decide([sharded])
         assert [said(store, sharded, ask(0))[1][0] for _ in range(4)] == [False, False, True, True]
+        assert len(begun) == number + 1
 
 
 def test_without_a_ban_the_store_is_asked_as_ever(store):
