@@ -27,9 +27,6 @@ _log = logging.getLogger("ratelimit_mw")
 
 T = TypeVar("T")
 
-_LISTEN = 1.0
-"""Seconds that one look into an empty queue takes, and so the longest until a worker hears that it is to stop."""
-
 _SOON = 1.0
 """Seconds until a request is tried again that has not reached the app: it was away, or had no time."""
 
@@ -46,13 +43,18 @@ class Worker:
     time. It is tried again where the app has said that it failed (5xx, 429) or has not heard of it. Where nobody can
     say what became of it (it took longer than `timeout` seconds, the connection broke, a worker died), it is reported
     as unknown and never sent again by itself. Of one identity requests keep their order.
+
+    One look into an empty queue takes `listen` seconds, which is the longest until a worker hears that it is to stop.
     """
 
-    def __init__(self, limiter: RateLimiter, target: Target, *, at_once: int = 8, timeout: float = 30.0) -> None:
+    def __init__(
+        self, limiter: RateLimiter, target: Target, *, at_once: int = 8, timeout: float = 30.0, listen: float = 1.0
+    ) -> None:
         self._limiter = limiter
         self._target = target
         self._timeout = timeout
         self._idle = 2 * timeout + 2
+        self._listen = listen
         self._name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._places = asyncio.Semaphore(at_once)
         self._stopping = False
@@ -112,7 +114,7 @@ class Worker:
                 if entry is not None and entry.number in self._under_way.values():  # it is our own, and a slow one
                     entry = None
             if entry is None:
-                seconds = _LISTEN if left is None else min(max(left, 0.001), _LISTEN)
+                seconds = self._listen if left is None else min(max(left, 0.001), self._listen)
                 entry = await asyncio.to_thread(self._ear.next, self._name, seconds)
         except StoreUnavailable as error:
             if not self._away:
@@ -224,7 +226,7 @@ class Worker:
 
     async def _postpone(self, entry: Entry, seconds: float, *, counted: bool = True) -> None:
         await self._insist(lambda: self._queue.postpone(entry, seconds, counted=counted))
-        if seconds < _LISTEN:  # sooner than the next look into the queue
+        if seconds < self._listen:  # sooner than the next look into the queue
             timer = asyncio.ensure_future(self._promote_in(seconds))
             self._timers.add(timer)
             timer.add_done_callback(self._timers.discard)

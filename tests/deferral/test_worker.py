@@ -1,0 +1,479 @@
+import asyncio
+import json
+import time
+from collections import Counter
+from contextlib import asynccontextmanager
+
+import pytest
+
+from ratelimit_mw import ManualClock
+from ratelimit_mw.asgi import RateLimitMiddleware as Asgi
+from ratelimit_mw.worker.targets import in_process, over_http
+from ratelimit_mw.worker.worker import Worker
+from ratelimit_mw.wsgi import RateLimitMiddleware as Wsgi
+from tests.deferral.asking import REPORTS, START, ask_asgi, ask_wsgi, limiter, state
+from tests.shells.asking import IP
+
+WITHIN = 30.0
+
+
+class Site:
+    """An app behind the middleware, which notes what reaches it, and responds as its `script` says, then with 200."""
+
+    def __init__(self, engine, *script):
+        self.engine = engine
+        self.script = list(script)
+        self.seen = []
+        self.asgi = Asgi(self._asgi, limiter=engine)
+        self.wsgi = Wsgi(self._wsgi, limiter=engine)
+
+    async def _asgi(self, scope, receive, send):
+        if scope["type"] == "lifespan":
+            raise RuntimeError("not known here")
+        body = (await receive())["body"]
+        status = self._status(body, scope["client"][0], dict(scope["headers"]).get(b"idempotency-key", b"").decode())
+        if status == "hang":
+            await asyncio.sleep(WITHIN)
+        if status == "raise":
+            raise RuntimeError("as an app may")
+        await send({"type": "http.response.start", "status": status, "headers": [(b"x-cost", b"3")]})
+        await send({"type": "http.response.body", "body": b"made " + body})
+
+    def _wsgi(self, environ, start_response):
+        body = environ["wsgi.input"].read()
+        status = self._status(body, environ["REMOTE_ADDR"], environ.get("HTTP_IDEMPOTENCY_KEY", ""))
+        if status == "raise":
+            raise RuntimeError("as an app may")
+        start_response(f"{status} X", [("Content-Type", "text/plain")])
+        return [b"made " + body]
+
+    def _status(self, body, address, key):
+        self.seen.append((body.decode(), address, key))
+        return self.script.pop(0) if self.script else 200
+
+    @property
+    def bodies(self):
+        return [body for body, _, _ in self.seen]
+
+
+def put_off(engine, *bodies, ip=IP, ask=ask_asgi, **more):
+    """Use the limit up, and put off requests with these bodies; where each one's fate is told."""
+    while engine.check({"ip": ip, "method": "POST", "path": "/reports"}).allowed:
+        pass
+    answers = [ask(engine, body=body.encode(), ip=ip, **more) for body in bodies]
+    assert [answer.status for answer in answers] == [202] * len(answers)
+    return [answer.headers["location"] for answer in answers]
+
+
+@asynccontextmanager
+async def working(engine, opening, *, workers=1, **options):
+    """Workers at work, who are to be idle in the end."""
+    async with opening as target:
+        staff = [Worker(engine, target, listen=0.05, **options) for _ in range(workers)]
+        tasks = [asyncio.ensure_future(worker.run()) for worker in staff]
+        try:
+            yield
+        finally:
+            for worker in staff:
+                worker.stop()
+            await asyncio.gather(*tasks)
+
+
+async def until(holds):
+    give_up = time.monotonic() + WITHIN
+    while not holds():
+        assert time.monotonic() < give_up, "it never came to that"
+        await asyncio.sleep(0.01)
+
+
+def fates(engine, locations):
+    return [state(ask_wsgi, engine, location)["state"] for location in locations]
+
+
+@pytest.fixture
+def clock():
+    return ManualClock(START)
+
+
+@pytest.mark.parametrize("shell", ["asgi", "wsgi"])
+def test_each_goes_when_the_limit_allows_it_in_its_order(any_server, clock, shell):
+    with limiter(any_server, clock=clock) as engine:
+        site = Site(engine)
+        locations = put_off(engine, "a", "b", "c")
+
+        async def scenario():
+            async with working(engine, in_process(getattr(site, shell))):
+                for done in (1, 2, 3):
+                    clock.advance(60)
+                    await until(lambda done=done: fates(engine, locations).count("done") == done)
+                    assert site.bodies == ["a", "b", "c"][:done]
+                    assert not engine.peek({"ip": IP, "method": "POST", "path": "/reports"}).allowed, "it was charged"
+
+        asyncio.run(scenario())
+        assert {address for _, address, _ in site.seen} == {IP}
+        assert [key for _, _, key in site.seen] == [location.rpartition("/")[2] for location in locations]
+        told = state(ask_asgi, engine, locations[0])["response"]
+        assert (told["status"], told["body"]) == (200, "made a")
+
+
+def test_an_idempotency_key_of_the_client_s_own_is_kept(any_server, clock):
+    with limiter(any_server, clock=clock) as engine:
+        site = Site(engine)
+        (location,) = put_off(engine, "a", headers={"Idempotency-Key": "its own"})
+        clock.advance(60)
+        asyncio.run(_work(engine, site, lambda: fates(engine, [location]) == ["done"]))
+        assert [key for _, _, key in site.seen] == ["its own"]
+
+
+async def _work(engine, site, holds, **options):
+    async with working(engine, in_process(site.asgi), **options):
+        await until(holds)
+
+
+@pytest.mark.parametrize("shell", ["asgi", "wsgi"])
+def test_what_fails_is_tried_again_and_parked_in_the_end(any_server, clock, shell):
+    with limiter(any_server, {**REPORTS, "limit": "1 per second"}, clock=clock, max_attempts=3) as engine:
+        site = Site(engine, 500, 429, "raise", 503, 201)
+        bad, good = put_off(engine, "bad", "good")
+
+        async def scenario():
+            async with working(engine, in_process(getattr(site, shell))):
+
+                def parked():
+                    clock.advance(1)
+                    return fates(engine, [bad, good]) == ["parked", "done"]
+
+                await until(parked)
+
+        asyncio.run(scenario())
+        assert site.bodies == ["bad", "bad", "bad", "good", "good"]
+        told = state(ask_asgi, engine, bad)
+        assert (told["reason"], told["response"]["status"]) == ("it failed 3 times", 500)
+        assert len({key for body, _, key in site.seen if body == "bad"}) == 1
+
+
+def test_what_does_not_answer_in_time_is_unknown_and_not_sent_again(any_server, clock):
+    with limiter(any_server, clock=clock) as engine:
+        site = Site(engine, "hang")
+        lost, next_ = put_off(engine, "lost", "next")
+        clock.advance(60)
+
+        async def scenario():
+            async with working(engine, in_process(site.asgi), timeout=0.2):
+                await until(lambda: fates(engine, [lost]) == ["unknown"])
+                clock.advance(60)
+                await until(lambda: fates(engine, [next_]) == ["done"])
+
+        asyncio.run(scenario())
+        assert site.bodies == ["lost", "next"]
+        assert "no answer within 0.2 s" in state(ask_asgi, engine, lost)["reason"]
+
+
+@pytest.mark.parametrize("after", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf"])
+def test_what_an_app_took_and_did_not_answer_whole_is_unknown(any_server, clock, after):
+    with limiter(any_server, clock=clock) as engine:
+        (location,) = put_off(engine, "a")
+        clock.advance(60)
+
+        async def scenario():
+            heard = []
+
+            async def hang_up(reader, writer):
+                heard.append(await reader.readuntil(b"\r\n\r\n"))
+                writer.write(after)
+                await writer.drain()
+                writer.close()
+
+            server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
+            async with server:
+                port = server.sockets[0].getsockname()[1]
+                async with working(engine, over_http(f"http://127.0.0.1:{port}")):
+                    await until(lambda: fates(engine, [location]) == ["unknown"])
+            assert len(heard) == 1
+            assert heard[0].startswith(b"POST /reports HTTP/1.1\r\n")
+
+        asyncio.run(scenario())
+
+
+def test_an_app_that_is_not_there_is_waited_for_and_nothing_is_charged(any_server, clock, caplog):
+    with limiter(any_server, clock=clock) as engine:
+        (location,) = put_off(engine, "a")
+        clock.advance(60)
+
+        async def scenario():
+            async with working(engine, over_http("http://127.0.0.1:9"), timeout=5.0):
+                await until(lambda: "the app is away" in caplog.text)
+                await until(lambda: fates(engine, [location]) == ["queued"])
+                await until(lambda: engine.peek({"ip": IP, "method": "POST", "path": "/reports"}).allowed)
+            assert engine.deferrals.queue(engine.rules).load(location.rpartition("/")[2]).attempts == 0
+            site = Site(engine)
+            clock.advance(1)
+            await _work(engine, site, lambda: fates(engine, [location]) == ["done"])
+            assert site.bodies == ["a"]
+
+        asyncio.run(scenario())
+
+
+def test_an_app_that_has_no_time_gets_it_later(any_server, clock):
+    with limiter(any_server, clock=clock, load="tests.deferral.test_worker:load") as engine:
+        site = Site(engine)
+        LOAD[0] = 1.0
+        (location,) = put_off(engine, "a")
+        clock.advance(60)
+
+        async def scenario():
+            async with working(engine, in_process(site.asgi)):
+                await asyncio.sleep(0.5)  # what must not happen would have happened
+                assert (site.seen, fates(engine, [location])) == ([], ["queued"])
+                LOAD[0] = 0.0
+
+                def done():
+                    clock.advance(1)
+                    return fates(engine, [location]) == ["done"]
+
+                await until(done)
+
+        asyncio.run(scenario())
+        assert site.bodies == ["a"]
+
+
+LOAD = [0.0]
+
+
+def load():
+    return LOAD[0]
+
+
+def test_one_client_s_backlog_holds_up_nobody_else(any_server, clock):
+    with limiter(any_server, clock=clock) as engine:
+        site = Site(engine)
+        ann = put_off(engine, *"abcdefgh")
+        bob = put_off(engine, "x", ip="198.51.100.1")
+        clock.advance(60)
+        asyncio.run(_work(engine, site, lambda: fates(engine, [ann[0], *bob]) == ["done", "done"], at_once=1))
+        assert sorted(site.bodies) == ["a", "x"]
+
+
+def test_two_workers_apply_each_once(any_server, clock):
+    with limiter(any_server, {**REPORTS, "limit": "3 per minute"}, clock=clock) as engine:
+        site = Site(engine)
+        locations = []
+        for n in range(8):
+            locations += put_off(engine, *(f"{n}{x}" for x in "abc"), ip=f"198.51.100.{n}")
+        clock.advance(60)
+
+        async def scenario():
+            async with working(engine, in_process(site.asgi), workers=2):
+                await until(lambda: set(fates(engine, locations)) == {"done"})
+
+        asyncio.run(scenario())
+        assert set(Counter(site.bodies).values()) == {1}
+        assert len(site.bodies) == 24
+
+
+def test_what_a_dead_worker_had_begun_is_unknown_and_what_it_had_not_is_done(any_server, clock):
+    with limiter(any_server, clock=clock) as engine:
+        site = Site(engine)
+        (begun,) = put_off(engine, "begun")
+        (handed_out,) = put_off(engine, "handed out", ip="198.51.100.1")
+        clock.advance(60)
+        queue = engine.deferrals.queue(engine.rules)
+        queue.promote()
+        entries = {entry.id: entry for entry in (queue.next("dead", 1.0), queue.next("dead", 1.0))}
+        queue.begin(entries[begun.rpartition("/")[2]], "t")
+        asyncio.run(_work(engine, site, lambda: fates(engine, [begun, handed_out]) == ["unknown", "done"], timeout=0.1))
+        assert site.bodies == ["handed out"]
+
+
+def test_a_worker_that_comes_too_late_changes_nothing(any_server, clock, caplog):
+    with limiter(any_server, clock=clock) as engine:
+        site = Site(engine, "hang")
+        (location,) = put_off(engine, "a")
+        clock.advance(60)
+        queue = engine.deferrals.queue(engine.rules)
+
+        async def scenario():
+            async with working(engine, in_process(site.asgi), timeout=1.0):
+                await until(lambda: site.seen)
+                entry = queue.claim("another", 0.0)
+                queue.settle(entry, "unknown", {"reason": "another one said so"})
+                await until(lambda: "another worker has reported it otherwise" in caplog.text)
+
+        asyncio.run(scenario())
+        assert state(ask_asgi, engine, location)["reason"] == "another one said so"
+
+
+def test_a_ticket_that_is_over_is_not_used(any_server, clock):
+    """A worker that was stopped between its beginning and its sending."""
+    with limiter(any_server, clock=clock) as engine:
+        site = Site(engine)
+        (location,) = put_off(engine, "a")
+        clock.advance(60)
+        queue = engine.deferrals.queue(engine.rules)
+
+        async def scenario():
+            async with in_process(site.asgi) as target:
+                late = Late(target, lambda: queue.settle(queue.claim("b", 0.0), "unknown", {"reason": "x"}))
+                async with working(engine, itself(late)):
+                    await until(lambda: late.answers)
+            assert [answer.status for answer in late.answers] == [409]
+
+        asyncio.run(scenario())
+        assert (site.seen, fates(engine, [location])) == ([], ["unknown"])
+
+
+class Late:
+    def __init__(self, target, before):
+        self.target, self.before, self.answers = target, before, []
+
+    async def send(self, *arguments):
+        self.before()
+        self.answers.append(await self.target.send(*arguments))
+        return self.answers[-1]
+
+
+@asynccontextmanager
+async def itself(target):
+    yield target
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "reason"),
+    [
+        pytest.param("since", "1", "its limit did not allow it in time", id="too old"),
+        pytest.param("request", "{", "what was kept of it can't be read", id="spoilt"),
+    ],
+)
+def test_what_can_not_be_tried_any_more_is_parked(any_server, clock, field, value, reason):
+    with limiter(any_server, clock=clock) as engine:
+        site = Site(engine)
+        (location,) = put_off(engine, "a")
+        with any_server.client() as client:
+            client.hset(f"{{shop:deferred}}:request:{location.rpartition('/')[2]}", field, value)
+        clock.advance(60)
+        asyncio.run(_work(engine, site, lambda: fates(engine, [location]) == ["parked"]))
+        assert (state(ask_asgi, engine, location)["reason"], site.seen) == (reason, [])
+
+
+def test_what_the_limit_will_never_allow_is_parked(any_server, clock):
+    with limiter(any_server, {**REPORTS, "limit": "5 per minute", "cost": "header:X-Cost"}, clock=clock) as engine:
+        (location,) = put_off(engine, "a", headers={"X-Cost": "5"})
+        engine.overrides.set({"ip": IP}, rule="reports", limit="4 per minute")
+        asyncio.run(_work(engine, Site(engine), lambda: fates(engine, [location]) == ["parked"]))
+        assert state(ask_asgi, engine, location)["reason"] == "its limit will never allow it"
+
+
+def test_a_raised_limit_lets_the_queue_drain(any_server, clock):
+    with limiter(any_server, clock=clock) as engine:
+        site = Site(engine)
+        locations = put_off(engine, *"abc")
+        engine.overrides.set({"ip": IP}, rule="reports", limit="100 per minute")
+        asyncio.run(_work(engine, site, lambda: fates(engine, locations) == ["done"] * 3))
+        assert site.bodies == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("rule", "left"),
+    [
+        pytest.param({"limit": "1 per minute", "count": {"status": 500}}, 1, id="what does not count is given back"),
+        pytest.param({"limit": "5 per minute", "cost": "response:X-Cost"}, 2, id="the response tells the cost"),
+        pytest.param({"limit": "1 per minute", "algorithm": "leaky_bucket", "burst": 1}, 0, id="turns at a bucket"),
+    ],
+)
+def test_what_a_response_settles_is_settled(any_server, clock, rule, left):
+    with limiter(any_server, {**REPORTS, **rule}, clock=clock) as engine:
+        queue = engine.deferrals.queue(engine.rules)
+        site = Site(engine)
+        request = {"ip": IP, "method": "POST", "path": "/reports"}
+        engine.check(request, cost=2 if "cost" in rule else 1)
+        if "cost" in rule:
+            engine.check(request, cost=3)
+        location = ask_asgi(engine, body=b"a").headers["location"]
+        clock.advance(120)
+        asyncio.run(_work(engine, site, lambda: fates(engine, [location]) == ["done"]))
+        assert engine.peek(request, cost=0).remaining == left
+        assert queue.length() == 0
+
+
+def test_a_place_among_the_concurrent_ones_is_held_while_it_is_carried_out(any_server):
+    rule = {**REPORTS, "limit": "1 concurrent"}
+    del rule["algorithm"]
+    with limiter(any_server, rule, clock=ManualClock(START)) as engine:
+        site = Site(engine)
+
+        async def scenario():
+            holding, go = asyncio.Event(), asyncio.Event()
+
+            async def slow(scope, receive, send):
+                holding.set()
+                await go.wait()
+                await send({"type": "http.response.start", "status": 200, "headers": []})
+                await send({"type": "http.response.body", "body": b""})
+
+            from tests.shells.asking import exchange, http_scope
+
+            first = asyncio.ensure_future(exchange(Asgi(slow, limiter=engine), http_scope("/reports", method="POST")))
+            await holding.wait()
+            start, _ = await exchange(site.asgi, http_scope("/reports", method="POST"))
+            assert start["status"] == 202
+            location = dict(start["headers"])[b"location"].decode()
+            go.set()
+            await first
+            engine.deferrals.clock.advance(1)
+            await _work(engine, site, lambda: fates(engine, [location]) == ["done"])
+            assert engine.engine.decide(_request(), rules=engine.rules).allowed, "the place is free again"
+
+        asyncio.run(scenario())
+
+
+def _request():
+    from ratelimit_mw.identity.asgi import AsgiRequest
+    from tests.shells.asking import http_scope
+
+    return AsgiRequest(http_scope("/reports", method="POST"))
+
+
+def test_a_worker_outlives_its_redis(fresh_server, clock, caplog):
+    with limiter(fresh_server, clock=clock) as engine:
+        site = Site(engine)
+        put_off(engine, "lost with its Redis")
+
+        async def scenario():
+            async with working(engine, in_process(site.asgi)):
+                fresh_server.kill()
+                await until(lambda: "the queue is away" in caplog.text)
+                fresh_server.restart()
+                await until(lambda: "the queue is back" in caplog.text)
+                locations = await asyncio.to_thread(put_off_again, engine)
+                clock.advance(60)
+                await until(lambda: fates(engine, locations) == ["done"])
+
+        asyncio.run(scenario())
+
+
+def put_off_again(engine):
+    give_up = time.monotonic() + WITHIN
+    while time.monotonic() < give_up:
+        if engine.check({"ip": IP, "method": "POST", "path": "/reports"}).limit is not None:
+            answer = ask_wsgi(engine, body=b"later")
+            if answer.status == 202:
+                return [answer.headers["location"]]
+        time.sleep(0.1)
+    raise AssertionError("it never came back")
+
+
+def test_json_of_a_page_holds_what_the_app_said(any_server, clock):
+    with limiter(any_server, clock=clock, max_body=6) as engine:
+        site = Site(engine)
+        short, long = put_off(engine, "a", "long")
+        clock.advance(60)
+
+        async def scenario():
+            async with working(engine, in_process(site.asgi)):
+                await until(lambda: fates(engine, [short]) == ["done"])
+                clock.advance(60)
+                await until(lambda: fates(engine, [long]) == ["done"])
+
+        asyncio.run(scenario())
+        assert json.loads(ask_asgi(engine, short, method="GET").body)["response"]["body"] == "made a"
+        assert "body" not in json.loads(ask_asgi(engine, long, method="GET").body)["response"]
