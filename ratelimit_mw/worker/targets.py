@@ -90,7 +90,7 @@ class _Async:
                 await response.aclose()
         except _NOT_SENT as error:
             raise NotSent(str(error)) from error
-        except httpx.HTTPError as error:
+        except Exception as error:  # an app in this process may end in any way
             raise Lost(type(error).__name__) from error
         return Answer(response.status_code, response.headers, None if kept is None else b"".join(kept))
 
