@@ -19,6 +19,7 @@ CASES = (
     "memory_wsgi",
     "redis_asyncio",
     "redis_asgi",
+    "redis_threads",
     "redis_wsgi",
     "redis_bytes",
     "memory_store",
@@ -30,7 +31,7 @@ CASES = (
     "leases",
     "elastic",
 )
-PEERS = ("limits", "slowapi", "Flask-Limiter", "throttled-py", "redis", "starlette", "flask")
+PEERS = ("limits", "slowapi", "Flask-Limiter", "throttled-py", "asgi-ratelimit", "redis", "starlette", "flask")
 
 
 def show(figures: list[Figure]) -> None:

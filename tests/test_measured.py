@@ -17,6 +17,7 @@ def test_every_case_with_peers_is_compared():
         "asyncio, Redis, one at a time",
         "ASGI, Redis, 100 in flight",
         *(f"WSGI, Redis, {threads} threads" for threads in (1, 8, 32)),
+        *(f"threads, Redis, {threads} at once" for threads in (1, 8, 32)),
     }
     assert all(comparison.times > 0 for comparison in comparisons())
     assert len(list(alone())) >= 10
