@@ -212,7 +212,8 @@ def test_a_mount_that_takes_its_part_of_the_path_changes_nothing():
 
 
 def test_a_user_whom_the_app_finds_at_the_handshake_counts():
-    engine = limiter({**CHAT, "by": "user"}, client={"user": "scope:user", "secret": "s"})
+    opening = {"name": "opening", "by": "user|ip", "limit": "9 per minute"}
+    engine = limiter(opening, {**CHAT, "by": "user"}, client={"user": "scope:user", "secret": "s"})
     seen = []
 
     async def authenticated(scope, receive, send):
@@ -227,6 +228,39 @@ def test_a_user_whom_the_app_finds_at_the_handshake_counts():
 
     asyncio.run(main())
     assert seen == [*"ab", GONE, "a", GONE]
+
+
+def test_a_user_whom_an_async_function_finds_counts():
+    client = {"user": "python:tests.shells.test_messages:room", "secret": "s"}
+    engine = limiter({**CHAT, "by": "user", "limit": "1 per minute"}, client=client)
+    assert asyncio.run(said(engine, 3, headers=[(b"x-room", b"a")])) == (["0", GONE], [])
+    assert asyncio.run(said(engine, 3, headers=[(b"x-room", b"b")])) == (["0", GONE], [])
+    assert asyncio.run(said(engine, 3, headers=[(b"x-room", b"b")])) == ([GONE], [])
+
+
+async def room(scope):
+    return dict(scope["headers"])[b"x-room"].decode()
+
+
+def test_an_open_socket_belongs_to_whom_the_newest_rules_say(tmp_path):
+    file = tmp_path / "r.yaml"
+    text = "domain: d\nclient: {user: '%s', secret: s}\nrules:\n- {name: a, messages: drop, limit: 1/h, by: user}\n"
+    file.write_text(text % "header:x-user")
+
+    async def main():
+        seen = []
+        with RateLimiter(file, clock=ManualClock(START)) as engine:
+            headers = [(b"x-user", b"ada"), (b"x-team", b"red")]
+            socket = Socket(engine, listening(seen), headers=headers)
+            socket.say(*"ab")
+            await until(lambda: socket.incoming.empty() and seen == ["a"])
+            file.write_text(text % "header:x-team")
+            engine.reload()
+            socket.say(*"cd")
+            await socket.leave()
+        return seen
+
+    assert asyncio.run(main()) == ["a", "c", GONE]
 
 
 def test_rules_that_change_hold_for_open_sockets(tmp_path):
