@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from ratelimit_mw.engine import Engine, idle
 from ratelimit_mw.identity.asgi import AsgiRequest
 from ratelimit_mw.identity.identifier import CONNECTION
-from ratelimit_mw.model import NEVER, SECOND, Charge
+from ratelimit_mw.model import NEVER, SECOND, Charge, Rule
 from ratelimit_mw.planning import Plan
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.rules.ruleset import BLOCKED
@@ -20,8 +20,8 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
-_CLOSES: dict[Reason, tuple[int, str]] = {  # codes of RFC 6455 and its registry
-    "limited": (1008, "too many messages"),
+_TOO_MANY = (1008, "too many messages")  # codes of RFC 6455 and its registry
+_CLOSES: dict[Reason | None, tuple[int, str]] = {
     "unavailable": (1013, "try again later"),
     "blocked": (1008, "forbidden"),
 }
@@ -141,16 +141,15 @@ class Messages:
 
 
 def _denied(verdict: Verdict, charges: Sequence[Charge]) -> _Fate:
-    if verdict.reason == "limited":
+    denying: list[Rule] = []
+    if verdict.reason == "unavailable":
+        denying = [charge.rule for charge in charges if charge.rule.on_error == "deny"]
+    elif verdict.reason != "blocked":
         said = zip(verdict.charges, verdict.outcomes, strict=True)
         denying = [charge.rule for charge, outcome in said if not outcome.allowed and not charge.ask.shadow]
-    elif verdict.reason == "unavailable":
-        denying = [charge.rule for charge in charges if charge.rule.on_error == "deny"]
-    else:
-        denying = []
     if denying and all(rule.messages == "drop" for rule in denying):
         return _Fate(passes=False)
-    code, reason = _CLOSES[verdict.reason or "limited"]
+    code, reason = _CLOSES.get(verdict.reason, _TOO_MANY)
     outcome = verdict.outcome
     if outcome is not None and outcome.retry_after != NEVER:
         reason = f"{reason}; retry after {-(-outcome.retry_after // SECOND)} s"

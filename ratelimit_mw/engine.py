@@ -38,6 +38,7 @@ class Engine:
         self.planner = Planner(self.shadows, clock)
         self.settlement = Settlement(storage)
         retriever.require(storage.decide_here)
+        retriever.connect(self.planner.switch.turn)
 
     def current(self) -> Rules:
         """The rules in force, as a request reads them: once. From the first request on they are kept up to date."""

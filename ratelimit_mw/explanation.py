@@ -12,6 +12,8 @@ from ratelimit_mw.rules.reasons import Criterion, Reason, reasons, why_free
 from ratelimit_mw.rules.ruleset import BLOCKED, RuleSet
 from ratelimit_mw.verdict import Verdict
 
+_IN_SHADOW = "the whole file is in shadow: it denies nobody"
+
 
 @dataclass(frozen=True, slots=True)
 class CounterState:
@@ -153,11 +155,13 @@ def _reasons(part: RuleSet, request: Request, cost: int) -> tuple[list[Reason], 
         asked: dict[str, list[Charge]] = {}
         for charge in part.plan_entries(request.entries, cost):
             asked.setdefault(charge.rule.name, []).append(charge)
-        return [Reason(name, "applies", "", (), tuple(charges)) for name, charges in asked.items()], ""
+        found = [Reason(name, "applies", "", (), tuple(charges)) for name, charges in asked.items()]
+        return found, _IN_SHADOW if part.shadow else ""
     charges = part.plan(request, cost)
     if charges is BLOCKED:
         return [], "an override blocks this client, with 403"
-    return reasons(part, request, charges), why_free(part, request)
+    why = why_free(part, request) or (_IN_SHADOW if part.shadow else "")
+    return reasons(part, request, charges), why
 
 
 def _spelled(request: Request) -> str:

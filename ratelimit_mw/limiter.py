@@ -25,6 +25,7 @@ from ratelimit_mw.sources.retriever import Retriever, State
 from ratelimit_mw.storage import Storage
 from ratelimit_mw.stores import Store
 from ratelimit_mw.stores.records import open_records
+from ratelimit_mw.switch import Switch
 
 
 class RateLimiter:
@@ -54,6 +55,8 @@ class RateLimiter:
         """The queue of requests that were put off, where rules say `on_limit: defer`."""
         self.overrides = OverrideList(retriever, clock)
         """What holds for single clients instead of the rules, changed at run time: limits, blocks, exemptions."""
+        self.switch = Switch(retriever, self.engine.planner.switch, clock)
+        """Turns everything off, or to shadow, at run time."""
         self.shadow_denials: Counter[str] = self.engine.shadows.denials
         """How often each shadow rule would have denied, by its name."""
         self.shadow_bans: Counter[str] = self._storage.bans.shadows

@@ -52,7 +52,7 @@ class Planner:
 
     def __init__(self, shadows: Shadows, clock: Clock | None) -> None:
         self._clock = clock
-        self.switch = KillSwitch()
+        self.switch = KillSwitch(clock)
         self.shedder = Shedder(self.meter, self.switch, shadows)
         self._meter: Meter | None = None
         self._said: set[str] = set()
@@ -82,7 +82,7 @@ class Planner:
     def plan_given(self, rules: Rules, given: Given, cost: int = 1, *, commit: bool = True) -> Plan:
         """What a request has to ask that is given by its attributes; remembered, where nothing else bears on it."""
         known = rules.plans
-        if known is None or type(given) is not dict or type(cost) is not int:
+        if known is None or self.switch.thrown or type(given) is not dict or type(cost) is not int:
             return self.admit(rules, described(rules, given), cost, commit=commit)
         key = cost, *given.items()
         try:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from ratelimit_mw.cli import check, deferred, demo, explain, override, reset, rules, schema, show, top, worker
+from ratelimit_mw.cli import check, deferred, demo, explain, override, reset, rules, schema, show, switch, top, worker
 
 app = typer.Typer(
     name="ratelimit-mw",
@@ -37,7 +37,8 @@ class _Notes(logging.Handler):
         typer.echo(f"note: {record.getMessage()}", err=True)
 
 
-for command in (check.check, explain.explain, show.show, top.top, reset.reset, schema.schema, demo.demo, worker.worker):
+_COMMANDS = (check.check, explain.explain, show.show, top.top, reset.reset, switch.switch, worker.worker)
+for command in (*_COMMANDS, schema.schema, demo.demo):
     app.command()(command)
 for group in (override.app, rules.app, deferred.app):
     app.add_typer(group)

@@ -35,9 +35,16 @@ def check(
 
 def _summary(file: str, found: Examined) -> str:
     parts = [] if found.rules is None else [f"{_count(len(found.rules.rules), 'rule')}, would load"]
+    shadows = _in_shadow(found)
+    parts += [f"nothing of {' and '.join(shadows)} is enforced: shadow"] if shadows else []
     parts += [_count(len(found.problems), "problem")] if found.problems else []
     parts += [_count(len(found.warnings), "warning")] if found.warnings else []
     return f"{file}: {', '.join(parts)}"
+
+
+def _in_shadow(found: Examined) -> list[str]:
+    """The domains that are in shadow as a whole."""
+    return [part.domain for part in (found.rules.parts if found.rules else ()) if part.shadow]
 
 
 def _count(number: int, word: str) -> str:
@@ -48,6 +55,7 @@ def _as_mapping(file: str, found: Examined) -> dict[str, object]:
     return {
         "file": file,
         "ok": found.rules is not None,
+        "shadow": _in_shadow(found),
         "rules": None if found.rules is None else [rule.name for rule in found.rules.rules],
         "problems": found.problems,
         "warnings": found.warnings,

@@ -1,21 +1,15 @@
 """`ratelimit-mw override set | list | remove`."""
 
-import getpass
-from collections.abc import Callable
-from datetime import UTC, datetime
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import typer
 
-from ratelimit_mw.cli.engine import opened
+from ratelimit_mw.cli.operators import Author, Comment, Lasting, author_of, shared, told, until
 from ratelimit_mw.cli.options import DEFAULT_CONFIG, Attribute, Config, Ip, Json, Storage, Tier, User, attributes
-from ratelimit_mw.cli.output import Exit, fail, say, say_json, say_table
-from ratelimit_mw.errors import StoreUnavailable
-from ratelimit_mw.limiter import RateLimiter
+from ratelimit_mw.cli.output import Exit, say, say_json, say_table
 from ratelimit_mw.sources.override import Override
-from ratelimit_mw.stores.records import MemoryRecords
 
-T = TypeVar("T")
+_KEPT = "overrides lie"
 
 Rule = Annotated[str | None, typer.Option("--rule", "-r", metavar="NAME", help="The rule whose limit it is.")]
 Domain = Annotated[str | None, typer.Option("--domain", help="The domain, where the rules have several.")]
@@ -41,9 +35,9 @@ def set_(
     ] = None,
     block: Annotated[bool, typer.Option("--block", help="Answer 403 to everything.")] = False,
     exempt: Annotated[bool, typer.Option("--exempt", help="Count nothing.")] = False,
-    lasting: Annotated[str | None, typer.Option("--for", metavar="TIME", help="As 30m, 2h or 7 days.")] = None,
-    comment: Annotated[str, typer.Option("--comment", "-m", help="Why.")] = "",
-    author: Annotated[str | None, typer.Option("--author", help="Who says so, if not the user of this shell.")] = None,
+    lasting: Lasting = None,
+    comment: Comment = "",
+    author: Author = None,
     domain: Domain = None,
     config: Config = DEFAULT_CONFIG,
     storage: Storage = None,
@@ -55,8 +49,8 @@ def set_(
     """
     client = attributes(ip, user, tier, attribute)
     limits = limit[0] if limit and len(limit) == 1 else limit or None
-    with _shared(config, storage) as limiter:
-        made = _told(
+    with shared(config, storage, _KEPT) as limiter:
+        made = told(
             lambda: limiter.overrides.set(
                 client,
                 rule=rule,
@@ -65,14 +59,14 @@ def set_(
                 exempt=exempt,
                 duration=lasting,
                 comment=comment,
-                author=_user() if author is None else author,
+                author=author_of(author),
                 domain=domain,
             )
         )
     if as_json:
         say_json(made)
     else:
-        say(f"{made.identity}: {_what(made)} {_until(made)}")
+        say(f"{made.identity}: {_what(made)} {until(made.until)}")
 
 
 @app.command("list")
@@ -80,8 +74,8 @@ def list_(
     *, domain: Domain = None, config: Config = DEFAULT_CONFIG, storage: Storage = None, as_json: Json = False
 ) -> None:
     """List what holds now. Users and tokens are shown as they are kept: hashed."""
-    with _shared(config, storage) as limiter:
-        found = _told(lambda: limiter.overrides.list(domain=domain))
+    with shared(config, storage, _KEPT) as limiter:
+        found = told(lambda: limiter.overrides.list(domain=domain))
     if as_json:
         say_json(found)
     elif not found:
@@ -105,8 +99,8 @@ def remove(
 ) -> None:
     """Remove a client's limit of a rule, or without `--rule` its block or exemption. Exit 1 where there is none."""
     client = attributes(ip, user, tier, attribute)
-    with _shared(config, storage) as limiter:
-        gone = _told(lambda: limiter.overrides.remove(client, rule=rule, domain=domain))
+    with shared(config, storage, _KEPT) as limiter:
+        gone = told(lambda: limiter.overrides.remove(client, rule=rule, domain=domain))
     if as_json:
         say_json({"removed": gone})
     else:
@@ -115,36 +109,8 @@ def remove(
         raise typer.Exit(Exit.PROBLEMS)
 
 
-def _shared(config: str, storage: str | None) -> RateLimiter:
-    """A limiter whose overrides other processes see; or the end of the command."""
-    limiter = opened(config, storage)
-    if isinstance(limiter.overrides.records, MemoryRecords):
-        fail(
-            "overrides lie where the counters do, and these are in the memory of the app's processes; "
-            "where they are in Redis, say --storage redis://…",
-            Exit.USAGE,
-        )
-    return limiter
-
-
-def _told(ask: Callable[[], T]) -> T:
-    try:
-        return ask()
-    except ValueError as error:
-        fail(str(error), Exit.USAGE)
-    except StoreUnavailable as error:
-        fail(f"the store does not answer: {error}", Exit.STORE_AWAY)
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container's user may have no name
-        return ""
-
-
 def _row(override: Override) -> tuple[object, ...]:
-    return override.identity, _what(override), _until(override), override.author, override.comment
+    return override.identity, _what(override), until(override.until), override.author, override.comment
 
 
 def _what(override: Override) -> str:
@@ -152,9 +118,3 @@ def _what(override: Override) -> str:
         return {"block": "blocked", "exempt": "exempt"}[override.kind]
     limits = override.limit if isinstance(override.limit, list) else [override.limit]
     return f"{override.rule}: {', '.join(map(str, limits))}"
-
-
-def _until(override: Override) -> str:
-    if override.until is None:
-        return "for good"
-    return f"until {datetime.fromtimestamp(override.until, UTC):%Y-%m-%d %H:%M:%S} UTC"

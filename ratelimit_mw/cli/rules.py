@@ -1,6 +1,5 @@
 """`ratelimit-mw rules push | pull | list | diff | rollback`: the rules database."""
 
-import getpass
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -9,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from ratelimit_mw.cli.operators import Author, author_of
 from ratelimit_mw.cli.options import Json, Most
 from ratelimit_mw.cli.output import Exit, fail, say, say_json, say_lines, say_table
 from ratelimit_mw.cli.quotation import quotations
@@ -25,7 +25,6 @@ Database = Annotated[
         help="Where the rules are: redis://…; with #NAME at its end, one of several.",
     ),
 ]
-Author = Annotated[str | None, typer.Option("--author", help="Who says so, if not the user of this shell.")]
 Comment = Annotated[str, typer.Option("--comment", "-m", help="What changes, and why.")]
 
 app = typer.Typer(
@@ -50,7 +49,7 @@ def push(
 ) -> None:
     """Make a file or a folder the newest version, if it would load. Exit 1 if not, and nothing changes."""
     with _opened(database) as rules:
-        number = rules.push(file, author=_author(author), comment=comment, base=base)
+        number = rules.push(file, author=author_of(author), comment=comment, base=base)
     _tell(number, as_json=as_json)
 
 
@@ -131,7 +130,7 @@ def rollback(
 ) -> None:
     """Push an earlier version anew, as the newest one."""
     with _opened(database) as rules:
-        number = rules.rollback(version, author=_author(author), comment=comment)
+        number = rules.rollback(version, author=author_of(author), comment=comment)
     _tell(number, as_json=as_json)
 
 
@@ -140,15 +139,6 @@ def _tell(number: int, *, as_json: bool) -> None:
         say_json({"version": number})
     else:
         say(f"version {number}")
-
-
-def _author(given: str | None) -> str:
-    if given is not None:
-        return given
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container's user may have no name
-        return ""
 
 
 @contextmanager

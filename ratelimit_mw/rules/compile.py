@@ -77,6 +77,7 @@ def compile_rules(
         ),
         recompiler=Recompiler(file),
         reload=file.reload,
+        shadow=file.shadow,
         source=source,
         descriptors=descriptors,
         warnings=warnings.in_order(),
@@ -90,14 +91,14 @@ def _compile_rule(  # noqa: PLR0917 - all of them are needed, and nothing else
     section = file.rules[rank]
     check_limits(section, node, problems)
     counters, tiers = compile_counters(file.domain, section)
-    # A shadow rule denies nobody, so it can't stand in for one that does.
+    # A shadow rule denies nobody, so it can't stand in for one that does. Where the whole file is in shadow none does.
     replaced = () if section.shadow else section.replaces
     return CompiledRule(
         rank=rank,
         rule=Rule(
             section.name,
             section.on_error or file.storage.on_error,
-            section.shadow,
+            section.shadow or file.shadow,
             several=any(len(held) > 1 for held in (counters, *(tiers or {}).values())),
             hidden=section.response.hidden,
             status=section.response.status,

@@ -98,9 +98,10 @@ class _Compiler:
         place = place_of(at, "rate_limit")
         quota = self._quota(stated, node_at(at, ("rate_limit",)))
         period = quota.period // SECOND if quota is not None else 0
-        quotas = self.file.domain if section.quota_mode and not section.shadow_mode else ""
+        shadow = section.shadow_mode or self.file.shadow
+        quotas = self.file.domain if section.quota_mode and not shadow else ""
         limit = Limit(
-            rule=Rule(stated.name or path.name, self.file.storage.on_error, section.shadow_mode, quotas),
+            rule=Rule(stated.name or path.name, self.file.storage.on_error, shadow, quotas),
             name=stated.name,
             # A rule's name is escaped, and so never begins with a slash.
             key=f"{escaped(self.file.domain)}:{path.key}:fw{period}:{{",

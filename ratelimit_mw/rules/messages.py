@@ -1,6 +1,7 @@
 """`messages`: what a rule that counts the messages of WebSockets does not go with, and why."""
 
 from ratelimit_mw.identity.identifier import CONNECTION, attributes_of
+from ratelimit_mw.rules.breath import breathe
 from ratelimit_mw.rules.schema import File, RuleSection, node_at, place_of
 from ratelimit_mw.rules.tree import Map, Node, Problems, quoted
 
@@ -11,6 +12,7 @@ def check_messages(file: File, tree: Map, problems: Problems) -> None:
     """Report what messages can't be held to, and what requests can't be counted by."""
     counting = {section.name: section.messages is not None for section in file.rules}
     for n, section in enumerate(file.rules):
+        breathe()
         node = node_at(tree, ("rules", n))
         own = section.messages is not None
         for index, name in enumerate(section.replaces):

@@ -116,6 +116,7 @@ class RuleSet:
         recompiler: Recompiling | None = None,
         reload: float | None = None,
         source: str | None = None,
+        shadow: bool = False,
     ) -> None:
         self.domain = domain
         self.storage = storage
@@ -154,7 +155,9 @@ class RuleSet:
         """Seconds between two looks for newer rules; None for never."""
         self.source = source
         """Where the rules themselves are, if not here."""
-        self._own = overrides
+        self.shadow = shadow
+        """Whether nothing of this is enforced, blocks included."""
+        self._own = overrides = tuple(self._enforced(overrides))
         self.overrides = Overrides(overrides, attributes, SystemClock()) if overrides else None
         self.plans = self._remembering(overrides)
         """Plans that follow from what a request is, and by what; None where the time or the load has a say."""
@@ -250,7 +253,7 @@ class RuleSet:
 
     def overridden(self, further: Iterable[Held], clock: Clock) -> Self:
         """The same rules, with `further` overrides beside the file's own, of which `clock` tells the end."""
-        further = tuple(further)
+        further = tuple(self._enforced(further))
         held = (*self._own, *further)
         same = copy.copy(self)
         same.overrides = Overrides(held, self.attributes, clock) if held else None
@@ -261,6 +264,9 @@ class RuleSet:
         if self.classifier is not None:
             same.classifier = self.classifier.overridden(bearing(further), clock)
         return same
+
+    def _enforced(self, overrides: Iterable[Held]) -> Iterable[Held]:
+        return (held for held in overrides if held.kind != "block") if self.shadow else overrides
 
     def plan(self, request: Request, cost: int = 1) -> tuple[Charge, ...]:
         """The counters that `request` has to ask, in the order of the file; () where nothing applies.

@@ -348,6 +348,7 @@ class File(_Section):
     attributes: dict[str, Text] = {}
     response: Response = Field(default_factory=Response)
     reload: Interval = Field(default_factory=lambda: 5.0)
+    shadow: Flag = False
     load: Annotated[LoadSettings, PlainValidator(read_load), WithJsonSchema(_LOAD)] = Field(
         default_factory=LoadSettings
     )

@@ -1,6 +1,7 @@
 """One override that was set at run time, as it is kept: by its hashed identity, never by a user's name or token."""
 
 import json
+from collections.abc import Mapping
 from typing import NamedTuple
 from urllib.parse import quote
 
@@ -53,8 +54,13 @@ def key_of(domain: str) -> str:
 def read_all(records: Records, domain: str) -> tuple[int, tuple[Override, ...]]:
     """The overrides of a domain, and their version. What can't be read is left out. Raises StoreUnavailable."""
     version, texts = records.read(key_of(domain))
+    return version, overrides_in(texts, domain)
+
+
+def overrides_in(texts: Mapping[str, str], domain: str) -> tuple[Override, ...]:
+    """The overrides among the records of a domain. What can't be read is left out."""
     found = (_read(domain, text) for _, text in sorted(texts.items()))
-    return version, tuple(override for override in found if override is not None)
+    return tuple(override for override in found if override is not None)
 
 
 def _read(domain: str, text: str) -> Override | None:

@@ -55,7 +55,7 @@ class OverrideList:
         if kind == "limit" and names_network(client):
             raise ValueError("a limit is for one address; a network can be exempt or blocked")
         now = self._clock.now() / SECOND
-        until = None if duration is None else now + _seconds(duration)
+        until = None if duration is None else now + in_seconds(duration)
         override = Override(part.domain, identity, kind, rule or "", limit, until, comment, author, time.time())
         override.compiled(part)
         records = self._retriever.records
@@ -137,7 +137,8 @@ def _kind(rule: str | None, limit: object, *, block: bool, exempt: bool) -> str:
     return kinds[0]
 
 
-def _seconds(duration: str | float) -> float:
+def in_seconds(duration: str | float) -> float:
+    """A duration, seconds or as "2h". Raises ValueError."""
     if not isinstance(duration, str):
         return duration
     try:

@@ -12,14 +12,16 @@ from dataclasses import dataclass, replace
 from ratelimit_mw.clock import Clock, SystemClock
 from ratelimit_mw.errors import ConfigurationError, StoreUnavailable
 from ratelimit_mw.late import late, lock, rlock
+from ratelimit_mw.model import SECOND
 from ratelimit_mw.rules.document import Config
 from ratelimit_mw.rules.domains import Domains, Rules
 from ratelimit_mw.rules.overrides import Held
 from ratelimit_mw.rules.ruleset import RuleSet
 from ratelimit_mw.settings import StorageSettings
 from ratelimit_mw.sources.base import Source
-from ratelimit_mw.sources.override import Override, key_of, read_all
+from ratelimit_mw.sources.override import Override, key_of, overrides_in
 from ratelimit_mw.sources.rulebook import Rulebook
+from ratelimit_mw.sources.setting import Setting, kept_in, strongest
 from ratelimit_mw.stores.records import Listener, MemoryRecords, Records
 
 logger = logging.getLogger("ratelimit_mw")
@@ -27,6 +29,9 @@ logger = logging.getLogger("ratelimit_mw")
 _chance = random.Random()  # its own: a thread of ours is not to disturb what an app draws from the shared one
 _REST = 0.0003
 """Seconds in which others have their turn."""
+
+_LONGEST = 0.8
+"""Seconds between two looks for what operators set: a switch works within one, whether or not pub/sub reaches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +67,8 @@ class Retriever:
         self._checks: list[Callable[[Rules], None]] = []
         self._records: Records = MemoryRecords()
         self._overrides: dict[str, tuple[int, tuple[Override, ...]]] = {}
+        self._settings: dict[str, Setting] = {}
+        self._switch: Callable[[Setting], None] = _nobody
         self._watches: dict[Source | None, _Watch] = {}
         self._said: set[str] = set()
         self._refused: ConfigurationError | None = None
@@ -83,6 +90,10 @@ class Retriever:
     def keep_overrides(self, records: Records) -> None:
         """Read overrides from `records`, where a memory of this process's own was before."""
         self._records = records
+
+    def connect(self, switch: Callable[[Setting], None]) -> None:
+        """Have `switch` called with what operators set the switch to, each time that they do and when it ends."""
+        self._switch = switch
 
     def require(self, check: Callable[[Rules], None]) -> None:
         """Have `check` raise ConfigurationError for rules that can't be used here, now or later."""
@@ -136,10 +147,20 @@ class Retriever:
                 self._refused = None
                 self.state = replace(self.state, error=None)
 
+    @property
+    def setting(self) -> Setting:
+        """What operators have set the switch to, as last fetched."""
+        kept = [self._settings[part.domain] for part in self._base.parts if part.domain in self._settings]
+        return strongest(kept, self._clock.now() / SECOND)
+
     def look_for_overrides(self) -> None:
-        """Fetch the newest overrides. Raises StoreUnavailable."""
+        """Fetch what operators have set: the newest overrides, and the switch. Raises StoreUnavailable."""
         with self._lock:
-            if self._fetch_overrides():
+            try:
+                changed = self._fetch_overrides()
+            finally:  # it ends by itself, also while nobody answers
+                self._switch(self.setting)
+            if changed:  # and then the rules are new, so that no plan made meanwhile is remembered
                 self._compose()
 
     def overrides(self, domain: str) -> tuple[Override, ...]:
@@ -152,10 +173,12 @@ class Retriever:
         The source of overrides is None.
         """
         seconds = self._base.reload
-        if seconds is None or (source is not None and source not in self._book.sources):
+        if source is None:
+            longest = _LONGEST if seconds is None else min(seconds, _LONGEST)
+            return longest * _chance.uniform(0.8, 1), tuple(key_of(part.domain) for part in self._base.parts)
+        if seconds is None or source not in self._book.sources:
             return None
-        channels = source.channels if source else tuple(key_of(part.domain) for part in self._base.parts)
-        return seconds * _chance.uniform(0.8, 1), channels
+        return seconds * _chance.uniform(0.8, 1), source.channels
 
     def _watch_sources(self) -> None:
         """Begin to watch the sources of rules that are not watched yet."""
@@ -165,7 +188,7 @@ class Retriever:
                 self._begin(_Watch(self, listener, self.look_for_rules, source))
 
     def _begin(self, watch: "_Watch") -> None:
-        if self._base.reload is not None:
+        if self._base.reload is not None or watch.source is None:
             self._watches[watch.source] = watch
             watch.begin()
 
@@ -175,7 +198,9 @@ class Retriever:
             key = key_of(part.domain)
             known, _ = self._overrides.get(part.domain, (0, ()))
             if self._records.version(key) != known:
-                self._overrides[part.domain] = read_all(self._records, part.domain)
+                version, texts = self._records.read(key)
+                self._overrides[part.domain] = version, overrides_in(texts, part.domain)
+                self._settings[part.domain] = kept_in(texts, self._records.name)
                 changed = True
         return changed
 
@@ -192,6 +217,7 @@ class Retriever:
                 self._fetch_overrides()
             except StoreUnavailable as error:
                 logger.warning("overrides at %s can't be read (%s): they come later", self._records.name, error)
+            self._switch(self.setting)
         self._compose()
         logger.info("rules: version %s of %s is in force", self._book.version, self._book.name)
         while pieces:
@@ -272,6 +298,10 @@ class _Watch:
         except Exception:
             logger.exception("the retriever failed, and goes on")  # else all that follows would never be seen
         return retriever.pause(self.source)
+
+
+def _nobody(_setting: Setting) -> None:
+    """Whom the switch is told while nobody has asked for it."""
 
 
 def _of_the_store(storage: StorageSettings) -> StorageSettings:

@@ -105,6 +105,7 @@ def test_several_files_of_which_one_would_not_load(run):
             {
                 "file": "ratelimits.yaml",
                 "ok": True,
+                "shadow": [],
                 "rules": ["everything", "login", "api"],
                 "problems": [],
                 "warnings": [],
@@ -112,6 +113,7 @@ def test_several_files_of_which_one_would_not_load(run):
             {
                 "file": "r.yaml",
                 "ok": False,
+                "shadow": [],
                 "rules": None,
                 "problems": [
                     {
@@ -132,3 +134,8 @@ def test_functions_are_found_in_the_folder_that_the_command_is_run_in(run):
     Path("who_is_it.py").write_text("def user(scope): return 'ada'\n", "utf-8")
     Path("r.yaml").write_text(RULE + "client: {user: 'python:who_is_it:user'}\n", "utf-8")
     assert run("check", "r.yaml")[0] == 0
+
+
+def test_a_file_in_shadow(run):
+    Path("r.yaml").write_text("domain: d\nshadow: true\nrules:\n- {name: a, limit: 5 per minute}\n", "utf-8")
+    assert run("check", "r.yaml") == (0, "r.yaml: 1 rule, would load, nothing of d is enforced: shadow\n", "")
