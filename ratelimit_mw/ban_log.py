@@ -5,6 +5,7 @@ from collections import Counter
 from urllib.parse import unquote
 
 from ratelimit_mw.identity.digest import digester
+from ratelimit_mw.late import late, lock
 from ratelimit_mw.model import SECOND, Ask
 from ratelimit_mw.rules.limits import spell_time
 
@@ -17,6 +18,8 @@ _LINES = 10
 class BanLog:
     """Tells of the bans that begin, their clients as hashes; those that shadow rules would begin it also counts."""
 
+    _counting = late(lock)
+
     def __init__(self, secret: str) -> None:
         self.shadows: Counter[str] = Counter()
         self._secret = secret
@@ -26,14 +29,11 @@ class BanLog:
         """A ban has begun at `now` that lasts so many microseconds, the `row`th of a row."""
         stem, _, identity = ask.key.partition("{")
         domain, rule = map(unquote, stem.split(":")[:2])
-        if ask.shadow:
-            self.shadows[rule] += 1
-        minute = now // (60 * SECOND)
-        before, told = self._told.get(rule, (minute, 0))
-        unsaid = max(told - _LINES, 0) if before != minute else 0
-        told = told if before == minute else 0
-        self._told[rule] = minute, told + 1
-        if told < _LINES:
+        with self._counting:
+            if ask.shadow:
+                self.shadows[rule] += 1
+            told, unsaid = self._count(rule, now // (60 * SECOND))
+        if told <= _LINES:
             _log.warning(
                 "rule %s %s client %s for %s%s%s",
                 rule,
@@ -43,3 +43,12 @@ class BanLog:
                 f" (ban {row} in a row)" if row > 1 else "",
                 f"; {unsaid} more bans were not logged" if unsaid else "",
             )
+
+    def _count(self, rule: str, minute: int) -> tuple[int, int]:
+        """How many bans of this minute there are, and how many of the one before were not said."""
+        before, told = self._told.get(rule, (minute, 0))
+        unsaid = 0
+        if before != minute:
+            told, unsaid = 0, max(told - _LINES, 0)
+        self._told[rule] = minute, told + 1
+        return told + 1, unsaid
