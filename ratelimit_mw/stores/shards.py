@@ -74,7 +74,7 @@ class Shards:
         await self._store.aforget(_all_keys(keys))
 
     def refund(self, asks: Sequence[Ask], charged_at: int) -> None:
-        """See `Store.refund`. It goes to shards picked at random: to the sum it is all the same."""
+        """See `Store.refund`. It goes to shards picked at random; what one of them has not got stays charged."""
         self._store.refund(_anywhere(asks), charged_at)
 
     async def arefund(self, asks: Sequence[Ask], charged_at: int) -> None:

@@ -169,6 +169,24 @@ def test_the_docs_of_settings_that_send_less(asking):
     assert "/hidden" not in app.openapi()["paths"]
 
 
+def test_an_override_leaves_a_rule_out(asking, me):
+    app = asking("mail")
+    add_rate_limits(app, RULES, storage="memory://")
+    app.dependency_overrides[limited("mail")] = lambda: None
+    with TestClient(app) as client:
+        assert [client.get("/", headers=me).status_code for _ in range(3)] == [200] * 3
+
+
+def test_an_app_that_is_mounted_in_another_is_limited_too(asking, me):
+    app, inner = FastAPI(), asking("mail")
+    app.mount("/inner", inner)
+    add_rate_limits(app, RULES, storage="memory://")
+    with TestClient(app) as client:
+        answers = [client.get("/inner/", headers=me) for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [200, 200, 429]
+    assert (answers[-1].json(), answers[-1].headers["X-RateLimit-Limit"]) == ({"detail": "Too Many Requests"}, "2")
+
+
 def test_without_the_middleware_it_says_what_is_missing(asking):
     with TestClient(asking("mail")) as client, pytest.raises(RuntimeError, match=r"'mail'.*add_rate_limits"):
         client.get("/")
