@@ -61,6 +61,28 @@ def test_each_kind_of_the_table_is_part_of_a_rule(snippet, tmp_path):
     assert load(tmp_path / "ratelimits.yaml").rules
 
 
+RESPONSES = README.partition("### Responses")[2].partition("\n### ")[0]
+SETTINGS = [
+    pytest.param(key, snippet, id=f"{key}: {snippet}")
+    for key, row in re.findall(r"^\| `(status|headers|reset|body)` \| (.*) \|$", RESPONSES, re.MULTILINE)
+    for snippet in re.findall("`([^`]+)`", row)
+    if snippet not in {"X-RateLimit-Reset", "Accept"}
+]
+
+
+@pytest.mark.parametrize(("key", "snippet"), SETTINGS)
+def test_each_setting_of_responses_loads(key, snippet):
+    rule = {"name": "r", "limit": "100 per minute"}
+    assert load({"domain": "d", "response": {key: yaml.safe_load(snippet)}, "rules": [rule]}).response
+
+
+def test_what_a_rule_says_of_its_responses_loads():
+    assert len(SETTINGS) >= 15
+    (snippet,) = re.findall(r"^A rule may .* `(response: {.*})`", RESPONSES, re.MULTILINE)
+    (rule,) = load({"domain": "d", "rules": [{"name": "r", "limit": "0/s", **yaml.safe_load(f"{{{snippet}}}")}]}).rules
+    assert (rule.status, rule.message, rule.hidden) == (423, "Locked", True)
+
+
 @pytest.mark.parametrize("text", blocks("python"))
 def test_python_runs(text, project):
     done = subprocess.run([sys.executable, "-W", "error", "-c", text], cwd=project, stderr=subprocess.PIPE, check=False)
