@@ -17,6 +17,7 @@ JSON, HTML = ("application/json",), ("text/html", "application/xhtml+xml")
         pytest.param("TEXT/HTML", 1, id="in capitals"),
         pytest.param("text/*", 1, id="a part of one"),
         pytest.param("application/*;q=0.2, text/*;q=0.3", 1, id="the better part"),
+        pytest.param("application/json;q=0.1, */*;q=0.5", 1, id="rather anything else"),
         pytest.param("application/xhtml+xml", 1, id="another name of an offer"),
         pytest.param("text/html;q=0.5, application/json;q=0.5", 0, id="alike: the first"),
         pytest.param("text/*;q=0.9, text/html;q=0.1, application/json;q=0.2", 0, id="the most specific range counts"),

@@ -34,6 +34,9 @@ def _check_rule(rule: RuleSection, node: Node, problems: Problems) -> None:
     if rule.priority is not None:
         message = "not with messages: under load a socket is refused, and those that are open are left alone"
         problems.add(place_of(node, "priority"), message, "give it to a rule without messages, for the socket")
+    if isinstance(node, Map) and "response" in node.keys_at:
+        message = "not with messages: past them a socket closes, or drops what it got, and no response is sent"
+        problems.add(node.keys_at["response"], message, _LEAVE_OUT)
     if rule.count is not None:
         problems.add(place_of(node, "count"), "not with messages: a message has no response", _LEAVE_OUT)
     if rule.cost.header:

@@ -150,24 +150,6 @@ def test_a_rule_s_own_status_and_words(ask):
     assert (other.status, json.loads(other.body)["detail"]) == (403, "not so fast")
 
 
-def test_one_status_does_not_stand_in_for_another(ask):
-    rules = [
-        {"name": "first", "match": {"path": "/a"}, "limit": "0/s", "response": {"status": 403}},
-        {"name": "second", "match": {"path": "/b"}, "limit": "0/s", "response": {"message": "Never"}},
-        {"name": "third", "match": {"path": "/c"}, "limit": "0/s"},
-        {"name": "fourth", "match": {"path": "/d"}, "limit": "0/s", "response": {"hidden": True}},
-    ]
-    engine = limiter(rules=rules, response={"documentation_url": LINK})
-    for _ in range(2):  # the second time from what is kept
-        answers = [ask(engine, path) for path in ("/a", "/b", "/c", "/d")]
-        assert [(answer.status, *json.loads(answer.body).values()) for answer in answers] == [
-            (403, "Too many requests", LINK),
-            (429, "Never", LINK),
-            (429, "Too many requests", LINK),
-            (429, "Too many requests"),
-        ]
-
-
 def test_all_policies_that_are_violated_are_named(ask):
     rules = [
         {"name": name, "by": "ip", "limit": limit, "algorithm": "fixed_window", "shadow": name == "shadow"}

@@ -124,7 +124,7 @@ def test_where_the_app_speaks_of_its_own_limit_ours_is_silent(ask, own):
 def test_a_hidden_rule_is_spoken_of_nowhere(ask):
     hidden = rule("secret", "2 per minute", response={"hidden": True})
     engine = limiter(
-        rules=[hidden, rule("open", "9 per minute")],
+        rules=[hidden, rule("shadow", "3 per minute", shadow=True), rule("open", "9 per minute")],
         response={**BOTH, "body": "problem", "documentation_url": "https://a.example/limits"},
     )
     answer = ask(engine)

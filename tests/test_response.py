@@ -1,0 +1,54 @@
+"""What is kept of one denial for the next: nothing that another one would word otherwise."""
+
+import json
+
+from ratelimit_mw.asgi import RateLimitMiddleware
+from tests.shells.asking import http_scope, limiter, serve
+
+LINK = "https://example.com/limits"
+RULES = [
+    {"name": "first", "match": {"path": "/a"}, "limit": "0/s", "response": {"status": 403}},
+    {"name": "second", "match": {"path": "/b"}, "limit": "0/s", "response": {"message": "Never"}},
+    {"name": "third", "match": {"path": "/c"}, "limit": "0/s"},
+    {"name": "fourth", "match": {"path": "/d"}, "limit": "0/s", "response": {"hidden": True}},
+    {"name": "fifth", "match": {"path": "/e"}, "limit": "0/s", "response": {"message": "Not {ip}"}},
+]
+
+
+async def nobody(_scope, _receive, _send):
+    raise AssertionError("every request is denied")
+
+
+def test_denials_in_turn():
+    middleware = RateLimitMiddleware(
+        nobody, limiter=limiter(rules=RULES, response={"documentation_url": LINK, "body": ["json", "html"]})
+    )
+
+    def ask(path, ip="192.0.2.1", accept=b"*/*"):
+        start, body = serve(middleware, http_scope(path, ip=ip, headers=[(b"accept", accept)]))
+        return start["status"], body["body"]
+
+    for ip in ("192.0.2.1", "192.0.2.2"):
+        answers = [(status, *json.loads(body).values()) for status, body in (ask(f"/{path}", ip) for path in "abcde")]
+        assert answers == [
+            (403, "Too many requests", LINK),
+            (429, "Never", LINK),
+            (429, "Too many requests", LINK),
+            (429, "Too many requests"),
+            (429, f"Not {ip}", LINK),
+        ]
+        pages = [ask(f"/{path}", ip, b"text/html")[1].decode() for path in "abcde"]
+        assert ["<p>Never</p>" in page for page in pages] == [False, True, False, False, False]
+        assert ["<h1>Forbidden</h1>" in page for page in pages] == [True, False, False, False, False]
+        assert f"<p>Not {ip}</p>" in pages[-1]
+
+
+def test_templates_and_pages_that_hold_an_address():
+    template = {"error": {"of": ["{ip}"]}}
+    middleware = RateLimitMiddleware(
+        nobody, limiter=limiter("0/s", response={"body": [template, "html"], "page": "<i>{ip}</i>"})
+    )
+    for ip in ("192.0.2.1", "192.0.2.2"):
+        for accept, said in ((b"*/*", json.dumps({"error": {"of": [ip]}})), (b"text/html", f"<i>{ip}</i>")):
+            _, body = serve(middleware, http_scope("/", ip=ip, headers=[(b"accept", accept)]))
+            assert body["body"] == said.encode()
