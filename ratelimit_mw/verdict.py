@@ -179,16 +179,37 @@ class Verdict:
     @property
     def decision(self) -> Decision:
         """The same, as the app sees it."""
-        if self._decision is None:
-            policies = tuple([self._policy(place, outcome) for place, outcome in enumerate(self.outcomes)])
-            if self.binding < 0:
-                wait = math.inf if self.reason == "blocked" else self.wait / SECOND
-                self._decision = Decision(self.allowed, retry_after=wait, policies=policies, reason=self.reason)
-            else:
-                said = policies[self.binding]
-                told = (self.allowed, *said[1:6], self.delay / SECOND, *said[7:9], policies, self.banned, self.reason)
-                self._decision = tuple.__new__(Decision, told)
-        return self._decision
+        decision = self._decision
+        if decision is None:
+            decision = self._decision = self._decided()
+        return decision
+
+    def _decided(self) -> Decision:
+        outcomes, allowed = self.outcomes, self.allowed
+        if len(outcomes) == 1:
+            policies: tuple[Decision, ...] = (self._policy(0, outcomes[0]),)
+        else:
+            policies = tuple([self._policy(place, outcome) for place, outcome in enumerate(outcomes)])
+        reason = None if allowed else self.reason
+        if self.binding < 0:
+            wait = math.inf if reason == "blocked" else self.wait / SECOND
+            return Decision(allowed, retry_after=wait, policies=policies, reason=reason)
+        _, rule, limit, remaining, reset_after, retry_after, _, reset_at, over, _, _, _ = policies[self.binding]
+        told = (
+            allowed,
+            rule,
+            limit,
+            remaining,
+            reset_after,
+            retry_after,
+            self.delay / SECOND,
+            reset_at,
+            over,
+            policies,
+            not allowed and self.banned,
+            reason,
+        )
+        return tuple.__new__(Decision, told)
 
     def _policy(self, place: int, outcome: Outcome) -> Decision:
         allowed, remaining, reset_after, retry_after, delay = outcome

@@ -373,7 +373,8 @@ class RuleSet:
                     if identity is not None:
                         own = overrides.counters(rule.name, identity, counters) if overrides else counters
                         for key, quota in own:
-                            charges.append(Charge(rule, Ask(f"{key}{identity}}}", quota, taken, rule.shadow)))
+                            ask = tuple.__new__(Ask, (f"{key}{identity}}}", quota, taken, rule.shadow))
+                            charges.append(tuple.__new__(Charge, (rule, ask)))
         return tuple(charges)
 
 
