@@ -19,6 +19,18 @@ def test_importing_loads_no_framework_and_puts_off_what_is_heavy(module):
     assert imported_by(f"import {module}") & (HEAVY | FRAMEWORKS) == set()
 
 
+@pytest.mark.parametrize(
+    ("module", "own"),
+    [
+        pytest.param("ratelimit_mw.fastapi", {"fastapi", "starlette"}, id="FastAPI"),
+        pytest.param("ratelimit_mw.flask", {"flask", "werkzeug"}, id="Flask"),
+        pytest.param("ratelimit_mw.django", {"django"}, id="Django"),
+    ],
+)
+def test_what_is_for_one_framework_loads_that_one_alone(module, own):
+    assert imported_by(f"import {module}") & (FRAMEWORKS | {"rest_framework"}) == own
+
+
 def test_rules_from_a_mapping_on_memory_need_no_redis():
     rules = {"domain": "d", "rules": [{"name": "r", "by": "ip", "limit": "1 per second"}]}
     assert imported_by(f"import ratelimit_mw; ratelimit_mw.RateLimiter({rules})") & {"redis", "hiredis"} == set()
