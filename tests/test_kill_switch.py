@@ -10,6 +10,7 @@ import pytest
 
 from ratelimit_mw import ManualClock, RateLimiter
 from ratelimit_mw.errors import StoreUnavailable
+from tests.shells import loads
 from tests.shells.asking import EACH_SHELL, IP, START
 from tests.support.apps import gunicorn, uvicorn
 from tests.support.patience import eventually
@@ -66,6 +67,17 @@ class TestHere:
             assert [(answer.status, answer.rate, answer.seen.delay) for answer in answers] == [(200, [], 0.0)] * 3
             limiter.switch.set("on")
             assert ask(limiter).status == 403
+
+    @pytest.mark.parametrize("word", ["off", "shadow"])
+    def test_nobody_is_shed_or_banned(self, word, monkeypatch):
+        monkeypatch.setattr(loads, "level", 1.0)
+        ban = {"after": "1 denials", "for": "1 hour"}
+        with engine({**ALL, "ban": ban, "priority": "low"}, load="python:tests.shells.loads:load") as limiter:
+            assert not any(allowed(limiter))
+            limiter.switch.set(word)
+            assert allowed(limiter) == [True] * 3
+            monkeypatch.setattr(loads, "level", 0.0)
+            assert allowed(limiter) == [True] * 3
 
     def test_what_was_planned_before_it_holds_for_no_check_after_it(self):
         with engine() as limiter:
