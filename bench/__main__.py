@@ -30,6 +30,7 @@ CASES = (
     "denied",
     "leases",
     "elastic",
+    "shed",
 )
 PEERS = ("limits", "slowapi", "Flask-Limiter", "throttled-py", "asgi-ratelimit", "redis", "starlette", "flask")
 

@@ -21,6 +21,9 @@ CLOSES_IN = 1.0
 _REOPENS_AT = 0.9
 _MEMORY = 1.0  # seconds that a smoothed load looks back
 
+BRISK = 0.3
+"""So much it looks back where it sheds requests: a queue grows faster than a limit needs to close."""
+
 
 class Signals(NamedTuple):
     """What a process sees of its load; 0 where there is nothing to see.
@@ -41,9 +44,9 @@ def load_of(signals: Signals) -> float:
     return min(max(lag / FULL_LAG, queued / FULL_QUEUE, busy, cpu, 0.0), 1.0)
 
 
-def smoothed(average: float, value: float, elapsed: float) -> float:
-    """The moving average, now that `value` held for `elapsed` seconds."""
-    return value + (average - value) * exp(-max(elapsed, 0.0) / _MEMORY)
+def smoothed(average: float, value: float, elapsed: float, memory: float = _MEMORY) -> float:
+    """The moving average that looks back `memory` seconds, now that `value` held for `elapsed`."""
+    return value + (average - value) * exp(-max(elapsed, 0.0) / memory)
 
 
 class Opening(NamedTuple):

@@ -10,7 +10,7 @@ from weakref import WeakSet
 
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.late import late, lock
-from ratelimit_mw.load import Opening, Signals, begun, load_of, moved, smoothed
+from ratelimit_mw.load import BRISK, Opening, Signals, begun, load_of, moved, smoothed
 from ratelimit_mw.model import Charge
 from ratelimit_mw.processor import Processor
 from ratelimit_mw.settings import LoadSettings
@@ -65,7 +65,7 @@ class Meter:
         self._looked_at = -_EVERY
         self._asked_at = 0.0
         self._load: float | None = None
-        self._known = True
+        self._brisk = 0.0  # the same, of a shorter time
         self._in_flight = 0
         self._capacity = settings.capacity or ASGI_CAPACITY
         self._lag = self._queued = 0.0
@@ -105,10 +105,12 @@ class Meter:
             with self._lock:
                 if self.settings.source is not None:
                     told = self._told(self.settings.source)
-                    self._load, self._known = (1.0, False) if told is None else (told, True)
+                    self._load, self._brisk = (1.0, 0.0) if told is None else (told, told)
                 else:
                     measured = load_of(self._signals(now))
+                    first = self._load is None
                     self._load = measured if self._load is None else smoothed(self._load, measured, elapsed)
+                    self._brisk = measured if first else smoothed(self._brisk, measured, elapsed, BRISK)
                 self._looked_at = now
         return self._load
 
@@ -122,8 +124,8 @@ class Meter:
 
     def pressure(self) -> float:
         """What sheds requests: the load's recent peak, from 0 to 1."""
-        load, now = self.load(), self._clock()
-        self._pressure = pressure = pressed(self._pressure, load if self._known else 0.0, now)
+        self.load()
+        self._pressure = pressure = pressed(self._pressure, self._brisk, self._clock())
         return pressure.level
 
     def stretched(self, charges: Sequence[Charge]) -> Sequence[Charge]:

@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 from ratelimit_mw.settings import Band
 
-EASES = 0.05
-"""How much pressure falls in a second, at most: from a full load to none that sheds takes six."""
+EASES = 0.02
+"""How much pressure falls in a second, at most: from a full load to one that sheds nothing takes fifteen. If it fell
+much faster, more would be let in than there is room for before the load shows it."""
 
 RETURNS_IN = 5.0
 """The least that who was shed is asked to wait; the most is twice that."""

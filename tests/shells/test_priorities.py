@@ -132,7 +132,7 @@ def test_shedding_ends_slowly_and_begins_at_once(level, clock):
         level(0.1)
         after = []
         for _ in range(7):
-            clock.advance(1)
+            clock.advance(2.5)
             after.append(passed(engine, "/analytics"))
         assert after == pytest.approx([0, 0, 0, 33, 67, 100, 100], abs=1)
         level(1.0)
