@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from typing import Any
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_async
@@ -65,7 +65,7 @@ class RateLimitMiddleware:
             response: HttpResponseBase = self.get_response(request)
             around.told = request.ratelimit.told
             return response
-        with self._load(rules, asked):
+        with self._load(rules, asked) as busy:
             verdict = self._engine.decide_in_turn(asked, rules=rules)
             handle, answers = self._begun(request, asked, rules, verdict)
             if not verdict.allowed:
@@ -76,6 +76,7 @@ class RateLimitMiddleware:
             except BaseException:
                 self._end(account)
                 raise
+            _keep(busy, response)
         if account is not None:
             self._engine.settlement.settle(account, self._concluded(account, response))
         tell(answers, response, handle.told)
@@ -91,7 +92,7 @@ class RateLimitMiddleware:
             response: HttpResponseBase = await self.get_response(request)
             around.told = request.ratelimit.told
             return response
-        with self._load(rules, asked):
+        with self._load(rules, asked) as busy:
             verdict = await self._engine.adecide(asked, rules=rules)
             handle, answers = self._begun(request, asked, rules, verdict)
             if not verdict.allowed:
@@ -105,6 +106,7 @@ class RateLimitMiddleware:
                 if account is not None:
                     self._engine.settlement.settle_soon(account, account.end())
                 raise
+            _keep(busy, response)
         if account is not None:
             await self._engine.settlement.asettle(account, self._concluded(account, response))
         tell(answers, response, handle.told)
@@ -145,34 +147,41 @@ class RateLimitMiddleware:
             return moves
         if not response.streaming:
             return [*moves, *account.end()]
-        close = response.close
-
-        def close_and_end() -> None:
-            try:
-                close()
-            finally:
-                self._end(account)
-
-        response.close = close_and_end  # of this one alone; the server calls it
+        _at_close(response, lambda: self._end(account))
         return moves
 
     def _end(self, account: Account | None) -> None:
         if account is not None:
             self._engine.settlement.settle(account, account.end())
 
-    @contextmanager
-    def _load(self, rules: Rules, asked: Environ | Scope) -> Iterator[None]:
-        """Tells the meter of the process's load that a request is here, where a limit goes by that."""
-        if not rules.metered:
-            yield
-            return
-        meter = self._engine.planner.meter(rules)
-        if self._awaits:
-            meter.watch(asyncio.get_running_loop())
-        elif waited := time_in_queue(asked, rules.attributes.from_proxy):
-            meter.queued(waited)
-        meter.arrived(ASGI_CAPACITY if self._awaits else WSGI_CAPACITY)
+    def _load(self, rules: Rules, asked: Environ | Scope) -> ExitStack:
+        """Tells the meter of the process's load that a request is here, where a limit goes by that; left with it."""
+        busy = ExitStack()
+        if rules.metered:
+            meter = self._engine.planner.meter(rules)
+            if self._awaits:
+                meter.watch(asyncio.get_running_loop())
+            elif waited := time_in_queue(asked, rules.attributes.from_proxy):
+                meter.queued(waited)
+            meter.arrived(ASGI_CAPACITY if self._awaits else WSGI_CAPACITY)
+            busy.callback(meter.left)
+        return busy
+
+
+def _keep(busy: ExitStack, response: Any) -> None:
+    """A response that is streamed keeps its thread busy, or its task, until it is closed."""
+    if response.streaming:
+        _at_close(response, busy.pop_all().close)
+
+
+def _at_close(response: Any, then: Callable[[], None]) -> None:
+    """Have the server do something more when it is done with a response."""
+    close = response.close
+
+    def close_and_then() -> None:
         try:
-            yield
+            close()
         finally:
-            meter.left()
+            then()
+
+    response.close = close_and_then  # of this one alone

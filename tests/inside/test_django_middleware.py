@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from contextlib import contextmanager
+from wsgiref.util import setup_testing_defaults
 
 import httpx
 import pytest
@@ -149,6 +150,19 @@ def test_an_elastic_limit_and_a_store_that_is_away(engine_of, me, ask):
     with RateLimiter(config, storage="redis://127.0.0.1:9") as limiter, settings(limiter):
         (away,) = ask(["/free"], me)
     assert (away.status_code, away.headers["Retry-After"]) == (503, "1")
+
+
+def test_a_thread_is_busy_as_long_as_it_streams(engine_of, me):
+    elastic = {"name": "e", "limit": "9 per hour", "throttle": {"elastic": {"up_to": "200%", "below": 0.7}}}
+    with settings(engine_of(elastic)) as engine:
+        meter, app = engine.engine.planner.meter(engine.rules), GET_WSGI()
+        environ = {"PATH_INFO": "/slots/stream"}
+        setup_testing_defaults(environ)
+        body = app(environ, lambda status, headers: None)
+        assert blocking(["/free"], me, app)[0].status_code == 200
+        assert (list(body), meter._in_flight) == ([b"first", b"last"], 1)
+        body.close()
+        assert meter._in_flight == 0
 
 
 def idle():
