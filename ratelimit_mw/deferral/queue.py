@@ -16,6 +16,7 @@ GROUP = "workers"
 """The consumer group that all workers are of."""
 
 _BEYOND = 60  # seconds that a key outlives what it is for
+_PATIENCE = 5.0  # seconds beyond those that a worker listens: an answer that comes too late is a request mislaid
 _SHOWN = ("state", "status", "type", "answer", "reason", "since", "attempts")
 
 
@@ -59,8 +60,14 @@ class Queue:
     def next(self, consumer: str, seconds: float) -> Entry | None:
         """The next request that may be tried, if one comes within `seconds`."""
         command = ("XREADGROUP", "GROUP", GROUP, consumer, "COUNT", 1, "BLOCK", max(int(seconds * 1000), 1))
-        found = self._questions.ask(self._stream, *command, "STREAMS", self._stream, ">", within=seconds + 1)
+        found = self._questions.ask(self._stream, *command, "STREAMS", self._stream, ">", within=seconds + _PATIENCE)
         return _entry(found[0][1]) if found else None
+
+    def handed_out(self, consumer: str) -> list[Entry]:
+        """What a worker was handed and has not settled, whether or not it has heard of it."""
+        command = ("XREADGROUP", "GROUP", GROUP, consumer, "COUNT", 100, "STREAMS", self._stream, "0")
+        found = self._questions.ask(self._stream, *command)
+        return [entry for item in found[0][1] if (entry := _entry([item])) is not None] if found else []
 
     def claim(self, consumer: str, idle: float) -> Entry | None:
         """A request that was handed to a worker `idle` seconds ago, who has said nothing of it since."""

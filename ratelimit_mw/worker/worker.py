@@ -62,7 +62,7 @@ class Worker:
         self._timers: set[asyncio.Task[None]] = set()
         self._looked_for_dead = 0.0
         self._away = False
-        self._unsettled = False
+        self._mislaid = False
         self._rules = limiter.rules
         self._marks = limiter.deferrals.marks(self._rules)
         # A connection of its own: whoever listens holds up all others.
@@ -94,9 +94,9 @@ class Worker:
         self._places.release()
         error = task.exception()
         if error is not None:
-            self._unsettled = True
+            self._mislaid = True
             away = isinstance(error, StoreUnavailable)
-            _log.error("worker: a request was left to others: %s", error, exc_info=None if away else error)
+            _log.error("worker: a request has to be taken up again: %s", error, exc_info=None if away else error)
 
     @property
     def _queue(self) -> Queue:
@@ -107,8 +107,8 @@ class Worker:
         self._rules = self._limiter.engine.current()
         try:
             left = await asyncio.to_thread(self._queue.promote)
-            entry = None
-            if time.monotonic() >= self._looked_for_dead + self._idle / 4:
+            entry = await self._mislaid_entry() if self._mislaid else None
+            if entry is None and time.monotonic() >= self._looked_for_dead + self._idle / 4:
                 self._looked_for_dead = time.monotonic()
                 entry = await asyncio.to_thread(self._queue.claim, self._name, self._idle)
                 if entry is not None and entry.number in self._under_way.values():  # it is our own, and a slow one
@@ -119,12 +119,20 @@ class Worker:
         except StoreUnavailable as error:
             if not self._away:
                 _log.warning("worker: the queue is away (%s)", error)
-            self._away = True
+            self._away = self._mislaid = True  # it may have answered, and nobody has heard
             await asyncio.sleep(_SOON)
             return None
         if self._away:
             _log.warning("worker: the queue is back")
             self._away = False
+        return entry
+
+    async def _mislaid_entry(self) -> Entry | None:
+        """A request that this worker was handed and does not know of."""
+        handed_out = await asyncio.to_thread(self._queue.handed_out, self._name)
+        known = self._under_way.values()
+        entry = next((entry for entry in handed_out if entry.number not in known), None)
+        self._mislaid = entry is not None
         return entry
 
     async def _carry_out(self, entry: Entry) -> None:
@@ -187,9 +195,9 @@ class Worker:
             await self._give_back(account)
             _log.warning("worker: the app is away (%s)", error)
             await self._postpone(entry, _SOON, counted=False)
-        except StoreUnavailable:
+        except StoreUnavailable:  # whether it has begun or not: it was not sent
             await self._give_back(account)
-            raise
+            await self._postpone(entry, _SOON)
         except (Lost, TimeoutError) as error:
             reason = f"no answer within {self._timeout:g} s" if isinstance(error, TimeoutError) else str(error)
             await self._settle(entry, "unknown", {"reason": f"nobody knows what the app made of it: {reason}"})
@@ -257,7 +265,7 @@ class Worker:
 
     async def _leave(self) -> None:
         try:
-            if not self._unsettled:  # what is not settled is left to be claimed
+            if not self._mislaid:  # what is not settled is left to be claimed
                 await asyncio.to_thread(self._queue.leave, self._name)
         except StoreUnavailable:
             _log.debug("worker: the group is not told that %s has left", self._name)

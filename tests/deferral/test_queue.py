@@ -115,6 +115,18 @@ def test_an_attempt_is_begun_by_one_worker_alone(make):
     assert queue.look("a").state == "running"
 
 
+def test_what_a_worker_was_handed_it_can_ask_for_again(make):
+    queue = make()
+    queue.put("a", "ann", FIELDS)
+    queue.put("b", "bob", FIELDS)
+    entries = [queue.next("w", 0.05), queue.next("w", 0.05)]
+    assert queue.handed_out("w") == entries
+    queue.begin(entries[0], "t")
+    queue.settle(entries[0], "done", {})
+    assert queue.handed_out("w") == entries[1:]
+    assert queue.handed_out("another") == []
+
+
 def test_only_what_lay_idle_is_claimed(make):
     queue = make()
     queue.put("a", "ann", FIELDS)
