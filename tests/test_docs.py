@@ -2,10 +2,12 @@
 
 import re
 
+import jsonschema
 import pytest
 import yaml
 
 from ratelimit_mw.rules.load import load
+from ratelimit_mw.rules.schema import json_schema
 from tests.support.apps import ROOT
 
 PAGES = sorted((ROOT / "docs").glob("*.md"))
@@ -28,6 +30,11 @@ def test_yaml_of_the_docs_loads(text, tmp_path, monkeypatch):
     path = tmp_path / "ratelimits.yaml"
     path.write_text(text)
     assert load(path).domain
+
+
+@pytest.mark.parametrize("text", [block for block in blocks() if str(block.id).startswith("responses")])
+def test_editors_take_what_is_said_of_responses(text):
+    jsonschema.validate(yaml.safe_load(text), json_schema())
 
 
 @pytest.mark.parametrize(("kind", "page", "section", "snippet"), KINDS.findall(README))

@@ -4,10 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ratelimit_mw import ManualClock
 from ratelimit_mw.asgi import RateLimitMiddleware
+from ratelimit_mw.identity import AsgiRequest
 from ratelimit_mw.model import NEVER, SECOND, Outcome, Quota, Rule
 from ratelimit_mw.policies import Policies
-from tests.shells.asking import limiter, serve, websocket_scope
+from tests.shells.asking import START, http_scope, limiter, serve, websocket_scope
 from tests.structured_fields import read
 
 NAMES = st.text(st.characters(codec=None), min_size=1, max_size=40)
@@ -61,3 +63,30 @@ def test_a_websocket_s_handshake_has_them():
         (b"ratelimit-policy", b'"everybody";q=2;w=60'),
         (b"ratelimit", b'"everybody";r=1;t=40'),
     ]
+
+
+WINDOWS = ("fixed_window", "sliding_log", "sliding_window", "bucketed_window", "token_bucket", "leaky_bucket")
+
+
+@given(
+    algorithm=st.sampled_from(WINDOWS),
+    steps=st.lists(st.tuples(st.integers(0, 30), st.integers(1, 3)), min_size=1, max_size=12),
+    throttle=st.sampled_from(["hard", {"soft": "50%"}]),
+)
+def test_after_t_seconds_more_is_left_or_what_was_denied_passes(algorithm, steps, throttle):
+    clock = ManualClock(START)
+    engine = limiter(
+        rules=[{"name": "a", "by": "ip", "limit": "8 per minute", "algorithm": algorithm, "throttle": throttle}],
+        clock=clock,
+    ).engine
+    request = AsgiRequest(http_scope())
+
+    for pause, cost in steps:
+        clock.advance(pause)
+        verdict = engine.decide(request, cost)
+        ((policy, outcome),) = Policies().told(verdict).values()
+        ((_, parameters),) = read(policy.stands(outcome))
+        clock.advance(parameters["t"])
+        later = engine.decide(request, 0 if verdict.allowed else cost, commit=False)
+        assert later.outcomes[0].remaining >= min(parameters["r"] + 1, 8) if verdict.allowed else later.allowed
+        clock.advance(-parameters["t"])
