@@ -1,7 +1,6 @@
 """Requests turned away because the process has too much to do: the least important first, before a store is asked."""
 
 import logging
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -10,6 +9,7 @@ from typing import NamedTuple
 from ratelimit_mw.identity.entries import EntriesRequest
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.kill_switch import KillSwitch
+from ratelimit_mw.late import late, lock
 from ratelimit_mw.meter import Meter
 from ratelimit_mw.model import SECOND, Charge, Priority
 from ratelimit_mw.rules.domains import Rules
@@ -52,12 +52,13 @@ class Standing(NamedTuple):
 class Shedder:
     """Decides which requests are shed. Any thread may ask it; `counts` has those that were, by their priority."""
 
+    _lock = late(lock)
+
     def __init__(self, meter: Callable[[Rules], Meter], switch: KillSwitch, shadows: Shadows) -> None:
         self.counts: Counter[str] = Counter()
         self._meter = meter
         self._switch = switch
         self._shadows = shadows
-        self._lock = threading.Lock()
         self._asked: Counter[Priority] = Counter()
         self._said: dict[Priority, float] = {}
 

@@ -85,6 +85,24 @@ def test_between_two_looks_the_load_is_remembered():
     assert 0.0 < after(busy, time, 0.06) < 1.0
 
 
+def test_pressure_is_felt_before_the_load_is_sure_and_is_left_slowly():
+    time = Time()
+    busy = meter(time, capacity=1)
+    assert busy.pressure() == 0.0
+    for _ in range(9):
+        busy.arrived(1)
+    time.now += 0.5
+    assert 0.7 < busy.pressure() < 1.0
+    assert busy.load() < 0.5
+    time.now += 5
+    full = busy.pressure()
+    for _ in range(9):
+        busy.left()
+    time.now += 10
+    assert busy.pressure() == pytest.approx(full - 0.2)
+    assert busy.load() == pytest.approx(0.0, abs=1e-3)
+
+
 def test_a_loop_that_is_held_up_is_a_load():
     async def main():
         lagging = Meter(LoadSettings(), time.monotonic)

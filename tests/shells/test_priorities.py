@@ -187,7 +187,7 @@ def test_what_is_exempt_is_never_shed(ask, level):
 
 
 def test_overrides_that_come_at_run_time_hold_here_too(level, any_server):
-    level(1.0)
+    level(0.88)
     rules = [{**EVERYBODY, "priority": "low"}]
     unlimited = {"client": {"ip": IP}, "rule": "everybody", "limit": "unlimited"}
     with limiter(*rules, overrides=[unlimited], storage=any_server.url) as engine:
@@ -315,3 +315,10 @@ def test_both_shells_count_alike(level):
             answers.append([ask(engine, "/analytics/x").status for _ in range(30)])
     assert answers[0] == answers[1]
     assert answers[0].count(503) == pytest.approx(15, abs=1)
+
+
+def test_a_file_in_shadow_sheds_nothing_and_counts(level):
+    level(1.0)
+    with limiter(shadow=True) as engine:
+        assert [passed(engine, path) for path in PATHS] == [100, 100, 100]
+        assert engine.shadow_denials["analytics"] == 100
