@@ -37,9 +37,11 @@ class Deferral:
         length = request.header("content-length")
         if scope["type"] != "http" or not self._front.may_put_off(verdict, request, rules, length):
             return None
-        body = await _body(receive, rules.defer.max_body)
         lane = self._front.lane(request, rules)
-        if body is None or lane is None:
+        if lane is None:
+            return None
+        body = await _body(receive, rules.defer.max_body)
+        if body is None:
             return None
         envelope = of_asgi(request, rules.defer.headers)
         root = scope.get("root_path") or ""

@@ -102,7 +102,7 @@ class Front:
         except StoreUnavailable:
             self._left_alone_until = time.monotonic() + _PAUSE
             return None
-        wait = verdict.outcome.retry_after if verdict.outcome else 0
+        wait = verdict.outcome.retry_after if verdict.outcome else verdict.wait
         mount = quote(root.strip("/"), safe="/")
         location = f"{'/' if mount else ''}{mount}{rules.defer.path}/{name}"
         return page.accepted(location, max(1, -(-wait // SECOND)))
@@ -143,7 +143,9 @@ class Front:
 
 
 def _deferred(verdict: Verdict) -> bool:
-    """True where every counter that denies defers, and some time will be right."""
+    """True where every counter that denies defers, and some time will be right; of what is shed the `lane` tells."""
+    if verdict.reason == "shed":
+        return True
     if verdict.reason != "limited" or verdict.rule is None or not verdict.rule.defers:
         return False
     denying = [

@@ -32,9 +32,11 @@ class Deferral:
         length = environ.get("CONTENT_LENGTH")
         if not self._front.may_put_off(verdict, request, rules, length):
             return None
-        body = _body(environ, length, rules.defer.max_body)
         lane = self._front.lane(request, rules)
-        if body is None or lane is None:
+        if lane is None:
+            return None
+        body = _body(environ, length, rules.defer.max_body)
+        if body is None:
             return None
         envelope = of_wsgi(request, rules.defer.headers)
         root = environ.get("SCRIPT_NAME") or ""

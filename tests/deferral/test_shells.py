@@ -140,6 +140,15 @@ def test_what_costs_more_than_the_limit_is_not_put_off(any_server, ask):
 
 
 @EACH_SHELL
+def test_what_would_be_shed_is_put_off_if_its_rule_says_so(any_server, ask):
+    low = {**REPORTS, "priority": "low"}
+    other = {"name": "other", "match": {"path": "/other"}, "limit": "9 per minute", "priority": "low"}
+    with limiter(any_server, low, other, load="tests.deferral.asking:busy") as engine:
+        assert [ask(engine, path).status for path in ("/reports", "/other")] == [202, 503]
+        assert length(engine) == 1
+
+
+@EACH_SHELL
 def test_a_blocked_client_is_refused(engine, ask):
     engine.overrides.set({"ip": "203.0.113.7"}, block=True)
     assert ask(engine).status == 403

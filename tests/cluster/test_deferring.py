@@ -1,0 +1,36 @@
+"""The queue of deferred requests on a cluster, where all its keys lie in one slot, and behind Sentinels."""
+
+from contextlib import closing
+
+import pytest
+
+from ratelimit_mw.deferral.queue import Queue
+from ratelimit_mw.settings import DeferSettings
+
+FIELDS = {"request": "{}", "body": "x"}
+
+
+@pytest.fixture(params=["cluster", "sentinels"])
+def url(request):
+    return request.getfixturevalue(request.param).url
+
+
+def test_requests_are_queued_handed_out_claimed_parked_and_queued_again(url):
+    with closing(Queue(url, "deferring", DeferSettings())) as queue:
+        queue.promote()
+        for name, lane in (("a1", "ann"), ("a2", "ann"), ("b", "bob")):
+            assert queue.put(name, lane, FIELDS)
+        first, other = queue.next("w", 1.0), queue.next("w", 1.0)
+        assert (first.id, other.id) == ("a1", "b")
+        assert queue.handed_out("w") == [first, other]
+        assert queue.postpone(other, 0.0)
+        queue.promote()
+        assert queue.next("w", 1.0).id == "b"
+        assert queue.claim("another", 0.0) == first
+        assert queue.begin(first, "t") == 1
+        assert queue.arrive("a1", "t") == b"{}"
+        assert queue.settle(first, "parked", {"reason": "it failed"})
+        assert queue.next("w", 1.0).id == "a2"
+        assert list(queue.parked()) == ["a1"]
+        assert queue.retry("a1")
+        assert (queue.length(), queue.look("a1").state) == (3, "queued")
