@@ -51,7 +51,7 @@ def figures() -> list[Figure]:
     found = []
     for name, run in (("no priorities", without), ("critical and low", with_priorities)):
         case = f"Shedding: {PAYMENTS} payments/s, {REPORTS} reports/s, {name}"
-        payments, reports = run.of("/pay", BEGINS + 1, ENDS), run.of("/analytics")
+        payments, reports = run.of("/pay", BEGINS, ENDS), run.of("/analytics")
         served = [answer.status for answer in reports].count(200)
         found += [
             Figure(case, "payments before", _quantile(run.of("/pay", 0, BEGINS), 50), "ms", "median"),
@@ -144,7 +144,7 @@ def _draw(without: Run, with_priorities: Run) -> None:
         at, took = [each.asked for each in payments], [each.took * 1e3 for each in payments]
         above.semilogy(at, took, ".", markersize=3, color=colour, label=f"a payment, {name}")
     above.set_ylabel("ms")
-    above.legend(loc="center right", markerscale=3)
+    above.legend(loc="upper right", markerscale=3)
     edges = [n * EVERY * 2 for n in range(int(END / EVERY / 2) + 1)]
     for status, name, colour in ((200, "reports served", "tab:blue"), (503, "reports shed", "tab:orange")):
         middle.hist(
