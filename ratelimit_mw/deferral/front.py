@@ -56,7 +56,7 @@ class Front:
             return page.told(None)
         try:
             return page.told(self.queue(rules).look(name))
-        except StoreUnavailable:
+        except (StoreUnavailable, ValueError):  # the latter where somebody has spoilt it
             return page.away()
 
     def arrive(self, request: Request, rules: Rules, load: float) -> Envelope | Page:
@@ -70,7 +70,10 @@ class Front:
             packed = self.queue(rules).arrive(*mark)
         except StoreUnavailable:
             return page.busy()  # the ticket may be used up, but the app has not heard of it
-        return page.stale() if packed is None else unpacked(packed)
+        try:
+            return page.stale() if packed is None else unpacked(packed)
+        except ValueError:  # somebody has spoilt it
+            return page.stale()
 
     def may_put_off(self, verdict: Verdict, request: Request, rules: Rules, length: str | None) -> bool:
         """True where whatever denies the request defers it, and it is of a kind and a length that can be put off."""

@@ -42,7 +42,7 @@ class Queue:
         return bool(self._do("put", request, lane, settings.max_length, settings.max_each, *parts))
 
     def look(self, request: str) -> Fate | None:
-        """What became of a request; None where it is not known (any more)."""
+        """What became of a request; None where it is not known (any more). Raises ValueError for what is spoilt."""
         key = self._key(request)
         found = self._questions.ask(key, "HMGET", key, *_SHOWN)
         return None if found[0] is None else _fate(dict(zip(_SHOWN, found, strict=True)))
@@ -75,11 +75,11 @@ class Queue:
         return _entry(self._questions.ask(self._stream, *command)[1])
 
     def load(self, request: str) -> Job | None:
-        """A request that is to be tried; None where it has expired."""
+        """A request that is to be tried; None where it has expired. Raises ValueError for what somebody has spoilt."""
         key = self._key(request)
         found = self._questions.ask(key, "HMGET", key, "state", "request", "body", "attempts", "since")
         state, content, body, attempts, since = found
-        return Job(state.decode(), content, body or b"", int(attempts), int(since)) if content else None
+        return Job(state.decode(), content, body or b"", int(attempts or 0), int(since or 0)) if content else None
 
     def begin(self, entry: Entry, ticket: str) -> int:
         """Begin an attempt, and return which it is; 0 where somebody else was faster."""

@@ -33,6 +33,8 @@ _SOON = 1.0
 _LONGEST = 300.0
 """Seconds between two attempts at most; each failure doubles them."""
 
+_UNREADABLE = "what was kept of it can't be read"
+
 _TRIED_AGAIN = frozenset({429, *range(500, 600)})
 
 
@@ -64,7 +66,6 @@ class Worker:
         self._away = False
         self._mislaid = False
         self._rules = limiter.rules
-        self._marks = limiter.deferrals.marks(self._rules)
         # A connection of its own: whoever listens holds up all others.
         self._ear = limiter.deferrals.another_queue(self._rules)
 
@@ -94,8 +95,8 @@ class Worker:
         self._places.release()
         error = task.exception()
         if error is not None:
-            self._mislaid = True
             away = isinstance(error, StoreUnavailable)
+            self._mislaid = self._mislaid or away  # what fails here for another reason would fail again at once
             _log.error("worker: a request has to be taken up again: %s", error, exc_info=None if away else error)
 
     @property
@@ -136,7 +137,11 @@ class Worker:
         return entry
 
     async def _carry_out(self, entry: Entry) -> None:
-        job = await asyncio.to_thread(self._queue.load, entry.id)
+        try:
+            job = await asyncio.to_thread(self._queue.load, entry.id)
+        except ValueError:
+            await self._settle(entry, "parked", {"reason": _UNREADABLE})
+            return
         if job is None:
             await asyncio.to_thread(self._queue.forget, entry)
         elif job.state == "running":
@@ -153,7 +158,7 @@ class Worker:
         try:
             envelope = unpacked(job.request)
         except ValueError:
-            await self._settle(entry, "parked", {"reason": "what was kept of it can't be read"})
+            await self._settle(entry, "parked", {"reason": _UNREADABLE})
             return
         verdict = await self._decided(envelope)
         if verdict.allowed:
@@ -179,7 +184,7 @@ class Worker:
     async def _replay(self, entry: Entry, job: Job, envelope: Envelope, verdict: Verdict) -> None:
         settlement = self._limiter.engine.settlement
         account = settlement.account(verdict)
-        ticket = self._marks.ticket(entry.id)
+        ticket = self._limiter.deferrals.marks(self._rules).ticket(entry.id)
         attempt = 0
         try:
             attempt = await asyncio.to_thread(self._queue.begin, entry, ticket)

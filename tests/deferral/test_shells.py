@@ -286,6 +286,16 @@ def test_a_replay_while_the_store_is_away_does_not_reach_the_app(fresh_server, a
         assert (answer.status, answer.headers[HEADER], asked.requests) == (503, "busy", [])
 
 
+@EACH_SHELL
+def test_what_somebody_has_spoilt_is_never_a_500(any_server, engine, ask):
+    location = deferred(ask, engine)
+    mark, asked = begun(engine), Asked()
+    with any_server.client() as client:
+        client.hset(f"{{shop:deferred}}:request:{location.rpartition('/')[2]}", mapping={"request": "{", "since": "x"})
+    assert ask(engine, location, method="GET").status == 503
+    assert (ask(engine, headers={HEADER: mark}, asked=asked).status, asked.requests) == (409, [])
+
+
 @pytest.mark.parametrize("shell", [pytest.param(Asgi, id="ASGI"), pytest.param(Wsgi, id="WSGI")])
 def test_in_the_memory_of_a_process_there_is_no_queue(shell):
     config = {"domain": "shop", "rules": [REPORTS]}

@@ -356,6 +356,7 @@ async def itself(target):
     [
         pytest.param("since", "1", "its limit did not allow it in time", id="too old"),
         pytest.param("request", "{", "what was kept of it can't be read", id="spoilt"),
+        pytest.param("attempts", "many", "what was kept of it can't be read", id="spoilt beside it"),
     ],
 )
 def test_what_can_not_be_tried_any_more_is_parked(any_server, clock, field, value, reason):
@@ -365,8 +366,12 @@ def test_what_can_not_be_tried_any_more_is_parked(any_server, clock, field, valu
         with any_server.client() as client:
             client.hset(f"{{shop:deferred}}:request:{location.rpartition('/')[2]}", field, value)
         clock.advance(60)
-        asyncio.run(_work(engine, site, lambda: fates(engine, [location]) == ["parked"]))
-        assert (state(ask_asgi, engine, location)["reason"], site.seen) == (reason, [])
+        queue = engine.deferrals.queue(engine.rules)
+        asyncio.run(_work(engine, site, lambda: queue.length() == 0))
+        with any_server.client() as client:
+            client.hset(f"{{shop:deferred}}:request:{location.rpartition('/')[2]}", "attempts", 0)
+        told = state(ask_asgi, engine, location)
+        assert (told["state"], told["reason"], site.seen) == ("parked", reason, [])
 
 
 def test_what_the_limit_will_never_allow_is_parked(any_server, clock):
