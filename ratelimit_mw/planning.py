@@ -61,6 +61,17 @@ class Planner:
         """What `request` has to ask; with `name`, of that rule alone. Raises ValueError for a bad cost."""
         if type(cost) is not int or cost != 1:
             cost = whole(cost)
+        known = rules.plans if name is None and cost == 1 else None
+        key = known.key(request) if known is not None else None
+        if known is None or key is None:
+            return self._planned(rules, request, cost, name)
+        plan: Plan | None = known.get(key)
+        if plan is None:
+            plan = self._planned(rules, request, cost, name)
+            known.put(key, plan)
+        return plan
+
+    def _planned(self, rules: Rules, request: Request, cost: int, name: str | None) -> Plan:
         charges = planned(rules, request, cost) if name is None else self._by_name(name, rules, request, cost)
         if self.switch.thrown:
             charges = self.switch.left(charges)

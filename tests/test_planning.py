@@ -5,6 +5,7 @@ from enum import Enum
 import pytest
 
 from ratelimit_mw import ManualClock, RateLimiter
+from ratelimit_mw.identity.asgi import AsgiRequest
 from ratelimit_mw.recent import Recent
 
 ALL = {"name": "all", "by": ["ip", "user"], "limit": "9 per minute", "algorithm": "fixed_window"}
@@ -124,3 +125,76 @@ def test_what_is_recent_has_bounded_room():
     for n in range(100):
         recent.drop(n)
     assert {recent.get(n) for n in range(100)} == {None}
+
+
+def scope_of(path="/a", method="GET", client="192.0.2.1", **headers):
+    fields = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+    return {"type": "http", "method": method, "path": path, "client": (client, 1), "headers": fields}
+
+
+def asked(limiter, **options):
+    """The plan of a request, which has to be what the rules alone say of it."""
+    made = limiter.engine.planner.plan(limiter.rules, AsgiRequest(scope_of(**options)))
+    assert made.charges == limiter.rules.plan(AsgiRequest(scope_of(**options)))
+    return made
+
+
+def test_the_same_request_has_the_same_plan(engine):
+    get = {"name": "get", "match": {"path": "/a", "methods": ["GET"]}, "limit": "9 per hour"}
+    limiter = engine({**ALL, "by": "ip"}, get)
+    first = asked(limiter)
+    assert asked(limiter) is first
+    others = [{"client": "192.0.2.2"}, {"path": "/b"}, {"method": "POST"}, {"path": "/" + "a" * 600}]
+    for options in (*others, *others):
+        assert asked(limiter, **options) is not first
+
+
+@pytest.mark.parametrize(
+    ("client", "match", "header"),
+    [
+        pytest.param({"user": "header:X-User"}, {}, "x_user", id="the user's header"),
+        pytest.param({"user": "cookie:session"}, {}, "cookie", id="a cookie"),
+        pytest.param({"trusted_hops": 1}, {}, "x_forwarded_for", id="a proxy's header"),
+        pytest.param({}, {"host": "h1"}, "host", id="the host"),
+        pytest.param({}, {"header:X-Plan": "session=1"}, "x_plan", id="a header that a rule matches"),
+    ],
+)
+def test_a_header_that_the_rules_read_makes_another_request(engine, client, match, header):
+    limiter = engine({**ALL, "match": match, "by": ["ip", "user"] if "user" in client else "ip"}, client=client)
+    values = {"x_forwarded_for": ["192.0.2.7", "192.0.2.8"], "host": ["h1", "h2"]}
+    one, two = values.get(header, ["session=1", "session=2"])
+    for _ in range(2):
+        assert asked(limiter, **{header: one}).asks != asked(limiter, **{header: two}).asks
+    assert asked(limiter, **{header: one}) is asked(limiter, **{header: one})
+    assert asked(limiter, **{header: one}, accept="*/*") is asked(limiter, **{header: one})
+    assert asked(limiter, **{header: one * 300}) is not asked(limiter, **{header: one * 300})
+
+
+@pytest.mark.parametrize("user", ["scope:user", "query:user", "python:tests.test_planning:user_of"])
+def test_what_is_read_from_elsewhere_is_read_each_time(engine, user):
+    limiter = engine(ALL, client={"user": user})
+    assert asked(limiter) is not asked(limiter)
+
+
+def user_of(scope):
+    return "someone"
+
+
+def test_a_preflight_is_told_from_other_options(engine):
+    limiter = engine(ALL)
+    assert asked(limiter, method="OPTIONS").asks
+    assert not asked(limiter, method="OPTIONS", origin="a", access_control_request_method="GET").asks
+
+
+def test_what_was_told_of_a_request_already_counts(engine):
+    limiter = engine(ALL, client={"user": "header:X-User"})
+    request = AsgiRequest(scope_of())
+    request.values["user"] = "alice"
+    assert len(asked(limiter).asks) == 1
+    assert len(limiter.engine.planner.plan(limiter.rules, request).asks) == 2
+
+
+def test_a_user_whom_only_a_framework_knows_is_asked_for_each_time(engine):
+    limiter = engine(ALL)
+    assert limiter.rules.plans.key(AsgiRequest(scope_of())) is None
+    assert engine({**ALL, "by": "ip"}).rules.plans.key(AsgiRequest(scope_of())) is not None

@@ -96,6 +96,20 @@ class Attributes:
         """True where somebody has asked for the reader of that name."""
         return name in self._readers
 
+    @property
+    def headers(self) -> frozenset[str] | None:
+        """The headers that what was asked for is read from, in lower case, beside the method, the path and the peer.
+
+        None where something is, or may be, read from anything else.
+        """
+        found = {self._address.header} if self._address.header else set()
+        for name in self._readers:
+            headers = self._headers_of(name)
+            if headers is None:
+                return None
+            found.update(headers)
+        return frozenset(found)
+
     def given(self, attributes: Mapping[str, object]) -> MappingRequest:
         """A request of attributes given by hand, under any spelling of their names; unknown names are ignored."""
         values: dict[str, str | None] = {"ip": None, _ADDRESS: None, "method": None, "path": None, "host": None}
@@ -168,6 +182,14 @@ class Attributes:
         if name == "user":  # without a source: whom the framework knows, where it tells
             return _remembered(name, lambda request: getattr(request, "user", None))
         return lambda request: request.values.get(name)  # a path parameter
+
+    def _headers_of(self, name: str) -> tuple[str, ...] | None:
+        if name in ("ip", "method", "path") or name.startswith("path:"):
+            return ()
+        if name == "host":
+            return (name,)
+        source = sources.compiled(name) if name.startswith(_RAW) else self._sources.get(name)
+        return None if source is None or source.header is None else (source.header,)
 
     def _known_name(self, name: str) -> str | None:
         return canonical_name(name) if self.known(name) else None

@@ -29,11 +29,13 @@ _SCHEMES = frozenset({"apikey", "basic", "bearer", "digest", "negotiate", "token
 class Source:
     """One source, compiled. `read` gives a request's value or None.
 
-    `fetch` is there for an async function only, which `read` can't call: it takes the scope.
+    `fetch` is there for an async function only, which `read` can't call: it takes the scope. `header` is the one header
+    that is read, in lower case; None where it is something else.
     """
 
     read: Callable[[Request], str | None]
     fetch: Callable[[Any], Awaitable[str | None]] | None = None
+    header: str | None = None
 
 
 class _Fault:
@@ -72,12 +74,12 @@ def compiled(text: str) -> Source:
 def _header(name: str, _: _Fault) -> Source:
     lower = name.lower()
     if lower == "authorization":
-        return Source(lambda request: credential(request.header(lower)))
-    return Source(lambda request: (request.header(lower) or "").strip() or None)
+        return Source(lambda request: credential(request.header(lower)), header=lower)
+    return Source(lambda request: (request.header(lower) or "").strip() or None, header=lower)
 
 
 def _cookie(name: str, _: _Fault) -> Source:
-    return Source(lambda request: request.cookie(name) or None)
+    return Source(lambda request: request.cookie(name) or None, header="cookie")
 
 
 def _query(name: str, _: _Fault) -> Source:

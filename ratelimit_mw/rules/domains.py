@@ -3,15 +3,15 @@
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ratelimit_mw.errors import Problem
 from ratelimit_mw.identity.attributes import Attributes
 from ratelimit_mw.identity.entries import Entry
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import Charge
-from ratelimit_mw.recent import Recent
-from ratelimit_mw.rules.ruleset import BLOCKED, PLANS, RuleSet
+from ratelimit_mw.rules.plans import Plans
+from ratelimit_mw.rules.ruleset import BLOCKED, RuleSet
 
 
 class Domains:
@@ -105,8 +105,8 @@ def _of_messages(parts: Sequence[RuleSet]) -> Domains | None:
     return Domains(limiting) if limiting else None
 
 
-def _remembering(parts: Sequence[RuleSet]) -> Recent[object, Any] | None:
-    return None if any(part.plans is None for part in parts) else Recent(PLANS)
+def _remembering(parts: Sequence[RuleSet]) -> Plans | None:
+    return None if any(part.plans is None for part in parts) else Plans([part.attributes for part in parts])
 
 
 Rules = RuleSet | Domains

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, Self
+from typing import NamedTuple, Protocol, Self
 
 from ratelimit_mw.clock import Clock, SystemClock
 from ratelimit_mw.errors import Problem
@@ -13,12 +13,12 @@ from ratelimit_mw.identity.identifier import Identifier
 from ratelimit_mw.identity.paths import cleaned
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import NEVER, Ask, Charge, Quota, Rule
-from ratelimit_mw.recent import Recent
 from ratelimit_mw.rules.breath import breathe
 from ratelimit_mw.rules.conditions import Condition, Matching, Networks, is_preflight
 from ratelimit_mw.rules.descriptors import Descriptors
 from ratelimit_mw.rules.match import NO_PARAMETERS, PathMatcher
 from ratelimit_mw.rules.overrides import Held, Overrides, bearing
+from ratelimit_mw.rules.plans import Plans
 from ratelimit_mw.rules.templates import Template
 from ratelimit_mw.settings import ClientSettings, DeferSettings, LoadSettings, ResponseSettings, StorageSettings
 
@@ -77,10 +77,6 @@ class _Program(NamedTuple):
 
 BLOCKED: tuple[Charge, ...] = (Charge(Rule("block"), Ask("", Quota("fixed_window", 0, 1))),)
 """The plan of a client who may do nothing: itself, never a copy, and never asked of a store."""
-
-
-PLANS = 4096
-"""How many are remembered: about 3 MB."""
 
 
 class Recompiling(Protocol):
@@ -159,8 +155,6 @@ class RuleSet:
         """Whether nothing of this is enforced, blocks included."""
         self._own = overrides = tuple(self._enforced(overrides))
         self.overrides = Overrides(overrides, attributes, SystemClock()) if overrides else None
-        self.plans = self._remembering(overrides)
-        """Plans that follow from what a request is, and by what; None where the time or the load has a say."""
         # Asked for only where it is needed: an async source that is asked for is awaited for every request.
         self._tier = attributes.reader("tier") if any(rule.tiers is not None for rule in rules) else None
         self._replacing = any(rule.replaces for rule in rules)
@@ -175,6 +169,8 @@ class RuleSet:
             for rule in rules
             if (rule.on_demand or rule.rule.messages) and rule.match.templates
         }
+        self.plans: Plans | None = self._remembering(overrides)
+        """Plans by what they follow from; None where the time or the load has a say, or what was read is kept."""
 
     def _of_messages(self, rules: Sequence[CompiledRule]) -> Self | None:
         """The same, for the messages that these rules count."""
@@ -233,9 +229,9 @@ class RuleSet:
         if by_network:
             self._lookups.append(lambda request: by_network.find(address(request)))
 
-    def _remembering(self, held: Iterable[Held]) -> Recent[object, Any] | None:
+    def _remembering(self, held: Iterable[Held]) -> Plans | None:
         lasting = all(override.until == NEVER for override in held)
-        return Recent(PLANS) if lasting and not (self.elastic or self.shedding) else None
+        return Plans([self.attributes]) if lasting and not (self.elastic or self.shedding or self.deferring) else None
 
     @property
     def pieces(self) -> list[object]:
