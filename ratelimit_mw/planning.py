@@ -61,14 +61,15 @@ class Planner:
         """What `request` has to ask; with `name`, of that rule alone. Raises ValueError for a bad cost."""
         if type(cost) is not int or cost != 1:
             cost = whole(cost)
-        known = rules.plans if name is None and cost == 1 else None
+        known = rules.plans if name is None and cost == 1 and not self.switch.thrown else None
         key = known.key(request) if known is not None else None
         if known is None or key is None:
             return self._planned(rules, request, cost, name)
         plan: Plan | None = known.get(key)
         if plan is None:
             plan = self._planned(rules, request, cost, name)
-            known.put(key, plan)
+            if not self.switch.thrown:  # meanwhile
+                known.put(key, plan)
         return plan
 
     def _planned(self, rules: Rules, request: Request, cost: int, name: str | None) -> Plan:

@@ -7,6 +7,7 @@ import pytest
 from ratelimit_mw import ManualClock, RateLimiter
 from ratelimit_mw.identity.asgi import AsgiRequest
 from ratelimit_mw.recent import Recent
+from ratelimit_mw.sources.setting import Setting
 
 ALL = {"name": "all", "by": ["ip", "user"], "limit": "9 per minute", "algorithm": "fixed_window"}
 IP = {"remote_address": "192.0.2.1"}
@@ -198,3 +199,14 @@ def test_a_user_whom_only_a_framework_knows_is_asked_for_each_time(engine):
     limiter = engine(ALL)
     assert limiter.rules.plans.key(AsgiRequest(scope_of())) is None
     assert engine({**ALL, "by": "ip"}).rules.plans.key(AsgiRequest(scope_of())) is not None
+
+
+def test_a_switch_that_is_thrown_or_set_back_is_seen_by_requests_that_are_remembered(engine):
+    limiter = engine({**ALL, "by": "ip"})
+    turn, plans = limiter.engine.planner.switch.turn, []
+    for word in ("on", "off", "shadow", "on"):
+        turn(Setting(word))
+        made = limiter.engine.planner.plan(limiter.rules, AsgiRequest(scope_of()))
+        plans.append([ask.shadow for ask in made.asks])
+        assert [ask.shadow for ask in plan(limiter, IP).asks] == plans[-1]
+    assert plans == [[False], [], [True], [False]]
