@@ -48,3 +48,25 @@ def test_every_kind_in_the_readme_loads_and_has_its_section(kind, page, section,
 
 def test_the_kinds_were_found():
     assert len(KINDS.findall(README)) >= 4
+
+
+def test_no_two_decisions_have_one_number():
+    pages = sorted((ROOT / "docs" / "adr").glob("0*.md"))
+    titles = [page.read_text().partition("\n")[0] for page in pages]
+    assert [int(page.name[:4]) for page in pages] == list(range(1, len(pages) + 1))
+    assert [int(title[2:].partition(".")[0]) for title in titles] == list(range(1, len(pages) + 1))
+
+
+def test_every_command_stands_in_the_table_of_commands():
+    pytest.importorskip("typer")
+    from typer.main import get_command
+
+    from ratelimit_mw.cli.app import app
+
+    rows = re.findall(r"^\| `(.*?) \|", (ROOT / "docs" / "cli.md").read_text(), re.MULTILINE)
+    assert set(get_command(app).commands) <= {re.split(r"\W", row)[0] for row in rows}
+
+
+def test_every_page_is_in_the_index():
+    listed = (ROOT / "docs" / "index.md").read_text().partition(":hidden:")[2].split()
+    assert {page.stem for page in PAGES} <= {*listed, "index"}
