@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ratelimit_mw.clock import Clock
 from ratelimit_mw.given import Given, described, whole
@@ -21,7 +21,7 @@ from ratelimit_mw.verdict import Verdict
 _log = logging.getLogger("ratelimit_mw")
 
 _MOST_SAID = 100  # names remembered as said
-_LONG = 256  # characters of a value: longer ones are remembered nowhere
+_LONG = 512  # characters of what `check` is given: what is longer is remembered nowhere
 
 
 class Plan:
@@ -103,7 +103,7 @@ class Planner:
             return self.plan(rules, described(rules, given), cost)
         if plan is None:
             plan = self.plan(rules, described(rules, given), cost)
-            if all(value is None or (type(value) is str and len(value) <= _LONG) for value in given.values()):
+            if _handy(given) and not self.switch.thrown:
                 known.put(key, plan)
         return plan
 
@@ -133,6 +133,18 @@ class Planner:
         if name not in self._said and len(self._said) < _MOST_SAID:
             self._said.add(name)
             _log.error("the app asks for the rule %r, %s (said once)", name, what)
+
+
+def _handy(given: Mapping[str, object]) -> bool:
+    """Whether these attributes are texts, and so short that they can be remembered."""
+    room = _LONG
+    for name, value in given.items():
+        if type(value) is str:
+            room -= len(value)
+        elif value is not None:
+            return False
+        room -= len(name)
+    return room >= 0
 
 
 def _settled_late(charge: Charge) -> bool:

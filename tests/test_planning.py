@@ -64,7 +64,9 @@ def test_an_enum_that_is_a_str_counts_as_the_text_that_it_equals(engine):
     [
         pytest.param({"user": ["a"]}, id="no value to look up by"),
         pytest.param({"user": 7}, id="no text"),
-        pytest.param({"user": "a" * 300}, id="long"),
+        pytest.param({"user": "a" * 600}, id="long"),
+        pytest.param({f"header:x-{n}": "a" * 10 for n in range(100)}, id="much"),
+        pytest.param({"header:" + "x" * 600: "a"}, id="a long name"),
         pytest.param(type("Own", (dict,), {})(user="a"), id="a mapping of the app's own"),
     ],
 )
@@ -145,7 +147,8 @@ def test_the_same_request_has_the_same_plan(engine):
     limiter = engine({**ALL, "by": "ip"}, get)
     first = asked(limiter)
     assert asked(limiter) is first
-    others = [{"client": "192.0.2.2"}, {"path": "/b"}, {"method": "POST"}, {"path": "/" + "a" * 600}]
+    others = [{"client": "192.0.2.2"}, {"path": "/b"}, {"method": "POST"}]
+    others += [{"path": "/" + "a" * 600}, {"method": "A" * 600}]
     for options in (*others, *others):
         assert asked(limiter, **options) is not first
 
@@ -210,3 +213,27 @@ def test_a_switch_that_is_thrown_or_set_back_is_seen_by_requests_that_are_rememb
         plans.append([ask.shadow for ask in made.asks])
         assert [ask.shadow for ask in plan(limiter, IP).asks] == plans[-1]
     assert plans == [[False], [], [True], [False]]
+
+
+def test_many_empty_lines_of_a_header_are_too_much_to_remember(engine):
+    limiter = engine({**ALL, "by": "ip", "match": {"header:X-Plan": "gold"}})
+    scope = {**scope_of(), "headers": [(b"x-plan", b"")] * 600}
+    assert limiter.rules.plans.key(AsgiRequest(scope)) is None
+
+
+@pytest.mark.parametrize("word", ["off", "shadow"])
+def test_a_switch_that_is_thrown_while_a_plan_is_made_leaves_no_trace(engine, word):
+    limiter = engine(ALL)
+    turn = limiter.engine.planner.switch.turn
+    rules, plan_of = limiter.rules, limiter.rules.plan
+
+    def plan_and_throw(request, cost=1):
+        charges = plan_of(request, cost)
+        turn(Setting(word))
+        return charges
+
+    rules.plan = plan_and_throw
+    plan(limiter, IP)
+    del rules.plan
+    turn(Setting("on"))
+    assert [ask.shadow for ask in plan(limiter, IP).asks] == [False]

@@ -27,13 +27,13 @@ class Plans(Recent[Hashable, Any]):
         """All of a request that its plan may follow from; None where that can't be told, or is too much."""
         headers, method, path = self._headers, request.method, request.path
         # A preflight is told by further headers; what has values already got them from elsewhere, as in check().
-        if headers is None or len(path) > _LONG or method == "OPTIONS" or request.values:
+        if headers is None or len(method) + len(path) > _LONG or method == "OPTIONS" or request.values:
             return None
         if request.context is None:
             return None
         if not headers:
             return type(request), method, path, request.peer
         lines = [tuple(request.header_lines(name)) for name in headers]
-        if sum(len(line) for each in lines for line in each) > _LONG:
+        if sum(len(line) + 1 for each in lines for line in each) > _LONG:  # an empty line takes room, too
             return None
         return type(request), method, path, request.peer, *lines
