@@ -7,7 +7,18 @@ from urllib.parse import unquote
 import typer
 
 from ratelimit_mw.cli.engine import opened, patiently
-from ratelimit_mw.cli.options import DEFAULT_CONFIG, Attribute, Config, Ip, Json, Storage, Tier, User, attributes
+from ratelimit_mw.cli.options import (
+    DEFAULT_CONFIG,
+    Attribute,
+    Config,
+    Ip,
+    Json,
+    Storage,
+    Tier,
+    User,
+    an_address,
+    attributes,
+)
 from ratelimit_mw.cli.output import say_json, say_lines
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.explanation import Explanation
@@ -27,7 +38,11 @@ def explain(
     ] = None,
     peer: Annotated[
         str | None,
-        typer.Option(metavar="ADDRESS", help="Who connects, to have the address found behind the trusted proxies."),
+        typer.Option(
+            metavar="ADDRESS",
+            callback=an_address,
+            help="Who connects, to have the address found behind the trusted proxies.",
+        ),
     ] = None,
     attribute: Attribute = None,
     cost: Annotated[int, typer.Option(min=0, help="What the request is charged, times the rules' own cost.")] = 1,

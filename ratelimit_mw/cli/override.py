@@ -5,7 +5,17 @@ from typing import Annotated
 import typer
 
 from ratelimit_mw.cli.operators import Author, Comment, Lasting, author_of, shared, told, until
-from ratelimit_mw.cli.options import DEFAULT_CONFIG, Attribute, Config, Ip, Json, Storage, Tier, User, attributes
+from ratelimit_mw.cli.options import (
+    DEFAULT_CONFIG,
+    Attribute,
+    Config,
+    IpOrNetwork,
+    Json,
+    Storage,
+    Tier,
+    User,
+    attributes,
+)
 from ratelimit_mw.cli.output import Exit, say, say_json, say_table
 from ratelimit_mw.sources.override import Override
 
@@ -25,7 +35,7 @@ app = typer.Typer(
 @app.command("set")
 def set_(
     *,
-    ip: Ip = None,
+    ip: IpOrNetwork = None,
     user: User = None,
     tier: Tier = None,
     attribute: Attribute = None,
@@ -87,7 +97,7 @@ def list_(
 @app.command("remove")
 def remove(
     *,
-    ip: Ip = None,
+    ip: IpOrNetwork = None,
     user: User = None,
     tier: Tier = None,
     attribute: Attribute = None,

@@ -88,6 +88,8 @@ class RulesDatabase:
     def pull(self, number: int | None = None) -> tuple[Document, ...]:
         """The documents of a version, the newest if none is named. Raises LookupError where there is none such."""
         number = number or self._records.version(self._key)
+        if not number:
+            raise LookupError(f"{self.name} has no rules yet")
         _, texts = self._records.read(self._key, [f"rules:{number}"])
         if not texts:
             raise LookupError(f"{self.name} has no version {number} of the rules")

@@ -82,6 +82,11 @@ class TestRules:
         assert code == 1
         assert "has no version 7 of the rules" in said
 
+    def test_nothing_was_pushed_yet(self, rules):
+        code, _, said = rules("pull")
+        assert code == 1
+        assert "has no rules yet" in said
+
     def test_a_server_that_is_not_there(self, run):
         assert run("rules", "list", "--database", "redis://127.0.0.1:1/0")[0] == 3
 
