@@ -1,7 +1,5 @@
 -- The twin of ban.py. On the wire the limit is the denials that bring a ban plus 65536 × its growth, the burst how long
 -- the first of a row lasts, and the longest wait how long one lasts at most.
-local denials = {}
-
 local function read_ban(key)
   local state = redis.call('GET', key)
   if not state or #state < 16 or #state % 8 > 0 then return 0, 0, '' end

@@ -27,10 +27,9 @@ local function ask(key, a, cost)
 end
 
 -- The value and its TTL are written together: Lua is no rollback, and a key without a TTL would stay for ever.
-local function save(key, outcome)
-  local reset_after, write = outcome[3], outcome[5]
+local function save(key, reset_after, write)
   if not write then return end
-  local ttl = string.format('%.0f', math.max(math.ceil(reset_after / 1000) + 1000, least_ttl))
+  local ttl = math.max(math.ceil(reset_after / 1000) + 1000, least_ttl)
   if type(write) == 'function' then
     write(ttl)
   else
@@ -61,7 +60,7 @@ local function count_denials(asks, outcomes)
       for j = i + 1, i + a.cost do denied = denied or not outcomes[j][1] end
       if denied then
         outcomes[i] = {denials.ban(a.key, a.limit, a.period, a.extra, now, a.max_wait)}
-        save(a.key, outcomes[i])
+        save(a.key, outcomes[i][3], outcomes[i][5])
       end
     end
   end
@@ -85,7 +84,7 @@ local function decide(asks)
       outcomes[i] = ask(a.key, a, 0) -- what it would have taken is not taken
       outcomes[i][6] = delay
     end
-    if charged then save(a.key, outcomes[i]) end
+    if charged then save(a.key, outcomes[i][3], outcomes[i][5]) end
   end
   if denied and charged then count_denials(asks, outcomes) end
   for _, outcome in ipairs(outcomes) do
@@ -111,7 +110,7 @@ local function charge(asks)
     if flag(a.flags, REFUND) then give_back(a) end
     local room = ask(a.key, a, 0)[2]
     local outcome = ask(a.key, a, math.min(a.cost, room))
-    save(a.key, outcome)
+    save(a.key, outcome[3], outcome[5])
     reply(unpack(outcome, 1, 6))
   end
 end
@@ -121,23 +120,38 @@ local function treatment(flags)
   return flag(flags, REFUND) and refund or decide
 end
 
+-- What `decide` comes to where a request asks one counter, as most do.
+local function decide_one(key, algorithm, limit, period, extra, max_wait, cost)
+  local allowed, remaining, reset_after, retry_after, write, delay =
+    algorithms[by_number[algorithm]](key, limit, period, extra, cost, now, max_wait)
+  save(key, reset_after, write)
+  reply(allowed, remaining, reset_after, retry_after, write, delay)
+end
+
 local pending = {}
 for number, key in ipairs(KEYS) do
   local at = (number - 1) * ASK_SIZE + 1
   local flags, algorithm, limit, period, extra, max_wait, cost, charged_at = struct.unpack(ASK, ARGV[3], at)
-  pending[#pending + 1] = {
-    key = key, flags = flags, algorithm = algorithm, limit = limit, period = period, extra = extra,
-    max_wait = max_wait, cost = cost, charged_at = charged_at
-  }
-  if flag(flags, LAST) then
-    local fine, problem = pcall(treatment(flags), pending)
-    if not fine then -- one request's counters are not to spoil the others' decisions
-      if type(problem) == 'table' then problem = problem.err end
-      if complaint == '' then complaint = tostring(problem) end
-      for _ in ipairs(pending) do reply(false, 0, 0, FAILED) end
+  local place = #pending + 1
+  local fine, problem = true, nil
+  if flags == LAST and place == 1 then
+    fine, problem = pcall(decide_one, key, algorithm, limit, period, extra, max_wait, cost)
+  else
+    pending[place] = {
+      key = key, flags = flags, algorithm = algorithm, limit = limit, period = period, extra = extra,
+      max_wait = max_wait, cost = cost, charged_at = charged_at
+    }
+    if flag(flags, LAST) then
+      fine, problem = pcall(treatment(flags), pending)
+      pending = {}
     end
-    pending = {}
+  end
+  if not fine then -- one request's counters are not to spoil the others' decisions
+    if type(problem) == 'table' then problem = problem.err end
+    if complaint == '' then complaint = tostring(problem) end
+    for answered = #replies, number - place + 1, -1 do replies[answered] = nil end
+    for _ = 1, place do reply(false, 0, 0, FAILED) end
   end
 end
 
-return {ARGV[1], string.format('%.0f', now), table.concat(replies), complaint}
+return {ARGV[1], now, table.concat(replies), complaint}

@@ -95,7 +95,8 @@ def script() -> str:
     """The one script, put together from the algorithms' files."""
     table = "local by_number = {" + ", ".join(f"'{name}'" for name in _NAMES) + "}\n"
     decide = files("ratelimit_mw.stores").joinpath("decide.lua").read_text(encoding="utf-8")
-    return "\n".join([lua("arithmetic"), *map(lua, _NAMES), table, decide])
+    algorithms = [f"sources.{name} = function()\n{lua(name)}end\n" for name in _NAMES]
+    return "\n".join([lua("arithmetic"), *algorithms, table, decide])
 
 
 def encode(inquiries: Sequence[Inquiry], now: int | None) -> Message:

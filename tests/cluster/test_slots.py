@@ -49,7 +49,7 @@ def held(inquiries, react):
 
 def test_each_slot_has_a_call_of_its_own_in_one_volley():
     results, volleys = held([inquiry(1), inquiry(2), inquiry(1)], lambda command, _: answer(command))
-    assert results == [Reply(7, [Outcome(True, 4, 1)])] * 3
+    assert results == [Reply(7, (Outcome(True, 4, 1),))] * 3
     assert volleys == [["EVALSHA", "EVALSHA"]]
 
 
