@@ -1,6 +1,7 @@
 """A request on its way into the queue and out of it again: what is kept of it, as text. Pure."""
 
 import json
+import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -9,6 +10,9 @@ from ratelimit_mw.deferral.marks import HEADER
 from ratelimit_mw.identity.request import Request
 
 _AS_IT_STANDS = "/!$&'()*+,;=:@~"
+_LONGEST_TARGET = 16384
+_TARGET = re.compile(r"/[!\"$-~]*")  # printable ASCII without # or a space
+_DOTS = re.compile(r"/\.\.?(?:/|\Z)")
 _OF_ONE_CONNECTION = frozenset(
     (
         *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te"),
@@ -38,6 +42,15 @@ class Envelope(NamedTuple):
         """As it lies in the queue."""
         return json.dumps(self._asdict(), separators=(",", ":")).encode()
 
+    def replayable(self) -> bool:
+        """True where an HTTP client sends this target as it stands, and neither refuses nor tidies it up."""
+        path = self.target.partition("?")[0]
+        return (
+            len(self.target) <= _LONGEST_TARGET
+            and _TARGET.fullmatch(self.target) is not None
+            and _DOTS.search(path) is None
+        )
+
     def header(self, name: str) -> str | None:
         """The first line of a header, whose name is given in lower case."""
         return next((value for key, value in self.headers if key == name), None)
@@ -58,7 +71,7 @@ def of_asgi(request: Request, headers: Collection[str] | None) -> Envelope:
     scope = request.context
     lines = [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in scope.get("headers") or ()]
     raw = scope.get("raw_path")
-    path = raw.decode("latin-1") if raw else _quoted((scope.get("path") or "/").encode("utf-8", "replace"))
+    path = _ascii(raw) if raw else _quoted((scope.get("path") or "/").encode("utf-8", "replace"))
     # What a server was told to be mounted at is put before each path by that server; a framework's mount is part of it.
     root = _quoted(scope.get("app_root_path", scope.get("root_path") or "").encode("utf-8", "replace"))
     if root and path.startswith(f"{root}/"):
@@ -91,6 +104,10 @@ def _envelope(request: Request, scheme: str, path: str, query: str, headers: tup
         request.path,
         dict(request.values),
     )
+
+
+def _ascii(raw: bytes) -> str:
+    return "".join(chr(byte) if 33 <= byte < 127 and byte != 35 else f"%{byte:02X}" for byte in raw)  # 35 is #
 
 
 def _quoted(path: bytes) -> str:

@@ -86,11 +86,12 @@ class Front:
     def put(
         self, verdict: Verdict, rules: Rules, envelope: Envelope, body: bytes, *, lane: str, root: str
     ) -> Page | None:
-        """Queue a request and say so; None where it has to be refused after all, for the queue is full or away.
+        """Queue a request and say so; None where it has to be refused after all.
 
+        So it is where nobody could send it again as it came, and where the queue is full or away.
         `root` is what the app is mounted at. Of one `lane` requests are tried in their order.
         """
-        if time.monotonic() < self._left_alone_until:
+        if time.monotonic() < self._left_alone_until or not envelope.replayable():
             return None
         marks = self.marks(rules)
         name = marks.request()

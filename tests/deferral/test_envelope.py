@@ -1,3 +1,4 @@
+import httpx
 import pytest
 
 from ratelimit_mw.deferral.envelope import of_asgi, of_wsgi, unpacked
@@ -6,6 +7,7 @@ from ratelimit_mw.identity.asgi import AsgiRequest
 from ratelimit_mw.identity.digest import digester
 from ratelimit_mw.identity.wsgi import WsgiRequest
 from ratelimit_mw.worker.request import DeferredRequest
+from ratelimit_mw.worker.targets import _request
 from tests.shells.asking import http_scope
 
 LINES = [
@@ -164,3 +166,27 @@ def test_a_forged_mark_is_none(mark):
 
 def test_a_ticket_is_no_request():
     assert not MARKS.is_request(MARKS.ticket(MARKS.request()))
+
+
+@pytest.mark.parametrize(
+    ("target", "sent"),
+    [
+        pytest.param("/reports?a=%C3%BC&b=/../x", True, id="as addresses are"),
+        pytest.param("//elsewhere/reports", True, id="two slashes"),
+        pytest.param("/reports/.../.hidden..", True, id="dots in names"),
+        pytest.param("/reports?a#b", False, id="a fragment"),
+        pytest.param("/reports?a=\xff", False, id="beyond ASCII"),
+        pytest.param("/reports\r\nX: y", False, id="another line"),
+        pytest.param("/reports\n", False, id="the end of a line"),
+        pytest.param("/reports/../admin", False, id="a path that leads elsewhere"),
+        pytest.param("/reports/..", False, id="dots at the end"),
+        pytest.param("/./reports", False, id="one dot"),
+        pytest.param("/" + "a" * 70_000, False, id="too long for a client"),
+    ],
+)
+def test_only_what_is_sent_again_as_it_came_is_put_off(target, sent):
+    plain = of_asgi(AsgiRequest(http_scope("/reports", method="POST")), None)
+    envelope = plain._replace(target=target)
+    assert envelope.replayable() is sent
+    if sent:
+        assert _request(httpx.URL("http://app"), envelope, b"", {}).url.raw_path == target.encode()

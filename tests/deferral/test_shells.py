@@ -67,6 +67,7 @@ def test_what_the_limit_denies_is_put_off_and_says_where_its_fate_is_told(engine
         pytest.param({"method": "HEAD"}, id="HEAD"),
         pytest.param({"method": "OPTIONS"}, id="OPTIONS"),
         pytest.param({"body": b"x" * 11}, id="a long body"),
+        pytest.param({"query_string": b"a#b", "QUERY_STRING": "a#b"}, id="an address that clients refuse"),
         pytest.param({"parts": [b"x" * 6, b"x" * 5]}, id="a long body in chunks"),
     ],
 )
