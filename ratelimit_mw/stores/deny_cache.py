@@ -1,5 +1,6 @@
 """Denials remembered: a counter known to be exhausted denies without asking the store."""
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -126,33 +127,46 @@ class DenyCache:
 
     def _known(self, asks: Sequence[Ask], now: int) -> Reply | None:
         """The denial that is already certain."""
-        found = None
+        found: _Denial | None = None
+        only = 0
         for place, (key, quota, cost, shadow) in enumerate(asks):
             denial = self._denials.get(key)
             if denial and not shadow and denial.holds(quota, cost, now):
                 if denial.counted:
                     return None
-                retry_after = denial.opens - now if denial.opens != NEVER else NEVER
-                outcome = Outcome(False, 0, max(denial.resets - now, 0), retry_after)
-                found = found or Reply(now + self._offset, (outcome,), only=place)
-        return found
+                if found is None or _far(denial.opens) > _far(found.opens):
+                    found, only = denial, place
+        if found is None:
+            return None
+        retry_after = found.opens - now if found.opens != NEVER else NEVER
+        outcome = Outcome(False, 0, max(found.resets - now, 0), retry_after)
+        return Reply(now + self._offset, (outcome,), only=only)
 
     def _learn(self, asks: Sequence[Ask], asked_at: int, reply: Reply) -> None:
         """Remember what was denied."""
         answered_at = self._now()
         self._offset = reply.now - answered_at
+        learnt: list[tuple[str, _Denial]] = []
+        longest = told = 0.0
         for place, ((key, quota, cost, shadow), outcome) in enumerate(zip(asks, reply.outcomes, strict=True)):
             if quota.ban is not None:
                 wait, counted = _told_by_ban(asks, reply, place)
             else:
                 wait, counted = 0 if outcome.allowed or quota.refundable else outcome.retry_after, False
+            if not shadow and not outcome.allowed and quota.ban is None:
+                longest = max(longest, _far(outcome.retry_after))
             if wait and not shadow:
                 # The store decided between asking and answering: it is asked again from the earliest moment at which
                 # it may allow, and promised is the latest.
                 until = asked_at + (_LONGEST if wait == NEVER else min(wait, _LONGEST))
                 opens = NEVER if wait == NEVER else answered_at + wait
                 resets = answered_at + outcome.reset_after
-                self._denials.put(key, _Denial(asked_at, until, opens, resets, cost, quota, counted))
+                learnt.append((key, _Denial(asked_at, until, opens, resets, cost, quota, counted)))
+                told = told if counted else max(told, _far(wait))
+        for key, denial in learnt:
+            # What can't be remembered may be what takes longest, and then only the store can tell how long.
+            if denial.counted or told >= longest:
+                self._denials.put(key, denial)
 
     def _drop(self, keys: Sequence[str]) -> None:
         for key in keys:
@@ -169,6 +183,10 @@ def _told_by_ban(asks: Sequence[Ask], reply: Reply, place: int) -> tuple[int, bo
         return outcome.retry_after, False
     waits = [said.retry_after for said in reply.outcomes[place + 1 : place + 1 + watched] if not said.allowed]
     return min(waits, default=0), True
+
+
+def _far(moment: int) -> float:
+    return math.inf if moment == NEVER else moment
 
 
 def _monotonic() -> int:

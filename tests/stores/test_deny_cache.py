@@ -214,3 +214,24 @@ def test_what_is_charged_without_being_asked_passes_through(cache):
     cache.charge([ask(2)])
     assert not cache.decide([ask()]).outcomes[0].allowed
     asyncio.run(cache.acharge([ask(2)]))
+
+
+def test_of_several_that_deny_the_one_that_denies_longest_is_remembered(cache, store):
+    both = [ask(key="d:short:{x}", period=10), ask(key="d:long:{x}", period=60), ask(key="d:none:{x}", limit=0)]
+    for asks in (both[:2], both):
+        for _ in range(3):
+            told = cache.decide(asks)
+        counted = store.asked
+        known = cache.decide(asks)
+        assert store.asked == counted
+        far = {outcome.retry_after for outcome in told.outcomes}
+        assert {outcome.retry_after for outcome in known.outcomes} == ({NEVER} if NEVER in far else {max(far)})
+
+
+def test_what_denies_longest_but_may_be_given_back_is_asked_each_time(cache, store):
+    refundable = ask(key="d:long:{x}", period=60)._replace(quota=replace(quota(period=60), refundable=True))
+    asks = [ask(key="d:short:{x}", period=10), refundable]
+    for _ in range(4):
+        told = cache.decide(asks)
+    assert store.asked == 4
+    assert told.outcomes[1].retry_after > told.outcomes[0].retry_after > 0
