@@ -8,21 +8,21 @@ from functools import partial
 from http import HTTPStatus
 from typing import Any
 
-from ratelimit_mw.asgi_messages import Messages
-from ratelimit_mw.asgi_response import Following
+from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.deferral.asgi import Deferral, respond
-from ratelimit_mw.handle import AsyncHandle
 from ratelimit_mw.identity.asgi import AsgiRequest
 from ratelimit_mw.identity.request import Request
-from ratelimit_mw.lifespan import closing, failing
 from ratelimit_mw.limiter import RateLimiter
-from ratelimit_mw.meter import ASGI_CAPACITY, Meter
-from ratelimit_mw.middleware import given_or_made
+from ratelimit_mw.load.meter import ASGI_CAPACITY, Meter
 from ratelimit_mw.model import SECOND
-from ratelimit_mw.response import Answers
+from ratelimit_mw.response.answers import Answers
 from ratelimit_mw.rules.domains import Rules
+from ratelimit_mw.shells.asgi_messages import Messages
+from ratelimit_mw.shells.asgi_response import Following
+from ratelimit_mw.shells.handle import AsyncHandle
+from ratelimit_mw.shells.lifespan import closing, failing
+from ratelimit_mw.shells.middleware import given_or_made
 from ratelimit_mw.stores import Store
-from ratelimit_mw.verdict import Verdict
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]

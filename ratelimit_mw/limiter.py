@@ -8,24 +8,24 @@ from types import TracebackType
 from typing import Self
 
 from ratelimit_mw.clock import Clock
+from ratelimit_mw.decision.engine import Engine
+from ratelimit_mw.decision.explaining import Question
+from ratelimit_mw.decision.explanation import Explanation
+from ratelimit_mw.decision.given import Given, described, of_domain
+from ratelimit_mw.decision.planning import planned
+from ratelimit_mw.decision.storage import Storage
+from ratelimit_mw.decision.switch import Switch
 from ratelimit_mw.deferral.front import Front
-from ratelimit_mw.engine import Engine
 from ratelimit_mw.errors import StoreUnavailable
-from ratelimit_mw.explaining import Question
-from ratelimit_mw.explanation import Explanation
-from ratelimit_mw.given import Given, described, of_domain
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import Decision
-from ratelimit_mw.planning import planned
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.rules.ruleset import BLOCKED
 from ratelimit_mw.settings import ResponseSettings
 from ratelimit_mw.sources.override_list import OverrideList
 from ratelimit_mw.sources.retriever import Retriever, State
-from ratelimit_mw.storage import Storage
 from ratelimit_mw.stores import Store
 from ratelimit_mw.stores.records import open_records
-from ratelimit_mw.switch import Switch
 
 
 class RateLimiter:

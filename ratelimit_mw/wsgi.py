@@ -8,17 +8,17 @@ from types import TracebackType
 from typing import Any
 from wsgiref.types import StartResponse, WSGIApplication
 
+from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.deferral.wsgi import Deferral, respond
-from ratelimit_mw.handle import BlockingHandle
 from ratelimit_mw.identity.wsgi import DjangoRequest, WsgiRequest
 from ratelimit_mw.limiter import RateLimiter
-from ratelimit_mw.meter import WSGI_CAPACITY, time_in_queue
-from ratelimit_mw.middleware import given_or_made, refuse_awaited
-from ratelimit_mw.response import Answers, phrase
+from ratelimit_mw.load.meter import WSGI_CAPACITY, time_in_queue
+from ratelimit_mw.response.answers import Answers, phrase
 from ratelimit_mw.rules.domains import Rules
+from ratelimit_mw.shells.handle import BlockingHandle
+from ratelimit_mw.shells.middleware import given_or_made, refuse_awaited
+from ratelimit_mw.shells.wsgi_response import Ending, Following
 from ratelimit_mw.stores import Store
-from ratelimit_mw.verdict import Verdict
-from ratelimit_mw.wsgi_response import Ending, Following
 
 # Named here, for the annotations of a function made for each request are evaluated for each request.
 _Headers = list[tuple[str, str]]

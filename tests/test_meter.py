@@ -7,10 +7,10 @@ import time
 import pytest
 
 from ratelimit_mw.identity.wsgi import WsgiRequest
-from ratelimit_mw.load import Signals, load_of
-from ratelimit_mw.meter import Meter, time_in_queue
+from ratelimit_mw.load.elasticity import Signals, load_of
+from ratelimit_mw.load.meter import Meter, time_in_queue
+from ratelimit_mw.load.processor import Processor
 from ratelimit_mw.model import Ask, Charge, Elastic, Quota, Rule
-from ratelimit_mw.processor import Processor
 from ratelimit_mw.settings import LoadSettings
 
 

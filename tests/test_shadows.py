@@ -4,9 +4,9 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+from ratelimit_mw.decision.shadows import Shadows
+from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.model import Ask, Charge, Outcome, Quota, Reply, Rule
-from ratelimit_mw.shadows import Shadows
-from ratelimit_mw.verdict import Verdict
 
 
 class Slow(str):

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ratelimit_mw.load.shedding import EASES, NONE, RETURNS_IN, comes_back_in, pressed, share_shed, turn
 from ratelimit_mw.settings import Bands
-from ratelimit_mw.shedding import EASES, NONE, RETURNS_IN, comes_back_in, pressed, share_shed, turn
 
 LOADS = st.floats(0, 1)
 SPANS = st.floats(0, 30)

@@ -20,8 +20,8 @@ from ratelimit_mw.cli.options import (
     attributes,
 )
 from ratelimit_mw.cli.output import say_json, say_lines
+from ratelimit_mw.decision.explanation import Explanation
 from ratelimit_mw.errors import StoreUnavailable
-from ratelimit_mw.explanation import Explanation
 from ratelimit_mw.identity.asgi import AsgiRequest
 from ratelimit_mw.limiter import RateLimiter
 

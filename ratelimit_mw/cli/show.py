@@ -9,7 +9,7 @@ from ratelimit_mw.cli.counters import Found, Limits, chosen, known_rule, nearest
 from ratelimit_mw.cli.engine import opened, shared_store
 from ratelimit_mw.cli.options import DEFAULT_CONFIG, Attribute, Config, Ip, Json, Most, Storage, Tier, User, attributes
 from ratelimit_mw.cli.output import say, say_json, say_table
-from ratelimit_mw.explanation import seconds
+from ratelimit_mw.decision.explanation import seconds
 
 
 def show(

@@ -8,7 +8,7 @@ import typer
 from ratelimit_mw.cli.operators import Author, Comment, Lasting, author_of, shared, told, until
 from ratelimit_mw.cli.options import DEFAULT_CONFIG, Config, Json, Storage
 from ratelimit_mw.cli.output import say, say_json
-from ratelimit_mw.kill_switch import SWITCH
+from ratelimit_mw.decision.kill_switch import SWITCH
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.sources.setting import Setting
 

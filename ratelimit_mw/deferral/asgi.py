@@ -4,13 +4,13 @@ import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.deferral.envelope import of_asgi
 from ratelimit_mw.deferral.front import Front
 from ratelimit_mw.deferral.marks import HEADER
 from ratelimit_mw.deferral.page import Page
 from ratelimit_mw.identity.asgi import AsgiRequest
 from ratelimit_mw.rules.domains import Rules
-from ratelimit_mw.verdict import Verdict
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]

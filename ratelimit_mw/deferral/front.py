@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from ratelimit_mw.clock import Clock
+from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.deferral import page
 from ratelimit_mw.deferral.envelope import Envelope, unpacked
 from ratelimit_mw.deferral.marks import HEADER, Marks
@@ -15,7 +16,6 @@ from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import NEVER, SECOND
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.settings import DeferSettings
-from ratelimit_mw.verdict import Verdict
 
 if TYPE_CHECKING:
     from ratelimit_mw.deferral.queue import Queue

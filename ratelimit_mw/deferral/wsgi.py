@@ -4,14 +4,14 @@ from collections.abc import Callable, Iterable
 from typing import Any
 from wsgiref.types import StartResponse, WSGIApplication
 
+from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.deferral.envelope import of_wsgi
 from ratelimit_mw.deferral.front import Front
 from ratelimit_mw.deferral.marks import HEADER
 from ratelimit_mw.deferral.page import Page
 from ratelimit_mw.identity.wsgi import WsgiRequest
-from ratelimit_mw.response import phrase
+from ratelimit_mw.response.answers import phrase
 from ratelimit_mw.rules.domains import Rules
-from ratelimit_mw.verdict import Verdict
 
 _MARK = f"HTTP_{HEADER.upper().replace('-', '_')}"
 

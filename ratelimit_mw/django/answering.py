@@ -5,8 +5,8 @@ from typing import Any
 from django.http import HttpResponse
 from django.http.response import HttpResponseBase
 
-from ratelimit_mw.response import Answers, Denial, phrase
-from ratelimit_mw.verdict import Verdict
+from ratelimit_mw.decision.verdict import Verdict
+from ratelimit_mw.response.answers import Answers, Denial, phrase
 
 
 def answer(denial: Denial[str]) -> HttpResponse:

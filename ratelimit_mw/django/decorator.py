@@ -7,7 +7,7 @@ from typing import Any, TypeVar, cast
 from asgiref.sync import iscoroutinefunction
 
 from ratelimit_mw.django.answering import answer
-from ratelimit_mw.handle import TwinHandle
+from ratelimit_mw.shells.handle import TwinHandle
 
 _View = TypeVar("_View", bound=Callable[..., Any])
 

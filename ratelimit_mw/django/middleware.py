@@ -10,17 +10,17 @@ from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_asy
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
-from ratelimit_mw.account import Account, Move
+from ratelimit_mw.decision.account import Account, Move
+from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.django.answering import answer, tell
 from ratelimit_mw.django.engine import limiter
 from ratelimit_mw.django.visitor import Environ, Scope, user_of, visitor
-from ratelimit_mw.handle import Handle, TwinHandle
-from ratelimit_mw.meter import ASGI_CAPACITY, WSGI_CAPACITY, time_in_queue
-from ratelimit_mw.middleware import refuse_awaited
+from ratelimit_mw.load.meter import ASGI_CAPACITY, WSGI_CAPACITY, time_in_queue
 from ratelimit_mw.model import SECOND
-from ratelimit_mw.response import Answers
+from ratelimit_mw.response.answers import Answers
 from ratelimit_mw.rules.domains import Rules
-from ratelimit_mw.verdict import Verdict
+from ratelimit_mw.shells.handle import Handle, TwinHandle
+from ratelimit_mw.shells.middleware import refuse_awaited
 
 _log = logging.getLogger("ratelimit_mw")
 

@@ -9,7 +9,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from ratelimit_mw.account import Account
+from ratelimit_mw.decision.account import Account
+from ratelimit_mw.decision.planning import Plan
+from ratelimit_mw.decision.verdict import Verdict
+from ratelimit_mw.decision.waiting import impatient
 from ratelimit_mw.deferral.envelope import Envelope, unpacked
 from ratelimit_mw.deferral.fate import Entry, Job
 from ratelimit_mw.deferral.marks import HEADER, written
@@ -17,9 +20,6 @@ from ratelimit_mw.deferral.queue import Queue
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.model import NEVER, SECOND
-from ratelimit_mw.planning import Plan
-from ratelimit_mw.verdict import Verdict
-from ratelimit_mw.waiting import impatient
 from ratelimit_mw.worker.request import DeferredRequest
 from ratelimit_mw.worker.targets import Answer, Lost, NotSent, Target
 

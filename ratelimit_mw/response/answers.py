@@ -4,14 +4,14 @@ from collections.abc import Callable, Iterable
 from http import HTTPStatus
 from typing import Generic, NamedTuple, TypeVar
 
-from ratelimit_mw.accept import preferred
-from ratelimit_mw.bodies import Said, filled, format_of, is_constant
+from ratelimit_mw.decision.verdict import Reason, Verdict
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import NEVER, SECOND
-from ratelimit_mw.policies import Policies
-from ratelimit_mw.rate_fields import RateFields
+from ratelimit_mw.response.accept import preferred
+from ratelimit_mw.response.bodies import Said, filled, format_of, is_constant
+from ratelimit_mw.response.policies import Policies
+from ratelimit_mw.response.rate_fields import RateFields
 from ratelimit_mw.settings import ResponseSettings
-from ratelimit_mw.verdict import Reason, Verdict
 
 _Text = TypeVar("_Text", bound=str | bytes)
 

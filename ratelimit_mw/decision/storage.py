@@ -4,10 +4,10 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ratelimit_mw.ban_log import BanLog
 from ratelimit_mw.clock import Clock
+from ratelimit_mw.decision.ban_log import BanLog
+from ratelimit_mw.decision.in_flight import InFlight
 from ratelimit_mw.errors import ConfigurationError, Problem
-from ratelimit_mw.in_flight import InFlight
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.settings import StorageSettings
 from ratelimit_mw.stores import Store, banning, deciding_here, open_store

@@ -5,18 +5,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from ratelimit_mw.clock import Clock
-from ratelimit_mw.given import Given, described, whole
+from ratelimit_mw.decision.given import Given, described, whole
+from ratelimit_mw.decision.kill_switch import KillSwitch
+from ratelimit_mw.decision.shadows import Shadows
+from ratelimit_mw.decision.shedder import Shedder
+from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.identity.entries import EntriesRequest
 from ratelimit_mw.identity.request import Request
-from ratelimit_mw.kill_switch import KillSwitch
-from ratelimit_mw.meter import Meter
+from ratelimit_mw.load.meter import Meter
 from ratelimit_mw.model import SECOND, Ask, Charge
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.rules.ruleset import BLOCKED
 from ratelimit_mw.settings import LoadSettings
-from ratelimit_mw.shadows import Shadows
-from ratelimit_mw.shedder import Shedder
-from ratelimit_mw.verdict import Verdict
 
 _log = logging.getLogger("ratelimit_mw")
 

@@ -4,10 +4,10 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from ratelimit_mw.in_flight import InFlight, Lease
+from ratelimit_mw.decision.in_flight import InFlight, Lease
+from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.model import Ask, Rule
 from ratelimit_mw.stores import Store
-from ratelimit_mw.verdict import Verdict
 
 ReadHeader = Callable[[str], str | None]
 """Reads a response's header, whose name is given in lower case."""

@@ -1,12 +1,12 @@
 """Explanations asked for: what a request would ask, a peek at these counters, and what that comes to."""
 
-from ratelimit_mw.engine import Engine, idle
+from ratelimit_mw.decision.engine import Engine, idle
+from ratelimit_mw.decision.explanation import Explanation, explain
+from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.errors import StoreUnavailable
-from ratelimit_mw.explanation import Explanation, explain
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import Reply
 from ratelimit_mw.rules.domains import Rules
-from ratelimit_mw.verdict import Verdict
 
 
 class Question:

@@ -4,13 +4,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.identity.entries import EntriesRequest
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import NEVER, SECOND, Banned, Charge, Decision, Outcome
 from ratelimit_mw.rules.limits import spell
 from ratelimit_mw.rules.reasons import Criterion, Reason, reasons, why_free
 from ratelimit_mw.rules.ruleset import BLOCKED, RuleSet
-from ratelimit_mw.verdict import Verdict
 
 _IN_SHADOW = "the whole file is in shadow: it denies nobody"
 

@@ -3,13 +3,13 @@
 import asyncio
 from typing import Any, NamedTuple, Self
 
-from ratelimit_mw.given import whole
+from ratelimit_mw.decision.given import whole
+from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.model import SECOND, Decision
-from ratelimit_mw.response import Answers, Denial
+from ratelimit_mw.response.answers import Answers, Denial
 from ratelimit_mw.rules.domains import Rules
-from ratelimit_mw.verdict import Verdict
 
 
 class Enforced(NamedTuple):

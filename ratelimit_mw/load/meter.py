@@ -10,11 +10,11 @@ from weakref import WeakSet
 
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.late import late, lock
-from ratelimit_mw.load import BRISK, Opening, Signals, begun, load_of, moved, smoothed
+from ratelimit_mw.load.elasticity import BRISK, Opening, Signals, begun, load_of, moved, smoothed
+from ratelimit_mw.load.processor import Processor
+from ratelimit_mw.load.shedding import NONE, pressed
 from ratelimit_mw.model import Charge
-from ratelimit_mw.processor import Processor
 from ratelimit_mw.settings import LoadSettings
-from ratelimit_mw.shedding import NONE, pressed
 
 _log = logging.getLogger("ratelimit_mw")
 

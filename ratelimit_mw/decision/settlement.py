@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 
-from ratelimit_mw.account import Account, Move
+from ratelimit_mw.decision.account import Account, Move
+from ratelimit_mw.decision.storage import Storage
+from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.late import late, lock
-from ratelimit_mw.storage import Storage
-from ratelimit_mw.verdict import Verdict
 
 _settling: set[asyncio.Task[None]] = set()
 """A loop knows its tasks weakly only."""

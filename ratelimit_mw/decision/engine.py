@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from ratelimit_mw.clock import Clock
+from ratelimit_mw.decision.planning import Plan, Planner, Refusal
+from ratelimit_mw.decision.settlement import Settlement
+from ratelimit_mw.decision.shadows import Shadows
+from ratelimit_mw.decision.storage import Storage
+from ratelimit_mw.decision.verdict import Verdict
+from ratelimit_mw.decision.waiting import Waiting, impatient, most_waiting
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import SECOND, Charge, Reply
-from ratelimit_mw.planning import Plan, Planner, Refusal
 from ratelimit_mw.rules.domains import Rules
-from ratelimit_mw.settlement import Settlement
-from ratelimit_mw.shadows import Shadows
 from ratelimit_mw.sources.retriever import Retriever
-from ratelimit_mw.storage import Storage
-from ratelimit_mw.verdict import Verdict
-from ratelimit_mw.waiting import Waiting, impatient, most_waiting
 
 _FREE = Verdict((), None)
 _REFUSED = Verdict((), None, denied="unavailable")

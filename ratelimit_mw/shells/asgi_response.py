@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
 
-from ratelimit_mw.account import Account, Move
-from ratelimit_mw.settlement import Settlement
+from ratelimit_mw.decision.account import Account, Move
+from ratelimit_mw.decision.settlement import Settlement
 
 Message = MutableMapping[str, Any]
 Send = Callable[[Message], Awaitable[None]]

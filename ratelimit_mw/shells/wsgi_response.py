@@ -5,8 +5,8 @@ from types import TracebackType
 from typing import Any
 from wsgiref.types import StartResponse
 
-from ratelimit_mw.account import Account
-from ratelimit_mw.settlement import Settlement
+from ratelimit_mw.decision.account import Account
+from ratelimit_mw.decision.settlement import Settlement
 
 _ExcInfo = tuple[type[BaseException], BaseException, TracebackType] | tuple[None, None, None]
 

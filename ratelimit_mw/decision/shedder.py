@@ -6,18 +6,18 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from ratelimit_mw.decision.kill_switch import KillSwitch
+from ratelimit_mw.decision.shadows import Shadows
+from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.identity.entries import EntriesRequest
 from ratelimit_mw.identity.request import Request
-from ratelimit_mw.kill_switch import KillSwitch
 from ratelimit_mw.late import late, lock
-from ratelimit_mw.meter import Meter
+from ratelimit_mw.load.meter import Meter
+from ratelimit_mw.load.shedding import comes_back_in, share_shed, turn
 from ratelimit_mw.model import SECOND, Charge, Priority
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.rules.priorities import PRIORITIES
 from ratelimit_mw.rules.ruleset import BLOCKED
-from ratelimit_mw.shadows import Shadows
-from ratelimit_mw.shedding import comes_back_in, share_shed, turn
-from ratelimit_mw.verdict import Verdict
 
 _log = logging.getLogger("ratelimit_mw")
 

@@ -7,14 +7,14 @@ from contextlib import suppress
 from secrets import token_hex
 from typing import Any, NamedTuple
 
-from ratelimit_mw.engine import Engine, idle
+from ratelimit_mw.decision.engine import Engine, idle
+from ratelimit_mw.decision.planning import Plan
+from ratelimit_mw.decision.verdict import Reason, Verdict
 from ratelimit_mw.identity.asgi import AsgiRequest
 from ratelimit_mw.identity.identifier import CONNECTION
 from ratelimit_mw.model import NEVER, SECOND, Charge, Rule
-from ratelimit_mw.planning import Plan
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.rules.ruleset import BLOCKED
-from ratelimit_mw.verdict import Reason, Verdict
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]

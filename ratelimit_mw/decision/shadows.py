@@ -3,9 +3,9 @@
 import logging
 from collections import Counter
 
+from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.late import late, lock
 from ratelimit_mw.model import SECOND
-from ratelimit_mw.verdict import Verdict
 
 _log = logging.getLogger("ratelimit_mw")
 

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
+from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.model import SECOND
-from ratelimit_mw.policies import Policies
-from ratelimit_mw.verdict import Verdict
+from ratelimit_mw.response.policies import Policies
 
 _Text = TypeVar("_Text", bound=str | bytes)
 

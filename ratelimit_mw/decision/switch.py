@@ -4,7 +4,7 @@ import asyncio
 import time
 
 from ratelimit_mw.clock import Clock, SystemClock
-from ratelimit_mw.kill_switch import KillSwitch
+from ratelimit_mw.decision.kill_switch import KillSwitch
 from ratelimit_mw.model import SECOND
 from ratelimit_mw.sources.override import key_of
 from ratelimit_mw.sources.override_list import in_seconds

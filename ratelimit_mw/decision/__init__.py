@@ -1,0 +1,1 @@
+"""The decision maker: from a request to its plan, one call to the store, and what follows from it."""

@@ -1,0 +1,1 @@
+"""What clients are told: headers, and the whole of a denial. Pure."""

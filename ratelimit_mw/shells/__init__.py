@@ -1,0 +1,1 @@
+"""What the middlewares are made of; they themselves are `ratelimit_mw.asgi` and `ratelimit_mw.wsgi`."""
