@@ -61,7 +61,7 @@ def figures() -> list[Figure]:
         }
         runs = {name: per_second(app) for name, app in apps.items()}
         runs["asgi-ratelimit"] = per_second(*asgi_ratelimit(server.url))
-        rate = in_turn(runs, rounds=3)
+        rate = in_turn(runs, rounds=9)
     case = "ASGI, Redis, 100 in flight: requests of a Starlette app"
     mine, theirs, others = rate["ratelimit_mw"], rate["slowapi, ASGI"], rate["asgi-ratelimit"]
     return [

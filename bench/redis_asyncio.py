@@ -18,7 +18,7 @@ from tests.support.servers import BINARIES, Server
 
 IN_FLIGHT = 100
 EACH = 100
-ALONE = 1500
+ALONE = 500
 LIMIT = "1000000000 per minute"
 ITEM = parse("1000000000/minute")
 
@@ -103,13 +103,13 @@ def figures() -> list[Figure]:
     }
     with Server(BINARIES[0]) as server:
         makes = {"ratelimit_mw": ours, **peers}
-        rate = in_turn({name: per_second(make, server.url) for name, make in makes.items()}, rounds=3)
+        rate = in_turn({name: per_second(make, server.url) for name, make in makes.items()}, rounds=7)
         alone = in_turn(
             {
                 name: seconds_alone(make, server.url)
                 for name, make in {"ratelimit_mw": ours, "bare EVALSHA": bare_evalsha}.items()
             },
-            rounds=5,
+            rounds=21,
         )
     case = "asyncio, Redis, 100 in flight: decisions of one process"
     mine = rate["ratelimit_mw"]
