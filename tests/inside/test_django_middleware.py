@@ -11,8 +11,9 @@ from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest
 from django.test.utils import override_settings
 
-from ratelimit_mw import ConfigurationError, ManualClock, RateLimiter, settlement
+from ratelimit_mw import ConfigurationError, ManualClock, RateLimiter
 from ratelimit_mw.asgi import RateLimitMiddleware as Asgi
+from ratelimit_mw.decision import settlement
 from ratelimit_mw.wsgi import RateLimitMiddleware as Wsgi
 from tests.inside import django_app, django_settings
 from tests.inside.rules import DENIED, WHO
