@@ -214,20 +214,16 @@ def told(config, shell, storage, seed):
             clock.advance(wait)
             peeked = engine.peek(given(request))
             assert engine.explain(given(request)).decision == peeked, (seed, config)
-            answers.append((peeked, _certain(ask(request, outcome, cost), peeked.banned)))
+            answers.append((peeked, _certain(ask(request, outcome, cost))))
     return answers
 
 
-def _certain(answer, banned):
-    """An answer, less what a denial out of a process's memory tells otherwise: what remains of its counter.
-
-    Of a ban that memory knows the end alone, and not that what it watches may deny for longer.
-    """
+def _certain(answer):
+    """An answer, less what a denial out of a process's memory does not tell: what remains of other counters."""
     if answer == "raised" or "cache-control" not in dict(answer[1]):
         return answer
     status, fields, body = answer
-    told = ("x-ratelimit", "retry-after") if banned else ("x-ratelimit",)
-    return status, [(name, value) for name, value in fields if not name.startswith(told)], body
+    return status, [(name, value) for name, value in fields if not name.startswith("x-ratelimit")], body
 
 
 def loaded(seed):

@@ -78,17 +78,14 @@ class Bans:
         ban, watched = None, 0
         if reply.only is not None:
             bans = sum(ask.quota.algorithm == "ban" for ask in asked[: reply.only])
-            (outcome,) = reply.outcomes
-            if asked[reply.only].quota.algorithm == "ban":
-                outcome = Banned(False, 0, outcome.retry_after, outcome.retry_after)
-            return reply._replace(outcomes=(outcome,), only=reply.only - bans)
+            return reply._replace(only=reply.only - bans)
         for ask, outcome in zip(asked, reply.outcomes, strict=True):
             if ask.quota.algorithm == "ban":
                 ban, watched = None if outcome.allowed else outcome, ask.cost
                 if has_begun(outcome):
                     self._begun(ask, outcome.delay, outcome.retry_after, reply.now)
             else:
-                said.append(outcome if ban is None or watched <= 0 else _banned(outcome, ban))
+                said.append(outcome if ban is None or watched <= 0 else banned(outcome, ban))
                 watched -= 1
         return reply._replace(outcomes=said)
 
@@ -108,6 +105,12 @@ def quota_of(ban: Ban) -> Quota:
 def has_begun(outcome: Outcome) -> bool:
     """True of what a ban says that this very request has brought."""
     return not outcome.allowed and outcome.delay > 0
+
+
+def banned(outcome: Outcome, ban: Outcome) -> Banned:
+    """What a counter says while a ban stands: its own wait may be longer."""
+    end, own = ban.retry_after, outcome.retry_after
+    return Banned(False, 0, max(outcome.reset_after, end), NEVER if own == NEVER else max(own, end))
 
 
 def untold(asks: Sequence[Ask], outcomes: Sequence[Outcome]) -> Sequence[Ask]:
@@ -142,9 +145,3 @@ def _with_bans(asks: Sequence[Ask]) -> Sequence[Ask]:
 
 def _and_bans(keys: Sequence[str]) -> Sequence[str]:
     return [*keys, *dict.fromkeys(map(key_of_ban, keys))]
-
-
-def _banned(outcome: Outcome, ban: Outcome) -> Banned:
-    """What a counter says whose own wait may be longer than the ban."""
-    end, own = ban.retry_after, outcome.retry_after
-    return Banned(False, 0, max(outcome.reset_after, end), NEVER if own == NEVER else max(own, end))

@@ -3,19 +3,30 @@
 import math
 import time
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from ratelimit_mw.clock import Clock
-from ratelimit_mw.model import NEVER, SECOND, Ask, Outcome, Quota, Reply
+from ratelimit_mw.model import NEVER, SECOND, Ask, Banned, Outcome, Quota, Reply
 from ratelimit_mw.recent import Recent
+from ratelimit_mw.stores.bans import banned
 from ratelimit_mw.stores.base import Store
+
+T = TypeVar("T")
 
 _LONGEST = 5 * SECOND
 """A denial is believed for so long at most: a reset made by another process shows within it."""
 
 
+class _Watch(NamedTuple):
+    """A ban that stands until `ends`; of the counters that it watched when learnt the one at `last` opens last."""
+
+    ends: int
+    watched: tuple[Ask, ...]
+    last: int
+
+
 class _Denial(NamedTuple):
-    """From `since` to `until`, in local microseconds, `quota` denies a request of `cost`.
+    """From `since` to `until`, in local microseconds, `quota` denies a request of `cost`; it `opens` later.
 
     A ban denies everything. While it does not stand and what it watches denies, `counted` is true.
     """
@@ -27,12 +38,25 @@ class _Denial(NamedTuple):
     cost: int
     quota: Quota
     counted: bool = False
+    watch: _Watch | None = None
 
     def holds(self, quota: Quota, cost: int, now: int) -> bool:
         """Whether this is the answer to the same question; another cost has another wait."""
         if quota.algorithm == "ban":
             return self.since <= now < self.until
         return cost == self.cost and self.since <= now < self.until and quota == self.quota
+
+    def told(self, asks: Sequence[Ask], place: int) -> tuple[int, int, int]:
+        """When it opens for these asks and when it is reset, and the place of the counter that says so.
+
+        For how much longer than a ban its counters deny is known for the same asks alone.
+        """
+        if self.watch is None:
+            return self.opens, self.resets, place
+        ends, watched, last = self.watch
+        if tuple(_watched(asks, place, asks[place].cost)) == watched:
+            return self.opens, self.resets, place + 1 + last
+        return ends, ends, place + 1
 
 
 class DenyCache:
@@ -127,19 +151,21 @@ class DenyCache:
 
     def _known(self, asks: Sequence[Ask], now: int) -> Reply | None:
         """The denial that is already certain."""
-        found: _Denial | None = None
-        only = 0
+        found: tuple[int, int, int] | None = None
+        kind: type[Outcome] = Outcome
         for place, (key, quota, cost, shadow) in enumerate(asks):
             denial = self._denials.get(key)
             if denial and not shadow and denial.holds(quota, cost, now):
                 if denial.counted:
                     return None
-                if found is None or _far(denial.opens) > _far(found.opens):
-                    found, only = denial, place
+                told = denial.told(asks, place)
+                if found is None or _far(told[0]) > _far(found[0]):
+                    found, kind = told, Outcome if denial.watch is None else Banned
         if found is None:
             return None
-        retry_after = found.opens - now if found.opens != NEVER else NEVER
-        outcome = Outcome(False, 0, max(found.resets - now, 0), retry_after)
+        opens, resets, only = found
+        retry_after = opens - now if opens != NEVER else NEVER
+        outcome = kind(False, 0, max(resets - now, 0), retry_after)
         return Reply(now + self._offset, (outcome,), only=only)
 
     def _learn(self, asks: Sequence[Ask], asked_at: int, reply: Reply) -> None:
@@ -148,21 +174,25 @@ class DenyCache:
         self._offset = reply.now - answered_at
         learnt: list[tuple[str, _Denial]] = []
         longest = told = 0.0
-        for place, ((key, quota, cost, shadow), outcome) in enumerate(zip(asks, reply.outcomes, strict=True)):
-            if quota.ban is not None:
-                wait, counted = _told_by_ban(asks, reply, place)
+        for place, ((key, quota, cost, shadow), said) in enumerate(zip(asks, reply.outcomes, strict=True)):
+            if shadow or (quota.ban is not None and quota.algorithm != "ban"):
+                continue  # a shadow denies nothing, and of what is watched the ban has the say
+            wait, counted, watch = 0 if quota.refundable else said.retry_after, False, None
+            if quota.ban is None:
+                longest = max(longest, _far(said.retry_after))
+            elif said.allowed:
+                wait, counted = _soonest(_watched(reply.outcomes, place, cost)), True
             else:
-                wait, counted = 0 if outcome.allowed or quota.refundable else outcome.retry_after, False
-            if not shadow and not outcome.allowed and quota.ban is None:
-                longest = max(longest, _far(outcome.retry_after))
-            if wait and not shadow:
+                last, said = _last(_watched(reply.outcomes, place, cost), said)  # noqa: PLW2901  the ban's say in it
+                watch = _Watch(answered_at + wait, tuple(_watched(asks, place, cost)), last)
+            if wait:
                 # The store decided between asking and answering: it is asked again from the earliest moment at which
                 # it may allow, and promised is the latest.
                 until = asked_at + (_LONGEST if wait == NEVER else min(wait, _LONGEST))
-                opens = NEVER if wait == NEVER else answered_at + wait
-                resets = answered_at + outcome.reset_after
-                learnt.append((key, _Denial(asked_at, until, opens, resets, cost, quota, counted)))
-                told = told if counted else max(told, _far(wait))
+                opens = NEVER if said.retry_after == NEVER else answered_at + said.retry_after
+                resets = answered_at + said.reset_after
+                learnt.append((key, _Denial(asked_at, until, opens, resets, cost, quota, counted, watch)))
+                told = told if counted else max(told, _far(said.retry_after))
         for key, denial in learnt:
             # What can't be remembered may be what takes longest, and then only the store can tell how long.
             if denial.counted or told >= longest:
@@ -173,16 +203,21 @@ class DenyCache:
             self._denials.drop(key)
 
 
-def _told_by_ban(asks: Sequence[Ask], reply: Reply, place: int) -> tuple[int, bool]:
-    """For how long the ban at that place stands or, while it does not, something that it watches denies."""
-    _, quota, watched, _ = asks[place]
-    outcome = reply.outcomes[place]
-    if quota.algorithm != "ban":
-        return 0, False  # the ban has the say
-    if not outcome.allowed:
-        return outcome.retry_after, False
-    waits = [said.retry_after for said in reply.outcomes[place + 1 : place + 1 + watched] if not said.allowed]
-    return min(waits, default=0), True
+def _watched(row: Sequence[T], place: int, cost: int) -> Sequence[T]:
+    """Those behind the ban at that place."""
+    return row[place + 1 : place + 1 + cost]
+
+
+def _soonest(outcomes: Sequence[Outcome]) -> int:
+    """The shortest wait of those that deny; 0 where none does."""
+    return min([outcome.retry_after for outcome in outcomes if not outcome.allowed], default=0)
+
+
+def _last(outcomes: Sequence[Outcome], ban: Outcome) -> tuple[int, Outcome]:
+    """The place of the counter that denies longest while that ban stands, and what it says."""
+    said = [banned(outcome, ban) for outcome in outcomes or (ban,)]
+    last = max(range(len(said)), key=lambda place: _far(said[place].retry_after))
+    return last, said[last]
 
 
 def _far(moment: int) -> float:

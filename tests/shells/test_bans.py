@@ -78,6 +78,27 @@ def test_the_denial_that_begins_a_ban_says_when_it_ends(engine, clock, ask):
 
 
 @EACH_SHELL
+@pytest.mark.parametrize(
+    ("limit", "waits"),
+    [
+        pytest.param("1 per hour", [3600, 3595, 3001], id="a limit that opens later"),
+        pytest.param("0 per hour", [None, None, None], id="a limit that never opens"),
+    ],
+)
+def test_who_is_denied_by_more_than_the_ban_is_told_no_moment_too_early(engine, clock, ask, limit, waits):
+    limiter = engine({**RULE, "limit": limit, "ban": {**BAN, "after": "1 denial"}})
+    statuses(ask, limiter, times=1)
+    told = []
+    for wait in (0, 5, 594):
+        clock.advance(wait)
+        answers = [ask(limiter) for _ in range(3)]
+        assert [answer.status for answer in answers] == [429] * 3
+        (seconds,) = {answer.headers.get("retry-after") for answer in answers}
+        told.append(seconds and int(seconds))
+    assert told == waits
+
+
+@EACH_SHELL
 def test_the_next_ban_is_twice_as_long(engine, clock, ask):
     limiter = engine({**RULE, "limit": "0 per day", "ban": {**BAN, "growing": "2x up to 30 minutes"}})
     waits = []

@@ -324,6 +324,53 @@ def test_a_ban_is_remembered_whatever_else_a_rule_asks(cached, counted):
     assert counted.asked == 3
 
 
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "limits",
+    [
+        pytest.param([(1, 7_200)], id="a counter that opens after the ban's end"),
+        pytest.param([(1, 60)], id="a counter that opens before it"),
+        pytest.param([(0, 3_600)], id="a counter that never opens"),
+        pytest.param([(5, 60), (1, 7_200), (9, 86_400)], id="the second of three opens last"),
+    ],
+)
+def test_who_asks_the_same_again_is_told_from_memory_what_the_store_would_tell(cached, counted, clock, name, limits):
+    plain = Bans(MemoryStore(clock=clock), lambda *said: None)
+    asks = [
+        ask(limit, name=name, period=period * SECOND)._replace(key=f"d:r:fw{period}:{{x}}") for limit, period in limits
+    ]
+    for _ in range(120):
+        known, reply = cached.decide(asks), plain.decide(asks)
+        told, expected = ([_far(outcome) for outcome in said.outcomes] for said in (known, reply))
+        assert max(told) == max(expected)
+        if known.only is not None:
+            assert known.outcomes == (reply.outcomes[known.only],)
+            assert known.only == expected.index(max(expected))
+        clock.advance(4)
+    assert counted.asked < 120
+
+
+def _far(outcome):
+    return float("inf") if outcome.retry_after == NEVER else outcome.retry_after
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param(ask(100), id="another quota"),
+        pytest.param(ask(0, cost=0), id="another cost"),
+        pytest.param(ask(0)._replace(key="d:r:fw60:{x}"), id="another counter"),
+    ],
+)
+def test_who_asks_something_else_is_told_when_the_ban_ends(cached, counted, clock, other):
+    for _ in range(4):
+        reply = cached.decide([ask(0)])
+    assert reply.outcomes[0].retry_after == NEVER
+    clock.advance(1)
+    assert said(cached, other) == [(True, 599)]
+    assert counted.asked == 3
+
+
 def test_awaited_it_is_remembered_alike(cached, counted):
     async def main():
         for _ in range(100):
