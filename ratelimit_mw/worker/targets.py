@@ -19,6 +19,10 @@ class NotSent(Exception):
     """The app has not heard of the request."""
 
 
+class Unsendable(Exception):
+    """The app has not heard of the request and never will: no HTTP client sends it."""
+
+
 class Lost(Exception):
     """The app may have heard of the request; what it made of it nobody knows."""
 
@@ -37,7 +41,7 @@ class Target(Protocol):
     async def send(self, envelope: Envelope, body: bytes, more: Mapping[str, str], most: int) -> Answer:
         """The response to a request with `more` headers, of whose body `most` bytes are kept.
 
-        Raises NotSent or Lost. To cancel it is to lose it.
+        Raises NotSent, Unsendable or Lost. To cancel it is to lose it.
         """
         ...
 
@@ -76,8 +80,8 @@ class _Async:
         self._base = base
 
     async def send(self, envelope: Envelope, body: bytes, more: Mapping[str, str], most: int) -> Answer:
-        client = self._client(envelope)
         request = _request(self._base, envelope, body, more)
+        client = self._client(envelope)
         try:
             response = await client.send(request, stream=True)
             try:
@@ -103,8 +107,8 @@ class _Blocking:
         return await asyncio.to_thread(self._send, envelope, body, more, most)
 
     def _send(self, envelope: Envelope, body: bytes, more: Mapping[str, str], most: int) -> Answer:
-        transport = httpx.WSGITransport(self._app, raise_app_exceptions=False, remote_addr=envelope.peer or "127.0.0.1")
         request = _request(httpx.URL("http://app"), envelope, body, more)
+        transport = httpx.WSGITransport(self._app, raise_app_exceptions=False, remote_addr=envelope.peer or "127.0.0.1")
         with httpx.Client(transport=transport, timeout=None) as client:  # noqa: S113  the worker has one
             try:
                 response = client.send(request)
@@ -115,6 +119,14 @@ class _Blocking:
 
 
 def _request(base: httpx.URL, envelope: Envelope, body: bytes, more: Mapping[str, str]) -> httpx.Request:
+    """What is to be sent. Raises Unsendable where the record makes no request."""
+    try:
+        return _made(base, envelope, body, more)
+    except Exception as error:  # a record of any kind: whatever is wrong with it, it has not been sent
+        raise Unsendable(type(error).__name__) from error
+
+
+def _made(base: httpx.URL, envelope: Envelope, body: bytes, more: Mapping[str, str]) -> httpx.Request:
     lines = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in envelope.headers]
     lines += [(name.encode(), value.encode()) for name, value in more.items()]
     lines.append((b"accept-encoding", b"identity"))  # what is kept of the answer can be read then

@@ -21,7 +21,7 @@ from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.model import NEVER, SECOND
 from ratelimit_mw.worker.request import DeferredRequest
-from ratelimit_mw.worker.targets import Answer, Lost, NotSent, Target
+from ratelimit_mw.worker.targets import Answer, Lost, NotSent, Target, Unsendable
 
 _log = logging.getLogger("ratelimit_mw")
 
@@ -200,6 +200,9 @@ class Worker:
             await self._give_back(account)
             _log.warning("worker: the app is away (%s)", error)
             await self._postpone(entry, _SOON, counted=False)
+        except Unsendable as error:
+            await self._give_back(account)
+            await self._settle(entry, "parked", {"reason": f"it can't be sent: {error}"})
         except StoreUnavailable:  # whether it has begun or not: it was not sent
             await self._give_back(account)
             await self._postpone(entry, _SOON)

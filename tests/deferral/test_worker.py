@@ -374,6 +374,34 @@ def test_what_can_not_be_tried_any_more_is_parked(any_server, clock, field, valu
         assert (told["state"], told["reason"], site.seen) == ("parked", reason, [])
 
 
+@pytest.mark.parametrize(
+    "spoilt",
+    [
+        pytest.param({"target": "/reports\n"}, id="a target that is no URL"),
+        pytest.param({"target": "/r\u00e9\u2603"}, id="a target that is no latin-1"),
+        pytest.param({"method": 7}, id="a method that is no word"),
+        pytest.param({"headers": [["x-name", "\u2603"]]}, id="a header that is no latin-1"),
+    ],
+)
+@pytest.mark.parametrize("shell", ["asgi", "wsgi"])
+def test_what_makes_no_request_is_parked_at_once_and_holds_up_nobody(any_server, clock, shell, spoilt):
+    with limiter(any_server, {**REPORTS, "limit": "1 per minute"}, clock=clock) as engine:
+        site = Site(engine)
+        bad, good = put_off(engine, "bad", "good")
+        key = f"{{shop:deferred}}:request:{bad.rpartition('/')[2]}"
+        with any_server.client() as client:
+            client.hset(key, "request", json.dumps({**json.loads(client.hget(key, "request")), **spoilt}))
+        clock.advance(60)
+
+        async def scenario():
+            async with working(engine, in_process(getattr(site, shell))):
+                await until(lambda: fates(engine, [bad, good]) == ["parked", "done"])
+
+        asyncio.run(scenario())
+        assert site.bodies == ["good"]
+        assert state(ask_asgi, engine, bad)["reason"].startswith("it can't be sent: ")
+
+
 def test_what_the_limit_will_never_allow_is_parked(any_server, clock):
     with limiter(any_server, {**REPORTS, "limit": "5 per minute", "cost": "header:X-Cost"}, clock=clock) as engine:
         (location,) = put_off(engine, "a", headers={"X-Cost": "5"})
