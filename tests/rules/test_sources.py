@@ -334,7 +334,7 @@ class TestDatabase:
         assert database.list(1)[0].comment == "as version 1"
 
     def test_a_version_that_there_is_not(self, database):
-        with pytest.raises(LookupError, match="no version 0"):
+        with pytest.raises(LookupError, match="no rules yet"):
             database.pull()
         database.push(document())
         with pytest.raises(LookupError, match="no version 2"):
