@@ -18,6 +18,7 @@ import pytest
 import trustme
 
 from ratelimit_mw import ManualClock
+from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import SECOND, Ask
 from ratelimit_mw.stores.redis import RedisStore
 from tests.stores.contract import ALL, EXACT, MINUTE, quota
@@ -216,6 +217,13 @@ def test_threads_and_loops_share_a_store(server, store):
         loops = [pool.submit(asyncio.run, tasks()) for _ in range(2)]
         threads = [pool.submit(lambda: sum(store.decide([ask()]).admits([ask()]) for _ in range(60))) for _ in range(2)]
         assert sum(job.result() for job in (*loops, *threads)) == 100
+
+
+def test_a_spoilt_counter_among_several_spoils_its_own_charge_alone(server, store):
+    server.admin.lpush("d:r:{spoilt}", "x")
+    with pytest.raises(StoreUnavailable, match="WRONGTYPE"):
+        store.charge([ask(key="d:r:{x}"), ask(key="d:r:{spoilt}")])
+    assert store.decide([ask(key="d:r:{y}")]).outcomes[0].remaining == 99
 
 
 def clients_of(server):
