@@ -2,10 +2,10 @@
 local NEVER = -1
 
 -- What an algorithm's file defines is made when it is first asked for: a script makes its functions anew in each call,
--- and most calls need those of one algorithm.
-local sources = {}
+-- and most calls need those of one algorithm. `define` is put behind this file, and all the others in it.
+local define
 local on_demand = {__index = function(functions, name)
-  sources[name]()
+  define(name)
   return rawget(functions, name)
 end}
 local algorithms, refunds, denials = setmetatable({}, on_demand), setmetatable({}, on_demand), setmetatable({}, on_demand)

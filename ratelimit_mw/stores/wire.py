@@ -93,10 +93,11 @@ class Message(NamedTuple):
 @cache
 def script() -> str:
     """The one script, put together from the algorithms' files."""
-    table = "local by_number = {" + ", ".join(f"'{name}'" for name in _NAMES) + "}\n"
-    decide = files("ratelimit_mw.stores").joinpath("decide.lua").read_text(encoding="utf-8")
-    algorithms = [f"sources.{name} = function()\n{lua(name)}end\n" for name in _NAMES]
-    return "\n".join([lua("arithmetic"), *algorithms, table, decide])
+    names = "local by_number = {" + ", ".join(f"'{name}'" for name in _NAMES) + "}\n"
+    branches = [f"if name == '{name}' then\n{lua(name)}" for name in _NAMES]
+    define = "define = function(name)\n" + "else".join(branches) + "end\nend\n"
+    several, decide = (files(__package__).joinpath(f"{name}.lua").read_text("utf-8") for name in ("several", "decide"))
+    return "\n".join([lua("arithmetic"), define, names, decide.replace("-- the text of several.lua\n", several)])
 
 
 def encode(inquiries: Sequence[Inquiry], now: int | None) -> Message:

@@ -1,0 +1,85 @@
+-- Carries out what a request may want beyond taking from one counter: several counters, shadows, bans, a look without
+-- a charge, something given back. It is made when a call first needs it. `asks` are a request's, `flags` the last one's.
+local function flag(flags, bit) return math.floor(flags / bit) % 2 == 1 end
+
+local function ask(key, a, cost)
+  return {algorithms[by_number[a.algorithm]](key, a.limit, a.period, a.extra, cost, now, a.max_wait)}
+end
+
+-- A ban stands before the asks that it watches, and its cost is their number. What a shadow's ban would have denied is
+-- not taken.
+local function withhold(asks, outcomes)
+  for i, a in ipairs(asks) do
+    if a.algorithm == BAN and not outcomes[i][1] and flag(a.flags, SHADOW) then
+      for j = i + 1, i + a.cost do outcomes[j] = ask(asks[j].key, asks[j], 0) end
+    end
+  end
+end
+
+local function count_denials(asks, outcomes)
+  for i, a in ipairs(asks) do
+    if a.algorithm == BAN and outcomes[i][1] and a.limit % 65536 > 0 then
+      local denied = false
+      for j = i + 1, i + a.cost do denied = denied or not outcomes[j][1] end
+      if denied then
+        outcomes[i] = {denials.ban(a.key, a.limit, a.period, a.extra, now, a.max_wait)}
+        save(a.key, outcomes[i][3], outcomes[i][5])
+      end
+    end
+  end
+end
+
+local function decide(asks)
+  local outcomes, admitted, charged, denied = {}, true, true, false
+  for i, a in ipairs(asks) do
+    if flag(a.flags, FORGET) then redis.call('DEL', a.key) end
+    outcomes[i] = ask(a.key, a, a.cost)
+    if not outcomes[i][1] then
+      denied = true
+      if not flag(a.flags, SHADOW) then admitted = false end
+    end
+    if flag(a.flags, PEEK) then charged = false end
+  end
+  if denied then withhold(asks, outcomes) end
+  for i, a in ipairs(asks) do
+    if outcomes[i][1] and not (admitted and charged) then
+      local delay = outcomes[i][6]
+      outcomes[i] = ask(a.key, a, 0) -- what it would have taken is not taken
+      outcomes[i][6] = delay
+    end
+    if charged then save(a.key, outcomes[i][3], outcomes[i][5]) end
+  end
+  if denied and charged then count_denials(asks, outcomes) end
+  for _, outcome in ipairs(outcomes) do
+    reply(unpack(outcome, 1, 6))
+  end
+end
+
+local function give_back(a)
+  local state = refunds[by_number[a.algorithm]](a.key, a.limit, a.period, a.extra, a.cost, a.charged_at, now)
+  if state then redis.call('SET', a.key, state, 'KEEPTTL') end
+end
+
+local function refund(asks)
+  for _, a in ipairs(asks) do give_back(a) end
+  for _, a in ipairs(asks) do
+    reply(unpack(ask(a.key, a, 0), 1, 6))
+  end
+end
+
+-- Charges as much as there is room for: the quotas have been widened.
+local function charge(asks)
+  for _, a in ipairs(asks) do
+    if flag(a.flags, REFUND) then give_back(a) end
+    local room = ask(a.key, a, 0)[2]
+    local outcome = ask(a.key, a, math.min(a.cost, room))
+    save(a.key, outcome[3], outcome[5])
+    reply(unpack(outcome, 1, 6))
+  end
+end
+
+return function(asks, flags)
+  if flag(flags, INSIST) then return charge(asks) end
+  if flag(flags, REFUND) then return refund(asks) end
+  return decide(asks)
+end
