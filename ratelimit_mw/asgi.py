@@ -90,9 +90,9 @@ class RateLimitMiddleware:
             await (self._lifespan if kind == "lifespan" else self.app)(scope, receive, send)
             return
         rules = self._current()  # once: the request goes by one version of the rules from beginning to end
+        request = AsgiRequest(scope)
         meter = self._entered(rules) if rules.metered else None
         try:
-            request = AsgiRequest(scope)
             replayed = rules.deferring and self._deferral.admits(request, rules)
             verdict = Verdict((), None) if replayed else await self._engine.adecide(request, rules=rules)
             scope["ratelimit"] = handle = AsyncHandle(verdict, self._limiter, request, rules)
@@ -122,6 +122,7 @@ class RateLimitMiddleware:
         finally:
             if meter is not None:
                 meter.left()
+            request.part()
 
     async def _serve(self, verdict: Verdict, request: AsgiRequest, rules: Rules, receive: Receive, send: Send) -> None:
         """Let the app respond when the request's turn has come."""

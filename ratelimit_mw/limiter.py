@@ -12,7 +12,7 @@ from ratelimit_mw.decision.engine import Engine
 from ratelimit_mw.decision.explaining import Question
 from ratelimit_mw.decision.explanation import Explanation
 from ratelimit_mw.decision.given import Given, described, of_domain
-from ratelimit_mw.decision.planning import planned
+from ratelimit_mw.decision.planning import Plan, planned
 from ratelimit_mw.decision.storage import Storage
 from ratelimit_mw.decision.switch import Switch
 from ratelimit_mw.deferral.front import Front
@@ -103,26 +103,22 @@ class RateLimiter:
         the `descriptors` alone are asked, at its exact depth. `domain` asks one file of a folder alone; an unknown
         one limits nothing. Raises ValueError for a negative cost.
         """
-        rules = of_domain(self.engine.current(), domain)
-        plan = self.engine.planner.plan_given(rules, attributes, cost)
+        rules, plan = self._plan(attributes, cost, domain)
         return self.engine.execute(plan, rules).decision
 
     async def acheck(self, attributes: Given, cost: int = 1, *, domain: str | None = None) -> Decision:
         """The awaitable twin of `check`."""
-        rules = of_domain(self.engine.current(), domain)
-        plan = self.engine.planner.plan_given(rules, attributes, cost)
+        rules, plan = self._plan(attributes, cost, domain)
         return (await self.engine.aexecute(plan, rules)).decision
 
     def peek(self, attributes: Given, cost: int = 1, *, domain: str | None = None) -> Decision:
         """Whether `check` would allow it now, and how the counters stand; nothing is charged."""
-        rules = of_domain(self.engine.current(), domain)
-        plan = self.engine.planner.plan_given(rules, attributes, cost, commit=False)
+        rules, plan = self._plan(attributes, cost, domain, commit=False)
         return self.engine.execute(plan, rules, commit=False).decision
 
     async def apeek(self, attributes: Given, cost: int = 1, *, domain: str | None = None) -> Decision:
         """The awaitable twin of `peek`."""
-        rules = of_domain(self.engine.current(), domain)
-        plan = self.engine.planner.plan_given(rules, attributes, cost, commit=False)
+        rules, plan = self._plan(attributes, cost, domain, commit=False)
         return (await self.engine.aexecute(plan, rules, commit=False)).decision
 
     def explain(self, attributes: Given | Request, cost: int = 1, *, domain: str | None = None) -> Explanation:
@@ -192,6 +188,12 @@ class RateLimiter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.aclose()
+
+    def _plan(self, attributes: Given, cost: int, domain: str | None, *, commit: bool = True) -> tuple[Rules, Plan]:
+        rules = self.engine.current()
+        if domain is not None:
+            rules = of_domain(rules, domain)
+        return rules, self.engine.planner.plan_given(rules, attributes, cost, commit=commit)
 
     def _keys(self, attributes: Given, domain: str | None) -> list[str]:
         rules = of_domain(self.engine.current(), domain)

@@ -1,39 +1,31 @@
 """What was needed of late, in bounded room."""
 
+from collections import OrderedDict
 from collections.abc import Hashable
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
-class Recent(Generic[K, V]):
-    """At most `most` values by their keys, in two generations, so that forgetting the older one makes no pause.
+class Recent(OrderedDict[K, V]):
+    """At most `most` values by their keys; whichever was put longest ago is forgotten first, one at a time.
 
-    A value is never false. Any thread may use it: the worst that two can do to each other is to forget too soon.
+    Any thread may use it: the worst that two can do to each other is to forget too soon. `get` is the dict's own, for
+    it stands on the hot path.
     """
 
-    __slots__ = ("_most", "_old", "_young")
-
     def __init__(self, most: int) -> None:
-        self._most = most // 2
-        self._young: dict[K, V] = {}
-        self._old: dict[K, V] = {}
-
-    def __len__(self) -> int:
-        return len(self._young) + len(self._old)
-
-    def get(self, key: K) -> V | None:
-        """The value of `key`, if it is remembered."""
-        return self._young.get(key) or self._old.get(key)
+        super().__init__()
+        self._most = most
 
     def put(self, key: K, value: V) -> None:
         """Remember `value`."""
-        if len(self._young) >= self._most:
-            self._old, self._young = self._young, {}
-        self._young[key] = value
+        self.pop(key, None)  # put anew, it is the newest
+        self[key] = value
+        if len(self) > self._most:
+            self.popitem(last=False)
 
     def drop(self, key: K) -> None:
         """Forget it."""
-        self._young.pop(key, None)
-        self._old.pop(key, None)
+        self.pop(key, None)

@@ -2,8 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
+from typing import Any
 
 from ratelimit_mw.clock import Clock
 from ratelimit_mw.decision.planning import Plan, Planner, Refusal
@@ -61,12 +62,9 @@ class Engine:
         With `rule`, by the rule of that name alone, whether or not its `match` holds.
         """
         rules = rules or self.current()
-        planner = self.planner
-        if rules.shedding:
-            return self.execute(planner.admit(rules, request, cost, rule, commit=commit), rules, commit=commit)
-        return self.execute(planner.plan(rules, request, cost, rule), rules, commit=commit)
+        return self.execute(self.planner.admit(rules, request, cost, rule, commit=commit), rules, commit=commit)
 
-    async def adecide(
+    def adecide(
         self,
         request: Request,
         cost: int = 1,
@@ -74,15 +72,17 @@ class Engine:
         commit: bool = True,
         rules: Rules | None = None,
         rule: str | None = None,
-    ) -> Verdict:
+    ) -> Coroutine[Any, Any, Verdict]:
         """The awaitable twin of `decide`, for a shell that awaits."""
         rules = rules or self.current()
         if rules.attributes.awaited:
-            await rules.attributes.resolve(request)
-        planner = self.planner
-        if rules.shedding:
-            return await self.aexecute(planner.admit(rules, request, cost, rule, commit=commit), rules, commit=commit)
-        return await self.aexecute(planner.plan(rules, request, cost, rule), rules, commit=commit)
+            return self._resolved(request, cost, commit, rules, rule)
+        return self.aexecute(self.planner.admit(rules, request, cost, rule, commit=commit), rules, commit=commit)
+
+    async def _resolved(self, request: Request, cost: int, commit: bool, rules: Rules, rule: str | None) -> Verdict:
+        await rules.attributes.resolve(request)
+        plan = self.planner.admit(rules, request, cost, rule, commit=commit)
+        return await self.aexecute(plan, rules, commit=commit)
 
     def execute(self, plan: Plan, rules: Rules, *, commit: bool = True) -> Verdict:
         """Decide by a plan that was made by `rules`."""

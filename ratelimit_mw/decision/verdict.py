@@ -2,12 +2,15 @@
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal
 
 from ratelimit_mw.model import NEVER, SECOND, Ask, Banned, Charge, Decision, Outcome, Quota, Reply, Rule
 
 _SILENCE = Reply(0, ())
 _NONE: frozenset[int] = frozenset()
+_POLICIES = Decision._fields.index("policies")
+_decision = partial(tuple.__new__, Decision)
 
 Reason = Literal["limited", "banned", "unavailable", "blocked", "shed"]
 """Why a request is denied: a counter is used up; denials have brought a ban; the store was away and a rule with
@@ -50,15 +53,15 @@ class Verdict:
         self.now: int
         self.outcomes: Sequence[Outcome]
         self.now, self.outcomes, only = reply or _SILENCE
-        self.charges = charges if only is None else (charges[only],)
+        self.charges = charges = charges if only is None else (charges[only],)
         self._denied: Reason | None = denied
         self.wait = wait
         self._decision: Decision | None = None
         self.account: Any = None
         self.local = False
         self.over = _NONE
-        if len(self.outcomes) == 1 and not self.charges[0].ask.shadow:
-            if self.charges[0].ask.quota.spare:
+        if len(self.outcomes) == 1 and not charges[0].ask.shadow:
+            if charges[0].ask.quota.spare:
                 self._hide_spare()
             outcome = self.outcomes[0]
             self.binding = 0
@@ -91,7 +94,7 @@ class Verdict:
                 for place, (quota, outcome) in enumerate(said)
                 if outcome.allowed and outcome.remaining < quota.spare
             )
-            self.outcomes = [_told(quota, outcome) if quota.spare else outcome for quota, outcome in said]
+            self.outcomes = [_promised(quota, outcome) if quota.spare else outcome for quota, outcome in said]
 
     def _longest_delay(self) -> int:
         said = zip(self.charges, self.outcomes, strict=True)
@@ -186,16 +189,18 @@ class Verdict:
 
     def _decided(self) -> Decision:
         outcomes, allowed = self.outcomes, self.allowed
-        if len(outcomes) == 1:
-            policies: tuple[Decision, ...] = (self._policy(0, outcomes[0]),)
-        else:
-            policies = tuple([self._policy(place, outcome) for place, outcome in enumerate(outcomes)])
+        if len(outcomes) == 1 and not self.shadowed:  # its policy tells all
+            told = self._told(0, outcomes[0])
+            policy = _decision(told)
+            told[_POLICIES] = (policy,)
+            return _decision(told)
+        policies = tuple([_decision(self._told(place, outcome)) for place, outcome in enumerate(outcomes)])
         reason = None if allowed else self.reason
         if self.binding < 0:
             wait = math.inf if reason == "blocked" else self.wait / SECOND
             return Decision(allowed, retry_after=wait, policies=policies, reason=reason)
         _, rule, limit, remaining, reset_after, retry_after, _, reset_at, over, _, _, _ = policies[self.binding]
-        told = (
+        whole = (
             allowed,
             rule,
             limit,
@@ -209,13 +214,15 @@ class Verdict:
             not allowed and self.banned,
             reason,
         )
-        return tuple.__new__(Decision, told)
+        return _decision(whole)
 
-    def _policy(self, place: int, outcome: Outcome) -> Decision:
+    def _told(self, place: int, outcome: Outcome) -> list[Any]:
+        """The fields of a Decision, of one counter alone."""
         allowed, remaining, reset_after, retry_after, delay = outcome
         rule, ask = self.charges[place]
         quota = ask.quota
-        told = (
+        banned = type(outcome) is Banned
+        return [
             allowed,
             rule.name,
             quota.told,
@@ -226,13 +233,12 @@ class Verdict:
             (self.now + reset_after) / SECOND,
             quota.over if place in self.over else None,
             (),
-            type(outcome) is Banned,
-            None if allowed else "banned" if type(outcome) is Banned else "limited",
-        )
-        return tuple.__new__(Decision, told)
+            banned,
+            None if allowed else "banned" if banned else "limited",
+        ]
 
 
-def _told(quota: Quota, outcome: Outcome) -> Outcome:
+def _promised(quota: Quota, outcome: Outcome) -> Outcome:
     """What is said of a limit whose spare part is no promise, least of all that it will be open later."""
     remaining, wait = max(outcome.remaining - quota.spare, 0), outcome.retry_after
     if wait > 0 and quota.over == "elastic":

@@ -26,6 +26,11 @@ class AsgiRequest:
             path = path[len(root) :]
         self.path = path or "/"
 
+    def part(self) -> None:
+        """Go on with a copy of the scope: one that holds what holds it is freed by the garbage collector alone."""
+        self.context = scope = dict(self.context)
+        scope.pop("ratelimit", None)
+
     @property
     def peer(self) -> str | None:
         """The client's end of the connection; None on a unix socket."""

@@ -14,8 +14,6 @@ _LONG = 512  # characters: longer texts are remembered nowhere
 class Plans(Recent[Hashable, Any]):
     """The plans of rules that read requests through `attributes`, and that neither the time nor the load changes."""
 
-    __slots__ = ("_headers",)
-
     def __init__(self, attributes: Iterable[Attributes]) -> None:
         super().__init__(_MOST)
         read: set[str] | None = set()

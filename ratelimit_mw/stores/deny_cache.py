@@ -79,7 +79,7 @@ class DenyCache:
     def decide(self, asks: Sequence[Ask], *, commit: bool = True) -> Reply:
         """See `Store.decide`. A denial made here speaks of its own counter only."""
         asked_at = self._now()
-        reply = self._known(asks, asked_at) if commit else None
+        reply = self._known(asks, asked_at) if commit and self._denials else None
         if reply is None:
             reply = self._store.decide(asks, commit=commit)
             for outcome in reply.outcomes:
@@ -91,7 +91,7 @@ class DenyCache:
     async def adecide(self, asks: Sequence[Ask], *, commit: bool = True) -> Reply:
         """See `decide`."""
         asked_at = self._now()
-        reply = self._known(asks, asked_at) if commit else None
+        reply = self._known(asks, asked_at) if commit and self._denials else None
         if reply is None:
             reply = await self._store.adecide(asks, commit=commit)
             for outcome in reply.outcomes:

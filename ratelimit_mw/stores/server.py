@@ -22,6 +22,8 @@ _log = logging.getLogger("ratelimit_mw")
 
 _NO_LOOP: tuple[Callable[[], object], LoopBatcher | None] = (lambda: None), None
 
+_AWAY = "the store is away"
+
 _PROBE = Quota("fixed_window", 1_000_000_000, 1_000_000)
 
 
@@ -78,7 +80,9 @@ class Server:
     def inquire(self, inquiry: Inquiry, timeout: float | None = None) -> Reply:
         """The server's reply within the timeout, its own or the one given, or StoreUnavailable."""
         breaker = self._breaker
-        seen = self._check(breaker)
+        if breaker.open:
+            raise StoreUnavailable(_AWAY)
+        seen = breaker.closings  # so that what failed before the store came back is known as old
         try:
             return self._threads.decide(inquiry, timeout)
         except StoreUnavailable as error:
@@ -88,7 +92,9 @@ class Server:
     async def ainquire(self, inquiry: Inquiry) -> Reply:
         """The awaitable twin of `inquire`, within the server's own timeout."""
         breaker = self._breaker
-        seen = self._check(breaker)
+        if breaker.open:
+            raise StoreUnavailable(_AWAY)
+        seen = breaker.closings
         loop = asyncio.get_running_loop()
         running, batcher = self._latest
         if batcher is None or running() is not loop:
@@ -116,13 +122,6 @@ class Server:
 
     def _converse(self, inquiries: Sequence[Inquiry]) -> Conversation:
         return converse(inquiries, self._clock.now() if self._clock else None)
-
-    @staticmethod
-    def _check(breaker: Breaker) -> int:
-        """Raise while the store is away; else how often it came back so far."""
-        if breaker.open:
-            raise StoreUnavailable("the store is away")
-        return breaker.closings
 
     def _learn(self, error: StoreUnavailable, inquiry: Inquiry, breaker: Breaker, seen: int) -> None:
         """Draw the conclusions from a failure."""

@@ -16,7 +16,6 @@ from ratelimit_mw.model import Ask, Outcome, Quota, Reply
 
 _QUOTA = Struct("<Bdddd")
 _CHARGE = Struct("<dd")
-_ONE = _CHARGE.pack(1, 0)
 _FLAGS = [bytes((flags,)) for flags in range(64)]
 _nonces = count(secrets.randbits(48))  # a reply is told from the others on its connection; it is no secret
 _OUTCOME = Struct("<?qqqq")
@@ -96,7 +95,9 @@ def script() -> str:
     names = "local by_number = {" + ", ".join(f"'{name}'" for name in _NAMES) + "}\n"
     branches = [f"if name == '{name}' then\n{lua(name)}" for name in _NAMES]
     define = "define = function(name)\n" + "else".join(branches) + "end\nend\n"
-    several, decide = (files(__package__).joinpath(f"{name}.lua").read_text("utf-8") for name in ("several", "decide"))
+    several, decide = (
+        files("ratelimit_mw.stores").joinpath(f"{name}.lua").read_text("utf-8") for name in ("several", "decide")
+    )
     return "\n".join([lua("arithmetic"), define, names, decide.replace("-- the text of several.lua\n", several)])
 
 
@@ -114,16 +115,17 @@ def encode(inquiries: Sequence[Inquiry], now: int | None) -> Message:
             common |= _FORGET * forget | _INSIST * insist | _REFUND * (charged_at is not None)
         for key, quota, cost, shadow in asks:
             keys.append(key)
+            known = _packed.get(id(quota))
+            if known is None or known.quota is not quota:
+                known = _pack_quota(quota)
             flags = common | _SHADOW if shadow else common
             if last == 0:
+                if cost == 1 and flags == 0:
+                    packed.append(known.taking_one)
+                    break
                 flags |= _LAST
             last -= 1
-            known = _packed.get(id(quota))
-            packed += (
-                _FLAGS[flags],
-                known[1] if known is not None and known[0] is quota else _pack_quota(quota),
-                _ONE if cost == 1 and charged_at is None else _CHARGE.pack(cost, charged_at or 0),
-            )
+            packed += (_FLAGS[flags], known.packed, _CHARGE.pack(cost, charged_at or 0))
     time = b"" if now is None else str(now)
     return Message((len(keys), *keys, nonce, time, b"".join(packed)), nonce, len(keys), alone)
 
@@ -159,12 +161,20 @@ def _failure(complaint: bytes) -> StoreUnavailable:
     return StoreUnavailable(text) if _GENERAL.search(text) else Spoilt(text)
 
 
-def _pack_quota(quota: Quota) -> bytes:
+class _Packed(NamedTuple):
+    """A quota packed; and an ask that takes one from it, and is its request's last."""
+
+    quota: Quota
+    packed: bytes
+    taking_one: bytes
+
+
+def _pack_quota(quota: Quota) -> _Packed:
     if len(_packed) >= _MOST_QUOTAS:
         _packed.clear()
     packed = _QUOTA.pack(_NUMBER[quota.algorithm], *_numbers(quota))
-    _packed[id(quota)] = quota, packed
-    return packed
+    known = _packed[id(quota)] = _Packed(quota, packed, b"".join((_FLAGS[_LAST], packed, _CHARGE.pack(1, 0))))
+    return known
 
 
 def _numbers(quota: Quota) -> tuple[int, int, int, int]:
@@ -175,7 +185,7 @@ def _numbers(quota: Quota) -> tuple[int, int, int, int]:
     return quota.limit, quota.period, extra, quota.max_wait
 
 
-_packed: dict[int, tuple[Quota, bytes]] = {}
+_packed: dict[int, _Packed] = {}
 """By identity, for a quota's hash costs more than packing it. It keeps the quota, whose id is else used again."""
 
 _MOST_QUOTAS = 4096
