@@ -29,7 +29,7 @@ def decide(state: bytes, quota: Quota, cost: int, now: int) -> tuple[Outcome, by
         left -= cost
     state_after = _STATE.pack(window, count) if clamped or (allowed and cost) else None
     retry_after = 0 if allowed else reset_after if 0 < cost <= limit else NEVER
-    return Outcome(allowed, max(left, 0), reset_after, retry_after), state_after
+    return tuple.__new__(Outcome, (allowed, max(left, 0), reset_after, retry_after, 0)), state_after
 
 
 def refund(state: bytes, quota: Quota, cost: int, charged_at: int, _now: int) -> bytes | None:

@@ -40,7 +40,7 @@ def decide(state: bytes, quota: Quota, cost: int, now: int) -> tuple[Outcome, by
     else:
         retry_after = needed - room - quota.max_wait if cost <= quota.burst else NEVER
     state_after = _STATE.pack(now + missing, now) if clamped or (allowed and cost) else None
-    return Outcome(allowed, max(room, 0) // interval, missing, retry_after, delay), state_after
+    return tuple.__new__(Outcome, (allowed, max(room, 0) // interval, missing, retry_after, delay)), state_after
 
 
 def refund(state: bytes, quota: Quota, cost: int, _charged_at: int, now: int) -> bytes | None:

@@ -4,7 +4,10 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 
 from ratelimit_mw.model import NEVER, Ask, Ban, Banned, Outcome, Quota, Reply
+from ratelimit_mw.recent import Recent
 from ratelimit_mw.stores.base import Store
+
+_MOST = 4096  # clients whose asks are remembered
 
 Begun = Callable[[Ask, int, int, int], None]
 """Is told of each ban that begins: its ask, its place in its row, how long it lasts, and when that was."""
@@ -21,17 +24,18 @@ class Bans:
     def __init__(self, store: Store, begun: Begun) -> None:
         self.beneath = store
         self._begun = begun
+        self._asked: Recent[str, tuple[Sequence[Ask], Sequence[Ask]]] = Recent(_MOST)
 
     def decide(self, asks: Sequence[Ask], *, commit: bool = True) -> Reply:
         """See `Store.decide`."""
-        asked = _with_bans(asks)
+        asked = self._with_bans(asks)
         if len(asked) == len(asks):
             return self.beneath.decide(asks, commit=commit)
         return self._without_bans(asked, self.beneath.decide(asked, commit=commit))
 
     async def adecide(self, asks: Sequence[Ask], *, commit: bool = True) -> Reply:
         """See `Store.decide`."""
-        asked = _with_bans(asks)
+        asked = self._with_bans(asks)
         if len(asked) == len(asks):
             return await self.beneath.adecide(asks, commit=commit)
         return self._without_bans(asked, await self.beneath.adecide(asked, commit=commit))
@@ -71,6 +75,16 @@ class Bans:
     async def aclose(self) -> None:
         """See `Store.close`."""
         await self.beneath.aclose()
+
+    def _with_bans(self, asks: Sequence[Ask]) -> Sequence[Ask]:
+        """What is asked in place of `asks`: remembered, for a client who comes again brings the same object."""
+        if not asks or not isinstance(asks, tuple):  # a list may be another next time
+            return _with_bans(asks)
+        known = self._asked.get(asks[0].key)
+        if known is None or known[0] is not asks:
+            known = asks, _with_bans(asks)
+            self._asked.put(asks[0].key, known)
+        return known[1]
 
     def _without_bans(self, asked: Sequence[Ask], reply: Reply) -> Reply:
         """What was said of the counters, the bans' say in it."""

@@ -51,7 +51,7 @@ class MemoryStore:
                 outcome, state = self._ask(ask, ask.cost, now)
                 if state is not None:
                     self._save(ask, outcome, state, now)
-            return Reply(now, (outcome,))
+            return tuple.__new__(Reply, (now, (outcome,), None))
         with self._lock:
             now = self._clock.now()
             found = [self._ask(ask, ask.cost, now) for ask in asks]
