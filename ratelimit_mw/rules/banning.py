@@ -1,7 +1,7 @@
 """`ban`: what it does not go with, and why."""
 
-from ratelimit_mw.rules.schema import RuleSection, place_of
-from ratelimit_mw.rules.tree import Map, Node, Problems
+from ratelimit_mw.rules.rule_schema import RuleSection
+from ratelimit_mw.rules.tree import Map, Node, Problems, place_of
 
 _ONE = "leave one of the two out"
 

@@ -4,8 +4,8 @@ import re
 
 from ratelimit_mw.identity import sources
 from ratelimit_mw.identity.attributes import Attributes
-from ratelimit_mw.rules.schema import File, place_of
-from ratelimit_mw.rules.tree import Map, Problems, quoted
+from ratelimit_mw.rules.schema import File
+from ratelimit_mw.rules.tree import Map, Problems, place_of, quoted
 from ratelimit_mw.settings import ClientSettings
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")

@@ -17,9 +17,9 @@ from ratelimit_mw.rules.overrides import bearing
 from ratelimit_mw.rules.overriding import Recompiler, compile_overrides
 from ratelimit_mw.rules.priorities import speaking
 from ratelimit_mw.rules.ruleset import CompiledRule, RuleSet
-from ratelimit_mw.rules.schema import File, node_at, place_of
+from ratelimit_mw.rules.schema import File
 from ratelimit_mw.rules.throttle import most
-from ratelimit_mw.rules.tree import Map, Node, Place, Problems, nearest, quoted
+from ratelimit_mw.rules.tree import Map, Node, Place, Problems, nearest, node_at, place_of, quoted
 from ratelimit_mw.settings import DeferSettings, ResponseSettings, StorageSettings
 
 _MAX_WAITING = Rule("").max_waiting

@@ -11,9 +11,10 @@ from ratelimit_mw.rules.document import Document
 from ratelimit_mw.rules.domains import Domains, Examined, Rules
 from ratelimit_mw.rules.lint import lint
 from ratelimit_mw.rules.ruleset import RuleSet
-from ratelimit_mw.rules.schema import File, check
+from ratelimit_mw.rules.schema import File
 from ratelimit_mw.rules.source import parse
 from ratelimit_mw.rules.tree import Items, Map, Problems, kind, quoted
+from ratelimit_mw.rules.validation import check
 from ratelimit_mw.rules.wrong import Wrong
 
 SHARED = ("storage", "client", "response", "load", "defer", "reload")

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from ratelimit_mw.rules.schema import RuleSection, place_of
-from ratelimit_mw.rules.tree import Map, Node, Problems
+from ratelimit_mw.rules.rule_schema import RuleSection
+from ratelimit_mw.rules.tree import Map, Node, Problems, place_of
 
 _LEASABLE = "write algorithm: sliding_window, fixed_window or bucketed_window"
 _CHARGEABLE = "write algorithm: sliding_window or fixed_window"

@@ -8,14 +8,12 @@ from typing import NamedTuple
 from ratelimit_mw.identity.attributes import Attributes, Reader
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import CostAfter
+from ratelimit_mw.rules.limits import MOST
 from ratelimit_mw.rules.tree import Node, Problems, Scalar, kind, near, quoted
 from ratelimit_mw.rules.values import TOKEN, whole
 from ratelimit_mw.rules.wrong import Wrong
 
 _log = logging.getLogger("ratelimit_mw")
-
-MOST = 1_000_000_000
-"""The largest fixed cost; a found one beyond it counts as one more, which no limit admits."""
 
 _NAME = re.compile("[A-Za-z_]")
 _SOURCES = ("scope:", "environ:", "python:")
@@ -101,6 +99,7 @@ class _Number:
             return 1
         digits = text.strip()
         if digits.isascii() and digits.isdigit():
+            # One more than the most is a cost that no limit admits.
             return min(int(digits.lstrip("0")[:11] or "0"), MOST + 1)
         if not self._said:
             self._said = True

@@ -10,12 +10,12 @@ from ratelimit_mw.rules.banning import check_ban
 from ratelimit_mw.rules.consistency import check_consistency
 from ratelimit_mw.rules.deferring import check_deferring
 from ratelimit_mw.rules.limit_forms import Stated
-from ratelimit_mw.rules.limits import DAY, Window, spell
+from ratelimit_mw.rules.limits import DAY, MOST, Window, spell
+from ratelimit_mw.rules.rule_schema import RuleSection
 from ratelimit_mw.rules.ruleset import Counter
-from ratelimit_mw.rules.schema import MOST, RuleSection, place_of
 from ratelimit_mw.rules.settling import check_settling
 from ratelimit_mw.rules.throttle import most, raised
-from ratelimit_mw.rules.tree import Map, Node, Problems
+from ratelimit_mw.rules.tree import Map, Node, Problems, place_of
 
 _SHORT = {
     "fixed_window": "fw",

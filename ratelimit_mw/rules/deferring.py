@@ -1,7 +1,7 @@
 """`on_limit: defer`: what it does not go with, and why."""
 
-from ratelimit_mw.rules.schema import RuleSection, place_of
-from ratelimit_mw.rules.tree import Node, Problems
+from ratelimit_mw.rules.rule_schema import RuleSection
+from ratelimit_mw.rules.tree import Node, Problems, place_of
 
 
 def check_deferring(rule: RuleSection, node: Node, problems: Problems) -> None:

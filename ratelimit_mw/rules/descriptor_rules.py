@@ -11,8 +11,8 @@ from ratelimit_mw.rules.descriptor_schema import DescriptorSection, RateLimit
 from ratelimit_mw.rules.descriptors import Branch, Descriptors, Limit, Node, pattern
 from ratelimit_mw.rules.entries import compile_entries, warn_of_unreached
 from ratelimit_mw.rules.limits import UNITS
-from ratelimit_mw.rules.schema import File, node_at, place_of
-from ratelimit_mw.rules.tree import Map, Place, Problems, quoted
+from ratelimit_mw.rules.schema import File
+from ratelimit_mw.rules.tree import Map, Place, Problems, node_at, place_of, quoted
 from ratelimit_mw.rules.tree import Node as Tree
 
 _SECRET = re.compile(r"cookie:|header:.*(auth|cookie|key|secret|token)", re.IGNORECASE)

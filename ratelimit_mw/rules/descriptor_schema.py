@@ -7,7 +7,7 @@ As there, a key with nothing behind it is as good as absent. What several keys h
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, Field, PlainValidator, WithJsonSchema
 
 from ratelimit_mw.rules import values
 from ratelimit_mw.rules.limits import UNITS
@@ -65,19 +65,13 @@ def _itself(node: Any) -> Any:
     return node
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Replaced(_Section):
+class Replaced(BaseModel, extra="forbid", frozen=True, json_schema_extra={"required": ["name"]}):
     """One name in `replaces`."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, json_schema_extra={"required": ["name"]})
 
     name: Text = ""
 
 
-class RateLimit(_Section):
+class RateLimit(BaseModel, extra="forbid", frozen=True):
     """A limit: so many requests in each unit of time, or none."""
 
     unit: Unit = None
@@ -87,10 +81,8 @@ class RateLimit(_Section):
     replaces: Annotated[list[Replaced], BeforeValidator(_or_absent(_itself, list))] = []
 
 
-class DescriptorSection(_Section):
+class DescriptorSection(BaseModel, extra="forbid", frozen=True, json_schema_extra={"required": ["key"]}):
     """One descriptor: what an entry has to be, its limit, and the descriptors of the entry after it."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, json_schema_extra={"required": ["key"]})
 
     key: Text = ""
     value: Text = ""

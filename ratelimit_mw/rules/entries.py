@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from ratelimit_mw.identity.attributes import Attributes, Reader, canonical_name
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.rules.descriptors import Limit, Node, Sources
-from ratelimit_mw.rules.schema import File, place_of
-from ratelimit_mw.rules.tree import Map, Place, Problems, nearest, quoted
+from ratelimit_mw.rules.schema import File
+from ratelimit_mw.rules.tree import Map, Place, Problems, nearest, place_of, quoted
 
 UNKNOWN = "?"
 """The value of an address that is not known: all requests without one share the counters that they meet."""

@@ -9,6 +9,9 @@ from ratelimit_mw.rules.tree import quoted
 
 DAY = 86_400 * SECOND
 
+MOST = 1_000_000_000
+"""The largest limit, burst and cost."""
+
 UNITS = {
     "second": SECOND,
     "minute": 60 * SECOND,

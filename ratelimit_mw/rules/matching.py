@@ -7,9 +7,9 @@ from ratelimit_mw.identity.identifier import Identifier, attributes_of, identifi
 from ratelimit_mw.rules import values
 from ratelimit_mw.rules.breath import breathe
 from ratelimit_mw.rules.conditions import Exact, Matching
-from ratelimit_mw.rules.schema import Match, place_of
+from ratelimit_mw.rules.rule_schema import Match
 from ratelimit_mw.rules.templates import Template
-from ratelimit_mw.rules.tree import Map, Node, Problems, nearest, quoted
+from ratelimit_mw.rules.tree import Map, Node, Problems, nearest, place_of, quoted
 from ratelimit_mw.rules.wrong import Wrong
 
 _WITH_PORT = re.compile(r"[^:]:[0-9]+$")

@@ -2,8 +2,9 @@
 
 from ratelimit_mw.identity.identifier import CONNECTION, attributes_of
 from ratelimit_mw.rules.breath import breathe
-from ratelimit_mw.rules.schema import File, RuleSection, node_at, place_of
-from ratelimit_mw.rules.tree import Map, Node, Problems, quoted
+from ratelimit_mw.rules.rule_schema import RuleSection
+from ratelimit_mw.rules.schema import File
+from ratelimit_mw.rules.tree import Map, Node, Problems, node_at, place_of, quoted
 
 _LEAVE_OUT = "leave it out"
 

@@ -8,9 +8,10 @@ from ratelimit_mw.rules import mapping_tree
 from ratelimit_mw.rules.counters import check_limits, compile_counters
 from ratelimit_mw.rules.limit_forms import Limits, read_limits
 from ratelimit_mw.rules.overrides import KINDS, Held, identity_of, names_network
+from ratelimit_mw.rules.rule_schema import RuleSection
 from ratelimit_mw.rules.ruleset import Counter
-from ratelimit_mw.rules.schema import File, OverrideSection, RuleSection, node_at, place_of
-from ratelimit_mw.rules.tree import Map, Node, Place, Problems, nearest, quoted
+from ratelimit_mw.rules.schema import File, OverrideSection
+from ratelimit_mw.rules.tree import Map, Node, Place, Problems, nearest, node_at, place_of, quoted
 from ratelimit_mw.rules.wrong import Wrong
 
 

@@ -1,7 +1,7 @@
 """What a response settles (`count`, `cost: response:`, `N concurrent`): what it does not go with, and why."""
 
-from ratelimit_mw.rules.schema import RuleSection, place_of
-from ratelimit_mw.rules.tree import Map, Node, Problems
+from ratelimit_mw.rules.rule_schema import RuleSection
+from ratelimit_mw.rules.tree import Map, Node, Problems, place_of
 
 _TWO_RULES = "make two rules of it"
 

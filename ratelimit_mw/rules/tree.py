@@ -70,6 +70,24 @@ class Map(dict[str, "Node"]):
 
 Node = Scalar | Items | Map
 
+Location = tuple[str | int, ...]
+"""The keys and indices that lead to a node."""
+
+
+def node_at(tree: Node, location: Location) -> Node:
+    """The node at a location, or the innermost one that is left around it."""
+    for step in location:
+        if isinstance(tree, Map):
+            tree = tree.get(str(step), tree)
+        elif isinstance(tree, Items) and isinstance(step, int):
+            tree = tree[step]
+    return tree
+
+
+def place_of(node: Node, *steps: str | int) -> Place:
+    """Where the value at the end of `steps` stands, or what is left of it."""
+    return node_at(node, steps).place
+
 
 class Problems:
     """Gathers what is wrong, so that everything can be said at once."""

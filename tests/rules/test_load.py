@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ratelimit_mw import ConfigurationError
-from ratelimit_mw.rules import schema
+from ratelimit_mw.rules.json_schema import json_schema
 from ratelimit_mw.rules.load import load
 from ratelimit_mw.settings import ClientSettings, HeaderGroups, ResponseSettings, StorageSettings
 from tests.rules.corpus import applied, load_text, problems_of, rules
@@ -244,7 +244,7 @@ class TestWarnings:
 
 class TestJsonSchema:
     def test_it_is_json_and_knows_the_keys_and_which_are_needed(self):
-        made = json.loads(json.dumps(schema.json_schema()))
+        made = json.loads(json.dumps(json_schema()))
         assert made["required"] == ["domain"]
         assert made["anyOf"] == [{"required": ["rules"]}, {"required": ["descriptors"]}]
         rule = made["$defs"]["RuleSection"]
@@ -253,7 +253,7 @@ class TestJsonSchema:
         assert rule["properties"]["burst"] == {"type": "integer", "minimum": 1, "maximum": 1_000_000_000}
 
     def test_it_has_every_default_of_the_settings(self):
-        made = schema.json_schema()["$defs"]
+        made = json_schema()["$defs"]
         for section, settings in (("Response", ResponseSettings()), ("Client", ClientSettings("d"))):
             for key, value in made[section]["properties"].items():
                 if "default" in value and key not in {"headers", "body"}:
