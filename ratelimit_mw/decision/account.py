@@ -1,6 +1,7 @@
 """What one request has taken from its counters, and what of it goes back: once, and never more than it took."""
 
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -67,7 +68,7 @@ class Account:
 
     def __init__(self, verdict: Verdict, store: Store, in_flight: InFlight) -> None:
         self.store = store
-        self._verdict = verdict
+        self._verdict = weakref.ref(verdict)  # which knows its account: both ways, neither would go by itself
         self._lock = threading.Lock()
         self._in_flight = in_flight
         self._taken: list[_Taken] = []
@@ -111,7 +112,7 @@ class Account:
         """Let the verdict say what remains after a response of that status, before it is concluded."""
         with self._lock:
             for taken in self._taken:
-                self._verdict.show(taken.place, taken.remaining - taken.due(status, header))
+                self._say(taken, taken.remaining - taken.due(status, header))
 
     def conclude(self, status: int, header: ReadHeader) -> list[Move]:
         """What follows from the response, the first time; what counts not is given back, what costs more is charged."""
@@ -139,7 +140,12 @@ class Account:
 
     def _note(self, taken: _Taken, amount: int) -> None:
         taken.remaining -= amount
-        self._verdict.show(taken.place, taken.remaining)
+        self._say(taken, taken.remaining)
+
+    def _say(self, taken: _Taken, remaining: int) -> None:
+        verdict = self._verdict()
+        if verdict is not None:  # else nobody can look at it any more
+            verdict.show(taken.place, remaining)
 
     def _returns(self, wanted: Sequence[tuple[_Taken, int]]) -> list[Move]:
         together: dict[int, list[Ask]] = {}

@@ -32,6 +32,7 @@ class Verdict:
     """
 
     __slots__ = (
+        "__weakref__",
         "_decision",
         "_denied",
         "account",

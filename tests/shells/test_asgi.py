@@ -1,7 +1,9 @@
 """The ASGI middleware to the letter of the specification, message by message."""
 
 import asyncio
+import contextlib
 import contextvars
+import gc
 import inspect
 
 import pytest
@@ -297,6 +299,57 @@ def test_a_request_cancelled_while_it_is_decided_was_never_there(any_server):
 
     asyncio.run(run(limiter("100 per minute", storage=any_server.url)))
     assert sorted(called) == sorted(["/warm", *(f"/{number}" for number in range(1, 20, 2))])
+
+
+async def looking(scope, receive, send):
+    limits = scope["ratelimit"]
+    await limits.charge(2)
+    await limits.refund(1)
+    await limits.check("everybody")
+    await ok(scope, receive, send)
+
+
+async def raising(scope, receive, send):
+    raise LookupError("the app's own")
+
+
+@pytest.mark.parametrize(
+    ("app", "limit"),
+    [
+        pytest.param(ok, "1000 per minute", id="allowed"),
+        pytest.param(ok, "0 per minute", id="denied"),
+        pytest.param(raising, "1000 per minute", id="the app raises"),
+        pytest.param(looking, "1000 per minute", id="the app charges, refunds and checks"),
+        pytest.param(ok, "5 concurrent", id="held until its end"),
+        pytest.param(RateLimitMiddleware(looking, limiter=limiter()), "1000 per minute", id="one in another"),
+    ],
+)
+def test_a_request_that_has_ended_leaves_nothing_to_the_garbage_collector(app, limit):
+    """Scope, handle and request name each other while it lasts; a cycle left of each is a pause for all, later."""
+
+    async def run():
+        rule = {"name": "everybody", "by": "ip", "limit": limit}
+        limited = RateLimitMiddleware(app, limiter=limiter(rules=[rule]))
+
+        async def ask(times):
+            for _ in range(times):
+                with contextlib.suppress(LookupError):
+                    await exchange(limited, http_scope())
+
+        await ask(1)  # what is made once is not meant
+        gc.collect()
+        gc.disable()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        try:
+            await ask(5)
+            gc.collect()
+            return [type(each) for each in gc.garbage if type(each).__module__.startswith("ratelimit_mw")]
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+            gc.enable()
+
+    assert asyncio.run(run()) == []
 
 
 def test_one_middleware_serves_one_event_loop_after_another(any_server):
