@@ -20,7 +20,7 @@ from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import Decision
 from ratelimit_mw.rules.domains import Rules
-from ratelimit_mw.rules.ruleset import BLOCKED
+from ratelimit_mw.rules.overrides import BLOCKED
 from ratelimit_mw.settings import ResponseSettings
 from ratelimit_mw.sources.override_list import OverrideList
 from ratelimit_mw.sources.retriever import Retriever, State

@@ -9,8 +9,9 @@ from ratelimit_mw.identity.entries import EntriesRequest
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import NEVER, SECOND, Banned, Charge, Decision, Outcome
 from ratelimit_mw.rules.limits import spell
+from ratelimit_mw.rules.overrides import BLOCKED
 from ratelimit_mw.rules.reasons import Criterion, Reason, reasons, why_free
-from ratelimit_mw.rules.ruleset import BLOCKED, RuleSet
+from ratelimit_mw.rules.ruleset import RuleSet
 
 _IN_SHADOW = "the whole file is in shadow: it denies nobody"
 

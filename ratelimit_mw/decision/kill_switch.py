@@ -8,7 +8,7 @@ from dataclasses import replace
 from ratelimit_mw.clock import Clock, SystemClock
 from ratelimit_mw.errors import ConfigurationError, Problem
 from ratelimit_mw.model import SECOND, Charge
-from ratelimit_mw.rules.ruleset import BLOCKED
+from ratelimit_mw.rules.overrides import BLOCKED
 from ratelimit_mw.sources.setting import WORDS, Setting
 
 _log = logging.getLogger("ratelimit_mw")

@@ -15,7 +15,7 @@ from ratelimit_mw.identity.request import Request
 from ratelimit_mw.load.meter import Meter
 from ratelimit_mw.model import SECOND, Ask, Charge
 from ratelimit_mw.rules.domains import Rules
-from ratelimit_mw.rules.ruleset import BLOCKED
+from ratelimit_mw.rules.overrides import BLOCKED
 from ratelimit_mw.settings import LoadSettings
 
 _log = logging.getLogger("ratelimit_mw")

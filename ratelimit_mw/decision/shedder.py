@@ -16,8 +16,8 @@ from ratelimit_mw.load.meter import Meter
 from ratelimit_mw.load.shedding import comes_back_in, share_shed, turn
 from ratelimit_mw.model import SECOND, Charge, Priority
 from ratelimit_mw.rules.domains import Rules
+from ratelimit_mw.rules.overrides import BLOCKED
 from ratelimit_mw.rules.priorities import PRIORITIES
-from ratelimit_mw.rules.ruleset import BLOCKED
 
 _log = logging.getLogger("ratelimit_mw")
 

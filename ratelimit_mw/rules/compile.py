@@ -7,6 +7,7 @@ from ratelimit_mw.identity.identifier import attributes_of
 from ratelimit_mw.model import Rule
 from ratelimit_mw.rules.breath import breathe
 from ratelimit_mw.rules.client import compile_client
+from ratelimit_mw.rules.compiled import CompiledRule
 from ratelimit_mw.rules.conditions import Matching
 from ratelimit_mw.rules.cost import compile_cost, cost_after
 from ratelimit_mw.rules.counters import check_limits, compile_counters
@@ -16,7 +17,7 @@ from ratelimit_mw.rules.messages import check_messages
 from ratelimit_mw.rules.overrides import bearing
 from ratelimit_mw.rules.overriding import Recompiler, compile_overrides
 from ratelimit_mw.rules.priorities import speaking
-from ratelimit_mw.rules.ruleset import CompiledRule, RuleSet
+from ratelimit_mw.rules.ruleset import RuleSet
 from ratelimit_mw.rules.schema import File
 from ratelimit_mw.rules.throttle import most
 from ratelimit_mw.rules.tree import Map, Node, Place, Problems, nearest, node_at, place_of, quoted

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ratelimit_mw.identity.attributes import Attributes, Reader
-from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import CostAfter
+from ratelimit_mw.rules.compiled import Weigh
 from ratelimit_mw.rules.limits import MOST
 from ratelimit_mw.rules.tree import Node, Problems, Scalar, kind, near, quoted
 from ratelimit_mw.rules.values import TOKEN, whole
@@ -19,9 +19,6 @@ _NAME = re.compile("[A-Za-z_]")
 _SOURCES = ("scope:", "environ:", "python:")
 _RESPONSE = "response:"
 _FORM = "write a whole number, an attribute, python:package.module:function or response:X-Cost"
-
-Weigh = Callable[[Request], int]
-"""From a request to its cost."""
 
 
 class Cost(NamedTuple):

@@ -1,18 +1,17 @@
 """A rule's limits to counters: the quota of each window, and the key up to the client's identity."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from urllib.parse import quote
 
 from ratelimit_mw.algorithms.concurrency import BUCKETS, PERIOD
 from ratelimit_mw.model import SECOND, Quota
 from ratelimit_mw.rules.banning import check_ban
+from ratelimit_mw.rules.compiled import Counter, Tiers
 from ratelimit_mw.rules.consistency import check_consistency
 from ratelimit_mw.rules.deferring import check_deferring
 from ratelimit_mw.rules.limit_forms import Stated
 from ratelimit_mw.rules.limits import DAY, MOST, Window, spell
 from ratelimit_mw.rules.rule_schema import RuleSection
-from ratelimit_mw.rules.ruleset import Counter
 from ratelimit_mw.rules.settling import check_settling
 from ratelimit_mw.rules.throttle import most, raised
 from ratelimit_mw.rules.tree import Map, Node, Problems, place_of
@@ -33,8 +32,6 @@ _BUCKETS = 60
 _LOGGED = 10_000
 _LONGEST = 10 * 365 * DAY
 _REFILL = 100 * 365 * DAY
-
-Tiers = Mapping[str | None, tuple[Counter, ...]]
 
 
 def compile_counters(domain: str, rule: RuleSection) -> tuple[tuple[Counter, ...], Tiers | None]:

@@ -10,17 +10,20 @@ from ratelimit_mw.identity.attributes import Attributes
 from ratelimit_mw.identity.entries import Entry
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import Charge
+from ratelimit_mw.rules.features import Features
+from ratelimit_mw.rules.overrides import BLOCKED
 from ratelimit_mw.rules.plans import Plans
-from ratelimit_mw.rules.ruleset import BLOCKED, RuleSet
+from ratelimit_mw.rules.ruleset import RuleSet
 
 
-class Domains:
+class Domains(Features):
     """The rules of several files. Every file's apply to a request; `of` gives those of one.
 
     Storage, client and response are the same in all of them, and so is what an attribute's name means.
     """
 
     def __init__(self, parts: Sequence[RuleSet]) -> None:
+        super().__init__(rule for part in parts for rule in part.compiled)
         first = parts[0]
         self.parts = tuple(parts)
         self.domain = first.domain
@@ -38,13 +41,6 @@ class Domains:
         self.rules = tuple(rule for part in parts for rule in part.rules)
         self.load = first.load
         self.defer = first.defer
-        self.elastic = any(part.elastic for part in parts)
-        self.waiting = any(part.waiting for part in parts)
-        self.settling = any(part.settling for part in parts)
-        self.deferring = any(part.deferring for part in parts)
-        self.metered = any(part.metered for part in parts)
-        self.demanding = any(part.demanding for part in parts)
-        self.shedding = any(part.shedding for part in parts)
         self.messages: Domains | None = _of_messages(parts)
         self.plans = _remembering(parts)
         self.warnings = tuple(warning for part in parts for warning in part.warnings)

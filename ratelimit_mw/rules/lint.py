@@ -11,10 +11,11 @@ from ratelimit_mw.identity.attributes import canonical_name
 from ratelimit_mw.identity.identifier import attributes_of
 from ratelimit_mw.model import Quota
 from ratelimit_mw.rules.ceilings import never_full
+from ratelimit_mw.rules.compiled import CompiledRule
 from ratelimit_mw.rules.covering import covers
 from ratelimit_mw.rules.limits import spell
 from ratelimit_mw.rules.rule_schema import RuleSection
-from ratelimit_mw.rules.ruleset import CompiledRule, RuleSet
+from ratelimit_mw.rules.ruleset import RuleSet
 from ratelimit_mw.rules.schema import File
 from ratelimit_mw.rules.tree import Map, Place, Problems, place_of
 

@@ -7,14 +7,14 @@ An identity is written as in a counter's key: `ip=192.0.2.1`, `user=<its hash>`,
 import itertools
 from collections.abc import Callable, Iterable, Mapping
 from ipaddress import ip_network
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 from urllib.parse import unquote
 
 from ratelimit_mw.clock import Clock
 from ratelimit_mw.identity.attributes import Attributes, canonical_name
 from ratelimit_mw.identity.identifier import Identifier, identifier, spelling
 from ratelimit_mw.identity.request import Request
-from ratelimit_mw.model import NEVER, Quota
+from ratelimit_mw.model import NEVER, Ask, Charge, Quota, Rule
 from ratelimit_mw.rules.conditions import Networks
 from ratelimit_mw.rules.match import NO_PARAMETERS
 from ratelimit_mw.rules.tree import nearest
@@ -36,6 +36,18 @@ class Held(NamedTuple):
     until: int = NEVER
     rule: str = ""
     counters: _Counters = ()
+
+
+BLOCKED: tuple[Charge, ...] = (Charge(Rule("block"), Ask("", Quota("fixed_window", 0, 1))),)
+"""The plan of a client who may do nothing: itself, never a copy, and never asked of a store."""
+
+
+class Recompiling(Protocol):
+    """Compiles overrides that come at run time."""
+
+    def limit(self, identity: str, rule: str, limit: object, until: int = NEVER) -> Held:
+        """Another limit for an identity; `limit` is as a rule's. Raises ValueError."""
+        ...
 
 
 def bearing(held: Iterable[Held]) -> tuple[Held, ...]:

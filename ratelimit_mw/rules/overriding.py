@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from ratelimit_mw.identity.attributes import Attributes
 from ratelimit_mw.model import NEVER
 from ratelimit_mw.rules import mapping_tree
+from ratelimit_mw.rules.compiled import Counter
 from ratelimit_mw.rules.counters import check_limits, compile_counters
 from ratelimit_mw.rules.limit_forms import Limits, read_limits
 from ratelimit_mw.rules.overrides import KINDS, Held, identity_of, names_network
 from ratelimit_mw.rules.rule_schema import RuleSection
-from ratelimit_mw.rules.ruleset import Counter
 from ratelimit_mw.rules.schema import File, OverrideSection
 from ratelimit_mw.rules.tree import Map, Node, Place, Problems, nearest, node_at, place_of, quoted
 from ratelimit_mw.rules.wrong import Wrong

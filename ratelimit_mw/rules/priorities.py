@@ -10,8 +10,8 @@ from dataclasses import replace
 from ratelimit_mw.identity.attributes import Attributes
 from ratelimit_mw.identity.identifier import identifier
 from ratelimit_mw.model import Priority, Quota, Rule
+from ratelimit_mw.rules.compiled import CompiledRule
 from ratelimit_mw.rules.conditions import Matching
-from ratelimit_mw.rules.ruleset import CompiledRule
 
 PRIORITIES: tuple[Priority, ...] = ("low", "normal", "critical")
 """In ascending order."""

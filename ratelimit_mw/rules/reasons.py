@@ -9,9 +9,10 @@ from ratelimit_mw.identity.paths import cleaned
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import Charge
 from ratelimit_mw.rules import conditions
+from ratelimit_mw.rules.compiled import CompiledRule
 from ratelimit_mw.rules.conditions import Matching, is_preflight
 from ratelimit_mw.rules.match import NO_PARAMETERS, Hit, PathMatcher
-from ratelimit_mw.rules.ruleset import CompiledRule, RuleSet
+from ratelimit_mw.rules.ruleset import RuleSet
 
 SHOWN = ("host", "tier")
 """Attributes whose values may be shown. Others may be secret."""

@@ -14,7 +14,7 @@ from ratelimit_mw.identity.asgi import AsgiRequest
 from ratelimit_mw.identity.identifier import CONNECTION
 from ratelimit_mw.model import NEVER, SECOND, Charge, Rule
 from ratelimit_mw.rules.domains import Rules
-from ratelimit_mw.rules.ruleset import BLOCKED
+from ratelimit_mw.rules.overrides import BLOCKED
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]

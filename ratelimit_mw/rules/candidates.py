@@ -1,0 +1,108 @@
+"""The rules that may apply to a request: which of them do, and what they ask. This is the hot path."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from ratelimit_mw.identity.attributes import Reader
+from ratelimit_mw.identity.identifier import Identifier
+from ratelimit_mw.identity.request import Request
+from ratelimit_mw.model import Ask, Charge, Rule
+from ratelimit_mw.rules.compiled import CompiledRule, Counter, Tiers, Weigh
+from ratelimit_mw.rules.conditions import Condition
+from ratelimit_mw.rules.overrides import Overrides
+
+
+class Program(NamedTuple):
+    """A rule as the hot path wants it: a tuple, whose conditions are what remains when it has been looked up."""
+
+    conditions: tuple[Condition, ...]
+    counters: tuple[Counter, ...]
+    tiers: Tiers | None
+    identifiers: tuple[Identifier, ...]
+    rule: Rule
+    cost: int
+    weigh: Weigh | None
+    replaces: frozenset[int]
+
+
+Candidate = tuple[int, Program, str, Mapping[str, str], bool]
+"""A rule whose path matches: its rank, to sort by; itself; the template; the parameters; whether both forms matched."""
+
+
+def program(rule: CompiledRule | None, conditions: tuple[Condition, ...] = ()) -> Program:
+    """A rule, or without one an exemption, that applies where these conditions hold."""
+    if rule is None:
+        return Program(conditions, (), None, (), Rule("exempt"), 0, None, frozenset())
+    return Program(
+        conditions,
+        rule.counters,
+        rule.tiers,
+        rule.identifiers,
+        rule.rule,
+        rule.cost,
+        rule.weigh,
+        rule.replaces,
+    )
+
+
+def is_exempt(candidates: Sequence[Candidate], request: Request) -> bool:
+    """Whether an exemption applies, in both forms of the path. Exemptions have negative ranks, and so come first."""
+    for rank, candidate, _, _, strict in candidates:
+        if rank >= 0:
+            return False
+        if strict and _all(candidate.conditions, request):
+            return True
+    return False
+
+
+def not_replaced(candidates: Sequence[Candidate], request: Request) -> Sequence[Candidate]:
+    """Less what is replaced by a rule that matches, in both forms of the path, and has a counter."""
+    gone: set[int] = set()
+    for _, candidate, route, parameters, strict in candidates:
+        if (
+            candidate.replaces
+            and strict
+            and _all(candidate.conditions, request)
+            and any(identify(request, parameters, route) is not None for identify in candidate.identifiers)
+        ):
+            gone |= candidate.replaces
+    return [candidate for candidate in candidates if candidate[0] not in gone] if gone else candidates
+
+
+def charges_of(
+    candidates: Sequence[Candidate], request: Request, cost: int, tier: Reader | None, overrides: Overrides | None
+) -> tuple[Charge, ...]:
+    """The counters that the rules which apply have to ask. `tier` reads the request's, where limits go by it."""
+    found: list[Charge] = []
+    for _, (
+        conditions,
+        everybody,
+        tiers,
+        identifiers,
+        rule,
+        own_cost,
+        weigh,
+        _,
+    ), route, parameters, _ in candidates:
+        for condition in conditions:
+            if not condition(request):
+                break
+        else:
+            taken = cost * (own_cost if weigh is None else weigh(request))
+            counters = everybody if tier is None or tiers is None else tiers.get(tier(request), everybody)
+            identities: Iterable[str | None]
+            if len(identifiers) == 1:
+                identities = (identifiers[0](request, parameters, route),)
+            else:  # two entries of one `by` may come to the same identity, and then it is one counter
+                identities = dict.fromkeys([identify(request, parameters, route) for identify in identifiers])
+            for identity in identities:
+                if identity is not None:
+                    own = overrides.counters(rule.name, identity, counters) if overrides else counters
+                    for key, quota in own:
+                        ask = tuple.__new__(Ask, (f"{key}{identity}}}", quota, taken, rule.shadow))
+                        found.append(tuple.__new__(Charge, (rule, ask)))
+    return tuple(found)
+
+
+def _all(conditions: tuple[Condition, ...], request: Request) -> bool:
+    return all(condition(request) for condition in conditions)
