@@ -1,14 +1,8 @@
 -- What the algorithms share. A Lua number is a double: whole numbers are exact below 2^53.
 local NEVER = -1
 
--- What an algorithm's file defines is made when it is first asked for: a script makes its functions anew in each call,
--- and most calls need those of one algorithm. `define` is put behind this file, and all the others in it.
-local define
-local on_demand = {__index = function(functions, name)
-  define(name)
-  return rawget(functions, name)
-end}
-local algorithms, refunds, denials = setmetatable({}, on_demand), setmetatable({}, on_demand), setmetatable({}, on_demand)
+-- Filled by the algorithms' files, by their names.
+local algorithms, refunds, denials = {}, {}, {}
 
 -- floor(a × b ÷ c) and the remainder, exact where a < 2^32, b and c < 2^49, and the quotient < 2^53.
 local function multiply_divide(a, b, c)

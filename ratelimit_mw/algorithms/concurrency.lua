@@ -1,4 +1,6 @@
 -- The twin of concurrency.py.
+define('bucketed_window')
+
 algorithms.concurrency = function(...)
   local allowed, remaining, reset_after, retry_after, write = algorithms.bucketed_window(...)
   if retry_after > 0 then retry_after = 1000000 end

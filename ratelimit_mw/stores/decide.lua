@@ -1,17 +1,25 @@
 -- Decides a batch of requests, each alone and in order of arrival, and each all or nothing.
 --
 -- KEYS  the counters of all asks, in order
--- ARGV  1  a nonce, which the reply returns
+-- ARGV  1  a nonce of eight bytes, which the reply returns
 --       2  the time in microseconds, or '' for the server's own
 --       3  the asks, packed one after the other: flags, algorithm, limit, period, burst or buckets, how long a
 --             request may wait, cost, and when what is given back was charged
--- Reply    the nonce, the time, the outcomes packed in order (allowed, remaining, reset, retry or FAILED,
---          delay), and the first error's text
+-- Reply    the nonce, the time, the outcomes in order (allowed, remaining, reset, retry or FAILED, delay), packed one
+--          after the other, and the first error's text
 local SHADOW, LAST, PEEK, FORGET, REFUND, INSIST = 1, 2, 4, 8, 16, 32
 local FAILED = -2
 local ASK = '<BBdddddd'
 local ASK_SIZE = 50
 local BAN = #by_number
+
+-- An algorithm's functions are made when it is first needed: a script makes its functions anew in each call, and most
+-- calls need those of one.
+local function need(number)
+  local name = by_number[number]
+  if not algorithms[name] then define(name) end
+  return name
+end
 
 -- Under a clock that is moved by hand nothing may expire by the server's.
 local now, least_ttl = tonumber(ARGV[2]), 3600000
@@ -40,7 +48,7 @@ end
 -- Decides on a request that asks one counter, as most do.
 local function decide_one(key, algorithm, limit, period, extra, max_wait, cost)
   local allowed, remaining, reset_after, retry_after, write, delay =
-    algorithms[by_number[algorithm]](key, limit, period, extra, cost, now, max_wait)
+    algorithms[need(algorithm)](key, limit, period, extra, cost, now, max_wait)
   save(key, reset_after, write)
   reply(allowed, remaining, reset_after, retry_after, write, delay)
 end
@@ -76,4 +84,4 @@ for number, key in ipairs(KEYS) do
   end
 end
 
-return {ARGV[1], now, table.concat(replies), complaint}
+return ARGV[1] .. struct.pack('<d', now) .. table.concat(replies) .. complaint

@@ -3,7 +3,7 @@
 local function flag(flags, bit) return math.floor(flags / bit) % 2 == 1 end
 
 local function ask(key, a, cost)
-  return {algorithms[by_number[a.algorithm]](key, a.limit, a.period, a.extra, cost, now, a.max_wait)}
+  return {algorithms[need(a.algorithm)](key, a.limit, a.period, a.extra, cost, now, a.max_wait)}
 end
 
 -- A ban stands before the asks that it watches, and its cost is their number. What a shadow's ban would have denied is
@@ -56,7 +56,7 @@ local function decide(asks)
 end
 
 local function give_back(a)
-  local state = refunds[by_number[a.algorithm]](a.key, a.limit, a.period, a.extra, a.cost, a.charged_at, now)
+  local state = refunds[need(a.algorithm)](a.key, a.limit, a.period, a.extra, a.cost, a.charged_at, now)
   if state then redis.call('SET', a.key, state, 'KEEPTTL') end
 end
 

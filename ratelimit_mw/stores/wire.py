@@ -18,6 +18,8 @@ _QUOTA = Struct("<Bdddd")
 _CHARGE = Struct("<dd")
 _FLAGS = [bytes((flags,)) for flags in range(64)]
 _nonces = count(secrets.randbits(48))  # a reply is told from the others on its connection; it is no secret
+_NONCE = Struct("<Q")
+_REPLY = Struct("<8sd")
 _OUTCOME = Struct("<?qqqq")
 _outcome = partial(tuple.__new__, Outcome)
 _NAMES = (*ALGORITHMS, "ban")
@@ -94,7 +96,7 @@ def script() -> str:
     """The one script, put together from the algorithms' files."""
     names = "local by_number = {" + ", ".join(f"'{name}'" for name in _NAMES) + "}\n"
     branches = [f"if name == '{name}' then\n{lua(name)}" for name in _NAMES]
-    define = "define = function(name)\n" + "else".join(branches) + "end\nend\n"
+    define = "local function define(name)\n" + "else".join(branches) + "end\nend\n"
     several, decide = (
         files("ratelimit_mw.stores").joinpath(f"{name}.lua").read_text("utf-8") for name in ("several", "decide")
     )
@@ -103,7 +105,7 @@ def script() -> str:
 
 def encode(inquiries: Sequence[Inquiry], now: int | None) -> Message:
     """The script call that decides `inquiries` in order, at `now` or by the server's clock."""
-    nonce = b"%x" % next(_nonces)
+    nonce = _NONCE.pack(next(_nonces))
     keys: list[str] = []
     packed: list[bytes] = []
     alone = True  # each inquiry has one ask, as most have
@@ -137,15 +139,18 @@ def decode(reply: Any, message: Message, inquiries: Sequence[Inquiry]) -> list[R
     is a matter of these counters alone), and the others their replies.
     """
     try:
-        nonce, time, packed, complaint = reply  # the unpacking itself is the check
-        now = int(time)
-        outcomes: list[Outcome] = list(map(_outcome, _OUTCOME.iter_unpack(packed)))
-    except (TypeError, ValueError, error):
+        nonce, time = _REPLY.unpack_from(reply)  # the unpacking itself is the check
+        now, end = int(time), _REPLY.size + message.asked * _OUTCOME.size
+        outcomes: list[Outcome] = list(map(_outcome, _OUTCOME.iter_unpack(reply[_REPLY.size : end])))
+        complaint = reply[end:]
+    except (TypeError, ValueError, OverflowError, error):
         raise StoreUnavailable(f"the store answered with something else than a decision: {reply!r:.80}") from None
     if nonce != message.nonce or len(outcomes) != message.asked:
         raise StoreUnavailable("the store answered another request than the one that was asked")
     if message.alone and not complaint:
         return [tuple.__new__(Reply, (now, (outcome,), None)) for outcome in outcomes]
+    if complaint and all(outcome.retry_after != _FAILED for outcome in outcomes):
+        raise StoreUnavailable("the store answered with more than was asked")
     replies: list[Reply | StoreUnavailable] = []
     start = 0
     for asks, *_ in inquiries:

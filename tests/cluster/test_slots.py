@@ -27,7 +27,7 @@ def answer(command):
     """What the script says: everything is allowed."""
     keys = command[2]
     nonce, time = command[3 + keys : 5 + keys]
-    return [nonce, time or b"1", struct.pack("<?qqqq", True, 4, 1, 0, 0) * keys, b""]
+    return nonce + struct.pack("<d", int(time or 1)) + struct.pack("<?qqqq", True, 4, 1, 0, 0) * keys
 
 
 def names(volley):
@@ -119,7 +119,7 @@ def test_another_error_is_that_slots_alone(error, kind):
 
 def test_a_reply_to_another_question_ends_the_conversation():
     with pytest.raises(StoreUnavailable, match="another request"):
-        held([inquiry(1)], lambda command, _: [b"nonce", b"1", b"", b""])
+        held([inquiry(1)], lambda command, _: bytes(16 + 33))
 
 
 def test_a_slot_is_that_of_what_stands_in_the_braces():

@@ -1,5 +1,8 @@
 """What travels to Redis and back, without a server."""
 
+import math
+import struct
+
 import pytest
 
 from ratelimit_mw.errors import StoreUnavailable
@@ -12,7 +15,7 @@ ONE, TWO = [Ask("d:a:{x}", MINUTE)], [Ask("d:a:{x}", MINUTE), Ask("d:b:{x}", MIN
 
 def answered(message, outcomes, *, nonce=None, complaint=b""):
     packed = b"".join(_OUTCOME.pack(*outcome) for outcome in outcomes)
-    return [message.nonce if nonce is None else nonce, b"1700000000000000", packed, complaint]
+    return (message.nonce if nonce is None else nonce) + struct.pack("<d", 1_700_000_000_000_000) + packed + complaint
 
 
 @pytest.mark.parametrize(
@@ -37,13 +40,16 @@ def test_each_inquiry_gets_the_outcomes_of_its_own_asks(asked):
 @pytest.mark.parametrize(
     "spoil",
     [
-        pytest.param(lambda message: answered(message, [(True, 1, 1, 0, 0)], nonce=b"other"), id="another nonce"),
+        pytest.param(lambda message: answered(message, [(True, 1, 1, 0, 0)], nonce=b"another!"), id="another nonce"),
         pytest.param(lambda message: answered(message, [(True, 1, 1, 0, 0)] * 2), id="an outcome too many"),
         pytest.param(lambda message: answered(message, []), id="an outcome too few"),
         pytest.param(lambda message: b"OK", id="another command's reply"),
         pytest.param(lambda message: None, id="nil"),
-        pytest.param(lambda message: [message.nonce, b"x", b"", b""], id="a time that is none"),
-        pytest.param(lambda message: [message.nonce, b"1", b"short", b""], id="outcomes cut off"),
+        pytest.param(lambda message: [message.nonce, 1.0, b"", b""], id="a list"),
+        pytest.param(lambda message: message.nonce + struct.pack("<d", math.inf) + bytes(33), id="no end of time"),
+        pytest.param(lambda message: message.nonce + struct.pack("<d", math.nan) + bytes(33), id="no time"),
+        pytest.param(lambda message: message.nonce, id="a nonce alone"),
+        pytest.param(lambda message: answered(message, [(True, 1, 1, 0, 0)])[:-1], id="outcomes cut off"),
     ],
 )
 def test_a_reply_to_something_else_is_nobody_s(spoil):
