@@ -110,9 +110,10 @@ class Worker:
             left = await asyncio.to_thread(self._queue.promote)
             entry = await self._mislaid_entry() if self._mislaid else None
             if entry is None and time.monotonic() >= self._looked_for_dead + self._idle / 4:
-                self._looked_for_dead = time.monotonic()
                 entry = await asyncio.to_thread(self._queue.claim, self._name, self._idle)
-                if entry is not None and entry.number in self._under_way.values():  # it is our own, and a slow one
+                if entry is None:  # else whoever left one may have left more
+                    self._looked_for_dead = time.monotonic()
+                elif entry.number in self._under_way.values():  # it is our own, and a slow one
                     entry = None
             if entry is None:
                 seconds = self._listen if left is None else min(max(left, 0.001), self._listen)

@@ -276,6 +276,21 @@ def test_what_a_dead_worker_had_begun_is_unknown_and_what_it_had_not_is_done(any
         assert site.bodies == ["handed out"]
 
 
+def test_all_that_a_dead_worker_had_begun_is_found_one_after_the_other(any_server, clock):
+    """It had many under way at once: each holds up its lane until it is found."""
+    with limiter(any_server, clock=clock) as engine:
+        locations = [put_off(engine, "a", ip=f"198.51.100.{n}")[0] for n in range(8)]
+        queue = engine.deferrals.queue(engine.rules)
+        queue.promote()
+        entries = [queue.next("dead", 1.0) for _ in locations]
+        for entry in entries:
+            queue.begin(entry, "t")
+        with any_server.client() as client:  # they have lain there for an hour
+            numbers = [entry.number for entry in entries]
+            client.xclaim("{shop:deferred}:stream", "workers", "dead", 0, numbers, idle=3_600_000)
+        asyncio.run(_work(engine, Site(engine), lambda: set(fates(engine, locations)) == {"unknown"}))
+
+
 def test_what_a_worker_was_handed_and_never_heard_of_is_taken_up_again(any_server, clock):
     """An answer of the queue's that came too late."""
     with limiter(any_server, clock=clock) as engine:
