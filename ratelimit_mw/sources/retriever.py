@@ -3,26 +3,24 @@
 import logging
 import os
 import random
-import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from ratelimit_mw.clock import Clock, SystemClock
 from ratelimit_mw.errors import ConfigurationError, StoreUnavailable
 from ratelimit_mw.late import late, lock, rlock
-from ratelimit_mw.model import SECOND
 from ratelimit_mw.rules.document import Config
-from ratelimit_mw.rules.domains import Domains, Rules
-from ratelimit_mw.rules.overrides import Held
-from ratelimit_mw.rules.ruleset import RuleSet
+from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.settings import StorageSettings
 from ratelimit_mw.sources.base import Source
-from ratelimit_mw.sources.override import Override, key_of, overrides_in
+from ratelimit_mw.sources.controls import Controls
+from ratelimit_mw.sources.override import key_of
 from ratelimit_mw.sources.rulebook import Rulebook
-from ratelimit_mw.sources.setting import Setting, kept_in, strongest
-from ratelimit_mw.stores.records import Listener, MemoryRecords, Records
+from ratelimit_mw.sources.setting import Setting
+from ratelimit_mw.sources.watch import Pause, Watch
+from ratelimit_mw.stores.records import MemoryRecords, Records
 
 logger = logging.getLogger("ratelimit_mw")
 
@@ -62,15 +60,11 @@ class Retriever:
     _starting = late(lock)
 
     def __init__(self, config: Config, clock: Clock | None = None, environ: Mapping[str, str] = os.environ) -> None:
-        self._clock = clock or SystemClock()
         self._book = Rulebook(config, environ)
         self._checks: list[Callable[[Rules], None]] = []
-        self._records: Records = MemoryRecords()
-        self._overrides: dict[str, tuple[int, tuple[Override, ...]]] = {}
-        self._settings: dict[str, Setting] = {}
+        self._controls = Controls(clock or SystemClock())
         self._switch: Callable[[Setting], None] = _nobody
-        self._watches: dict[Source | None, _Watch] = {}
-        self._said: set[str] = set()
+        self._watches: dict[Source | None, Watch] = {}
         self._refused: ConfigurationError | None = None
         self.watching = False
         rules = self._book.load()
@@ -85,11 +79,11 @@ class Retriever:
     @property
     def records(self) -> Records:
         """Where overrides are kept."""
-        return self._records
+        return self._controls.records
 
     def keep_overrides(self, records: Records) -> None:
         """Read overrides from `records`, where a memory of this process's own was before."""
-        self._records = records
+        self._controls.records = records
 
     def connect(self, switch: Callable[[Setting], None]) -> None:
         """Have `switch` called with what operators set the switch to, each time that they do and when it ends."""
@@ -106,8 +100,8 @@ class Retriever:
             if not self.watching:
                 self.watching = True
                 self._watch_sources()
-                if not isinstance(self._records, MemoryRecords):
-                    self._begin(_Watch(self, self._records.listener(), self.look_for_overrides, None))
+                if not isinstance(self.records, MemoryRecords):
+                    self._begin(Watch(self.look_for_overrides, self.pause, None, self.records.listener()))
 
     def stop(self) -> None:
         """Look no more, until `watch` is called again."""
@@ -116,7 +110,7 @@ class Retriever:
         for watch in watches.values():
             watch.stop()
         self._book.close()
-        self._records.close()
+        self.records.close()
 
     def look(self) -> None:
         """Fetch what is newest, now. Raises ConfigurationError where it can't be used, and StoreUnavailable."""
@@ -150,24 +144,19 @@ class Retriever:
     @property
     def setting(self) -> Setting:
         """What operators have set the switch to, as last fetched."""
-        kept = [self._settings[part.domain] for part in self._base.parts if part.domain in self._settings]
-        return strongest(kept, self._clock.now() / SECOND)
+        return self._controls.setting(self._base)
 
     def look_for_overrides(self) -> None:
         """Fetch what operators have set: the newest overrides, and the switch. Raises StoreUnavailable."""
         with self._lock:
             try:
-                changed = self._fetch_overrides()
+                changed = self._controls.fetch(self._base)
             finally:  # it ends by itself, also while nobody answers
                 self._switch(self.setting)
             if changed:  # and then the rules are new, so that no plan made meanwhile is remembered
                 self._compose()
 
-    def overrides(self, domain: str) -> tuple[Override, ...]:
-        """The overrides of a domain that were set at run time, as last fetched."""
-        return self._overrides.get(domain, (0, ()))[1]
-
-    def pause(self, source: Source | None) -> tuple[float, tuple[str, ...]] | None:
+    def pause(self, source: Source | None) -> Pause:
         """How long to wait before the next look, and for what to listen; None where `source` is not watched any more.
 
         The source of overrides is None.
@@ -185,24 +174,12 @@ class Retriever:
         for source in self._book.sources:
             listener = source.listener() if source not in self._watches else None
             if listener is not None:
-                self._begin(_Watch(self, listener, self.look_for_rules, source))
+                self._begin(Watch(self.look_for_rules, self.pause, source, listener))
 
-    def _begin(self, watch: "_Watch") -> None:
+    def _begin(self, watch: Watch) -> None:
         if self._base.reload is not None or watch.source is None:
             self._watches[watch.source] = watch
             watch.begin()
-
-    def _fetch_overrides(self) -> bool:
-        changed = False
-        for part in self._base.parts:
-            key = key_of(part.domain)
-            known, _ = self._overrides.get(part.domain, (0, ()))
-            if self._records.version(key) != known:
-                version, texts = self._records.read(key)
-                self._overrides[part.domain] = version, overrides_in(texts, part.domain)
-                self._settings[part.domain] = kept_in(texts, self._records.name)
-                changed = True
-        return changed
 
     def _adopt(self, rules: Rules) -> None:
         if _of_the_store(rules.storage) != _of_the_store(self._storage):
@@ -214,9 +191,9 @@ class Retriever:
         self.state = State(self._book.name, self._book.version, time.time())
         if any(part.domain not in domains for part in rules.parts):
             try:
-                self._fetch_overrides()
+                self._controls.fetch(self._base)
             except StoreUnavailable as error:
-                logger.warning("overrides at %s can't be read (%s): they come later", self._records.name, error)
+                logger.warning("overrides at %s can't be read (%s): they come later", self.records.name, error)
             self._switch(self.setting)
         self._compose()
         logger.info("rules: version %s of %s is in force", self._book.version, self._book.name)
@@ -233,20 +210,8 @@ class Retriever:
 
     def _compose(self) -> None:
         """Put the rules and what overrides them into force, at once."""
-        parts = [part.overridden(self._held(part), self._clock) for part in self._base.parts]
-        number = sum(len(self.overrides(part.domain)) for part in parts)
-        self.rules = self._base.overridden(parts) if isinstance(self._base, Domains) else parts[0]
-        self.state = replace(self.state, overrides=number)
-
-    def _held(self, part: RuleSet) -> Iterator[Held]:
-        for override in self.overrides(part.domain):
-            try:
-                yield override.compiled(part)
-            except ValueError as error:  # its rule may be gone, or may be another by now
-                text = f"the override of {override.identity} has no effect: {error}"
-                if text not in self._said:
-                    self._said.add(text)
-                    logger.warning("%s", text)
+        self.rules = self._controls.applied_to(self._base)
+        self.state = replace(self.state, overrides=self._controls.count(self._base))
 
     def after_fork(self) -> None:
         """Go on in the child of a fork, where the threads are not."""
@@ -255,49 +220,6 @@ class Retriever:
         vars(self).pop("_starting", None)
         self._watches = {}
         self.watching = False
-
-
-class _Watch:
-    """A thread that looks, waits, and looks again, as long as somebody holds the retriever."""
-
-    def __init__(
-        self, retriever: Retriever, listener: Listener, look: Callable[[], None], source: Source | None
-    ) -> None:
-        self.source = source
-        self._retriever = weakref.ref(retriever)
-        self._look = weakref.WeakMethod(look)
-        self._listener = listener
-        self._stopped = threading.Event()
-
-    def begin(self) -> None:
-        try:
-            threading.Thread(target=self._run, name="ratelimit_mw retriever", daemon=True).start()
-        except RuntimeError as error:  # no more threads
-            logger.warning("rules and overrides are not watched: %s", error)
-
-    def stop(self) -> None:
-        self._stopped.set()
-        self._listener.wake()
-
-    def _run(self) -> None:
-        try:
-            while not self._stopped.is_set() and (pause := self._round()) is not None:
-                self._listener.wait(*pause)
-        finally:
-            self._listener.close()
-
-    def _round(self) -> tuple[float, tuple[str, ...]] | None:
-        """Look once. How long to wait then, and for what; None where nobody wants to know any more."""
-        look, retriever = self._look(), self._retriever()
-        if look is None or retriever is None:
-            return None
-        try:
-            look()
-        except (ConfigurationError, StoreUnavailable) as error:
-            logger.debug("nothing new: %s", error)  # what is wrong with rules is said, and kept in the state
-        except Exception:
-            logger.exception("the retriever failed, and goes on")  # else all that follows would never be seen
-        return retriever.pause(self.source)
 
 
 def _nobody(_setting: Setting) -> None:
