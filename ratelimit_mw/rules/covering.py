@@ -2,7 +2,8 @@
 
 from ratelimit_mw.identity.paths import cleaned
 from ratelimit_mw.rules.conditions import Matching
-from ratelimit_mw.rules.templates import Segment, Template, matcher, parse
+from ratelimit_mw.rules.segments import matcher
+from ratelimit_mw.rules.templates import Segment, Template, parse
 from ratelimit_mw.settings import Network
 
 

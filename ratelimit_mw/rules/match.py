@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from ratelimit_mw.identity.paths import cleaned as clean
 from ratelimit_mw.rules.breath import breathe
-from ratelimit_mw.rules.templates import Matcher, Segment, Tail, Template, canonical, matcher, parse
+from ratelimit_mw.rules.segments import Matcher, canonical, matcher
+from ratelimit_mw.rules.templates import Segment, Tail, Template, parse
 
 NO_PARAMETERS: Mapping[str, str] = {}
 
