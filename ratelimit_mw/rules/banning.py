@@ -11,7 +11,8 @@ def check_ban(rule: RuleSection, node: Node, problems: Problems) -> None:
     if rule.ban is None:
         return
     place = place_of(node, "ban")
-    if not rule.limit.all() and not (isinstance(node, Map) and "limit" in node.dropped):
+    # An override, whose place has no `ban`, may well lift the limit: whoever has it is not banned either.
+    if isinstance(node, Map) and "ban" in node and "limit" not in node.dropped and not rule.limit.all():
         problems.add(place, "a rule without a limit denies nobody, and so bans nobody", "leave it out")
     if rule.consistency != "strict" or rule.shards > 1:
         word = "consistency" if rule.consistency != "strict" else "shards"

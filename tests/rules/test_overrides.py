@@ -92,6 +92,15 @@ class TestLimit:
         limiter.overrides.set({"ip": "192.0.2.1"}, rule="all", limit=limit)
         assert limits(limiter) == there
 
+    def test_it_may_lift_a_limit_whose_denials_bring_a_ban(self):
+        rule = {"name": "all", "by": "ip", "limit": "1 per hour", "ban": {"after": "1 denial in 1 hour", "for": "1 hour"}}
+        lifted = {"client": {"ip": "192.0.2.2"}, "rule": "all", "limit": "unlimited"}
+        with RateLimiter({**RULES, "rules": [rule], "overrides": [lifted]}, storage="memory://") as limiter:
+            assert [limiter.check({"ip": "192.0.2.2"}).allowed for _ in range(3)] == [True, True, True]
+            assert [limiter.check({"ip": "192.0.2.1"}).banned for _ in range(3)] == [False, True, True]
+            limiter.overrides.set({"ip": "192.0.2.1"}, rule="all", limit="unlimited")
+            assert limiter.check({"ip": "192.0.2.1"}).allowed
+
     def test_an_ipv6_client_is_its_network(self, limiter):
         limiter.overrides.set({"ip": "2001:db8::1"}, rule="all", limit="9 per hour")
         assert limits(limiter, ip="2001:db8::2") == [("all", 9)]
