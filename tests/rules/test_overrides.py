@@ -93,7 +93,8 @@ class TestLimit:
         assert limits(limiter) == there
 
     def test_it_may_lift_a_limit_whose_denials_bring_a_ban(self):
-        rule = {"name": "all", "by": "ip", "limit": "1 per hour", "ban": {"after": "1 denial in 1 hour", "for": "1 hour"}}
+        ban = {"after": "1 denial in 1 hour", "for": "1 hour"}
+        rule = {"name": "all", "by": "ip", "limit": "1 per hour", "ban": ban}
         lifted = {"client": {"ip": "192.0.2.2"}, "rule": "all", "limit": "unlimited"}
         with RateLimiter({**RULES, "rules": [rule], "overrides": [lifted]}, storage="memory://") as limiter:
             assert [limiter.check({"ip": "192.0.2.2"}).allowed for _ in range(3)] == [True, True, True]
