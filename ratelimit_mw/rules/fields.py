@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 
 from ratelimit_mw.model import Priority
-from ratelimit_mw.rules import responding, values
+from ratelimit_mw.rules import responding, times, values
 from ratelimit_mw.rules.json_forms import TEXT, or_list
 from ratelimit_mw.rules.templates import Template
 from ratelimit_mw.settings import Network
@@ -19,12 +19,12 @@ WHOLE = BeforeValidator(values.whole)
 Flag = Annotated[bool, BeforeValidator(values.flag)]
 Duration = Annotated[
     float,
-    PlainValidator(values.duration),
+    PlainValidator(times.duration),
     WithJsonSchema({**TEXT, "default": "100ms", "examples": ["100ms", "2s"]}),
 ]
 Interval = Annotated[
     float | None,
-    PlainValidator(values.interval),
+    PlainValidator(times.interval),
     WithJsonSchema({**TEXT, "default": "5s", "examples": ["5s", "1m", "off"]}),
 ]
 Status = Annotated[int, Field(ge=400, le=599), WHOLE]

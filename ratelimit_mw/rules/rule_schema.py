@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, PlainValidator, WithJsonSchema
 
-from ratelimit_mw.rules import values
+from ratelimit_mw.rules import times, values
 from ratelimit_mw.rules.ban import Punishment, read_ban
 from ratelimit_mw.rules.cost import Cost, read_cost
 from ratelimit_mw.rules.count import read_count
@@ -78,7 +78,7 @@ class RuleSection(BaseModel, extra="forbid", frozen=True, json_schema_extra={"re
     burst: Annotated[int, Field(ge=1, le=MOST), WHOLE] | None = None
     buckets: Annotated[int, Field(ge=1, le=1_000), WHOLE] | None = None
     max_wait: Annotated[
-        float | None, PlainValidator(values.duration), WithJsonSchema({**TEXT, "examples": ["500ms", "10s"]})
+        float | None, PlainValidator(times.duration), WithJsonSchema({**TEXT, "examples": ["500ms", "10s"]})
     ] = None
     max_waiting: Annotated[int, Field(ge=0, le=10_000), WHOLE] | None = None
     throttle: Annotated[Throttle | None, PlainValidator(read_throttle), WithJsonSchema(THROTTLE)] = None

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, PlainValidator, WithJsonSchema
 
-from ratelimit_mw.rules import responding, values
+from ratelimit_mw.rules import responding, times, values
 from ratelimit_mw.rules.descriptor_schema import Descriptors, Entries
 from ratelimit_mw.rules.fields import (
     WHOLE,
@@ -37,7 +37,7 @@ class Storage(BaseModel, extra="forbid", frozen=True):
     on_error: OnError = "allow"
     max_counters: Annotated[int, Field(ge=1, le=MOST), WHOLE] = 1_000_000
     interval: Annotated[
-        float, PlainValidator(values.duration), WithJsonSchema({**TEXT, "default": "1s", "examples": ["500ms", "5s"]})
+        float, PlainValidator(times.duration), WithJsonSchema({**TEXT, "default": "1s", "examples": ["500ms", "5s"]})
     ] = Field(default_factory=lambda: 1.0)
 
 
@@ -82,7 +82,7 @@ class Defer(BaseModel, extra="forbid", frozen=True):
     max_body: Annotated[int, Field(ge=0, le=16_777_216), WHOLE] = 65_536
     max_attempts: Annotated[int, Field(ge=1, le=100), WHOLE] = 5
     keep: Annotated[
-        float, PlainValidator(values.lasting), WithJsonSchema({**TEXT, "default": "1d", "examples": ["1h", "2 days"]})
+        float, PlainValidator(times.lasting), WithJsonSchema({**TEXT, "default": "1d", "examples": ["1h", "2 days"]})
     ] = Field(default_factory=lambda: 86_400.0)
     below: Annotated[
         float, PlainValidator(values.share), WithJsonSchema({"type": "number", "exclusiveMinimum": 0, "maximum": 1})
@@ -102,7 +102,7 @@ class OverrideSection(BaseModel, extra="forbid", frozen=True, json_schema_extra=
     limit: Annotated[Limits, PlainValidator(read_limits), WithJsonSchema(LIMIT)] | None = None
     block: Flag = False
     exempt: Flag = False
-    until: Annotated[int, PlainValidator(values.moment), WithJsonSchema(TEXT)] | None = None
+    until: Annotated[int, PlainValidator(times.moment), WithJsonSchema(TEXT)] | None = None
     comment: Text = ""
 
 

@@ -2,12 +2,10 @@
 
 import re
 from collections.abc import Callable
-from datetime import UTC, datetime
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import TypeVar
 
 from ratelimit_mw.identity.paths import cleaned
-from ratelimit_mw.rules.limits import Malformed, parse_duration, parse_period
 from ratelimit_mw.rules.templates import Template, TemplateError, parse
 from ratelimit_mw.rules.tree import Items, Node, Scalar, kind, near, nearest, quoted
 from ratelimit_mw.rules.wrong import Wrong
@@ -71,29 +69,6 @@ def flag(node: Node) -> bool:
     meant = {"yes": "true", "on": "true", "no": "false", "off": "false"}
     hint = f"write {meant[node.text.lower()]}" if isinstance(node, Scalar) and node.text.lower() in meant else ""
     raise Wrong.at(None, f"must be true or false, not {kind(node)}", hint)
-
-
-def duration(node: Node) -> float:
-    """Seconds, from 1 ms to 1 minute."""
-    try:
-        seconds = parse_duration(text(node))
-    except Malformed as error:
-        raise Wrong.at(None, str(error), error.hint) from None
-    if not 0.001 <= seconds <= 60:
-        raise Wrong.at(None, f"{quoted(text(node))} is out of range", "from 1ms to 1m")
-    return seconds
-
-
-def lasting(node: Node) -> float:
-    """Seconds, from 1 second to 30 days."""
-    written = text(node)
-    try:
-        seconds = parse_period(written) / 1_000_000
-    except Malformed:
-        raise Wrong.at(None, f"{quoted(written)} is no time", "as 1h, 12 hours or 2 days") from None
-    if not 1 <= seconds <= 30 * 86_400:
-        raise Wrong.at(None, f"{quoted(written)} is out of range", "from 1s to 30 days")
-    return seconds
 
 
 def folder(node: Node) -> str:
@@ -221,26 +196,3 @@ def source_url(node: Node) -> str:
     if address.startswith("memory:"):
         raise Wrong.at(None, "rules come from a Redis, not from memory://", "as redis://localhost:6379/0")
     return address
-
-
-def interval(node: Node) -> float | None:
-    """Seconds, from 100 ms to 1 hour; None for `off`."""
-    if isinstance(node, Scalar) and node.text == "off":
-        return None
-    written = text(node)
-    try:
-        seconds = parse_duration(written) if written.endswith("ms") else parse_period(written) / 1_000_000
-    except Malformed:
-        raise Wrong.at(None, f"{quoted(written)} is no interval", "as 5s, 1m or off") from None
-    if not 0.1 <= seconds <= 3600:
-        raise Wrong.at(None, f"{quoted(text(node))} is out of range", "from 100ms to 1h, or off")
-    return seconds
-
-
-def moment(node: Node) -> int:
-    """A day or a time as ISO 8601 writes it, in UTC where it does not say; in microseconds since the epoch."""
-    try:
-        found = datetime.fromisoformat(text(node))
-    except ValueError:
-        raise Wrong.at(None, f"{quoted(text(node))} is no time", "as 2026-12-31 or 2026-12-31T18:00:00Z") from None
-    return round((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp() * 1_000_000)
