@@ -46,3 +46,8 @@ def rlock() -> threading.RLock:
 def event() -> threading.Event:
     """An event of this process."""
     return threading.Event()
+
+
+def condition() -> threading.Condition:
+    """A condition of this process; its lock is a plain one, the quickest to take."""
+    return threading.Condition(threading.Lock())

@@ -1,13 +1,14 @@
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from ratelimit_mw.late import event, late, lock, rlock
+from ratelimit_mw.late import condition, event, late, lock, rlock
 
 
 class Held:
     lock = late(lock)
     rlock = late(rlock)
     event = late(event)
+    condition = late(condition)
 
 
 def test_it_is_made_once_whichever_threads_ask():
@@ -34,6 +35,8 @@ def test_it_is_not_made_before_and_can_be_made_anew():
 def test_each_maker_looks_up_what_it_calls(monkeypatch):
     for name in ("Lock", "RLock", "Event"):
         monkeypatch.setattr(threading, name, lambda name=name: name)
+    monkeypatch.setattr(threading, "Condition", lambda lock: f"Condition of a {lock}")
     held = Held()
     assert (held.lock, held.rlock, held.event) == ("Lock", "RLock", "Event")
+    assert held.condition == "Condition of a Lock"
     assert isinstance(Held.lock, late)

@@ -12,7 +12,7 @@ from ratelimit_mw.decision.settlement import Settlement
 from ratelimit_mw.decision.shadows import Shadows
 from ratelimit_mw.decision.storage import Storage
 from ratelimit_mw.decision.verdict import Verdict
-from ratelimit_mw.decision.waiting import Waiting, impatient, most_waiting
+from ratelimit_mw.decision.waiting import Waiting, impatient, lacks_patience, most_waiting
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import SECOND, Charge, Reply
@@ -84,8 +84,8 @@ class Engine:
         plan = self.planner.admit(rules, request, cost, rule, commit=commit)
         return await self.aexecute(plan, rules, commit=commit)
 
-    def execute(self, plan: Plan, rules: Rules, *, commit: bool = True) -> Verdict:
-        """Decide by a plan that was made by `rules`."""
+    def execute(self, plan: Plan, rules: Rules, *, commit: bool = True, again: bool = False) -> Verdict:
+        """Decide by a plan that was made by `rules`; `again` where shadow rules have had their say on the request."""
         if rules.settling and self._clock:
             self._storage.renew()  # no thread knows when a clock moves that is moved by hand
         asks = plan.asks
@@ -98,7 +98,8 @@ class Engine:
             return self.without_store(plan.charges, commit)
         verdict = Verdict(plan.charges, reply)
         if verdict.shadowed and commit:
-            self.shadows.count(verdict)
+            if not again:
+                self.shadows.count(verdict)
             if verdict.owed:
                 with suppress(StoreUnavailable):  # what can't be returned stays charged
                     store.refund(verdict.owed, reply.now)
@@ -136,21 +137,35 @@ class Engine:
         """Decide on a request, and return when its turn has come: for a shell that has a thread for each request.
 
         Where as many threads wait as may, a request that would have to wait is denied.
+
+        A thread asks with a place to wait in, so that nothing has to be given back: a turn that was given is never
+        given again. Who finds no place while others ask asks nonetheless, but not to wait, so that no request that
+        needs no turn is held up by another's; one that does need a turn then hears what became of the others before
+        it asks a second time, or is denied.
         """
         rules = rules or self.current()
         plan = self.planner.admit(rules, request, cost, rule)
         most = most_waiting(plan.charges) if rules.waiting else None
         if most is None:
             return self.execute(plan, rules)
-        if not self._waiting.enter(most):
-            return self.execute(Plan(impatient(plan.charges)), rules)
+        waiting, again = self._waiting, False
+        if not waiting.enter(most):
+            verdict = self.execute(Plan(impatient(plan.charges)), rules)
+            again = lacks_patience(plan.charges, verdict) and waiting.enter_at_last(most)
+            if not again:
+                return verdict
+        delay = 0
         try:
-            verdict = self.execute(plan, rules)
-            if verdict.delay:
-                self.settlement.account(verdict)  # what is held is held while it waits
-                time.sleep(verdict.delay / SECOND)
+            verdict = self.execute(plan, rules, again=again)
+            delay = verdict.delay
         finally:
-            self._waiting.leave()
+            waiting.decided(waits=delay > 0)
+        if delay:
+            try:
+                self.settlement.account(verdict)  # what is held is held while it waits
+                time.sleep(delay / SECOND)
+            finally:
+                waiting.leave()
         return verdict
 
     def _conclude(self, charges: Sequence[Charge], reply: Reply, commit: bool) -> Verdict:

@@ -15,7 +15,7 @@ from ratelimit_mw import RateLimiter
 from ratelimit_mw.asgi import RateLimitMiddleware as Asgi
 from tests.shells.asking import IP, ask_asgi, ask_wsgi, exchange, http_scope
 from tests.support.apps import gunicorn, uvicorn
-from tests.support.patience import at_most, eventually, three_tries
+from tests.support.patience import WITHIN, at_most, three_tries
 
 QUEUE = {"name": "queue", "limit": "20 per second", "algorithm": "leaky_bucket", "burst": 10}
 TURN = 0.05
@@ -163,19 +163,22 @@ def test_a_token_bucket_waits_for_its_token_instead_of_denying(storage):
 @pytest.mark.parametrize(("most", "pass_"), [(None, 5), (2, 3), (0, 1)])
 def test_under_wsgi_so_many_threads_wait_and_the_rest_is_denied(storage, most, pass_):
     rule = SLOW if most is None else {"max_waiting": most, **SLOW}
-    with RateLimiter(config(**rule), storage=storage) as engine:
-        answers = [ask_wsgi(engine)]
-        waiting = engine.engine._waiting
-        with ThreadPoolExecutor(7) as pool:
-            asked = []
-            for _ in range(7):  # one after the other: each has its place, or is denied, before the next comes
-                before = waiting._taken
-                asked.append(pool.submit(ask_wsgi, engine))
-                eventually(lambda before=before: waiting._taken > before or asked[-1].done(), every=0.001)
-            answers += [each.result() for each in asked]
-        # A thread has its place before it knows whether it has to wait: who does not may keep it from another, briefly.
-        assert max(most if most is not None else 4, 1) <= [answer.status for answer in answers].count(200) <= pass_
-        for answer in answers:
+    with RateLimiter(config(**rule), storage=storage) as engine, ThreadPoolExecutor(8) as pool:
+
+        @three_tries  # a thread that comes a turn late finds a place that another has left
+        def at_once():
+            engine.reset({"ip": IP})
+            start = threading.Barrier(8)
+
+            def one(_):
+                start.wait(WITHIN)
+                return ask_wsgi(engine)
+
+            answers = list(pool.map(one, range(8)))
+            assert [answer.status for answer in answers].count(200) == pass_
+            return answers
+
+        for answer in at_once():
             assert answer.status == 200 or 1 <= int(answer.headers["retry-after"]) <= math.ceil(pass_ * SLOW_TURN)
         time.sleep(SLOW_TURN)
         assert ask_wsgi(engine).status == 200  # nobody waits any more, and nobody was charged for nothing

@@ -1,0 +1,240 @@
+"""The places of threads that wait for their turn: exactly so many, whoever asks at the same moment."""
+
+import os
+import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import pytest
+
+from ratelimit_mw import ManualClock, RateLimiter
+from ratelimit_mw.decision.waiting import Waiting, _all
+from ratelimit_mw.errors import StoreUnavailable
+from ratelimit_mw.stores.memory import MemoryStore
+from tests.support.patience import WITHIN, eventually
+
+QUEUE = {"name": "queue", "limit": "100 per second", "algorithm": "leaky_bucket", "burst": 10, "max_waiting": 1}
+IDLE, BUSY = "192.0.2.1", "192.0.2.2"  # who need not wait, who has to
+
+
+@pytest.fixture
+def pool():
+    with ThreadPoolExecutor(8) as made:
+        yield made
+        for waiting in _all:  # a test that failed may leave somebody behind
+            with waiting._told:
+                waiting._begin()
+                waiting._told.notify_all()
+
+
+@pytest.fixture
+def waiting():
+    return Waiting()
+
+
+def held_up(waiting, number=1):
+    eventually(lambda: waiting._held_up == number, every=0.001)
+
+
+def test_whoever_finds_all_places_taken_by_those_who_ask_hears_of_them_first(waiting, pool):
+    assert [waiting.enter(2) for _ in range(3)] == [True, True, False]
+    late = pool.submit(waiting.enter_at_last, 2)
+    held_up(waiting)
+    waiting.decided(waits=True)
+    held_up(waiting)  # the other may yet turn out not to wait
+    waiting.decided(waits=False)
+    assert late.result(WITHIN)
+
+
+def test_it_finds_no_place_once_all_belong_to_threads_that_wait(waiting, pool):
+    assert [waiting.enter(2) for _ in range(2)] == [True, True]
+    late = pool.submit(waiting.enter_at_last, 2)
+    held_up(waiting)
+    waiting.decided(waits=True)
+    waiting.decided(waits=True)
+    assert not late.result(WITHIN)
+    assert not waiting.enter(2)
+    waiting.leave()
+    assert waiting.enter(2)
+
+
+def test_nobody_gets_in_before_one_who_is_held_up(waiting, pool):
+    assert waiting.enter(1)
+    late = pool.submit(waiting.enter_at_last, 1)
+    held_up(waiting)
+    assert not waiting.enter(10)
+    waiting.decided(waits=False)
+    assert late.result(WITHIN)
+    assert waiting.enter(10)
+
+
+def test_each_goes_by_the_number_of_places_of_its_own_rule(waiting, pool):
+    assert [waiting.enter(2), waiting.enter(2)] == [True, True]
+    few, many = pool.submit(waiting.enter_at_last, 1), pool.submit(waiting.enter_at_last, 3)
+    assert many.result(WITHIN)
+    held_up(waiting)
+    waiting.decided(waits=True)
+    assert not few.result(WITHIN)
+    assert not waiting.enter(0)
+
+
+def test_all_who_are_held_up_hear_of_a_place_that_is_left(waiting, pool):
+    assert waiting.enter(2)
+    waiting.decided(waits=True)
+    assert waiting.enter(2)
+    late = [pool.submit(waiting.enter_at_last, 2) for _ in range(2)]
+    held_up(waiting, 2)
+    waiting.leave()
+    eventually(lambda: any(each.done() for each in late), every=0.001)
+    held_up(waiting)
+    waiting.decided(waits=False)
+    assert all(each.result(WITHIN) for each in late)
+
+
+def test_a_child_of_a_fork_has_all_its_places(waiting, pool):
+    assert waiting.enter(1)
+    late = pool.submit(waiting.enter_at_last, 1)
+    held_up(waiting)
+    with waiting._told:  # as another thread may, at the moment of the fork
+        child = os.fork()
+        if not child:
+            signal.alarm(int(WITHIN))
+            os._exit(0 if waiting.enter(1) and not waiting.enter(1) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    waiting.decided(waits=False)
+    assert late.result(WITHIN)
+
+
+class Held(MemoryStore):
+    """Answers some clients only when told to, and counts what each asks; `fault` is raised instead of an answer."""
+
+    def __init__(self):
+        super().__init__(clock=ManualClock(1_700_000_000))
+        self.asked = []
+        self.gates = {}
+        self.fault = None
+
+    def decide(self, asks, *, commit=True):
+        client = next((ip for ip in (IDLE, BUSY) if f"ip={ip}" in asks[0].key), None)
+        self.asked.append(client)
+        if gate := self.gates.get(client):
+            gate.wait(WITHIN)
+        if self.fault:
+            raise self.fault
+        return super().decide(asks, commit=commit)
+
+
+@pytest.fixture
+def store():
+    return Held()
+
+
+@pytest.fixture
+def engine(store, pool):
+    """Makes the engine of some rules over the store; `turn` has a thread do what a request's does."""
+    with ExitStack() as stack:
+
+        def made(*rules, **rule):
+            config = {"domain": "d", "rules": [{**QUEUE, **rule}, *rules]}
+            limiter = stack.enter_context(RateLimiter(config, storage=store))
+            given = limiter.rules.attributes.given
+            limiter.turn = lambda ip: pool.submit(limiter.engine.decide_in_turn, given({"ip": ip}))
+            return limiter
+
+        yield made
+
+
+def begun(store, engine, ip):
+    """A request that has its place, and whose answer the store holds back until the gate is opened."""
+    store.gates[ip] = gate = threading.Event()
+    before = len(store.asked)
+    verdict = engine.turn(ip)
+    eventually(lambda: len(store.asked) > before, every=0.001)
+    return gate, verdict
+
+
+def test_who_turns_out_not_to_wait_has_kept_the_place_from_nobody(store, engine):
+    made = engine()
+    assert made.check({"ip": BUSY}).allowed
+    gate, idle = begun(store, made, IDLE)
+    busy = made.turn(BUSY)
+    held_up(made.engine._waiting)
+    gate.set()
+    assert (idle.result(WITHIN).delay, busy.result(WITHIN).delay) == (0, 10_000)
+
+
+def test_who_turns_out_to_wait_has_the_place_and_the_next_is_denied(store, engine):
+    made = engine(limit="1 per second")
+    assert all(made.check({"ip": ip}).allowed for ip in (BUSY, IDLE))
+    gate, first = begun(store, made, BUSY)
+    second = made.turn(IDLE)
+    held_up(made.engine._waiting)
+    gate.set()
+    assert second.result(WITHIN).allowed is False
+    assert store.asked == [BUSY, IDLE, BUSY, IDLE]  # a denial that stands isn't asked for twice
+    assert first.result(WITHIN).delay == 1_000_000
+
+
+def test_those_who_need_no_turn_hold_nobody_up(store, pool, engine):
+    made, all_there = engine(by="header:X"), threading.Barrier(8)
+    store.gates[None] = all_there  # opens once all are asking at the same time
+    given = made.rules.attributes.given
+    verdicts = pool.map(lambda n: made.engine.decide_in_turn(given({"header:X": str(n)})), range(8))
+    assert [verdict.allowed for verdict in verdicts] == [True] * 8
+    assert store.asked == [None] * 8
+
+
+def test_what_another_rule_denies_is_not_asked_for_twice(store, engine):
+    closed = {"name": "closed", "limit": "1 per hour", "ban": {"after": "3 denials in 1 hour", "for": "1 hour"}}
+    made = engine(closed)
+    assert made.check({"ip": BUSY}).allowed
+    gate, idle = begun(store, made, IDLE)
+    denied = made.turn(BUSY).result(WITHIN)
+    assert (denied.allowed, denied.banned) == (False, False)
+    gate.set()
+    assert idle.result(WITHIN).allowed
+    assert not made.turn(BUSY).result(WITHIN).banned, "one denial was counted as two"
+    assert made.turn(BUSY).result(WITHIN).banned
+
+
+def test_what_a_shadow_rule_would_have_denied_is_counted_once(store, engine):
+    made = engine({"name": "shadow", "by": "ip", "limit": "1 per hour", "shadow": True})
+    assert made.check({"ip": BUSY}).allowed
+    gate, idle = begun(store, made, IDLE)
+    busy = made.turn(BUSY)
+    held_up(made.engine._waiting)
+    gate.set()
+    assert busy.result(WITHIN).allowed
+    assert idle.result(WITHIN).allowed
+    assert made.engine.shadows.denials == {"shadow": 1}
+
+
+def test_a_shadow_rule_that_would_make_wait_is_asked_as_ever_when_no_thread_may(engine):
+    shadow = {**QUEUE, "name": "shadow", "by": "ip", "limit": "100 per hour", "shadow": True}
+    made = engine(shadow, limit="100 per second", max_waiting=0)
+    made.engine.decide(made.rules.attributes.given({"ip": BUSY}), rule="shadow")
+    assert made.turn(BUSY).result(WITHIN).allowed
+    assert made.engine.shadows.denials == {}
+
+
+@pytest.mark.parametrize(
+    ("fault", "seen"),
+    [
+        pytest.param(StoreUnavailable("away"), None, id="the store is away"),
+        pytest.param(RuntimeError("a fault"), RuntimeError, id="the store has a fault"),
+    ],
+)
+def test_a_fault_gives_the_place_back(store, engine, fault, seen):
+    made = engine()
+    assert made.check({"ip": BUSY}).allowed
+    gate, first = begun(store, made, IDLE)
+    held = made.turn(BUSY)
+    held_up(made.engine._waiting)
+    store.fault = fault
+    gate.set()
+    for request in (first, held):
+        error = request.exception(WITHIN)
+        assert error is None if seen is None else isinstance(error, seen)
+    store.fault = None
+    assert made.turn(BUSY).result(WITHIN).delay == 10_000  # there is a place to wait in
