@@ -1,7 +1,6 @@
 """What both shells have in common where requests are put off: who may be, where they go, and who comes back."""
 
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -30,8 +29,8 @@ class Front:
     def __init__(self, url: str, clock: Clock | None) -> None:
         self.url = url
         self.clock = clock
-        self._made: tuple[DeferSettings, Queue] | None = None
-        self._marks: tuple[Callable[[str], str], Marks] | None = None
+        self._made: tuple[tuple[str, DeferSettings], Queue] | None = None
+        self._marks: tuple[Rules, Marks] | None = None
         self._left_alone_until = 0.0
 
     def require(self, rules: Rules) -> None:
@@ -115,35 +114,40 @@ class Front:
         """Whose request it is, as the first counter tells that defers; None where none does."""
         for charge in rules.plan(request):
             if charge.rule.defers:
-                return rules.attributes.digest(charge.ask.key)
+                return _home(rules).attributes.digest(charge.ask.key)
         return None
 
     def marks(self, rules: Rules) -> Marks:
         """What makes and knows names by these rules."""
-        digest = rules.attributes.digest
-        if self._marks is None or self._marks[0] is not digest:
-            self._marks = digest, Marks(digest)
-        return self._marks[1]
+        made = self._marks
+        if made is None or made[0] is not rules:
+            made = self._marks = rules, Marks(_home(rules).attributes.digest)
+        return made[1]
 
     def queue(self, rules: Rules) -> "Queue":
         """The queue as these rules want it."""
-        made = self._made
-        if made is None or made[0] != rules.defer:
+        made, wanted = self._made, (_home(rules).domain, rules.defer)
+        if made is None or made[0] != wanted:
             if made is not None:
                 made[1].close()
-            made = self._made = rules.defer, self.another_queue(rules)
+            made = self._made = wanted, self.another_queue(rules)
         return made[1]
 
     def another_queue(self, rules: Rules) -> "Queue":
         """The same queue over a connection of its own, which is its owner's to close."""
         from ratelimit_mw.deferral.queue import Queue  # imported late: redis-py takes a while
 
-        return Queue(self.url, rules.domain, rules.defer, self.clock)
+        return Queue(self.url, _home(rules).domain, rules.defer, self.clock)
 
     def close(self) -> None:
         """Let go of the queue's connections."""
         if self._made is not None:
             self._made[1].close()
+
+
+def _home(rules: Rules) -> Rules:
+    """The rules whose queue it is: of several files the first that defer, so that one that joins them moves nothing."""
+    return next((part for part in rules.parts if part.deferring), rules)
 
 
 def _deferred(verdict: Verdict) -> bool:

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from ratelimit_mw import ManualClock
+from ratelimit_mw import ManualClock, RateLimiter
 from ratelimit_mw.asgi import RateLimitMiddleware as Asgi
 from ratelimit_mw.worker.targets import in_process, over_http
 from ratelimit_mw.worker.worker import Worker
@@ -423,6 +423,23 @@ def test_what_the_limit_will_never_allow_is_parked(any_server, clock):
         engine.overrides.set({"ip": IP}, rule="reports", limit="4 per minute")
         asyncio.run(_work(engine, Site(engine), lambda: fates(engine, [location]) == ["parked"]))
         assert state(ask_asgi, engine, location)["reason"] == "its limit will never allow it"
+
+
+@pytest.mark.parametrize("client", [pytest.param({"secret": "s"}, id="a secret"), pytest.param({}, id="none")])
+def test_a_file_that_joins_a_folder_leaves_the_queue_where_it_is(any_server, clock, tmp_path, client):
+    """Its rules defer nothing, and its name and its domain come first."""
+    shared = {"storage": {"url": any_server.url, "timeout": "5s"}, "load": "python:tests.deferral.asking:idle"}
+    (tmp_path / "shop.yaml").write_text(json.dumps({"domain": "shop", "client": client, "rules": [REPORTS], **shared}))
+    with RateLimiter(tmp_path, clock=clock) as engine:
+        (location,) = put_off(engine, "a")
+        others = {"domain": "images", "rules": [{"name": "images", "limit": "9 per hour"}]}
+        (tmp_path / "images.yaml").write_text(json.dumps(others))
+        clock.advance(60)
+        with RateLimiter(tmp_path, clock=clock) as later:  # another process, as it starts now
+            site = Site(later)
+            asyncio.run(_work(later, site, lambda: fates(later, [location]) == ["done"]))
+        engine.reload()
+        assert (site.bodies, fates(engine, [location])) == (["a"], ["done"])
 
 
 def test_a_raised_limit_lets_the_queue_drain(any_server, clock):
