@@ -12,6 +12,7 @@ from ratelimit_mw.load.meter import Meter, time_in_queue
 from ratelimit_mw.load.processor import Processor
 from ratelimit_mw.model import Ask, Charge, Elastic, Quota, Rule
 from ratelimit_mw.settings import LoadSettings
+from tests.shells.loads import Idle
 
 
 class Time:
@@ -20,13 +21,6 @@ class Time:
 
     def __call__(self):
         return self.now
-
-
-class Idle:
-    """A processor that does nothing, so that the machine's own load is in no one's way."""
-
-    def share(self, now):
-        return 0.0
 
 
 def meter(time, **settings):

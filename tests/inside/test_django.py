@@ -7,25 +7,17 @@ from uuid import uuid4
 import httpx
 import pytest
 
+from tests.inside.clients import client_of, in_process
 from tests.inside.rules import DENIED
 
 WSGI = "tests.inside.django_app:application"
 
 
-@pytest.fixture(scope="module", params=["here", "gunicorn", "uvicorn"])
-def client(request):
-    if request.param == "here":
-        from tests.inside.django_app import application
-
-        with httpx.Client(transport=httpx.WSGITransport(application), base_url="http://app") as client:
-            yield client
-    elif request.param == "gunicorn":
-        args = ["--threads", "4"]
-        with request.getfixturevalue("by_gunicorn")(WSGI, workers=1, args=args) as client:
-            yield client
-    else:
-        with request.getfixturevalue("by_uvicorn")("tests.inside.django_app:asgi", workers=1) as client:
-            yield client
+client = client_of(
+    lambda: in_process(WSGI),
+    gunicorn={"app": WSGI, "args": ["--threads", "4"]},
+    uvicorn={"app": "tests.inside.django_app:asgi"},
+)
 
 
 @pytest.fixture

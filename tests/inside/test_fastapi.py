@@ -12,19 +12,12 @@ from websockets.sync.client import connect
 from ratelimit_mw import ConfigurationError, RateLimiter
 from ratelimit_mw.asgi import RateLimitMiddleware
 from ratelimit_mw.fastapi import add_rate_limits, limited
+from tests.inside.clients import client_of
 from tests.inside.fastapi_app import app, everywhere
 from tests.inside.rules import DENIED, RULES
 from tests.shells.asking import serve, websocket_scope
 
-
-@pytest.fixture(scope="module", params=["here", "uvicorn"])
-def client(request):
-    if request.param == "here":
-        with TestClient(app) as client:
-            yield client
-    else:
-        with request.getfixturevalue("by_uvicorn")("tests.inside.fastapi_app:app") as client:
-            yield client
+client = client_of(lambda: TestClient(app), uvicorn={"app": "tests.inside.fastapi_app:app", "workers": 2})
 
 
 @pytest.mark.parametrize("path", ["/mail", "/blocking", "/own-response", "/shop/7", "/later"])

@@ -2,25 +2,16 @@
 
 import time
 
-import httpx
 import pytest
 from flask import Flask
 from werkzeug.exceptions import HTTPException
 
 from ratelimit_mw.flask import enforce, limited
+from tests.inside.clients import client_of, in_process
 from tests.inside.rules import DENIED
 
-
-@pytest.fixture(scope="module", params=["here", "gunicorn"])
-def client(request):
-    if request.param == "here":
-        from tests.inside.flask_app import app
-
-        with httpx.Client(transport=httpx.WSGITransport(app), base_url="http://app") as client:
-            yield client
-    else:
-        with request.getfixturevalue("by_gunicorn")("tests.inside.flask_app:app") as client:
-            yield client
+APP = "tests.inside.flask_app:app"
+client = client_of(lambda: in_process(APP), gunicorn={"app": APP, "workers": 2})
 
 
 @pytest.mark.parametrize("path", ["/mail", "/awaited/ann"])

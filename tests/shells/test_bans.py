@@ -22,11 +22,6 @@ BAN = {"after": "3 denials in 1 minute", "for": "10 minutes"}
 RULE = {"name": "r", "limit": "2 per minute", "algorithm": "sliding_log", "ban": BAN}
 
 
-@pytest.fixture(params=["memory", "Redis"])
-def storage(request):
-    return "memory://" if request.param == "memory" else request.getfixturevalue("any_server").url
-
-
 @pytest.fixture
 def clock():
     return ManualClock(START)

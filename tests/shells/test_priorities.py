@@ -23,11 +23,6 @@ PROBLEM = {
 }
 
 
-@pytest.fixture(params=["memory", "Redis"])
-def storage(request):
-    return "memory://" if request.param == "memory" else request.getfixturevalue("any_server").url
-
-
 @pytest.fixture
 def level():
     def put(value):

@@ -3,73 +3,40 @@
 import asyncio
 import queue
 import threading
-import time
 from wsgiref.util import setup_testing_defaults
 
-import httpx
 import pytest
 
 from ratelimit_mw import RateLimiter
 from ratelimit_mw.asgi import RateLimitMiddleware as Asgi
 from ratelimit_mw.wsgi import RateLimitMiddleware as Wsgi
 from tests.shells.asking import IP, exchange, http_scope
-from tests.support.apps import gunicorn, uvicorn
+from tests.shells.loads import Idle
+from tests.support.patience import eventually
 
 RULES = """
-domain: d
-load: python:served:load
-storage: {{url: "{url}", timeout: 2s}}
-response: {{body: problem}}
+response: {body: problem}
 rules:
-  - {{name: everybody, limit: 1000 per day}}
-  - {{name: pay, match: {{path: /pay}}, limit: unlimited, priority: critical}}
-  - {{name: analytics, match: {{path: "/analytics/*"}}, limit: unlimited, priority: low}}
-"""
-SERVED = """
-from pathlib import Path
-from ratelimit_mw.{kind} import RateLimitMiddleware
-
-def load():
-    return Path("level").read_text()
-
-async def asgi(scope, receive, send):
-    await send({{"type": "http.response.start", "status": 200, "headers": []}})
-    await send({{"type": "http.response.body", "body": b"hello"}})
-
-def wsgi(environ, start_response):
-    start_response("200 OK", [("Content-Length", "5")])
-    return [b"hello"]
-
-app = RateLimitMiddleware({kind}, "ratelimits.yaml")
+  - {name: everybody, limit: 1000 per day}
+  - {name: pay, match: {path: /pay}, limit: unlimited, priority: critical}
+  - {name: analytics, match: {path: "/analytics/*"}, limit: unlimited, priority: low}
 """
 PATHS = ("/analytics/daily", "/", "/pay")
 
 
-@pytest.mark.parametrize(("kind", "serve"), [("asgi", uvicorn), ("wsgi", gunicorn)])
-@pytest.mark.parametrize("storage", ["memory", "Redis"])
-def test_low_is_shed_first_over_http(tmp_path, request, kind, serve, storage):
-    url = "memory://" if storage == "memory" else request.getfixturevalue("any_server").url
-    (tmp_path / "ratelimits.yaml").write_text(RULES.format(url=url))
-    (tmp_path / "served.py").write_text(SERVED.format(kind=kind))
-    (tmp_path / "level").write_text("0.775")
-    with serve("served:app", cwd=tmp_path) as running, httpx.Client(base_url=running.url) as client:
-        half = [[client.get(path).status_code for _ in range(20)] for path in PATHS]
-        (tmp_path / "level").write_text("0.9")
-        deadline = time.monotonic() + 30
-        while 200 in [client.get("/analytics/x").status_code for _ in range(4)] and time.monotonic() < deadline:
-            time.sleep(0.1)  # the load is looked at ten times a second
-        shed, *others = [client.get(path) for path in PATHS]
+def test_low_is_shed_first_over_http(serve_under_load):
+    client, set_load = serve_under_load(RULES, "0.775")
+    half = [[client.get(path).status_code for _ in range(20)] for path in PATHS]
+    set_load("0.9")
+    # The load is looked at ten times a second.
+    eventually(lambda: 200 not in [client.get("/analytics/x").status_code for _ in range(4)], every=0.1)
+    shed, *others = [client.get(path) for path in PATHS]
     assert [statuses.count(503) for statuses in half] == [pytest.approx(10, abs=2), 0, 0]
     assert [other.status_code for other in others] == [200, 200]
     assert (shed.status_code, shed.json()["status"]) == (503, 503)
     assert shed.json()["type"] == "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity"
     assert 5 <= int(shed.headers["Retry-After"]) <= 10
     assert not [name for name in shed.headers if "ratelimit" in name]
-
-
-class Idle:
-    def share(self, now):
-        return 0.0
 
 
 class Server:

@@ -18,11 +18,6 @@ START = 1_700_000_000
 TRIES = {"name": "tries", "limit": "3 per minute", "algorithm": "sliding_log", "count": {"status": [401, 403]}}
 
 
-@pytest.fixture(params=["memory", "Redis"])
-def storage(request):
-    return "memory://" if request.param == "memory" else request.getfixturevalue("any_server").url
-
-
 @pytest.fixture
 def clock():
     return ManualClock(START)

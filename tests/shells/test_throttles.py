@@ -9,11 +9,6 @@ from tests.shells.asking import EACH_SHELL, IP, START
 ELASTIC = {"elastic": {"up_to": "200%", "below": 0.7}}
 
 
-@pytest.fixture(params=["memory", "Redis"])
-def storage(request):
-    return "memory://" if request.param == "memory" else request.getfixturevalue("any_server").url
-
-
 @pytest.fixture
 def level():
     loads.level = 0.1

@@ -6,63 +6,36 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from wsgiref.util import setup_testing_defaults
 
-import httpx
 import pytest
 
 from ratelimit_mw import RateLimiter
 from ratelimit_mw.asgi import RateLimitMiddleware as Asgi
 from ratelimit_mw.wsgi import RateLimitMiddleware as Wsgi
 from tests.shells.asking import IP, exchange, http_scope
-from tests.support.apps import gunicorn, uvicorn
+from tests.shells.loads import Idle
 
 RULES = """
-domain: d
-load: python:served:load
-storage: {{url: "{url}", timeout: 2s}}
 rules:
-  - {{name: soft, match: {{path: /soft}}, by: query:who, limit: 10 per day, throttle: {{soft: 20%}}}}
+  - {name: soft, match: {path: /soft}, by: query:who, limit: 10 per day, throttle: {soft: 20%}}
   - name: elastic
-    match: {{path: /elastic}}
+    match: {path: /elastic}
     by: query:who
     limit: 10 per day
-    throttle: {{elastic: {{up_to: 200%, below: 0.7}}}}
-"""
-SERVED = """
-from pathlib import Path
-from ratelimit_mw.{kind} import RateLimitMiddleware
-
-def load():
-    return Path("level").read_text()
-
-async def asgi(scope, receive, send):
-    await send({{"type": "http.response.start", "status": 200, "headers": []}})
-    await send({{"type": "http.response.body", "body": b"hello"}})
-
-def wsgi(environ, start_response):
-    start_response("200 OK", [("Content-Length", "5")])
-    return [b"hello"]
-
-app = RateLimitMiddleware({kind}, "ratelimits.yaml")
+    throttle: {elastic: {up_to: 200%, below: 0.7}}
 """
 
 
-@pytest.mark.parametrize(("kind", "serve"), [("asgi", uvicorn), ("wsgi", gunicorn)])
-@pytest.mark.parametrize("storage", ["memory", "Redis"])
-def test_limits_give_way_over_http(tmp_path, request, kind, serve, storage):
-    url = "memory://" if storage == "memory" else request.getfixturevalue("any_server").url
-    (tmp_path / "ratelimits.yaml").write_text(RULES.format(url=url))
-    (tmp_path / "served.py").write_text(SERVED.format(kind=kind))
-    (tmp_path / "level").write_text("0.1")
-    with serve("served:app", cwd=tmp_path) as running, httpx.Client(base_url=running.url) as client:
-        soft = [client.get("/soft?who=a") for _ in range(13)]
-        idle = [client.get("/elastic?who=a") for _ in range(21)]
-        (tmp_path / "level").write_text("0.9")
-        client.get("/elastic?who=nobody")
-        deadline = time.monotonic() + 10
-        while client.get("/elastic?who=a").status_code == 200 and time.monotonic() < deadline:
-            time.sleep(0.1)
-        time.sleep(1.2)
-        loaded = [client.get("/elastic?who=b") for _ in range(12)]
+def test_limits_give_way_over_http(serve_under_load):
+    client, set_load = serve_under_load(RULES, "0.1")
+    soft = [client.get("/soft?who=a") for _ in range(13)]
+    idle = [client.get("/elastic?who=a") for _ in range(21)]
+    set_load("0.9")
+    client.get("/elastic?who=nobody")
+    deadline = time.monotonic() + 10
+    while client.get("/elastic?who=a").status_code == 200 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    time.sleep(1.2)
+    loaded = [client.get("/elastic?who=b") for _ in range(12)]
     assert [answer.status_code for answer in soft] == [200] * 12 + [429]
     assert [answer.headers.get("X-RateLimit-Over") for answer in soft] == [None] * 10 + ["soft"] * 2 + [None]
     assert {answer.headers["X-RateLimit-Limit"] for answer in soft} == {"10"}
@@ -74,11 +47,6 @@ def test_limits_give_way_over_http(tmp_path, request, kind, serve, storage):
 def elastic(capacity):
     rule = {"name": "a", "limit": "10 per day", "throttle": {"elastic": {"up_to": "200%", "below": 0.7}}}
     return RateLimiter({"domain": "d", "load": {"capacity": capacity}, "rules": [rule]}, storage="memory://")
-
-
-class Idle:
-    def share(self, now):
-        return 0.0
 
 
 def measured(engine, ahead):

@@ -27,11 +27,6 @@ def config(*rules, **rule):
     return {"domain": "d", "storage": {"timeout": "5s"}, "rules": [{**QUEUE, **rule}, *rules]}
 
 
-@pytest.fixture(params=["memory", "Redis"])
-def storage(request):
-    return "memory://" if request.param == "memory" else request.getfixturevalue("any_server").url
-
-
 CONTEXT = ssl.create_default_context()  # to make one takes a client longer than to ask
 
 

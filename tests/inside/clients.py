@@ -1,0 +1,39 @@
+"""Clients of one app: in this process on memory, and behind servers on Redis."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, contextmanager
+from importlib import import_module
+
+import httpx
+import pytest
+
+from tests.support.apps import gunicorn, uvicorn
+
+SERVERS = {"gunicorn": gunicorn, "uvicorn": uvicorn}
+
+
+def client_of(here: Callable[[], AbstractContextManager[httpx.Client]], **servers):
+    """The fixture of a client: `here()`, then one behind each of `servers`, named and with what it is to run."""
+
+    @pytest.fixture(scope="module", params=["here", *servers])
+    def client(request):
+        name = request.param
+        with here() if name == "here" else behind(name, request.getfixturevalue("redis"), **servers[name]) as made:
+            yield made
+
+    return client
+
+
+def in_process(app):
+    """A client of a WSGI app of this process, named as on a command line."""
+    module, _, name = app.partition(":")
+    return httpx.Client(transport=httpx.WSGITransport(getattr(import_module(module), name)), base_url="http://app")
+
+
+@contextmanager
+def behind(server, redis, **options):
+    with (
+        SERVERS[server](env={"REDIS_URL": redis.url}, **options) as running,
+        httpx.Client(base_url=running.url) as client,
+    ):
+        yield client
