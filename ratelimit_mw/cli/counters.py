@@ -13,10 +13,10 @@ from ratelimit_mw.identity.attributes import canonical_name
 from ratelimit_mw.identity.identifier import UNKNOWN_ADDRESS, attributes_of
 from ratelimit_mw.model import SECOND, Ask, Outcome, Quota
 from ratelimit_mw.rules.compiled import CompiledRule
+from ratelimit_mw.rules.documents.tree import nearest
 from ratelimit_mw.rules.domains import Rules
-from ratelimit_mw.rules.limits import spell
+from ratelimit_mw.rules.readers.limits import spell
 from ratelimit_mw.rules.ruleset import RuleSet
-from ratelimit_mw.rules.tree import nearest
 from ratelimit_mw.stores import Store
 from ratelimit_mw.stores.bans import quota_of
 

@@ -7,7 +7,7 @@ from urllib.parse import unquote
 from ratelimit_mw.identity.digest import digester
 from ratelimit_mw.late import late, lock
 from ratelimit_mw.model import SECOND, Ask
-from ratelimit_mw.rules.limits import spell_time
+from ratelimit_mw.rules.readers.limits import spell_time
 
 _log = logging.getLogger("ratelimit_mw")
 

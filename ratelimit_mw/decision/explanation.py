@@ -8,8 +8,8 @@ from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.identity.entries import EntriesRequest
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import NEVER, SECOND, Banned, Charge, Decision, Outcome
-from ratelimit_mw.rules.limits import spell
 from ratelimit_mw.rules.overrides import BLOCKED
+from ratelimit_mw.rules.readers.limits import spell
 from ratelimit_mw.rules.reasons import Criterion, Reason, reasons, why_free
 from ratelimit_mw.rules.ruleset import RuleSet
 

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.model import NEVER, SECOND, Outcome, Quota, Rule
-from ratelimit_mw.rules.limits import spell
+from ratelimit_mw.rules.readers.limits import spell
 
 _MOST_KNOWN = 1_000
 _PRINTABLE = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")

@@ -3,19 +3,19 @@
 from collections.abc import Mapping, Sequence
 
 from ratelimit_mw.errors import Problem
-from ratelimit_mw.rules import values
 from ratelimit_mw.rules.breath import breathe
-from ratelimit_mw.rules.client import compile_client
-from ratelimit_mw.rules.compile import compile_rules
-from ratelimit_mw.rules.document import Document
+from ratelimit_mw.rules.compiling.client import compile_client
+from ratelimit_mw.rules.compiling.compile import compile_rules
+from ratelimit_mw.rules.documents.document import Document
+from ratelimit_mw.rules.documents.source import parse
+from ratelimit_mw.rules.documents.tree import Items, Map, Problems, kind, quoted
 from ratelimit_mw.rules.domains import Domains, Examined, Rules
-from ratelimit_mw.rules.lint import lint
+from ratelimit_mw.rules.linting.lint import lint
+from ratelimit_mw.rules.readers import values
+from ratelimit_mw.rules.readers.wrong import Wrong
 from ratelimit_mw.rules.ruleset import RuleSet
-from ratelimit_mw.rules.schema import File
-from ratelimit_mw.rules.source import parse
-from ratelimit_mw.rules.tree import Items, Map, Problems, kind, quoted
-from ratelimit_mw.rules.validation import check
-from ratelimit_mw.rules.wrong import Wrong
+from ratelimit_mw.rules.schema.file import File
+from ratelimit_mw.rules.schema.validation import check
 
 SHARED = ("storage", "client", "response", "load", "defer", "reload")
 """The sections that stand in one file only, and hold for all."""

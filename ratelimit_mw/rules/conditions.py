@@ -7,7 +7,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from ratelimit_mw.identity.attributes import Reader
 from ratelimit_mw.identity.request import Request
-from ratelimit_mw.rules.templates import Template
+from ratelimit_mw.rules.paths.templates import Template
 from ratelimit_mw.settings import Network
 
 T = TypeVar("T")

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 
 from ratelimit_mw.errors import ConfigurationError, Problem
+from ratelimit_mw.rules.documents.tree import near, quoted
 from ratelimit_mw.rules.domains import Rules
-from ratelimit_mw.rules.tree import near, quoted
 
 
 def require_named(rules: Rules, names: Iterable[str]) -> None:

@@ -9,8 +9,8 @@ from ratelimit_mw.rules.breath import breathe
 from ratelimit_mw.rules.candidates import Candidate, Program, program
 from ratelimit_mw.rules.compiled import CompiledRule
 from ratelimit_mw.rules.conditions import Matching, Networks
-from ratelimit_mw.rules.match import NO_PARAMETERS, PathMatcher
-from ratelimit_mw.rules.templates import Template
+from ratelimit_mw.rules.paths.match import NO_PARAMETERS, PathMatcher
+from ratelimit_mw.rules.paths.templates import Template
 
 _Lookup = Callable[[Request], Sequence[Candidate]]
 

@@ -5,9 +5,9 @@ import os
 from collections.abc import Mapping, Sequence
 
 from ratelimit_mw.errors import ConfigurationError, Problem
-from ratelimit_mw.rules.document import Config, Document, gather
+from ratelimit_mw.rules.documents.document import Config, Document, gather
+from ratelimit_mw.rules.documents.tree import Problems
 from ratelimit_mw.rules.domains import Examined, Rules
-from ratelimit_mw.rules.tree import Problems
 
 __all__ = ["Examined", "examine", "load", "load_documents"]
 

@@ -16,8 +16,8 @@ from ratelimit_mw.identity.identifier import Identifier, identifier, spelling
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import NEVER, Ask, Charge, Quota, Rule
 from ratelimit_mw.rules.conditions import Networks
-from ratelimit_mw.rules.match import NO_PARAMETERS
-from ratelimit_mw.rules.tree import nearest
+from ratelimit_mw.rules.documents.tree import nearest
+from ratelimit_mw.rules.paths.match import NO_PARAMETERS
 
 KINDS = ("limit", "exempt", "block")
 

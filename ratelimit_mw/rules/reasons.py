@@ -11,7 +11,7 @@ from ratelimit_mw.model import Charge
 from ratelimit_mw.rules import conditions
 from ratelimit_mw.rules.compiled import CompiledRule
 from ratelimit_mw.rules.conditions import Matching, is_preflight
-from ratelimit_mw.rules.match import NO_PARAMETERS, Hit, PathMatcher
+from ratelimit_mw.rules.paths.match import NO_PARAMETERS, Hit, PathMatcher
 from ratelimit_mw.rules.ruleset import RuleSet
 
 SHOWN = ("host", "tier")

@@ -17,8 +17,8 @@ from ratelimit_mw.rules.conditions import Matching, is_preflight
 from ratelimit_mw.rules.descriptors import Descriptors
 from ratelimit_mw.rules.features import Features
 from ratelimit_mw.rules.index import Index
-from ratelimit_mw.rules.match import NO_PARAMETERS, PathMatcher
 from ratelimit_mw.rules.overrides import BLOCKED, Held, Overrides, Recompiling, bearing
+from ratelimit_mw.rules.paths.match import NO_PARAMETERS, PathMatcher
 from ratelimit_mw.rules.plans import Plans
 from ratelimit_mw.settings import ClientSettings, DeferSettings, LoadSettings, ResponseSettings, StorageSettings
 

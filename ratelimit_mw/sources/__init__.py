@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Mapping
 
 from ratelimit_mw.errors import ConfigurationError, Problem
-from ratelimit_mw.rules.document import Config
+from ratelimit_mw.rules.documents.document import Config
 from ratelimit_mw.sources.base import Snapshot, Source
 from ratelimit_mw.sources.files import FilesSource
 from ratelimit_mw.sources.mapping import MappingSource

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from ratelimit_mw.clock import Clock, SystemClock
 from ratelimit_mw.model import SECOND
-from ratelimit_mw.rules.limits import Malformed, parse_period
 from ratelimit_mw.rules.overrides import identity_of, names_network
+from ratelimit_mw.rules.readers.limits import Malformed, parse_period
 from ratelimit_mw.rules.ruleset import RuleSet
 from ratelimit_mw.sources.override import Override, key_of, read_all
 from ratelimit_mw.sources.retriever import Retriever

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from ratelimit_mw.clock import Clock, SystemClock
 from ratelimit_mw.errors import ConfigurationError, StoreUnavailable
 from ratelimit_mw.late import late, lock, rlock
-from ratelimit_mw.rules.document import Config
+from ratelimit_mw.rules.documents.document import Config
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.settings import StorageSettings
 from ratelimit_mw.sources.base import Source

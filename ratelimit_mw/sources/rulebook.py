@@ -7,7 +7,7 @@ from contextlib import nullcontext
 
 from ratelimit_mw.errors import ConfigurationError, Problem
 from ratelimit_mw.rules.breath import breathing
-from ratelimit_mw.rules.document import Config
+from ratelimit_mw.rules.documents.document import Config
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.rules.load import load_documents
 from ratelimit_mw.sources import open_source

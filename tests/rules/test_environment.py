@@ -3,7 +3,7 @@
 import pytest
 
 from ratelimit_mw import ConfigurationError
-from ratelimit_mw.rules.environment import expand
+from ratelimit_mw.rules.documents.environment import expand
 from ratelimit_mw.rules.load import load
 from tests.rules.corpus import load_text, problems_of
 

@@ -4,7 +4,7 @@ import pytest
 
 from ratelimit_mw import ConfigurationError
 from ratelimit_mw.model import Quota
-from ratelimit_mw.rules.limits import DAY, Malformed, parse_duration, parse_limit, parse_period, spell
+from ratelimit_mw.rules.readers.limits import DAY, Malformed, parse_duration, parse_limit, parse_period, spell
 from tests.rules.corpus import request, rules
 
 case = pytest.param

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from ratelimit_mw import ConfigurationError
-from ratelimit_mw.rules.json_schema import json_schema
 from ratelimit_mw.rules.load import load
+from ratelimit_mw.rules.schema.json_schema import json_schema
 from ratelimit_mw.settings import ClientSettings, HeaderGroups, ResponseSettings, StorageSettings
 from tests.rules.corpus import applied, load_text, problems_of, rules
 

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 from starlette.routing import compile_path
 
 from ratelimit_mw.identity.paths import cleaned as clean
-from ratelimit_mw.rules.match import PathMatcher
-from ratelimit_mw.rules.templates import TemplateError, parse
+from ratelimit_mw.rules.paths.match import PathMatcher
+from ratelimit_mw.rules.paths.templates import TemplateError, parse
 
 words = st.sampled_from(["a", "b", "a.b", "-", ".", "..", "v1", "", "1", "é", "x\n"])
 parameters = st.sampled_from(["{}", "{}", "{:int}", "{:float}", "{:uuid}", "{:path}", "{:str}"])

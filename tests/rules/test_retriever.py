@@ -13,7 +13,7 @@ import pytest
 
 from ratelimit_mw import ConfigurationError, RateLimiter
 from ratelimit_mw.rules import breath
-from ratelimit_mw.rules.document import Document
+from ratelimit_mw.rules.documents.document import Document
 from ratelimit_mw.rules.load import load_documents
 from ratelimit_mw.sources.database import RulesDatabase
 from ratelimit_mw.sources.retriever import Retriever

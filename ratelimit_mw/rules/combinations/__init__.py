@@ -1,0 +1,1 @@
+"""What does not go with what within a rule, and why."""

@@ -1,0 +1,1 @@
+"""From a checked file to its compiled rules."""

@@ -1,0 +1,1 @@
+"""Configurations as they are written: files, YAML text and mappings, all to one tree whose values know their places."""

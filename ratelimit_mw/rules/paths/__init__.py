@@ -1,0 +1,1 @@
+"""Paths: templates, and which of them a path matches."""

@@ -1,0 +1,177 @@
+"""Which templates a path matches: a trie of segments, compiled at start, that finds all of them.
+
+Templates that differ only in the names of their parameters share their nodes, so the work for one path
+is bounded by the nodes that it can reach, however many rules there are, and is linear in its length.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from ratelimit_mw.identity.paths import cleaned as clean
+from ratelimit_mw.rules.breath import breathe
+from ratelimit_mw.rules.paths.segments import Matcher, canonical, matcher
+from ratelimit_mw.rules.paths.templates import Segment, Tail, Template, parse
+
+NO_PARAMETERS: Mapping[str, str] = {}
+
+
+class Hit(NamedTuple):
+    """A path that an owner's template matched. `strict`: its form as it came and its cleaned form both did."""
+
+    owner: int
+    route: str
+    parameters: Mapping[str, str]
+    strict: bool
+
+
+class _Entry(NamedTuple):
+    rank: int
+    owner: int
+    template: Template
+    hit: Hit
+
+
+class _Node:
+    __slots__ = ("ends", "literals", "patterns", "segments", "tails")
+
+    def __init__(self) -> None:
+        self.literals: dict[str, _Node] = {}
+        self.patterns: list[tuple[Matcher, _Node]] = []
+        self.segments: dict[Segment, _Node] = {}
+        self.tails: list[tuple[Tail, tuple[Matcher, ...], _Entry]] = []
+        self.ends: list[_Entry] = []
+
+    def child(self, segment: Segment) -> "_Node":
+        """The node below `segment`, made if it is not there yet."""
+        if not segment.kinds:
+            return self.literals.setdefault(segment.texts[0], _Node())
+        if segment not in self.segments:
+            node = self.segments[segment] = _Node()
+            self.patterns.append((matcher(segment), node))
+        return self.segments[segment]
+
+
+_Found = list[tuple[_Entry, tuple[str, ...]]]
+
+
+class PathMatcher:
+    """All templates of a rule set. `owned` is pairs of an owner (any int) and one of its templates."""
+
+    def __init__(self, owned: Iterable[tuple[int, Template]]) -> None:
+        self._literal: dict[str, list[_Entry]] = {}
+        self._root = _Node()
+        self._only_literal = True
+        for rank, (owner, template) in enumerate(owned):
+            breathe()
+            entry = _Entry(rank, owner, template, Hit(owner, template.text, NO_PARAMETERS, strict=True))
+            self._add(entry, template)
+            # A path is also matched cleaned, so a template with a slash at its end has to be as well.
+            cleaned = clean(template.text)
+            if cleaned != template.text:
+                self._add(entry, parse(cleaned))
+
+    def _add(self, entry: _Entry, template: Template) -> None:
+        if not template.names and template.tail is None:
+            self._literal.setdefault("/" + "/".join(segment.texts[0] for segment in template.segments), []).append(
+                entry
+            )
+            return
+        self._only_literal = False
+        node = self._root
+        for segment in template.segments:
+            node = node.child(segment)
+        tail = template.tail
+        if tail is None:
+            node.ends.append(entry)
+            return
+        node.tails.append((tail, tuple(map(matcher, tail.segments)), entry))
+        if tail.folder:
+            node.ends.append(entry)
+
+    def find(self, path: str) -> _Found:
+        """Every template that matches this one form of a path, with the values of its parameters."""
+        found: _Found = [(entry, ()) for entry in self._literal.get(path, ())]
+        if not self._only_literal and path.startswith("/"):
+            _walk(self._root, path, 1, (), found)
+        return found
+
+    def locate(self, path: str, cleaned: str) -> list[Hit]:
+        """What each owner's first matching template made of a path, given in both its forms.
+
+        Route and parameters are the cleaned form's where that matched, so that no spelling makes new ones.
+        """
+        found = _first_of_each(self.find(cleaned))
+        # A line feed is where routers disagree most (`.` does not match it, `$` stands before it): never strict.
+        plain = "\n" not in path
+        if cleaned == path:
+            return [_hit(entry, values, strict=plain) for entry, values in found]
+        raw = _first_of_each(self.find(path))
+        in_cleaned = {entry.owner for entry, _ in found}
+        in_both = in_cleaned.intersection(entry.owner for entry, _ in raw) if plain else set()
+        only_raw = [(entry, values) for entry, values in raw if entry.owner not in in_cleaned]
+        return [_hit(entry, values, strict=entry.owner in in_both) for entry, values in (*found, *only_raw)]
+
+
+def _first_of_each(found: _Found) -> _Found:
+    """Of each owner the match of its first template, for a list of templates may match with several."""
+    if len(found) < 2:
+        return found
+    first: dict[int, tuple[_Entry, tuple[str, ...]]] = {}
+    for entry, values in sorted(found, key=_rank):
+        first.setdefault(entry.owner, (entry, values))
+    return list(first.values())
+
+
+def _rank(match: tuple[_Entry, tuple[str, ...]]) -> int:
+    return match[0].rank
+
+
+def _hit(entry: _Entry, values: tuple[str, ...], *, strict: bool) -> Hit:
+    if not values:
+        return entry.hit if strict else entry.hit._replace(strict=False)
+    names, kinds = entry.template.names, entry.template.kinds
+    return Hit(entry.owner, entry.template.text, dict(zip(names, map(canonical, kinds, values), strict=True)), strict)
+
+
+def _walk(node: _Node, path: str, start: int, values: tuple[str, ...], found: _Found) -> None:
+    """Add what `node` and the nodes below it find in `path` from `start`, which follows a slash."""
+    for tail, matchers, entry in node.tails:
+        rest = _match_tail(tail, matchers, path, start)
+        if rest is not None:
+            found.append((entry, values + rest))
+    if not node.literals and not node.patterns:
+        return
+    end = path.find("/", start)
+    segment = path[start:] if end < 0 else path[start:end]
+    child = node.literals.get(segment)
+    if child is not None:
+        _step(child, path, end, values, found)
+    for match, child in node.patterns:
+        more = match(segment)
+        if more is not None:
+            _step(child, path, end, values + more, found)
+
+
+def _step(node: _Node, path: str, end: int, values: tuple[str, ...], found: _Found) -> None:
+    if end >= 0:
+        _walk(node, path, end + 1, values, found)
+    else:
+        found.extend([(entry, values) for entry in node.ends])
+
+
+def _match_tail(tail: Tail, matchers: tuple[Matcher, ...], path: str, start: int) -> tuple[str, ...] | None:
+    if tail.folder:
+        return ()
+    pieces = path[start:].rsplit("/", len(matchers))
+    rest, before, after = pieces[0], tail.before, tail.after
+    if len(pieces) <= len(matchers) or len(rest) < len(before) + len(after):
+        return None
+    if not rest.startswith(before) or not rest.endswith(after):
+        return None
+    values: tuple[str, ...] = (rest[len(before) : len(rest) - len(after)],)
+    for match, piece in zip(matchers, pieces[1:], strict=True):
+        more = match(piece)
+        if more is None:
+            return None
+        values += more
+    return values
