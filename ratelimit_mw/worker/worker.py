@@ -274,7 +274,7 @@ class Worker:
 
     async def _leave(self) -> None:
         try:
-            if not self._mislaid:  # what is not settled is left to be claimed
+            if not await asyncio.to_thread(self._queue.handed_out, self._name):  # else it is left to be claimed
                 await asyncio.to_thread(self._queue.leave, self._name)
         except StoreUnavailable:
             _log.debug("worker: the group is not told that %s has left", self._name)

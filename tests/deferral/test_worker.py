@@ -314,6 +314,27 @@ def test_what_a_worker_was_handed_and_never_heard_of_is_taken_up_again(any_serve
         assert site.bodies == ["a"]
 
 
+def test_what_a_worker_failed_to_settle_is_left_for_another_when_it_stops(any_server, clock, caplog):
+    class Broken:
+        async def send(self, *arguments):
+            raise RuntimeError("can't start new thread")
+
+    with limiter(any_server, clock=clock) as engine:
+        (location,) = put_off(engine, "a")
+        clock.advance(60)
+
+        async def stopping():
+            worker = Worker(engine, Broken(), listen=0.05)
+            task = asyncio.ensure_future(worker.run())
+            await until(lambda: "has to be taken up again" in caplog.text)
+            worker.stop()
+            await task
+
+        asyncio.run(stopping())
+        assert fates(engine, [location]) == ["running"]
+        asyncio.run(_work(engine, Site(engine), lambda: fates(engine, [location]) == ["unknown"], timeout=0.1))
+
+
 def test_a_worker_that_comes_too_late_changes_nothing(any_server, clock, caplog):
     with limiter(any_server, clock=clock) as engine:
         site = Site(engine, "hang")
