@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager, contextmanager
 from importlib import import_module
+from tempfile import TemporaryDirectory
 
 import httpx
 import pytest
@@ -33,7 +34,8 @@ def in_process(app):
 @contextmanager
 def behind(server, redis, **options):
     with (
-        SERVERS[server](env={"REDIS_URL": redis.url}, **options) as running,
+        TemporaryDirectory() as folder,  # for what a server that is told to end leaves behind
+        SERVERS[server](env={"REDIS_URL": redis.url, "TMPDIR": folder}, **options) as running,
         httpx.Client(base_url=running.url) as client,
     ):
         yield client

@@ -38,11 +38,11 @@ from tests.inside.django_rest import Nobody, user_of  # noqa: E402
 
 def _database():
     call_command("migrate", verbosity=0, run_syncdb=True)
-    return connection.cursor()  # it lives as long as somebody is connected
+    connection.close()
 
 
 with ThreadPoolExecutor(1) as _thread:  # uvicorn imports this in its loop, where Django forbids it
-    _kept = _thread.submit(_database).result()
+    _thread.submit(_database).result()
 
 
 def free(request):

@@ -1,4 +1,8 @@
-"""A Django project's settings. Users and sessions are in a database in memory, one for each process."""
+"""A Django project's settings. Users and sessions are in a database of each process's own."""
+
+import atexit
+import shutil
+import tempfile
 
 from tests.inside.rules import RULES, WHO
 
@@ -8,7 +12,10 @@ ROOT_URLCONF = "tests.inside.django_app"
 USE_TZ = True
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 INSTALLED_APPS = ["django.contrib.auth", "django.contrib.contenttypes", "django.contrib.sessions", "rest_framework"]
-DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": "file:inside?mode=memory&cache=shared"}}
+# In a file, for each thread has a connection, and Django never closes one to a database in memory.
+_folder = tempfile.mkdtemp()
+atexit.register(shutil.rmtree, _folder)
+DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": f"{_folder}/inside.sqlite3"}}
 SESSION_ENGINE = "django.contrib.sessions.backends.signed_cookies"
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 MIDDLEWARE = [
