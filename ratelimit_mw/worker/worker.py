@@ -153,7 +153,8 @@ class Worker:
             await asyncio.to_thread(self._queue.forget, entry)
 
     async def _try(self, entry: Entry, job: Job) -> None:
-        if self._now() - job.since > self._rules.defer.keep * SECOND:
+        left = self._rules.defer.keep - (self._now() - job.since) / SECOND
+        if left < 0:
             await self._settle(entry, "parked", {"reason": "its limit did not allow it in time"})
             return
         try:
@@ -169,7 +170,8 @@ class Worker:
         elif verdict.outcome.retry_after == NEVER:
             await self._settle(entry, "parked", {"reason": "its limit will never allow it"})
         else:
-            await self._postpone(entry, verdict.outcome.retry_after / SECOND)
+            # No longer than it is kept: then it is reported.
+            await self._postpone(entry, min(verdict.outcome.retry_after / SECOND, left + _SOON))
 
     async def _decided(self, envelope: Envelope) -> Verdict:
         """What the limits of whoever sent it say now. Nothing is waited for: others may go meanwhile."""

@@ -438,6 +438,21 @@ def test_what_makes_no_request_is_parked_at_once_and_holds_up_nobody(any_server,
         assert state(ask_asgi, engine, bad)["reason"].startswith("it can't be sent: ")
 
 
+def test_what_the_limit_allows_too_late_is_parked_when_its_time_is_over(any_server, clock):
+    with limiter(any_server, {**REPORTS, "limit": "1 per week"}, clock=clock, keep="1 hour") as engine:
+        (location,) = put_off(engine, "a")
+
+        async def scenario(client):
+            async with working(engine, in_process(Site(engine).asgi)):
+                await until(lambda: client.zcard("{shop:deferred}:waiting"))
+                clock.advance(3602)
+                await until(lambda: fates(engine, [location]) == ["parked"])
+
+        with any_server.client() as client:
+            asyncio.run(scenario(client))
+        assert state(ask_asgi, engine, location)["reason"] == "its limit did not allow it in time"
+
+
 def test_what_the_limit_will_never_allow_is_parked(any_server, clock):
     with limiter(any_server, {**REPORTS, "limit": "5 per minute", "cost": "header:X-Cost"}, clock=clock) as engine:
         (location,) = put_off(engine, "a", headers={"X-Cost": "5"})
