@@ -12,13 +12,13 @@ class Entry(NamedTuple):
 
 
 class Job(NamedTuple):
-    """A request as it lies in the queue. `since` is when it came, in microseconds."""
+    """A request as it lies in the queue. `age` is how long it has lain there by the store's clock, in microseconds."""
 
     state: str
     request: bytes
     body: bytes
     attempts: int
-    since: int
+    age: int
 
 
 class Fate(NamedTuple):

@@ -73,6 +73,12 @@ function commands.promote()
   return due and math.max(tonumber(due) - now, 0) or -1
 end
 
+-- A request as it was put, and the time.
+function commands.load(id)
+  local found = redis.call('HMGET', record(id), 'state', 'request', 'body', 'attempts', 'since')
+  return {micros(now), unpack(found, 1, 5)}
+end
+
 function commands.begin(id, entry, ticket)
   if not lane_of(id, entry) or redis.call('HGET', record(id), 'state') ~= 'queued' then return 0 end
   redis.call('HSET', record(id), 'state', 'running', 'ticket', ticket)

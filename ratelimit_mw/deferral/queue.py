@@ -76,10 +76,10 @@ class Queue:
 
     def load(self, request: str) -> Job | None:
         """A request that is to be tried; None where it has expired. Raises ValueError for what somebody has spoilt."""
-        key = self._key(request)
-        found = self._questions.ask(key, "HMGET", key, "state", "request", "body", "attempts", "since")
-        state, content, body, attempts, since = found
-        return Job(state.decode(), content, body or b"", int(attempts or 0), int(since or 0)) if content else None
+        now, state, content, body, attempts, since = self._do("load", request)
+        if not content:
+            return None
+        return Job(state.decode(), content, body or b"", int(attempts or 0), int(now) - int(since or 0))
 
     def begin(self, entry: Entry, ticket: str) -> int:
         """Begin an attempt, and return which it is; 0 where somebody else was faster."""

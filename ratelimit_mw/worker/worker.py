@@ -153,7 +153,7 @@ class Worker:
             await asyncio.to_thread(self._queue.forget, entry)
 
     async def _try(self, entry: Entry, job: Job) -> None:
-        left = self._rules.defer.keep - (self._now() - job.since) / SECOND
+        left = self._rules.defer.keep - job.age / SECOND
         if left < 0:
             await self._settle(entry, "parked", {"reason": "its limit did not allow it in time"})
             return
@@ -281,7 +281,3 @@ class Worker:
         except StoreUnavailable:
             _log.debug("worker: the group is not told that %s has left", self._name)
         self._ear.close()
-
-    def _now(self) -> int:
-        clock = self._limiter.deferrals.clock
-        return time.time_ns() // 1000 if clock is None else clock.now()

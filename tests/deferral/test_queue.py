@@ -44,6 +44,16 @@ def test_what_is_put_is_handed_out_once(make):
     assert (job.state, job.request, job.body, job.attempts) == ("queued", b"{}", b"\x00\xff", 0)
 
 
+def test_how_long_it_has_lain_there_is_told_by_whoever_keeps_it(make, server, clock):
+    queue = make()
+    queue.put("a", "ann", FIELDS)
+    clock.advance(5)
+    assert queue.load("a").age == 5_000_000
+    with closing(Queue(server.url, "shop", DeferSettings())) as timeless:
+        timeless.put("b", "bob", FIELDS)
+        assert 0 <= timeless.load("b").age < 60_000_000
+
+
 def test_what_was_put_before_there_was_a_worker_is_handed_out(server, clock):
     with closing(Queue(server.url, "shop", DeferSettings(), clock)) as queue:
         queue.put("a", "ann", FIELDS)
