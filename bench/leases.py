@@ -16,7 +16,7 @@ from ratelimit_mw.identity.mapping import MappingRequest
 from ratelimit_mw.model import SECOND, Ask, Quota
 from ratelimit_mw.stores.bounds import worst_over_admission
 from ratelimit_mw.stores.deny_cache import DenyCache
-from ratelimit_mw.stores.leases import Leases
+from ratelimit_mw.stores.leases.store import Leases
 from ratelimit_mw.stores.memory import MemoryStore
 from tests.support.servers import BINARIES, Server
 

@@ -14,7 +14,7 @@ from ratelimit_mw.stores import Store, banning, deciding_here, open_store
 from ratelimit_mw.stores.memory import MemoryStore
 
 if TYPE_CHECKING:
-    from ratelimit_mw.stores.leases import Leases
+    from ratelimit_mw.stores.leases.store import Leases
 
 _log = logging.getLogger("ratelimit_mw")
 

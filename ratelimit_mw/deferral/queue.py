@@ -10,7 +10,7 @@ from ratelimit_mw.clock import Clock
 from ratelimit_mw.deferral.fate import Entry, Fate, Job
 from ratelimit_mw.model import SECOND
 from ratelimit_mw.settings import DeferSettings
-from ratelimit_mw.stores.questions import Questions
+from ratelimit_mw.stores.redis.questions import Questions
 
 GROUP = "workers"
 """The consumer group that all workers are of."""

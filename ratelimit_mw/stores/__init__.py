@@ -11,7 +11,7 @@ from ratelimit_mw.stores.base import Store
 from ratelimit_mw.stores.deny_cache import DenyCache
 
 if TYPE_CHECKING:
-    from ratelimit_mw.stores.leases import Leases
+    from ratelimit_mw.stores.leases.store import Leases
 
 __all__ = ["SCHEMES", "Store", "banning", "deciding_here", "open_store"]
 
@@ -27,11 +27,11 @@ def open_store(settings: StorageSettings, clock: Clock | None = None) -> Store:
 
         return MemoryStore(max_counters=settings.max_counters, clock=clock)
     if scheme == "redis+cluster":
-        from ratelimit_mw.stores.cluster import ClusterStore
+        from ratelimit_mw.stores.redis.cluster.store import ClusterStore
 
         return DenyCache(ClusterStore(settings.url, timeout=settings.timeout, clock=clock), clock=clock)
     if scheme in SCHEMES:
-        from ratelimit_mw.stores.redis import RedisStore  # imported late: redis-py takes a while
+        from ratelimit_mw.stores.redis.store import RedisStore  # imported late: redis-py takes a while
 
         return DenyCache(RedisStore(settings.url, timeout=settings.timeout, clock=clock), clock=clock)
     raise ValueError(f"storage url begins with {scheme!r}: it has to begin with one of {', '.join(SCHEMES)}")
@@ -53,7 +53,7 @@ def deciding_here(
 
     if isinstance(store, MemoryStore):  # it is here, and in one piece
         return store, None
-    from ratelimit_mw.stores.leases import Leases  # imported late: most rules are strict
+    from ratelimit_mw.stores.leases.store import Leases  # imported late: most rules are strict
     from ratelimit_mw.stores.shards import Shards
 
     leases = Leases(Shards(store), clock, interval=interval)

@@ -113,6 +113,6 @@ def open_records(url: str) -> Records:
     """Records at a storage URL. Raises ValueError for one that can't be read; nothing is connected yet."""
     if url.startswith("memory:"):
         return MemoryRecords()
-    from ratelimit_mw.stores.redis_records import RedisRecords  # imported late: redis-py takes a while
+    from ratelimit_mw.stores.redis.records import RedisRecords  # imported late: redis-py takes a while
 
     return RedisRecords(url)

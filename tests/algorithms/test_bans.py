@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from ratelimit_mw.algorithms import ban
 from ratelimit_mw.model import SECOND, Ask, Ban, Quota
-from ratelimit_mw.stores.connection import Blocking
-from ratelimit_mw.stores.wire import Inquiry, converse
+from ratelimit_mw.stores.redis.connection import Blocking
+from ratelimit_mw.stores.redis.wire import Inquiry, converse
 from tests.algorithms.histories import START as T
 from tests.algorithms.histories import bans
 

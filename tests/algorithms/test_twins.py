@@ -8,9 +8,9 @@ from hypothesis import HealthCheck, given, settings
 
 from ratelimit_mw import ManualClock
 from ratelimit_mw.model import Reply
-from ratelimit_mw.stores.connection import Blocking
 from ratelimit_mw.stores.memory import MemoryStore
-from ratelimit_mw.stores.wire import Inquiry, converse
+from ratelimit_mw.stores.redis.connection import Blocking
+from ratelimit_mw.stores.redis.wire import Inquiry, converse
 from tests.algorithms.histories import conversations
 
 _examples = itertools.count()

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 from ratelimit_mw.model import SECOND, Ask
-from ratelimit_mw.stores.cluster import ClusterStore
-from ratelimit_mw.stores.leases import Leases
-from ratelimit_mw.stores.settler import moment
+from ratelimit_mw.stores.leases.settler import moment
+from ratelimit_mw.stores.leases.store import Leases
+from ratelimit_mw.stores.redis.cluster.slots import slot_of
+from ratelimit_mw.stores.redis.cluster.spanning import Moment
+from ratelimit_mw.stores.redis.cluster.store import ClusterStore
 from ratelimit_mw.stores.shards import Shards
-from ratelimit_mw.stores.slots import slot_of
-from ratelimit_mw.stores.spanning import Moment
 from tests.cluster.test_cluster import key_of
 from tests.stores.contract import quota
 

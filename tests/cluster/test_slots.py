@@ -8,10 +8,10 @@ from redis.crc import key_slot
 
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import Ask, Outcome, Quota, Reply
-from ratelimit_mw.stores.slots import Redirected, converse_by_slot, slot_of
-from ratelimit_mw.stores.spanning import Spanning, by_slot
-from ratelimit_mw.stores.topology import _table
-from ratelimit_mw.stores.wire import Elsewhere, Inquiry, Spoilt, away
+from ratelimit_mw.stores.redis.cluster.slots import Redirected, converse_by_slot, slot_of
+from ratelimit_mw.stores.redis.cluster.spanning import Spanning, by_slot
+from ratelimit_mw.stores.redis.cluster.topology import _table
+from ratelimit_mw.stores.redis.wire import Elsewhere, Inquiry, Spoilt, away
 
 QUOTA = Quota("fixed_window", 5, 1_000_000)
 NO_SCRIPT = hiredis.ReplyError("NOSCRIPT No matching script.")

@@ -9,7 +9,7 @@ import pytest
 
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import Ask, Quota
-from ratelimit_mw.stores.redis import RedisStore
+from ratelimit_mw.stores.redis.store import RedisStore
 from tests.support.proxy import Proxy
 
 

@@ -18,7 +18,7 @@ import pytest
 
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import Ask, Quota
-from ratelimit_mw.stores.redis import RedisStore
+from ratelimit_mw.stores.redis.store import RedisStore
 from tests.support.apps import ROOT
 from tests.support.patience import at_most, eventually, three_tries
 from tests.support.processes import end, spawn
@@ -339,7 +339,7 @@ def test_a_process_that_was_stopped_for_a_while_opens_nothing(any_server):
         import sys, threading, time
         from ratelimit_mw.errors import StoreUnavailable
         from ratelimit_mw.model import Ask, Quota
-        from ratelimit_mw.stores.redis import RedisStore
+        from ratelimit_mw.stores.redis.store import RedisStore
         store = RedisStore(sys.argv[1], timeout=0.1)
         asks = [Ask("d:r:{x}", Quota("fixed_window", 1_000_000_000, 3_600_000_000))]
         while True:  # however slowly the machine connects

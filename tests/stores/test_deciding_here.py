@@ -9,7 +9,7 @@ import pytest
 
 from ratelimit_mw import ManualClock, RateLimiter
 from ratelimit_mw.stores.memory import MemoryStore
-from ratelimit_mw.stores.redis import RedisStore
+from ratelimit_mw.stores.redis.store import RedisStore
 
 ATTRIBUTES = {"remote_address": "203.0.113.7"}
 

@@ -17,10 +17,10 @@ from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import SECOND, Ask, Quota
 from ratelimit_mw.stores.bounds import worst_over_admission, worst_under_admission
 from ratelimit_mw.stores.deny_cache import DenyCache
-from ratelimit_mw.stores.leases import Leases
+from ratelimit_mw.stores.leases.share import KINDS, PART
+from ratelimit_mw.stores.leases.store import Leases
 from ratelimit_mw.stores.memory import MemoryStore
-from ratelimit_mw.stores.redis import RedisStore
-from ratelimit_mw.stores.share import KINDS, PART
+from ratelimit_mw.stores.redis.store import RedisStore
 from tests.stores.contract import Contract
 
 MINUTE = 60 * SECOND
@@ -766,8 +766,8 @@ def test_a_child_of_a_fork_has_no_shares(any_server, consistency):
 _PROCESS = """
 import sys
 from ratelimit_mw.model import Ask, Quota
-from ratelimit_mw.stores.leases import Leases
-from ratelimit_mw.stores.redis import RedisStore
+from ratelimit_mw.stores.leases.store import Leases
+from ratelimit_mw.stores.redis.store import RedisStore
 
 leases = Leases(RedisStore(sys.argv[1], timeout=10))
 ask = Ask("d:r:{x}", Quota(sys.argv[2], 5_000, 3_600_000_000, consistency=sys.argv[3]))

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from ratelimit_mw import ManualClock
 from ratelimit_mw.model import SECOND, Ask, Quota
 from ratelimit_mw.stores.bounds import worst_over_admission
-from ratelimit_mw.stores.leases import Leases
+from ratelimit_mw.stores.leases.share import KINDS
+from ratelimit_mw.stores.leases.store import Leases
 from ratelimit_mw.stores.memory import MemoryStore
-from ratelimit_mw.stores.share import KINDS
 from tests.algorithms.model import MODELS
 
 START = 1_700_000_040 * SECOND

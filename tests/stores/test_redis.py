@@ -20,7 +20,7 @@ import trustme
 from ratelimit_mw import ManualClock
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import SECOND, Ask
-from ratelimit_mw.stores.redis import RedisStore
+from ratelimit_mw.stores.redis.store import RedisStore
 from tests.stores.contract import ALL, EXACT, MINUTE, quota
 from tests.support.apps import ROOT, gunicorn
 from tests.support.processes import end, spawn
@@ -42,7 +42,7 @@ REQUESTS = """
     import asyncio, sys
     from concurrent.futures import ThreadPoolExecutor
     from ratelimit_mw.model import Ask
-    from ratelimit_mw.stores.redis import RedisStore
+    from ratelimit_mw.stores.redis.store import RedisStore
     from tests.stores.contract import quota
 
     url, name, way = sys.argv[1:]
@@ -355,7 +355,7 @@ def test_a_fork_while_every_lock_is_held_hangs_nobody(any_server):
 PRELOADED = """
     import os
     from ratelimit_mw.model import Ask, Quota
-    from ratelimit_mw.stores.redis import RedisStore
+    from ratelimit_mw.stores.redis.store import RedisStore
     store = RedisStore(os.environ["REDIS_URL"], timeout=2)
     asks = [Ask("d:r:{x}", Quota("fixed_window", 30, 3_600_000_000))]
     assert store.decide(asks).admits(asks)  # in the master
@@ -445,7 +445,7 @@ def test_tls(any_server, authority, tmp_path):
 INTERRUPTED = """
     import signal, sys, threading, time
     from ratelimit_mw.model import Ask, Quota
-    from ratelimit_mw.stores.redis import RedisStore
+    from ratelimit_mw.stores.redis.store import RedisStore
     store = RedisStore(sys.argv[1], timeout=5)
     asks = [Ask("d:r:{x}", Quota("fixed_window", 100, 3_600_000_000))]
     store.decide(asks)

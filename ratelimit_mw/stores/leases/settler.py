@@ -14,11 +14,11 @@ from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.late import late, lock
 from ratelimit_mw.model import SECOND, Ask, Quota, Reply
 from ratelimit_mw.stores.base import Store
-from ratelimit_mw.stores.book import Book
-from ratelimit_mw.stores.share import Claim, Due
-from ratelimit_mw.stores.slots import slot_of
-from ratelimit_mw.stores.spanning import Moment
-from ratelimit_mw.stores.steps import Call, Steps, T, drive
+from ratelimit_mw.stores.leases.book import Book
+from ratelimit_mw.stores.leases.share import Claim, Due
+from ratelimit_mw.stores.leases.steps import Call, Steps, T, drive
+from ratelimit_mw.stores.redis.cluster.slots import slot_of
+from ratelimit_mw.stores.redis.cluster.spanning import Moment
 
 _TOGETHER = 100
 """Counters settled in one call at most, so that no call holds the store for long."""

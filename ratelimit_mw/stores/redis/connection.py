@@ -18,7 +18,7 @@ from redis.retry import Retry
 
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import Reply
-from ratelimit_mw.stores.wire import Command, Conversation
+from ratelimit_mw.stores.redis.wire import Command, Conversation
 
 GRACE = 0.01
 """Seconds a deadline is held open for a reply that lies unread because the process itself was held up."""

@@ -10,8 +10,8 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from ratelimit_mw.errors import StoreUnavailable
-from ratelimit_mw.stores.connection import HANDSHAKE_TIMEOUT, Blocking, Streaming
-from ratelimit_mw.stores.endpoint import Direct, Spread
+from ratelimit_mw.stores.redis.connection import HANDSHAKE_TIMEOUT, Blocking, Streaming
+from ratelimit_mw.stores.redis.endpoint import Direct, Spread
 
 SCHEME = "redis+sentinel://"
 """How such a URL begins."""

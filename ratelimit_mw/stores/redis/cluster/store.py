@@ -10,13 +10,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from ratelimit_mw.clock import Clock
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import Ask, Reply
-from ratelimit_mw.stores.connection import GRACE, HANDSHAKE_TIMEOUT, Blocking
-from ratelimit_mw.stores.endpoint import Address, Direct, Spread
-from ratelimit_mw.stores.server import Server
-from ratelimit_mw.stores.slots import Redirected, converse_by_slot, slot_of
-from ratelimit_mw.stores.spanning import Moment, Result, Spanning, by_slot
-from ratelimit_mw.stores.topology import Topology
-from ratelimit_mw.stores.wire import Conversation, Elsewhere, Inquiry
+from ratelimit_mw.stores.redis.cluster.slots import Redirected, converse_by_slot, slot_of
+from ratelimit_mw.stores.redis.cluster.spanning import Moment, Result, Spanning, by_slot
+from ratelimit_mw.stores.redis.cluster.topology import Topology
+from ratelimit_mw.stores.redis.connection import GRACE, HANDSHAKE_TIMEOUT, Blocking
+from ratelimit_mw.stores.redis.endpoint import Address, Direct, Spread
+from ratelimit_mw.stores.redis.server import Server
+from ratelimit_mw.stores.redis.wire import Conversation, Elsewhere, Inquiry
 
 _PORT = 6379
 

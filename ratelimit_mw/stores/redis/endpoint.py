@@ -3,7 +3,7 @@
 from typing import NamedTuple, Protocol
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
-from ratelimit_mw.stores.connection import HANDSHAKE_TIMEOUT, Blocking, Streaming
+from ratelimit_mw.stores.redis.connection import HANDSHAKE_TIMEOUT, Blocking, Streaming
 
 Address = tuple[str, int]
 """Host and port."""

@@ -6,8 +6,8 @@ from redis.crc import key_slot
 
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import Reply
-from ratelimit_mw.stores.endpoint import Address
-from ratelimit_mw.stores.wire import (
+from ratelimit_mw.stores.redis.endpoint import Address
+from ratelimit_mw.stores.redis.wire import (
     Command,
     Conversation,
     Elsewhere,
@@ -19,7 +19,7 @@ from ratelimit_mw.stores.wire import (
     script,
     script_digest,
 )
-from ratelimit_mw.stores.wire import unknown as unknown_script
+from ratelimit_mw.stores.redis.wire import unknown as unknown_script
 
 SLOTS = 16_384
 

@@ -9,9 +9,9 @@ from ratelimit_mw.clock import Clock
 from ratelimit_mw.model import Ask, Reply
 from ratelimit_mw.stores.bans import has_begun, untold
 from ratelimit_mw.stores.base import Store
-from ratelimit_mw.stores.settler import Settler, moment
-from ratelimit_mw.stores.share import Claim
-from ratelimit_mw.stores.steps import Steps, adrive, drive
+from ratelimit_mw.stores.leases.settler import Settler, moment
+from ratelimit_mw.stores.leases.share import Claim
+from ratelimit_mw.stores.leases.steps import Steps, adrive, drive
 
 
 class Leases:

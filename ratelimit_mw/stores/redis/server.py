@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from ratelimit_mw.clock import Clock
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import Ask, Quota, Reply
-from ratelimit_mw.stores.breaker import Breaker
-from ratelimit_mw.stores.endpoint import Endpoint
-from ratelimit_mw.stores.loops import LoopBatcher
-from ratelimit_mw.stores.scan import scan
-from ratelimit_mw.stores.threads import ThreadBatcher
-from ratelimit_mw.stores.wire import Conversation, Inquiry, Spoilt, away, converse
+from ratelimit_mw.stores.redis.breaker import Breaker
+from ratelimit_mw.stores.redis.endpoint import Endpoint
+from ratelimit_mw.stores.redis.loops import LoopBatcher
+from ratelimit_mw.stores.redis.scan import scan
+from ratelimit_mw.stores.redis.threads import ThreadBatcher
+from ratelimit_mw.stores.redis.wire import Conversation, Inquiry, Spoilt, away, converse
 
 _log = logging.getLogger("ratelimit_mw")
 

@@ -5,7 +5,7 @@ from heapq import heappop, heappush
 from itertools import count
 
 from ratelimit_mw.model import Ask, Outcome, Reply
-from ratelimit_mw.stores.share import KINDS, Claim, Due, Share, unit
+from ratelimit_mw.stores.leases.share import KINDS, Claim, Due, Share, unit
 
 _UNSETTLED = -1
 """In place of a claim's `charges`: the store was asked before it knew of all charges, and its reply opens nothing."""

@@ -5,8 +5,8 @@ from typing import Self
 
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import Ask, Outcome, Reply
-from ratelimit_mw.stores.slots import slot_of
-from ratelimit_mw.stores.wire import Inquiry
+from ratelimit_mw.stores.redis.cluster.slots import slot_of
+from ratelimit_mw.stores.redis.wire import Inquiry
 
 Result = Reply | StoreUnavailable
 """What became of an inquiry."""

@@ -98,7 +98,7 @@ def script() -> str:
     branches = [f"if name == '{name}' then\n{lua(name)}" for name in _NAMES]
     define = "local function define(name)\n" + "else".join(branches) + "end\nend\n"
     several, decide = (
-        files("ratelimit_mw.stores").joinpath(f"{name}.lua").read_text("utf-8") for name in ("several", "decide")
+        files("ratelimit_mw.stores.redis").joinpath(f"{name}.lua").read_text("utf-8") for name in ("several", "decide")
     )
     return "\n".join([lua("arithmetic"), define, names, decide.replace("-- the text of several.lua\n", several)])
 

@@ -7,11 +7,11 @@ from typing import Any
 
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.late import late, lock
-from ratelimit_mw.stores.connection import HANDSHAKE_TIMEOUT, Blocking
-from ratelimit_mw.stores.endpoint import Address, Direct, Spread
-from ratelimit_mw.stores.sentinel import SCHEME as SENTINEL
-from ratelimit_mw.stores.sentinel import Sentinels
-from ratelimit_mw.stores.wire import Command
+from ratelimit_mw.stores.redis.connection import HANDSHAKE_TIMEOUT, Blocking
+from ratelimit_mw.stores.redis.endpoint import Address, Direct, Spread
+from ratelimit_mw.stores.redis.sentinel import SCHEME as SENTINEL
+from ratelimit_mw.stores.redis.sentinel import Sentinels
+from ratelimit_mw.stores.redis.wire import Command
 
 _REDIRECTIONS = 5
 _CLUSTER = "redis+cluster://"

@@ -8,8 +8,8 @@ from concurrent.futures import Future
 
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import Reply
-from ratelimit_mw.stores.connection import GRACE, Blocking
-from ratelimit_mw.stores.wire import MOST, Conversation, Inquiry, away
+from ratelimit_mw.stores.redis.connection import GRACE, Blocking
+from ratelimit_mw.stores.redis.wire import MOST, Conversation, Inquiry, away
 
 
 class ThreadBatcher:

@@ -1,0 +1,1 @@
+"""Counters and records in Redis: one server, its Sentinels, a cluster; nothing else talks to Redis."""
