@@ -11,8 +11,9 @@ V = TypeVar("V")
 class Recent(OrderedDict[K, V]):
     """At most `most` values by their keys; whichever was put longest ago is forgotten first, one at a time.
 
-    Any thread may use it: the worst that two can do to each other is to forget too soon. `get` is the dict's own, for
-    it stands on the hot path.
+    Any thread may use it: the worst that two can do to each other is to forget too soon. That is with keys that are
+    hashed and compared without Python code, as texts and tuples of them are: in the middle of such code another thread
+    may come, and an OrderedDict does not survive it. `get` is the dict's own, for it stands on the hot path.
     """
 
     def __init__(self, most: int) -> None:

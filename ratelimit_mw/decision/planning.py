@@ -136,14 +136,12 @@ class Planner:
 
 
 def _handy(given: Mapping[str, object]) -> bool:
-    """Whether these attributes are texts, and so short that they can be remembered."""
+    """Whether these attributes are plain texts, as `Recent` wants them, and so short that they can be remembered."""
     room = _LONG
     for name, value in given.items():
-        if type(value) is str:
-            room -= len(value)
-        elif value is not None:
+        if type(name) is not str or (value is not None and type(value) is not str):
             return False
-        room -= len(name)
+        room -= len(name) + len(value or "")
     return room >= 0
 
 
