@@ -69,10 +69,10 @@ def put_off(engine, *bodies, ip=IP, ask=ask_asgi, **more):
 async def working(engine, opening, *, workers=1, **options):
     """Workers at work, who are to be idle in the end."""
     async with opening as target:
-        staff = [Worker(engine, target, listen=0.05, **options) for _ in range(workers)]
+        staff = [Worker(engine, target, **{"listen": 0.05, **options}) for _ in range(workers)]
         tasks = [asyncio.ensure_future(worker.run()) for worker in staff]
         try:
-            yield
+            yield staff
         finally:
             for worker in staff:
                 worker.stop()

@@ -1,0 +1,242 @@
+"""What may come between a worker and its work: others that were faster, a Redis that is away, an operator's block."""
+
+import asyncio
+import logging
+from contextlib import contextmanager
+
+import pytest
+
+from ratelimit_mw import ManualClock, RateLimiter
+from ratelimit_mw.worker.targets import in_process
+from tests.deferral.asking import REPORTS, START, limiter
+from tests.deferral.test_worker import WITHIN, Site, fates, put_off, until, working
+from tests.shells.asking import IP
+from tests.support.proxy import Proxy
+
+STREAM = "{shop:deferred}:stream"
+
+
+@pytest.fixture
+def clock():
+    return ManualClock(START)
+
+
+async def _tenant(scope):
+    await MEANWHILE[-1]()
+    return "a"
+
+
+MEANWHILE = []
+
+
+@contextmanager
+def newer_rules(server, clock, meanwhile):
+    """A worker's engine, whose rules read of a request what those it came under did not: `meanwhile` is awaited then.
+
+    It has been loaded by then, and not begun.
+    """
+    tenants = {"name": "tenants", "by": "tenant", "limit": "9 per minute"}
+    config = {
+        "domain": "shop",
+        "storage": {"timeout": "5s"},
+        "load": "python:tests.deferral.asking:idle",
+        "attributes": {"tenant": f"python:{__name__}:_tenant"},
+        "rules": [REPORTS, tenants],
+    }
+    MEANWHILE.append(meanwhile)
+    with RateLimiter(config, storage=server.url, clock=clock) as engine:
+        yield engine
+    MEANWHILE.pop()
+
+
+async def _work(engine, site, holds, **options):
+    async with working(engine, in_process(site.asgi), **options):
+        await until(holds)
+
+
+def test_what_another_worker_has_taken_over_is_left_to_it_and_nothing_is_charged(any_server, clock):
+    with limiter(any_server, clock=clock) as engine:
+        (location,) = put_off(engine, "a")
+        clock.advance(60)
+        queue, taken = engine.deferrals.queue(engine.rules), []
+
+        async def another():
+            taken.append(queue.claim("another", 0.0))
+            queue.settle(taken[0], "unknown", {"reason": "another one said so"})
+
+        with newer_rules(any_server, clock, another) as newer:
+            site = Site(engine)
+            asyncio.run(_work(newer, site, lambda: taken))
+        assert (site.seen, fates(engine, [location])) == ([], ["unknown"])
+        assert engine.peek({"ip": IP, "method": "POST", "path": "/reports"}).remaining == 1
+
+
+def test_its_own_request_is_no_dead_worker_s_however_long_it_takes(any_server, clock):
+    with limiter(any_server, clock=clock) as engine, any_server.client() as redis:
+        (location,) = put_off(engine, "a")
+        clock.advance(60)
+
+        def handed_out():
+            ((entry),) = redis.xpending_range(STREAM, "workers", "-", "+", 10)
+            return entry
+
+        async def slow():
+            entry = handed_out()
+            worker, number = entry["consumer"], entry["message_id"]
+            redis.xclaim(STREAM, "workers", worker, 0, [number], idle=3_600_000, retrycount=1)
+            await until(lambda: handed_out()["times_delivered"] > 1)  # it has looked for what the dead left
+
+        with newer_rules(any_server, clock, slow) as newer:
+            site = Site(engine)
+            asyncio.run(_work(newer, site, lambda: fates(engine, [location]) == ["done"], timeout=1.0))
+        assert site.bodies == ["a"]
+
+
+def test_what_may_go_before_the_next_look_goes_then(any_server, clock):
+    """And at the end a worker leaves no timer behind."""
+    with limiter(any_server, {**REPORTS, "limit": "1 per second"}, clock=clock) as engine, any_server.client() as redis:
+        site = Site(engine)
+        soon, later = put_off(engine, "soon", "later")
+
+        async def scenario():
+            async with working(engine, in_process(site.asgi), listen=4 * WITHIN) as (worker,):
+                await until(lambda: redis.zcard("{shop:deferred}:waiting"))
+                clock.advance(1)
+                await until(lambda: fates(engine, [soon]) == ["done"])
+                await until(lambda: redis.zcard("{shop:deferred}:waiting"))
+                worker.stop()
+                redis.xadd(STREAM, {"id": "gone", "lane": "of nobody"})  # it hears of the stop with the next request
+            assert asyncio.all_tasks() == {asyncio.current_task()}
+
+        asyncio.run(scenario())
+        assert (site.bodies, fates(engine, [later])) == (["soon"], ["queued"])
+
+
+def test_a_timer_that_finds_the_queue_away_leaves_it_to_the_next_look(any_server, clock, caplog):
+    with (
+        limiter(any_server, {**REPORTS, "limit": "1 per second"}, clock=clock) as engine,
+        Proxy(any_server.port) as proxy,
+        limiter(proxy, {**REPORTS, "limit": "1 per second"}, clock=clock) as behind,
+    ):
+        site = Site(engine)
+        (location,) = put_off(engine, "a")
+
+        async def scenario():
+            async with working(behind, in_process(site.asgi), listen=1.5) as (worker,):
+                await until(lambda: worker._timers)
+                proxy.reset()
+                await until(lambda: not worker._timers)
+                proxy.heal()
+                await until(lambda: fates(engine, [location]) == ["done"], clock)
+
+        asyncio.run(scenario())
+        assert "never retrieved" not in caplog.text
+        assert site.bodies == ["a"]
+
+
+@pytest.mark.parametrize("outcome", ["done", "parked"])
+def test_an_entry_that_stands_for_nothing_any_more_is_dropped(any_server, clock, outcome):
+    with limiter(any_server, clock=clock, max_attempts=1) as engine, any_server.client() as redis:
+        site = Site(engine, 200 if outcome == "done" else 500)
+        (location,) = put_off(engine, "a")
+        clock.advance(60)
+        asyncio.run(_work(engine, site, lambda: fates(engine, [location]) == [outcome]))
+        redis.xadd(STREAM, {"id": location.rpartition("/")[2], "lane": "any"})
+        asyncio.run(_work(engine, site, lambda: redis.xlen(STREAM) == 0))
+        assert (site.bodies, fates(engine, [location])) == (["a"], [outcome])
+
+
+def test_a_client_that_an_operator_blocks_is_looked_at_again_later(any_server, clock):
+    with limiter(any_server, clock=clock) as engine, any_server.client() as redis:
+        site = Site(engine)
+        (location,) = put_off(engine, "a")
+        engine.overrides.set({"ip": IP}, block=True)
+        clock.advance(60)
+
+        async def scenario():
+            async with working(engine, in_process(site.asgi)):
+                await until(lambda: redis.zcard("{shop:deferred}:waiting"))
+                assert site.seen == []
+                engine.overrides.remove({"ip": IP})
+                clock.advance(298)
+                looks = any_server.calls("eval")
+                await until(lambda: any_server.calls("eval") > looks + 4)
+                assert fates(engine, [location]) == ["queued"]
+                await until(lambda: fates(engine, [location]) == ["done"], clock)
+
+        asyncio.run(scenario())
+        assert site.bodies == ["a"]
+
+
+def test_a_rule_that_will_not_do_without_its_counter_has_the_request_wait_for_it(any_server, clock):
+    rule = {**REPORTS, "on_error": "deny"}
+    with limiter(any_server, rule, clock=clock) as engine, any_server.client() as redis:
+        site = Site(engine)
+        (location,) = put_off(engine, "a")
+        (counter,) = redis.keys("shop:reports:*")
+        redis.delete(counter)
+        redis.lpush(counter, "spoilt")
+        clock.advance(60)
+
+        async def scenario():
+            async with working(engine, in_process(site.asgi)):
+                await until(lambda: redis.zcard("{shop:deferred}:waiting"))
+                assert site.seen == []
+                redis.delete(counter)
+                await until(lambda: fates(engine, [location]) == ["done"], clock)
+
+        asyncio.run(scenario())
+        assert site.bodies == ["a"]
+
+
+def test_a_redis_that_goes_away_before_a_request_is_begun_delays_it(any_server, clock, caplog):
+    """And it stays away for longer than the worker insists on telling it so."""
+    with limiter(any_server, clock=clock) as engine, Proxy(any_server.port) as proxy:
+        site = Site(engine)
+        (location,) = put_off(engine, "a")
+        clock.advance(60)
+
+        async def cut():
+            if "the queue is away" not in caplog.text:
+                proxy.reset()
+
+        with newer_rules(proxy, clock, cut) as newer:
+
+            async def scenario():
+                async with working(newer, in_process(site.asgi), timeout=1.0):
+                    await until(lambda: "has to be taken up again" in caplog.text)
+                    assert site.seen == []
+                    proxy.heal()
+                    await until(lambda: fates(engine, [location]) == ["done"], clock)
+
+            asyncio.run(scenario())
+        assert site.bodies == ["a"]
+
+
+def test_a_worker_that_can_not_take_its_leave_goes_all_the_same(fresh_server, clock, caplog):
+    caplog.set_level(logging.DEBUG, "ratelimit_mw")
+    with limiter(fresh_server, clock=clock) as engine, fresh_server.client() as redis:
+        site = Site(engine)
+        (location,) = put_off(engine, "a")
+        clock.advance(60)
+
+        async def scenario():
+            async with working(engine, in_process(site.asgi)):
+                await until(lambda: fates(engine, [location]) == ["done"])
+                redis.execute_command("ACL", "SETUSER", "default", "-xgroup")
+
+        asyncio.run(scenario())
+        assert "the group is not told" in caplog.text
+        assert site.bodies == ["a"]
+
+
+def test_a_worker_that_stops_while_its_redis_is_away_goes_all_the_same(fresh_server, clock, caplog):
+    with limiter(fresh_server, clock=clock) as engine:
+
+        async def scenario():
+            async with working(engine, in_process(Site(engine).asgi)):
+                fresh_server.kill()
+                await until(lambda: "the queue is away" in caplog.text)
+
+        asyncio.run(scenario())
+        assert caplog.text.count("the queue is away") == 1
