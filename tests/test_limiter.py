@@ -322,10 +322,10 @@ class TestStorage:
         with engine(storage=any_server.url) as limiter:
             limiter.check(CLIENT)
             assert connections() > before
-        deadline = time.monotonic() + 5  # the server hears of it a moment later
+        deadline = time.monotonic() + 30  # the server hears of it a moment later
         while connections() > before and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert connections() == before
+        assert connections() <= before  # fewer, where another test's last one went meanwhile
 
 
 class TestManualClock:

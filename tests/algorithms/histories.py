@@ -87,9 +87,10 @@ def ban_ask(ban, watched, *, name="", shadow=False):
 
 @st.composite
 def watched(draw, asks, ban):
-    """The asks, and before some of them a ban that watches one of them or more."""
+    """The asks, and before some of them a ban that watches one of them or more: one rule's, all shadows or none."""
     first = draw(st.integers(0, len(asks) - 1))
-    many = draw(st.integers(0, len(asks) - first))
+    alike = itertools.takewhile(lambda ask: ask.shadow == asks[first].shadow, asks[first:])
+    many = draw(st.integers(0, len(list(alike))))
     shadow = many > 0 and asks[first].shadow
     return [*asks[:first], ban_ask(ban, many, name=asks[first].key, shadow=shadow), *asks[first:]]
 

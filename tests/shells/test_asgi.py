@@ -15,6 +15,10 @@ from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.testclient import TestClient
 
 from ratelimit_mw.asgi import RateLimitMiddleware
+from ratelimit_mw.decision.account import Account
+from ratelimit_mw.decision.verdict import Verdict
+from ratelimit_mw.identity.asgi import AsgiRequest
+from ratelimit_mw.shells.handle import AsyncHandle
 from tests.shells.asking import IP, exchange, http_scope, limiter, rules, serve, websocket_scope
 
 START = {"type": "http.response.start", "status": 200, "headers": []}
@@ -343,7 +347,9 @@ def test_a_request_that_has_ended_leaves_nothing_to_the_garbage_collector(app, l
         try:
             await ask(5)
             gc.collect()
-            return [type(each) for each in gc.garbage if type(each).__module__.startswith("ratelimit_mw")]
+            return [
+                type(each) for each in gc.garbage if isinstance(each, AsgiRequest | AsyncHandle | Verdict | Account)
+            ]
         finally:
             gc.set_debug(0)
             gc.garbage.clear()
