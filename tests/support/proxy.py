@@ -49,7 +49,12 @@ class _Link:
         for writer, sock in zip(self.writers, self._sockets, strict=True):
             with contextlib.suppress(OSError):
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            writer.transport.abort()
+            _abort(writer.transport)
+
+
+def _abort(transport: asyncio.WriteTransport) -> None:
+    with contextlib.suppress(AttributeError):  # before Python 3.11.4: closed twice under TLS, it has lost its protocol
+        transport.abort()
 
 
 class Fault:
@@ -208,12 +213,12 @@ class Proxy:
         """Cut every connection, and those that nobody serves yet."""
         while others := asyncio.all_tasks() - {asyncio.current_task()}:
             for transport in self._transports:
-                transport.abort()
+                _abort(transport)
             for task in others:
                 task.cancel()
             await asyncio.wait(others)
         for transport in self._transports:
-            transport.abort()
+            _abort(transport)
         await asyncio.sleep(0)  # a transport closes its socket in the next turn of the loop
         for connection in self._accepted:
             connection.close()

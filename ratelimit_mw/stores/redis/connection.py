@@ -7,7 +7,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-from urllib.parse import urlsplit
 
 import hiredis
 import redis.asyncio.connection
@@ -33,13 +32,6 @@ _pack: Any = hiredis.pack_command  # its own annotation knows commands of one wo
 
 _OF_POOLS = ("max_connections", "timeout")
 """What a URL may say to redis-py's pools alone; there is none here."""
-
-
-def shown(url: str) -> str:
-    """The URL without its user, password and options, for a log."""
-    parts = urlsplit(url)
-    host = parts.netloc.rpartition("@")[2]
-    return f"{parts.scheme}://{host}{parts.path}"
 
 
 class Blocking:

@@ -4,6 +4,7 @@ from typing import NamedTuple, Protocol
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from ratelimit_mw.stores.redis.connection import HANDSHAKE_TIMEOUT, Blocking, Streaming
+from ratelimit_mw.stores.redis.url import split
 
 Address = tuple[str, int]
 """Host and port."""
@@ -63,20 +64,20 @@ class Spread(NamedTuple):
 
         `port` is that of an address without one; `tls=true` among the options asks for TLS to every server.
         """
-        parts = urlsplit(url)
-        credentials, at, hosts = parts.netloc.rpartition("@")
+        parts = split(url)
         addresses = []
-        for text in hosts.split(","):
+        for text in parts.hosts.split(","):
             place = urlsplit(f"//{text}")
             if not place.hostname:
-                raise ValueError(f"a host is missing in {hosts!r}: it has to be host:port,host:port")
+                raise ValueError(f"a host is missing in {parts.hosts!r}: it has to be host:port,host:port")
             addresses.append((place.hostname, place.port or port))
         options = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
         scheme = "rediss" if options.pop("tls", "").lower() in _YES else "redis"
         path = tuple(part for part in parts.path.split("/") if part)
-        return cls(tuple(addresses), path, options, scheme, credentials + at)
+        return cls(tuple(addresses), path, options, scheme, parts.credentials)
 
     def url(self, database: str = "0") -> str:
         """The URL of one server, at an address that is still to be told."""
         query = f"?{urlencode(self.options)}" if self.options else ""
-        return f"{self.scheme}://{self.credentials}localhost/{database}{query}"
+        credentials = f"{self.credentials}@" if self.credentials else ""
+        return f"{self.scheme}://{credentials}localhost/{database}{query}"

@@ -8,8 +8,9 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from ratelimit_mw.errors import Conflict, StoreUnavailable
-from ratelimit_mw.stores.redis.connection import Blocking, shown
+from ratelimit_mw.stores.redis.connection import Blocking
 from ratelimit_mw.stores.redis.questions import Questions, say
+from ratelimit_mw.stores.redis.url import shown
 
 _VERSION = "version"
 

@@ -5,10 +5,11 @@ from typing import Any
 
 from ratelimit_mw.clock import Clock
 from ratelimit_mw.model import Ask, Reply
-from ratelimit_mw.stores.redis.connection import HANDSHAKE_TIMEOUT, shown
+from ratelimit_mw.stores.redis.connection import HANDSHAKE_TIMEOUT
 from ratelimit_mw.stores.redis.endpoint import Direct
 from ratelimit_mw.stores.redis.sentinel import SCHEME, Sentinels
 from ratelimit_mw.stores.redis.server import Server
+from ratelimit_mw.stores.redis.url import shown
 from ratelimit_mw.stores.redis.wire import Inquiry
 
 
