@@ -1,6 +1,5 @@
 """The leases of the requests in flight in this process: taken with a decision, renewed while they last, ended once."""
 
-import os
 import threading
 import time
 import weakref
@@ -11,6 +10,7 @@ from contextlib import suppress
 from ratelimit_mw.algorithms.concurrency import PERIOD
 from ratelimit_mw.clock import Clock
 from ratelimit_mw.errors import StoreUnavailable
+from ratelimit_mw.forks import begins_anew
 from ratelimit_mw.late import late, lock
 from ratelimit_mw.model import SECOND, Ask
 from ratelimit_mw.stores import Store
@@ -51,7 +51,7 @@ class InFlight:
         self._renewer: threading.Thread | None
         self._stopped: threading.Event
         self._begin()
-        _all.add(self)
+        begins_anew(self)
 
     def __len__(self) -> int:
         """How many leases there are."""
@@ -156,15 +156,3 @@ def _summed(leases: Sequence[Lease]) -> list[Ask]:
             before = asks.get(ask.key)
             asks[ask.key] = ask if before is None else ask._replace(cost=ask.cost + before.cost)
     return list(asks.values())
-
-
-_all: weakref.WeakSet[InFlight] = weakref.WeakSet()
-
-
-def _begin_anew() -> None:
-    for in_flight in _all:
-        in_flight.after_fork()
-
-
-if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
-    os.register_at_fork(after_in_child=_begin_anew)

@@ -1,12 +1,11 @@
 """Threads that wait for their turn: how many do, and what is asked of a store when no more may."""
 
-import os
-import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
 from ratelimit_mw.decision.verdict import Verdict
+from ratelimit_mw.forks import begins_anew
 from ratelimit_mw.late import condition, late
 from ratelimit_mw.model import Ask, Charge, Quota
 
@@ -23,7 +22,7 @@ class Waiting:
 
     def __init__(self) -> None:
         self._begin()
-        _all.add(self)
+        begins_anew(self)
 
     def _begin(self) -> None:
         self._asking = self._waiting = self._held_up = 0
@@ -102,15 +101,3 @@ def _brings_turns(ask: Ask) -> bool:
 @lru_cache(maxsize=1024)
 def _impatient(quota: Quota) -> Quota:
     return replace(quota, max_wait=0, ban=quota.ban and replace(quota.ban, after=0))
-
-
-_all: weakref.WeakSet[Waiting] = weakref.WeakSet()
-
-
-def _begin_anew() -> None:
-    for waiting in _all:
-        waiting.after_fork()
-
-
-if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
-    os.register_at_fork(after_in_child=_begin_anew)

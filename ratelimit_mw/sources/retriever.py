@@ -4,12 +4,12 @@ import logging
 import os
 import random
 import time
-import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from ratelimit_mw.clock import Clock, SystemClock
 from ratelimit_mw.errors import ConfigurationError, StoreUnavailable
+from ratelimit_mw.forks import begins_anew
 from ratelimit_mw.late import late, lock, rlock
 from ratelimit_mw.rules.documents.document import Config
 from ratelimit_mw.rules.domains import Rules
@@ -74,7 +74,7 @@ class Retriever:
         self.state = State(self._book.name, self._book.version, time.time())
         self._storage = rules.storage
         self._compose()
-        _retrievers.add(self)
+        begins_anew(self)
 
     @property
     def records(self) -> Records:
@@ -231,15 +231,5 @@ def _of_the_store(storage: StorageSettings) -> StorageSettings:
     return replace(storage, on_error="")
 
 
-_retrievers: weakref.WeakSet[Retriever] = weakref.WeakSet()
 _inherited: list[object] = []
 """What a fork's child got from its parent and must neither use nor close."""
-
-
-def _begin_anew() -> None:
-    for retriever in _retrievers:
-        retriever.after_fork()
-
-
-if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
-    os.register_at_fork(after_in_child=_begin_anew)

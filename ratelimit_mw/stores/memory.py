@@ -1,13 +1,12 @@
 """Counters in this process's memory: no server, and no sharing with other processes."""
 
-import os
 import threading
-import weakref
 from collections.abc import Iterator, Sequence
 from struct import Struct
 
 from ratelimit_mw.algorithms import ANSWER, DECIDE, REFUND, ban, widened
 from ratelimit_mw.clock import Clock, SystemClock
+from ratelimit_mw.forks import begins_anew
 from ratelimit_mw.model import Ask, Outcome, Reply
 
 _STAMP = Struct("<QB")  # when the counter is as if unused, and how much of it is used (0 to 255)
@@ -36,7 +35,7 @@ class MemoryStore:
         self._segments: list[dict[str, bytes]] = [{} for _ in range(self._count)]
         self._hands: list[list[str]] = [[] for _ in range(self._count)]
         self._lock = threading.Lock()
-        _stores.add(self)
+        begins_anew(self)
 
     def __len__(self) -> int:
         """The number of counters held, expired ones among them."""
@@ -209,15 +208,3 @@ class MemoryStore:
     def after_fork(self) -> None:
         """Go on in the child of a fork."""
         self._lock = threading.Lock()  # the thread that held it may not exist here
-
-
-_stores: weakref.WeakSet[MemoryStore] = weakref.WeakSet()
-
-
-def _renew_locks() -> None:
-    for store in _stores:
-        store.after_fork()
-
-
-if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
-    os.register_at_fork(after_in_child=_renew_locks)

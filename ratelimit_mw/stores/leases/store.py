@@ -1,11 +1,11 @@
 """Decisions made in the process, for the rules that want them so: `consistency: lease` and `write_back`."""
 
 import atexit
-import os
 import weakref
 from collections.abc import Iterator, Sequence
 
 from ratelimit_mw.clock import Clock
+from ratelimit_mw.forks import begins_anew
 from ratelimit_mw.model import Ask, Reply
 from ratelimit_mw.stores.bans import has_begun, untold
 from ratelimit_mw.stores.base import Store
@@ -28,6 +28,7 @@ class Leases:
         self._clock = clock
         self._settler = Settler(store, clock, interval, most)
         _all.add(self)
+        begins_anew(self)
 
     def decide(self, asks: Sequence[Ask], *, commit: bool = True) -> Reply:
         """See `Store.decide`."""
@@ -182,15 +183,6 @@ class Leases:
 
 
 _all: weakref.WeakSet[Leases] = weakref.WeakSet()
-
-
-def _begin_anew() -> None:
-    for leases in _all:
-        leases.after_fork()
-
-
-if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
-    os.register_at_fork(after_in_child=_begin_anew)
 
 
 @atexit.register

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from ratelimit_mw.clock import Clock
 from ratelimit_mw.errors import StoreUnavailable
+from ratelimit_mw.forks import begins_anew
 from ratelimit_mw.model import Ask, Quota, Reply
 from ratelimit_mw.stores.redis.breaker import Breaker
 from ratelimit_mw.stores.redis.endpoint import Endpoint
@@ -43,7 +44,7 @@ class Server:
         self._breaker: Breaker
         self._threads: ThreadBatcher
         self._begin()
-        _servers.add(self)
+        begins_anew(self)
 
     def close(self) -> None:
         """Close the threads' connection. Those of event loops close with their loops, or by `aclose`."""
@@ -149,15 +150,5 @@ class Server:
             raise reply
 
 
-_servers: weakref.WeakSet[Server] = weakref.WeakSet()
 _inherited: list[object] = []
 """What a fork's child got from its parent and must neither use nor close."""
-
-
-def _begin_anew() -> None:
-    for server in _servers:
-        server.after_fork()
-
-
-if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
-    os.register_at_fork(after_in_child=_begin_anew)
