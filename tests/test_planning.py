@@ -133,11 +133,13 @@ def test_what_is_recent_has_bounded_room():
         recent.put(n, str(n))
     assert [recent.get(n) for n in range(100)].count(None) == 90
     assert recent.get(99) == "99"
-    recent.put(99, "new")
-    assert recent.get(99) == "new"
-    for n in range(100):
+    recent.put(90, "new")
+    recent.put(100, "100")
+    assert recent.get(90) == "new"  # put anew, it is not the oldest any more
+    assert recent.get(91) is None
+    for n in range(101):
         recent.drop(n)
-    assert {recent.get(n) for n in range(100)} == {None}
+    assert {recent.get(n) for n in range(101)} == {None}
 
 
 def scope_of(path="/a", method="GET", client="192.0.2.1", **headers):

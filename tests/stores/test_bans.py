@@ -299,6 +299,13 @@ def test_another_rules_denial_is_no_reason_not_to_count_this_ones(cached, counte
     assert said(cached, ask(100))[0][0] is True
 
 
+def test_a_list_of_asks_may_be_another_next_time(cached, counted):
+    asks = [ask(100)]
+    cached.decide(asks)
+    asks += [ask(100)._replace(key=f"d:r:fw{number}:{{x}}") for number in (1, 2)]
+    assert len(cached.decide(asks).outcomes) == 3
+
+
 def test_what_does_not_deny_is_not_asked_on_a_bans_account(cached, counted):
     other = Ask("d:other:fw60:{x}", Quota("fixed_window", 0, MINUTE))
     for _ in range(100):
