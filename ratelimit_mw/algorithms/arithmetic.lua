@@ -1,7 +1,7 @@
 -- What the algorithms share. A Lua number is a double: whole numbers are exact below 2^53.
 local NEVER = -1
 
--- Filled by the algorithms' files, by their names.
+-- Filled by the algorithms' files, by their numbers.
 local algorithms, refunds, denials = {}, {}, {}
 
 -- floor(a × b ÷ c) and the remainder, exact where a < 2^32, b and c < 2^49, and the quotient < 2^53.

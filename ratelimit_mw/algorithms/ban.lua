@@ -37,7 +37,7 @@ local function ban_unused_in(ends, row, quiet, lately, within, now)
   return math.max(counted, row > 0 and ends + quiet - now or 0, 0)
 end
 
-algorithms.ban = function(key, limit, within, lasts, _, now, longest)
+algorithms[BAN] = function(key, limit, within, lasts, _, now, longest)
   local after, growth = limit % 65536, math.floor(limit / 65536)
   local quiet = growth > 1 and longest or 0
   local ends, row, times = read_ban(key)
@@ -49,7 +49,7 @@ algorithms.ban = function(key, limit, within, lasts, _, now, longest)
   return true, math.max(after - #lately / 8, 0), ban_unused_in(ends, row, quiet, lately, within, now), 0
 end
 
-denials.ban = function(key, limit, within, lasts, now, longest)
+denials[BAN] = function(key, limit, within, lasts, now, longest)
   local after, growth = limit % 65536, math.floor(limit / 65536)
   local quiet = growth > 1 and longest or 0
   local ends, row, times = read_ban(key)
@@ -65,4 +65,4 @@ denials.ban = function(key, limit, within, lasts, now, longest)
   return true, after - #lately / 8, reset_after, 0, struct.pack('<I8I8', ends, row) .. lately
 end
 
-refunds.ban = function() end -- it has taken nothing
+refunds[BAN] = function() end -- it has taken nothing

@@ -1,5 +1,5 @@
 -- The twin of bucketed_window.py.
-algorithms.bucketed_window = function(key, limit, period, buckets, cost, now)
+algorithms[BUCKETED_WINDOW] = function(key, limit, period, buckets, cost, now)
   local size = buckets + 1
   local width = math.ceil(period / buckets)
   local current = math.floor(now / width)
@@ -57,7 +57,7 @@ algorithms.bucketed_window = function(key, limit, period, buckets, cost, now)
   return allowed, math.max(left, 0), reset_after, retry_after, write
 end
 
-refunds.bucketed_window = function(key, _, period, buckets, cost, charged_at)
+refunds[BUCKETED_WINDOW] = function(key, _, period, buckets, cost, charged_at)
   local size = buckets + 1
   local state = redis.call('GET', key)
   if not state or #state ~= 8 + 4 * size then return end

@@ -1,5 +1,5 @@
 -- The twin of fixed_window.py.
-algorithms.fixed_window = function(key, limit, period, _, cost, now)
+algorithms[FIXED_WINDOW] = function(key, limit, period, _, cost, now)
   local window = math.floor(now / period)
   local count, clamped = 0, false
   local state = redis.call('GET', key)
@@ -21,7 +21,7 @@ algorithms.fixed_window = function(key, limit, period, _, cost, now)
   return allowed, math.max(left, 0), reset_after, retry_after, write
 end
 
-refunds.fixed_window = function(key, _, period, _, cost, charged_at)
+refunds[FIXED_WINDOW] = function(key, _, period, _, cost, charged_at)
   local state = redis.call('GET', key)
   if not state or #state ~= 12 then return end
   local window, count = struct.unpack('<I8I4', state)

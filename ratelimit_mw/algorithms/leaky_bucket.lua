@@ -1,5 +1,5 @@
 -- The twin of leaky_bucket.py.
-algorithms.leaky_bucket = function(key, limit, period, burst, cost, now, max_wait)
+algorithms[LEAKY_BUCKET] = function(key, limit, period, burst, cost, now, max_wait)
   if limit == 0 then return false, 0, 0, NEVER end
   local interval = math.ceil(period / limit)
   local capacity = burst * interval
@@ -27,7 +27,7 @@ algorithms.leaky_bucket = function(key, limit, period, burst, cost, now, max_wai
   return allowed, remaining, math.max(level, wait), retry_after, write, delay
 end
 
-refunds.leaky_bucket = function(key, limit, period, _, cost, _, now)
+refunds[LEAKY_BUCKET] = function(key, limit, period, _, cost, _, now)
   local state = redis.call('GET', key)
   if limit == 0 or not state or #state ~= 24 then return end
   local dry, turn, written = struct.unpack('<I8I8I8', state)

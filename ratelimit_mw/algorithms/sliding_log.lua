@@ -5,7 +5,7 @@ local function packed_log(times, capacity)
   return struct.pack('<I4I4', held % capacity, held) .. times .. string.rep('\0', (capacity - held) * 8)
 end
 
-algorithms.sliding_log = function(key, limit, period, _, cost, now)
+algorithms[SLIDING_LOG] = function(key, limit, period, _, cost, now)
   local clamped = nil -- the whole state, once it had to be changed to be read
   local function read(first, last)
     if clamped then return clamped:sub(first + 1, last + 1) end
@@ -77,7 +77,7 @@ algorithms.sliding_log = function(key, limit, period, _, cost, now)
   end
 end
 
-refunds.sliding_log = function(key, _, _, _, cost, charged_at)
+refunds[SLIDING_LOG] = function(key, _, _, _, cost, charged_at)
   local state = redis.call('GET', key)
   local capacity = state and (#state - 8) / 8 or 0
   if capacity < 1 or capacity ~= math.floor(capacity) then return end

@@ -1,5 +1,5 @@
 -- The twin of sliding_window.py. Its products pass 2^53, so they go through multiply_divide.
-algorithms.sliding_window = function(key, limit, period, _, cost, now)
+algorithms[SLIDING_WINDOW] = function(key, limit, period, _, cost, now)
   local window = math.floor(now / period)
   local rest = (window + 1) * period - now
   local previous, current, clamped = 0, 0, false
@@ -35,7 +35,7 @@ algorithms.sliding_window = function(key, limit, period, _, cost, now)
   return allowed, math.max(left, 0), reset_after, retry_after, write
 end
 
-refunds.sliding_window = function(key, _, period, _, cost, charged_at)
+refunds[SLIDING_WINDOW] = function(key, _, period, _, cost, charged_at)
   local state = redis.call('GET', key)
   if not state or #state ~= 16 then return end
   local window, previous, current = struct.unpack('<I8I4I4', state)

@@ -1,5 +1,5 @@
 -- The twin of token_bucket.py. The rules' schema keeps burst × interval below a hundred years, far under 2^53.
-algorithms.token_bucket = function(key, limit, period, burst, cost, now, max_wait)
+algorithms[TOKEN_BUCKET] = function(key, limit, period, burst, cost, now, max_wait)
   if limit == 0 then return false, 0, 0, NEVER end
   local interval = math.ceil(period / limit)
   local capacity = burst * interval
@@ -26,7 +26,7 @@ algorithms.token_bucket = function(key, limit, period, burst, cost, now, max_wai
   return allowed, math.floor(math.max(room, 0) / interval), missing, retry_after, write, delay
 end
 
-refunds.token_bucket = function(key, limit, period, _, cost, _, now)
+refunds[TOKEN_BUCKET] = function(key, limit, period, _, cost, _, now)
   local state = redis.call('GET', key)
   if limit == 0 or not state or #state ~= 16 then return end
   local full, written = struct.unpack('<I8I8', state)

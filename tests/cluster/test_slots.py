@@ -59,10 +59,18 @@ def test_the_first_call_of_the_next_volley_teaches_the_script():
     assert volleys == [["EVALSHA", "EVALSHA"], ["EVAL", "EVALSHA"]]
 
 
+def test_each_script_of_a_volley_is_taught_by_the_first_call_that_needs_it():
+    other = Quota("token_bucket", 5, 1_000_000, burst=5)
+    asked = [inquiry(1), inquiry(2), *(Inquiry([Ask(f"d:r:{{{n}}}", other)], slot=n) for n in (3, 4))]
+    results, volleys = held(asked, lambda command, volley: answer(command) if volley else NO_SCRIPT)
+    assert all(isinstance(result, Reply) for result in results)
+    assert volleys == [["EVALSHA"] * 4, ["EVAL", "EVALSHA", "EVAL", "EVALSHA"]]
+
+
 def test_a_node_that_never_learns_is_away():
     results, volleys = held([inquiry(1)], lambda *_: NO_SCRIPT)
     assert away(results[0])
-    assert len(volleys) == 3
+    assert len(volleys) == 4
 
 
 def test_what_shares_a_slot_that_moves_is_asked_alone():

@@ -38,6 +38,27 @@ def test_each_inquiry_gets_the_outcomes_of_its_own_asks(asked):
 
 
 @pytest.mark.parametrize(
+    ("inquiries", "several"),
+    [
+        pytest.param([Inquiry(ONE), Inquiry(ONE)], False, id="one counter each"),
+        pytest.param([Inquiry([Ask("d:a:{x}", MINUTE, 2)])], False, id="a cost"),
+        pytest.param([Inquiry(ONE), Inquiry(TWO)], True, id="two counters"),
+        pytest.param([Inquiry(ONE, commit=False)], True, id="a look"),
+        pytest.param([Inquiry([Ask("d:a:{x}", MINUTE, shadow=True)])], True, id="a shadow"),
+        pytest.param([Inquiry(ONE, charged_at=1)], True, id="something given back"),
+        pytest.param([Inquiry.charging(ONE, None)], True, id="a charge past the limit"),
+        pytest.param([Inquiry.forgetting(["d:a:{x}"])], True, id="a counter forgotten"),
+    ],
+)
+def test_a_call_takes_what_it_needs_of_the_script(inquiries, several):
+    text = encode(inquiries, None).script.text
+    assert ("carry_out = function" in text) == several
+    assert ("refunds[FIXED_WINDOW] =" in text) == several
+    assert "algorithms[FIXED_WINDOW] =" in text
+    assert "algorithms[TOKEN_BUCKET] =" not in text
+
+
+@pytest.mark.parametrize(
     "spoil",
     [
         pytest.param(lambda message: answered(message, [(True, 1, 1, 0, 0)], nonce=b"another!"), id="another nonce"),

@@ -1,9 +1,9 @@
 -- Carries out what a request may want beyond taking from one counter: several counters, shadows, bans, a look without
--- a charge, something given back. It is made when a call first needs it. `asks` are a request's, `flags` the last one's.
+-- a charge, something given back. Left out of calls that want none of it. `asks` are a request's, `flags` the last one's.
 local function flag(flags, bit) return math.floor(flags / bit) % 2 == 1 end
 
 local function ask(key, a, cost)
-  return {algorithms[need(a.algorithm)](key, a.limit, a.period, a.extra, cost, now, a.max_wait)}
+  return {algorithms[a.algorithm](key, a.limit, a.period, a.extra, cost, now, a.max_wait)}
 end
 
 -- A ban stands before the asks that it watches, and its cost is their number. What a shadow's ban would have denied is
@@ -22,7 +22,7 @@ local function count_denials(asks, outcomes)
       local denied = false
       for j = i + 1, i + a.cost do denied = denied or not outcomes[j][1] end
       if denied then
-        outcomes[i] = {denials.ban(a.key, a.limit, a.period, a.extra, now, a.max_wait)}
+        outcomes[i] = {denials[BAN](a.key, a.limit, a.period, a.extra, now, a.max_wait)}
         save(a.key, outcomes[i][3], outcomes[i][5])
       end
     end
@@ -56,7 +56,7 @@ local function decide(asks)
 end
 
 local function give_back(a)
-  local state = refunds[need(a.algorithm)](a.key, a.limit, a.period, a.extra, a.cost, a.charged_at, now)
+  local state = refunds[a.algorithm](a.key, a.limit, a.period, a.extra, a.cost, a.charged_at, now)
   if state then redis.call('SET', a.key, state, 'KEEPTTL') end
 end
 
@@ -78,7 +78,7 @@ local function charge(asks)
   end
 end
 
-return function(asks, flags)
+carry_out = function(asks, flags)
   if flag(flags, INSIST) then return charge(asks) end
   if flag(flags, REFUND) then return refund(asks) end
   return decide(asks)

@@ -1,18 +1,17 @@
-"""How decisions travel to Redis and back: the script, and the packing of what it is asked and says. No I/O here."""
+"""How decisions travel to Redis and back: the packing of what the script is asked and says. No I/O here."""
 
-import hashlib
 import re
 import secrets
 from collections.abc import Generator, Sequence
-from functools import cache, partial
-from importlib.resources import files
+from functools import partial
 from itertools import count
 from struct import Struct, error
 from typing import Any, NamedTuple
 
-from ratelimit_mw.algorithms import ALGORITHMS, lua, widened
+from ratelimit_mw.algorithms import ALGORITHMS, widened
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import Ask, Outcome, Quota, Reply
+from ratelimit_mw.stores.redis.script import NUMBERS, SEVERAL, Script, script
 
 _QUOTA = Struct("<Bdddd")
 _CHARGE = Struct("<dd")
@@ -22,8 +21,6 @@ _NONCE = Struct("<Q")
 _REPLY = Struct("<8sd")
 _OUTCOME = Struct("<?qqqq")
 _outcome = partial(tuple.__new__, Outcome)
-_NAMES = (*ALGORITHMS, "ban")
-_NUMBER = {name: number for number, name in enumerate(_NAMES, 1)}
 _SHADOW, _LAST, _PEEK, _FORGET, _REFUND, _INSIST = 1, 2, 4, 8, 16, 32
 _FAILED = -2  # in the place of retry_after
 _NO_SCRIPT = ("NOSCRIPT", "No matching script")  # as the server says it, and as redis-py does
@@ -83,24 +80,13 @@ class Inquiry(NamedTuple):
 
 
 class Message(NamedTuple):
-    """A script call: its arguments after the script's hash, and what a reply to it has to show."""
+    """A script call: the script and its arguments, and what a reply to it has to show."""
 
+    script: Script
     arguments: Command
     nonce: bytes
     asked: int
     alone: bool
-
-
-@cache
-def script() -> str:
-    """The one script, put together from the algorithms' files."""
-    names = "local by_number = {" + ", ".join(f"'{name}'" for name in _NAMES) + "}\n"
-    branches = [f"if name == '{name}' then\n{lua(name)}" for name in _NAMES]
-    define = "local function define(name)\n" + "else".join(branches) + "end\nend\n"
-    several, decide = (
-        files("ratelimit_mw.stores.redis").joinpath(f"{name}.lua").read_text("utf-8") for name in ("several", "decide")
-    )
-    return "\n".join([lua("arithmetic"), define, names, decide.replace("-- the text of several.lua\n", several)])
 
 
 def encode(inquiries: Sequence[Inquiry], now: int | None) -> Message:
@@ -108,10 +94,12 @@ def encode(inquiries: Sequence[Inquiry], now: int | None) -> Message:
     nonce = _NONCE.pack(next(_nonces))
     keys: list[str] = []
     packed: list[bytes] = []
+    parts = 0
     alone = True  # each inquiry has one ask, as most have
     for asks, commit, forget, charged_at, _, _, insist in inquiries:
         last = len(asks) - 1
-        alone = alone and last == 0
+        if last:
+            alone, parts = False, parts | SEVERAL
         common = 0 if commit else _PEEK
         if forget or insist or charged_at is not None:
             common |= _FORGET * forget | _INSIST * insist | _REFUND * (charged_at is not None)
@@ -120,16 +108,19 @@ def encode(inquiries: Sequence[Inquiry], now: int | None) -> Message:
             known = _packed.get(id(quota))
             if known is None or known.quota is not quota:
                 known = _pack_quota(quota)
+            parts |= known.part
             flags = common | _SHADOW if shadow else common
             if last == 0:
                 if cost == 1 and flags == 0:
                     packed.append(known.taking_one)
                     break
+                if flags:
+                    parts |= SEVERAL
                 flags |= _LAST
             last -= 1
             packed += (_FLAGS[flags], known.packed, _CHARGE.pack(cost, charged_at or 0))
     time = b"" if now is None else str(now)
-    return Message((len(keys), *keys, nonce, time, b"".join(packed)), nonce, len(keys), alone)
+    return Message(script(parts), (len(keys), *keys, nonce, time, b"".join(packed)), nonce, len(keys), alone)
 
 
 def decode(reply: Any, message: Message, inquiries: Sequence[Inquiry]) -> list[Reply | StoreUnavailable]:
@@ -167,9 +158,10 @@ def _failure(complaint: bytes) -> StoreUnavailable:
 
 
 class _Packed(NamedTuple):
-    """A quota packed; and an ask that takes one from it, and is its request's last."""
+    """A quota packed, the part of the script that it needs, and an ask that takes one and is its request's last."""
 
     quota: Quota
+    part: int
     packed: bytes
     taking_one: bytes
 
@@ -177,8 +169,10 @@ class _Packed(NamedTuple):
 def _pack_quota(quota: Quota) -> _Packed:
     if len(_packed) >= _MOST_QUOTAS:
         _packed.clear()
-    packed = _QUOTA.pack(_NUMBER[quota.algorithm], *_numbers(quota))
-    known = _packed[id(quota)] = _Packed(quota, packed, b"".join((_FLAGS[_LAST], packed, _CHARGE.pack(1, 0))))
+    number = NUMBERS[quota.algorithm]
+    packed = _QUOTA.pack(number, *_numbers(quota))
+    taking_one = b"".join((_FLAGS[_LAST], packed, _CHARGE.pack(1, 0)))
+    known = _packed[id(quota)] = _Packed(quota, 1 << number, packed, taking_one)
     return known
 
 
@@ -204,12 +198,11 @@ The I/O is the caller's; an error reply is an exception, given as a value.
 
 
 def converse(inquiries: Sequence[Inquiry], now: int | None) -> Conversation:
-    """Decide `inquiries` in one script call; the server learns the script with the first."""
+    """Decide `inquiries` in one script call; the server learns a script with the first that needs it."""
     message = encode(inquiries, now)
-    digest = script_digest()
-    (reply,) = yield (("EVALSHA", digest, *message.arguments),)
+    (reply,) = yield (("EVALSHA", message.script.digest, *message.arguments),)
     if unknown(reply):
-        (reply,) = yield (("EVAL", script(), *message.arguments),)
+        (reply,) = yield (("EVAL", message.script.text, *message.arguments),)
     if isinstance(reply, Exception):
         raise StoreUnavailable(str(reply))
     return decode(reply, message, inquiries)
@@ -218,10 +211,3 @@ def converse(inquiries: Sequence[Inquiry], now: int | None) -> Conversation:
 def unknown(reply: object) -> bool:
     """True where the server does not know the script."""
     return isinstance(reply, Exception) and str(reply).startswith(_NO_SCRIPT)
-
-
-@cache
-def script_digest() -> str:
-    """What the server calls the script."""
-    # Redis names scripts so; nothing secret hangs on it.
-    return hashlib.sha1(script().encode(), usedforsecurity=False).hexdigest()

@@ -7,6 +7,7 @@ from redis.crc import key_slot
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import Reply
 from ratelimit_mw.stores.redis.endpoint import Address
+from ratelimit_mw.stores.redis.script import Script
 from ratelimit_mw.stores.redis.wire import (
     Command,
     Conversation,
@@ -16,15 +17,14 @@ from ratelimit_mw.stores.redis.wire import (
     Spoilt,
     decode,
     encode,
-    script,
-    script_digest,
 )
 from ratelimit_mw.stores.redis.wire import unknown as unknown_script
 
 SLOTS = 16_384
 
-_ROUNDS = 3
-"""Volleys at most: the script was not there, a slot that moves makes its inquiries travel alone, and once more."""
+_ROUNDS = 4
+"""Volleys at most: a script was not there, a slot that moves makes its inquiries travel alone, which may need other
+scripts, and once more."""
 
 
 class Redirected(Elsewhere):
@@ -48,7 +48,7 @@ def converse_by_slot(inquiries: Sequence[Inquiry], now: int | None) -> Conversat
     """
     results: list[Reply | StoreUnavailable] = [StoreUnavailable("the node would not take the script")] * len(inquiries)
     calls = _by_slot(inquiries)
-    learnt = True
+    unlearnt: set[Script] = set()
     for _ in range(_ROUNDS):
         asked = [[inquiries[place] for place in call] for call in calls]
         messages = [encode(group, now) for group in asked]
@@ -56,8 +56,8 @@ def converse_by_slot(inquiries: Sequence[Inquiry], now: int | None) -> Conversat
         for group, message in zip(asked, messages, strict=True):
             if group[0].asking:
                 volley.append(("ASKING",))
-            volley.append(_called(message, by_name=learnt))
-            learnt = True  # the first of a volley teaches the script
+            volley.append(_called(message, by_name=message.script not in unlearnt))
+            unlearnt.discard(message.script)  # the first of a volley teaches it
         replies = iter((yield volley))
         again: list[list[int]] = []
         for call, group, message in zip(calls, asked, messages, strict=True):
@@ -65,7 +65,7 @@ def converse_by_slot(inquiries: Sequence[Inquiry], now: int | None) -> Conversat
                 next(replies)
             reply = next(replies)
             if unknown_script(reply):
-                learnt = False
+                unlearnt.add(message.script)
                 again.append(call)
             elif len(call) > 1 and _moves(reply):
                 again += [[place] for place in call]  # some of its keys are here and some are gone already
@@ -89,8 +89,8 @@ def _by_slot(inquiries: Sequence[Inquiry]) -> list[list[int]]:
 
 def _called(message: Message, *, by_name: bool) -> Command:
     if by_name:
-        return ("EVALSHA", script_digest(), *message.arguments)
-    return ("EVAL", script(), *message.arguments)
+        return ("EVALSHA", message.script.digest, *message.arguments)
+    return ("EVAL", message.script.text, *message.arguments)
 
 
 def _moves(reply: object) -> bool:
