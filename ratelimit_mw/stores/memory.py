@@ -18,6 +18,15 @@ _CHECKED = 2  # old counters looked at for each new one
 _Found = tuple[Outcome, bytes | None]
 
 
+class _Segment(dict[str, bytes]):
+    """Some of the counters; `hand` has the keys that are looked at next to make room."""
+
+    __slots__ = ("hand",)
+
+    def __init__(self) -> None:
+        self.hand: list[str] = []
+
+
 class MemoryStore:
     """At most `max_counters` counters, in dicts guarded by one lock.
 
@@ -32,8 +41,7 @@ class MemoryStore:
         self._clock = clock or SystemClock()
         self._count = max(1, max_counters // _SEGMENT)
         self._room = max_counters // self._count
-        self._segments: list[dict[str, bytes]] = [{} for _ in range(self._count)]
-        self._hands: list[list[str]] = [[] for _ in range(self._count)]
+        self._segments = [_Segment() for _ in range(self._count)]
         self._lock = threading.Lock()
         begins_anew(self)
 
@@ -44,12 +52,14 @@ class MemoryStore:
     def decide(self, asks: Sequence[Ask], *, commit: bool = True) -> Reply:
         """See `Store.decide`."""
         if len(asks) == 1 and commit:  # the common case, and it has nobody to agree with
-            ask = asks[0]
+            key, quota, cost, _ = asks[0]
             with self._lock:
                 now = self._clock.now()
-                outcome, state = self._ask(ask, ask.cost, now)
+                segment = self._segments[hash(key) % self._count]
+                stored = segment.get(key)
+                outcome, state = ANSWER[quota.algorithm](stored[_STAMP_SIZE:] if stored else b"", quota, cost, now)
                 if state is not None:
-                    self._save(ask, outcome, state, now)
+                    self._save(segment, asks[0], outcome, state, now)
             return tuple.__new__(Reply, (now, (outcome,), None))
         with self._lock:
             now = self._clock.now()
@@ -67,7 +77,7 @@ class MemoryStore:
             if commit:
                 for ask, (outcome, state) in zip(asks, found, strict=True):
                     if state is not None:
-                        self._save(ask, outcome, state, now)
+                        self._save(self._segment(ask.key), ask, outcome, state, now)
                 if denied:
                     self._count_denials(asks, found, now)
         return Reply(now, [outcome for outcome, _ in found])
@@ -80,7 +90,7 @@ class MemoryStore:
         """See `Store.forget`."""
         with self._lock:
             for key in keys:
-                self._segments[hash(key) % self._count].pop(key, None)
+                self._segment(key).pop(key, None)
 
     async def aforget(self, keys: Sequence[str]) -> None:
         """See `Store.forget`; it never waits."""
@@ -107,7 +117,7 @@ class MemoryStore:
                 _, state = self._ask(wide, min(ask.cost, room), now)
                 if state is not None:
                     outcome, _ = DECIDE[ask.quota.algorithm](state, ask.quota, 0, now)
-                    self._save(ask, outcome, state, now)
+                    self._save(self._segment(ask.key), ask, outcome, state, now)
         return now
 
     async def acharge(self, asks: Sequence[Ask], *, instead_of: int | None = None) -> int:
@@ -129,7 +139,7 @@ class MemoryStore:
 
     def _ask(self, ask: Ask, cost: int, now: int) -> _Found:
         key, quota, _, _ = ask
-        stored = self._segments[hash(key) % self._count].get(key)
+        stored = self._segment(key).get(key)
         return ANSWER[quota.algorithm](stored[_STAMP_SIZE:] if stored else b"", quota, cost, now)
 
     def _unasked(self, ask: Ask, delay: int, now: int) -> _Found:
@@ -151,14 +161,14 @@ class MemoryStore:
             behind = found[place + 1 : place + 1 + watched]
             counts = quota.algorithm == "ban" and quota.limit and found[place][0].allowed
             if counts and not all(said.allowed for said, _ in behind):
-                stored = self._segments[hash(key) % self._count].get(key, b"")
-                outcome, state = ban.deny(stored[_STAMP_SIZE:], quota, now)
-                self._save(ask, outcome, state, now)
+                segment = self._segment(key)
+                outcome, state = ban.deny(segment.get(key, b"")[_STAMP_SIZE:], quota, now)
+                self._save(segment, ask, outcome, state, now)
                 found[place] = outcome, state
 
     def _give_back(self, asks: Sequence[Ask], charged_at: int, now: int) -> None:
         for key, quota, cost, _ in asks:
-            segment = self._segments[hash(key) % self._count]
+            segment = self._segment(key)
             stored = segment.get(key, b"")
             state = REFUND[quota.algorithm](stored[_STAMP_SIZE:], quota, cost, charged_at, now)
             if state is not None:
@@ -166,23 +176,24 @@ class MemoryStore:
                 holds = quota.burst or quota.limit or 1
                 segment[key] = _STAMP.pack(expires, min(max(used - 255 * cost // holds, 0), 255)) + state
 
-    def _save(self, ask: Ask, outcome: Outcome, state: bytes, now: int) -> None:
+    def _segment(self, key: str) -> _Segment:
+        """Where the counter of that key is, or would be."""
+        return self._segments[hash(key) % self._count]
+
+    def _save(self, segment: _Segment, ask: Ask, outcome: Outcome, state: bytes, now: int) -> None:
         key, quota, _, _ = ask
-        number = hash(key) % self._count
-        segment = self._segments[number]
         if key not in segment:
-            self._make_room(number, now)
+            self._make_room(segment, now)
         _, remaining, reset_after, _, _ = outcome
         holds = quota.burst or quota.limit or 1
         used = 255 * (holds - remaining) // holds if remaining < holds else 0
         segment[key] = _STAMP.pack(now + reset_after, used) + state
 
-    def _make_room(self, number: int, now: int) -> None:
+    def _make_room(self, segment: _Segment, now: int) -> None:
         """Drop a few expired counters of a segment, and one of a sample where it is full."""
-        segment = self._segments[number]
         sample = []
         full = len(segment) >= self._room
-        for key in self._next(number, _SAMPLE if full else _CHECKED):
+        for key in _next(segment, _SAMPLE if full else _CHECKED):
             expires, used = _STAMP.unpack_from(segment[key])
             if expires <= now:
                 del segment[key]
@@ -191,20 +202,21 @@ class MemoryStore:
         if full and len(segment) >= self._room:
             del segment[min(sample)[2]]
 
-    def _next(self, number: int, count: int) -> list[str]:
-        """The next keys of a segment, round and round; at least one where it has any."""
-        segment, hand = self._segments[number], self._hands[number]
-        found: list[str] = []
-        while len(found) < count:
-            if not hand:
-                if found or not segment:
-                    break
-                hand.extend(segment)
-            key = hand.pop()
-            if key in segment:
-                found.append(key)
-        return found
-
     def after_fork(self) -> None:
         """Go on in the child of a fork."""
         self._lock = threading.Lock()  # the thread that held it may not exist here
+
+
+def _next(segment: _Segment, count: int) -> list[str]:
+    """The next keys of a segment, round and round; at least one where it has any."""
+    hand = segment.hand
+    found: list[str] = []
+    while len(found) < count:
+        if not hand:
+            if found or not segment:
+                break
+            hand.extend(segment)
+        key = hand.pop()
+        if key in segment:
+            found.append(key)
+    return found

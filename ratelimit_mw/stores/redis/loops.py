@@ -160,8 +160,10 @@ class LoopBatcher:
 
     def _watch(self) -> None:
         """Look again when the oldest deadline is near. One timer serves all, for they wait equally long."""
+        if self._watched:
+            return
         oldest = self._oldest()
-        if oldest and not self._watched:
+        if oldest:
             self._watched = True
             asyncio.get_running_loop().call_at(self._due(oldest) - GRACE, self._look, context=self._context)
 
