@@ -5,16 +5,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from contextlib import contextmanager
 
 import httpx
 import pytest
 
 from tests.support.apps import gunicorn, uvicorn
+from tests.support.patience import WITHIN, eventually
 from tests.support.processes import end, spawn
-
-WITHIN = 60.0
 
 
 @pytest.fixture
@@ -59,14 +57,6 @@ def replayed(server):
     return [note for note in notes(server) if "idempotency-key" in note["headers"]]
 
 
-def until(holds):
-    give_up = time.monotonic() + WITHIN
-    while not (found := holds()):
-        assert time.monotonic() < give_up, "it never came to that"
-        time.sleep(0.05)
-    return found
-
-
 def put_off(client, body, **more):
     """Send it until it is put off; where its fate is told."""
     client.post("/reports", json={})
@@ -91,7 +81,7 @@ def test_what_is_put_off_is_done_later_as_it_was_sent(any_server, rules, serve, 
         location = put_off(client, {"put": "off"}, headers={"Authorization": "Bearer 1", "X-A": "b"})
         assert (replayed(any_server), fate(client, location)["state"]) == ([], "queued")
         with worker(env, *(["--to", running.url] if way == "over HTTP" else ["--app", app])):
-            told = until(lambda: (found := fate(client, location))["state"] == "done" and found)
+            told = eventually(lambda: (found := fate(client, location))["state"] == "done" and found)
     assert told["response"] == {"status": 200, "content_type": "text/plain", "body": 'made {"put":"off"}'}
     (note,) = replayed(any_server)
     assert (note["method"], note["body"], note["address"]) == ("POST", '{"put":"off"}', "127.0.0.1")
@@ -110,11 +100,11 @@ def test_a_worker_killed_while_a_request_is_under_way_leaves_it_unknown(any_serv
     ):
         location = put_off(client, {"sleep": 3})
         with worker(env, "--to", running.url, "--timeout", "30") as first:
-            until(lambda: replayed(any_server))
+            eventually(lambda: replayed(any_server))
             first.send_signal(signal.SIGKILL)
             first.wait()
         with worker(env, "--to", running.url, "--timeout", "0.5"):
-            told = until(lambda: (found := fate(client, location))["state"] != "running" and found)
+            told = eventually(lambda: (found := fate(client, location))["state"] != "running" and found)
     assert told["state"] == "unknown"
     assert told["reason"] == "its worker stopped while it was under way"
     assert len(replayed(any_server)) == 1
@@ -127,7 +117,7 @@ def test_a_worker_that_is_to_stop_ends_what_is_under_way(any_server, rules):
     with app as running, httpx.Client(base_url=running.url, timeout=WITHIN) as client:
         location = put_off(client, {"sleep": 1})
         with worker(env, "--to", running.url) as process:
-            until(lambda: fate(client, location)["state"] == "running")
+            eventually(lambda: fate(client, location)["state"] == "running")
             process.send_signal(signal.SIGTERM)
             assert process.wait(WITHIN) == 0
             assert b"stopped" in process.stdout.read()
@@ -142,7 +132,7 @@ def test_two_workers_apply_each_once(any_server, rules):
             answer = client.post("/reports", json={"n": len(locations)})
             locations += [answer.headers["location"]] if answer.status_code == 202 else []
         with worker(env, "--to", running.url), worker(env, "--to", running.url):
-            until(lambda: fate(client, locations[-1])["state"] == "done")
+            eventually(lambda: fate(client, locations[-1])["state"] == "done")
     keys = [note["headers"]["idempotency-key"] for note in replayed(any_server)]
     assert keys == [location.rpartition("/")[2] for location in locations], "each once, and in their order"
 
@@ -155,14 +145,14 @@ def test_a_full_queue_denies_and_what_fails_again_and_again_is_parked(any_server
             pass
         assert full.status_code == 429
         with worker(env, "--to", running.url):
-            told = until(lambda: (found := fate(client, location))["state"] == "parked" and found)
+            told = eventually(lambda: (found := fate(client, location))["state"] == "parked" and found)
             assert told["reason"] == "it failed 2 times"
             assert told["response"]["status"] == 500
             name = location.rpartition("/")[2]
             (parked,) = deferred(env, "list", "--json")["parked"]
             assert (parked["id"], parked["state"], parked["attempts"]) == (name, "parked", 2)
             assert deferred(env, "retry", "--all", "--json") == {"queued": {name: True}}
-            until(lambda: len(replayed(any_server)) == 4)
+            eventually(lambda: len(replayed(any_server)) == 4)
 
 
 def deferred(env, *args):

@@ -1,6 +1,5 @@
 import asyncio
 import json
-import time
 from collections import Counter
 from contextlib import asynccontextmanager
 
@@ -13,6 +12,7 @@ from ratelimit_mw.worker.worker import Worker
 from ratelimit_mw.wsgi import RateLimitMiddleware as Wsgi
 from tests.deferral.asking import REPORTS, START, ask_asgi, ask_wsgi, limiter, state
 from tests.shells.asking import IP
+from tests.support.patience import aeventually, eventually
 
 WITHIN = 30.0
 
@@ -81,12 +81,7 @@ async def working(engine, opening, *, workers=1, **options):
 
 async def until(holds, clock=None):
     """Return when it holds; with a clock, while its time passes: a second in each look."""
-    give_up = time.monotonic() + WITHIN
-    while not holds():
-        assert time.monotonic() < give_up, "it never came to that"
-        if clock:
-            clock.advance(1)
-        await asyncio.sleep(0.01)
+    await aeventually(holds, meanwhile=lambda: clock.advance(1) if clock else None)
 
 
 def fates(engine, locations):
@@ -566,14 +561,13 @@ def test_a_worker_outlives_its_redis(fresh_server, clock, caplog):
 
 
 def put_off_again(engine):
-    give_up = time.monotonic() + WITHIN
-    while time.monotonic() < give_up:
-        if engine.check({"ip": IP, "method": "POST", "path": "/reports"}).limit is not None:
-            answer = ask_wsgi(engine, body=b"later")
-            if answer.status == 202:
-                return [answer.headers["location"]]
-        time.sleep(0.1)
-    raise AssertionError("it never came back")
+    def put_off():
+        if engine.check({"ip": IP, "method": "POST", "path": "/reports"}).limit is None:
+            return None
+        answer = ask_wsgi(engine, body=b"later")
+        return [answer.headers["location"]] if answer.status == 202 else None
+
+    return eventually(put_off, every=0.1)
 
 
 def test_json_of_a_page_holds_what_the_app_said(any_server, clock):

@@ -18,7 +18,7 @@ from ratelimit_mw.wsgi import RateLimitMiddleware as Wsgi
 from tests.inside import django_app, django_settings
 from tests.inside.rules import DENIED, WHO
 from tests.shells.asking import START, http_scope
-from tests.shells.test_settling import until
+from tests.support.patience import aeventually
 
 GET_ASGI, GET_WSGI = django_app.get_asgi_application, django_app.get_wsgi_application
 
@@ -177,12 +177,12 @@ def test_a_client_who_leaves_frees_his_place(engine, me):
         async def receive():
             if waiting:
                 return waiting.pop()
-            await until(lambda: django_app.forever)
+            await aeventually(lambda: django_app.forever)
             return {"type": "http.disconnect"}
 
         scope = http_scope("/slots/forever", headers=[(b"x-client", me["X-Client"].encode())])
         await GET_ASGI()(scope, receive, None)
-        await until(lambda: not settlement._settling)
+        await aeventually(lambda: not settlement._settling)
         (answer,) = await asyncio.to_thread(awaited, ["/slots/whole"], me)
         return answer.status_code
 

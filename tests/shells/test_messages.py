@@ -8,6 +8,7 @@ import pytest
 from ratelimit_mw import ManualClock, RateLimiter
 from ratelimit_mw.asgi import RateLimitMiddleware
 from tests.shells.asking import IP, START, ask_wsgi, websocket_scope
+from tests.support.patience import aeventually
 from tests.support.proxy import Proxy
 
 CHAT = {
@@ -116,13 +117,7 @@ def test_past_the_limit_the_socket_is_closed():
 
 async def decided(socket):
     """Return when all that was said is decided on; only the middleware knows what it holds."""
-    await until(lambda: socket.incoming.empty() and socket.receive.__self__._held is None)
-
-
-async def until(condition):
-    async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110  the app that makes it true knows of no event
-            await asyncio.sleep(0.001)
+    await aeventually(lambda: socket.incoming.empty() and socket.receive.__self__._held is None)
 
 
 @pytest.mark.parametrize(
@@ -303,7 +298,7 @@ def test_a_client_that_is_blocked_meanwhile_is_put_out():
         seen = []
         socket = Socket(engine, listening(seen))
         socket.say("a")
-        await until(lambda: seen)
+        await aeventually(lambda: seen)
         engine.overrides.set({"ip": IP}, block=True)
         socket.say("b")
         await socket.task

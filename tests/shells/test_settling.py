@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from wsgiref.util import setup_testing_defaults
 
@@ -13,6 +12,7 @@ from ratelimit_mw.asgi import RateLimitMiddleware as Asgi
 from ratelimit_mw.identity.asgi import AsgiRequest
 from ratelimit_mw.wsgi import RateLimitMiddleware as Wsgi
 from tests.shells.asking import IP, exchange, http_scope, websocket_scope
+from tests.support.patience import aeventually, eventually
 
 START = 1_700_000_000
 TRIES = {"name": "tries", "limit": "3 per minute", "algorithm": "sliding_log", "count": {"status": [401, 403]}}
@@ -488,12 +488,6 @@ def test_a_rule_by_its_name_knows_its_template(engine):
 TWO = {"name": "two", "limit": "2 concurrent"}
 
 
-async def until(reached):
-    """Wait for it; what is waited for may come from another thread, which sets no event of the loop."""
-    while not reached():  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
-
-
 class Held:
     """An app whose responses last until they are let go; each shell counts its requests in flight."""
 
@@ -507,7 +501,7 @@ class Held:
         self._enter()
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"x", "more_body": True})
-        await until(self.gate.is_set)
+        await aeventually(self.gate.is_set)
         self._leave()
         await send({"type": "http.response.body", "body": b"y"})
 
@@ -535,7 +529,7 @@ def test_at_most_so_many_in_flight_under_asgi(engine):
     async def main():
         limited = Asgi(held.asgi, limiter=limiter)
         running = [asyncio.ensure_future(exchange(limited, http_scope())) for _ in range(6)]
-        await until(lambda: sum(each.done() for each in running) == 4)
+        await aeventually(lambda: sum(each.done() for each in running) == 4)
         denied = [each.result()[0] for each in running if each.done()]
         held.gate.set()
         served = [sent[0]["status"] for sent in await asyncio.gather(*running)]
@@ -566,10 +560,10 @@ def test_at_most_so_many_in_flight_under_wsgi(engine):
 
     with ThreadPoolExecutor(6) as pool:
         running = [pool.submit(ask, n) for n in range(6)]
-        deadline = time.monotonic() + 20
-        while sum(each.done() for each in running) < 4 and time.monotonic() < deadline:
-            time.sleep(0.01)
-        held.gate.set()
+        try:
+            eventually(lambda: sum(each.done() for each in running) == 4)
+        finally:
+            held.gate.set()
         assert sorted(each.result() for each in running) == [200] * 2 + [429] * 4
     assert ask(0) == 200
     assert held.most == 2
@@ -603,7 +597,7 @@ def test_a_cancelled_request_frees_its_place(engine):
         limited = Asgi(held.asgi, limiter=limiter)
         for _ in range(3):
             request = asyncio.ensure_future(exchange(limited, http_scope()))
-            await until(lambda: held.inside)
+            await aeventually(lambda: held.inside)
             request.cancel()
             await asyncio.wait([request])
             assert request.cancelled()

@@ -23,6 +23,7 @@ from ratelimit_mw.model import SECOND, Ask
 from ratelimit_mw.stores.redis.store import RedisStore
 from tests.stores.contract import ALL, EXACT, MINUTE, quota
 from tests.support.apps import ROOT, gunicorn
+from tests.support.patience import eventually
 from tests.support.processes import end, spawn
 from tests.support.proxy import Proxy
 
@@ -112,7 +113,7 @@ def test_who_is_alone_does_not_wait_for_the_turn_to_end(any_server):
             await store.adecide([ask()])
         before, alone = any_server.calls("evalsha"), store.adecide([ask()])
         future = alone.send(None)  # as far as a task goes in this turn, which does not end here
-        assert until(lambda: any_server.calls("evalsha") == before + 1, 10)
+        eventually(lambda: any_server.calls("evalsha") == before + 1)
         after = await asyncio.gather(future, *(store.adecide([ask()]) for _ in range(20)))
         alone.close()
         calls = any_server.calls("evalsha") - before
@@ -230,20 +231,13 @@ def clients_of(server):
     return sum(client["cmd"].startswith("eval") for client in server.admin.client_list())
 
 
-def until(condition, seconds=2.0):
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return condition()
-
-
 def test_many_event_loops_leave_nothing_behind(any_server):
     store = RedisStore(any_server.url, timeout=2)
     threads = threading.active_count()
     for _ in range(30):
         asyncio.run(store.adecide([ask()]))
     gc.collect()
-    assert until(lambda: clients_of(any_server) == 0)
+    eventually(lambda: clients_of(any_server) == 0)
     assert len(store._loops) == 0
     assert threading.active_count() == threads
     store.close()
@@ -296,7 +290,7 @@ def test_closed_it_has_no_connection(any_server, store):
     other.decide([ask()])
     assert clients_of(any_server) == 1
     other.close()
-    assert until(lambda: clients_of(any_server) == 0)
+    eventually(lambda: clients_of(any_server) == 0)
 
 
 def in_child(work):

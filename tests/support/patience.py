@@ -1,5 +1,6 @@
 """What tests do on a machine that is busy with something else: they wait for long, and time things more than once."""
 
+import asyncio
 import functools
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +16,16 @@ def eventually(condition: Callable[[], Any], within: float = WITHIN, every: floa
     while not (found := condition()):
         assert time.monotonic() < deadline, f"it did not come about within {within:g} s"
         time.sleep(every)
+    return found
+
+
+async def aeventually(condition: Callable[[], Any], meanwhile: Callable[[], object] = lambda: None) -> Any:
+    """The awaitable twin of `eventually`; `meanwhile` is called between two looks."""
+    deadline = time.monotonic() + WITHIN
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"it did not come about within {WITHIN:g} s"
+        meanwhile()
+        await asyncio.sleep(0.01)
     return found
 
 
