@@ -1,12 +1,12 @@
 -- The twin of fixed_window.py.
 algorithms[FIXED_WINDOW] = function(key, limit, period, _, cost, now)
   local window = math.floor(now / period)
-  local count, clamped = 0, false
+  local count, clamped, in_place = 0, false, false
   local state = redis.call('GET', key)
   if state and #state == 12 then
     local stored, held = struct.unpack('<I8I4', state)
-    clamped = stored == window + 1
-    if stored == window or clamped then count = held end
+    clamped, in_place = stored == window + 1, stored == window
+    if in_place or clamped then count = held end
   end
   local left = limit - count
   local reset_after = (window + 1) * period - now
@@ -18,7 +18,7 @@ algorithms[FIXED_WINDOW] = function(key, limit, period, _, cost, now)
     retry_after = cost > 0 and cost <= limit and reset_after or NEVER
   end
   if clamped or (allowed and cost > 0) then write = struct.pack('<I8I4', window, count) end
-  return allowed, math.max(left, 0), reset_after, retry_after, write
+  return allowed, math.max(left, 0), reset_after, retry_after, write, 0, in_place
 end
 
 refunds[FIXED_WINDOW] = function(key, _, period, _, cost, charged_at)

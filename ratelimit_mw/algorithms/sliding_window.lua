@@ -2,11 +2,11 @@
 algorithms[SLIDING_WINDOW] = function(key, limit, period, _, cost, now)
   local window = math.floor(now / period)
   local rest = (window + 1) * period - now
-  local previous, current, clamped = 0, 0, false
+  local previous, current, clamped, in_place = 0, 0, false, false
   local state = redis.call('GET', key)
   if state and #state == 16 then
     local stored, before, held = struct.unpack('<I8I4I4', state)
-    clamped = stored == window + 1
+    clamped, in_place = stored == window + 1, stored == window and held > 0
     if stored == window or clamped then
       previous, current = before, held
     elseif stored == window - 1 then
@@ -32,7 +32,7 @@ algorithms[SLIDING_WINDOW] = function(key, limit, period, _, cost, now)
   end
   if clamped or (allowed and cost > 0) then write = struct.pack('<I8I4I4', window, previous, current) end
   local reset_after = current > 0 and rest + period or previous > 0 and rest or 0
-  return allowed, math.max(left, 0), reset_after, retry_after, write
+  return allowed, math.max(left, 0), reset_after, retry_after, write, 0, in_place
 end
 
 refunds[SLIDING_WINDOW] = function(key, _, period, _, cost, charged_at)

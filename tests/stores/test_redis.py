@@ -153,6 +153,26 @@ def test_a_clock_moved_by_hand_keeps_keys_for_an_hour(server):
 
 
 @pytest.mark.parametrize("name", ALL)
+def test_a_counter_lives_as_long_as_its_state_is_of_use(server, name):
+    clock, day = ManualClock(86_400 * 20_000.9), 86_400 * SECOND
+    store = RedisStore(server.url, timeout=2, clock=clock)
+    asks = [Ask("d:r:{x}", quota(100, name, day))]
+
+    def lives_long_enough():
+        resets = store.decide(asks, commit=False).outcomes[0].reset_after
+        return resets <= server.admin.pttl("d:r:{x}") * 1_000 <= 2 * day + 60 * SECOND
+
+    for hours in (0, 0.1, 2.4, 0.1, 21, 0.1, 2.4, 24):  # to and fro over the ends of windows
+        clock.advance(hours * 3_600)
+        for _ in range(2):
+            charged_at = store.decide(asks).now
+            assert lives_long_enough()
+        store.refund(asks, charged_at)
+        assert lives_long_enough()
+    store.close()
+
+
+@pytest.mark.parametrize("name", ALL)
 def test_a_denied_request_writes_nothing(server, store, name):
     asks = [ask(1, name)]
     store.decide(asks)

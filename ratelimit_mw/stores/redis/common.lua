@@ -19,9 +19,14 @@ if not now then
   now, least_ttl = time[1] * 1000000 + time[2], 0
 end
 
--- The value and its TTL are written together: Lua is no rollback, and a key without a TTL would stay for ever.
-local function save(key, reset_after, write)
+-- The value and its TTL are written together: Lua is no rollback, and a key without a TTL would stay for ever. One that
+-- is written `in_place` has the length and the end of the one before, and to overwrite that is half the work.
+local function save(key, reset_after, write, in_place)
   if not write then return end
+  if in_place then
+    redis.call('SETRANGE', key, 0, write)
+    return
+  end
   local ttl = math.max(math.ceil(reset_after / 1000) + 1000, least_ttl)
   if type(write) == 'function' then
     write(ttl)

@@ -1,8 +1,8 @@
 -- Decides on a request that asks one counter, as most do.
 local function decide_one(key, algorithm, limit, period, extra, max_wait, cost)
-  local allowed, remaining, reset_after, retry_after, write, delay =
+  local allowed, remaining, reset_after, retry_after, write, delay, in_place =
     algorithms[algorithm](key, limit, period, extra, cost, now, max_wait)
-  save(key, reset_after, write)
+  save(key, reset_after, write, in_place)
   reply(allowed, remaining, reset_after, retry_after, write, delay)
 end
 

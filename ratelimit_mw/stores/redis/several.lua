@@ -47,7 +47,7 @@ local function decide(asks)
       outcomes[i] = ask(a.key, a, 0) -- what it would have taken is not taken
       outcomes[i][6] = delay
     end
-    if charged then save(a.key, outcomes[i][3], outcomes[i][5]) end
+    if charged then save(a.key, outcomes[i][3], outcomes[i][5], outcomes[i][7]) end
   end
   if denied and charged then count_denials(asks, outcomes) end
   for _, outcome in ipairs(outcomes) do
@@ -73,7 +73,7 @@ local function charge(asks)
     if flag(a.flags, REFUND) then give_back(a) end
     local room = ask(a.key, a, 0)[2]
     local outcome = ask(a.key, a, math.min(a.cost, room))
-    save(a.key, outcome[3], outcome[5])
+    save(a.key, outcome[3], outcome[5], outcome[7])
     reply(unpack(outcome, 1, 6))
   end
 end
