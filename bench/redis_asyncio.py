@@ -15,6 +15,8 @@ from throttled.asyncio.store import RedisStore
 from bench.measure import Figure, in_turn
 from bench.memory_asgi import config
 from ratelimit_mw import RateLimiter
+from ratelimit_mw.model import Ask, Quota
+from ratelimit_mw.stores.redis.wire import Command, Inquiry, encode
 from tests.support.servers import BINARIES, Server
 
 IN_FLIGHT = 100
@@ -62,13 +64,19 @@ return {count, redis.call('PTTL', KEYS[1])}
 """What a limiter of a few lines does: it counts, and tells how long."""
 
 
-def bare_evalsha(script: str) -> Make:
+def bare_evalsha(script: str, *arguments: str | bytes | int) -> Make:
     async def make(url: str):
         client = redis.asyncio.from_url(url)
         digest = await client.script_load(script)
-        return lambda: client.evalsha(digest, 1, "key", 60_000), client.aclose
+        return lambda: client.evalsha(digest, *arguments), client.aclose
 
     return make
+
+
+def our_own() -> tuple[str, Command]:
+    """The script call that a decision makes, for redis-py to make."""
+    message = encode([Inquiry([Ask("key", Quota("sliding_window", 1_000_000_000, 60_000_000))])], None)
+    return message.script.text, message.arguments
 
 
 async def _nothing() -> None:
@@ -117,6 +125,7 @@ def figures() -> list[Figure]:
         "limits asyncio, moving": limits(MovingWindowRateLimiter),
         "throttled-py asyncio": throttled,
     }
+    script, arguments = our_own()
     with Server(BINARIES[0]) as server:
         makes = {"ratelimit_mw": ours, **peers}
         rate = in_turn({name: per_second(make, server.url) for name, make in makes.items()}, rounds=7)
@@ -125,8 +134,9 @@ def figures() -> list[Figure]:
                 name: seconds_alone(make, server.url)
                 for name, make in {
                     "ratelimit_mw": ours,
-                    "redis-py EVALSHA": bare_evalsha(NOTHING),
-                    "redis-py EVALSHA, counting": bare_evalsha(COUNTING),
+                    "redis-py EVALSHA, return 1": bare_evalsha(NOTHING, 1, "key"),
+                    "redis-py EVALSHA, counting": bare_evalsha(COUNTING, 1, "key", 60_000),
+                    "redis-py EVALSHA, our script": bare_evalsha(script, *arguments),
                 }.items()
             },
             rounds=21,
