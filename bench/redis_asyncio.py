@@ -135,7 +135,7 @@ def figures() -> list[Figure]:
                 for name, make in {
                     "ratelimit_mw": ours,
                     "redis-py EVALSHA, return 1": bare_evalsha(NOTHING, 1, "key"),
-                    "redis-py EVALSHA, counting": bare_evalsha(COUNTING, 1, "key", 60_000),
+                    "redis-py EVALSHA, counting": bare_evalsha(COUNTING, 1, "count", 60_000),
                     "redis-py EVALSHA, our script": bare_evalsha(script, *arguments),
                 }.items()
             },
