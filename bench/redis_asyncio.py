@@ -16,7 +16,7 @@ from bench.measure import Figure, in_turn
 from bench.memory_asgi import config
 from ratelimit_mw import RateLimiter
 from ratelimit_mw.model import Ask, Quota
-from ratelimit_mw.stores.redis.wire import Command, Inquiry, encode
+from ratelimit_mw.stores.redis.wire import DECIDE, Command, encode
 from tests.support.servers import BINARIES, Server
 
 IN_FLIGHT = 100
@@ -75,7 +75,7 @@ def bare_evalsha(script: str, *arguments: str | bytes | int) -> Make:
 
 def our_own() -> tuple[str, Command]:
     """The script call that a decision makes, for redis-py to make."""
-    message = encode([Inquiry([Ask("key", Quota("sliding_window", 1_000_000_000, 60_000_000))])], None)
+    message = encode([([Ask("key", Quota("sliding_window", 1_000_000_000, 60_000_000))], DECIDE)], None)
     return message.script.text, message.arguments
 
 

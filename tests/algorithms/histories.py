@@ -5,7 +5,7 @@ import itertools
 from hypothesis import strategies as st
 
 from ratelimit_mw.model import SECOND, Ask, Ban, Quota
-from ratelimit_mw.stores.redis.wire import Inquiry
+from ratelimit_mw.stores.redis.wire import Intent
 
 NAMES = (
     *("fixed_window", "sliding_log", "sliding_window", "bucketed_window", "token_bucket", "leaky_bucket"),
@@ -132,8 +132,8 @@ def conversations(draw):
             back = what in ("refund", "renew")
             charged_at = draw(st.sampled_from([now, *(then for then, _ in steps)])) if back else None
             if what in ("insist", "renew"):
-                inquiries += [Inquiry(asks, charged_at=charged_at, insist=True), Inquiry(asks, commit=False)]
+                inquiries += [(asks, Intent(charged_at=charged_at, insist=True)), (asks, Intent(commit=False))]
             else:
-                inquiries.append(Inquiry(asks, commit=what != "look", charged_at=charged_at))
+                inquiries.append((asks, Intent(commit=what != "look", charged_at=charged_at)))
         steps.append((now, inquiries))
     return steps

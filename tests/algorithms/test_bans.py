@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ratelimit_mw.algorithms import ban
 from ratelimit_mw.model import SECOND, Ask, Ban, Quota
 from ratelimit_mw.stores.redis.connection import Blocking
-from ratelimit_mw.stores.redis.wire import Inquiry, converse
+from ratelimit_mw.stores.redis.wire import Intent, converse
 from tests.algorithms.histories import START as T
 from tests.algorithms.histories import bans
 
@@ -110,7 +110,7 @@ def test_lua_says_the_same_of_any_history(connection, rule, data):
         now = max(now + unit * data.draw(st.sampled_from((0, 0, 1, 2))) + more, 0)
         commit = data.draw(st.booleans())
         asks = [Ask(key, client.quota), Ask(key.replace("ban", "fw1"), Quota("fixed_window", 0, SECOND))]
-        (reply,) = connection.carry(converse([Inquiry(asks, commit=commit)], now), time.monotonic() + 5)
+        (reply,) = connection.carry(converse([(asks, Intent(commit))], now), time.monotonic() + 5)
         kept = client.state
         assert reply.outcomes[0] == (client.denied(now) if commit else client.look(now))
         client.state = client.state if commit else kept

@@ -10,7 +10,7 @@ from ratelimit_mw import ManualClock
 from ratelimit_mw.model import Reply
 from ratelimit_mw.stores.memory import MemoryStore
 from ratelimit_mw.stores.redis.connection import Blocking
-from ratelimit_mw.stores.redis.wire import Inquiry, converse
+from ratelimit_mw.stores.redis.wire import Intent, charging, converse
 from tests.algorithms.histories import conversations
 
 _examples = itertools.count()
@@ -40,24 +40,22 @@ def test_any_history_has_the_same_outcomes_in_memory_and_on_redis(connection, st
     prefix = f"{next(_examples)}:"
     for now, inquiries in steps:
         clock._now = now
-        asked = [
-            inquiry._replace(asks=[ask._replace(key=prefix + ask.key) for ask in inquiry.asks]) for inquiry in inquiries
-        ]
-        expected = [_done(memory, inquiry) for inquiry in asked]
-        widened = [Inquiry.charging(each.asks, each.charged_at) if each.insist else each for each in asked]
+        asked = [([ask._replace(key=prefix + ask.key) for ask in asks], intent) for asks, intent in inquiries]
+        expected = [_done(memory, *inquiry) for inquiry in asked]
+        widened = [charging(asks, intent.charged_at) if intent.insist else (asks, intent) for asks, intent in asked]
         replies = connection.carry(converse(widened, now), time.monotonic() + 5)
-        said = [_listed(reply) for reply, inquiry in zip(replies, asked, strict=True) if not inquiry.insist]
+        said = [_listed(reply) for reply, (_, intent) in zip(replies, asked, strict=True) if not intent.insist]
         assert said == [reply for reply in expected if reply is not None]
 
 
-def _done(memory, inquiry):
-    if inquiry.insist:
-        memory.charge(inquiry.asks, instead_of=inquiry.charged_at)
+def _done(memory, asks, intent):
+    if intent.insist:
+        memory.charge(asks, instead_of=intent.charged_at)
         return None
-    if inquiry.charged_at is not None:
-        memory.refund(inquiry.asks, inquiry.charged_at)
-        inquiry = Inquiry([ask._replace(cost=0) for ask in inquiry.asks], commit=False)
-    return _listed(memory.decide(inquiry.asks, commit=inquiry.commit))
+    if intent.charged_at is not None:
+        memory.refund(asks, intent.charged_at)
+        asks, intent = [ask._replace(cost=0) for ask in asks], Intent(commit=False)
+    return _listed(memory.decide(asks, commit=intent.commit))
 
 
 def _listed(reply):

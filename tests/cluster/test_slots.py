@@ -11,7 +11,7 @@ from ratelimit_mw.model import Ask, Outcome, Quota, Reply
 from ratelimit_mw.stores.redis.cluster.slots import Redirected, converse_by_slot, slot_of
 from ratelimit_mw.stores.redis.cluster.spanning import Spanning, by_slot
 from ratelimit_mw.stores.redis.cluster.topology import _table
-from ratelimit_mw.stores.redis.wire import Elsewhere, Inquiry, Spoilt, away
+from ratelimit_mw.stores.redis.wire import Elsewhere, Intent, Spoilt, away
 
 QUOTA = Quota("fixed_window", 5, 1_000_000)
 NO_SCRIPT = hiredis.ReplyError("NOSCRIPT No matching script.")
@@ -20,7 +20,7 @@ MOVING = hiredis.ReplyError("TRYAGAIN Multiple keys request during rehashing of 
 
 def inquiry(number, **options):
     key = f"d:r:{{{number}}}"
-    return Inquiry([Ask(key, QUOTA)], slot=slot_of(key), **options)
+    return [Ask(key, QUOTA)], Intent(slot=slot_of(key), **options)
 
 
 def answer(command):
@@ -61,7 +61,7 @@ def test_the_first_call_of_the_next_volley_teaches_the_script():
 
 def test_each_script_of_a_volley_is_taught_by_the_first_call_that_needs_it():
     other = Quota("token_bucket", 5, 1_000_000, burst=5)
-    asked = [inquiry(1), inquiry(2), *(Inquiry([Ask(f"d:r:{{{n}}}", other)], slot=n) for n in (3, 4))]
+    asked = [inquiry(1), inquiry(2), *(([Ask(f"d:r:{{{n}}}", other)], Intent(slot=n)) for n in (3, 4))]
     results, volleys = held(asked, lambda command, volley: answer(command) if volley else NO_SCRIPT)
     assert all(isinstance(result, Reply) for result in results)
     assert volleys == [["EVALSHA"] * 4, ["EVAL", "EVALSHA", "EVAL", "EVALSHA"]]
@@ -165,7 +165,7 @@ class TestSpanning:
     def test_where_one_denies_the_other_is_given_back_at_its_own_time(self):
         request = self.request()
         (back,) = request.returns([Reply(7, [self.YES]), Reply(8, [self.NO])])
-        assert (back.asks, back.charged_at) == ([self.ASKS[0]], 7)
+        assert (back[0], back[1].charged_at) == ([self.ASKS[0]], 7)
         looked = Outcome(True, 3, 0)
         assert request.reply([Reply(10, [looked])]) == Reply(8, [looked, self.NO])
 

@@ -7,7 +7,7 @@ import pytest
 
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import Ask, Outcome, Quota
-from ratelimit_mw.stores.redis.wire import _OUTCOME, Inquiry, decode, encode
+from ratelimit_mw.stores.redis.wire import _OUTCOME, DECIDE, Intent, charging, decode, encode, forgetting
 
 MINUTE = Quota("fixed_window", 3, 60_000_000)
 ONE, TWO = [Ask("d:a:{x}", MINUTE)], [Ask("d:a:{x}", MINUTE), Ask("d:b:{x}", MINUTE)]
@@ -29,7 +29,7 @@ def answered(message, outcomes, *, nonce=None, complaint=b""):
     ],
 )
 def test_each_inquiry_gets_the_outcomes_of_its_own_asks(asked):
-    inquiries = [Inquiry(asks) for asks in asked]
+    inquiries = [(asks, DECIDE) for asks in asked]
     message = encode(inquiries, None)
     outcomes = [Outcome(True, number, 1, 0, 0) for number in range(message.asked)]
     replies = decode(answered(message, outcomes), message, inquiries)
@@ -40,14 +40,14 @@ def test_each_inquiry_gets_the_outcomes_of_its_own_asks(asked):
 @pytest.mark.parametrize(
     ("inquiries", "several"),
     [
-        pytest.param([Inquiry(ONE), Inquiry(ONE)], False, id="one counter each"),
-        pytest.param([Inquiry([Ask("d:a:{x}", MINUTE, 2)])], False, id="a cost"),
-        pytest.param([Inquiry(ONE), Inquiry(TWO)], True, id="two counters"),
-        pytest.param([Inquiry(ONE, commit=False)], True, id="a look"),
-        pytest.param([Inquiry([Ask("d:a:{x}", MINUTE, shadow=True)])], True, id="a shadow"),
-        pytest.param([Inquiry(ONE, charged_at=1)], True, id="something given back"),
-        pytest.param([Inquiry.charging(ONE, None)], True, id="a charge past the limit"),
-        pytest.param([Inquiry.forgetting(["d:a:{x}"])], True, id="a counter forgotten"),
+        pytest.param([(ONE, DECIDE), (ONE, DECIDE)], False, id="one counter each"),
+        pytest.param([([Ask("d:a:{x}", MINUTE, 2)], DECIDE)], False, id="a cost"),
+        pytest.param([(ONE, DECIDE), (TWO, DECIDE)], True, id="two counters"),
+        pytest.param([(ONE, Intent(commit=False))], True, id="a look"),
+        pytest.param([([Ask("d:a:{x}", MINUTE, shadow=True)], DECIDE)], True, id="a shadow"),
+        pytest.param([(ONE, Intent(charged_at=1))], True, id="something given back"),
+        pytest.param([charging(ONE, None)], True, id="a charge past the limit"),
+        pytest.param([forgetting(["d:a:{x}"])], True, id="a counter forgotten"),
     ],
 )
 def test_a_call_takes_what_it_needs_of_the_script(inquiries, several):
@@ -74,11 +74,11 @@ def test_a_call_takes_what_it_needs_of_the_script(inquiries, several):
     ],
 )
 def test_a_reply_to_something_else_is_nobody_s(spoil):
-    message = encode([Inquiry(ONE)], None)
+    message = encode([(ONE, DECIDE)], None)
     with pytest.raises(StoreUnavailable, match="the store answered"):
-        decode(spoil(message), message, [Inquiry(ONE)])
+        decode(spoil(message), message, [(ONE, DECIDE)])
 
 
 def test_no_two_calls_have_one_nonce():
-    nonces = {encode([Inquiry(ONE)], None).nonce for _ in range(1000)}
+    nonces = {encode([(ONE, DECIDE)], None).nonce for _ in range(1000)}
     assert len(nonces) == 1000

@@ -17,7 +17,7 @@ from ratelimit_mw.stores.redis.endpoint import Endpoint
 from ratelimit_mw.stores.redis.loops import LoopBatcher
 from ratelimit_mw.stores.redis.scan import scan
 from ratelimit_mw.stores.redis.threads import ThreadBatcher
-from ratelimit_mw.stores.redis.wire import Conversation, Inquiry, Spoilt, away, converse
+from ratelimit_mw.stores.redis.wire import Conversation, Inquiry, Intent, Spoilt, away, converse
 
 _log = logging.getLogger("ratelimit_mw")
 
@@ -127,7 +127,8 @@ class Server:
     def _learn(self, error: StoreUnavailable, inquiry: Inquiry, breaker: Breaker, seen: int) -> None:
         """Draw the conclusions from a failure."""
         if away(error):
-            domain = inquiry.asks[0].key.partition(":")[0] if inquiry.asks else ""
+            asks, _ = inquiry
+            domain = asks[0].key.partition(":")[0] if asks else ""
             breaker.trip(error, lambda: self._probe(domain), seen)
         elif isinstance(error, Spoilt) and not self._complained:
             self._complained = True  # once: whoever can spoil a key can do it often
@@ -142,7 +143,7 @@ class Server:
         connection = self._endpoint.connect()
         try:
             deadline = time.monotonic() + self._timeout
-            inquiry = Inquiry([Ask(key, _PROBE)], slot=slot)
+            inquiry: Inquiry = [Ask(key, _PROBE)], Intent(slot=slot)
             reply = connection.carry(self._converse([inquiry]), deadline)[0]
         finally:
             connection.close()

@@ -10,7 +10,9 @@ from ratelimit_mw.stores.redis.endpoint import Direct
 from ratelimit_mw.stores.redis.sentinel import SCHEME, Sentinels
 from ratelimit_mw.stores.redis.server import Server
 from ratelimit_mw.stores.redis.url import shown
-from ratelimit_mw.stores.redis.wire import Inquiry
+from ratelimit_mw.stores.redis.wire import DECIDE, Intent, charging, forgetting
+
+_LOOK = Intent(commit=False)
 
 
 class RedisStore(Server):
@@ -26,32 +28,32 @@ class RedisStore(Server):
 
     def decide(self, asks: Sequence[Ask], *, commit: bool = True) -> Reply:
         """See `Store.decide`."""
-        return self.inquire(Inquiry(asks, commit))
+        return self.inquire((asks, DECIDE if commit else _LOOK))
 
     def adecide(self, asks: Sequence[Ask], *, commit: bool = True) -> Coroutine[Any, Any, Reply]:
         """See `Store.decide`."""
-        return self.ainquire(tuple.__new__(Inquiry, (asks, commit, False, None, 0, False, False)))
+        return self.ainquire((asks, DECIDE if commit else _LOOK))
 
     def forget(self, keys: Sequence[str]) -> None:
         """See `Store.forget`."""
-        self.inquire(Inquiry.forgetting(keys))
+        self.inquire(forgetting(keys))
 
     async def aforget(self, keys: Sequence[str]) -> None:
         """See `Store.forget`."""
-        await self.ainquire(Inquiry.forgetting(keys))
+        await self.ainquire(forgetting(keys))
 
     def refund(self, asks: Sequence[Ask], charged_at: int) -> None:
         """See `Store.refund`."""
-        self.inquire(Inquiry(asks, charged_at=charged_at))
+        self.inquire((asks, Intent(charged_at=charged_at)))
 
     async def arefund(self, asks: Sequence[Ask], charged_at: int) -> None:
         """See `Store.refund`."""
-        await self.ainquire(Inquiry(asks, charged_at=charged_at))
+        await self.ainquire((asks, Intent(charged_at=charged_at)))
 
     def charge(self, asks: Sequence[Ask], *, instead_of: int | None = None) -> int:
         """See `Store.charge`."""
-        return self.inquire(Inquiry.charging(asks, instead_of)).now
+        return self.inquire(charging(asks, instead_of)).now
 
     async def acharge(self, asks: Sequence[Ask], *, instead_of: int | None = None) -> int:
         """See `Store.charge`."""
-        return (await self.ainquire(Inquiry.charging(asks, instead_of))).now
+        return (await self.ainquire(charging(asks, instead_of))).now

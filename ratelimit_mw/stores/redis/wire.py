@@ -51,15 +51,15 @@ def away(result: object) -> bool:
     return isinstance(result, StoreUnavailable) and not isinstance(result, Spoilt | Elsewhere)
 
 
-class Inquiry(NamedTuple):
-    """One request's asks, decided together. `commit=False` looks without charging; `forget` drops the counters.
+class Intent(NamedTuple):
+    """What is to be done about a request's asks: to decide on them, unless it says something else.
 
-    With `charged_at` nothing is decided: what a decision of that time charged is given back, and the outcomes are
-    a look at what is left. With `insist` everything is charged, and what was charged at that time is given back
-    before; the outcomes are of no use. On a cluster all keys lie in `slot`, and `asking` follows its redirection.
+    `commit=False` looks without charging; `forget` drops the counters. With `charged_at` nothing is decided: what a
+    decision of that time charged is given back, and the outcomes are a look at what is left. With `insist` everything
+    is charged, and what was charged at that time is given back before; the outcomes are of no use. On a cluster all
+    keys lie in `slot`, and `asking` follows its redirection.
     """
 
-    asks: Sequence[Ask]
     commit: bool = True
     forget: bool = False
     charged_at: int | None = None
@@ -67,16 +67,22 @@ class Inquiry(NamedTuple):
     asking: bool = False
     insist: bool = False
 
-    @classmethod
-    def charging(cls, asks: Sequence[Ask], instead_of: int | None) -> "Inquiry":
-        """The inquiry that charges these asks, over the limit too."""
-        wide = [ask._replace(quota=widened(ask.quota)) for ask in asks]
-        return cls(wide, charged_at=instead_of, insist=True)
 
-    @classmethod
-    def forgetting(cls, keys: Sequence[str]) -> "Inquiry":
-        """The inquiry that makes these counters as if unused."""
-        return cls([Ask(key, _ANY) for key in keys], forget=True)
+DECIDE = Intent()
+
+Inquiry = tuple[Sequence[Ask], Intent]
+"""One request's asks, decided together: a plain pair, for one is made for each request."""
+
+
+def charging(asks: Sequence[Ask], instead_of: int | None, slot: int = 0) -> Inquiry:
+    """The inquiry that charges these asks, over the limit too."""
+    wide = [ask._replace(quota=widened(ask.quota)) for ask in asks]
+    return wide, Intent(charged_at=instead_of, insist=True, slot=slot)
+
+
+def forgetting(keys: Sequence[str], slot: int = 0) -> Inquiry:
+    """The inquiry that makes these counters as if unused."""
+    return [Ask(key, _ANY) for key in keys], Intent(forget=True, slot=slot)
 
 
 class Message(NamedTuple):
@@ -96,7 +102,16 @@ def encode(inquiries: Sequence[Inquiry], now: int | None) -> Message:
     packed: list[bytes] = []
     parts = 0
     alone = True  # each inquiry has one ask, as most have
-    for asks, commit, forget, charged_at, _, _, insist in inquiries:
+    for asks, intent in inquiries:
+        if intent is DECIDE and len(asks) == 1:  # nearly always, and it is to take one
+            key, quota, cost, shadow = asks[0]
+            known = _packed.get(id(quota))
+            if cost == 1 and not shadow and known is not None and known.quota is quota:
+                keys.append(key)
+                packed.append(known.taking_one)
+                parts |= known.part
+                continue
+        commit, forget, charged_at, _, _, insist = intent
         last = len(asks) - 1
         if last:
             alone, parts = False, parts | SEVERAL

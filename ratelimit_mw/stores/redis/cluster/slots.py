@@ -54,14 +54,14 @@ def converse_by_slot(inquiries: Sequence[Inquiry], now: int | None) -> Conversat
         messages = [encode(group, now) for group in asked]
         volley: list[Command] = []
         for group, message in zip(asked, messages, strict=True):
-            if group[0].asking:
+            if _is_asking(group):
                 volley.append(("ASKING",))
             volley.append(_called(message, by_name=message.script not in unlearnt))
             unlearnt.discard(message.script)  # the first of a volley teaches it
         replies = iter((yield volley))
         again: list[list[int]] = []
         for call, group, message in zip(calls, asked, messages, strict=True):
-            if group[0].asking:
+            if _is_asking(group):
                 next(replies)
             reply = next(replies)
             if unknown_script(reply):
@@ -82,9 +82,14 @@ def converse_by_slot(inquiries: Sequence[Inquiry], now: int | None) -> Conversat
 def _by_slot(inquiries: Sequence[Inquiry]) -> list[list[int]]:
     """The places of the inquiries that may share a script call."""
     calls: dict[int, list[int]] = {}
-    for place, inquiry in enumerate(inquiries):
-        calls.setdefault(-1 - place if inquiry.asking else inquiry.slot, []).append(place)
+    for place, (_, intent) in enumerate(inquiries):
+        calls.setdefault(-1 - place if intent.asking else intent.slot, []).append(place)
     return list(calls.values())
+
+
+def _is_asking(group: Sequence[Inquiry]) -> bool:
+    """Whether its slot is on its way to this node, which says no unless it is told that we know."""
+    return group[0][1].asking
 
 
 def _called(message: Message, *, by_name: bool) -> Command:

@@ -6,7 +6,7 @@ from typing import Self
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import Ask, Outcome, Reply
 from ratelimit_mw.stores.redis.cluster.slots import slot_of
-from ratelimit_mw.stores.redis.wire import Inquiry
+from ratelimit_mw.stores.redis.wire import Inquiry, Intent
 
 Result = Reply | StoreUnavailable
 """What became of an inquiry."""
@@ -48,7 +48,9 @@ class Spanning:
         self._asks = asks
         self._places = places
         self._commit = commit
-        self.inquiries = [Inquiry([asks[place] for place in own], commit, slot=slot) for slot, own in places.items()]
+        self.inquiries: list[Inquiry] = [
+            ([asks[place] for place in own], Intent(commit, slot=slot)) for slot, own in places.items()
+        ]
         self._results: list[Result] = []
         self._returned: list[int] = []
 
@@ -62,7 +64,7 @@ class Spanning:
         denied = False
         for number, (inquiry, result) in enumerate(zip(self.inquiries, results, strict=True)):
             if isinstance(result, Reply):
-                if result.admits(inquiry.asks):
+                if result.admits(inquiry[0]):
                     taken[number] = _refund(inquiry, result)
                 else:
                     denied = True
@@ -101,9 +103,9 @@ class Spanning:
 
 
 def _refund(inquiry: Inquiry, reply: Reply) -> Inquiry:
+    asks, intent = inquiry
     # What a shadow rule would have denied was not taken.
-    asks = [
-        ask if outcome.allowed else ask._replace(cost=0)
-        for ask, outcome in zip(inquiry.asks, reply.outcomes, strict=True)
+    taken = [
+        ask if outcome.allowed else ask._replace(cost=0) for ask, outcome in zip(asks, reply.outcomes, strict=True)
     ]
-    return Inquiry(asks, charged_at=reply.now, slot=inquiry.slot)
+    return taken, Intent(charged_at=reply.now, slot=intent.slot)

@@ -16,7 +16,7 @@ from ratelimit_mw.stores.redis.cluster.topology import Topology
 from ratelimit_mw.stores.redis.connection import GRACE, HANDSHAKE_TIMEOUT, Blocking
 from ratelimit_mw.stores.redis.endpoint import Address, Direct, Spread
 from ratelimit_mw.stores.redis.server import Server
-from ratelimit_mw.stores.redis.wire import Conversation, Elsewhere, Inquiry
+from ratelimit_mw.stores.redis.wire import Conversation, Elsewhere, Inquiry, Intent, charging, forgetting
 
 _PORT = 6379
 
@@ -49,7 +49,7 @@ class ClusterStore:
         deadline = time.monotonic() + self._timeout
         places = by_slot([ask.key for ask in asks])
         if len(places) == 1:
-            return self._inquire(Inquiry(asks, commit, slot=next(iter(places))), deadline)
+            return self._inquire((asks, Intent(commit, slot=next(iter(places)))), deadline)
         request = Spanning(asks, places, commit=commit)
         back = request.returns(self._inquire_all(request.inquiries, deadline))
         return request.reply(self._inquire_all(back, deadline))
@@ -59,7 +59,7 @@ class ClusterStore:
         deadline = asyncio.get_running_loop().time() + self._timeout
         places = by_slot([ask.key for ask in asks])
         if len(places) == 1:
-            return await self._ainquire(Inquiry(asks, commit, slot=next(iter(places))), deadline)
+            return await self._ainquire((asks, Intent(commit, slot=next(iter(places)))), deadline)
         request = Spanning(asks, places, commit=commit)
         back = request.returns(await self._ainquire_all(request.inquiries, deadline))
         return request.reply(await self._ainquire_all(back, deadline))
@@ -110,7 +110,7 @@ class ClusterStore:
 
     def _inquire(self, inquiry: Inquiry, deadline: float) -> Reply:
         """The reply of whoever serves the inquiry's slot."""
-        node, left = self._node(self._topology.serving(inquiry.slot)), self._timeout
+        node, left = self._node(self._topology.serving(inquiry[1].slot)), self._timeout
         for pause in _pauses():
             try:
                 return node.inquire(inquiry, left)
@@ -125,7 +125,7 @@ class ClusterStore:
 
     async def _ainquire(self, inquiry: Inquiry, deadline: float) -> Reply:
         """The awaitable twin of `_inquire`; `deadline` is by the loop's clock."""
-        node = self._node(self._topology.serving(inquiry.slot))
+        node = self._node(self._topology.serving(inquiry[1].slot))
         try:
             return await node.ainquire(inquiry)
         except Elsewhere as error:
@@ -142,13 +142,14 @@ class ClusterStore:
 
     def _follow(self, error: Elsewhere, node: "_Node", inquiry: Inquiry) -> "tuple[_Node, Inquiry]":
         """Whom to ask instead, and what."""
+        asks, intent = inquiry
         if not isinstance(error, Redirected):  # a slot on the move, with some keys here and some there
-            return self._node(self._topology.serving(inquiry.slot)), inquiry._replace(asking=False)
+            return self._node(self._topology.serving(intent.slot)), (asks, intent._replace(asking=False))
         host, port = error.address
         address = (host or node.address[0], port)
         if not error.asking:
-            self._topology.correct(inquiry.slot, address)
-        return self._node(address), inquiry._replace(asking=error.asking)
+            self._topology.correct(intent.slot, address)
+        return self._node(address), (asks, intent._replace(asking=error.asking))
 
     def _inquire_all(self, inquiries: Sequence[Inquiry], deadline: float) -> list[Result]:
         """What becomes of each, all under way at once: the first in this thread, the others in threads of their own."""
@@ -223,24 +224,19 @@ class _Node(Server):
 
 
 def _forgetting(keys: Sequence[str]) -> list[Inquiry]:
-    return [
-        Inquiry.forgetting([keys[place] for place in places])._replace(slot=slot)
-        for slot, places in by_slot(keys).items()
-    ]
+    return [forgetting([keys[place] for place in places], slot) for slot, places in by_slot(keys).items()]
 
 
 def _refunds(asks: Sequence[Ask], charged_at: int) -> list[Inquiry]:
     return [
-        Inquiry([asks[place] for place in places], charged_at=_in_slot(charged_at, slot), slot=slot)
+        ([asks[place] for place in places], Intent(charged_at=_in_slot(charged_at, slot), slot=slot))
         for slot, places in by_slot([ask.key for ask in asks]).items()
     ]
 
 
 def _charges(asks: Sequence[Ask], by_slot: Mapping[int, Sequence[int]], instead_of: int | None) -> list[Inquiry]:
     return [
-        Inquiry.charging(
-            [asks[place] for place in places], None if instead_of is None else _in_slot(instead_of, slot)
-        )._replace(slot=slot)
+        charging([asks[place] for place in places], None if instead_of is None else _in_slot(instead_of, slot), slot)
         for slot, places in by_slot.items()
     ]
 
@@ -271,4 +267,4 @@ def _pauses() -> Iterator[float]:
 
 
 def _unsettled(inquiry: Inquiry) -> StoreUnavailable:
-    return StoreUnavailable(f"no node answered for slot {inquiry.slot} within the deadline")
+    return StoreUnavailable(f"no node answered for slot {inquiry[1].slot} within the deadline")
