@@ -5,12 +5,10 @@ import os
 from collections import Counter
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from ratelimit_mw.clock import Clock
 from ratelimit_mw.decision.engine import Engine
-from ratelimit_mw.decision.explaining import Question
-from ratelimit_mw.decision.explanation import Explanation
 from ratelimit_mw.decision.given import Given, described, of_domain
 from ratelimit_mw.decision.planning import Plan, planned
 from ratelimit_mw.decision.storage import Storage
@@ -26,6 +24,10 @@ from ratelimit_mw.sources.override_list import OverrideList
 from ratelimit_mw.sources.retriever import Retriever, State
 from ratelimit_mw.stores import Store
 from ratelimit_mw.stores.records import open_records
+
+if TYPE_CHECKING:
+    from ratelimit_mw.decision.explaining import Question
+    from ratelimit_mw.decision.explanation import Explanation
 
 
 class RateLimiter:
@@ -121,26 +123,26 @@ class RateLimiter:
         rules, plan = self._plan(attributes, cost, domain, commit=False)
         return (await self.engine.aexecute(plan, rules, commit=False)).decision
 
-    def explain(self, attributes: Given | Request, cost: int = 1, *, domain: str | None = None) -> Explanation:
+    def explain(self, attributes: Given | Request, cost: int = 1, *, domain: str | None = None) -> "Explanation":
         """Why `check` would decide as it would now: each rule, its counters, and what would have to change.
 
         Nothing is charged. In place of attributes it takes a request, as those of `ratelimit_mw.identity`.
         """
         rules = of_domain(self.engine.current(), domain)
-        question = Question(self.engine, rules, described(rules, attributes), cost)
+        question = self._question(rules, described(rules, attributes), cost)
         try:
             reply = self._storage.store.decide(question.asks, commit=False) if question.asks else None
         except StoreUnavailable as error:
             return question.unanswered(error)
         return question.answered(reply)
 
-    async def aexplain(self, attributes: Given | Request, cost: int = 1, *, domain: str | None = None) -> Explanation:
+    async def aexplain(self, attributes: Given | Request, cost: int = 1, *, domain: str | None = None) -> "Explanation":
         """The awaitable twin of `explain`."""
         rules = of_domain(self.engine.current(), domain)
         request = described(rules, attributes)
         if rules.attributes.awaited:
             await rules.attributes.resolve(request)
-        question = Question(self.engine, rules, request, cost)
+        question = self._question(rules, request, cost)
         try:
             reply = await self._storage.store.adecide(question.asks, commit=False) if question.asks else None
         except StoreUnavailable as error:
@@ -194,6 +196,11 @@ class RateLimiter:
         if domain is not None:
             rules = of_domain(rules, domain)
         return rules, self.engine.planner.plan_given(rules, attributes, cost, commit=commit)
+
+    def _question(self, rules: Rules, request: Request, cost: int) -> "Question":
+        from ratelimit_mw.decision.explaining import Question  # imported late: most apps never ask
+
+        return Question(self.engine, rules, request, cost)
 
     def _keys(self, attributes: Given, domain: str | None) -> list[str]:
         rules = of_domain(self.engine.current(), domain)
