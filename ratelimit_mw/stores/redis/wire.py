@@ -125,12 +125,9 @@ def encode(inquiries: Sequence[Inquiry], now: int | None) -> Message:
                 known = _pack_quota(quota)
             parts |= known.part
             flags = common | _SHADOW if shadow else common
+            if flags:
+                parts |= SEVERAL
             if last == 0:
-                if cost == 1 and flags == 0:
-                    packed.append(known.taking_one)
-                    break
-                if flags:
-                    parts |= SEVERAL
                 flags |= _LAST
             last -= 1
             packed += (_FLAGS[flags], known.packed, _CHARGE.pack(cost, charged_at or 0))
