@@ -10,7 +10,8 @@ from ratelimit_mw import ManualClock
 from ratelimit_mw.model import Reply
 from ratelimit_mw.stores.memory import MemoryStore
 from ratelimit_mw.stores.redis.connection import Blocking
-from ratelimit_mw.stores.redis.wire import Intent, charging, converse
+from ratelimit_mw.stores.redis.inquiry import Intent, charging
+from ratelimit_mw.stores.redis.wire import converse
 from tests.algorithms.histories import conversations
 
 _examples = itertools.count()

@@ -11,7 +11,7 @@ from ratelimit_mw.model import Ask, Outcome, Quota, Reply
 from ratelimit_mw.stores.redis.cluster.slots import Redirected, converse_by_slot, slot_of
 from ratelimit_mw.stores.redis.cluster.spanning import Spanning, by_slot
 from ratelimit_mw.stores.redis.cluster.topology import _table
-from ratelimit_mw.stores.redis.wire import Elsewhere, Intent, Spoilt, away
+from ratelimit_mw.stores.redis.inquiry import Elsewhere, Intent, Spoilt, away
 
 QUOTA = Quota("fixed_window", 5, 1_000_000)
 NO_SCRIPT = hiredis.ReplyError("NOSCRIPT No matching script.")

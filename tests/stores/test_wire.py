@@ -7,7 +7,8 @@ import pytest
 
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import Ask, Outcome, Quota
-from ratelimit_mw.stores.redis.wire import _OUTCOME, DECIDE, Intent, charging, decode, encode, forgetting
+from ratelimit_mw.stores.redis.inquiry import DECIDE, Intent, charging, forgetting
+from ratelimit_mw.stores.redis.wire import _OUTCOME, decode, encode
 
 MINUTE = Quota("fixed_window", 3, 60_000_000)
 ONE, TWO = [Ask("d:a:{x}", MINUTE)], [Ask("d:a:{x}", MINUTE), Ask("d:b:{x}", MINUTE)]

@@ -9,7 +9,8 @@ from functools import partial
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import Reply
 from ratelimit_mw.stores.redis.connection import GRACE, Streaming
-from ratelimit_mw.stores.redis.wire import MOST, Conversation, Inquiry, away
+from ratelimit_mw.stores.redis.inquiry import Inquiry, away
+from ratelimit_mw.stores.redis.wire import MOST, Conversation
 
 _UNDER_WAY = 2
 """Batches that the server may have at once: it decides one while this process reads and writes the other."""

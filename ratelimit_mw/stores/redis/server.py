@@ -14,10 +14,11 @@ from ratelimit_mw.forks import begins_anew
 from ratelimit_mw.model import Ask, Quota, Reply
 from ratelimit_mw.stores.redis.breaker import Breaker
 from ratelimit_mw.stores.redis.endpoint import Endpoint
+from ratelimit_mw.stores.redis.inquiry import Inquiry, Intent, Spoilt, away
 from ratelimit_mw.stores.redis.loops import LoopBatcher
 from ratelimit_mw.stores.redis.scan import scan
 from ratelimit_mw.stores.redis.threads import ThreadBatcher
-from ratelimit_mw.stores.redis.wire import Conversation, Inquiry, Intent, Spoilt, away, converse
+from ratelimit_mw.stores.redis.wire import Conversation, converse
 
 _log = logging.getLogger("ratelimit_mw")
 

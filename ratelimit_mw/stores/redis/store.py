@@ -7,10 +7,10 @@ from ratelimit_mw.clock import Clock
 from ratelimit_mw.model import Ask, Reply
 from ratelimit_mw.stores.redis.connection import HANDSHAKE_TIMEOUT
 from ratelimit_mw.stores.redis.endpoint import Direct
+from ratelimit_mw.stores.redis.inquiry import DECIDE, Intent, charging, forgetting
 from ratelimit_mw.stores.redis.sentinel import SCHEME, Sentinels
 from ratelimit_mw.stores.redis.server import Server
 from ratelimit_mw.stores.redis.url import shown
-from ratelimit_mw.stores.redis.wire import DECIDE, Intent, charging, forgetting
 
 _LOOK = Intent(commit=False)
 

@@ -9,7 +9,8 @@ from concurrent.futures import Future
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import Reply
 from ratelimit_mw.stores.redis.connection import GRACE, Blocking
-from ratelimit_mw.stores.redis.wire import MOST, Conversation, Inquiry, away
+from ratelimit_mw.stores.redis.inquiry import Inquiry, away
+from ratelimit_mw.stores.redis.wire import MOST, Conversation
 
 
 class ThreadBatcher:

@@ -8,9 +8,10 @@ from itertools import count
 from struct import Struct, error
 from typing import Any, NamedTuple
 
-from ratelimit_mw.algorithms import ALGORITHMS, widened
+from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.errors import StoreUnavailable
-from ratelimit_mw.model import Ask, Outcome, Quota, Reply
+from ratelimit_mw.model import Outcome, Quota, Reply
+from ratelimit_mw.stores.redis.inquiry import DECIDE, Inquiry, Spoilt
 from ratelimit_mw.stores.redis.script import NUMBERS, SEVERAL, Script, script
 
 _QUOTA = Struct("<Bdddd")
@@ -24,7 +25,6 @@ _outcome = partial(tuple.__new__, Outcome)
 _SHADOW, _LAST, _PEEK, _FORGET, _REFUND, _INSIST = 1, 2, 4, 8, 16, 32
 _FAILED = -2  # in the place of retry_after
 _NO_SCRIPT = ("NOSCRIPT", "No matching script")  # as the server says it, and as redis-py does
-_ANY = Quota("fixed_window", 0, 1)
 _GENERAL = re.compile(
     r"\b(OOM|READONLY|MISCONF|NOREPLICAS|MASTERDOWN|NOPERM|NOAUTH|LOADING|BUSY|CLUSTERDOWN|MOVED|ASK|TRYAGAIN)\b"
 )
@@ -36,53 +36,6 @@ Command = tuple[str | bytes | int, ...]
 
 MOST = 128
 """Inquiries in one script call at most, so that no call holds the server for long."""
-
-
-class Spoilt(StoreUnavailable):
-    """One request's own counters can't be used (a key of another type, say); the store itself is well."""
-
-
-class Elsewhere(StoreUnavailable):
-    """Nothing was done: this node of a cluster is well, but it was not the one to ask, or not the moment."""
-
-
-def away(result: object) -> bool:
-    """True for an answer after which its connection is worth nothing: a master turned replica, a full memory."""
-    return isinstance(result, StoreUnavailable) and not isinstance(result, Spoilt | Elsewhere)
-
-
-class Intent(NamedTuple):
-    """What is to be done about a request's asks: to decide on them, unless it says something else.
-
-    `commit=False` looks without charging; `forget` drops the counters. With `charged_at` nothing is decided: what a
-    decision of that time charged is given back, and the outcomes are a look at what is left. With `insist` everything
-    is charged, and what was charged at that time is given back before; the outcomes are of no use. On a cluster all
-    keys lie in `slot`, and `asking` follows its redirection.
-    """
-
-    commit: bool = True
-    forget: bool = False
-    charged_at: int | None = None
-    slot: int = 0
-    asking: bool = False
-    insist: bool = False
-
-
-DECIDE = Intent()
-
-Inquiry = tuple[Sequence[Ask], Intent]
-"""One request's asks, decided together: a plain pair, for one is made for each request."""
-
-
-def charging(asks: Sequence[Ask], instead_of: int | None, slot: int = 0) -> Inquiry:
-    """The inquiry that charges these asks, over the limit too."""
-    wide = [ask._replace(quota=widened(ask.quota)) for ask in asks]
-    return wide, Intent(charged_at=instead_of, insist=True, slot=slot)
-
-
-def forgetting(keys: Sequence[str], slot: int = 0) -> Inquiry:
-    """The inquiry that makes these counters as if unused."""
-    return [Ask(key, _ANY) for key in keys], Intent(forget=True, slot=slot)
 
 
 class Message(NamedTuple):

@@ -7,17 +7,9 @@ from redis.crc import key_slot
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import Reply
 from ratelimit_mw.stores.redis.endpoint import Address
+from ratelimit_mw.stores.redis.inquiry import Elsewhere, Inquiry, Spoilt
 from ratelimit_mw.stores.redis.script import Script
-from ratelimit_mw.stores.redis.wire import (
-    Command,
-    Conversation,
-    Elsewhere,
-    Inquiry,
-    Message,
-    Spoilt,
-    decode,
-    encode,
-)
+from ratelimit_mw.stores.redis.wire import Command, Conversation, Message, decode, encode
 from ratelimit_mw.stores.redis.wire import unknown as unknown_script
 
 SLOTS = 16_384

@@ -6,7 +6,7 @@ from typing import Self
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import Ask, Outcome, Reply
 from ratelimit_mw.stores.redis.cluster.slots import slot_of
-from ratelimit_mw.stores.redis.wire import Inquiry, Intent
+from ratelimit_mw.stores.redis.inquiry import Inquiry, Intent
 
 Result = Reply | StoreUnavailable
 """What became of an inquiry."""

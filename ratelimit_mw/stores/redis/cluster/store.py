@@ -15,8 +15,9 @@ from ratelimit_mw.stores.redis.cluster.spanning import Moment, Result, Spanning,
 from ratelimit_mw.stores.redis.cluster.topology import Topology
 from ratelimit_mw.stores.redis.connection import GRACE, HANDSHAKE_TIMEOUT, Blocking
 from ratelimit_mw.stores.redis.endpoint import Address, Direct, Spread
+from ratelimit_mw.stores.redis.inquiry import Elsewhere, Inquiry, Intent, charging, forgetting
 from ratelimit_mw.stores.redis.server import Server
-from ratelimit_mw.stores.redis.wire import Conversation, Elsewhere, Inquiry, Intent, charging, forgetting
+from ratelimit_mw.stores.redis.wire import Conversation
 
 _PORT = 6379
 
