@@ -1,4 +1,5 @@
--- The twin of token_bucket.py. The rules' schema keeps burst × interval below a hundred years, far under 2^53.
+-- The twin of token_bucket.py. The rules' schema keeps burst × interval below fifty years: twice that, which a debt may
+-- take to pay back, stays under 2^53 beyond the year 2100.
 algorithms[TOKEN_BUCKET] = function(key, limit, period, burst, cost, now, max_wait)
   if limit == 0 then return false, 0, 0, NEVER end
   local interval = math.ceil(period / limit)

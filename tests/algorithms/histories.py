@@ -17,9 +17,10 @@ PERIODS = (SECOND, 7 * SECOND, 60 * SECOND, 3_600 * SECOND, DAY, 30 * DAY, 365 *
 START = 1_700_000_000 * SECOND
 GREAT = 1_000_000_000
 GREATEST_LOG = 10_000
-LONGEST_REFILL = 36_500 * DAY
+LONGEST_REFILL = {"token_bucket": 18_250 * DAY, "leaky_bucket": 3_650 * DAY}
+"""What the schema lets through."""
 LATEST = 2**52
-"""The year 2112: a hundred years of refilling later, a Lua number still holds every microsecond."""
+"""The year 2112: where a debt of a hundred years is paid back, a Lua number still holds every microsecond."""
 
 
 @st.composite
@@ -37,8 +38,8 @@ def quotas(draw, name, period=None, buckets=None):
     limit = draw(limits(name, period))
     burst = max_wait = 0
     if name in BUCKETS and limit:
-        most = min(GREAT, LONGEST_REFILL // -(-period // limit))
-        burst = draw(st.one_of(st.just(limit), st.integers(1, min(6, most)), st.integers(1, most)))
+        most = min(GREAT, LONGEST_REFILL[name] // -(-period // limit))
+        burst = draw(st.one_of(st.just(min(limit, most)), st.integers(1, min(6, most)), st.integers(1, most)))
         interval = -(-period // limit)
         waits = st.sampled_from((0, 1, interval - 1, interval, 2 * interval, burst * interval))
         max_wait = draw(st.one_of(waits, st.integers(0, 60 * SECOND)))

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from ratelimit_mw import ManualClock
 from ratelimit_mw.model import Reply
 from ratelimit_mw.stores.memory import MemoryStore
-from ratelimit_mw.stores.redis.connection import Blocking
+from ratelimit_mw.stores.redis.blocking import Blocking
 from ratelimit_mw.stores.redis.inquiry import Intent, charging
 from ratelimit_mw.stores.redis.wire import converse
 from tests.algorithms.histories import conversations

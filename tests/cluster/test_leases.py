@@ -7,8 +7,8 @@ import pytest
 from ratelimit_mw.model import SECOND, Ask
 from ratelimit_mw.stores.leases.settler import moment
 from ratelimit_mw.stores.leases.store import Leases
+from ratelimit_mw.stores.redis.cluster.parts import Moment
 from ratelimit_mw.stores.redis.cluster.slots import slot_of
-from ratelimit_mw.stores.redis.cluster.spanning import Moment
 from ratelimit_mw.stores.redis.cluster.store import ClusterStore
 from ratelimit_mw.stores.shards import Shards
 from tests.cluster.test_cluster import key_of

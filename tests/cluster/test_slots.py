@@ -8,8 +8,9 @@ from redis.crc import key_slot
 
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import Ask, Outcome, Quota, Reply
+from ratelimit_mw.stores.redis.cluster.parts import by_slot
 from ratelimit_mw.stores.redis.cluster.slots import Redirected, converse_by_slot, slot_of
-from ratelimit_mw.stores.redis.cluster.spanning import Spanning, by_slot
+from ratelimit_mw.stores.redis.cluster.spanning import Spanning
 from ratelimit_mw.stores.redis.cluster.topology import _table
 from ratelimit_mw.stores.redis.inquiry import Elsewhere, Intent, Spoilt, away
 

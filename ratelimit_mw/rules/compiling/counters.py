@@ -31,7 +31,7 @@ _QUEUES = "write algorithm: leaky_bucket, or leave it out"
 _BUCKETS = 60
 _LOGGED = 10_000
 _LONGEST = 10 * 365 * DAY
-_REFILL = 100 * 365 * DAY
+_REFILL = 50 * 365 * DAY
 
 
 def compile_counters(domain: str, rule: RuleSection) -> tuple[tuple[Counter, ...], Tiers | None]:
@@ -150,7 +150,7 @@ def _window_fault(rule: RuleSection, window: Window) -> tuple[str, str] | None:
         return f"a burst of {own_burst} is out of range", f"from 1 to {MOST}"
     burst = _burst(rule, window)
     if limit and burst * -(-period // limit) > _REFILL:
-        return f"a burst of {burst} would take more than 100 years to refill", ""
+        return f"a burst of {burst} would take more than 50 years to refill", ""
     if algorithm == "leaky_bucket" and limit and burst * -(-period // limit) > _LONGEST:
         return f"a queue of {burst} would take more than 10 years to empty", ""
     return None

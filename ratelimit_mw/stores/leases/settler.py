@@ -17,8 +17,8 @@ from ratelimit_mw.stores.base import Store
 from ratelimit_mw.stores.leases.book import Book
 from ratelimit_mw.stores.leases.share import Claim, Due
 from ratelimit_mw.stores.leases.steps import Call, Steps, T, drive
+from ratelimit_mw.stores.redis.cluster.parts import Moment
 from ratelimit_mw.stores.redis.cluster.slots import slot_of
-from ratelimit_mw.stores.redis.cluster.spanning import Moment
 
 _TOGETHER = 100
 """Counters settled in one call at most, so that no call holds the store for long."""

@@ -3,7 +3,9 @@
 from typing import NamedTuple, Protocol
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
-from ratelimit_mw.stores.redis.connection import HANDSHAKE_TIMEOUT, Blocking, Streaming
+from ratelimit_mw.stores.redis.blocking import Blocking
+from ratelimit_mw.stores.redis.connecting import HANDSHAKE_TIMEOUT
+from ratelimit_mw.stores.redis.streaming import Streaming
 from ratelimit_mw.stores.redis.url import split
 
 Address = tuple[str, int]

@@ -8,8 +8,9 @@ from functools import partial
 
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import Reply
-from ratelimit_mw.stores.redis.connection import GRACE, Streaming
+from ratelimit_mw.stores.redis.connecting import GRACE
 from ratelimit_mw.stores.redis.inquiry import Inquiry, away
+from ratelimit_mw.stores.redis.streaming import Streaming
 from ratelimit_mw.stores.redis.wire import MOST, Conversation
 
 _UNDER_WAY = 2

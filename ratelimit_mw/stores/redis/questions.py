@@ -7,7 +7,8 @@ from typing import Any
 
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.late import late, lock
-from ratelimit_mw.stores.redis.connection import HANDSHAKE_TIMEOUT, Blocking
+from ratelimit_mw.stores.redis.blocking import Blocking
+from ratelimit_mw.stores.redis.connecting import HANDSHAKE_TIMEOUT
 from ratelimit_mw.stores.redis.endpoint import Address, Direct, Spread
 from ratelimit_mw.stores.redis.sentinel import SCHEME as SENTINEL
 from ratelimit_mw.stores.redis.sentinel import Sentinels

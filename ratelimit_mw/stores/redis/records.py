@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from ratelimit_mw.errors import Conflict, StoreUnavailable
-from ratelimit_mw.stores.redis.connection import Blocking
+from ratelimit_mw.stores.redis.blocking import Blocking
 from ratelimit_mw.stores.redis.questions import Questions, say
 from ratelimit_mw.stores.redis.url import shown
 

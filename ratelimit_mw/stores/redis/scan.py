@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ratelimit_mw.errors import StoreUnavailable
-from ratelimit_mw.stores.redis.connection import Blocking
+from ratelimit_mw.stores.redis.blocking import Blocking
 
 _PAGE = 500
 """Keys that the server looks at in one step."""

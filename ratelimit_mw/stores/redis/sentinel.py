@@ -10,8 +10,10 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from ratelimit_mw.errors import StoreUnavailable
-from ratelimit_mw.stores.redis.connection import HANDSHAKE_TIMEOUT, Blocking, Streaming
+from ratelimit_mw.stores.redis.blocking import Blocking
+from ratelimit_mw.stores.redis.connecting import HANDSHAKE_TIMEOUT
 from ratelimit_mw.stores.redis.endpoint import Direct, Spread
+from ratelimit_mw.stores.redis.streaming import Streaming
 
 SCHEME = "redis+sentinel://"
 """How such a URL begins."""

@@ -5,7 +5,7 @@ from typing import Any
 
 from ratelimit_mw.clock import Clock
 from ratelimit_mw.model import Ask, Reply
-from ratelimit_mw.stores.redis.connection import HANDSHAKE_TIMEOUT
+from ratelimit_mw.stores.redis.connecting import HANDSHAKE_TIMEOUT
 from ratelimit_mw.stores.redis.endpoint import Direct
 from ratelimit_mw.stores.redis.inquiry import DECIDE, Intent, charging, forgetting
 from ratelimit_mw.stores.redis.sentinel import SCHEME, Sentinels

@@ -8,7 +8,8 @@ from concurrent.futures import Future
 
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import Reply
-from ratelimit_mw.stores.redis.connection import GRACE, Blocking
+from ratelimit_mw.stores.redis.blocking import Blocking
+from ratelimit_mw.stores.redis.connecting import GRACE
 from ratelimit_mw.stores.redis.inquiry import Inquiry, away
 from ratelimit_mw.stores.redis.wire import MOST, Conversation
 

@@ -1,41 +1,13 @@
 """A request whose counters lie in several slots of a cluster: one inquiry each, and one reply of them all. No I/O."""
 
 from collections.abc import Mapping, Sequence
-from typing import Self
 
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import Ask, Outcome, Reply
-from ratelimit_mw.stores.redis.cluster.slots import slot_of
+from ratelimit_mw.stores.redis.cluster.parts import Moment, Result
 from ratelimit_mw.stores.redis.inquiry import Inquiry, Intent
 
-Result = Reply | StoreUnavailable
-"""What became of an inquiry."""
-
 _SILENT = Outcome(True, 0, 0)
-
-
-class Moment(int):
-    """When a request over several slots was decided: the latest of their nodes' clocks, and each in `of_slot`.
-
-    Who gives something back says when it was charged, by the number in the reply; each node wants its own.
-    """
-
-    of_slot: Mapping[int, int]
-
-    @classmethod
-    def latest(cls, of_slot: Mapping[int, int]) -> Self:
-        """The one number that stands for all."""
-        moment = cls(max(of_slot.values()))
-        moment.of_slot = of_slot
-        return moment
-
-
-def by_slot(keys: Sequence[str]) -> dict[int, list[int]]:
-    """The slots in which `keys` lie, and the places of those in each. To ask nothing any slot will do."""
-    places: dict[int, list[int]] = {}
-    for place, key in enumerate(keys):
-        places.setdefault(slot_of(key), []).append(place)
-    return places or {0: []}
 
 
 class Spanning:

@@ -5,19 +5,20 @@ import contextlib
 import itertools
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from ratelimit_mw.clock import Clock
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import Ask, Reply
-from ratelimit_mw.stores.redis.cluster.slots import Redirected, converse_by_slot, slot_of
-from ratelimit_mw.stores.redis.cluster.spanning import Moment, Result, Spanning, by_slot
+from ratelimit_mw.stores.redis.blocking import Blocking
+from ratelimit_mw.stores.redis.cluster.node import Node
+from ratelimit_mw.stores.redis.cluster.parts import Result, by_slot, charges, forgetting_all, refunds, when
+from ratelimit_mw.stores.redis.cluster.slots import Redirected
+from ratelimit_mw.stores.redis.cluster.spanning import Spanning
 from ratelimit_mw.stores.redis.cluster.topology import Topology
-from ratelimit_mw.stores.redis.connection import GRACE, HANDSHAKE_TIMEOUT, Blocking
+from ratelimit_mw.stores.redis.connecting import GRACE, HANDSHAKE_TIMEOUT
 from ratelimit_mw.stores.redis.endpoint import Address, Direct, Spread
-from ratelimit_mw.stores.redis.inquiry import Elsewhere, Inquiry, Intent, charging, forgetting
-from ratelimit_mw.stores.redis.server import Server
-from ratelimit_mw.stores.redis.wire import Conversation
+from ratelimit_mw.stores.redis.inquiry import Elsewhere, Inquiry, Intent
 
 _PORT = 6379
 
@@ -42,7 +43,7 @@ class ClusterStore:
         self._timeout = timeout
         self._clock = clock
         self._topology = Topology(spread.addresses, self._connect, self._is_away)
-        self._nodes: dict[Address, _Node] = {}
+        self._nodes: dict[Address, Node] = {}
         self._endpoint(spread.addresses[0])  # what can't be read raises here, at start
 
     def decide(self, asks: Sequence[Ask], *, commit: bool = True) -> Reply:
@@ -67,32 +68,32 @@ class ClusterStore:
 
     def forget(self, keys: Sequence[str]) -> None:
         """See `Store.forget`."""
-        _insist(self._inquire_all(_forgetting(keys), time.monotonic() + self._timeout))
+        _insist(self._inquire_all(forgetting_all(keys), time.monotonic() + self._timeout))
 
     async def aforget(self, keys: Sequence[str]) -> None:
         """See `Store.forget`."""
-        _insist(await self._ainquire_all(_forgetting(keys), asyncio.get_running_loop().time() + self._timeout))
+        _insist(await self._ainquire_all(forgetting_all(keys), asyncio.get_running_loop().time() + self._timeout))
 
     def refund(self, asks: Sequence[Ask], charged_at: int) -> None:
         """See `Store.refund`."""
-        _insist(self._inquire_all(_refunds(asks, charged_at), time.monotonic() + self._timeout))
+        _insist(self._inquire_all(refunds(asks, charged_at), time.monotonic() + self._timeout))
 
     async def arefund(self, asks: Sequence[Ask], charged_at: int) -> None:
         """See `Store.refund`."""
         deadline = asyncio.get_running_loop().time() + self._timeout
-        _insist(await self._ainquire_all(_refunds(asks, charged_at), deadline))
+        _insist(await self._ainquire_all(refunds(asks, charged_at), deadline))
 
     def charge(self, asks: Sequence[Ask], *, instead_of: int | None = None) -> int:
         """See `Store.charge`."""
         places = by_slot([ask.key for ask in asks])
-        results = self._inquire_all(_charges(asks, places, instead_of), time.monotonic() + self._timeout)
-        return _when(places, results)
+        results = self._inquire_all(charges(asks, places, instead_of), time.monotonic() + self._timeout)
+        return when(places, results)
 
     async def acharge(self, asks: Sequence[Ask], *, instead_of: int | None = None) -> int:
         """See `Store.charge`."""
         places = by_slot([ask.key for ask in asks])
         deadline = asyncio.get_running_loop().time() + self._timeout
-        return _when(places, await self._ainquire_all(_charges(asks, places, instead_of), deadline))
+        return when(places, await self._ainquire_all(charges(asks, places, instead_of), deadline))
 
     def keys(self, prefix: str) -> Iterator[str]:
         """See `Store.keys`. Each node is asked for its own, one after the other."""
@@ -141,7 +142,7 @@ class ClusterStore:
                     await asyncio.sleep(pause)
         raise _unsettled(inquiry)
 
-    def _follow(self, error: Elsewhere, node: "_Node", inquiry: Inquiry) -> "tuple[_Node, Inquiry]":
+    def _follow(self, error: Elsewhere, node: Node, inquiry: Inquiry) -> tuple[Node, Inquiry]:
         """Whom to ask instead, and what."""
         asks, intent = inquiry
         if not isinstance(error, Redirected):  # a slot on the move, with some keys here and some there
@@ -188,9 +189,9 @@ class ClusterStore:
 
         return await asyncio.gather(*map(inquire, inquiries))
 
-    def _node(self, address: Address) -> "_Node":
+    def _node(self, address: Address) -> Node:
         return self._nodes.get(address) or self._nodes.setdefault(
-            address, _Node(address, self._topology, self._endpoint(address), self._timeout, self._clock)
+            address, Node(address, self._topology, self._endpoint(address), self._timeout, self._clock)
         )
 
     def _is_away(self, address: Address) -> bool:
@@ -202,59 +203,6 @@ class ClusterStore:
 
     def _endpoint(self, address: Address) -> Direct:
         return Direct(self._url, max(HANDSHAKE_TIMEOUT, self._timeout), address)
-
-
-class _Node(Server):
-    """One node. It is back when it decides again, or when others serve its slots."""
-
-    def __init__(
-        self, address: Address, topology: Topology, endpoint: Direct, timeout: float, clock: Clock | None
-    ) -> None:
-        self.address = address
-        self._topology = topology
-        super().__init__(endpoint, "redis+cluster://{}:{}".format(*address), timeout=timeout, clock=clock)
-
-    def _converse(self, inquiries: Sequence[Inquiry]) -> Conversation:
-        return converse_by_slot(inquiries, self._clock.now() if self._clock else None)
-
-    def _probe(self, domain: str) -> None:
-        self._topology.ask()
-        tag = self._topology.tag_at(self.address)
-        if tag is not None:
-            self._decide_alone(f"{domain}:probe:{tag}", slot_of(tag))
-
-
-def _forgetting(keys: Sequence[str]) -> list[Inquiry]:
-    return [forgetting([keys[place] for place in places], slot) for slot, places in by_slot(keys).items()]
-
-
-def _refunds(asks: Sequence[Ask], charged_at: int) -> list[Inquiry]:
-    return [
-        ([asks[place] for place in places], Intent(charged_at=_in_slot(charged_at, slot), slot=slot))
-        for slot, places in by_slot([ask.key for ask in asks]).items()
-    ]
-
-
-def _charges(asks: Sequence[Ask], by_slot: Mapping[int, Sequence[int]], instead_of: int | None) -> list[Inquiry]:
-    return [
-        charging([asks[place] for place in places], None if instead_of is None else _in_slot(instead_of, slot), slot)
-        for slot, places in by_slot.items()
-    ]
-
-
-def _in_slot(moment: int, slot: int) -> int:
-    """A moment by the clock of the node that serves `slot`."""
-    return moment.of_slot.get(slot, moment) if isinstance(moment, Moment) else moment
-
-
-def _when(slots: Iterable[int], results: Sequence[Result]) -> int:
-    """When it was done, in each slot. Raises where some slot is silent."""
-    times: dict[int, int] = {}
-    for slot, result in zip(slots, results, strict=True):
-        if isinstance(result, StoreUnavailable):
-            raise result
-        times[slot] = result.now
-    return Moment.latest(times)
 
 
 def _insist(results: Sequence[Result]) -> None:

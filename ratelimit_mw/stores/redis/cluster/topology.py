@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ratelimit_mw.errors import StoreUnavailable
+from ratelimit_mw.stores.redis.blocking import Blocking
 from ratelimit_mw.stores.redis.cluster.slots import SLOTS, slot_of
-from ratelimit_mw.stores.redis.connection import HANDSHAKE_TIMEOUT, Blocking
+from ratelimit_mw.stores.redis.connecting import HANDSHAKE_TIMEOUT
 from ratelimit_mw.stores.redis.endpoint import Address
 
 _AGE = 1.0
