@@ -15,7 +15,8 @@ from hypothesis import settings
 from tests.support.processes import dismiss
 from tests.support.servers import BINARIES, Binary, Server
 
-# The suite tries the same examples each time, so that a red run speaks of the change it ran on;
+# The suite tries the same examples each time, so that a red run speaks of the change it ran on. Not quite: hypothesis
+# takes constants from the modules that are imported, so other code, or a part of the suite alone, has other examples.
 # `pytest --hypothesis-profile=thorough` looks for new ones, and takes its time. No deadlines: other work may hold the
 # machine up.
 settings.register_profile("suite", deadline=None, max_examples=250, derandomize=True)
