@@ -46,11 +46,6 @@ class Algorithm:
     refund: Refund
     bucket: bool = False
 
-    @property
-    def lua(self) -> str:
-        """Its Lua function."""
-        return lua(self.name)
-
 
 ALGORITHMS = {
     algorithm.name: algorithm
