@@ -21,6 +21,7 @@ from ratelimit_mw import ManualClock
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import SECOND, Ask
 from ratelimit_mw.stores.redis.store import RedisStore
+from ratelimit_mw.stores.redis.wire import MOST
 from tests.stores.contract import ALL, EXACT, MINUTE, quota
 from tests.support.apps import ROOT, gunicorn
 from tests.support.patience import eventually
@@ -227,6 +228,29 @@ def test_a_poisoned_value_spoils_nothing(server, store, name, tail):
     server.client(decode_responses=False).set("d:r:{x}", tail)
     outcome = store.decide([Ask("d:r:{x}", quota(5, name, MINUTE))]).outcomes[0]
     assert outcome.allowed or outcome.retry_after <= 2 * MINUTE
+
+
+@pytest.mark.parametrize("way", ["threads", "tasks"])
+def test_requests_that_ask_many_counters_travel_in_smaller_batches(any_server, way):
+    store, sizes = RedisStore(any_server.url, timeout=10), []
+    asks = [ask(key=f"d:r{number}:{{x}}") for number in range(5)]
+    converse = store._converse
+    store._converse = lambda inquiries: (sizes.append(sum(len(asks) for asks, _ in inquiries)), converse(inquiries))[1]
+    store._begin()  # with that
+
+    async def tasks():
+        await asyncio.gather(*(store.adecide(asks) for _ in range(60)))
+        await store.aclose()
+
+    if way == "tasks":
+        asyncio.run(tasks())
+    else:
+        store.decide(asks)
+        any_server.admin.client_pause(300)
+        with ThreadPoolExecutor(60) as pool:
+            list(pool.map(lambda _: store.decide(asks), range(60)))
+        store.close()
+    assert 5 < max(sizes) < MOST + 5
 
 
 def test_threads_and_loops_share_a_store(server, store):

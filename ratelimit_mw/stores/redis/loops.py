@@ -100,8 +100,16 @@ class LoopBatcher:
         count = len(self._waiting)
         if count >= _WORTH_HALVING and not self._under_way:
             count = (count + 1) // 2
-        jobs = [self._waiting.popleft() for _ in range(min(count, MOST))]
-        return [job for job in jobs if not job[1].done()]
+        jobs: list[_Job] = []
+        room = MOST
+        while count and room > 0:
+            job = self._waiting.popleft()
+            (asks, _), future, _ = job
+            count -= 1
+            if not future.done():
+                jobs.append(job)
+                room -= len(asks)
+        return jobs
 
     def _answered(self, batch: "list[_Job]", results: Sequence[Reply | StoreUnavailable] | StoreUnavailable) -> None:
         self._under_way.remove(batch)

@@ -78,7 +78,10 @@ class ThreadBatcher:
         batch = [own]
         try:
             with self._lock:
-                batch += [self._waiting.popleft() for _ in range(min(len(self._waiting), MOST - 1))]
+                room = MOST - len(own.inquiry[0])
+                while self._waiting and room > 0:
+                    batch.append(self._waiting.popleft())
+                    room -= len(batch[-1].inquiry[0])
             deadline = max(own.deadline, time.monotonic() + GRACE)  # the lead may come late
             results = self._exchange([job.inquiry for job in batch], deadline)
             for job, result in zip(batch, results, strict=True):

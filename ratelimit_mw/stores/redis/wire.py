@@ -35,7 +35,7 @@ Command = tuple[str | bytes | int, ...]
 
 
 MOST = 128
-"""Inquiries in one script call at most, so that no call holds the server for long."""
+"""Counters from which on a batch takes no further inquiry: no call holds the server for more than about 2 ms."""
 
 
 class Message(NamedTuple):
