@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 unexport VIRTUAL_ENV PYTHONHOME PYTHONPATH PIP_TARGET PIP_PREFIX PIP_USER
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test unit lint format bench docs clean
+.PHONY: help demo test unit soak lint format bench docs clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -21,6 +21,9 @@ test: lint ## everything that has to hold: style, types, contracts, all tests, c
 
 unit: $(VENV)/.dev ## the tests alone: make unit ARGS='-k login -x'
 	$(BIN)/python -m pytest $(ARGS)
+
+soak: $(VENV)/.dev ## the tests in tests/load, which take minutes: soaks, fuzzers, faults under load
+	$(BIN)/python -m pytest tests/load $(ARGS)
 
 lint: $(VENV)/.dev ## style, types and the contracts between the floors
 	$(BIN)/ruff check .
