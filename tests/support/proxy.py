@@ -39,6 +39,10 @@ class _Link:
     def __init__(self, client: asyncio.StreamWriter, server: asyncio.StreamWriter) -> None:
         self.writers = (client, server)
         self._sockets = [writer.get_extra_info("socket") for writer in self.writers]
+        for sock in self._sockets:
+            # asyncio does this for sockets that it makes itself only. With Nagle's algorithm a reply in two pieces
+            # arrives up to 40 ms late, which is the wait for the acknowledgement of the first.
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def close(self) -> None:
         for writer in self.writers:

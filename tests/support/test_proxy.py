@@ -1,3 +1,4 @@
+import socket
 import ssl
 import time
 
@@ -110,6 +111,11 @@ def test_it_speaks_tls_for_a_server_that_does_not(any_server, tmp_path):
         redis.Redis.from_url(proxy.url, ssl_ca_certs=str(tmp_path / "ca.pem")) as client,
     ):
         assert client.ping()
+
+
+def test_it_adds_no_delay_of_its_own_on_either_side(proxy, client):
+    (link,) = proxy._links
+    assert [sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) for sock in link._sockets] == [1, 1]
 
 
 def test_connections_are_counted_and_closed(proxy, client):
