@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator, Sequence
+from operator import itemgetter
 from struct import Struct
 
 from ratelimit_mw.algorithms import ANSWER, DECIDE, REFUND, ban, widened
@@ -13,9 +14,13 @@ _STAMP = Struct("<QB")  # when the counter is as if unused, and how much of it i
 _STAMP_SIZE = _STAMP.size
 _SEGMENT = 2048  # counters to a dict: a bigger one makes a pause when it grows
 _SAMPLE = 8
+_MOST_LOOKED_AT = 32  # counters of a full segment, where all of a sample are used up
+_USED_UP = 255
+_BARELY_USED = 32  # an eighth of the limit
 _CHECKED = 2  # old counters looked at for each new one
 
 _Found = tuple[Outcome, bytes | None]
+_share = itemgetter(0)
 
 
 class _Segment(dict[str, bytes]):
@@ -30,9 +35,11 @@ class _Segment(dict[str, bytes]):
 class MemoryStore:
     """At most `max_counters` counters, in dicts guarded by one lock.
 
-    Expired counters go as new ones come. A full store drops, of a sample, the counter least used, so that a
-    flood of new identities can't free an exhausted one. Values are plain bytes, which the garbage collector
-    does not visit, and the dicts are many and small, so that neither makes a pause.
+    Expired counters go as new ones come. A full store drops, of a sample, the counter of whose limit the smallest
+    share is used, whatever its window, so that a flood of new identities can't free an exhausted one. A flood of
+    counters that a request or two use up takes the place of its own kind: those of the same rule and attribute.
+    Values are plain bytes, which the garbage collector does not visit, and the dicts are many and small, so that
+    neither makes a pause.
     """
 
     def __init__(self, *, max_counters: int = 1_000_000, clock: Clock | None = None) -> None:
@@ -174,37 +181,70 @@ class MemoryStore:
             if state is not None:
                 expires, used = _STAMP.unpack_from(stored)
                 holds = quota.burst or quota.limit or 1
-                segment[key] = _STAMP.pack(expires, min(max(used - 255 * cost // holds, 0), 255)) + state
+                segment[key] = _STAMP.pack(expires, min(max(used - _USED_UP * cost // holds, 0), _USED_UP)) + state
 
     def _segment(self, key: str) -> _Segment:
         """Where the counter of that key is, or would be."""
         return self._segments[hash(key) % self._count]
 
     def _save(self, segment: _Segment, ask: Ask, outcome: Outcome, state: bytes, now: int) -> None:
-        key, quota, _, _ = ask
+        key, quota, cost, shadow = ask
         if key not in segment:
             self._make_room(segment, now)
         _, remaining, reset_after, _, _ = outcome
-        holds = quota.burst or quota.limit or 1
-        used = 255 * (holds - remaining) // holds if remaining < holds else 0
+        if remaining < cost:  # the next such request is denied
+            used = _USED_UP
+        else:
+            holds = quota.burst or quota.limit or 1
+            used = _USED_UP * (holds - remaining) // holds if remaining < holds else 0
+        if shadow:
+            used //= 2  # it protects nothing: what is enforced stays longer
         segment[key] = _STAMP.pack(now + reset_after, used) + state
 
     def _make_room(self, segment: _Segment, now: int) -> None:
-        """Drop a few expired counters of a segment, and one of a sample where it is full."""
-        sample = []
-        full = len(segment) >= self._room
-        for key in _next(segment, _SAMPLE if full else _CHECKED):
-            expires, used = _STAMP.unpack_from(segment[key])
-            if expires <= now:
-                del segment[key]
-            else:
-                sample.append((used, expires, key))
-        if full and len(segment) >= self._room:
-            del segment[min(sample)[2]]
+        """Drop a few expired counters of a segment, and one that has not expired where it is full."""
+        if len(segment) < self._room:
+            _living(segment, _CHECKED, now)
+            return
+        sample = _living(segment, _SAMPLE, now)
+        while len(segment) >= self._room:
+            least = min(sample, key=_share)
+            if least[0] == _USED_UP and len(sample) < min(_MOST_LOOKED_AT, self._room):
+                sample += _living(segment, _SAMPLE, now)
+                continue
+            if least[0] >= _BARELY_USED:
+                least = _of_the_flood(sample, least)
+            del segment[least[1]]
 
     def after_fork(self) -> None:
         """Go on in the child of a fork."""
         self._lock = threading.Lock()  # the thread that held it may not exist here
+
+
+def _living(segment: _Segment, count: int, now: int) -> list[tuple[int, str]]:
+    """How much is used of the next counters of a segment, and their keys. Those that have expired are dropped."""
+    found = []
+    for key in _next(segment, count):
+        expires, used = _STAMP.unpack_from(segment[key])
+        if expires <= now:
+            del segment[key]
+        else:
+            found.append((used, key))
+    return found
+
+
+def _of_the_flood(sample: list[tuple[int, str]], least: tuple[int, str]) -> tuple[int, str]:
+    """What to drop of a sample that has no counter which is barely used: `least`, or one of the kind that crowds it.
+
+    Where most of a store is used up, one kind of counter is likely to be flooding it: counters that few requests use
+    up, by something that a client makes up. Dropping the least used would then free the other rules' counters each
+    time that they are used a little.
+    """
+    kinds = [key.partition("=")[0] for _, key in sample]
+    crowd = max(set(kinds), key=kinds.count)
+    if least[0] < _USED_UP and 4 * kinds.count(crowd) < 3 * len(kinds):
+        return least
+    return min((one for one, kind in zip(sample, kinds, strict=True) if kind == crowd), key=_share)
 
 
 def _next(segment: _Segment, count: int) -> list[str]:
@@ -215,7 +255,7 @@ def _next(segment: _Segment, count: int) -> list[str]:
         if not hand:
             if found or not segment:
                 break
-            hand.extend(segment)
+            hand.extend(sorted(segment, key=hash))  # in any order but that of age: neighbours are often alike
         key = hand.pop()
         if key in segment:
             found.append(key)

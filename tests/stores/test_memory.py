@@ -1,5 +1,6 @@
 """What holds of the memory store beyond the contract: its bound, and what it drops."""
 
+import itertools
 import os
 import random
 import threading
@@ -8,7 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from ratelimit_mw import ManualClock
-from ratelimit_mw.model import SECOND, Ask, Quota
+from ratelimit_mw.model import SECOND, Ask, Ban, Quota
+from ratelimit_mw.stores.bans import quota_of
 from ratelimit_mw.stores.memory import MemoryStore
 from tests.stores.contract import ALL, MINUTE, quota
 
@@ -54,6 +56,86 @@ def test_nobody_evicts_its_own_exhausted_counter_by_a_flood(clock, name, most):
     assert not store.decide(exhausted).admits(exhausted)
 
 
+DAY = 24 * HOUR
+FLOODS = [
+    pytest.param((5, MINUTE), (1, DAY, 1), id="a minute's by used-up counters of a day"),
+    pytest.param((5, DAY), (1, SECOND, 1), id="a day's by used-up counters of a second"),
+    pytest.param((5, MINUTE), (5, MINUTE, 5), id="a minute's by as many of its own window"),
+    pytest.param((1, DAY), (100, DAY, 99), id="a limit of one by counters of which one request is left"),
+    pytest.param((5, MINUTE), (3, DAY, 1), id="a minute's by counters of a day that are a third used"),
+]
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize(("held", "filler"), FLOODS)
+def test_a_used_up_counter_is_the_last_to_go_whatever_its_window(clock, name, held, filler):
+    store = MemoryStore(max_counters=500, clock=clock)
+    limit, window = held
+    login = one("d:login:fw60:{ip=me}", limit, name, window)
+    for _ in range(limit):
+        assert store.decide(login).admits(login)
+    limit, window, cost = filler
+    for number in range(2_000):
+        store.decide(one(f"d:filler:fw1:{{header:X={number}}}", limit, name, window, cost))
+    assert not store.decide(login).admits(login)
+
+
+@pytest.mark.parametrize("used", [1, 3, 4])
+def test_used_up_counters_of_one_rule_are_no_way_to_free_another_rules_counter(clock, used):
+    store = MemoryStore(max_counters=4_096, clock=clock)
+    fillers = (one(f"d:daily:fw86400:{{header:X={number}}}", 1, period=DAY) for number in itertools.count())
+    for _ in range(8_192):
+        store.decide(next(fillers))
+    login, logins = one("d:login:fw60:{ip=me}", 5, period=MINUTE), 0
+    for _ in range(40):
+        for _ in range(used):
+            logins += store.decide(login).admits(login)
+        for _ in range(512):
+            store.decide(next(fillers))
+    assert logins == 5
+
+
+@pytest.mark.parametrize("rule", ["login", "other"])
+def test_a_filler_that_is_barely_used_goes_before_any_of_many_used_up_counters(clock, rule):
+    store = MemoryStore(max_counters=4_096, clock=clock)
+    spent = [one(f"d:login:fw60:{{ip={number}}}", 5, period=MINUTE, cost=5) for number in range(2_000)]
+    for asks in spent:
+        store.decide(asks)
+    for number in range(20_000):
+        store.decide(one(f"d:{rule}:fw86400:{{ip=f{number}}}", 10, period=DAY))
+    assert not any(store.decide(asks, commit=False).admits(asks) for asks in spent)
+
+
+def test_what_a_shadow_rule_has_used_up_goes_before_what_is_enforced(clock):
+    store = MemoryStore(max_counters=100, clock=clock)
+    login = one("d:login:fw60:{ip=me}", 5, period=MINUTE, cost=4)
+    store.decide(login)
+    for number in range(1_000):
+        store.decide([Ask(f"d:watched:fw60:{{ip={number}}}", quota(1), 1, shadow=True)])
+    login = one("d:login:fw60:{ip=me}", 5, period=MINUTE, cost=0)
+    assert store.decide(login, commit=False).outcomes[0].remaining == 1
+
+
+def test_a_counter_with_less_left_than_a_request_costs_counts_as_used_up(clock):
+    store = MemoryStore(max_counters=1_000, clock=clock)
+    search = one("d:search:fw60:{ip=me}", 5, period=MINUTE, cost=3)
+    assert store.decide(search).admits(search)
+    for number in range(5_000):
+        store.decide(one(f"d:filler:fw60:{{header:X={number}}}", 10, period=DAY, cost=8))
+    assert not store.decide(search).admits(search)
+
+
+def test_a_standing_ban_outlives_a_flood(clock):
+    ban = quota_of(Ban("d:login:ban:{", 2, MINUTE, HOUR, HOUR))
+    store = MemoryStore(max_counters=1_000, clock=clock)
+    login = [Ask("d:login:ban:{ip=me}", ban, 1), *one("d:login:fw60:{ip=me}", 0)]
+    for _ in range(2):
+        assert not store.decide(login).admits(login)
+    for number in range(5_000):
+        store.decide(one(f"d:daily:fw86400:{{header:X={number}}}", 1, period=DAY))
+    assert store.decide(login, commit=False).outcomes[0].retry_after == HOUR
+
+
 def test_denied_requests_take_no_room(clock):
     store = MemoryStore(max_counters=100, clock=clock)
     for number in range(50):
@@ -92,11 +174,12 @@ def test_what_has_expired_goes_before_what_counts_mostly(clock):
     assert kept >= 40  # of a sample: seldom one that counts
 
 
-def test_one_request_never_does_the_work_of_many(clock, monkeypatch):
-    """No pause: however many have expired or wait to be dropped, a request looks at a handful of counters."""
+@pytest.fixture
+def looked(monkeypatch):
+    """How many counters the store has looked at to make room, in a list of one."""
     from ratelimit_mw.stores import memory
 
-    looked = 0
+    count = [0]
     stamp = memory._STAMP
 
     class Counting:
@@ -104,22 +187,38 @@ def test_one_request_never_does_the_work_of_many(clock, monkeypatch):
 
         @staticmethod
         def unpack_from(value):
-            nonlocal looked
-            looked += 1
+            count[0] += 1
             return stamp.unpack_from(value)
 
+    monkeypatch.setattr(memory, "_STAMP", Counting)
+    return count
+
+
+def test_one_request_never_does_the_work_of_many(clock, looked):
+    """No pause: however many have expired or wait to be dropped, a request looks at a handful of counters."""
     store = MemoryStore(max_counters=20_000, clock=clock)
     for number in range(20_000):
         store.decide(one(f"d:r:{{{number}}}", period=MINUTE))
-    monkeypatch.setattr(memory, "_STAMP", Counting)
     worst = 0
     for number in range(2_000):
         clock.advance(0.1)
-        before = looked
+        before = looked[0]
         store.decide(one(f"d:r:{{new {number}}}", period=MINUTE))
-        worst = max(worst, looked - before)
+        worst = max(worst, looked[0] - before)
     assert 0 < worst <= 10
     assert max(map(len, store._segments)) <= 4_096  # a dict that grows copies itself: small ones, no pause
+
+
+def test_a_request_looks_at_a_handful_of_counters_even_where_all_are_used_up(clock, looked):
+    store = MemoryStore(max_counters=20_000, clock=clock)
+    for number in range(20_000):
+        store.decide(one(f"d:r:{{{number}}}", 1))
+    worst = 0
+    for number in range(2_000):
+        before = looked[0]
+        store.decide(one(f"d:r:{{new {number}}}", 1))
+        worst = max(worst, looked[0] - before)
+    assert 0 < worst <= 40
 
 
 def test_threads_that_add_drop_and_forget_at_once_break_nothing(clock):
