@@ -16,10 +16,15 @@ _DOTS = re.compile(r"/\.\.?(?:/|\Z)")
 _OF_ONE_CONNECTION = frozenset(
     (
         *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te"),
-        *("trailer", "transfer-encoding", "upgrade", "expect", "content-length", "accept-encoding", HEADER),
+        *("trailer", "transfer-encoding", "upgrade", "http2-settings"),
+        *("expect", "content-length", "accept-encoding", HEADER),
     )
 )
-"""What is true of the connection that a request came on, and not of the one that it will be replayed on."""
+"""What is true of the connection that a request came on, and not of the one that it will be replayed on.
+
+The list is fixed. `Connection` names further headers, but any client may write it: `Connection: x-forwarded-for,
+authorization` would take from the replay what a trusted proxy has added.
+"""
 
 
 class Envelope(NamedTuple):
@@ -115,11 +120,8 @@ def _quoted(path: bytes) -> str:
 
 
 def _kept(lines: Iterable[tuple[str, str]], wanted: Collection[str] | None) -> tuple[tuple[str, str], ...]:
-    lines = list(lines)
-    named = ",".join(value for name, value in lines if name == "connection")
-    gone = _OF_ONE_CONNECTION | {word.strip().lower() for word in named.split(",")}
     return tuple(
         (name, value)
         for name, value in lines
-        if name not in gone and (wanted is None or name in wanted or name == "host")
+        if name not in _OF_ONE_CONNECTION and (wanted is None or name in wanted or name == "host")
     )

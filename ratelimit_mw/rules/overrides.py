@@ -65,7 +65,7 @@ def identity_of(client: Mapping[str, str], attributes: Attributes) -> str:
         if name in _UNKNOWN or name.startswith("path:") or not attributes.known(name):
             names = [known for known in attributes.names() if known not in ("remote_address", "path:N")]
             raise ValueError(f"a client is not known by {given!r} ({nearest(given, names)})")
-        if not value:
+        if not value.strip():
             raise ValueError(f"{given} is empty")
         parts.append(_address(value, attributes) if name == "ip" else spelling(name, attributes)(value))
     if len(parts) > 1 and names_network(client):

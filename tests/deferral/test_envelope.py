@@ -16,9 +16,9 @@ LINES = [
     (b"authorization", b"Bearer 1"),
     (b"x-twice", b"1"),
     (b"x-twice", b"2"),
-    (b"connection", b"keep-alive, X-Hop"),
-    (b"x-hop", b"1"),
+    (b"connection", b"keep-alive"),
     (b"keep-alive", b"timeout=5"),
+    (b"http2-settings", b"AAMAAABkAAQAAP__"),
     (b"te", b"trailers"),
     (b"transfer-encoding", b"chunked"),
     (b"expect", b"100-continue"),
@@ -54,13 +54,25 @@ def test_under_wsgi_the_same_is_kept():
         "CONTENT_TYPE": "text/plain",
         "CONTENT_LENGTH": "5",
         "HTTP_X_TWICE": "1, 2",
-        "HTTP_CONNECTION": "close, x-hop",
-        "HTTP_X_HOP": "1",
+        "HTTP_CONNECTION": "close",
         "HTTP_EXPECT": "100-continue",
         "HTTP_X_RATELIMIT_DEFERRED": "forged",
     }
     kept = (("host", "shop.example"), ("content-type", "text/plain"), ("x-twice", "1, 2"))
     assert sorted(wsgi(**environ).headers) == sorted(kept)
+
+
+ADDED = {"x-forwarded-for": "192.0.2.7", "authorization": "Bearer 1", "x-user": "ann", "host": "shop.example"}
+FORGED = ("x-forwarded-for, authorization", "X-User,Host", "close, x-user", "x-forwarded-for,,authorization,x-user")
+
+
+@pytest.mark.parametrize("forged", FORGED)
+@pytest.mark.parametrize("named", [None, tuple(ADDED)])
+def test_no_connection_header_takes_away_what_a_proxy_has_added(forged, named):
+    lines = [(b"connection", forged.encode()), *((name.encode(), value.encode()) for name, value in ADDED.items())]
+    assert dict(asgi(headers=named, lines=lines).headers) == ADDED
+    environ = {f"HTTP_{name.upper().replace('-', '_')}": value for name, value in ADDED.items()}
+    assert dict(wsgi(headers=named, HTTP_CONNECTION=forged, **environ).headers) == ADDED
 
 
 def test_of_named_headers_those_are_kept_and_the_host():

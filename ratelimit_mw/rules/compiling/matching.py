@@ -26,6 +26,8 @@ def compile_match(match: Match, node: Node, attributes: Attributes, problems: Pr
         for host in match.host:
             if _WITH_PORT.search(host):
                 problems.add(place_of(node, "host"), f"{quoted(host)}: a host is matched without its port")
+            elif not host.strip("."):
+                problems.add(place_of(node, "host"), f"{quoted(host)} is no name of a host", "as api.example.com")
         exact.append(Exact(attributes.reader("host"), tuple(host.lower().rstrip(".") for host in match.host), "host"))
     exact += [
         Exact(attributes.reader(name), wanted, name) for name in ("tier", "user") if (wanted := getattr(match, name))
@@ -48,7 +50,7 @@ def _attribute(key: str, value: Node, node: Node, attributes: Attributes, proble
         problems.add(place, f"unknown key {quoted(key)}", nearest(key, dict.fromkeys((*_KEYS, *custom))))
     else:
         try:
-            return Exact(attributes.reader(key), values.each(values.text)(value), key)
+            return Exact(attributes.reader(key), values.each(values.filled)(value), key)
         except Wrong as wrong:
             for fault in wrong.faults:
                 problems.add(fault.place or value.place, fault.message, fault.hint)

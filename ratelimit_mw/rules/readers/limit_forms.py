@@ -37,6 +37,8 @@ def read_limits(node: Node) -> Limits:
     wrong = Wrong()
     tiers: dict[str, tuple[Stated, ...]] = {}
     for tier, limit in node.items():
+        if not tier.strip():
+            wrong.add(limit.place, "a tier without a name, which no request has")
         with wrong.gathering():
             tiers[tier] = _several(limit)
     if "default" not in node:

@@ -23,6 +23,7 @@ PLACEHOLDER = re.compile(r"\{([A-Za-z_-]+)\}")
 _FOLDER = re.compile(r"(/[A-Za-z0-9._~-]+)+")
 _DIGITS = re.compile("[0-9]{1,10}")
 _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "QUERY")
+_NOTHING = "write the value, or leave the key out to match every value"
 _SCHEMES = ("memory", "redis", "rediss", "unix", "redis+sentinel", "redis+cluster")
 
 
@@ -33,6 +34,14 @@ def text(node: Node) -> str:
     if node.value is None and node.text:
         raise Wrong.at(None, f"must be text, not {kind(node)}", "quote it if it is meant as text")
     return node.text
+
+
+def filled(node: Node) -> str:
+    """Text that a request is compared with. No attribute is ever empty or blank, so such a text would match none."""
+    found = text(node)
+    if not found.strip():
+        raise Wrong.at(None, f"{quoted(found) if found else 'an empty value'} matches no request", _NOTHING)
+    return found
 
 
 def optional_text(node: Node) -> str | None:

@@ -35,3 +35,9 @@ Networks = Annotated[tuple[Network, ...], PlainValidator(values.each(values.netw
 Paths = Annotated[tuple[Template, ...], PlainValidator(values.each(values.template)), WithJsonSchema(or_list(TEXT))]
 Methods = Annotated[tuple[str, ...], PlainValidator(values.each(values.method)), WithJsonSchema(or_list(TEXT))]
 Texts = Annotated[tuple[str, ...], PlainValidator(values.each(values.text)), WithJsonSchema(or_list(TEXT))]
+Matched = Annotated[
+    tuple[str, ...],
+    PlainValidator(values.each(values.filled)),
+    WithJsonSchema(or_list({**TEXT, "minLength": 1, "pattern": r"\S"})),
+]
+"""What an attribute of a request has to be."""

@@ -14,6 +14,7 @@ from ratelimit_mw.rules.readers.throttle import Throttle, read_throttle
 from ratelimit_mw.rules.schema.fields import (
     WHOLE,
     Flag,
+    Matched,
     Message,
     Methods,
     Name,
@@ -58,9 +59,9 @@ class Match(BaseModel, extra="allow", frozen=True):
     path: Paths | None = None
     methods: Methods | None = None
     ip: Networks | None = None
-    host: Texts | None = None
-    tier: Texts | None = None
-    user: Texts | None = None
+    host: Matched | None = None
+    tier: Matched | None = None
+    user: Matched | None = None
 
 
 def _unlimited() -> Limits:
