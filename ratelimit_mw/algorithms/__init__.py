@@ -1,94 +1,140 @@
-"""The algorithms, by the names that rules use.
+"""The table of algorithms. Everything that depends on the algorithm of a limit looks it up here.
 
-Each is a pair of files: a pure Python function, which the memory store runs, and its Lua twin, which Redis
-runs. A new one is those two files and a line in `ALGORITHMS`.
+An algorithm is two files and one line: `X.py` decides for the memory store and describes the algorithm, `X.lua`
+beside it decides for Redis, and the line in the table names the module. The guide is docs/add-an-algorithm.md.
 """
 
+import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, reduce
+from importlib import import_module
 from importlib.resources import files
+from operator import or_
+from typing import NamedTuple
 
-from ratelimit_mw.algorithms import (
-    ban,
-    bucketed_window,
-    concurrency,
-    fixed_window,
-    leaky_bucket,
-    sliding_log,
-    sliding_window,
-    token_bucket,
-)
-from ratelimit_mw.model import Outcome, Quota
+from ratelimit_mw.algorithms.algorithm import Algorithm, Decide, Refund
+from ratelimit_mw.model import Quota
 
-Decide = Callable[[bytes, Quota, int, int], tuple[Outcome, bytes | None]]
-"""(state, quota, cost, now) → what the counter says, and the state to store, or None to leave it as it is.
+ALGORITHMS: dict[str, Algorithm] = {}
+"""The algorithms that rules may name."""
 
-The state of an unused counter is `b""`, and so is what can't be read. A state may be dropped
-`Outcome.reset_after` after it was written.
-"""
+DECIDE: dict[str, Decide] = {}
+"""Their decision functions: one look-up on the hot path."""
 
-Refund = Callable[[bytes, Quota, int, int, int], bytes | None]
-"""(state, quota, cost, charged_at, now) → the state without `cost` of what was charged at `charged_at`, or None.
+REFUND: dict[str, Refund] = {}
+"""Their refund functions."""
 
-Best effort: what can't be found any more stays as it is. Never less than nothing is charged, and the state may be
-dropped no later than the one before.
-"""
+ANSWER: dict[str, Decide] = {}
+"""The decision functions of everything that a store may be asked: the algorithms, and whether a ban stands."""
 
 
-@dataclass(frozen=True, slots=True)
-class Algorithm:
-    """One way of counting. `code` names it in the keys of its counters; `bucket` says that it has a burst."""
+class Part(NamedTuple):
+    """What the script that runs on Redis needs of an algorithm."""
 
-    name: str
-    code: str
-    decide: Decide
-    refund: Refund
-    bucket: bool = False
-
-
-ALGORITHMS = {
-    algorithm.name: algorithm
-    for algorithm in (
-        Algorithm("fixed_window", "fw", fixed_window.decide, fixed_window.refund),
-        Algorithm("sliding_log", "sl", sliding_log.decide, sliding_log.refund),
-        Algorithm("sliding_window", "sw", sliding_window.decide, sliding_window.refund),
-        Algorithm("bucketed_window", "bw", bucketed_window.decide, bucketed_window.refund),
-        Algorithm("token_bucket", "tb", token_bucket.decide, token_bucket.refund, bucket=True),
-        Algorithm("leaky_bucket", "lb", leaky_bucket.decide, leaky_bucket.refund, bucket=True),
-        Algorithm("concurrency", "cc", concurrency.decide, concurrency.refund),  # its Lua wants bucketed_window's
-    )
-}
-
-DECIDE = {name: algorithm.decide for name, algorithm in ALGORITHMS.items()}
-"""The decision functions alone: one look-up on the hot path."""
-
-ANSWER = {**DECIDE, "ban": ban.decide}
-"""The decision functions of all that a store may be asked: the algorithms, and whether a ban stands."""
-
-REFUND = {name: algorithm.refund for name, algorithm in ALGORITHMS.items()}
-"""The refund functions alone."""
+    number: int
+    """Its number on the wire. A process never gives a number to two algorithms."""
+    constant: str
+    """The name of that number in Lua."""
+    lua: str
+    """The source."""
+    bits: int
+    """`1 << number`, and the bits of the parts whose functions it calls."""
 
 
-_MOST = 4_000_000_000  # what a count of four bytes holds, and a little less
+PARTS: dict[str, Part] = {}
+"""The parts of the algorithms, and of bans."""
+
+_next_number = itertools.count(1)
 
 
-@lru_cache(maxsize=1024)
-def widened(quota: Quota) -> Quota:
-    """The quota that a charge goes by which is not to be denied: what is charged beyond `quota` itself is a debt.
+def add(module: str) -> None:
+    """Add the algorithm that `module` describes in `ALGORITHM`. Its name is the module's own.
 
-    A debt is paid back within two windows, as whatever a counter holds. So a bucket's is as much at most as comes back
-    in that time; and a log needs no more times than decide about two full ones.
+    Raises:
+        ImportError: The module, its `ALGORITHM` or its Lua file is missing.
+        ValueError: The name or the code is taken, what it requires is missing, or the Lua file does not define it.
     """
-    if ALGORITHMS[quota.algorithm].bucket:
-        if not quota.limit:
-            return quota
-        interval = -(-quota.period // quota.limit)
-        most = max(2 * max(quota.burst, quota.period // interval), quota.burst)
-        return replace(quota, burst=most, max_wait=most * interval)
-    return replace(quota, limit=2 * quota.limit if quota.algorithm == "sliding_log" else _MOST)
+    package, _, name = module.rpartition(".")
+    try:
+        algorithm: Algorithm = import_module(module).ALGORITHM
+    except AttributeError:
+        raise ImportError(f"{module} has no ALGORITHM, the description of the algorithm") from None
+    if name in PARTS:
+        raise ValueError(f"{module}: there is already an algorithm called {name}")
+    missing = [other for other in algorithm.requires if other not in PARTS]
+    if missing:
+        raise ValueError(f"{module} requires {missing[0]}, which must stand before it in the table")
+    other = next((known for known, each in ALGORITHMS.items() if each.code == algorithm.code), None)
+    if other is not None:
+        raise ValueError(f"{module}: its code {algorithm.code!r} is that of {other}")
+    constant = name.upper()
+    text = _lua_of(package, name, constant)
+    number = next(_next_number)
+    bits = reduce(or_, [PARTS[other].bits for other in algorithm.requires], 1 << number)
+    PARTS[name] = Part(number, constant, text, bits)
+    ANSWER[name] = algorithm.decide
+    if algorithm.in_rules:
+        ALGORITHMS[name] = algorithm
+        DECIDE[name] = algorithm.decide
+        REFUND[name] = algorithm.refund
+
+
+def remove(name: str) -> None:
+    """Undo `add`, for tests."""
+    for table in (ALGORITHMS, DECIDE, REFUND, ANSWER, PARTS):
+        table.pop(name, None)
+    widened.cache_clear()
 
 
 def lua(name: str) -> str:
     """The Lua source of that name in this folder."""
     return files(__name__).joinpath(f"{name}.lua").read_text(encoding="utf-8")
+
+
+def _lua_of(package: str, name: str, constant: str) -> str:
+    try:
+        text = files(package).joinpath(f"{name}.lua").read_text(encoding="utf-8")
+    except OSError:
+        raise ImportError(f"{name}.lua is missing beside {name}.py in {package}: Redis decides by it") from None
+    start, separator, _ = text.partition(f"\nrefunds[{constant}] =")
+    if not separator or f"\nalgorithms[{constant}] =" not in f"\n{start}":
+        raise ValueError(
+            f"{package}: {name}.lua must define algorithms[{constant}] and then refunds[{constant}], each at the"
+            " beginning of a line"
+        )
+    return text
+
+
+def named(able: Callable[[Algorithm], bool]) -> str:
+    """The names of the algorithms that are `able`, as a sentence lists them: "a, b or c"."""
+    *names, last = [name for name, algorithm in ALGORITHMS.items() if able(algorithm)]
+    return f"{', '.join(names)} or {last}" if names else last
+
+
+@lru_cache(maxsize=1024)
+def widened(quota: Quota) -> Quota:
+    """The quota for a charge that must not be denied: what it charges beyond `quota` itself is a debt.
+
+    A debt is paid back within two windows, as is everything that a counter holds.
+    """
+    return ALGORITHMS[quota.algorithm].widened(quota)
+
+
+# The table. Numbers on the wire go by its order, so a new line belongs at its end.
+for _module in (
+    "ratelimit_mw.algorithms.fixed_window",
+    "ratelimit_mw.algorithms.sliding_log",
+    "ratelimit_mw.algorithms.sliding_window",
+    "ratelimit_mw.algorithms.bucketed_window",
+    "ratelimit_mw.algorithms.token_bucket",
+    "ratelimit_mw.algorithms.leaky_bucket",
+    "ratelimit_mw.algorithms.concurrency",
+    "ratelimit_mw.algorithms.ban",
+):
+    add(_module)
+
+IN_FLIGHT = next(name for name, algorithm in ALGORITHMS.items() if algorithm.in_flight)
+"""The algorithm of `20 concurrent`, whatever the rule's own."""
+
+NOTHING = Quota(next(iter(ALGORITHMS)), 0, 1)
+"""A quota that admits nothing, for asks whose quota is not looked at."""

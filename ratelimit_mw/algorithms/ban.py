@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from struct import Struct, pack, unpack_from
 from typing import cast
 
+from ratelimit_mw.algorithms.algorithm import Algorithm
 from ratelimit_mw.model import Ban, Outcome, Quota
 
 _HEAD = Struct("<QQ")
@@ -84,3 +85,11 @@ def _quiet(ban: Ban) -> int:
 def _unused_in(ban: Ban, ends: int, row: int, lately: Sequence[int], now: int) -> int:
     counted = lately[-1] + ban.within - now if lately else 0
     return max(counted, ends + _quiet(ban) - now if row else 0, 0)
+
+
+def refund(_state: bytes, _quota: Quota, _cost: int, _charged_at: int, _now: int) -> bytes | None:
+    """None: a ban takes nothing, so nothing is given back."""
+    return None
+
+
+ALGORITHM = Algorithm(code="ban", decide=decide, refund=refund, in_rules=False)

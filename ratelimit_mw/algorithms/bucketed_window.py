@@ -8,6 +8,7 @@ that it never admits too many.
 from functools import cache
 from struct import Struct
 
+from ratelimit_mw.algorithms.algorithm import Algorithm, Stricter, admitted_anywhere
 from ratelimit_mw.model import NEVER, Outcome, Quota
 
 
@@ -74,3 +75,20 @@ def _ring(size: int) -> Struct:
 def _leaves(number: int, width: int, period: int) -> int:
     """When a slice is no longer touched by the window."""
     return (number + 1) * width - 1 + period
+
+
+def _never_denies(quota: Quota, stricter: Stricter) -> bool:
+    # The slice that the window only touches counts whole.
+    return stricter.within(quota.period + -(-quota.period // quota.buckets)) <= quota.limit
+
+
+ALGORITHM = Algorithm(
+    code="bw",
+    decide=decide,
+    refund=refund,
+    has_buckets=True,
+    no_lease="",
+    no_write_back="it is chosen for never admitting too many, and write_back may",
+    admits=admitted_anywhere,
+    never_denies=_never_denies,
+)

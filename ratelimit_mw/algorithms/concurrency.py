@@ -6,6 +6,7 @@ charge is.
 """
 
 from ratelimit_mw.algorithms import bucketed_window
+from ratelimit_mw.algorithms.algorithm import Algorithm
 from ratelimit_mw.model import NEVER, SECOND, Outcome, Quota
 
 PERIOD = 10 * SECOND
@@ -26,3 +27,15 @@ def decide(state: bytes, quota: Quota, cost: int, now: int) -> tuple[Outcome, by
 
 
 refund = bucketed_window.refund
+
+
+ALGORITHM = Algorithm(
+    code="cc",
+    decide=decide,
+    refund=refund,
+    requires=("bucketed_window",),
+    in_flight=True,
+    no_lease="what is in flight has to be given back one by one",
+    no_write_back="what is in flight has to be given back one by one",
+    no_shards="what is in flight has one place",
+)

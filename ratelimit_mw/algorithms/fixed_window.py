@@ -6,6 +6,7 @@ twice the limit around a boundary.
 
 from struct import Struct
 
+from ratelimit_mw.algorithms.algorithm import Algorithm, Stricter, admitted_in_windows
 from ratelimit_mw.model import NEVER, Outcome, Quota
 
 _STATE = Struct("<QI")
@@ -40,3 +41,20 @@ def refund(state: bytes, quota: Quota, cost: int, charged_at: int, _now: int) ->
     if window != charged_at // quota.period:
         return None
     return _STATE.pack(window, max(count - cost, 0))
+
+
+def _never_denies(quota: Quota, stricter: Stricter) -> bool:
+    return stricter.in_window(quota.period) <= quota.limit
+
+
+ALGORITHM = Algorithm(
+    code="fw",
+    decide=decide,
+    refund=refund,
+    no_lease="",
+    no_write_back="",
+    windows=1,
+    admits=admitted_in_windows,
+    aligned=True,
+    never_denies=_never_denies,
+)

@@ -9,6 +9,7 @@ bucket, it tells a clock that stepped back from a burst that was lowered.
 
 from struct import Struct
 
+from ratelimit_mw.algorithms.algorithm import Algorithm
 from ratelimit_mw.model import NEVER, Outcome, Quota
 
 _STATE = Struct("<QQQ")
@@ -52,3 +53,17 @@ def refund(state: bytes, quota: Quota, cost: int, _charged_at: int, now: int) ->
         return None
     dry = max(dry - cost * -(-quota.period // quota.limit), now)
     return _STATE.pack(dry, max(turn, dry), written)
+
+
+ALGORITHM = Algorithm(
+    code="lb",
+    decide=decide,
+    refund=refund,
+    also_called=("leaky",),
+    has_burst=True,
+    can_wait=True,
+    queue=True,
+    no_lease="how long a request has to wait is known to the store alone",
+    no_write_back="how long a request has to wait is known to the store alone",
+    no_shards="a queue has one place",
+)

@@ -7,6 +7,7 @@ small and doubles up to the limit, so a quiet client costs little. A cost of n s
 from bisect import bisect_left
 from struct import Struct
 
+from ratelimit_mw.algorithms.algorithm import Algorithm, Largest, Stricter, admitted_anywhere, twice_the_limit
 from ratelimit_mw.model import NEVER, Outcome, Quota
 
 _HEADER = Struct("<II")
@@ -106,3 +107,21 @@ class _Ring:
 def _packed(times: bytes, capacity: int) -> bytes:
     held = len(times) // _TIME.size
     return _HEADER.pack(held % capacity, held) + times.ljust(capacity * _TIME.size, b"\0")
+
+
+def _never_denies(quota: Quota, stricter: Stricter) -> bool:
+    return stricter.within(quota.period) <= quota.limit
+
+
+ALGORITHM = Algorithm(
+    code="sl",
+    decide=decide,
+    refund=refund,
+    also_called=("moving_window", "rolling_window", "sliding_window_log"),
+    largest=Largest(10_000, "remembers every request", "bucketed_window is as strict and takes any limit"),
+    no_lease="each request is logged at its own moment, and a leased one comes later",
+    no_write_back="it is chosen for never admitting too many, and write_back may",
+    widen=twice_the_limit,
+    admits=admitted_anywhere,
+    never_denies=_never_denies,
+)

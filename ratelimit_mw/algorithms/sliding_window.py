@@ -7,6 +7,7 @@ which changes no decision, since everything else is whole.
 
 from struct import Struct
 
+from ratelimit_mw.algorithms.algorithm import Algorithm, Stricter, admitted_in_windows
 from ratelimit_mw.model import NEVER, Outcome, Quota
 
 _STATE = Struct("<QII")
@@ -58,3 +59,22 @@ def refund(state: bytes, quota: Quota, cost: int, charged_at: int, _now: int) ->
     if charged == window - 1:
         return _STATE.pack(window, max(previous - cost, 0), current)
     return None
+
+
+def _never_denies(quota: Quota, stricter: Stricter) -> bool:
+    # A share of the last window counts, and this one so far.
+    whole = stricter.in_window(quota.period)
+    before = stricter.quota.limit if stricter.fills(quota.period) else whole
+    return whole + before <= quota.limit
+
+
+ALGORITHM = Algorithm(
+    code="sw",
+    decide=decide,
+    refund=refund,
+    no_lease="",
+    no_write_back="",
+    admits=admitted_in_windows,
+    aligned=True,
+    never_denies=_never_denies,
+)

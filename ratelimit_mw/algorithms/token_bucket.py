@@ -10,6 +10,7 @@ With `max_wait` a request takes tokens that have yet to come, and waits for them
 
 from struct import Struct
 
+from ratelimit_mw.algorithms.algorithm import Algorithm, Stricter
 from ratelimit_mw.model import NEVER, Outcome, Quota
 
 _STATE = Struct("<QQ")
@@ -55,3 +56,29 @@ def refund(state: bytes, quota: Quota, cost: int, _charged_at: int, now: int) ->
     if full <= now:
         return None
     return _STATE.pack(max(full - cost * -(-quota.period // quota.limit), now), written)
+
+
+def _admits(quota: Quota, span: int) -> int:
+    return quota.burst + span // -(-quota.period // quota.limit)
+
+
+def _never_denies(quota: Quota, stricter: Stricter) -> bool:
+    other = stricter.quota
+    if other.algorithm != quota.algorithm or other.burst > quota.burst:
+        return False
+    # The longer interval is that of the slower bucket; one without a limit never refills.
+    return not other.limit or (quota.limit > 0 and -(-other.period // other.limit) >= -(-quota.period // quota.limit))
+
+
+ALGORITHM = Algorithm(
+    code="tb",
+    decide=decide,
+    refund=refund,
+    also_called=("gcra",),
+    has_burst=True,
+    can_wait=True,
+    no_lease="what is charged early or late is refilled early or late",
+    no_write_back="what is charged early or late is refilled early or late",
+    admits=_admits,
+    never_denies=_never_denies,
+)

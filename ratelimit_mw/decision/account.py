@@ -5,6 +5,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.decision.in_flight import InFlight, Lease
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.model import Ask, Rule
@@ -76,7 +77,7 @@ class Account:
         held: list[Ask] = []
         if verdict.allowed:
             for place, ((rule, ask), outcome) in enumerate(zip(verdict.charges, verdict.outcomes, strict=True)):
-                if outcome.allowed and ask.quota.algorithm == "concurrency":
+                if outcome.allowed and ALGORITHMS[ask.quota.algorithm].in_flight:
                     held += [ask] if ask.cost else []
                 elif outcome.allowed:
                     self._taken.append(_Taken(place, rule, ask, verdict.now, outcome.remaining))

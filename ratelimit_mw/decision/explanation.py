@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.identity.entries import EntriesRequest
 from ratelimit_mw.identity.request import Request
@@ -181,9 +182,10 @@ def _explained(reason: Reason, domain: str, said: Mapping[str, Outcome]) -> Rule
 def _state(charge: Charge, outcome: Outcome) -> CounterState:
     key, quota, cost, _ = charge.ask
     burst = f", {quota.burst} at once" if quota.burst and quota.burst != quota.limit else ""
+    over = "concurrent" if ALGORITHMS[quota.algorithm].in_flight else f"per {spell(quota.period)}{burst}"
     return CounterState(
         key,
-        f"{quota.told} {'concurrent' if quota.algorithm == 'concurrency' else f'per {spell(quota.period)}{burst}'}",
+        f"{quota.told} {over}",
         quota.algorithm,
         cost,
         outcome.allowed,

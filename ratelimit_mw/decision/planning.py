@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.clock import Clock
 from ratelimit_mw.decision.given import Given, described, whole
 from ratelimit_mw.decision.kill_switch import KillSwitch
@@ -78,7 +79,7 @@ class Planner:
             charges = self.switch.left(charges)
         if rules.settling and (name is not None or request.context is None) and charges is not BLOCKED:
             # Nothing tells when what was asked for by a call has ended.
-            charges = [charge for charge in charges if charge.ask.quota.algorithm != "concurrency"]
+            charges = [charge for charge in charges if not ALGORITHMS[charge.ask.quota.algorithm].in_flight]
         if rules.elastic and charges and charges is not BLOCKED:
             charges = self.meter(rules).stretched(charges)
         return Plan(charges)
@@ -147,7 +148,7 @@ def _handy(given: Mapping[str, object]) -> bool:
 
 def _settled_late(charge: Charge) -> bool:
     rule, ask = charge
-    return rule.counts is not None or rule.cost_after is not None or ask.quota.algorithm == "concurrency"
+    return rule.counts is not None or rule.cost_after is not None or ALGORITHMS[ask.quota.algorithm].in_flight
 
 
 def planned(rules: Rules, request: Request, cost: int) -> Sequence[Charge]:

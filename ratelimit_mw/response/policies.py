@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 from urllib.parse import quote
 
+from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.model import NEVER, SECOND, Outcome, Quota, Rule
 from ratelimit_mw.rules.readers.limits import spell
@@ -97,7 +98,7 @@ def _tightness(outcome: Outcome) -> tuple[bool, int, int]:
 
 
 def _policy(rule: Rule, quota: Quota) -> Policy:
-    concurrent = quota.algorithm == "concurrency"
+    concurrent = ALGORITHMS[quota.algorithm].in_flight
     name = rule.name
     if rule.several:
         name += " concurrent" if concurrent else f" per {spell(quota.period)}"

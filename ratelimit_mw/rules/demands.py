@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.errors import ConfigurationError, Problem
 from ratelimit_mw.rules.documents.tree import near, quoted
 from ratelimit_mw.rules.domains import Rules
@@ -22,7 +23,7 @@ def require_named(rules: Rules, names: Iterable[str]) -> None:
             )
         elif what := _settled_by(rule.rule.counts is not None, rule.rule.cost_after is not None):
             problems.append(_late(name, what))
-        elif any(quota.algorithm == "concurrency" for quota in rule.quotas):
+        elif any(ALGORITHMS[quota.algorithm].in_flight for quota in rule.quotas):
             problems.append(_late(name, "a concurrent limit"))
     if problems:
         raise ConfigurationError(problems)

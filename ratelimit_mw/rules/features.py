@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.rules.compiled import CompiledRule
 
 
@@ -16,7 +17,7 @@ class Features:
         self.waiting = any(quota.max_wait for quota in quotas)
         """Whether some request may have to wait for its turn."""
         self.settling = any(rule.rule.counts is not None or rule.rule.cost_after for rule in rules) or any(
-            quota.algorithm == "concurrency" for quota in quotas
+            ALGORITHMS[quota.algorithm].in_flight for quota in quotas
         )
         """Whether something is settled only when a response is known, or has ended."""
         self.deferring = any(rule.rule.defers for rule in rules)

@@ -10,6 +10,7 @@ from ipaddress import ip_network
 from typing import NamedTuple, Protocol
 from urllib.parse import unquote
 
+from ratelimit_mw.algorithms import NOTHING
 from ratelimit_mw.clock import Clock
 from ratelimit_mw.identity.attributes import Attributes, canonical_name
 from ratelimit_mw.identity.identifier import Identifier, identifier, spelling
@@ -38,7 +39,7 @@ class Held(NamedTuple):
     counters: _Counters = ()
 
 
-BLOCKED: tuple[Charge, ...] = (Charge(Rule("block"), Ask("", Quota("fixed_window", 0, 1))),)
+BLOCKED: tuple[Charge, ...] = (Charge(Rule("block"), Ask("", NOTHING)),)
 """The plan of a client who may do nothing: itself, never a copy, and never asked of a store."""
 
 

@@ -7,16 +7,17 @@ rule speaks of everything else, so that an empty plan is that of a request which
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ratelimit_mw.algorithms import NOTHING
 from ratelimit_mw.identity.attributes import Attributes
 from ratelimit_mw.identity.identifier import identifier
-from ratelimit_mw.model import Priority, Quota, Rule
+from ratelimit_mw.model import Priority, Rule
 from ratelimit_mw.rules.compiled import CompiledRule
 from ratelimit_mw.rules.conditions import Matching
 
 PRIORITIES: tuple[Priority, ...] = ("low", "normal", "critical")
 """In ascending order."""
 
-_SPOKEN = (("", Quota("fixed_window", 0, 1)),)
+_SPOKEN = (("", NOTHING),)
 
 
 def speaking(rules: Sequence[CompiledRule], attributes: Attributes) -> tuple[CompiledRule, ...]:

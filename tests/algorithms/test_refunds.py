@@ -9,7 +9,7 @@ from ratelimit_mw.model import SECOND, Quota
 from tests.algorithms.histories import START, histories, jumps, quotas
 
 MINUTE = 60 * SECOND
-WINDOWS = tuple(name for name, algorithm in ALGORITHMS.items() if not algorithm.bucket)
+WINDOWS = tuple(name for name, algorithm in ALGORITHMS.items() if not algorithm.has_burst)
 
 
 def quota(name, limit=100, period=MINUTE):

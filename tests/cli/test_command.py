@@ -98,7 +98,7 @@ def test_the_schema_accepts_the_example(run):
 def test_the_demo_needs_nothing(run):
     code, printed, said = run("demo")
     assert (code, said) == (0, "")
-    assert "passed: fixed_window 10, sliding_window 9, sliding_log 7, bucketed_window 6, token_bucket 10" in printed
+    assert "passed: fixed_window 10, sliding_log 7, sliding_window 9, bucketed_window 6, token_bucket 10" in printed
     told = json.loads(run("demo", "--json")[1])
     assert [row["second"] for row in told][:3] == [7.0, 7.5, 8.0]
     assert told[5]["sliding_log"]["retry_after"] == 7.5

@@ -13,12 +13,18 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from ratelimit_mw import ManualClock
+from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.model import NEVER, SECOND, Ask, Outcome, Quota
 
 MINUTE = 60 * SECOND
 BUCKETS = ("token_bucket", "leaky_bucket")
 EXACT = ("fixed_window", "sliding_log", "bucketed_window", *BUCKETS)
 ALL = (*EXACT, "sliding_window")
+KINDS = {
+    "lease": frozenset(name for name, algorithm in ALGORITHMS.items() if not algorithm.no_lease),
+    "write_back": frozenset(name for name, algorithm in ALGORITHMS.items() if not algorithm.no_write_back),
+}
+"""The algorithms that each consistency takes."""
 
 
 def quota(limit, name="fixed_window", period=3_600 * SECOND):

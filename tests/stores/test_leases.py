@@ -17,11 +17,11 @@ from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import SECOND, Ask, Quota
 from ratelimit_mw.stores.bounds import worst_over_admission, worst_under_admission
 from ratelimit_mw.stores.deny_cache import DenyCache
-from ratelimit_mw.stores.leases.share import KINDS, PART
+from ratelimit_mw.stores.leases.share import PART
 from ratelimit_mw.stores.leases.store import Leases
 from ratelimit_mw.stores.memory import MemoryStore
 from ratelimit_mw.stores.redis.store import RedisStore
-from tests.stores.contract import Contract
+from tests.stores.contract import KINDS, Contract
 
 MINUTE = 60 * SECOND
 START = 1_700_000_040  # on the minute

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from ratelimit_mw import ManualClock
 from ratelimit_mw.model import SECOND, Ask, Quota
 from ratelimit_mw.stores.bounds import worst_over_admission
-from ratelimit_mw.stores.leases.share import KINDS
 from ratelimit_mw.stores.leases.store import Leases
 from ratelimit_mw.stores.memory import MemoryStore
 from tests.algorithms.model import MODELS
+from tests.stores.contract import KINDS
 
 START = 1_700_000_040 * SECOND
 PERIOD = 6 * SECOND

@@ -1,5 +1,6 @@
 """What a response settles (`count`, `cost: response:`, `N concurrent`): what it does not go with, and why."""
 
+from ratelimit_mw.algorithms import ALGORITHMS, IN_FLIGHT
 from ratelimit_mw.rules.documents.tree import Map, Node, Problems, place_of
 from ratelimit_mw.rules.schema.rule import RuleSection
 
@@ -11,11 +12,12 @@ def check_settling(rule: RuleSection, node: Node, problems: Problems) -> None:
     concurrent = [stated for stated in rule.limit.all() if not stated.window.period]
     if concurrent:
         _check_concurrent(rule, node, problems)
-    if rule.algorithm == "concurrency":
+    in_flight = ALGORITHMS[rule.algorithm].in_flight
+    if in_flight:
         for window, place in rule.limit.all():
             if window.period:
                 hint = f"write {window.limit} concurrent, or another algorithm"
-                problems.add(place, "concurrency counts what is in flight, not over a time", hint)
+                problems.add(place, f"{rule.algorithm} counts what is in flight, not over a time", hint)
     afterwards = rule.count is not None or rule.cost.header
     if afterwards and (rule.consistency != "strict" or rule.shards > 1):
         word = "consistency" if rule.consistency != "strict" else "shards"
@@ -29,16 +31,12 @@ def check_settling(rule: RuleSection, node: Node, problems: Problems) -> None:
 
 
 def _check_concurrent(rule: RuleSection, node: Node, problems: Problems) -> None:
+    in_flight = ALGORITHMS[rule.algorithm].in_flight
     windows = any(stated.window.period for stated in rule.limit.all())
-    if (
-        not windows
-        and "algorithm" in rule.model_fields_set
-        and rule.algorithm != "concurrency"
-        and isinstance(node, Map)
-    ):
-        message = f"what is concurrent is counted by concurrency, not by {rule.algorithm}"
+    if not windows and "algorithm" in rule.model_fields_set and not in_flight and isinstance(node, Map):
+        message = f"what is concurrent is counted by {IN_FLIGHT}, not by {rule.algorithm}"
         problems.add(place_of(node, "algorithm"), message, "leave it out")
-    if rule.algorithm != "concurrency" and (rule.consistency != "strict" or rule.shards > 1):
+    if not in_flight and (rule.consistency != "strict" or rule.shards > 1):
         word = "consistency" if rule.consistency != "strict" else "shards"
         message = "what is in flight is counted in one place, one by one"
         problems.add(

@@ -1,8 +1,11 @@
 """A rule's limits to counters: the quota of each window, and the key up to the client's identity."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from urllib.parse import quote
 
+from ratelimit_mw.algorithms import ALGORITHMS, IN_FLIGHT, named
+from ratelimit_mw.algorithms.algorithm import Algorithm
 from ratelimit_mw.algorithms.concurrency import BUCKETS, PERIOD
 from ratelimit_mw.model import SECOND, Quota
 from ratelimit_mw.rules.combinations.banning import check_ban
@@ -16,20 +19,7 @@ from ratelimit_mw.rules.readers.limits import DAY, MOST, Window, spell
 from ratelimit_mw.rules.readers.throttle import most, raised
 from ratelimit_mw.rules.schema.rule import RuleSection
 
-_SHORT = {
-    "fixed_window": "fw",
-    "sliding_log": "sl",
-    "sliding_window": "sw",
-    "bucketed_window": "bw",
-    "token_bucket": "tb",
-    "leaky_bucket": "lb",
-    "concurrency": "cc",
-}
-_WITH_BURST = ("token_bucket", "leaky_bucket")
-_NO_BURST = "write algorithm: token_bucket or leaky_bucket, or leave it out"
-_QUEUES = "write algorithm: leaky_bucket, or leave it out"
 _BUCKETS = 60
-_LOGGED = 10_000
 _LONGEST = 10 * 365 * DAY
 _REFILL = 50 * 365 * DAY
 
@@ -45,13 +35,13 @@ def compile_counters(domain: str, rule: RuleSection) -> tuple[tuple[Counter, ...
 
 def _counters(domain: str, rule: RuleSection, limits: tuple[Stated, ...]) -> tuple[Counter, ...]:
     buckets = rule.buckets or _BUCKETS
-    sliced = f"/{buckets}" if rule.algorithm == "bucketed_window" and buckets != _BUCKETS else ""
+    sliced = f"/{buckets}" if ALGORITHMS[rule.algorithm].has_buckets and buckets != _BUCKETS else ""
     sharded = f"x{rule.shards}" if rule.shards > 1 else ""
     prefix = f"{escaped(domain)}:{escaped(rule.name)}:"
     counters: list[Counter] = []
     for window, _ in limits:
         quota = _quota(rule, window, prefix)
-        code = f"{_SHORT[quota.algorithm]}{quota.period // SECOND}"
+        code = f"{ALGORITHMS[quota.algorithm].code}{quota.period // SECOND}"
         spread = sliced + sharded if window.period else ""
         # The braces that follow are Redis Cluster's hash tag: one identity's counters lie in one slot.
         counters.append((f"{prefix}{code}{spread}:{{", quota))
@@ -62,7 +52,7 @@ def _quota(rule: RuleSection, window: Window, prefix: str = "") -> Quota:
     limit, period, _ = window
     ban = rule.ban and rule.ban.under(f"{prefix}ban:{{")
     if not period:
-        return raised(Quota("concurrency", limit, PERIOD, buckets=BUCKETS, refundable=True, ban=ban), rule.throttle)
+        return raised(Quota(IN_FLIGHT, limit, PERIOD, buckets=BUCKETS, refundable=True, ban=ban), rule.throttle)
     burst, buckets = _burst(rule, window), rule.buckets or _BUCKETS
     shards = max(min(rule.shards, (burst or limit) // (rule.cost.fixed or 1)), 1)  # an override's limit may be small
     quota = Quota(rule.algorithm, limit, period, burst, buckets, rule.consistency, shards, ban=ban)
@@ -70,7 +60,7 @@ def _quota(rule: RuleSection, window: Window, prefix: str = "") -> Quota:
         quota = replace(quota, refundable=True)
     if rule.max_wait and limit:
         quota = replace(quota, max_wait=round(rule.max_wait * SECOND))
-    elif rule.algorithm == "leaky_bucket" and limit:
+    elif ALGORITHMS[rule.algorithm].queue and limit:
         longest = most(raised(quota, rule.throttle))
         quota = replace(quota, max_wait=longest.burst * -(-period // limit))
     return raised(quota, rule.throttle)
@@ -84,19 +74,19 @@ def escaped(text: str) -> str:
 def _burst(rule: RuleSection, window: Window) -> int:
     """What the bucket holds; 0 where there is no bucket, and where nothing ever passes."""
     limit, period, own_burst = window
-    return (own_burst or rule.burst or limit) if rule.algorithm in _WITH_BURST and limit and period else 0
+    return (own_burst or rule.burst or limit) if ALGORITHMS[rule.algorithm].has_burst and limit and period else 0
 
 
 def check_limits(rule: RuleSection, node: Node, problems: Problems) -> None:
     """Report what the rule's algorithm can't do, and what could never pass."""
     if isinstance(node, Map) and node.dropped & {"algorithm", "burst", "max_wait"}:
         return
-    algorithm = rule.algorithm
-    if rule.burst is not None and algorithm not in _WITH_BURST:
-        problems.add(place_of(node, "burst"), f"{algorithm} has no burst", _NO_BURST)
-    if rule.buckets is not None and algorithm != "bucketed_window":
-        hint = "write algorithm: bucketed_window, or leave it out"
-        problems.add(place_of(node, "buckets"), f"{algorithm} has no buckets", hint)
+    algorithm = ALGORITHMS[rule.algorithm]
+    if rule.burst is not None and not algorithm.has_burst:
+        problems.add(place_of(node, "burst"), *_no_burst(rule))
+    if rule.buckets is not None and not algorithm.has_buckets:
+        hint = _write(lambda other: other.has_buckets)
+        problems.add(place_of(node, "buckets"), f"{rule.algorithm} has no buckets", hint)
     _check_waiting(rule, node, problems)
     check_consistency(rule, node, problems)
     check_settling(rule, node, problems)
@@ -107,7 +97,7 @@ def check_limits(rule: RuleSection, node: Node, problems: Problems) -> None:
         if fault is not None:
             problems.add(place, *fault)
             continue
-        if rule.algorithm == "concurrency" and window.period:
+        if algorithm.in_flight and window.period:
             continue  # what is wrong with it has been said
         widest = most(_quota(rule, window))
         if rule.cost.fixed > (widest.burst or widest.limit) > 0:
@@ -120,37 +110,46 @@ def check_limits(rule: RuleSection, node: Node, problems: Problems) -> None:
 
 
 def _check_waiting(rule: RuleSection, node: Node, problems: Problems) -> None:
-    if rule.max_wait is not None and rule.algorithm not in _WITH_BURST:
-        hint = "write algorithm: leaky_bucket or token_bucket, or leave it out"
-        problems.add(place_of(node, "max_wait"), f"with {rule.algorithm} nobody waits", hint)
-    elif rule.max_waiting is not None and rule.algorithm != "leaky_bucket" and rule.max_wait is None:
-        hint = "token_bucket waits where max_wait says for how long" if rule.algorithm == "token_bucket" else _QUEUES
-        problems.add(place_of(node, "max_waiting"), f"with {rule.algorithm} nobody waits", hint)
+    algorithm, message = ALGORITHMS[rule.algorithm], f"with {rule.algorithm} no request waits"
+    if rule.max_wait is not None and not algorithm.can_wait:
+        problems.add(place_of(node, "max_wait"), message, _write(lambda other: other.can_wait))
+    elif rule.max_waiting is not None and rule.max_wait is None and not algorithm.queue:
+        waits = f"{rule.algorithm} waits where max_wait says for how long"
+        hint = waits if algorithm.can_wait else _write(lambda other: other.queue)
+        problems.add(place_of(node, "max_waiting"), message, hint)
+
+
+def _no_burst(rule: RuleSection) -> tuple[str, str]:
+    return f"{rule.algorithm} has no burst", _write(lambda other: other.has_burst)
+
+
+def _write(able: Callable[[Algorithm], bool]) -> str:
+    return f"write algorithm: {named(able)}, or leave it out"
 
 
 def _window_fault(rule: RuleSection, window: Window) -> tuple[str, str] | None:
     limit, period, own_burst = window
-    algorithm = rule.algorithm
-    if own_burst is not None and algorithm not in _WITH_BURST:
-        return f"{algorithm} has no burst", _NO_BURST
+    name, algorithm = rule.algorithm, ALGORITHMS[rule.algorithm]
+    if own_burst is not None and not algorithm.has_burst:
+        return _no_burst(rule)
     if limit > MOST:
         return f"a limit of {limit} is too large", f"at most {MOST}"
     if not period:
         return None
     if period > _LONGEST:
         return f"a window of {spell(period)} is too long", "at most 10 years"
-    if algorithm == "sliding_log" and limit > _LOGGED:
-        hint = "bucketed_window is as strict and takes any limit"
-        return f"sliding_log remembers every request, and so at most {_LOGGED}, not {limit}", hint
-    if algorithm not in _WITH_BURST:
+    largest = algorithm.largest
+    if largest is not None and limit > largest.limit:
+        return f"{name} {largest.why}, and so at most {largest.limit}, not {limit}", largest.hint
+    if not algorithm.has_burst:
         return None
     if limit > period:
-        return f"{algorithm} admits at most one request per microsecond, not {limit} per {spell(period)}", ""
+        return f"{name} admits at most one request per microsecond, not {limit} per {spell(period)}", ""
     if own_burst is not None and not 1 <= own_burst <= MOST:
         return f"a burst of {own_burst} is out of range", f"from 1 to {MOST}"
     burst = _burst(rule, window)
     if limit and burst * -(-period // limit) > _REFILL:
         return f"a burst of {burst} would take more than 50 years to refill", ""
-    if algorithm == "leaky_bucket" and limit and burst * -(-period // limit) > _LONGEST:
+    if algorithm.queue and limit and burst * -(-period // limit) > _LONGEST:
         return f"a queue of {burst} would take more than 10 years to empty", ""
     return None

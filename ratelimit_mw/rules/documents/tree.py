@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import NamedTuple
 
+from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.errors import Problem
 
 
@@ -112,18 +113,18 @@ _CALLED_HERE = {
     **dict.fromkeys(("rate", "rate_limit", "quota"), "limit"),
     **dict.fromkeys(("key", "identifier", "key_func"), "by"),
     **dict.fromkeys(("address", "client_ip", "ip_address", "remote_addr"), "ip"),
-    **dict.fromkeys(("gcra",), "token_bucket"),
-    **dict.fromkeys(("leaky",), "leaky_bucket"),
-    **dict.fromkeys(("moving_window", "rolling_window", "sliding_window_log"), "sliding_log"),
     **dict.fromkeys(("exclude", "skip", "whitelist", "allowlist"), "exempt"),
 }
-"""What other tools call it."""
+"""What other tools call it; of algorithms, they say so themselves."""
 
 
 def near(word: str, valid: Iterable[str]) -> str:
     """The hint for a mistyped `word`: the valid one that is near to it or means the same, if there is one."""
     spelled = {choice.lower(): choice for choice in valid}
-    meant = _CALLED_HERE.get(word.lower().replace("-", "_"), "")
+    elsewhere = word.lower().replace("-", "_")
+    meant = _CALLED_HERE.get(elsewhere) or next(
+        (name for name, algorithm in ALGORITHMS.items() if elsewhere in algorithm.also_called), ""
+    )
     found = [choice for choice in spelled if choice == meant or sorted(choice) == sorted(word.lower())]
     found = found or get_close_matches(word.lower(), spelled, n=1, cutoff=0.67)
     return f"did you mean '{spelled[found[0]]}'?" if found else ""

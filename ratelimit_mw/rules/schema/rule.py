@@ -1,9 +1,11 @@
 """One rule of a file as a pydantic model, and what it matches: which keys there are, and what each may hold."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, PlainValidator, WithJsonSchema
 
+from ratelimit_mw.algorithms import ALGORITHMS
+from ratelimit_mw.rules.documents.tree import Node
 from ratelimit_mw.rules.readers import times, values
 from ratelimit_mw.rules.readers.ban import Punishment, read_ban
 from ratelimit_mw.rules.readers.cost import Cost, read_cost
@@ -27,22 +29,19 @@ from ratelimit_mw.rules.schema.fields import (
 )
 from ratelimit_mw.rules.schema.json_forms import BAN, COST, COUNT, LIMIT, TEXT, THROTTLE, or_list
 
-ALGORITHMS = (
-    *("fixed_window", "sliding_log", "sliding_window", "bucketed_window", "token_bucket", "leaky_bucket"),
-    "concurrency",
-)
-Algorithm = Annotated[
-    Literal[
-        "fixed_window",
-        "sliding_log",
-        "sliding_window",
-        "bucketed_window",
-        "token_bucket",
-        "leaky_bucket",
-        "concurrency",
-    ],
-    BeforeValidator(values.one_of(*ALGORITHMS)),
-]
+
+class _OneOfAlgorithms:
+    """The JSON Schema of an algorithm's name, made when it is asked for."""
+
+    def __get_pydantic_json_schema__(self, _schema: object, _handler: object) -> dict[str, Any]:
+        return {"enum": list(ALGORITHMS), "type": "string"}
+
+
+def _read_algorithm(node: Node) -> str:
+    return values.one_of(*ALGORITHMS)(node)
+
+
+Algorithm = Annotated[str, PlainValidator(_read_algorithm), _OneOfAlgorithms()]
 
 
 class RuleResponse(BaseModel, extra="forbid", frozen=True):

@@ -5,7 +5,7 @@ from heapq import heappop, heappush
 from itertools import count
 
 from ratelimit_mw.model import Ask, Outcome, Reply
-from ratelimit_mw.stores.leases.share import KINDS, Claim, Due, Share, unit
+from ratelimit_mw.stores.leases.share import Claim, Due, Share, shareable, unit
 
 _UNSETTLED = -1
 """In place of a claim's `charges`: the store was asked before it knew of all charges, and its reply opens nothing."""
@@ -55,7 +55,7 @@ class Book:
     def claim(self, ask: Ask, now: int) -> Claim:
         """Spend here where that can be, else say what to ask of the store."""
         key, quota, cost, _ = ask
-        if not cost or quota.algorithm not in KINDS.get(quota.consistency, ()):
+        if not cost or not shareable(quota):
             return Claim(ask, None)
         share = self._shares.get(key)
         if share is None:

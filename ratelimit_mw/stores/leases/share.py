@@ -10,16 +10,19 @@ counted from before the store was asked. So a share ends early rather than late.
 
 from typing import NamedTuple
 
+from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.model import Ask, Outcome, Quota
 
 PART = 8
 """A lease takes one in so many of what remains at most, so that it does not starve other processes."""
 
-KINDS = {
-    "lease": frozenset({"fixed_window", "sliding_window", "bucketed_window"}),
-    "write_back": frozenset({"fixed_window", "sliding_window"}),
-}
-"""The algorithms that can be kept so: those by which a request counts the same wherever in its window it comes."""
+
+def shareable(quota: Quota) -> bool:
+    """May a process decide by itself? With `consistency`, and where the algorithm can be kept so."""
+    if quota.consistency == "strict":
+        return False
+    algorithm = ALGORITHMS[quota.algorithm]
+    return not (algorithm.no_lease if quota.consistency == "lease" else algorithm.no_write_back)
 
 
 class Share:
@@ -127,7 +130,7 @@ class Share:
         That is in its own window, and in the next where that one looks back. One interval longer, for the store's
         time may be less than thought by as much as a call takes.
         """
-        windows = 1 if self.quota.algorithm == "fixed_window" else 2
+        windows = ALGORITHMS[self.quota.algorithm].windows
         until = start + windows * self.quota.period - self.offset + interval
         return Due(start, self.key, self.quota, amount, until)
 
@@ -172,6 +175,6 @@ class Due(NamedTuple):
 
 def unit(quota: Quota, now: int) -> tuple[int, int]:
     """The window or slice in which a request at `now` counts: its start and its end."""
-    width = -(-quota.period // quota.buckets) if quota.algorithm == "bucketed_window" else quota.period
+    width = -(-quota.period // quota.buckets) if ALGORITHMS[quota.algorithm].has_buckets else quota.period
     start = now - now % width
     return start, start + width

@@ -26,6 +26,7 @@ for number, key in ipairs(KEYS) do
   end
   if not fine then -- one request's counters are not to spoil the others' decisions
     if type(problem) == 'table' then problem = problem.err end
+    if not algorithms[algorithm] then problem = 'this script has no algorithm number ' .. algorithm end
     if complaint == '' then complaint = tostring(problem) end
     for answered = #replies, number - place + 1, -1 do replies[answered] = nil end
     for _ = 1, place do reply(false, 0, 0, FAILED) end

@@ -3,11 +3,9 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ratelimit_mw.algorithms import widened
+from ratelimit_mw.algorithms import NOTHING, widened
 from ratelimit_mw.errors import StoreUnavailable
-from ratelimit_mw.model import Ask, Quota
-
-_ANY = Quota("fixed_window", 0, 1)
+from ratelimit_mw.model import Ask
 
 
 class Intent(NamedTuple):
@@ -41,7 +39,7 @@ def charging(asks: Sequence[Ask], instead_of: int | None, slot: int = 0) -> Inqu
 
 def forgetting(keys: Sequence[str], slot: int = 0) -> Inquiry:
     """The inquiry that makes these counters as if unused."""
-    return [Ask(key, _ANY) for key in keys], Intent(forget=True, slot=slot)
+    return [Ask(key, NOTHING) for key in keys], Intent(forget=True, slot=slot)
 
 
 class Spoilt(StoreUnavailable):

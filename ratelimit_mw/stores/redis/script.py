@@ -6,22 +6,18 @@ counters of one request need; an app's rules bring up a handful.
 """
 
 import hashlib
+from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 from typing import NamedTuple
 
-from ratelimit_mw.algorithms import ALGORITHMS, lua
+from ratelimit_mw.algorithms import PARTS, Part, lua
 
 SEVERAL = 1
 """The part for requests that want more than to take from one counter."""
 
-NUMBERS = {name: number for number, name in enumerate((*ALGORITHMS, "ban"), 1)}
-"""What the algorithms are called on the wire. Their parts are `1 << number`."""
-
 _REFUNDS = "\nrefunds["
 """Where the second half of an algorithm's file begins, which is for `SEVERAL` alone."""
-
-_CONSTANTS = f"local {', '.join(NUMBERS).upper()} = {', '.join(map(str, NUMBERS.values()))}"
 
 
 class Script(NamedTuple):
@@ -33,17 +29,22 @@ class Script(NamedTuple):
 
 @cache
 def script(parts: int) -> Script:
-    """The script of these parts, a sum of bits."""
+    """The script of these parts, a sum of bits: `SEVERAL`, and the bits of each algorithm."""
     several = bool(parts & SEVERAL)
-    if parts & 1 << NUMBERS["concurrency"]:
-        parts |= 1 << NUMBERS["bucketed_window"]  # by which it counts
-    algorithms = [lua(name) for name, number in NUMBERS.items() if parts & 1 << number]
+    needed = [part for part in PARTS.values() if parts & 1 << part.number]
+    algorithms = [part.lua for part in needed]
     if not several:
         algorithms = [text.partition(_REFUNDS)[0] for text in algorithms]
     ours = ["common", "several", "decide"] if several else ["common", "decide"]
-    text = "\n".join([_CONSTANTS, lua("arithmetic"), *algorithms, *map(_own, ours)])
+    text = "\n".join([_constants(needed), lua("arithmetic"), *algorithms, *map(_own, ours)])
     # Redis names scripts so; nothing secret hangs on it.
     return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+
+def _constants(needed: Sequence[Part]) -> str:
+    """The numbers by the names that the Lua files have for them; several.lua knows that of a ban."""
+    constants = dict.fromkeys((*needed, PARTS["ban"]))
+    return "\n".join(f"local {part.constant} = {part.number}" for part in constants)
 
 
 def _own(name: str) -> str:

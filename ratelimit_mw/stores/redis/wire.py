@@ -8,11 +8,11 @@ from itertools import count
 from struct import Struct, error
 from typing import Any, NamedTuple
 
-from ratelimit_mw.algorithms import ALGORITHMS
+from ratelimit_mw.algorithms import ALGORITHMS, PARTS
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import Outcome, Quota, Reply
 from ratelimit_mw.stores.redis.inquiry import DECIDE, Inquiry, Spoilt
-from ratelimit_mw.stores.redis.script import NUMBERS, SEVERAL, Script, script
+from ratelimit_mw.stores.redis.script import SEVERAL, Script, script
 
 _QUOTA = Struct("<Bdddd")
 _CHARGE = Struct("<dd")
@@ -134,10 +134,10 @@ class _Packed(NamedTuple):
 def _pack_quota(quota: Quota) -> _Packed:
     if len(_packed) >= _MOST_QUOTAS:
         _packed.clear()
-    number = NUMBERS[quota.algorithm]
-    packed = _QUOTA.pack(number, *_numbers(quota))
+    part = PARTS[quota.algorithm]
+    packed = _QUOTA.pack(part.number, *_numbers(quota))
     taking_one = b"".join((_FLAGS[_LAST], packed, _CHARGE.pack(1, 0)))
-    known = _packed[id(quota)] = _Packed(quota, 1 << number, packed, taking_one)
+    known = _packed[id(quota)] = _Packed(quota, part.bits, packed, taking_one)
     return known
 
 
@@ -145,7 +145,7 @@ def _numbers(quota: Quota) -> tuple[int, int, int, int]:
     ban = quota.ban
     if ban is not None and quota.algorithm == "ban":
         return ban.after + ban.growth * 65_536, ban.within, ban.lasts, ban.longest
-    extra = quota.burst if ALGORITHMS[quota.algorithm].bucket else quota.buckets
+    extra = quota.burst if ALGORITHMS[quota.algorithm].has_burst else quota.buckets
     return quota.limit, quota.period, extra, quota.max_wait
 
 
