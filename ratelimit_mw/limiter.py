@@ -19,6 +19,7 @@ from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import Decision
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.rules.overrides import BLOCKED
+from ratelimit_mw.rules.preflights import preflight_key, sent_with_preflights
 from ratelimit_mw.settings import ResponseSettings
 from ratelimit_mw.sources.override_list import OverrideList
 from ratelimit_mw.sources.retriever import Retriever, State
@@ -150,7 +151,10 @@ class RateLimiter:
         return question.answered(reply)
 
     def reset(self, attributes: Given, *, domain: str | None = None) -> None:
-        """Forget the counters that `check` would ask for these attributes. Raises StoreUnavailable."""
+        """Forget the counters that `check` would ask for these attributes, and those of CORS preflights beside them.
+
+        Raises StoreUnavailable.
+        """
         keys = self._keys(attributes, domain)
         if keys:
             self._storage.local.forget(keys)
@@ -204,5 +208,15 @@ class RateLimiter:
 
     def _keys(self, attributes: Given, domain: str | None) -> list[str]:
         rules = of_domain(self.engine.current(), domain)
-        charges = planned(rules, described(rules, attributes), 1)
-        return [] if charges is BLOCKED else [charge.ask.key for charge in charges]
+        keys = _keys_asked(rules, attributes)
+        beside = list(keys)
+        if isinstance(attributes, Mapping):  # the preflights of this client come without its credentials
+            beside += _keys_asked(
+                rules, {name: text for name, text in attributes.items() if sent_with_preflights(name)}
+            )
+        return list(dict.fromkeys([*keys, *map(preflight_key, beside)]))
+
+
+def _keys_asked(rules: Rules, attributes: Given) -> list[str]:
+    charges = planned(rules, described(rules, attributes), 1)
+    return [] if charges is BLOCKED else [charge.ask.key for charge in charges]

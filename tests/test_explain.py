@@ -148,12 +148,6 @@ def test_buckets_say_what_they_hold():
             "exempt[0] (the path /, the method GET) exempts it",
             id="exempt",
         ),
-        pytest.param(
-            {},
-            {"method": "OPTIONS", "header:Origin": "o", "header:Access-Control-Request-Method": "PUT"},
-            "it is a CORS preflight, which is never counted",
-            id="a preflight",
-        ),
     ],
 )
 def test_what_is_never_counted(more, given, note):

@@ -196,10 +196,14 @@ def user_of(scope):
     return "someone"
 
 
-def test_a_preflight_is_told_from_other_options(engine):
-    limiter = engine(ALL)
-    assert asked(limiter, method="OPTIONS").asks
-    assert not asked(limiter, method="OPTIONS", origin="a", access_control_request_method="GET").asks
+def test_a_preflight_asks_other_counters_than_other_options(engine):
+    limiter = engine({**ALL, "by": "ip"})
+    plain, preflight = (
+        [ask.key for ask in asked(limiter, method="OPTIONS", **headers).asks]
+        for headers in ({}, {"origin": "a", "access_control_request_method": "GET"})
+    )
+    assert len(plain) == len(preflight) == 1
+    assert plain != preflight
 
 
 def test_what_was_told_of_a_request_already_counts(engine):

@@ -15,6 +15,13 @@ from ratelimit_mw.model import SECOND, Ask, Outcome, Quota
 from ratelimit_mw.rules.compiled import CompiledRule
 from ratelimit_mw.rules.documents.tree import nearest
 from ratelimit_mw.rules.domains import Rules
+from ratelimit_mw.rules.preflights import (
+    falls_back,
+    is_preflight_key,
+    preflight_key,
+    preflight_quota,
+    sent_with_preflights,
+)
 from ratelimit_mw.rules.readers.limits import spell
 from ratelimit_mw.rules.ruleset import RuleSet
 from ratelimit_mw.stores import Store
@@ -49,11 +56,14 @@ class Limits:
             for rule in part.compiled:
                 for key, quota in rule.counters:
                     self._known[key] = part, rule.rule.name, rule, quota
+                    if quota.algorithm != "concurrency":
+                        self._known[preflight_key(key)] = part, rule.rule.name, rule, preflight_quota(quota)
                     if quota.ban is not None:
                         self._known[quota.ban.prefix] = part, rule.rule.name, rule, quota_of(quota.ban)
             for limit in part.descriptors.limits if part.descriptors else ():
                 if limit.quota is not None:
                     self._known[limit.key] = part, limit.rule.name, None, limit.quota
+                    self._known[preflight_key(limit.key)] = part, limit.rule.name, None, limit.quota
 
     def prefixes(self, rule: str) -> dict[str, CompiledRule | None]:
         """The beginnings of the keys that a rule's counters have."""
@@ -71,7 +81,11 @@ class Limits:
         part, name, rule, quota = self._known[prefix + brace]
         identity = rest.removesuffix("}")
         if rule is not None:
-            quota = dict(part.counters_of(rule, identity)).get(prefix + brace, quota)
+            own = dict(part.counters_of(rule, identity))
+            if is_preflight_key(key):
+                eased = falls_back(rule.by, identity)
+                own = {preflight_key(each): preflight_quota(held, eased=eased) for each, held in own.items()}
+            quota = own.get(prefix + brace, quota)
         return name, identity, quota
 
 
@@ -87,13 +101,28 @@ def nearest_full(counters: Iterable[Found], most: int) -> list[Found]:
 
 
 def chosen(limits: Limits, rules: Rules, rule: str, given: Mapping[str, str]) -> list[str]:
-    """The keys of a rule's counters for the client that has these attributes; or the end of the command."""
+    """The keys of a rule's counters for the client that has these attributes; or the end of the command.
+
+    Those of its preflights are not among them, see `chosen_preflights`.
+    """
+    keys = [key for key in _chosen(limits, rules, rule, given) if not is_preflight_key(key)]
+    if not keys:
+        fail(f"none of {', '.join(given)} makes a counter of '{rule}'{_wants(limits, rule)}", Exit.USAGE)
+    return keys
+
+
+def chosen_preflights(limits: Limits, rules: Rules, rule: str, given: Mapping[str, str]) -> list[str]:
+    """The keys of the counters that a rule has for the CORS preflights of that client, which lack its credentials."""
+    sent = {name: text for name, text in given.items() if sent_with_preflights(name)}
+    keys = [*_chosen(limits, rules, rule, given), *_chosen(limits, rules, rule, sent)]
+    return list(dict.fromkeys(filter(is_preflight_key, keys)))
+
+
+def _chosen(limits: Limits, rules: Rules, rule: str, given: Mapping[str, str]) -> list[str]:
     keys: list[str] = []
     for prefix, compiled in limits.prefixes(rule).items():
         if compiled is not None:
             keys += [f"{prefix}{identity}}}" for identity in _identities(rules, compiled, given)]
-    if not keys:
-        fail(f"none of {', '.join(given)} makes a counter of '{rule}'{_wants(limits, rule)}", Exit.USAGE)
     return keys
 
 
@@ -145,10 +174,11 @@ def read(store: Store, limits: Limits, keys: Iterable[str]) -> Iterator[Found]:
 def _found(key: str, name: str, identity: str, quota: Quota, outcome: Outcome) -> Found:
     holds = quota.burst or quota.limit
     ban = quota.algorithm == "ban"
+    what = "denials " if ban else "preflights " if is_preflight_key(key) else ""
     return Found(
         name,
         identity,
-        f"{quota.told} {'denials ' if ban else ''}per {spell(quota.period)}",
+        f"{quota.told} {what}per {spell(quota.period)}",
         quota.algorithm,
         outcome.remaining,
         1.0 if holds == 0 else max(0.0, 1 - outcome.remaining / holds),

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from ratelimit_mw.cli.counters import Limits, chosen, known_rule, scanned, stems
+from ratelimit_mw.cli.counters import Limits, chosen, chosen_preflights, known_rule, scanned, stems
 from ratelimit_mw.cli.engine import opened, patiently, shared_store
 from ratelimit_mw.cli.options import DEFAULT_CONFIG, Attribute, Config, Ip, Json, Storage, Tier, User, attributes
 from ratelimit_mw.cli.output import Exit, fail, say, say_json
@@ -28,7 +28,8 @@ def reset(
 ) -> None:
     """Make a rule's counters as if unused: those of one client, or of all, once that is confirmed.
 
-    A process that remembers a denial may repeat it for up to five seconds.
+    Those of a client's CORS preflights are forgotten with them. A process that remembers a denial may repeat it for up
+    to five seconds.
     """
     given = attributes(ip, user, tier, attribute)
     if (rule is None) != everything or (everything and given):
@@ -38,13 +39,15 @@ def reset(
         if rule is not None:
             known_rule(limits, rule)
         keys = chosen(limits, limiter.rules, rule, given) if rule is not None and given else None
+        preflights = chosen_preflights(limits, limiter.rules, rule, given) if rule is not None and given else []
         store = shared_store(limiter.rules, storage)
         try:
             if keys is None:
                 keys = list(scanned(store, stems(limits, rule)))
                 _confirm(f"Forget {len(keys)} counters of {f'{rule!r}' if rule else 'all rules'}?", yes=yes, keys=keys)
-            for start in range(0, len(keys), _BATCH):
-                patiently(partial(store.forget, keys[start : start + _BATCH]))
+            forgotten = [*keys, *preflights]
+            for start in range(0, len(forgotten), _BATCH):
+                patiently(partial(store.forget, forgotten[start : start + _BATCH]))
         finally:
             store.close()
     if as_json:

@@ -1,11 +1,22 @@
 """`ratelimit-mw show`."""
 
 from collections.abc import Iterable
+from itertools import chain
 from typing import Annotated
 
 import typer
 
-from ratelimit_mw.cli.counters import Found, Limits, chosen, known_rule, nearest_full, read, scanned, stems
+from ratelimit_mw.cli.counters import (
+    Found,
+    Limits,
+    chosen,
+    chosen_preflights,
+    known_rule,
+    nearest_full,
+    read,
+    scanned,
+    stems,
+)
 from ratelimit_mw.cli.engine import opened, shared_store
 from ratelimit_mw.cli.options import DEFAULT_CONFIG, Attribute, Config, Ip, Json, Most, Storage, Tier, User, attributes
 from ratelimit_mw.cli.output import say, say_json, say_table
@@ -26,6 +37,8 @@ def show(
 ) -> None:
     """Show a rule's counters: those of one client, or of all, the fullest first. Nothing is charged.
 
+    A client's counters of CORS preflights are shown if it has sent some.
+
     Where a limit goes by tier, the default's is shown.
     """
     given = attributes(ip, user, tier, attribute)
@@ -36,6 +49,9 @@ def show(
         store = shared_store(limiter.rules, storage)
         try:
             found = read(store, limits, scanned(store, stems(limits, rule)) if keys is None else keys)
+            if keys is not None:
+                preflights = read(store, limits, chosen_preflights(limits, limiter.rules, rule, given))
+                found = chain(found, (each for each in preflights if each.used and each.reset_after))
             tell(nearest_full(found, most), as_json=as_json)
         finally:
             store.close()

@@ -10,6 +10,7 @@ from ratelimit_mw.identity.entries import EntriesRequest
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import NEVER, SECOND, Banned, Charge, Decision, Outcome
 from ratelimit_mw.rules.overrides import BLOCKED
+from ratelimit_mw.rules.preflights import announced
 from ratelimit_mw.rules.readers.limits import spell
 from ratelimit_mw.rules.reasons import Criterion, Reason, reasons, why_free
 from ratelimit_mw.rules.ruleset import RuleSet
@@ -162,7 +163,9 @@ def _reasons(part: RuleSet, request: Request, cost: int) -> tuple[list[Reason], 
     charges = part.plan(request, cost)
     if charges is BLOCKED:
         return [], "an override blocks this client, with 403"
-    why = why_free(part, request) or (_IN_SHADOW if part.shadow else "")
+    method = announced(request)
+    apart = f"a CORS preflight for {method}: it has counters of its own" if method is not None else ""
+    why = why_free(part, request) or (_IN_SHADOW if part.shadow else apart)
     return reasons(part, request, charges), why
 
 

@@ -43,6 +43,17 @@ def attributes_of(by: str) -> list[str]:
     return [part.strip() for choice in by.split("|") for part in choice.split("+")]
 
 
+def names_in(identity: str) -> tuple[str, ...]:
+    """The names of the attributes that an identity is made of, as they stand in it."""
+    return tuple(part.partition("=")[0] for part in identity.split("+"))
+
+
+def names_of(choice: str) -> tuple[str, ...]:
+    """The names that an identity has which was made by `choice`: an attribute, or several as "a+b"."""
+    names = [canonical_name(part) for part in choice.split("+")]
+    return tuple(EVERYBODY if name == "global" else _escaped(name) for name in names)
+
+
 def _pair(parts: list[Identifier]) -> Identifier:
     if len(parts) == 1:
         return parts[0]

@@ -50,7 +50,7 @@ def is_exempt(candidates: Sequence[Candidate], request: Request) -> bool:
     for rank, candidate, _, _, strict in candidates:
         if rank >= 0:
             return False
-        if strict and _all(candidate.conditions, request):
+        if strict and applies(candidate.conditions, request):
             return True
     return False
 
@@ -62,7 +62,7 @@ def not_replaced(candidates: Sequence[Candidate], request: Request) -> Sequence[
         if (
             candidate.replaces
             and strict
-            and _all(candidate.conditions, request)
+            and applies(candidate.conditions, request)
             and any(identify(request, parameters, route) is not None for identify in candidate.identifiers)
         ):
             gone |= candidate.replaces
@@ -104,5 +104,6 @@ def charges_of(
     return tuple(found)
 
 
-def _all(conditions: tuple[Condition, ...], request: Request) -> bool:
+def applies(conditions: tuple[Condition, ...], request: Request) -> bool:
+    """Whether all conditions hold."""
     return all(condition(request) for condition in conditions)

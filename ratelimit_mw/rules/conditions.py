@@ -73,11 +73,6 @@ def within(read: Reader, networks: Iterable[Network]) -> Condition:
     return lambda request: bool(table.find(read(request)))
 
 
-def is_preflight(request: Request) -> bool:
-    """True of an OPTIONS request that only a browser makes, before the request that will be counted."""
-    return request.header("origin") is not None and request.header("access-control-request-method") is not None
-
-
 class Exact(NamedTuple):
     """A condition on an attribute's value that can be looked up. `name` is the attribute's, for people."""
 

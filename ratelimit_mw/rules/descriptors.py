@@ -6,12 +6,14 @@ the order of the file, then the bare key; what has matched is never taken back. 
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ratelimit_mw.identity.attributes import Reader
 from ratelimit_mw.identity.entries import Entry
 from ratelimit_mw.identity.identifier import EVERYBODY
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import Ask, Charge, Quota, Rule
+from ratelimit_mw.rules.preflights import as_announced, preflight_key
 
 Sources = tuple[tuple[str, Reader], ...]
 """The keys of a list of entries that requests send, each with what reads its value."""
@@ -64,8 +66,12 @@ class Branch:
         return [*self.exact.values(), *([self.bare] if self.bare else [])]
 
 
-_Found = tuple[Limit, str]
-"""A limit that applies, and the identity that it counts."""
+class _Found(NamedTuple):
+    """A limit that applies, and the identity that it counts: `apart`, in a counter for preflights."""
+
+    limit: Limit
+    identity: str
+    apart: bool = False
 
 
 class Descriptors:
@@ -83,51 +89,78 @@ class Descriptors:
         """The counters that the lists of a request have to ask."""
         found: list[_Found] = []
         for sources in self._lists:
-            entries: list[Entry] = []
-            for key, read in sources:
-                value = read(request)
-                if value is None:
-                    break
-                entries.append((key, value))
-            else:
-                match = self._match(entries)
-                if match is not None:
-                    found.append(match)
+            entries = _entries(sources, request)
+            match = self._match(entries) if entries is not None else None
+            if match is not None:
+                found.append(match)
         return _charges(found, cost) if found else ()
+
+    def plan_preflight(self, request: Request, method: str, cost: int) -> tuple[Charge, ...]:
+        """The counters that a CORS preflight for `method` has to ask.
+
+        A list in which the value OPTIONS is named for the method counts it like any request.
+        """
+        view = as_announced(request, method)
+        found: list[_Found] = []
+        for sources in self._lists:
+            own, entries = _entries(sources, request), _entries(sources, view)
+            if own is None or entries is None:
+                continue
+            by_method = frozenset(place for place, entry in enumerate(own) if entry != entries[place])
+            match = self._match(own, by_method) if by_method else None
+            if match is None and (match := self._match(entries)) is not None:
+                match = match._replace(apart=True)
+            if match is not None:
+                found.append(match)
+        return _charges(found, cost)
 
     def plan_entries(self, entries: Iterable[Entry], cost: int) -> tuple[Charge, ...]:
         """The counter that this one list has to ask, if there is one."""
         match = self._match(entries)
         return _charges([match], cost) if match is not None else ()
 
-    def _match(self, entries: Iterable[Entry]) -> _Found | None:
+    def _match(self, entries: Iterable[Entry], exactly: frozenset[int] = frozenset()) -> _Found | None:
+        """The limit where the walk ends; the entries at the places in `exactly` have to match by their exact value."""
         node = self._root
         values: list[str] = []
-        for key, value in entries:
+        for place, (key, value) in enumerate(entries):
             branch = node.branches.get(key)
             found = branch.find(value) if branch is not None else None
-            if found is None:
+            if found is None or (place in exactly and branch is not None and value not in branch.exact):
                 return None
             node = found
             if node.spell is not None:
                 values.append(node.spell(value))
-        return None if node.limit is None else (node.limit, "+".join(values) or EVERYBODY)
+        return None if node.limit is None else _Found(node.limit, "+".join(values) or EVERYBODY)
+
+
+def _entries(sources: Sources, request: Request) -> list[Entry] | None:
+    """The list that a request sends; None where one of its values is absent."""
+    entries: list[Entry] = []
+    for key, read in sources:
+        value = read(request)
+        if value is None:
+            return None
+        entries.append((key, value))
+    return entries
 
 
 def _charges(found: list[_Found], cost: int) -> tuple[Charge, ...]:
     """One for each limit that is neither replaced nor unlimited."""
-    gone = {name for limit, _ in found for name in limit.replaces}
+    gone = {name for limit, _, _ in found for name in limit.replaces}
     asked = [
-        (limit.rule, f"{limit.key}{identity}}}", limit.quota)
-        for limit, identity in found
+        (limit.rule, f"{preflight_key(limit.key) if apart else limit.key}{identity}}}", limit.quota, apart)
+        for limit, identity, apart in found
         if limit.quota is not None and limit.name not in gone
     ]
     # A quota that stands alone denies by itself.
-    several = sum(1 for rule, _, _ in asked if rule.quota) > 1
+    several = sum(1 for rule, _, _, _ in asked if rule.quota) > 1
     return tuple(
         [
-            Charge(rule, Ask(key, quota, cost, rule.shadow or (several and rule.quota != "")))
-            for rule, key, quota in asked
+            Charge(
+                rule, Ask(key, quota, min(cost, 1) if apart else cost, rule.shadow or (several and rule.quota != ""))
+            )
+            for rule, key, quota, apart in asked
         ]
     )
 

@@ -24,7 +24,7 @@ class Plans(Recent[Hashable, Any]):
     def key(self, request: Request) -> Hashable | None:
         """All of a request that its plan may follow from; None where that can't be told, or is too much."""
         headers, method, path = self._headers, request.method, request.path
-        # A preflight is told by further headers; what has values already got them from elsewhere, as in check().
+        # A preflight is known by further headers; what has values already got them from elsewhere, as in check().
         if headers is None or len(method) + len(path) > _LONG or method == "OPTIONS" or request.values:
             return None
         if request.context is None:

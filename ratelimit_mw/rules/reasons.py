@@ -10,8 +10,9 @@ from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import Charge
 from ratelimit_mw.rules import conditions
 from ratelimit_mw.rules.compiled import CompiledRule
-from ratelimit_mw.rules.conditions import Matching, is_preflight
+from ratelimit_mw.rules.conditions import Matching
 from ratelimit_mw.rules.paths.match import NO_PARAMETERS, Hit, PathMatcher
+from ratelimit_mw.rules.preflights import announced, as_announced, counts_options
 from ratelimit_mw.rules.ruleset import RuleSet
 
 SHOWN = ("host", "tier")
@@ -49,8 +50,6 @@ class Reason:
 
 def why_free(rules: RuleSet, request: Request) -> str:
     """Why no rule at all is asked for a request, or nothing where rules are."""
-    if request.method == "OPTIONS" and is_preflight(request):
-        return "it is a CORS preflight, which is never counted"
     if rules.overrides is not None and rules.overrides.exempts(request):
         return "an override exempts this client"
     for n, match in enumerate(rules.exempt):
@@ -67,9 +66,14 @@ def reasons(rules: RuleSet, request: Request, charges: Iterable[Charge]) -> list
     for charge in charges:
         asked.setdefault(charge.rule.name, []).append(charge)
     free = why_free(rules, request)
-    examined = [_examined(rule.match, request, rules.attributes) for rule in rules.compiled]
+    method = announced(request)
+    view = request if method is None else as_announced(request, method)
+    asking = [request if counts_options(rule) else view for rule in rules.compiled]
+    examined = [
+        _examined(rule.match, asks, rules.attributes) for rule, asks in zip(rules.compiled, asking, strict=True)
+    ]
     found = []
-    for rule, (criteria, hit) in zip(rules.compiled, examined, strict=True):
+    for rule, asks, (criteria, hit) in zip(rules.compiled, asking, examined, strict=True):
         own = tuple(asked.pop(rule.rule.name, ()))
         if rule.on_demand:
             status, why = "no match", "it applies where the app asks for it"
@@ -79,12 +83,14 @@ def reasons(rules: RuleSet, request: Request, charges: Iterable[Charge]) -> list
             unmet = "; ".join(str(criterion) for criterion in criteria if not criterion.met)
             status, why = "no match", unmet
         elif own:
-            absent = _left_out(rule, hit, request, rules.attributes)
+            absent = _left_out(rule, hit, asks, rules.attributes)
             status, why = "applies", f"in part, for {absent}" if absent else ""
         elif free:
             status, why = "exempt", free
         else:
-            status, why = _silent(rules, rule, hit, request, examined)
+            status, why = _silent(rules, rule, hit, asks, examined)
+            if method is not None and any(quota.algorithm == "concurrency" for quota in rule.quotas):
+                why = "it matches, but a CORS preflight takes no place in flight"
         found.append(Reason(rule.rule.name, status, why, criteria, own))
     # What is left was asked by descriptors, which are matched by entries.
     return [*found, *(Reason(name, "applies", "", (), tuple(own)) for name, own in asked.items())]

@@ -13,13 +13,14 @@ from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import NEVER, Charge
 from ratelimit_mw.rules.candidates import Candidate, charges_of, is_exempt, not_replaced, program
 from ratelimit_mw.rules.compiled import CompiledRule, Counter
-from ratelimit_mw.rules.conditions import Matching, is_preflight
+from ratelimit_mw.rules.conditions import Matching
 from ratelimit_mw.rules.descriptors import Descriptors
 from ratelimit_mw.rules.features import Features
 from ratelimit_mw.rules.index import Index
 from ratelimit_mw.rules.overrides import BLOCKED, Held, Overrides, Recompiling, bearing
 from ratelimit_mw.rules.paths.match import NO_PARAMETERS, PathMatcher
 from ratelimit_mw.rules.plans import Plans
+from ratelimit_mw.rules.preflights import Preflights, announced
 from ratelimit_mw.settings import ClientSettings, DeferSettings, LoadSettings, ResponseSettings, StorageSettings
 
 
@@ -84,6 +85,7 @@ class RuleSet(Features):
         self.messages: RuleSet | None = self._of_messages([rule for rule in standing if rule.rule.messages])
         """What the messages of a WebSocket go by, in place of these; None where nothing limits messages."""
         self._named = {rule.rule.name: rule for rule in rules}
+        self._preflights = Preflights(self._named, self._tier)
         self._demanded = {
             rule.rank: PathMatcher([(rule.rank, template) for template in rule.match.templates])
             for rule in rules
@@ -146,7 +148,8 @@ class RuleSet(Features):
     def plan(self, request: Request, cost: int = 1) -> tuple[Charge, ...]:
         """The counters that `request` has to ask, in the order of the file; () where nothing applies.
 
-        Nothing applies to what is exempt, to a CORS preflight, and where no rule matches. `cost` is from 0 on.
+        Nothing applies to what is exempt, and where no rule matches. `cost` is from 0 on. A CORS preflight asks
+        counters of its own.
         """
         overrides = self.overrides
         if overrides is not None:
@@ -154,15 +157,23 @@ class RuleSet(Features):
                 return BLOCKED
             if overrides.exempts(request):
                 return ()
-        if request.method == "OPTIONS" and is_preflight(request):
-            return ()
         candidates = self._index.candidates(request)
         if self._exempting and is_exempt(candidates, request):
             return ()
+        if request.method == "OPTIONS" and (method := announced(request)) is not None:
+            return self._plan_preflight(candidates, request, method, cost)
         if self._replacing:
             candidates = not_replaced(candidates, request)
         charges = charges_of(candidates, request, cost, self._tier, overrides)
         return charges if self.descriptors is None else (*charges, *self.descriptors.plan(request, cost))
+
+    def _plan_preflight(
+        self, candidates: Sequence[Candidate], request: Request, method: str, cost: int
+    ) -> tuple[Charge, ...]:
+        charges = self._preflights.charges(candidates, request, method, cost, self.overrides)
+        if self.descriptors is None:
+            return tuple(charges)
+        return (*charges, *self.descriptors.plan_preflight(request, method, cost))
 
     def plan_rule(self, name: str, request: Request, cost: int = 1) -> Sequence[Charge] | None:
         """The counters of the rule of that name, whether or not its `match` holds; None where there is no such rule.
@@ -186,16 +197,21 @@ class RuleSet(Features):
                 if owner == rule.rank:
                     route, parameters = own_route, own_parameters
         candidate: Candidate = (rule.rank, program(rule), route, parameters, True)
+        if request.method == "OPTIONS" and (method := announced(request)) is not None:
+            return self._preflights.charges([candidate], request, method, cost, self.overrides)
         return charges_of([candidate], request, cost, self._tier, self.overrides)
 
     def classify(self, request: Request, name: str | None = None) -> Sequence[Charge] | None:
-        """What is said of the priority of `request`: see `priorities`. () where it is exempt, `BLOCKED` as ever.
+        """What is said of the priority of `request`: see `priorities`. `BLOCKED` as ever.
+
+        () where it is exempt, or a CORS preflight: the request behind it may be more important than it shows.
 
         With `name`, what the rule of that name says of it; None where there is no such rule.
         """
         classifier = self.classifier
         if name is None:
-            return classifier.plan(request) if classifier is not None else ()
+            charges = classifier.plan(request) if classifier is not None else ()
+            return () if charges is not BLOCKED and announced(request) is not None else charges
         if name not in self._named:
             return None
         return (classifier.plan_rule(name, request) if classifier is not None else None) or ()

@@ -113,23 +113,6 @@ class TestMatch:
             assert [charge.rule.name for charge in planned] == expected
 
 
-class TestPreflight:
-    PREFLIGHT = {"origin": "https://example.com", "access-control-request-method": "PUT"}  # noqa: RUF012
-
-    @pytest.mark.parametrize(
-        ("method", "headers", "counted"),
-        [
-            case("OPTIONS", PREFLIGHT, False, id="a true preflight"),
-            case("OPTIONS", {}, True, id="a plain OPTIONS"),
-            case("OPTIONS", {"origin": "https://example.com"}, True, id="an OPTIONS with an Origin"),
-            case("OPTIONS", {"access-control-request-method": "PUT"}, True, id="without an Origin"),
-            case("GET", PREFLIGHT, True, id="a GET that looks like one"),
-        ],
-    )
-    def test_only_a_true_preflight_is_not_counted(self, method, headers, counted):
-        assert bool(applied(rules({}), method=method, headers=headers)) is counted
-
-
 class TestBy:
     @pytest.mark.parametrize(
         ("by", "anonymous", "known"),
