@@ -20,6 +20,9 @@ class Source(Protocol):
     channels: tuple[str, ...]
     """What its listener listens to; () where nobody tells of changes."""
 
+    settling: float
+    """Seconds after which documents that can't be used are fetched once more at the start: they may be half written."""
+
     def fetch(self) -> Snapshot:
         """The documents as they are now.
 

@@ -39,6 +39,8 @@ class RulesDatabase:
     for a URL that can't be read. Everything else may raise StoreUnavailable.
     """
 
+    settling = 0.0
+
     def __init__(self, url: str) -> None:
         address, _, book = url.partition("#")
         if address.startswith("memory:"):

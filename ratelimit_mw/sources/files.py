@@ -14,8 +14,8 @@ from ratelimit_mw.stores.records import Timer
 _FRESH = 2_000_000_000
 """Nanoseconds for which a file is read again though it looks the same: a clock of the file system may tick slowly."""
 
-_SETTLING = 0.02
-"""Seconds for which a file has to stay as it is, for some write it in several strokes."""
+SETTLING = 0.02
+"""Seconds for which a file has to stay as it is: some programs write it in several steps."""
 
 _TRIES = 5
 
@@ -26,10 +26,12 @@ class FilesSource:
     """A file, or a folder in which each file is a domain.
 
     A file that is replaced, whether by an editor's rename or by the symbolic links of a Kubernetes ConfigMap, is
-    seen by its inode; one that is written to by its time and size; and what is the same after that by its content.
+    seen by its inode. One that is written to is seen by its times and its size: a program may set the time of the
+    last write back, but not that of the last change (ctime). What looks different is then compared by its content.
     """
 
     channels: tuple[str, ...] = ()
+    settling = SETTLING
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = os.fspath(path)
@@ -60,8 +62,8 @@ class FilesSource:
             self._read_at = time.time_ns()
             problems = Problems()
             documents = gather(self._path, problems)
-            if self._snapshot is not None:
-                time.sleep(_SETTLING)
+            if self._snapshot is not None or self._read_at - _newest(look) < SETTLING * 1e9:
+                time.sleep(SETTLING)
             before, look = look, self._look()
             if look != before:
                 continue
@@ -83,11 +85,12 @@ def _stat(file: str) -> tuple[object, ...]:
         found = Path(file).stat()  # of what the links lead to
     except (OSError, ValueError):
         return (file,)
-    return file, found.st_mtime_ns, found.st_ino, found.st_size, found.st_dev
+    return file, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_size, found.st_dev
 
 
 def _newest(look: _Look) -> int:
-    return max((each[1] for each in look if isinstance(each, tuple) and len(each) > 1), default=0)
+    """When a file was last written to or changed, in nanoseconds since the epoch."""
+    return max((moment for each in look if isinstance(each, tuple) for moment in each[1:3]), default=0)
 
 
 def _digest(documents: list[Document]) -> str:

@@ -10,6 +10,7 @@ class MappingSource:
     """A mapping of the shape of a rules file."""
 
     channels: tuple[str, ...] = ()
+    settling = 0.0
 
     def __init__(self, rules: Mapping[str, object]) -> None:
         self.name = "a mapping"

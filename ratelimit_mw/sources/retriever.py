@@ -67,13 +67,15 @@ class Retriever:
         self._watches: dict[Source | None, Watch] = {}
         self._refused: ConfigurationError | None = None
         self.watching = False
-        rules = self._book.load()
-        if rules is None:  # a source that has something to say says it the first time
-            raise ConfigurationError([])
-        self._base = self.rules = rules
-        self.state = State(self._book.name, self._book.version, time.time())
+        self.state = State(self._book.name, "", time.time())
+        self._inherited = False
+        """Whether the rules in force are those of a fork's parent; its other workers may have newer ones."""
+        self._base = self.rules = rules = self._begin_rules()
+        self._kept = self._book.used
+        self._left = False
         self._storage = rules.storage
         self._compose()
+        self._leave(over=False)
         begins_anew(self)
 
     @property
@@ -91,7 +93,11 @@ class Retriever:
 
     def require(self, check: Callable[[Rules], None]) -> None:
         """Have `check` raise ConfigurationError for rules that can't be used here, now or later."""
-        check(self.rules)
+        try:
+            check(self.rules)
+        except ConfigurationError as error:
+            if not self._recall(error, check):
+                raise
         self._checks.append(check)
 
     def watch(self) -> None:
@@ -99,6 +105,7 @@ class Retriever:
         with self._starting:
             if not self.watching:
                 self.watching = True
+                self._leave(over=not self._inherited and self._refused is None)
                 self._watch_sources()
                 if not isinstance(self.records, MemoryRecords):
                     self._begin(Watch(self.look_for_overrides, self.pause, None, self.records.listener()))
@@ -122,6 +129,7 @@ class Retriever:
     def look_for_rules(self) -> None:
         """Fetch the newest rules. Raises ConfigurationError where they can't be used; the last good ones stay."""
         with self._lock:
+            self._book.keep_left()
             try:
                 rules = self._book.load()
                 if rules is not None:
@@ -130,10 +138,12 @@ class Retriever:
                         check(rules)
                     self._book.refused = False
             except ConfigurationError as error:
-                self._refuse(error)
+                if not (self._inherited and self._recall(error)):
+                    self._refuse(error)
                 raise
             if rules is not None:
                 self._adopt(rules)
+                self._leave(over=True)
                 with self._starting:
                     if self.watching:
                         self._watch_sources()
@@ -187,8 +197,8 @@ class Retriever:
         domains = {part.domain for part in self._base.parts}
         pieces = [piece for part in self._base.parts for piece in part.pieces]
         self._base = rules
-        self._refused = None
-        self.state = State(self._book.name, self._book.version, time.time())
+        self._kept, self._left, self._inherited = self._book.used, False, False
+        self._note(self._book.behind)
         if any(part.domain not in domains for part in rules.parts):
             try:
                 self._controls.fetch(self._base)
@@ -208,6 +218,44 @@ class Retriever:
             message = "rules: the newest of %s can't be used, and version %s stays in force:\n%s"
             logger.error(message, self._book.name, self.state.version, error)
 
+    def _begin_rules(self) -> Rules:
+        """The rules to start with: the newest; or, in a worker of a running server, those that another has left."""
+        try:
+            rules = self._book.begin()
+        except ConfigurationError as error:
+            recalled = self._book.recall()
+            if recalled is None:
+                raise
+            self._note(error)
+            return recalled
+        self._note(self._book.behind)
+        return rules
+
+    def _recall(self, error: ConfigurationError, *checks: Callable[[Rules], None]) -> bool:
+        """Go by the rules that another worker of this server has left, where they can be used. `error` says why."""
+        self._inherited = False
+        rules = self._book.recall(*self._checks, *checks)
+        if rules is None:
+            return False
+        self._adopt(rules)
+        self._note(error)
+        return True
+
+    def _note(self, behind: ConfigurationError | None) -> None:
+        """Note which rules are in force. `behind` says why they are not the newest, and that is logged."""
+        self._refused = behind
+        text = None if behind is None else str(behind)
+        self.state = State(self._book.name, self._book.version, time.time(), text)
+        if behind is not None:
+            message = "rules: %s can't be used; version %s, left by another worker of this server, is in force:\n%s"
+            logger.error(message, self._book.name, self._book.version, behind)
+
+    def _leave(self, *, over: bool) -> None:
+        """Leave the rules in force for workers that the same server starts later."""
+        if self._kept is not None and not self._left:
+            self._book.leave(self._kept, over=over)
+            self._left = over
+
     def _compose(self) -> None:
         """Put the rules and what overrides them into force, at once."""
         self.rules = self._controls.applied_to(self._base)
@@ -220,6 +268,8 @@ class Retriever:
         vars(self).pop("_starting", None)
         self._watches = {}
         self.watching = False
+        self._left = False
+        self._inherited = True
 
 
 def _nobody(_setting: Setting) -> None:

@@ -2,7 +2,8 @@
 
 import logging
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 
 from ratelimit_mw.errors import ConfigurationError, Problem
@@ -12,12 +13,20 @@ from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.rules.load import load_documents
 from ratelimit_mw.sources import open_source
 from ratelimit_mw.sources.base import Snapshot, Source
+from ratelimit_mw.sources.last_good import Kept, LastGood
 
 logger = logging.getLogger("ratelimit_mw")
 
 
+_TRIES = 5
+"""How often a file that can't be used is read at the start, while it goes on changing."""
+
+
 class Rulebook:
-    """The rules of a configuration. `version` is theirs, `refused` whether the newest ones can't be used."""
+    """The rules of a configuration. `version` is theirs, `refused` whether the newest ones can't be used.
+
+    `used` is the text of the rules that were returned last, `behind` why they are not the newest.
+    """
 
     def __init__(self, config: Config, environ: Mapping[str, str] = os.environ) -> None:
         self._environ = environ
@@ -27,6 +36,10 @@ class Rulebook:
         self._frame: Snapshot | None = None
         self._tried: tuple[Snapshot | None, ...] = ()
         self._said: set[str] = set()
+        self.used: Kept | None = None
+        self.behind: ConfigurationError | None = None
+        self._given = isinstance(config, Mapping)
+        self._last_good = LastGood(config)
         self.version = ""
         self.refused = False
 
@@ -40,11 +53,33 @@ class Rulebook:
         """What is to be watched: the source, and the one that it names."""
         return (self._source, self._further) if self._further else (self._source,)
 
+    def begin(self) -> Rules:
+        """The rules to start with. Raises ConfigurationError.
+
+        A file that can't be used may be half written: it is read again after the settling time, and as long as it
+        changes.
+        """
+        refused = ConfigurationError([])
+        for _ in range(_TRIES):
+            try:
+                rules = self.load()
+            except ConfigurationError as error:
+                refused = error
+                if not self._source.settling:
+                    break
+                time.sleep(self._source.settling)
+            else:
+                if rules is not None:
+                    return rules
+                break  # the file is still what was refused
+        raise refused
+
     def load(self) -> Rules | None:
         """The rules, or None where the newest are those that were returned, or refused, the last time.
 
         Raises ConfigurationError where they can't be had, or can't be used.
         """
+        self.behind = None
         top = _fetched(self._source)
         if top is not self._frame:
             if self._tried == (top,):
@@ -55,6 +90,7 @@ class Rulebook:
                 self._follow(None)
                 self._frame = None
                 self.version = top.version
+                self.used = Kept(None, top)
                 return rules
             self._follow(rules.source)
             self._frame = top
@@ -69,8 +105,12 @@ class Rulebook:
         except ConfigurationError as error:
             if self.refused:
                 raise
-            logger.warning("%s: nothing is limited until it is there", error)
             self._tried = ()
+            rules = self.recall()
+            if rules is not None:
+                self.behind = error
+                return rules
+            logger.warning("%s: nothing is limited until it is there", error)
             return none
 
     def _load_further(self, frame: Snapshot) -> Rules | None:
@@ -83,6 +123,40 @@ class Rulebook:
         self._tried = (frame, snapshot)
         rules = self._compiled(snapshot, frame)
         self.version = snapshot.version
+        self.used = Kept(None if self._given else frame, snapshot)
+        return rules
+
+    def leave(self, kept: Kept, *, over: bool) -> None:
+        """Leave rules that this process can use for the workers that the same server starts later.
+
+        With `over`, they replace what another worker has left.
+        """
+        self._last_good.leave(kept, self._further_url, over=over)
+
+    def keep_left(self) -> None:
+        """Keep what was left from being cleaned up."""
+        self._last_good.refresh(self._further_url)
+
+    def recall(self, *checks: Callable[[Rules], None]) -> Rules | None:
+        """The rules that another worker of the same server has left; None where there are none that can be used.
+
+        Each of `checks` may raise ConfigurationError for rules that can't be used here.
+        """
+        kept = self._last_good.take(self._further_url)
+        if kept is None or kept.rules.version == self.version:
+            return None
+        refused = self.refused
+        try:
+            rules = self._compiled(kept.rules, self._frame if self._given else kept.frame)
+            for check in checks:
+                check(rules)
+        except ConfigurationError as error:
+            logger.warning("the last good rules can't be used here either: %s", error)
+            return None
+        finally:
+            self.refused = refused
+        self.version = kept.rules.version
+        self.used = kept
         return rules
 
     def close(self) -> None:
