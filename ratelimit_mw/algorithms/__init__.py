@@ -13,7 +13,7 @@ from operator import or_
 from typing import NamedTuple
 
 from ratelimit_mw.algorithms.algorithm import Algorithm, Decide, Refund
-from ratelimit_mw.model import Quota
+from ratelimit_mw.model import SECOND, Quota
 
 ALGORITHMS: dict[str, Algorithm] = {}
 """The algorithms that rules may name."""
@@ -52,13 +52,13 @@ def add(module: str) -> None:
 
     Raises:
         ImportError: The module, its `ALGORITHM` or its Lua file is missing.
-        ValueError: The name or the code is taken, what it requires is missing, or the Lua file does not define it.
+        ValueError: The name or the code is taken, what it requires is missing, the Lua file does not define it,
+            or it denies the first request of a counter.
     """
     package, _, name = module.rpartition(".")
-    try:
-        algorithm: Algorithm = import_module(module).ALGORITHM
-    except AttributeError:
-        raise ImportError(f"{module} has no ALGORITHM, the description of the algorithm") from None
+    algorithm: Algorithm | None = getattr(import_module(module), "ALGORITHM", None)
+    if algorithm is None:
+        raise ImportError(f"{module} has no ALGORITHM, the description of the algorithm")
     if name in PARTS:
         raise ValueError(f"{module}: there is already an algorithm called {name}")
     missing = [other for other in algorithm.requires if other not in PARTS]
@@ -69,6 +69,8 @@ def add(module: str) -> None:
         raise ValueError(f"{module}: its code {algorithm.code!r} is that of {other}")
     constant = name.upper()
     text = _lua_of(package, name, constant)
+    if algorithm.in_rules:
+        _check_admission(name, algorithm)
     number = next(_next_number)
     bits = reduce(or_, [PARTS[other].bits for other in algorithm.requires], 1 << number)
     PARTS[name] = Part(number, constant, text, bits)
@@ -89,6 +91,13 @@ def remove(name: str) -> None:
 def lua(name: str) -> str:
     """The Lua source of that name in this folder."""
     return files(__name__).joinpath(f"{name}.lua").read_text(encoding="utf-8")
+
+
+def _check_admission(name: str, algorithm: Algorithm) -> None:
+    """A bucket that is not described as one has a burst of 0, and would deny every client without a message."""
+    first, _ = algorithm.decide(b"", Quota(name, 1, SECOND, int(algorithm.has_burst)), 1, SECOND)
+    if not first.allowed:
+        raise ValueError(f"{name} denies the first request of a counter; a bucket is described with has_burst=True")
 
 
 def _lua_of(package: str, name: str, constant: str) -> str:

@@ -7,11 +7,13 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
+from ratelimit_mw.algorithms import NOTHING
 from ratelimit_mw.clock import Clock
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.forks import begins_anew
-from ratelimit_mw.model import Ask, Quota, Reply
+from ratelimit_mw.model import Ask, Reply
 from ratelimit_mw.stores.redis.breaker import Breaker
 from ratelimit_mw.stores.redis.endpoint import Endpoint
 from ratelimit_mw.stores.redis.inquiry import Inquiry, Intent, Spoilt, away
@@ -26,7 +28,7 @@ _NO_LOOP: tuple[Callable[[], object], LoopBatcher | None] = (lambda: None), None
 
 _AWAY = "the store is away"
 
-_PROBE = Quota("fixed_window", 1_000_000_000, 1_000_000)
+_PROBE = replace(NOTHING, limit=1_000_000_000, period=1_000_000)
 
 
 class Server:

@@ -1,0 +1,282 @@
+"""A new algorithm, added as docs/add-an-algorithm.md says: its two files and its line are taken from that page."""
+
+import importlib
+import json
+import logging
+import re
+import sys
+import time
+from pathlib import Path
+from random import Random
+
+import jsonschema
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from ratelimit_mw import ConfigurationError, ManualClock, RateLimiter, algorithms
+from ratelimit_mw.cli.app import app
+from ratelimit_mw.errors import StoreUnavailable
+from ratelimit_mw.model import SECOND, Ask, Quota
+from ratelimit_mw.rules.load import load
+from ratelimit_mw.rules.schema.json_schema import json_schema
+from ratelimit_mw.stores.memory import MemoryStore
+from ratelimit_mw.stores.redis.blocking import Blocking
+from ratelimit_mw.stores.redis.inquiry import DECIDE
+from ratelimit_mw.stores.redis.store import RedisStore
+from ratelimit_mw.stores.redis.wire import decode, encode
+from tests.support.apps import ROOT
+
+PAGE = (ROOT / "docs" / "add-an-algorithm.md").read_text("utf-8")
+MODULE, LUA, LINE = re.findall(r"^```(?:python|lua|text)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+
+START = 1_700_000_040
+MINUTE = 60 * SECOND
+RULE = {"name": "api", "limit": "6 per minute", "algorithm": "gcra_again", "burst": 3}
+FILE = {"domain": "shop", "storage": {"timeout": "5s"}, "rules": [RULE]}
+IP = {"ip": "192.0.2.1"}
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A function that writes a package with the page's two files, or others, and returns the name of the module."""
+    monkeypatch.syspath_prepend(tmp_path)
+    folder = tmp_path / "added_algorithms"
+    folder.mkdir()
+
+    def write(name="gcra_again", module=MODULE, lua=LUA):
+        (folder / f"{name}.py").write_text(module, "utf-8")
+        if lua is not None:
+            (folder / f"{name}.lua").write_text(lua, "utf-8")
+        importlib.invalidate_caches()
+        return f"added_algorithms.{name}"
+
+    yield write
+    for module in [name for name in sys.modules if name.partition(".")[0] == "added_algorithms"]:
+        del sys.modules[module]
+
+
+@pytest.fixture
+def added(package):
+    """The algorithm of the page, added by the line in the table, and removed afterwards."""
+    module = package()
+    assert LINE.strip() == '"ratelimit_mw.algorithms.gcra_again",'
+    algorithms.add(module)
+    yield
+    algorithms.remove("gcra_again")
+
+
+def admitted(limiter, times):
+    return [limiter.check(IP).allowed for _ in range(times)]
+
+
+def test_a_bucket_in_memory_has_its_burst_and_refills(added):
+    clock = ManualClock(START)
+    with RateLimiter(FILE, clock=clock) as limiter:
+        assert admitted(limiter, 4) == [True, True, True, False]
+        clock.advance(limiter.check(IP).retry_after)
+        assert admitted(limiter, 2) == [True, False]
+
+
+def test_redis_decides_as_the_memory_does(added, server):
+    clock = ManualClock(START)
+    with RateLimiter(FILE, clock=clock, storage=server.url) as limiter:
+        assert admitted(limiter, 4) == [True, True, True, False]
+        clock.advance(limiter.check(IP).retry_after)
+        assert admitted(limiter, 2) == [True, False]
+    with server.client() as client:
+        assert [key.partition(":{")[0] for key in client.scan_iter()] == ["shop:api:ga60"]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_any_history_is_alike_in_memory_and_on_redis(added, any_server, seed):
+    dice, clock = Random(seed), ManualClock(START)
+    memory, redis = MemoryStore(clock=clock), RedisStore(any_server.url, timeout=5, clock=clock)
+    asks = [
+        Ask(f"d:r{number}:ga60:{{x}}", Quota("gcra_again", limit, MINUTE, burst))
+        for number, (limit, burst) in enumerate([(6, 3), (7, 7), (1, 1), (0, 0)])
+    ]
+    charged_at = [clock.now()]
+    for _ in range(120):
+        clock.advance(dice.choice((0, 0, 0.5, 8.571429, 10, 61)))
+        asked = [ask._replace(cost=dice.choice((0, 1, 1, 2))) for ask in dice.sample(asks, dice.choice((1, 1, 2)))]
+        step = dice.choice(("decide", "decide", "look", "refund", "charge"))
+        for store in (memory, redis):
+            if step == "refund":
+                store.refund(asked, charged_at[-1])
+            elif step == "charge":
+                charged_at.append(store.charge(asked))
+        said = [store.decide(asked, commit=step == "decide") for store in (memory, redis)]
+        assert list(said[0].outcomes) == list(said[1].outcomes)
+    redis.close()
+
+
+def test_the_schema_names_it(added):
+    jsonschema.validate(FILE, json_schema())
+
+
+def test_the_command_line_takes_it(added, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))  # the command line adds its folder, and a handler
+    monkeypatch.setattr(logging.getLogger("ratelimit_mw"), "handlers", [])
+    Path("ratelimits.yaml").write_text(yaml.safe_dump(FILE), "utf-8")
+    checked = CliRunner().invoke(app, ["check", "ratelimits.yaml"])
+    assert checked.exit_code == 0, checked.output
+    printed = CliRunner().invoke(app, ["schema"])
+    jsonschema.validate(FILE, json.loads(printed.stdout))
+    demo = json.loads(CliRunner().invoke(app, ["demo", "--json"]).stdout)
+    assert demo[0]["gcra_again"]["allowed"]
+
+
+def test_an_explanation_names_it(added):
+    with RateLimiter(FILE, clock=ManualClock(START)) as limiter:
+        limiter.check(IP)
+        assert "6 per minute, 3 at once, gcra_again: 2 left" in str(limiter.explain(IP))
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        pytest.param(
+            {"consistency": "lease"},
+            "not with gcra_again: what is charged early or late is refilled early or late (write algorithm: "
+            "fixed_window, sliding_window or bucketed_window)",
+            id="a lease",
+        ),
+        pytest.param({"consistency": "write_back"}, "not with gcra_again: what is charged", id="a write-back"),
+        pytest.param({"buckets": 10}, "gcra_again has no buckets", id="buckets"),
+        pytest.param({"max_wait": "1s"}, "with gcra_again no request waits", id="a wait"),
+        pytest.param({"burst": 1, "cost": 2}, "a cost of 2 can never fit into a burst of 1", id="a cost"),
+        pytest.param({"algorithm": "gcra_agian"}, "did you mean 'gcra_again'?", id="a typo"),
+        pytest.param(
+            {"algorithm": "fixed_window"}, "write algorithm: token_bucket, leaky_bucket or gcra_again", id="a hint"
+        ),
+    ],
+)
+def test_a_rule_is_refused_for_what_the_algorithm_cannot_do(added, keys, message):
+    with pytest.raises(ConfigurationError, match=re.escape(message)):
+        load({**FILE, "rules": [{**RULE, **keys}]})
+
+
+def test_shards_divide_it(added, any_server):
+    clock = ManualClock(START)
+    rule = {**RULE, "limit": "8 per minute", "burst": 8, "shards": 4}
+    with RateLimiter({**FILE, "rules": [rule]}, clock=clock, storage=any_server.url) as limiter:
+        assert admitted(limiter, 9) == [True] * 8 + [False]
+
+
+def test_an_algorithm_that_is_removed_is_unknown_everywhere(package):
+    algorithms.add(package())
+    algorithms.remove("gcra_again")
+    with pytest.raises(ConfigurationError, match="must be one of"):
+        load(FILE)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(FILE, json_schema())
+
+
+@pytest.mark.parametrize(
+    ("files", "error", "message"),
+    [
+        pytest.param({"lua": None}, ImportError, "gcra_again.lua is missing beside gcra_again.py", id="no Lua"),
+        pytest.param(
+            {"lua": LUA.replace("GCRA_AGAIN", "GCRA")},
+            ValueError,
+            "gcra_again.lua must define algorithms[GCRA_AGAIN] and then refunds[GCRA_AGAIN]",
+            id="Lua of another name",
+        ),
+        pytest.param({"lua": LUA.partition("\nrefunds")[0]}, ValueError, "must define", id="no refunds in Lua"),
+        pytest.param(
+            {"module": MODULE.replace("has_burst=True, ", "")},
+            ValueError,
+            "gcra_again denies the first request of a counter; a bucket is described with has_burst=True",
+            id="a bucket that is not said to be one",
+        ),
+        pytest.param({"module": ""}, ImportError, "has no ALGORITHM", id="no description"),
+        pytest.param(
+            {"module": MODULE.replace('code="ga"', 'code="tb"')},
+            ValueError,
+            "its code 'tb' is that of token_bucket",
+            id="a code that is taken",
+        ),
+        pytest.param(
+            {"module": MODULE.replace('code="ga"', 'code="ga", requires=("later",)')},
+            ValueError,
+            "requires later, which must stand before it",
+            id="another that is missing",
+        ),
+        pytest.param({"name": "token_bucket"}, ValueError, "already an algorithm called", id="a name that is taken"),
+        pytest.param({"name": "ban"}, ValueError, "already an algorithm called", id="the name of the bans"),
+    ],
+)
+def test_an_algorithm_that_is_incomplete_is_an_error_at_once(package, files, error, message):
+    module = package(**files)
+    before = dict(algorithms.ALGORITHMS), dict(algorithms.PARTS)
+    with pytest.raises(error, match=re.escape(message)):
+        algorithms.add(module)
+    assert before == (algorithms.ALGORITHMS, algorithms.PARTS)
+
+
+def test_a_description_that_says_nothing_of_leases_refuses_them(package):
+    algorithms.add(package(module=re.sub(r", no_\w+=_NO_LEASE", "", MODULE)))
+    try:
+        with pytest.raises(ConfigurationError, match="not with gcra_again: it is not known to count"):
+            load({**FILE, "rules": [{**RULE, "consistency": "lease"}]})
+    finally:
+        algorithms.remove("gcra_again")
+
+
+@pytest.mark.parametrize("asked", [pytest.param(1, id="one counter"), pytest.param(2, id="two counters")])
+def test_the_script_answers_a_number_that_it_does_not_know_with_an_error(any_server, asked):
+    """A number without a Lua function is an error of the request, never a denial, and spoils no other request."""
+    known = Quota("fixed_window", 5, MINUTE)
+    inquiries = [([Ask(f"d:{number}{place}:{{x}}", known) for place in range(asked)], DECIDE) for number in range(2)]
+    message = encode(inquiries, START * SECOND)
+    *arguments, packed = message.arguments
+    size = len(packed) // message.asked
+    for place in range(asked):
+        packed = packed[: place * size + 1] + bytes([200]) + packed[place * size + 2 :]
+    connection = Blocking(any_server.url)
+    connection.connect()
+    try:
+        (reply,) = connection.carry(_call("EVAL", message.script.text, *arguments, packed), time.monotonic() + 5)
+    finally:
+        connection.close()
+    failed, fine = decode(reply, message, inquiries)
+    assert isinstance(failed, StoreUnavailable)
+    assert "this script has no algorithm number 200" in str(failed)
+    assert [outcome.allowed for outcome in fine.outcomes] == [True] * asked
+
+
+def _call(*command):
+    return (yield [command])
+
+
+def test_a_debt_of_the_new_algorithm_is_paid_back_within_two_windows(added):
+    clock = ManualClock(START)
+    store = MemoryStore(clock=clock)
+    ask = Ask("d:r:ga60:{x}", Quota("gcra_again", 6, MINUTE, 3))
+    store.charge([ask._replace(cost=100)])
+    denied = store.decide([ask]).outcomes[0]
+    assert not denied.allowed
+    assert MINUTE < denied.retry_after <= 2 * MINUTE
+    clock.advance(denied.retry_after / SECOND)
+    assert store.decide([ask]).outcomes[0].allowed
+
+
+def test_the_numbers_on_the_wire_are_those_of_the_release_before():
+    numbers = {name: part.number for name, part in algorithms.PARTS.items()}
+    names = "fixed_window sliding_log sliding_window bucketed_window token_bucket leaky_bucket concurrency ban"
+    assert {name: numbers[name] for name in names.split()} == {name: n for n, name in enumerate(names.split(), 1)}
+
+
+def test_no_file_outside_the_algorithms_knows_one_by_name():
+    """Two defaults: that of a rule, and what descriptors are counted by."""
+    name = re.compile(rf"""["']({"|".join(algorithms.ALGORITHMS)})["']""")
+    package = ROOT / "ratelimit_mw"
+    found = [
+        known
+        for path in sorted(package.rglob("*.py"))
+        if path.parent != package / "algorithms"
+        for known in name.findall(path.read_text("utf-8"))
+    ]
+    assert sorted(found) == ["fixed_window", "sliding_window"]
