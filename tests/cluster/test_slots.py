@@ -2,7 +2,6 @@
 
 import struct
 
-import hiredis
 import pytest
 from redis.crc import key_slot
 
@@ -13,10 +12,12 @@ from ratelimit_mw.stores.redis.cluster.slots import Redirected, converse_by_slot
 from ratelimit_mw.stores.redis.cluster.spanning import Spanning
 from ratelimit_mw.stores.redis.cluster.topology import _table
 from ratelimit_mw.stores.redis.inquiry import Elsewhere, Intent, Spoilt, away
+from ratelimit_mw.stores.redis.replies import ErrorReply
+from ratelimit_mw.stores.redis.wire import encode
 
 QUOTA = Quota("fixed_window", 5, 1_000_000)
-NO_SCRIPT = hiredis.ReplyError("NOSCRIPT No matching script.")
-MOVING = hiredis.ReplyError("TRYAGAIN Multiple keys request during rehashing of slot")
+NO_SCRIPT = ErrorReply("NOSCRIPT No matching script.")
+MOVING = ErrorReply("TRYAGAIN Multiple keys request during rehashing of slot")
 
 
 def inquiry(number, **options):
@@ -26,18 +27,22 @@ def inquiry(number, **options):
 
 def answer(command):
     """What the script says: everything is allowed."""
-    keys = command[2]
+    keys = int(command[2])
     nonce, time = command[3 + keys : 5 + keys]
     return nonce + struct.pack("<d", int(time or 1)) + struct.pack("<?qqqq", True, 4, 1, 0, 0) * keys
 
 
 def names(volley):
-    return [command[0] for command in volley]
+    return [command[0].decode() for command in volley]
 
 
-def held(inquiries, react):
+def scripts(inquiries):
+    return {encode([inquiry], 7).script for inquiry in inquiries}
+
+
+def held(inquiries, react, known=None):
     """The results, and the names of the commands of each volley; `react(command, volley number)` makes the replies."""
-    conversation = converse_by_slot(inquiries, 7)
+    conversation = converse_by_slot(inquiries, 7, scripts(inquiries) if known is None else known)
     volleys = []
     try:
         volley = next(conversation)
@@ -68,6 +73,14 @@ def test_each_script_of_a_volley_is_taught_by_the_first_call_that_needs_it():
     assert volleys == [["EVALSHA"] * 4, ["EVAL", "EVALSHA", "EVAL", "EVALSHA"]]
 
 
+def test_a_script_that_the_node_has_not_had_yet_travels_with_the_first_call():
+    known = set()
+    for names_of_commands in (["EVAL", "EVALSHA"], ["EVALSHA", "EVALSHA"]):
+        results, volleys = held([inquiry(1), inquiry(2)], lambda command, _: answer(command), known)
+        assert all(isinstance(result, Reply) for result in results)
+        assert volleys == [names_of_commands]
+
+
 def test_a_node_that_never_learns_is_away():
     results, volleys = held([inquiry(1)], lambda *_: NO_SCRIPT)
     assert away(results[0])
@@ -87,7 +100,7 @@ def test_what_shares_a_slot_that_moves_is_asked_alone():
 
 def test_whoever_was_sent_here_asks_for_it_and_alone():
     def react(command, _):
-        return b"OK" if command == ("ASKING",) else answer(command)
+        return b"OK" if command == (b"ASKING",) else answer(command)
 
     results, volleys = held([inquiry(1, asking=True), inquiry(1, asking=True), inquiry(1)], react)
     assert all(isinstance(result, Reply) for result in results)
@@ -103,10 +116,18 @@ def test_whoever_was_sent_here_asks_for_it_and_alone():
     ],
 )
 def test_a_redirection_says_where(error, expected):
-    results, _ = held([inquiry(1)], lambda *_: hiredis.ReplyError(error))
+    results, _ = held([inquiry(1)], lambda *_: ErrorReply(error))
     assert isinstance(results[0], Redirected)
     assert (results[0].address, results[0].asking) == expected
     assert not away(results[0])
+
+
+@pytest.mark.parametrize(
+    "error", ["MOVED", "MOVED 5", "MOVED 5 here", "ASK 5 127.0.0.1:x", "ASK 5 h:70000", "MOVED 5 h:1_0"]
+)
+def test_a_redirection_to_nowhere_is_an_error_of_the_node(error):
+    results, _ = held([inquiry(1)], lambda *_: ErrorReply(error))
+    assert type(results[0]) is StoreUnavailable
 
 
 @pytest.mark.parametrize(
@@ -119,7 +140,7 @@ def test_a_redirection_says_where(error, expected):
 )
 def test_another_error_is_that_slots_alone(error, kind):
     def react(command, _):
-        return hiredis.ReplyError(error) if command[3] == "d:r:{1}" else answer(command)
+        return ErrorReply(error) if command[3] == b"d:r:{1}" else answer(command)
 
     results, _ = held([inquiry(1), inquiry(2)], react)
     assert type(results[0]) is kind

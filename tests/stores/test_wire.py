@@ -52,7 +52,7 @@ def test_each_inquiry_gets_the_outcomes_of_its_own_asks(asked):
     ],
 )
 def test_a_call_takes_what_it_needs_of_the_script(inquiries, several):
-    text = encode(inquiries, None).script.text
+    text = encode(inquiries, None).script.text.decode()
     assert ("carry_out = function" in text) == several
     assert ("refunds[FIXED_WINDOW] =" in text) == several
     assert "algorithms[FIXED_WINDOW] =" in text

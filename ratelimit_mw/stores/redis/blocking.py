@@ -5,13 +5,21 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import hiredis
 import redis.connection
 from redis.exceptions import RedisError
 
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import Reply
-from ratelimit_mw.stores.redis.connecting import GRACE, HANDSHAKE_TIMEOUT, connection, packed, unavailable
+from ratelimit_mw.stores.redis.connecting import (
+    GRACE,
+    HANDSHAKE_TIMEOUT,
+    connection,
+    introduced,
+    packed,
+    socket_of,
+    unavailable,
+)
+from ratelimit_mw.stores.redis.replies import PENDING, Replies
 from ratelimit_mw.stores.redis.wire import Command, Conversation
 
 _IDLE = 0.05
@@ -26,8 +34,9 @@ class Blocking:
     """
 
     def __init__(self, url: str, patience: float = HANDSHAKE_TIMEOUT, **place: str | int) -> None:
-        self._connection = connection(url, redis.connection, patience, place)
-        self._reader = hiredis.Reader()
+        self._connection, self._introduction = connection(url, redis.connection, patience, place)
+        self._patience = patience
+        self._replies = Replies()
         self._used = 0.0
 
     def connect(self) -> None:
@@ -37,6 +46,12 @@ class Blocking:
         except (RedisError, OSError, ValueError) as error:  # ValueError: a host name that is none
             self.close()
             raise unavailable(error) from error
+        if self._introduction:
+            try:
+                introduced(self._exchange(self._introduction, time.monotonic() + self._patience))
+            except BaseException:
+                self.close()
+                raise
         self._used = time.monotonic()
 
     def carry(self, conversation: Conversation, deadline: float) -> list[Reply | StoreUnavailable]:
@@ -58,7 +73,7 @@ class Blocking:
             sock.settimeout(max(deadline - time.monotonic(), GRACE))
             sock.sendall(packed(volley))
             while len(replies) < len(volley):
-                if (reply := self._reader.gets()) is not False:
+                if (reply := self._replies.get()) is not PENDING:
                     replies.append(reply)
                     continue
                 left = deadline - time.monotonic()
@@ -70,10 +85,10 @@ class Blocking:
                 received = sock.recv(65536)
                 if not received:
                     raise ConnectionError("the server closed the connection")
-                self._reader.feed(received)
+                self._replies.feed(received)
         except TimeoutError:
             raise StoreUnavailable("no answer within the deadline") from None
-        except (OSError, hiredis.HiredisError) as error:
+        except OSError as error:
             raise unavailable(error) from error
         except AttributeError:  # there is no socket: closed by another thread
             raise StoreUnavailable("the connection was closed") from None
@@ -94,7 +109,7 @@ class Blocking:
 
     @property
     def _socket(self) -> Any:
-        return self._connection._sock  # noqa: SLF001  redis-py's own reading has no deadline over several reads
+        return socket_of(self._connection)
 
     def close(self) -> None:
         """Close the socket. A thread that waits for its reply finds that out at once."""

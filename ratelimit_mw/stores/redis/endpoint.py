@@ -14,6 +14,14 @@ Address = tuple[str, int]
 _YES = ("1", "true", "yes", "on")
 
 
+def redirection(error: str) -> Address | None:
+    """The address in an error that sends elsewhere, `MOVED slot host:port`; None where it has none."""
+    host, _, port = error.rpartition(" ")[2].rpartition(":")
+    if error.count(" ") != 2 or not (port.isascii() and port.isdigit() and 0 < int(port[:6]) < 65_536):
+        return None
+    return host, int(port)
+
+
 class Endpoint(Protocol):
     """Makes connections. `connect` and `aconnect` raise StoreUnavailable, and may take seconds."""
 

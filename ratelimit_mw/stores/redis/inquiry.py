@@ -50,6 +50,10 @@ class Elsewhere(StoreUnavailable):
     """Nothing was done: this node of a cluster is well, but it was not the one to ask, or not the moment."""
 
 
+class Late(StoreUnavailable):
+    """One request was not answered in time. Others are, so the store itself is well."""
+
+
 def away(result: object) -> bool:
     """True for an answer after which its connection is worth nothing: a master turned replica, a full memory."""
-    return isinstance(result, StoreUnavailable) and not isinstance(result, Spoilt | Elsewhere)
+    return isinstance(result, StoreUnavailable) and not isinstance(result, Spoilt | Elsewhere | Late)

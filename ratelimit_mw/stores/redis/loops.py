@@ -1,20 +1,29 @@
-"""Decisions of tasks: what waits in one event loop travels together, while the one before is under way."""
+"""Decisions of tasks: what waits in one event loop travels together, and several batches may be under way."""
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextvars import Context
 from functools import partial
 
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import Reply
 from ratelimit_mw.stores.redis.connecting import GRACE
-from ratelimit_mw.stores.redis.inquiry import Inquiry, away
+from ratelimit_mw.stores.redis.inquiry import Inquiry, Late, away
 from ratelimit_mw.stores.redis.streaming import Streaming
 from ratelimit_mw.stores.redis.wire import MOST, Conversation
 
 _UNDER_WAY = 2
-"""Batches that the server may have at once: it decides one while this process reads and writes the other."""
+"""Batches that a near server has at once: it decides one while this process reads and writes the other."""
+
+_HELD_BACK = 1 / 50
+"""The share of the timeout for which a request waits for one of them to come back. A far server gets more batches."""
+
+_WHOLE = 0.9
+"""The share of the timeout that counts as all of it: a batch may leave a little later than it was asked for."""
+
+_EARLY = 0.001
+"""Seconds by which a timer may go off before its time."""
 
 _WORTH_HALVING = 32
 """Inquiries from which on a batch leaves in two halves, so that there is another for the server."""
@@ -27,6 +36,18 @@ class LoopBatcher:
     was alone of late leaves in the middle. There is no task between a request and its reply: the connection's reader
     resolves the futures that requests wait for, so that no request's cancellation touches it. The batcher holds no
     reference to the loop while it has no connection.
+
+    Each request has its own deadline. One that passes fails that request alone as long as others are answered in
+    time. Where the connection was silent for the whole timeout, everything that waits fails, and the store counts as
+    away. The silent connection stays: if it speaks again, `back` is called, and the store is back at once. If it is
+    needed before that, another connection is made beside it.
+
+    Args:
+        connect: makes a connection. However long that takes, it goes on beside the requests.
+        converse: the conversation with the store about some inquiries.
+        timeout: seconds for a request.
+        allowance: called as connecting begins; the seconds for which requests wait beyond their timeout for it.
+        back: called when the store answers after this batcher has said that it is away.
     """
 
     def __init__(
@@ -34,16 +55,26 @@ class LoopBatcher:
         connect: Callable[[], Awaitable[Streaming]],
         converse: Callable[[Sequence[Inquiry]], Conversation],
         timeout: float,
+        *,
+        allowance: Callable[[], float],
+        back: Callable[[], object],
     ) -> None:
         self._connect = connect
         self._converse = converse
         self._timeout = timeout
+        self._allowance = allowance
+        self._back = back
         self._waiting: deque[_Job] = deque()
-        self._under_way: deque[list[_Job]] = deque()
+        self._under_way: deque[_Batch] = deque()
         self._deadline = 0.0  # of what is asked in this turn
+        self._answered_at = 0.0  # when somebody was last answered in time
+        self._attempted_at = 0.0  # when connecting began
+        self._connected_by = 0.0  # until when requests wait for a connection, whatever their own deadlines
+        self._silent = False  # it was told that the store is away, for want of an answer or of a connection
         self._flushing = False
-        self._watched = False
-        self._alone = False  # the last batch was of one, and nobody came before its reply
+        self._pressing = False
+        self._watch_timer: asyncio.TimerHandle | None = None
+        self._alone = False  # the last batch was of one, and no other request came before its reply
         self._attempt: asyncio.Task[Streaming] | None = None
         self._connection: Streaming | None = None
         self._guard: AsyncGenerator[None, None] | None = None
@@ -64,6 +95,14 @@ class LoopBatcher:
             self._flush_soon(loop)
         return future
 
+    async def connect(self) -> None:
+        """Connect before the first request comes, for at most as long as that one would wait. Never raises."""
+        if self._connection is None and self._attempt is None:
+            self._context.run(self._begin_connecting)
+        if self._attempt:
+            left = self._connected_by - asyncio.get_running_loop().time()
+            await asyncio.wait([self._attempt], timeout=max(left, self._timeout))
+
     async def aclose(self) -> None:
         """Close the connection; what still waits gets StoreUnavailable. The next inquiry makes a new one."""
         attempt, guard = self._attempt, self._guard
@@ -81,22 +120,38 @@ class LoopBatcher:
     def _flush(self) -> None:
         """Send what waits, as far as the server may have it now."""
         self._flushing = False
-        if self._connection is None or not self._connection.usable:
-            if self._connection:
-                self._connection.close()
-            if self._attempt is None:
-                self._begin_connecting()
-        else:
-            while self._waiting and len(self._under_way) < _UNDER_WAY:
-                batch = self._next_batch()
-                if batch:
-                    self._under_way.append(batch)
-                    conversation = self._converse([inquiry for inquiry, _, _ in batch])
-                    self._connection.carry(conversation, partial(self._answered, batch))
+        connection = self._connection
+        if connection is not None and not connection.usable:
+            connection.close(StoreUnavailable("the server closed the connection"))
+            connection = self._connection = None
+        if (connection is None or self._silent) and self._attempt is None:
+            self._begin_connecting()
+        if connection is not None:
+            self._send(connection, _UNDER_WAY)
+            if self._waiting and not self._pressing:
+                self._pressing = True
+                loop = asyncio.get_running_loop()
+                loop.call_later(self._timeout * _HELD_BACK, self._press, context=self._context)
         self._watch()
 
-    def _next_batch(self) -> "list[_Job]":
-        """Those who waited longest; what was cancelled meanwhile is not asked, and so not charged."""
+    def _press(self) -> None:
+        """Send all that waits: the server is too far away to wait until it has answered what it has."""
+        self._pressing = False
+        if self._connection is not None and self._connection.usable:
+            self._send(self._connection, len(self._under_way) + len(self._waiting))
+
+    def _send(self, connection: Streaming, most: int) -> None:
+        """Send batches of what waits, so that at most so many are under way."""
+        while self._waiting and len(self._under_way) < most and connection.usable:
+            jobs = self._next_jobs()
+            if jobs:
+                batch = _Batch(jobs, asyncio.get_running_loop().time())
+                self._under_way.append(batch)
+                conversation = self._converse([inquiry for inquiry, _, _ in jobs])
+                connection.carry(conversation, partial(self._answered, connection, batch))
+
+    def _next_jobs(self) -> "list[_Job]":
+        """Those who waited longest; what was cancelled in the meantime is not asked, and so not charged."""
         count = len(self._waiting)
         if count >= _WORTH_HALVING and not self._under_way:
             count = (count + 1) // 2
@@ -111,37 +166,56 @@ class LoopBatcher:
                 room -= len(asks)
         return jobs
 
-    def _answered(self, batch: "list[_Job]", results: Sequence[Reply | StoreUnavailable] | StoreUnavailable) -> None:
+    def _answered(
+        self, connection: Streaming, batch: "_Batch", results: Sequence[Reply | StoreUnavailable] | StoreUnavailable
+    ) -> None:
         self._under_way.remove(batch)
         if isinstance(results, StoreUnavailable):
-            for job in batch:
+            for job in batch.jobs:
                 _fail(job, results)
-            self._fail(results)  # those who still wait would find the same
+            if connection is self._connection:
+                self._fail(results)  # those who still wait would find the same
             return
-        gone = None
-        for job, result in zip(batch, results, strict=True):
+        loop = asyncio.get_running_loop()
+        gone: StoreUnavailable | None = None
+        in_time = False
+        for job, result in zip(batch.jobs, results, strict=True):
             if isinstance(result, StoreUnavailable):
                 _fail(job, result)
                 gone = gone or (result if away(result) else None)
             elif not job[1].done():
                 job[1].set_result(result)
-        self._alone = len(batch) == 1 and not self._waiting
+                in_time = True
+        self._alone = len(batch.jobs) == 1 and not self._waiting
+        if in_time:
+            self._answered_at = loop.time()
         if gone:
             self._fail(gone)
-        elif self._waiting and not self._flushing:
-            self._flush_soon(asyncio.get_running_loop())
+            return
+        if self._silent:
+            self._heard_again()
+        if self._waiting and not self._flushing:
+            self._flush_soon(loop)
+
+    def _heard_again(self) -> None:
+        """The store does answer."""
+        self._silent = False
+        self._back()
 
     def _fail(self, error: StoreUnavailable) -> None:
-        """Drop the connection, for a reply may still come that nobody may read as his own; and all that waits."""
+        """Drop the connection, and all that waits: a late reply must go to no later request."""
         connection, self._connection = self._connection, None
+        self._silent = False
         if connection:
-            connection.close()  # which ends what is under way
+            connection.close(error)  # which ends what is under way
         while self._waiting:
             _fail(self._waiting.popleft(), error)
 
     def _begin_connecting(self) -> None:
-        self._connection = None
-        self._attempt = asyncio.get_running_loop().create_task(self._make(), context=self._context)
+        loop = asyncio.get_running_loop()
+        self._attempted_at = loop.time()
+        self._connected_by = self._attempted_at + self._allowance()
+        self._attempt = loop.create_task(self._make(), context=self._context)
         self._attempt.add_done_callback(self._made)
 
     async def _make(self) -> Streaming:
@@ -154,11 +228,26 @@ class LoopBatcher:
     def _made(self, attempt: "asyncio.Task[Streaming]") -> None:
         self._attempt = None
         error = asyncio.CancelledError("the store was closed") if attempt.cancelled() else attempt.exception()
-        if error is None:
-            self._connection = attempt.result()
-            self._flush()
-        else:
+        if error is not None:
             self._fail(StoreUnavailable(str(error) or repr(error)))
+            return
+        new, old = attempt.result(), self._connection
+        if old is not None and old.usable and not self._silent:
+            new.close(StoreUnavailable("the connection before it has come back"))
+            return
+        self._connection = new
+        if old is not None:
+            old.close(Late("the server did not answer on this connection"))
+        deadline = asyncio.get_running_loop().time() + self._timeout
+        if self._connected_by > deadline - self._timeout:  # the first of the process: what waits has its time yet
+            self._waiting = deque((inquiry, future, deadline) for inquiry, future, _ in self._waiting)
+        self._connected_by = 0.0
+        if self._watch_timer is not None:  # it may be set for the connection that has come now
+            self._watch_timer.cancel()
+            self._watch_timer = None
+        if self._silent:
+            self._heard_again()
+        self._flush()
 
     async def _close_with_the_loop(self) -> AsyncGenerator[None, None]:
         """Close the connection when the loop shuts its generators down: test clients make and drop many loops."""
@@ -170,47 +259,87 @@ class LoopBatcher:
 
     def _watch(self) -> None:
         """Look again when the oldest deadline is near. One timer serves all, for they wait equally long."""
-        if self._watched:
+        if self._watch_timer is not None:
             return
         oldest = self._oldest()
         if oldest:
-            self._watched = True
-            asyncio.get_running_loop().call_at(self._due(oldest) - GRACE, self._look, context=self._context)
+            loop = asyncio.get_running_loop()
+            self._watch_timer = loop.call_at(self._due(oldest) - GRACE, self._look, context=self._context)
 
     def _look(self) -> None:
-        self._watched = False
+        self._watch_timer = None
         loop, oldest = asyncio.get_running_loop(), self._oldest()
         if oldest and loop.time() >= self._due(oldest) - GRACE:
-            # Only from now on: where the loop was held up, what has arrived meanwhile gets its turn first.
-            self._watched = True
-            loop.call_later(GRACE, self._expire, oldest, context=self._context)
+            # Only from now on: where the loop was held up, what has arrived in the meantime gets its turn first.
+            self._watch_timer = loop.call_later(GRACE, self._expire, context=self._context)
         else:
             self._watch()
 
-    def _expire(self, job: "_Job") -> None:
-        self._watched = False
-        if job[1].done():
-            self._watch()
-        elif self._connection:
-            self._fail(StoreUnavailable("no answer within the deadline"))
+    def _expire(self) -> None:
+        """Fail those whose deadline has passed; and everything, where no request was answered for that long."""
+        self._watch_timer = None
+        now = asyncio.get_running_loop().time() + _EARLY
+        for job in self._pending():
+            if self._due(job) > now:
+                break
+            if self._hears_nothing(now):
+                self._tell_all()
+                break
+            _fail(job, Late("no answer within the deadline"))
+        self._watch()
+
+    def _hears_nothing(self, now: float) -> bool:
+        """Whether the store had the whole timeout for an answer, and gave none that came in time.
+
+        A request may be late where the loop itself was held up before it was sent. That says nothing of the store.
+        """
+        if self._connection is None:
+            asked_at = self._attempted_at
+        elif self._under_way:
+            asked_at = self._under_way[0].sent_at
         else:
-            self._fail(StoreUnavailable("no connection within the deadline"))
+            return False
+        return self._answered_at <= asked_at and now - asked_at > self._timeout * _WHOLE
+
+    def _tell_all(self) -> None:
+        """Fail all requests. The connection stays: what is under way may be answered yet, and shows that it is well."""
+        self._silent = True
+        what = "no answer" if self._connection else "no connection"
+        error = StoreUnavailable(f"{what} within the deadline")
+        for job in self._pending():
+            _fail(job, error)
+        self._waiting.clear()
 
     def _oldest(self) -> "_Job | None":
-        """Whoever has waited longest, and still does."""
-        for jobs in (*self._under_way, self._waiting):
-            for job in jobs:
+        """The request that has waited longest, and still does."""
+        return next(self._pending(), None)
+
+    def _pending(self) -> "Iterator[_Job]":
+        """The requests that wait for an answer, the oldest first."""
+        for batch in self._under_way:
+            for job in batch.jobs:
                 if not job[1].done():
-                    return job
-        return None
+                    yield job
+        for job in self._waiting:
+            if not job[1].done():
+                yield job
 
     def _due(self, job: "_Job") -> float:
-        # Half the time is kept for the exchange: begun too late it would fail, and cost the new connection.
-        return job[2] if self._connection else job[2] - self._timeout / 2
+        return job[2] if self._connection else max(job[2], self._connected_by)
 
 
 _Job = tuple[Inquiry, "asyncio.Future[Reply]", float]
 """An inquiry on its way, the future at which its task waits, and its deadline."""
+
+
+class _Batch:
+    """Requests that travel together, and when they were sent. Those that are late stay in it until its reply."""
+
+    __slots__ = ("jobs", "sent_at")
+
+    def __init__(self, jobs: list[_Job], sent_at: float) -> None:
+        self.jobs = jobs
+        self.sent_at = sent_at
 
 
 def _fail(job: _Job, error: StoreUnavailable) -> None:

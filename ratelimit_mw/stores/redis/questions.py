@@ -2,14 +2,14 @@
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.late import late, lock
 from ratelimit_mw.stores.redis.blocking import Blocking
 from ratelimit_mw.stores.redis.connecting import HANDSHAKE_TIMEOUT
-from ratelimit_mw.stores.redis.endpoint import Address, Direct, Spread
+from ratelimit_mw.stores.redis.endpoint import Address, Direct, Spread, redirection
 from ratelimit_mw.stores.redis.sentinel import SCHEME as SENTINEL
 from ratelimit_mw.stores.redis.sentinel import Sentinels
 from ratelimit_mw.stores.redis.wire import Command
@@ -42,7 +42,7 @@ class Questions:
         self._check_process()
         with self._lock:
             try:
-                return self._redirected(key, command, within)
+                return self._redirected(key, _encoded(command), within)
             except StoreUnavailable:
                 self._hang_up()
                 raise
@@ -64,11 +64,10 @@ class Questions:
             reply = say(self._connection(self._where.get(key)), command, within)
             if not isinstance(reply, Exception):
                 return reply
-            word, _, rest = str(reply).partition(" ")
-            if word != "MOVED":
+            address = redirection(str(reply)) if str(reply).startswith("MOVED ") else None
+            if address is None:
                 raise StoreUnavailable(str(reply))
-            host, _, port = rest.partition(" ")[2].rpartition(":")
-            self._where[key] = (host, int(port))
+            self._where[key] = address
         raise StoreUnavailable("redirected again and again")
 
     def _connection(self, address: Address | None) -> Blocking:
@@ -97,6 +96,10 @@ def say(connection: Blocking, command: Command, within: float = HANDSHAKE_TIMEOU
         return (yield (command,))
 
     return connection.carry(conversation(), time.monotonic() + within)[0]
+
+
+def _encoded(words: Sequence[str | bytes | int]) -> Command:
+    return tuple(word if isinstance(word, bytes) else str(word).encode() for word in words)
 
 
 def _ways(url: str) -> tuple[Callable[[], Blocking], Callable[[Address], Blocking]]:

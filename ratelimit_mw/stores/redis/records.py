@@ -106,7 +106,7 @@ class RedisListener:
 
     def _listen(self, channels: tuple[str, ...]) -> None:
         connection = self._connect()
-        reply = say(connection, ("SUBSCRIBE", *channels))
+        reply = say(connection, (b"SUBSCRIBE", *map(str.encode, channels)))
         if isinstance(reply, Exception):
             connection.close()
             raise StoreUnavailable(str(reply))

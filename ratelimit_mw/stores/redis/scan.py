@@ -17,7 +17,7 @@ _PATIENCE = 5.0
 
 def scan(connection: Blocking, prefix: str) -> Iterator[str]:
     """The keys that begin with `prefix`, each once. Closes the connection. Raises StoreUnavailable."""
-    pattern = re.sub(r"([*?\[\]\\^])", r"\\\1", prefix) + "*"
+    pattern = (re.sub(r"([*?\[\]\\^])", r"\\\1", prefix) + "*").encode()
     seen: set[bytes] = set()
     cursor = b"0"
     try:
@@ -35,8 +35,8 @@ def scan(connection: Blocking, prefix: str) -> Iterator[str]:
         connection.close()
 
 
-def _page(cursor: bytes, pattern: str) -> Any:
-    (reply,) = yield (("SCAN", cursor, "MATCH", pattern, "COUNT", _PAGE),)
+def _page(cursor: bytes, pattern: bytes) -> Any:
+    (reply,) = yield ((b"SCAN", cursor, b"MATCH", pattern, b"COUNT", b"%d" % _PAGE),)
     if isinstance(reply, Exception):
         raise StoreUnavailable(str(reply))
     return reply

@@ -23,8 +23,8 @@ _REFUNDS = "\nrefunds["
 class Script(NamedTuple):
     """A script, and what the server calls it."""
 
-    text: str
-    digest: str
+    text: bytes
+    digest: bytes
 
 
 @cache
@@ -38,7 +38,8 @@ def script(parts: int) -> Script:
     ours = ["common", "several", "decide"] if several else ["common", "decide"]
     text = "\n".join([_constants(needed), lua("arithmetic"), *algorithms, *map(_own, ours)])
     # Redis names scripts so; nothing secret hangs on it.
-    return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+    encoded = text.encode()
+    return Script(encoded, hashlib.sha1(encoded, usedforsecurity=False).hexdigest().encode())
 
 
 def _constants(needed: Sequence[Part]) -> str:

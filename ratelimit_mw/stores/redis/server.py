@@ -14,11 +14,15 @@ from ratelimit_mw.clock import Clock
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.forks import begins_anew
 from ratelimit_mw.model import Ask, Reply
+from ratelimit_mw.stores.redis.blocking import Blocking
 from ratelimit_mw.stores.redis.breaker import Breaker
+from ratelimit_mw.stores.redis.connecting import FIRST_CONNECTION
 from ratelimit_mw.stores.redis.endpoint import Endpoint
 from ratelimit_mw.stores.redis.inquiry import Inquiry, Intent, Spoilt, away
 from ratelimit_mw.stores.redis.loops import LoopBatcher
 from ratelimit_mw.stores.redis.scan import scan
+from ratelimit_mw.stores.redis.script import Script
+from ratelimit_mw.stores.redis.streaming import Streaming
 from ratelimit_mw.stores.redis.threads import ThreadBatcher
 from ratelimit_mw.stores.redis.wire import Conversation, converse
 
@@ -71,8 +75,10 @@ class Server:
     def _begin(self) -> None:
         """Start with no connection and no lock held: at first, and in the child of a fork."""
         self._breaker = Breaker(self._name)
-        self._threads = ThreadBatcher(self._endpoint.connect, self._converse, self._timeout)
+        self._threads = ThreadBatcher(self._connect, self._converse, self._timeout)
         self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopBatcher] = weakref.WeakKeyDictionary()
+        self._scripts: set[Script] = set()
+        self._reached = False
         self._latest = _NO_LOOP  # spares most requests a look-up
         self._adding = threading.Lock()
 
@@ -120,16 +126,43 @@ class Server:
             with self._adding:
                 for closed in [known for known in self._loops if known.is_closed()]:
                     del self._loops[closed]
-                batcher = self._loops[loop] = LoopBatcher(self._endpoint.aconnect, self._converse, self._timeout)
+                batcher = self._loops[loop] = LoopBatcher(
+                    self._aconnect, self._converse, self._timeout, allowance=self._allowance, back=self._back
+                )
         self._latest = weakref.ref(loop), batcher
         return batcher
 
+    async def aconnect(self) -> None:
+        """Connect the running loop, before requests come, for a second at most. Never raises."""
+        await self._batcher(asyncio.get_running_loop()).connect()
+
+    def _connect(self) -> Blocking:
+        try:
+            return self._endpoint.connect()
+        finally:
+            self._reached = True
+
+    async def _aconnect(self) -> Streaming:
+        try:
+            return await self._endpoint.aconnect()
+        finally:
+            self._reached = True
+
+    def _allowance(self) -> float:
+        """Seconds for which requests wait for a connection: none, but for the first of the process."""
+        return 0.0 if self._reached else FIRST_CONNECTION
+
+    def _back(self) -> None:
+        """The server has answered after all."""
+        self._breaker.close()
+
     def _converse(self, inquiries: Sequence[Inquiry]) -> Conversation:
-        return converse(inquiries, self._clock.now() if self._clock else None)
+        return converse(inquiries, self._clock.now() if self._clock else None, self._scripts)
 
     def _learn(self, error: StoreUnavailable, inquiry: Inquiry, breaker: Breaker, seen: int) -> None:
         """Draw the conclusions from a failure."""
         if away(error):
+            self._scripts.clear()  # it may come back as another
             asks, _ = inquiry
             domain = asks[0].key.partition(":")[0] if asks else ""
             breaker.trip(error, lambda: self._probe(domain), seen)

@@ -6,13 +6,21 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import hiredis
 import redis.asyncio.connection
 from redis.exceptions import RedisError
 
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import Reply
-from ratelimit_mw.stores.redis.connecting import HANDSHAKE_TIMEOUT, connection, packed, unavailable
+from ratelimit_mw.stores.redis.connecting import (
+    HANDSHAKE_TIMEOUT,
+    connection,
+    forget_streams,
+    introduced,
+    packed,
+    transport_of,
+    unavailable,
+)
+from ratelimit_mw.stores.redis.replies import PENDING, ErrorReply, Replies
 from ratelimit_mw.stores.redis.wire import Command, Conversation
 
 Done = Callable[[list[Reply | StoreUnavailable] | StoreUnavailable], None]
@@ -27,7 +35,8 @@ class Streaming:
     """
 
     def __init__(self, url: str, patience: float = HANDSHAKE_TIMEOUT, **place: str | int) -> None:
-        self._connection = connection(url, redis.asyncio.connection, patience, place)
+        self._connection, self._introduction = connection(url, redis.asyncio.connection, patience, place)
+        self._patience = patience
         self._line = _Line()
 
     async def connect(self) -> None:
@@ -40,9 +49,11 @@ class Streaming:
             if isinstance(error, RedisError | OSError | ValueError):
                 raise unavailable(error) from error
             raise
-        transport = self._connection._writer.transport  # noqa: SLF001  the one way to it
+        transport = transport_of(self._connection)
         self._line.transport = transport
         transport.set_protocol(self._line)
+        if self._introduction:
+            await self._introduce()
 
     def carry(self, conversation: Conversation, done: Done) -> None:
         """Hold `conversation` with the server; `done` gets its result, or the StoreUnavailable that ended it."""
@@ -53,10 +64,38 @@ class Streaming:
         """False where the server is seen to have closed it."""
         return self._line.ended is None
 
-    def close(self) -> None:
-        """Close the socket, without waiting; what is under way ends with StoreUnavailable."""
-        self._line.end(StoreUnavailable("the connection was closed"))
-        self._connection._reader = self._connection._writer = None  # noqa: SLF001  else it says it was never closed
+    def close(self, reason: StoreUnavailable) -> None:
+        """Close the socket, without waiting; what is under way ends with `reason`."""
+        self._line.end(reason)
+        forget_streams(self._connection)
+
+    async def _introduce(self) -> None:
+        """Tell the server who asks; what it refuses closes the connection."""
+        answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def conversation() -> Conversation:
+            introduced((yield self._introduction))
+            return []
+
+        def done(result: list[Reply | StoreUnavailable] | StoreUnavailable) -> None:
+            if answered.done():
+                return
+            if isinstance(result, StoreUnavailable):
+                answered.set_exception(result)
+            else:
+                answered.set_result(None)
+
+        self.carry(conversation(), done)
+        try:
+            async with asyncio.timeout(self._patience):
+                await answered
+        except BaseException as error:
+            silent = StoreUnavailable("the server does not answer a new connection")
+            reason = error if isinstance(error, StoreUnavailable) else silent
+            self.close(reason)
+            if isinstance(error, TimeoutError):
+                raise reason from error
+            raise
 
 
 class _Talk:
@@ -77,7 +116,7 @@ class _Line(asyncio.Protocol):
     def __init__(self) -> None:
         self.transport: Any = None
         self.ended: StoreUnavailable | None = None
-        self._reader = hiredis.Reader()
+        self._replies = Replies(items=0)  # a decision is one text
         self._talks: deque[_Talk] = deque()
 
     def begin(self, conversation: Conversation, done: Done) -> None:
@@ -99,11 +138,11 @@ class _Line(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Hand each whole reply on."""
         try:
-            self._reader.feed(data)
-            while self.ended is None and (reply := self._reader.gets()) is not False:
+            self._replies.feed(data)
+            while self.ended is None and (reply := self._replies.get()) is not PENDING:
                 self._hear(reply)
-        except hiredis.HiredisError as error:
-            self.end(unavailable(error))
+        except StoreUnavailable as error:
+            self.end(error)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The other end is gone."""
@@ -116,7 +155,9 @@ class _Line(asyncio.Protocol):
 
     def _hear(self, reply: object) -> None:
         if not self._talks:
-            self.end(StoreUnavailable("the server said something that nobody asked"))
+            # A server that has too many clients, say, tells a new one so and hangs up.
+            text = str(reply) if isinstance(reply, ErrorReply) else "unexpected reply from the server"
+            self.end(StoreUnavailable(text))
             return
         talk = self._talks[0]
         talk.replies.append(reply)

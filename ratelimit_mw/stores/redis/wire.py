@@ -30,8 +30,8 @@ _GENERAL = re.compile(
 )
 """What a script says when the server refuses to write at all, with or without the script's line before it."""
 
-Command = tuple[str | bytes | int, ...]
-"""A command and its arguments, as hiredis packs them."""
+Command = tuple[bytes, ...]
+"""A command and its arguments. Bytes alone: hiredis crashes where a signal's handler raises while it converts."""
 
 
 MOST = 128
@@ -51,7 +51,7 @@ class Message(NamedTuple):
 def encode(inquiries: Sequence[Inquiry], now: int | None) -> Message:
     """The script call that decides `inquiries` in order, at `now` or by the server's clock."""
     nonce = _NONCE.pack(next(_nonces))
-    keys: list[str] = []
+    keys: list[bytes] = []
     packed: list[bytes] = []
     parts = 0
     alone = True  # each inquiry has one ask, as most have
@@ -60,7 +60,7 @@ def encode(inquiries: Sequence[Inquiry], now: int | None) -> Message:
             key, quota, cost, shadow = asks[0]
             known = _packed.get(id(quota))
             if cost == 1 and not shadow and known is not None and known.quota is quota:
-                keys.append(key)
+                keys.append(key.encode())
                 packed.append(known.taking_one)
                 parts |= known.part
                 continue
@@ -72,7 +72,7 @@ def encode(inquiries: Sequence[Inquiry], now: int | None) -> Message:
         if forget or insist or charged_at is not None:
             common |= _FORGET * forget | _INSIST * insist | _REFUND * (charged_at is not None)
         for key, quota, cost, shadow in asks:
-            keys.append(key)
+            keys.append(key.encode())
             known = _packed.get(id(quota))
             if known is None or known.quota is not quota:
                 known = _pack_quota(quota)
@@ -84,8 +84,8 @@ def encode(inquiries: Sequence[Inquiry], now: int | None) -> Message:
                 flags |= _LAST
             last -= 1
             packed += (_FLAGS[flags], known.packed, _CHARGE.pack(cost, charged_at or 0))
-    time = b"" if now is None else str(now)
-    return Message(script(parts), (len(keys), *keys, nonce, time, b"".join(packed)), nonce, len(keys), alone)
+    time = b"" if now is None else b"%d" % now
+    return Message(script(parts), (b"%d" % len(keys), *keys, nonce, time, b"".join(packed)), nonce, len(keys), alone)
 
 
 def decode(reply: Any, message: Message, inquiries: Sequence[Inquiry]) -> list[Reply | StoreUnavailable]:
@@ -162,15 +162,26 @@ The I/O is the caller's; an error reply is an exception, given as a value.
 """
 
 
-def converse(inquiries: Sequence[Inquiry], now: int | None) -> Conversation:
-    """Decide `inquiries` in one script call; the server learns a script with the first that needs it."""
+def converse(inquiries: Sequence[Inquiry], now: int | None, known: set[Script]) -> Conversation:
+    """Decide `inquiries` in one script call. `known` are the scripts that the server has; it learns them here.
+
+    A script travels with the first call that needs it: to ask for it by name first would take two round trips.
+    """
     message = encode(inquiries, now)
-    (reply,) = yield (("EVALSHA", message.script.digest, *message.arguments),)
+    (reply,) = yield (called(message, by_name=message.script in known),)
     if unknown(reply):
-        (reply,) = yield (("EVAL", message.script.text, *message.arguments),)
+        (reply,) = yield (called(message, by_name=False),)
     if isinstance(reply, Exception):
         raise StoreUnavailable(str(reply))
+    known.add(message.script)
     return decode(reply, message, inquiries)
+
+
+def called(message: Message, *, by_name: bool) -> Command:
+    """The command for a script call: by the script's name, or with its text."""
+    if by_name:
+        return (b"EVALSHA", message.script.digest, *message.arguments)
+    return (b"EVAL", message.script.text, *message.arguments)
 
 
 def unknown(reply: object) -> bool:

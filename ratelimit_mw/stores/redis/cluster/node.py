@@ -22,7 +22,7 @@ class Node(Server):
         super().__init__(endpoint, "redis+cluster://{}:{}".format(*address), timeout=timeout, clock=clock)
 
     def _converse(self, inquiries: Sequence[Inquiry]) -> Conversation:
-        return converse_by_slot(inquiries, self._clock.now() if self._clock else None)
+        return converse_by_slot(inquiries, self._clock.now() if self._clock else None, self._scripts)
 
     def _probe(self, domain: str) -> None:
         self._topology.ask()

@@ -6,10 +6,10 @@ from redis.crc import key_slot
 
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import Reply
-from ratelimit_mw.stores.redis.endpoint import Address
+from ratelimit_mw.stores.redis.endpoint import Address, redirection
 from ratelimit_mw.stores.redis.inquiry import Elsewhere, Inquiry, Spoilt
 from ratelimit_mw.stores.redis.script import Script
-from ratelimit_mw.stores.redis.wire import Command, Conversation, Message, decode, encode
+from ratelimit_mw.stores.redis.wire import Command, Conversation, Message, called, decode, encode
 from ratelimit_mw.stores.redis.wire import unknown as unknown_script
 
 SLOTS = 16_384
@@ -33,23 +33,23 @@ def slot_of(key: str) -> int:
     return key_slot(key.encode())
 
 
-def converse_by_slot(inquiries: Sequence[Inquiry], now: int | None) -> Conversation:
+def converse_by_slot(inquiries: Sequence[Inquiry], now: int | None, known: set[Script]) -> Conversation:
     """Decide `inquiries`, each slot's in a script call of its own, for no call may reach over several.
 
-    The answer to an inquiry that this node would not take is an `Elsewhere`.
+    The answer to an inquiry that this node would not take is an `Elsewhere`. `known` are the scripts that it has.
     """
     results: list[Reply | StoreUnavailable] = [StoreUnavailable("the node would not take the script")] * len(inquiries)
     calls = _by_slot(inquiries)
-    unlearnt: set[Script] = set()
     for _ in range(_ROUNDS):
         asked = [[inquiries[place] for place in call] for call in calls]
         messages = [encode(group, now) for group in asked]
         volley: list[Command] = []
+        taught: set[Script] = set()
         for group, message in zip(asked, messages, strict=True):
             if _is_asking(group):
-                volley.append(("ASKING",))
-            volley.append(_called(message, by_name=message.script not in unlearnt))
-            unlearnt.discard(message.script)  # the first of a volley teaches it
+                volley.append((b"ASKING",))
+            volley.append(called(message, by_name=message.script in taught or message.script in known))
+            taught.add(message.script)  # by the first of a volley
         replies = iter((yield volley))
         again: list[list[int]] = []
         for call, group, message in zip(calls, asked, messages, strict=True):
@@ -57,7 +57,7 @@ def converse_by_slot(inquiries: Sequence[Inquiry], now: int | None) -> Conversat
                 next(replies)
             reply = next(replies)
             if unknown_script(reply):
-                unlearnt.add(message.script)
+                known.discard(message.script)
                 again.append(call)
             elif len(call) > 1 and _moves(reply):
                 again += [[place] for place in call]  # some of its keys are here and some are gone already
@@ -65,6 +65,8 @@ def converse_by_slot(inquiries: Sequence[Inquiry], now: int | None) -> Conversat
                 answers = _answers(reply, message, group)
                 for place, answer in zip(call, answers, strict=True):
                     results[place] = answer
+                    if isinstance(answer, Reply):
+                        known.add(message.script)
         calls = again
         if not calls:
             break
@@ -84,12 +86,6 @@ def _is_asking(group: Sequence[Inquiry]) -> bool:
     return group[0][1].asking
 
 
-def _called(message: Message, *, by_name: bool) -> Command:
-    if by_name:
-        return ("EVALSHA", message.script.digest, *message.arguments)
-    return ("EVAL", message.script.text, *message.arguments)
-
-
 def _moves(reply: object) -> bool:
     return isinstance(reply, Exception) and str(reply).startswith(("ASK ", "TRYAGAIN"))
 
@@ -102,10 +98,9 @@ def _answers(reply: object, message: Message, group: Sequence[Inquiry]) -> Seque
 
 def _refusal(text: str) -> StoreUnavailable:
     """What an error reply to a whole call means."""
-    word, _, rest = text.partition(" ")
-    if word in ("MOVED", "ASK"):
-        host, _, port = rest.partition(" ")[2].rpartition(":")
-        return Redirected((host, int(port)), asking=word == "ASK")
+    word = text.partition(" ")[0]
+    if word in ("MOVED", "ASK") and (address := redirection(text)):
+        return Redirected(address, asking=word == "ASK")
     if word == "TRYAGAIN":
         return Elsewhere(text)
     if "slot not served" in text:

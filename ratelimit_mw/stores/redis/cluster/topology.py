@@ -97,7 +97,7 @@ class Topology:
 
 
 def _question() -> Any:
-    (reply,) = yield (("CLUSTER", "SLOTS"),)
+    (reply,) = yield ((b"CLUSTER", b"SLOTS"),)
     if isinstance(reply, Exception):
         raise StoreUnavailable(str(reply))
     return reply
