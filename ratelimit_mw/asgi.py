@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import logging
 import os
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from functools import partial
@@ -10,6 +11,8 @@ from typing import Any
 
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.deferral.asgi import Deferral, respond
+from ratelimit_mw.deferral.page import Page
+from ratelimit_mw.errors import ConfigurationError
 from ratelimit_mw.identity.asgi import AsgiRequest
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.limiter import RateLimiter
@@ -17,10 +20,11 @@ from ratelimit_mw.load.meter import ASGI_CAPACITY, Meter
 from ratelimit_mw.model import SECOND
 from ratelimit_mw.response.answers import Answers
 from ratelimit_mw.rules.domains import Rules
+from ratelimit_mw.shells.asgi_closed import hearing_of_the_end
 from ratelimit_mw.shells.asgi_messages import Messages
 from ratelimit_mw.shells.asgi_response import Following
 from ratelimit_mw.shells.handle import AsyncHandle
-from ratelimit_mw.shells.lifespan import closing, failing
+from ratelimit_mw.shells.lifespan import asyncio_runs, closing, failing, refuse_asyncio
 from ratelimit_mw.shells.middleware import given_or_made
 from ratelimit_mw.stores import Store
 
@@ -30,6 +34,8 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 _Sent = Awaitable[None]  # named, for the annotations of a function made for each request are evaluated each time
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+_log = logging.getLogger("ratelimit_mw")
 
 _LIMITED = frozenset({"http", "websocket"})
 _STARTS = frozenset({"http.response.start", "websocket.accept", "websocket.http.response.start"})
@@ -67,6 +73,8 @@ class RateLimitMiddleware:
         self.app = app
         self._current: Callable[[], Rules]
         self._lifespan = app
+        self._kinds: frozenset[str] = frozenset()  # what is limited, once it is known that asyncio runs the app
+        self._usable, self._told_of_trio = False, False
         try:
             used = given_or_made(config, limiter, storage)
             used.require(used.deferrals.require)
@@ -82,12 +90,13 @@ class RateLimitMiddleware:
         self._deferral = Deferral(app, used.deferrals, lambda rules: engine.planner.meter(rules).load())
         self._current = used.engine.current
         self._latest = used.response, _answers(used.rules)
+        self._usable = True
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
         kind = scope["type"]
-        if kind not in _LIMITED:
-            await (self._lifespan if kind == "lifespan" else self.app)(scope, receive, send)
+        if kind not in self._kinds:
+            await self._call_at_first(scope, receive, send)
             return
         rules = self._current()  # once: the request goes by one version of the rules from beginning to end
         request = AsgiRequest(scope)
@@ -102,11 +111,10 @@ class RateLimitMiddleware:
                 self._latest = rules.response, answers
             if not verdict.allowed:
                 page = await self._deferral.put_off(verdict, rules, request, receive) if rules.deferring else None
-                if page is None:
-                    await _deny(answers, verdict, request, send)
-                else:
-                    await respond(page, "", _beside(answers, handle, send) if answers.rated else send)
+                await _refuse(answers, handle, request, page, send)
                 return
+            if kind == "websocket" and rules.settling:
+                receive, send = hearing_of_the_end(receive, send)
             if (verdict.binding >= 0 or rules.demanding) and answers.rated:
                 send = _beside(answers, handle, send)
             if rules.messages is not None and kind == "websocket" and rules.messages.concerns(request):
@@ -123,6 +131,30 @@ class RateLimitMiddleware:
             if meter is not None:
                 meter.left()
             request.part()
+
+    async def _call_at_first(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a connection of another kind, or the first one; by then it is known what runs the app."""
+        kind = scope["type"]
+        if kind not in _LIMITED and kind != "lifespan":
+            await self.app(scope, receive, send)
+            return
+        error: Exception | None = None
+        if self._usable and not asyncio_runs():
+            try:
+                refuse_asyncio(self._limiter)
+            except ConfigurationError as problem:
+                error = problem
+        if kind == "lifespan":
+            await (self._lifespan if error is None else failing(error))(scope, receive, send)
+        elif error is None:
+            self._kinds = _LIMITED
+            await self(scope, receive, send)
+        else:
+            if not self._told_of_trio:
+                self._told_of_trio = True
+                _log.error("ratelimit_mw: no request is limited: %s", error)
+            scope["ratelimit"] = AsyncHandle(Verdict((), None), self._limiter, AsgiRequest(scope), self._limiter.rules)
+            await self.app(scope, receive, send)
 
     async def _serve(self, verdict: Verdict, request: AsgiRequest, rules: Rules, receive: Receive, send: Send) -> None:
         """Let the app respond when the request's turn has come."""
@@ -162,6 +194,15 @@ def _answers(rules: Rules) -> Answers[bytes]:
         name=lambda text: text.lower().encode("latin-1"),
         value=str.encode,
     )
+
+
+async def _refuse(
+    answers: Answers[bytes], handle: AsyncHandle, request: Request, page: Page | None, send: Send
+) -> None:
+    if page is None:
+        await _deny(answers, handle.told, request, send)
+    else:
+        await respond(page, "", _beside(answers, handle, send) if answers.rated else send)
 
 
 async def _deny(answers: Answers[bytes], verdict: Verdict, request: Request, send: Send) -> None:

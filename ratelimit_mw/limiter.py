@@ -82,6 +82,11 @@ class RateLimiter:
         """What a denied client is told."""
         return self._retriever.rules.response
 
+    @property
+    def in_memory(self) -> bool:
+        """Whether the counters are in this process's memory alone."""
+        return self._storage.in_memory
+
     def require(self, check: Callable[[Rules], None]) -> None:
         """Refuse rules for which `check` raises ConfigurationError: those in force, and all that come later."""
         self._retriever.require(check)

@@ -11,6 +11,7 @@ from ratelimit_mw.errors import ConfigurationError, Problem
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.settings import StorageSettings
 from ratelimit_mw.stores import Store, banning, deciding_here, open_store
+from ratelimit_mw.stores.bans import Bans
 from ratelimit_mw.stores.memory import MemoryStore
 
 if TYPE_CHECKING:
@@ -40,6 +41,12 @@ class Storage:
         self.decide_here(rules)
         self.in_flight = InFlight(self.store, clock)
         self.in_flight_here = InFlight(self.local, clock)
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether the counters are in this process's memory alone."""
+        store = self.store
+        return isinstance(store.beneath if isinstance(store, Bans) else store, MemoryStore)
 
     def decide_here(self, rules: Rules) -> None:
         """Put before the store what asks for bans, keeps counters in the process or spreads them, once a rule does."""

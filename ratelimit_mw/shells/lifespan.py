@@ -1,9 +1,12 @@
 """What a limiter has to do with the lifespan of an ASGI app: it is closed at the end, and its errors stop the start."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+from ratelimit_mw.errors import ConfigurationError, Problem
 from ratelimit_mw.limiter import RateLimiter
+from ratelimit_mw.rules.domains import Rules
 
 _Message = MutableMapping[str, Any]
 _Receive = Callable[[], Awaitable[_Message]]
@@ -36,3 +39,37 @@ def failing(error: Exception) -> _App:
         raise error  # for test clients; servers have heard it already
 
     return lifespan
+
+
+def asyncio_runs() -> bool:
+    """True where an asyncio loop runs the caller; hypercorn can run apps by trio instead."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def refuse_asyncio(limiter: RateLimiter) -> None:
+    """Let `limiter` have only rules that need no asyncio. Raises ConfigurationError where those in force do.
+
+    Counters in memory need none, unless a rule has to wait for something.
+    """
+
+    def check(rules: Rules) -> None:
+        used = [] if limiter.in_memory else ["counters in Redis"]
+        used += ["`concurrent`, `count` or a cost found in the response"] if rules.settling else []
+        used += ["waiting for a turn (`leaky_bucket`, `max_wait`)"] if rules.waiting else []
+        used += ["limits, shedding or deferral by the load"] if rules.metered else []
+        used += ["`messages` of WebSockets"] if rules.messages is not None else []
+        if used:
+            raise ConfigurationError(
+                [
+                    Problem(
+                        f"the server runs the app by trio, and these need asyncio: {', '.join(used)}",
+                        hint="run hypercorn with `--worker-class asyncio` or `uvloop`",
+                    )
+                ]
+            )
+
+    limiter.require(check)

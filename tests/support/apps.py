@@ -1,4 +1,4 @@
-"""Apps under the servers that they meet in production: uvicorn and gunicorn as subprocesses.
+"""Apps under the servers that they meet in production: uvicorn, gunicorn and hypercorn as subprocesses.
 
     with uvicorn("examples.starlette_app:app", workers=2, env={"REDIS_URL": server.url}) as app:
         httpx.get(app.url + "/health")
@@ -76,6 +76,18 @@ def gunicorn(
     return _serve([*command, "--workers", str(workers), *args], workers, "Worker is ready", env or {}, cwd)
 
 
+def hypercorn(
+    app: str,
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: Path = ROOT,
+    args: Sequence[str] = (),
+) -> AbstractContextManager[App]:
+    """Run an ASGI app under hypercorn, in one worker. `args` may choose trio, `--root-path` …"""
+    command = [sys.executable, "-m", "hypercorn", app, "--bind", "127.0.0.1:0", *args]
+    return _serve(command, 1, "Running on", env or {}, cwd)
+
+
 def within_a_minute(seconds: float = 5.0) -> None:
     """Return when the current minute has `seconds` left, so that a test's requests fall into one window of it."""
     left = 60 - time.time() % 60
@@ -104,7 +116,7 @@ def _wait(app: App, workers: int, ready: str) -> None:
         text = app.log
         if status is not None:
             raise AppExited(status, text)
-        address = re.search(r"(?:running on|Listening at:) (http://[\d.]+:\d+)", text)
+        address = re.search(r"(?:[Rr]unning on|Listening at:) (http://[\d.]+:\d+)", text)
         if address and text.count(ready) >= workers:
             app.url = address[1]
             return

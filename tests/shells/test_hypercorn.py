@@ -1,0 +1,172 @@
+"""The middleware under hypercorn: WebSockets that it does not end, and apps that it runs by trio."""
+
+import base64
+import os
+import socket
+import subprocess
+import sys
+import time
+from urllib.parse import urlsplit
+
+import httpx2
+import pytest
+
+from tests.support.apps import hypercorn
+
+SOCKETS = """
+import asyncio
+from ratelimit_mw.asgi import RateLimitMiddleware
+
+RULES = {"domain": "d", "rules": [{"name": "sockets", "match": {"path": "/ws"}, "limit": "3 concurrent"}]}
+
+def serving(handle):
+    async def app(scope, receive, send):
+        if scope["type"] == "websocket":
+            await receive()
+            await send({"type": "websocket.accept"})
+            await handle(receive, send)
+        else:
+            raise NotImplementedError(scope["type"])
+    return RateLimitMiddleware(app, RULES)
+
+async def answer(receive, send):
+    while (await receive())["type"] != "websocket.disconnect":
+        await send({"type": "websocket.send", "text": "you said something"})
+
+async def tick(receive, send):
+    while True:
+        await send({"type": "websocket.send", "text": "tick"})
+        await asyncio.sleep(0.05)
+
+answering, ticking = serving(answer), serving(tick)
+"""
+GARBAGE = [
+    pytest.param(b"\xff" * 40, id="reserved bits and an unknown opcode"),
+    pytest.param(b"\x81\x02hi", id="a frame without a mask"),
+    pytest.param(b"\x81\x82\0\0\0\0\xff\xfe", id="text that is not UTF-8"),
+    pytest.param(b"\x89\xfe\xff\xff" + b"a" * 100, id="a ping that is too long"),
+    pytest.param(b"\x88\x81\0\0\0\0\x01", id="a close frame with half a code"),
+    pytest.param(b"GET / HTTP/1.1\r\n\r\n", id="a request"),
+]
+
+
+def open_socket(url, behind=b""):
+    """A connection that asks for a WebSocket, has `behind` in the same packet, and has read the start of the answer."""
+    address = urlsplit(url)
+    connection = socket.create_connection((address.hostname, address.port), timeout=30)
+    key = base64.b64encode(os.urandom(16)).decode()
+    connection.sendall(
+        f"GET /ws HTTP/1.1\r\nHost: h\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        f"Sec-WebSocket-Key: {key}\r\nSec-WebSocket-Version: 13\r\n\r\n".encode()
+        + behind
+    )
+    return connection, connection.recv(4096).split()[1]
+
+
+def places_free(url):
+    """How many of three places a client gets, within a minute of trying; it gives them back."""
+    free, deadline = 0, time.monotonic() + 60
+    while free < 3 and time.monotonic() < deadline:
+        opened = [open_socket(url) for _ in range(3)]
+        free = sum(status == b"101" for _, status in opened)
+        for connection, _ in opened:
+            connection.close()
+        time.sleep(0.1)
+    return free
+
+
+@pytest.fixture(scope="module", params=["answering", "ticking"])
+def sockets(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sockets")
+    (folder / "served.py").write_text(SOCKETS)
+    with hypercorn(f"served:{request.param}", cwd=folder) as server:
+        yield server
+
+
+@pytest.mark.parametrize("garbage", GARBAGE)
+@pytest.mark.parametrize("when", ["before it is accepted", "after it was accepted"])
+def test_a_websocket_that_sends_garbage_gives_its_place_back(sockets, garbage, when):
+    for _ in range(3):
+        early = when == "before it is accepted"
+        connection, status = open_socket(sockets.url, garbage if early else b"")
+        assert status in ({b"400", b"101"} if early else {b"101"})
+        if not early:
+            connection.sendall(garbage)
+        connection.close()
+    assert places_free(sockets.url) == 3
+
+
+TRIO = """
+import os
+from ratelimit_mw import RateLimiter
+from ratelimit_mw.asgi import RateLimitMiddleware
+
+async def app(scope, receive, send):
+    if scope["type"] == "lifespan":
+        while True:
+            message = await receive()
+            await send({"type": f"{message['type']}.complete"})
+            if message["type"] == "lifespan.shutdown":
+                return
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": str(scope["ratelimit"].remaining).encode()})
+
+async def without_lifespan(scope, receive, send):
+    if scope["type"] == "lifespan":
+        raise NotImplementedError
+    await limited(scope, receive, send)
+
+limited = RateLimitMiddleware(app, {"domain": "d", "storage": {"url": os.environ["URL"], "timeout": "5s"}, "rules": [
+    {"name": "all", "by": "global", "limit": os.environ.get("LIMIT", "2 per hour"),
+     **({"algorithm": os.environ["ALGORITHM"]} if "ALGORITHM" in os.environ else {})}
+]})
+"""
+UNDER_TRIO = ["--worker-class", "trio"]
+
+
+@pytest.fixture
+def trio_app(tmp_path):
+    (tmp_path / "served.py").write_text(TRIO)
+    return tmp_path
+
+
+NEEDING = [
+    pytest.param({}, "counters in Redis", id="Redis"),
+    pytest.param({"URL": "memory://", "ALGORITHM": "leaky_bucket"}, "waiting for a turn", id="a queue"),
+    pytest.param({"URL": "memory://", "LIMIT": "2 concurrent"}, "`concurrent`", id="places"),
+]
+
+
+@pytest.mark.parametrize(("env", "named"), NEEDING)
+def test_rules_that_need_asyncio_stop_a_start_under_trio(trio_app, any_server, env, named):
+    command = [sys.executable, "-m", "hypercorn", "served:limited", "--bind", "127.0.0.1:0", *UNDER_TRIO]
+    ended = subprocess.run(
+        command,
+        cwd=trio_app,
+        env={**os.environ, "URL": any_server.url} | env,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    log = ended.stdout + ended.stderr
+    assert "the server runs the app by trio, and these need asyncio" in log
+    assert named in log
+
+
+@pytest.mark.parametrize(("env", "named"), NEEDING)
+def test_without_a_lifespan_they_limit_nothing_under_trio_and_one_error_says_so(trio_app, any_server, env, named):
+    url = {"URL": any_server.url} | env
+    with hypercorn("served:without_lifespan", env=url, cwd=trio_app, args=UNDER_TRIO) as server:
+        answers = [httpx2.get(server.url) for _ in range(4)]
+        assert [(answer.status_code, answer.text) for answer in answers] == [(200, "None")] * 4
+        assert server.log.count("no request is limited") == 1
+        assert named in server.log
+
+
+@pytest.mark.parametrize("app", ["limited", "without_lifespan"])
+def test_counters_in_memory_limit_under_trio(trio_app, app):
+    with hypercorn(f"served:{app}", env={"URL": "memory://"}, cwd=trio_app, args=UNDER_TRIO) as server:
+        assert [httpx2.get(server.url).status_code for _ in range(4)] == [200, 200, 429, 429]
+        assert "Traceback" not in server.log.partition("Running on")[2]
