@@ -74,6 +74,13 @@ def counts_options(rule: CompiledRule) -> bool:
     return "OPTIONS" in rule.match.methods
 
 
+def needs_credentials(rule: CompiledRule) -> bool:
+    """True of a rule that applies only to requests with a credential: browsers' preflights show nothing of it."""
+    return any(not sent_with_preflights(each.name) for each in rule.match.exact) or all(
+        all(_names_credentials(choice) for choice in entry.split("|")) for entry in rule.by
+    )
+
+
 def preflight_key(key: str) -> str:
     """The key of the preflights beside a counter's own `key`, or beside its beginning, up to and with the brace.
 

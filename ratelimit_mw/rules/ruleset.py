@@ -20,7 +20,7 @@ from ratelimit_mw.rules.index import Index
 from ratelimit_mw.rules.overrides import BLOCKED, Held, Overrides, Recompiling, bearing
 from ratelimit_mw.rules.paths.match import NO_PARAMETERS, PathMatcher
 from ratelimit_mw.rules.plans import Plans
-from ratelimit_mw.rules.preflights import Preflights, announced
+from ratelimit_mw.rules.preflights import Preflights, announced, as_announced, counts_options, needs_credentials
 from ratelimit_mw.settings import ClientSettings, DeferSettings, LoadSettings, ResponseSettings, StorageSettings
 
 
@@ -202,19 +202,29 @@ class RuleSet(Features):
         return charges_of([candidate], request, cost, self._tier, self.overrides)
 
     def classify(self, request: Request, name: str | None = None) -> Sequence[Charge] | None:
-        """What is said of the priority of `request`: see `priorities`. `BLOCKED` as ever.
+        """What is said of the priority of `request`: see `priorities`. () where it is exempt, `BLOCKED` as ever.
 
-        () where it is exempt, or a CORS preflight: the request behind it may be more important than it shows.
-
-        With `name`, what the rule of that name says of it; None where there is no such rule.
+        With `name`, what the rule of that name says of it; None where there is no such rule. A CORS preflight is as
+        important as the request that it announces; () where credentials, which it has not, would tell that.
         """
         classifier = self.classifier
         if name is None:
             charges = classifier.plan(request) if classifier is not None else ()
-            return () if charges is not BLOCKED and announced(request) is not None else charges
+            if charges and charges is not BLOCKED and (method := announced(request)) is not None:
+                return self._classify_preflight(charges, request, method)
+            return charges
         if name not in self._named:
             return None
         return (classifier.plan_rule(name, request) if classifier is not None else None) or ()
+
+    def _classify_preflight(self, counted: Sequence[Charge], request: Request, method: str) -> Sequence[Charge]:
+        """As `classify`, where `counted` are the rules that would count the preflight."""
+        classifier = self.classifier
+        if classifier is None or any(needs_credentials(rule) for rule in classifier.compiled):
+            return ()
+        said = classifier.plan(as_announced(request, method))
+        by_options = [each for each in counted if each.rule.name and counts_options(self._named[each.rule.name])]
+        return (*said, *by_options) or counted  # no client is exempt by the method that it announces
 
     def counters_of(self, rule: CompiledRule, identity: str) -> tuple[Counter, ...]:
         """What an identity without a tier is held to by one of these rules."""

@@ -1,7 +1,10 @@
 """What a preflight is, which rules it is held to, and in which counters."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from ratelimit_mw.identity import WsgiRequest
 from ratelimit_mw.model import Quota
 from ratelimit_mw.rules.preflights import is_preflight_key, preflight_key, preflight_quota
 from tests.rules.corpus import request, rules
@@ -241,3 +244,27 @@ def test_descriptors_count_preflights_apart(descriptors, expected):
     charges = planned(rule_set, cost=4)
     assert [charge.ask.key for charge in charges] == expected
     assert [charge.ask.cost for charge in charges] == [1 if is_preflight_key(key) else 4 for key in expected]
+
+
+names = st.sampled_from(["origin", "Origin", "access-control-request-method", "upgrade", "x-http-method-override", "x"])
+words = st.sampled_from(["", " ", "POST", "options", "null", ORIGIN, "a, b", "websocket", "\t", "\xe9", "(", "GET,"])
+lines = st.lists(st.tuples(names, words | st.text(st.characters(max_codepoint=255), max_size=9)), max_size=6)
+verbs = st.sampled_from(["OPTIONS", "options", "GET", "head", "TRACE", "CONNECT", "PROPFIND", ""])
+
+
+@given(method=verbs, headers=lines)
+def test_whatever_a_client_writes_one_of_two_counters_is_asked(method, headers):
+    encoded = [(name.encode(), text.encode("latin-1")) for name, text in headers]
+    environ = {f"HTTP_{name.upper().replace('-', '_')}": text for name, text in headers}
+    asked = [
+        request(method=method),
+        WsgiRequest({"REQUEST_METHOD": method, "REMOTE_ADDR": "192.0.2.1", "PATH_INFO": "/", **environ}),
+    ]
+    asked[0].context["headers"] = encoded
+    for each in asked:
+        (charge,) = EVERYBODY.plan(each)
+        assert charge.ask.key in ("d:r0:sw60:{ip=192.0.2.1}", "d:r0:preflight-sw60:{ip=192.0.2.1}")
+        assert charge.ask.quota.limit == 5
+
+
+EVERYBODY = rules({})

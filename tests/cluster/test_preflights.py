@@ -1,0 +1,30 @@
+"""Preflights on a cluster: their counters lie beside those of requests, and one call asks them."""
+
+from ratelimit_mw import RateLimiter
+from ratelimit_mw.stores.redis.cluster.slots import slot_of
+
+PREFLIGHT = {"method": "OPTIONS", "header:Origin": "https://a.example", "header:Access-Control-Request-Method": "POST"}
+
+
+def test_the_counters_of_preflights_lie_in_the_slot_of_those_of_requests(cluster):
+    rules = [
+        {
+            "name": "first",
+            "by": ["ip", "header:X-First"],
+            "limit": ["3 per day", "9 per year"],
+            "algorithm": "sliding_log",
+        },
+        {"name": "second", "by": "ip", "limit": "6 per day", "algorithm": "fixed_window", "shards": 2},
+    ]
+    client = {"ip": "192.0.2.1", "header:X-First": "ada", "path": "/"}
+    config = {"domain": "d", "rules": rules, "storage": {"timeout": "5s"}}
+    with RateLimiter(config, storage=cluster.url) as limiter:
+        for attributes in (PREFLIGHT, {"method": "POST"}):
+            asked = {**client, **attributes}
+            assert [limiter.check(asked).allowed for _ in range(5)] == [True, True, True, False, False]
+        keys = list(limiter._storage.store.keys("d:first:"))
+        assert len(keys) == 8
+        assert len(set(map(slot_of, keys))) == 2, "one slot for each identity"
+        limiter.reset({**client, "method": "POST"})
+        assert list(limiter._storage.store.keys("d:first:")) == []
+        assert limiter.check({**client, **PREFLIGHT}).allowed
