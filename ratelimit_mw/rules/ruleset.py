@@ -210,9 +210,10 @@ class RuleSet(Features):
         classifier = self.classifier
         if name is None:
             charges = classifier.plan(request) if classifier is not None else ()
-            if charges and charges is not BLOCKED and (method := announced(request)) is not None:
-                return self._classify_preflight(charges, request, method)
-            return charges
+            if request.method != "OPTIONS" or not charges or charges is BLOCKED:
+                return charges
+            method = announced(request)
+            return charges if method is None else self._classify_preflight(charges, request, method)
         if name not in self._named:
             return None
         return (classifier.plan_rule(name, request) if classifier is not None else None) or ()
