@@ -13,7 +13,7 @@ from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.deferral.asgi import Deferral, respond
 from ratelimit_mw.deferral.page import Page
 from ratelimit_mw.errors import ConfigurationError
-from ratelimit_mw.identity.asgi import AsgiRequest
+from ratelimit_mw.identity.asgi import AsgiRequest, asgi_requests_of
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.load.meter import ASGI_CAPACITY, Meter
@@ -75,6 +75,7 @@ class RateLimitMiddleware:
         self._lifespan = app
         self._kinds: frozenset[str] = frozenset()  # what is limited, once it is known that asyncio runs the app
         self._usable, self._told_of_trio = False, False
+        self._request = asgi_requests_of(app)
         try:
             used = given_or_made(config, limiter, storage)
             used.require(used.deferrals.require)
@@ -99,7 +100,7 @@ class RateLimitMiddleware:
             await self._call_at_first(scope, receive, send)
             return
         rules = self._current()  # once: the request goes by one version of the rules from beginning to end
-        request = AsgiRequest(scope)
+        request = self._request(scope)
         meter = self._entered(rules) if rules.metered else None
         try:
             replayed = rules.deferring and self._deferral.admits(request, rules)

@@ -1,6 +1,5 @@
 """The middleware for WSGI apps: Flask, Django, Falcon, Bottle and the rest."""
 
-import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -10,7 +9,7 @@ from wsgiref.types import StartResponse, WSGIApplication
 
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.deferral.wsgi import Deferral, respond
-from ratelimit_mw.identity.wsgi import DjangoRequest, WsgiRequest
+from ratelimit_mw.identity.wsgi import wsgi_requests_of
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.load.meter import WSGI_CAPACITY, time_in_queue
 from ratelimit_mw.response.answers import Answers, phrase
@@ -35,7 +34,7 @@ class RateLimitMiddleware:
     loop for.
 
     Frameworks differ in which one they read of a cookie or a parameter that is sent twice; a Django app is
-    recognised where it is handed over as it is, not inside another middleware.
+    recognised also inside other middlewares, as long as these keep it in `app`, `wsgi_app` or `application`.
 
     A request that has to wait for its turn at a bucket waits here, in its thread. `max_waiting` threads do at most,
     and a request that finds none free to wait is denied.
@@ -58,7 +57,7 @@ class RateLimitMiddleware:
         used.require(refuse_awaited)
         used.require(used.deferrals.require)
         self.app = app
-        self._request = DjangoRequest if _is_django(app) else WsgiRequest
+        self._request = wsgi_requests_of(app)
         self._limiter = used
         self._engine = engine = used.engine
         self._deferral = Deferral(app, used.deferrals, lambda rules: engine.planner.meter(rules).load())
@@ -121,8 +120,3 @@ def _beside(answers: Answers[str], handle: BlockingHandle, start_response: Start
 
 def _answers(rules: Rules) -> Answers[str]:
     return Answers(rules.response, rules.attributes.address, name=str, value=str)
-
-
-def _is_django(app: WSGIApplication) -> bool:
-    """True of what `get_wsgi_application()` makes: the environ does not say who will read it."""
-    return any(kind.__module__.startswith("django.") for kind in inspect.getmro(type(app)))

@@ -32,8 +32,14 @@ class Scope(AsgiRequest):
 
     __slots__ = ("_visit",)
 
+    framework = "django"
+
     def __init__(self, visit: Any) -> None:
         super().__init__(visit.scope)
+        script = visit.script_name
+        if script and script != visit.scope.get("root_path"):  # by the setting FORCE_SCRIPT_NAME
+            self.path, self.readings = visit.scope.get("path") or "/", ()
+            self._read(script)
         self._visit = visit
 
     @property

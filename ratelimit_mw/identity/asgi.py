@@ -4,6 +4,7 @@ from collections.abc import MutableMapping
 from typing import Any
 
 from ratelimit_mw.identity.decoding import cookies_named, parameters_named
+from ratelimit_mw.identity.paths import forced_root, framework_of, readings, with_dropped, with_empty_values
 
 
 class AsgiRequest:
@@ -13,18 +14,33 @@ class AsgiRequest:
     FastAPI, Litestar and Django: read otherwise, every bogus twin would be a new identity.
     """
 
-    __slots__ = ("context", "method", "path", "values")
+    __slots__ = ("context", "method", "path", "readings", "values")
+
+    framework = "starlette"
+    """Whose way of cutting off `root_path` is followed. See `asgi_requests_of`."""
+    forced = ""
+    """What the framework cuts off in place of `root_path`; "" for no such setting."""
 
     def __init__(self, scope: MutableMapping[str, Any]) -> None:
         self.context = scope
         self.values: dict[str, str | None] = {}
         self.method: str = scope.get("method", "GET").upper()  # a websocket scope has none
-        path: str = scope.get("path") or "/"
-        root = scope.get("root_path")
-        # Mounts set root_path and leave the path whole; some servers send it without the prefix.
-        if root and path.startswith(root) and path[len(root) : len(root) + 1] in {"", "/"}:
-            path = path[len(root) :]
-        self.path = path or "/"
+        self.path: str = scope.get("path") or "/"
+        self.readings: tuple[str, ...] = ()
+        root = self.forced or scope.get("root_path")
+        if root or self.path[0] != "/" or not self.path.isascii():
+            self._read(root)
+
+    def _read(self, root: str | None) -> None:
+        """Read a path on which frameworks may differ, or which a `root_path` stands before."""
+        if "route_handler" in self.context:  # Litestar has routed the request, and has cut the path before that
+            root = ""
+        found = readings(self.path, root or "", self.framework)
+        self.path = found[0]
+        if not self.path.isascii():
+            found = with_dropped(found)
+        if len(found) > 1:
+            self.readings = found
 
     def part(self) -> None:
         """Go on with a copy of the scope: one that holds what holds it is freed by the garbage collector alone."""
@@ -60,3 +76,29 @@ class AsgiRequest:
         """The last query parameter of that name."""
         values = parameters_named(name, (self.context.get("query_string") or b"").decode("latin-1"))
         return values[-1] if values else None
+
+
+class FalconAsgiRequest(AsgiRequest):
+    """The request of a Falcon app, which cuts off no `root_path` and takes an empty segment for a value."""
+
+    __slots__ = ()
+
+    framework = "falcon"
+
+    def __init__(self, scope: MutableMapping[str, Any]) -> None:
+        super().__init__(scope)
+        if self.path[-1] == "/" or "//" in self.path:
+            self.readings = with_empty_values(self.readings or (self.path,))
+
+
+def asgi_requests_of(app: Any) -> type[AsgiRequest]:
+    """The class that reads the requests of `app`: where frameworks differ, as the framework inside it does.
+
+    Call it once, when the middleware is made: it looks into the app, and into Django's settings.
+    """
+    name = framework_of(app)
+    if name == "starlette":
+        return AsgiRequest
+    if name == "falcon":
+        return FalconAsgiRequest
+    return type("FrameworkRequest", (AsgiRequest,), {"__slots__": (), "framework": name, "forced": forced_root(name)})

@@ -8,7 +8,7 @@ from typing import Any
 from ratelimit_mw.identity import address, sources
 from ratelimit_mw.identity.digest import digester
 from ratelimit_mw.identity.mapping import MappingRequest
-from ratelimit_mw.identity.paths import cleaned
+from ratelimit_mw.identity.paths import counted
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.settings import ClientSettings
 
@@ -128,7 +128,7 @@ class Attributes:
             method = method.upper()
             values["method"] = _counted_method(method)
         if path:
-            values["path"] = cleaned(path)
+            values["path"] = counted(path)
         if host:
             values["host"] = _host_name(host)
         return MappingRequest(values, raw, method=method, path=path)
@@ -245,7 +245,7 @@ def _method(request: Request) -> str | None:
 
 
 def _path(request: Request) -> str | None:
-    return cleaned(request.path)
+    return counted(request.path)
 
 
 def _host(request: Request) -> str | None:

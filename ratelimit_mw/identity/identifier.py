@@ -20,6 +20,12 @@ EVERYBODY = "*"
 CONNECTION = "connection"
 """The WebSocket that a message came over: its identity, which is there for messages only, is the text itself."""
 
+SPELLED = " path"
+"""Among a rule's path parameters, the path with their parsed values in it, where the client spelled it otherwise.
+
+No parameter's name starts with a space.
+"""
+
 UNKNOWN_ADDRESS = "ip=?"
 """The identity that all requests without an address share."""
 
@@ -100,6 +106,8 @@ def _part(name: str, attributes: Attributes) -> Identifier:
         raise ValueError(f"{name!r} is nothing to count by; there are global, route, {', '.join(attributes.names())}")
     if name == "ip":
         return _by_ip(attributes)
+    if name == "path":
+        return _by_path(attributes)
     if name.startswith("path:"):
         return _by_parameter(name, attributes)
     return _by_attribute(name, attributes)
@@ -127,6 +135,18 @@ def _by_parameter(name: str, attributes: Attributes) -> Identifier:
         if value is None:
             value = read(request)
         return prefix + digest(str(value)) if value is not None else None
+
+    return identify
+
+
+def _by_path(attributes: Attributes) -> Identifier:
+    read, spell = attributes.reader("path"), spelling("path", attributes)
+
+    def identify(request: Request, params: Mapping[str, str], _route: str) -> str | None:
+        value = params.get(SPELLED) if params else None
+        if value is None:
+            value = read(request)
+        return None if value is None else spell(value)
 
     return identify
 

@@ -12,7 +12,7 @@ class MappingRequest:
     "header:X-Plan".
     """
 
-    __slots__ = ("context", "method", "path", "raw", "values")
+    __slots__ = ("context", "method", "path", "raw", "readings", "values")
 
     def __init__(
         self,
@@ -27,6 +27,7 @@ class MappingRequest:
         self.raw = raw
         self.method = method
         self.path = path
+        self.readings: tuple[str, ...] = ()
 
     @property
     def peer(self) -> None:

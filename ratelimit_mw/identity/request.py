@@ -8,12 +8,15 @@ class Request(Protocol):
 
     `method` is upper-case, and "GET" for a WebSocket; `path` is as the app's router sees it: decoded
     once, less the mount's prefix, at least "/". Both are "" where `check()` was not given them.
+    `readings` are all that routers may make of the path, where they differ: the one that names the counters first,
+    `path` among them, () where it is the only one.
     `values` remembers the attributes already read, by canonical name ("ip", "user", "header:x-plan" …).
     `context` is the ASGI scope or the WSGI environ, and None for attributes given to `check()`.
     """
 
     method: str
     path: str
+    readings: tuple[str, ...]
     values: dict[str, str | None]
     context: Any
 

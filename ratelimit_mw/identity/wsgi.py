@@ -3,6 +3,7 @@
 from typing import Any
 
 from ratelimit_mw.identity.decoding import cookies_as_flask, cookies_named, parameters_named
+from ratelimit_mw.identity.paths import framework_of, with_dropped, with_empty_values
 
 
 class WsgiRequest:
@@ -14,7 +15,7 @@ class WsgiRequest:
     counts, as it does for Flask.
     """
 
-    __slots__ = ("context", "method", "path", "values")
+    __slots__ = ("context", "method", "path", "readings", "values")
 
     _cookies = staticmethod(cookies_as_flask)
     _of_several = 0
@@ -24,7 +25,13 @@ class WsgiRequest:
         self.values: dict[str, str | None] = {}
         self.method: str = environ.get("REQUEST_METHOD", "GET").upper()
         path: str = environ.get("PATH_INFO") or "/"
-        self.path = path if path.isascii() else _utf8(path)
+        self.readings: tuple[str, ...] = ()
+        if not path.isascii():
+            path = _utf8(path)
+            found = with_dropped((path,))
+            if len(found) > 1:
+                self.readings = found
+        self.path = path
 
     @property
     def peer(self) -> str | None:
@@ -62,10 +69,27 @@ class DjangoRequest(WsgiRequest):
     _of_several = -1
 
 
+class FalconRequest(WsgiRequest):
+    """The request of a Falcon app, which takes an empty segment of a path for a value."""
+
+    __slots__ = ()
+
+    def __init__(self, environ: dict[str, Any]) -> None:
+        super().__init__(environ)
+        if self.path[-1] == "/" or "//" in self.path:
+            self.readings = with_empty_values(self.readings or (self.path,))
+
+
+def wsgi_requests_of(app: Any) -> type[WsgiRequest]:
+    """The class that reads the requests of `app`: where frameworks differ, as the framework inside it does."""
+    name = framework_of(app)
+    return {"django": DjangoRequest, "falcon": FalconRequest}.get(name, WsgiRequest)
+
+
 def _utf8(path: str) -> str:
     """The path that PEP 3333 passes as bytes read as latin-1.
 
-    What is not UTF-8 becomes U+FFFD, as in Werkzeug and Django: broken bytes merge, they never buy a counter.
+    What is not UTF-8 becomes U+FFFD, as in Werkzeug and Falcon: broken bytes merge, they never buy a counter.
     """
     try:
         return path.encode("latin-1").decode("utf-8", "replace")

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 
 from ratelimit_mw.identity.attributes import Reader
-from ratelimit_mw.identity.paths import cleaned
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.rules.breath import breathe
 from ratelimit_mw.rules.candidates import Candidate, Program, program
@@ -62,9 +61,8 @@ class Index:
     def candidates(self, request: Request) -> Sequence[Candidate]:
         """The rules and exemptions that may apply, less their further conditions; exemptions first."""
         found: list[Candidate] = []
-        if self.paths is not None and request.path:
-            path = request.path
-            for owner, route, parameters, strict in self.paths.locate(path, cleaned(path)):
+        if self.paths is not None:
+            for owner, route, parameters, strict in self.paths.hits(request):
                 found.append((owner, self._programs[owner], route, parameters, strict))
         for lookup in self._lookups:
             found += lookup(request)
@@ -72,9 +70,7 @@ class Index:
 
     def concerns(self, request: Request) -> bool:
         """Whether some rule may come to apply to a request of this path."""
-        return bool(self._always or self._lookups) or (
-            self.paths is not None and bool(self.paths.locate(request.path, cleaned(request.path)))
-        )
+        return bool(self._always or self._lookups or (self.paths is not None and self.paths.hits(request)))
 
     @property
     def pieces(self) -> list[object]:

@@ -27,7 +27,7 @@ class Plans(Recent[Hashable, Any]):
         # A preflight is known by further headers; what has values already got them from elsewhere, as in check().
         if headers is None or len(method) + len(path) > _LONG or method == "OPTIONS" or request.values:
             return None
-        if request.context is None:
+        if request.context is None or request.readings:
             return None
         if not headers:
             return type(request), method, path, request.peer

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from ratelimit_mw.identity.attributes import Attributes, canonical_name
 from ratelimit_mw.identity.identifier import attributes_of
-from ratelimit_mw.identity.paths import cleaned
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import Charge
 from ratelimit_mw.rules import conditions
@@ -106,8 +105,8 @@ def _examined(match: Matching, request: Request, attributes: Attributes) -> _Exa
     criteria: list[Criterion] = []
     hit: Hit | None = _ANYWHERE
     if match.templates:
-        found = PathMatcher((0, each) for each in match.templates).locate(request.path, cleaned(request.path))
-        hit = found[0] if request.path and found else None
+        found = PathMatcher((0, each) for each in match.templates).hits(request)
+        hit = found[0] if found else None
         wanted = tuple(each.text for each in match.templates)
         criteria.append(Criterion("the path", wanted, request.path or "not given", hit is not None))
     if match.methods:

@@ -8,7 +8,6 @@ from ratelimit_mw.clock import Clock, SystemClock
 from ratelimit_mw.errors import Problem
 from ratelimit_mw.identity.attributes import Attributes
 from ratelimit_mw.identity.entries import Entry
-from ratelimit_mw.identity.paths import cleaned
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import NEVER, Charge
 from ratelimit_mw.rules.candidates import Candidate, charges_of, is_exempt, not_replaced, program
@@ -192,8 +191,8 @@ class RuleSet(Features):
             return ()
         route, parameters = "", NO_PARAMETERS
         paths = self._demanded.get(rule.rank, self._index.paths)
-        if paths is not None and request.path:
-            for owner, own_route, own_parameters, _ in paths.locate(request.path, cleaned(request.path)):
+        if paths is not None:
+            for owner, own_route, own_parameters, _ in paths.hits(request):
                 if owner == rule.rank:
                     route, parameters = own_route, own_parameters
         candidate: Candidate = (rule.rank, program(rule), route, parameters, True)

@@ -4,6 +4,7 @@ from typing import Any
 
 from ratelimit_mw.deferral.envelope import Envelope
 from ratelimit_mw.identity.decoding import cookies_named, parameters_named
+from ratelimit_mw.identity.paths import with_dropped
 
 
 class DeferredRequest:
@@ -13,13 +14,14 @@ class DeferredRequest:
     sent twice the last one, and nothing of the scope or the environ that it once had.
     """
 
-    __slots__ = ("_envelope", "context", "method", "path", "values")
+    __slots__ = ("_envelope", "context", "method", "path", "readings", "values")
 
     def __init__(self, envelope: Envelope) -> None:
         self._envelope = envelope
         self.context: dict[str, Any] = {}  # not None, for there will be a response
         self.method = envelope.method
         self.path = envelope.path
+        self.readings = with_dropped((envelope.path,)) if "\ufffd" in envelope.path else ()
         self.values = dict(envelope.values)
 
     @property

@@ -19,8 +19,8 @@ case = pytest.param
         case("/a//b", ["/a//b", "/a/b"], ["/a", "/b"], id="a doubled slash in a template"),
         case("/u/{id}", ["/u/1", "/u/é", "/u/ "], ["/u", "/u/1/2"], id="a parameter"),
         case("/u/{id:str}", ["/u/1"], ["/u"], id="a parameter with its kind"),
-        case("/u/{id:int}", ["/u/0", "/u/12"], ["/u/a", "/u/-1", "/u/1.0", "/u/\u0663"], id="an int"),
-        case("/u/{x:float}", ["/u/1", "/u/1.5"], ["/u/.5", "/u/1.", "/u/1.2.3", "/u/1e5"], id="a float"),
+        case("/u/{id:int}", ["/u/0", "/u/12"], ["/u/a", "/u/1.5", "/u/1-2", "/u/inf", "/u/ "], id="an int"),
+        case("/u/{x:float}", ["/u/1", "/u/1.5"], ["/u/x", "/u/1.2.3", "/u/.", "/u/1-2"], id="a float"),
         case("/u/{x:uuid}", ["/u/0e0cbbd4-1a6d-4f23-9c5e-2f8f10a1b2c3"], ["/u/0e0cbbd4"], id="a UUID"),
         case("/v{version}/x", ["/v1/x", "/v1.2/x"], ["/v/x", "/w1/x"], id="a text before a parameter"),
         case("/f/{name}.json", ["/f/a.json", "/f/a.b.json"], ["/f/.json", "/f/a.xml"], id="a text after one"),
@@ -77,6 +77,111 @@ def test_what_an_app_takes_for_another_path_is_another_path(path):
 )
 def test_the_path_is_as_the_apps_router_sees_it(path, root_path, matches):
     assert bool(applied(rules({"match": {"path": "/login"}}), path, root_path=root_path)) is matches
+
+
+UUID = "0e0cbbd4-1a6d-4f23-9c5e-2f8f10a1b2c3"
+INTS = [
+    "+7",
+    "-7",
+    "07",
+    "7.0",
+    "7.",
+    "7e0",
+    "\uff17",
+    "\u0667",
+    " 7",
+    "7\r",
+    "7\xa0",
+    "0_7",
+    "0-7",
+    "7_.0",
+    "0" * 4200 + "7",
+]
+FLOATS = ["1", "1.", ".5", "1e5", "-1.5", "\u0661.\u0665", " 1.5", "1.5\r", "1_.5", "nan", "inf", "1." + "5" * 5000]
+UUIDS = [UUID.upper(), UUID.replace("-", ""), "-".join(UUID.replace("-", "")), f"{{{UUID}}}", f"urn:uuid:{UUID}"]
+WIDE = [
+    *(case("int", value, id=f"int {value[-9:]!r}") for value in INTS),
+    *(case("float", value, id=f"float {value[:9]!r}") for value in FLOATS),
+    *(case("uuid", value, id=f"uuid {value[:9]!r}") for value in UUIDS),
+]
+
+
+@pytest.mark.parametrize(("kind", "value"), WIDE)
+@pytest.mark.parametrize("template", ["/u/{x:%s}", "/u/v{x:%s}.json", "/u/{p:path}/{x:%s}", "/u/{x:%s}/*"])
+def test_a_typed_parameter_matches_what_pythons_type_reads(template, kind, value):
+    rule_set = rules({"match": {"path": template % kind}})
+    path = template.replace("{p:path}", "a/b").replace("/*", "/c").replace("{x:%s}", value)
+    assert applied(rule_set, path) == ["r0"]
+
+
+NARROW = {UUID.upper(), UUID.replace("-", ""), "1", FLOATS[-1], INTS[-1], "07"}
+
+
+@pytest.mark.parametrize(("kind", "value"), [each for each in WIDE if each.values[1] not in NARROW])
+def test_only_the_narrow_form_of_a_typed_parameter_exempts_or_replaces(kind, value):
+    template = f"/u/{{x:{kind}}}"
+    exempt = rules({}, exempt=[{"path": template}])
+    assert applied(exempt, f"/u/{value}") == ["r0"]
+    replacing = rules({}, {"match": {"path": template}, "replaces": ["r0"]})
+    assert applied(replacing, f"/u/{value}") == ["r0", "r1"]
+
+
+def test_an_exemption_holds_by_its_second_template_where_the_first_matches_in_wide_form():
+    rule_set = rules({}, exempt=[{"path": ["/u/{x:int}", "/u/{name}"]}])
+    assert applied(rule_set, "/u/+7") == []
+
+
+def test_an_int_leaves_whole_floats_to_a_float_at_the_same_place():
+    both = rules({"match": {"path": "/u/{x:int}"}}, {"match": {"path": "/u/{x:float}"}})
+    assert applied(both, "/u/7.0") == ["r1"]
+    assert applied(both, "/u/+7") == ["r0", "r1"]
+    elsewhere = rules({"match": {"path": "/u/{x:int}"}}, {"match": {"path": "/v/{x:float}"}})
+    assert applied(elsewhere, "/u/7.0") == ["r0"]
+
+
+@pytest.mark.parametrize("by", ["path", "path:x"])
+@pytest.mark.parametrize(
+    ("template", "spellings"),
+    [
+        case("/u/{x:int}", ["/u/7", "/u/07", "/u/007", "/u/+7", "/u/7.0", "/u/\uff17", "//u/./0_7/"], id="int"),
+        case("/u/{x:float}/*", ["/u/7.5/e", "/u/07.50/e", "/u/75e-1/e", "/u/+7.5/e"], id="float"),
+        case("/u/{x:uuid}", [f"/u/{UUID}", *(f"/u/{each}" for each in UUIDS)], id="uuid"),
+        case("/u/{p:path}/{x:int}/e", ["/u/a/7/e", "/u/a/07/e"], id="behind a tail"),
+        case("/u//{x:int}", ["/u/7", "/u//7", "/u//07"], id="a doubled slash in the template"),
+    ],
+)
+def test_every_spelling_of_a_value_has_one_counter(by, template, spellings):
+    rule_set = rules({"match": {"path": template}, "by": by})
+    assert len({tuple(identities(rule_set, path)) for path in spellings}) == 1
+    assert len(identities(rule_set, spellings[0])) == 1
+    assert identities(rule_set, "/u/a/8/e" if "/e" in template else "/u/8") != identities(rule_set, spellings[0])
+
+
+@pytest.mark.parametrize("path", ["//../login", "/../login\n", "//u/..", "/u/../"])
+def test_a_router_that_drops_slashes_but_keeps_dots_is_followed(path):
+    assert applied(rules({"match": {"path": ["/{a}/login", "/u/{b}"]}}), path) == ["r0"]
+
+
+@pytest.mark.parametrize(
+    "path", ["http://h/login", "foo:/login", "\n/login", "login", "http://h/login;x", "http://h/login?q"]
+)
+def test_a_target_without_a_slash_is_matched_as_it_is_routed(path):
+    rule_set = rules({"match": {"path": "/login"}, "by": "path"})
+    assert identities(rule_set, path) == identities(rule_set, "/login")
+    if path != "login":
+        assert applied(rules({}, exempt=[{"path": "/login"}]), path) == ["r0"]
+
+
+@pytest.mark.parametrize(
+    "path", ["/login\ufffd", "/\ufffdlogin", "/lo\ufffd\ufffdgin", "/\ufffd/login", "/login/.\ufffd"]
+)
+def test_bytes_that_are_not_utf_8_are_read_as_dropped_too(path):
+    rule_set = rules({"match": {"path": ["/login", "/{name}"]}, "by": ["path", "path:name"]})
+    assert "path=" + identities(rule_set, path)[0].partition("=")[2] == identities(rule_set, "/login")[0]
+    assert applied(rules({"match": {"path": "/login"}}), path) == ["r0"]
+    assert applied(rules({"match": {"path": path}}) if path.isprintable() else rules({}), path) == ["r0"]
+    assert applied(rules({}, exempt=[{"path": "/login"}]), path) == ["r0"]
+    assert applied(rules({}, {"match": {"path": "/login"}, "replaces": ["r0"]}), path) == ["r0", "r1"]
 
 
 def test_overlapping_templates_all_match_and_an_unmatched_path_none():

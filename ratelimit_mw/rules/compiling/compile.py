@@ -11,7 +11,7 @@ from ratelimit_mw.rules.compiled import CompiledRule
 from ratelimit_mw.rules.compiling.client import compile_client
 from ratelimit_mw.rules.compiling.counters import check_limits, compile_counters
 from ratelimit_mw.rules.compiling.descriptors import compile_descriptors
-from ratelimit_mw.rules.compiling.matching import compile_by, compile_match
+from ratelimit_mw.rules.compiling.matching import compile_by, compile_match, ints_apart_from_floats
 from ratelimit_mw.rules.compiling.overriding import Recompiler, compile_overrides
 from ratelimit_mw.rules.conditions import Matching
 from ratelimit_mw.rules.documents.tree import Map, Node, Place, Problems, nearest, node_at, place_of, quoted
@@ -45,6 +45,7 @@ def compile_rules(
         compile_match(section.match, node_at(tree, ("rules", n, "match")), attributes, problems)
         for n, section in enumerate(file.rules)
     )
+    exempt, matches = ints_apart_from_floats(exempt, matches)
     rules = tuple(
         _compile_rule(file, n, matches[n], node_at(tree, ("rules", n)), attributes, problems)
         for n in range(len(file.rules))

@@ -1,13 +1,14 @@
 """A `match` to templates and conditions, and a `by` to identifiers."""
 
 import re
+from collections.abc import Iterator
 
 from ratelimit_mw.identity.attributes import Attributes
 from ratelimit_mw.identity.identifier import Identifier, attributes_of, identifier
 from ratelimit_mw.rules.breath import breathe
 from ratelimit_mw.rules.conditions import Exact, Matching
 from ratelimit_mw.rules.documents.tree import Map, Node, Problems, nearest, place_of, quoted
-from ratelimit_mw.rules.paths.templates import Template
+from ratelimit_mw.rules.paths.templates import Template, apart_from_floats
 from ratelimit_mw.rules.readers import values
 from ratelimit_mw.rules.readers.wrong import Wrong
 from ratelimit_mw.rules.schema.rule import Match
@@ -37,6 +38,16 @@ def compile_match(match: Match, node: Node, attributes: Attributes, problems: Pr
         if found is not None:
             exact.append(found)
     return Matching(match.path or (), tuple(exact), match.ip or (), match.methods or ())
+
+
+def ints_apart_from_floats(*listed: tuple[Matching, ...]) -> Iterator[tuple[Matching, ...]]:
+    """The same lists. Where the file has a float at the place of an int, the int no longer matches 7.0."""
+    apart = apart_from_floats(template for matches in listed for match in matches for template in match.templates)
+    for matches in listed:
+        yield tuple(
+            match._replace(templates=tuple(apart.get(each, each) for each in match.templates)) if apart else match
+            for match in matches
+        )
 
 
 def _attribute(key: str, value: Node, node: Node, attributes: Attributes, problems: Problems) -> Exact | None:

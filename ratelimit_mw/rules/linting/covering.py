@@ -1,9 +1,8 @@
 """Whether one `match` holds wherever another does. Where that is not certain, the answer is no."""
 
-from ratelimit_mw.identity.paths import cleaned
 from ratelimit_mw.rules.conditions import Matching
 from ratelimit_mw.rules.paths.segments import matcher
-from ratelimit_mw.rules.paths.templates import Segment, Template, parse
+from ratelimit_mw.rules.paths.templates import Segment, Template
 from ratelimit_mw.settings import Network
 
 
@@ -45,7 +44,7 @@ def _paths(wider: tuple[Template, ...], narrower: tuple[Template, ...]) -> bool:
 
 def _forms(templates: tuple[Template, ...]) -> list[Template]:
     """The templates, and those without a slash at the end that they match as well: a path is tried cleaned, too."""
-    return [*templates, *(parse(cleaned(each.text)) for each in templates if each.text != cleaned(each.text))]
+    return list(dict.fromkeys([*templates, *(each.cleaned for each in templates)]))
 
 
 def _template(wider: Template, narrower: Template) -> bool:

@@ -7,16 +7,22 @@ is bounded by the nodes that it can reach, however many rules there are, and is 
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from ratelimit_mw.identity.identifier import SPELLED
+from ratelimit_mw.identity.paths import EMPTY, merged
 from ratelimit_mw.identity.paths import cleaned as clean
+from ratelimit_mw.identity.request import Request
 from ratelimit_mw.rules.breath import breathe
-from ratelimit_mw.rules.paths.segments import Matcher, canonical, matcher
-from ratelimit_mw.rules.paths.templates import Segment, Tail, Template, parse
+from ratelimit_mw.rules.paths.segments import Matcher, canonical, is_narrow, matcher
+from ratelimit_mw.rules.paths.templates import Segment, Tail, Template
 
 NO_PARAMETERS: Mapping[str, str] = {}
 
 
 class Hit(NamedTuple):
-    """A path that an owner's template matched. `strict`: its form as it came and its cleaned form both did."""
+    """A path that an owner's template matched.
+
+    `strict`: in each of its readings, its form as it came and its cleaned form both did, with values in narrow form.
+    """
 
     owner: int
     route: str
@@ -29,6 +35,7 @@ class _Entry(NamedTuple):
     owner: int
     template: Template
     hit: Hit
+    typed: bool
 
 
 class _Node:
@@ -63,12 +70,13 @@ class PathMatcher:
         self._only_literal = True
         for rank, (owner, template) in enumerate(owned):
             breathe()
-            entry = _Entry(rank, owner, template, Hit(owner, template.text, NO_PARAMETERS, strict=True))
+            typed = not {"str", "path"}.issuperset(template.kinds)
+            entry = _Entry(rank, owner, template, Hit(owner, template.text, NO_PARAMETERS, strict=True), typed)
             self._add(entry, template)
             # A path is also matched cleaned, so a template with a slash at its end has to be as well.
-            cleaned = clean(template.text)
-            if cleaned != template.text:
-                self._add(entry, parse(cleaned))
+            cleaned = template.cleaned
+            if cleaned != template:
+                self._add(entry._replace(template=cleaned), cleaned)
 
     def _add(self, entry: _Entry, template: Template) -> None:
         if not template.names and template.tail is None:
@@ -88,28 +96,69 @@ class PathMatcher:
         if tail.folder:
             node.ends.append(entry)
 
+    def hits(self, request: Request) -> list[Hit]:
+        """What each owner's first matching template made of a request's path, in all its readings."""
+        path = request.path
+        if not path:
+            return []
+        if not request.readings:
+            return self.locate(path, clean(path))
+        each = [{hit.owner: hit for hit in self.locate(reading, clean(reading))} for reading in request.readings]
+        found = each[0].copy()
+        for hits in each[1:]:
+            found = hits | found
+        read = [hits for hits, reading in zip(each, request.readings, strict=True) if EMPTY not in reading]
+        return [
+            hit._replace(strict=all(owner in hits and hits[owner].strict for hits in read))
+            for owner, hit in found.items()
+        ]
+
     def find(self, path: str) -> _Found:
-        """Every template that matches this one form of a path, with the values of its parameters."""
+        """Every template that matches this one form of a path in narrow form, with the values of its parameters."""
+        return [match for match in self._find(path) if _is_narrow(*match)]
+
+    def _find(self, path: str) -> _Found:
         found: _Found = [(entry, ()) for entry in self._literal.get(path, ())]
         if not self._only_literal and path.startswith("/"):
             _walk(self._root, path, 1, (), found)
         return found
 
     def locate(self, path: str, cleaned: str) -> list[Hit]:
-        """What each owner's first matching template made of a path, given in both its forms.
+        """What each owner's first matching template made of one reading of a path, given in both its forms.
 
         Route and parameters are the cleaned form's where that matched, so that no spelling makes new ones.
         """
-        found = _first_of_each(self.find(cleaned))
+        found = self._find(cleaned)
         # A line feed is where routers disagree most (`.` does not match it, `$` stands before it): never strict.
         plain = "\n" not in path
         if cleaned == path:
-            return [_hit(entry, values, strict=plain) for entry, values in found]
-        raw = _first_of_each(self.find(path))
-        in_cleaned = {entry.owner for entry, _ in found}
-        in_both = in_cleaned.intersection(entry.owner for entry, _ in raw) if plain else set()
-        only_raw = [(entry, values) for entry, values in raw if entry.owner not in in_cleaned]
-        return [_hit(entry, values, strict=entry.owner in in_both) for entry, values in (*found, *only_raw)]
+            if not found:
+                return []
+            narrow = _narrow_owners(found) if plain else ()
+            return [
+                _hit(entry, values, cleaned, strict=entry.owner in narrow) for entry, values in _first_of_each(found)
+            ]
+        raw = self._find(path)
+        in_both = _narrow_owners(found) & _narrow_owners(raw) if plain else frozenset[int]()
+        chosen: dict[int, Hit] = {}
+        forms = [(cleaned, found), (path, raw)]
+        if "/." in path or not plain:  # where slashes are dropped, but dots are not resolved
+            without_slashes = merged(path)
+            if without_slashes not in (path, cleaned):
+                forms.append((without_slashes, self._find(without_slashes)))
+        for form, matches in forms:
+            for entry, values in _first_of_each(matches):
+                if entry.owner not in chosen:
+                    chosen[entry.owner] = _hit(entry, values, form, strict=entry.owner in in_both)
+        return list(chosen.values())
+
+
+def _is_narrow(entry: _Entry, values: tuple[str, ...]) -> bool:
+    return not entry.typed or all(map(is_narrow, entry.template.kinds, values))
+
+
+def _narrow_owners(found: _Found) -> frozenset[int]:
+    return frozenset([entry.owner for entry, values in found if _is_narrow(entry, values)])
 
 
 def _first_of_each(found: _Found) -> _Found:
@@ -126,11 +175,23 @@ def _rank(match: tuple[_Entry, tuple[str, ...]]) -> int:
     return match[0].rank
 
 
-def _hit(entry: _Entry, values: tuple[str, ...], *, strict: bool) -> Hit:
+def _hit(entry: _Entry, values: tuple[str, ...], path: str, *, strict: bool) -> Hit:
     if not values:
         return entry.hit if strict else entry.hit._replace(strict=False)
-    names, kinds = entry.template.names, entry.template.kinds
-    return Hit(entry.owner, entry.template.text, dict(zip(names, map(canonical, kinds, values), strict=True)), strict)
+    template = entry.template
+    if not entry.typed:
+        return Hit(entry.owner, template.text, dict(zip(template.names, values, strict=True)), strict)
+    spelled = tuple(map(canonical, template.kinds, values))
+    parameters = dict(zip(template.names, spelled, strict=True))
+    written = tuple(map(_in_a_path, template.kinds, spelled)) if "uuid" in template.kinds else spelled
+    if written != values:
+        parameters[SPELLED] = clean(template.spelled(path, written))
+    return Hit(entry.owner, template.text, parameters, strict)
+
+
+def _in_a_path(kind: str, value: str) -> str:
+    """A parsed value as it is usually written in a path: a UUID with its hyphens."""
+    return "-".join((value[:8], value[8:12], value[12:16], value[16:20], value[20:])) if kind == "uuid" else value
 
 
 def _walk(node: _Node, path: str, start: int, values: tuple[str, ...], found: _Found) -> None:

@@ -1,12 +1,26 @@
-"""One segment of a path against one of a template's: what the parameters are, in time linear in the segment."""
+"""One segment of a path against one of a template's: what the parameters are, in time linear in the segment.
+
+A parameter with a type has two forms. The narrow one is what Starlette's own converter accepts. The wide one is what
+any framework's converter accepts: all that Python's type reads, and what Pydantic reads beyond that. A rule counts
+the wide form. Only the narrow form exempts or replaces.
+"""
 
 import re
 from collections.abc import Callable
+from math import isfinite
+from unicodedata import decimal
+from uuid import UUID
 
-from ratelimit_mw.rules.paths.templates import Segment
+from ratelimit_mw.rules.paths.templates import ONLY_INT, Segment
 
 _UUID = re.compile("[0-9a-fA-F]{8}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{12}")
 _DIGITS = "0123456789"
+_MOST_DIGITS = 4300
+"""Of an integer: Python reads no more, as its time grows with their square."""
+
+# What is no number is mostly seen by this, which costs less than an exception.
+_MAYBE_INT = re.compile(r"[\s\d+._eE-]+")
+_MAYBE_FLOAT = re.compile(r"[\s\d+._eEinftyaINFTYA-]+")
 
 Matcher = Callable[[str], tuple[str, ...] | None]
 
@@ -19,7 +33,7 @@ def matcher(segment: Segment) -> Matcher:
     if len(segment.kinds) == 2:
         return _pair(segment)
     before, after = segment.texts
-    holds = _CHECKS[segment.kinds[0]]
+    holds = _READS[segment.kinds[0]]
     if not before and not after:
         return lambda given: (given,) if holds(given) else None
     shortest = len(before) + len(after)
@@ -38,9 +52,14 @@ def _pair(segment: Segment) -> Matcher:
     first, second = segment.kinds
 
     def match(given: str) -> tuple[str, str] | None:
-        if given.startswith(before) and given.endswith(after) and len(given) > len(before) + len(after):
-            return _divided(given[len(before) : len(given) - len(after)], first, between, second)
-        return None
+        if not given.startswith(before) or not given.endswith(after) or len(given) <= len(before) + len(after):
+            return None
+        inner = given[len(before) : len(given) - len(after)]
+        found = _divided(inner, first, between, second)
+        if found is None and not inner.isascii():  # to Flask's converters, a digit is one of any script
+            found = _divided(_with_plain_digits(inner), first, between, second)
+            return found and (inner[: len(found[0])], inner[len(inner) - len(found[1]) :])
+        return found
 
     return match
 
@@ -89,30 +108,121 @@ def _trailing(kind: str, given: str, taken: int) -> list[int]:
     return [run - taken]
 
 
+def _with_plain_digits(text: str) -> str:
+    return "".join([str(decimal(sign)) if sign.isdecimal() else sign for sign in text])
+
+
 def _is_whole(value: str) -> bool:
-    return value.isascii() and value.isdigit()
+    return value.isascii() and value.isdigit() and len(value) <= _MOST_DIGITS
 
 
 def _is_float(value: str) -> bool:
     whole, dot, fraction = value.partition(".")
-    return _is_whole(whole) and (not dot or _is_whole(fraction))
+    return whole.isascii() and whole.isdigit() and (not dot or (fraction.isascii() and fraction.isdigit()))
+
+
+def _only_int(value: str) -> int | None:
+    """The integer that `value` is to `int()` or to Pydantic, which lets zeros stand before a sign."""
+    if not _MAYBE_INT.fullmatch(value):
+        return None
+    stripped = value.strip().replace("_", "")
+    digits = stripped.lstrip("0") or stripped[-1:]
+    if len(digits) > _MOST_DIGITS + 1:
+        return None
+    for text in (digits, digits.lstrip("+0")):
+        try:
+            return int(text)
+        except ValueError:
+            continue
+    return None
+
+
+def _int(value: str) -> int | None:
+    """The integer that `value` is, or the whole number that it is as a float."""
+    if not _MAYBE_INT.fullmatch(value):
+        return None
+    whole, dot, zeros = value.strip().partition(".")
+    if dot and not zeros.strip("0_"):
+        value = whole or "x"
+    found = _only_int(value)
+    if found is None:
+        number = _float(value)
+        found = int(number) if number is not None and isfinite(number) and number.is_integer() else None
+    return found
+
+
+def _float(value: str) -> float | None:
+    """The number that `value` is to `float()` or to Pydantic, which lets underscores stand anywhere."""
+    if not _MAYBE_FLOAT.fullmatch(value):
+        return None
+    try:
+        return float(value.replace("_", ""))
+    except ValueError:
+        return None
+
+
+def _uuid(value: str) -> str | None:
+    if len(value) < 32:
+        return None
+    try:
+        return UUID(value).hex
+    except ValueError:
+        return None
 
 
 _CHECKS: dict[str, Callable[[str], object]] = {
     "str": bool,
     "int": _is_whole,
+    ONLY_INT: _is_whole,
     "float": _is_float,
     "uuid": _UUID.fullmatch,
 }
+"""The narrow forms."""
+
+
+def _reads_int(value: str) -> bool:
+    return (value.isascii() and value.isdigit() and len(value) <= _MOST_DIGITS) or _int(value) is not None
+
+
+def _reads_only_int(value: str) -> bool:
+    return _is_whole(value) or _only_int(value) is not None
+
+
+def _reads_float(value: str) -> bool:
+    return _is_float(value) or _float(value) is not None
+
+
+def _reads_uuid(value: str) -> bool:
+    return _UUID.fullmatch(value) is not None or _uuid(value) is not None
+
+
+_READS: dict[str, Callable[[str], object]] = {
+    "str": bool,
+    "int": _reads_int,
+    ONLY_INT: _reads_only_int,
+    "float": _reads_float,
+    "uuid": _reads_uuid,
+}
+"""The wide forms."""
+
+
+def is_narrow(kind: str, value: str) -> bool:
+    """Whether Starlette's own converter accepts a value that has matched."""
+    return kind in ("str", "path") or bool(_CHECKS[kind](value))
 
 
 def canonical(kind: str, value: str) -> str:
     """The one spelling of a parameter's value: 007 and 7 are one item to the app, and so one to a counter."""
-    if kind == "int":
-        return value.lstrip("0") or "0"
-    if kind == "float":
-        whole, _, fraction = value.partition(".")
-        return f"{whole.lstrip('0') or '0'}.{fraction.rstrip('0')}".rstrip(".")
+    if kind in ("str", "path"):
+        return value
     if kind == "uuid":
-        return value.replace("-", "").lower()
-    return value
+        return value.replace("-", "").lower() if _UUID.fullmatch(value) else _uuid(value) or value
+    if kind == "float":
+        number = _float(value)
+        if number is None:
+            return value
+        return str(int(number)) if isfinite(number) and number.is_integer() else repr(number)
+    if _is_whole(value):
+        return value.lstrip("0") or "0"
+    found = _int(value) if kind == "int" else _only_int(value)
+    return value if found is None else str(found)

@@ -5,6 +5,7 @@ would take more is refused. A request never runs an expression that a template's
 """
 
 import re
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 LONGEST = 1_000
@@ -16,6 +17,9 @@ _REGULAR = re.compile(r"\A\^|\.\*|\\[dw]|\(\?|\[\^")  # what only a regular expr
 
 KINDS = ("str", "int", "float", "uuid", "path")
 """What a parameter may be."""
+
+ONLY_INT = "int, not float"
+"""The kind of an `int` at a place where the file also has a `float`, which is what 7.0 is meant for."""
 
 
 class TemplateError(ValueError):
@@ -31,6 +35,10 @@ class Segment(NamedTuple):
 
     texts: tuple[str, ...]
     kinds: tuple[str, ...] = ()
+
+    def filled(self, values: Iterator[str]) -> str:
+        """The segment's text, with the next values for its parameters."""
+        return self.texts[0] + "".join([next(values) + text for text in self.texts[1:]])
 
 
 class Tail(NamedTuple):
@@ -53,6 +61,54 @@ class Template(NamedTuple):
     tail: Tail | None
     names: tuple[str, ...]
     kinds: tuple[str, ...]
+
+    @property
+    def cleaned(self) -> "Template":
+        """The same without empty segments, for a path is also matched without them."""
+        segments = tuple(filter(_says_something, self.segments))
+        if self.tail is None:
+            return self._replace(segments=segments or (Segment(("",)),))
+        tail = self.tail._replace(segments=tuple(filter(_says_something, self.tail.segments)))
+        return self._replace(segments=segments, tail=tail)
+
+    def spelled(self, path: str, values: Iterable[str]) -> str:
+        """A path that the template matches, with other values in the place of its parameters."""
+        pieces, left = path.split("/"), iter(values)
+        for index, segment in enumerate(self.segments, 1):
+            pieces[index] = segment.filled(left)
+        if self.tail is not None and not self.tail.folder:
+            next(left)  # the tail's own is a path, of which there is but one spelling
+            for index, segment in enumerate(self.tail.segments, -len(self.tail.segments)):
+                pieces[index] = segment.filled(left)
+        return "/".join(pieces)
+
+
+def _says_something(segment: Segment) -> bool:
+    return bool(segment.kinds or segment.texts[0])
+
+
+def apart_from_floats(templates: Iterable[Template]) -> dict[Template, Template]:
+    """Those templates of a file that have an int where another has a float, each with `ONLY_INT` in its place."""
+    given = [template for template in templates if template.kinds]
+    floats = {
+        (template.segments[:place], segment.texts)
+        for template in given
+        if "float" in template.kinds
+        for place, segment in enumerate(template.segments)
+        if segment.kinds == ("float",)
+    }
+    return {template: _apart(template, floats) for template in given if floats and "int" in template.kinds}
+
+
+def _apart(template: Template, floats: set[tuple[tuple[Segment, ...], tuple[str, ...]]]) -> Template:
+    segments = template.segments
+    for place, segment in enumerate(template.segments):
+        if segment.kinds == ("int",) and (template.segments[:place], segment.texts) in floats:
+            segments = (*segments[:place], segment._replace(kinds=(ONLY_INT,)), *segments[place + 1 :])
+    if segments is template.segments:
+        return template
+    behind = template.kinds[sum(len(segment.kinds) for segment in segments) :]
+    return template._replace(segments=segments, kinds=(*(kind for each in segments for kind in each.kinds), *behind))
 
 
 def parse(text: str) -> Template:
