@@ -67,7 +67,7 @@ class Storage:
         if self._owned:
             self.store.close()
         elif self._leases:
-            self._leases.settle()
+            self._leases.finish()
 
     async def aclose(self) -> None:
         """The awaitable twin of `close`."""
@@ -75,7 +75,7 @@ class Storage:
         if self._owned:
             await self.store.aclose()
         elif self._leases:
-            await self._leases.asettle()
+            await self._leases.afinish()
 
     def _stop(self) -> None:
         self.in_flight.stop()

@@ -636,6 +636,53 @@ def test_what_could_not_be_charged_is_charged_later(leases, store, clock):
     assert store.taken(ask) == 20
 
 
+LOST = "a cost of 21, admitted here of 2 counters, could not be charged at shutdown: away"
+
+
+@pytest.mark.parametrize("way", ["close", "aclose"])
+@pytest.mark.parametrize("away", [True, False])
+def test_what_can_not_be_charged_at_the_end_is_logged(leases, store, caplog, way, away):
+    for key, cost in (("d:r:{x}", 1), ("d:r:{y}", 2)):
+        ask = Ask(key, quota(100, "write_back"), cost)
+        leases.decide([ask])
+        admitted(leases, ask, 7)
+    store.away = away
+    if way == "close":
+        leases.close()
+    else:
+        asyncio.run(leases.aclose())
+    assert [LOST in record.getMessage() for record in caplog.records] == [True] * away
+    leases.close()
+    assert len(caplog.records) == away
+
+
+def test_what_goes_back_of_a_lease_is_no_loss(leases, store, caplog):
+    admitted(leases, Ask("d:r:{x}", quota(100)), 20)
+    store.away = True
+    leases.close()
+    assert caplog.records == []
+
+
+AT_EXIT = """
+import logging, os, signal, sys
+from ratelimit_mw import RateLimiter
+logging.basicConfig(format="%(levelname)s %(message)s")
+rules = {"domain": "d", "storage": {"url": sys.argv[1], "timeout": "1s"},
+         "rules": [{"name": "api", "by": "ip", "limit": "100 per hour", "consistency": "write_back"}]}
+limiter = RateLimiter(rules)
+assert all(limiter.check({"ip": "192.0.2.1"}).allowed for _ in range(10))
+os.kill(int(sys.argv[2]), signal.SIGKILL)
+"""
+
+
+def test_what_can_not_be_charged_is_logged_at_the_end_of_a_process_that_closes_nothing(fresh_server):
+    command = [sys.executable, "-c", AT_EXIT, fresh_server.url, str(fresh_server.pid)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert "WARNING write_back: a cost of" in ended.stderr
+    assert "admitted here of 1 counters, could not be charged at shutdown: " in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
 def test_what_could_not_be_charged_is_forgotten_when_it_matters_no_more(leases, store, clock):
     ask = Ask("d:r:{x}", quota(100, "write_back"))
     admitted(leases, ask, 20)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import threading
 import time
 from collections import defaultdict
@@ -19,6 +20,8 @@ from ratelimit_mw.stores.leases.share import Claim, Due
 from ratelimit_mw.stores.leases.steps import Call, Steps, T, drive
 from ratelimit_mw.stores.redis.cluster.parts import Moment
 from ratelimit_mw.stores.redis.cluster.slots import slot_of
+
+logger = logging.getLogger("ratelimit_mw")
 
 _TOGETHER = 100
 """Counters settled in one call at most, so that no call holds the store for long."""
@@ -116,13 +119,26 @@ class Settler:
                 yield Call(under_way.result, partial(asyncio.wrap_future, under_way))
         yield from self._pay(*taken)
 
-    def all(self) -> Steps[None]:
-        """End every share, and settle it."""
+    def all(self) -> Steps[StoreUnavailable | None]:
+        """End every share, and settle it. Where the store is away, what it has to be charged is owed still."""
         with self.guard:
             self.book.end_all(self.now())
             keys = [*self._flights, *(due.key for due in self.book.owed)]
-        with contextlib.suppress(StoreUnavailable):
+        try:
             yield from self.these(keys)
+        except StoreUnavailable as error:
+            return error
+        return None
+
+    def rest(self) -> Steps[None]:
+        """As `all`, before the process ends: what could not be charged is dropped, and that is logged."""
+        error = yield from self.all()
+        with self.guard:
+            lost = [due for due in self.book.take_owed(self.now()) if due.amount < 0]
+        if lost:
+            cost, counters = -sum(due.amount for due in lost), len({due.key for due in lost})
+            message = "write_back: a cost of %d, admitted here of %d counters, could not be charged at shutdown: %s"
+            logger.warning(message, cost, counters, error)
 
     def _look(self, claims: Sequence[Claim]) -> Steps[None]:
         """Learn what remains of shares on account."""

@@ -1,6 +1,7 @@
 """Decisions made in the process, for the rules that want them so: `consistency: lease` and `write_back`."""
 
 import atexit
+import logging
 import weakref
 from collections.abc import Iterator, Sequence
 
@@ -12,6 +13,8 @@ from ratelimit_mw.stores.base import Store
 from ratelimit_mw.stores.leases.settler import Settler, moment
 from ratelimit_mw.stores.leases.share import Claim
 from ratelimit_mw.stores.leases.steps import Steps, adrive, drive
+
+logger = logging.getLogger("ratelimit_mw")
 
 
 class Leases:
@@ -48,6 +51,16 @@ class Leases:
         """The awaitable twin of `settle`."""
         await adrive(self._settler.all())
 
+    def finish(self) -> None:
+        """As `settle`, for the last time: what the store can't be charged is dropped, and that is logged."""
+        self._settler.stop()
+        drive(self._settler.rest())
+
+    async def afinish(self) -> None:
+        """The awaitable twin of `finish`."""
+        self._settler.stop()
+        await adrive(self._settler.rest())
+
     def forget(self, keys: Sequence[str]) -> None:
         """See `Store.forget`. The shares that other processes have live on until they end."""
         self._store.forget(keys)
@@ -82,14 +95,12 @@ class Leases:
 
     def close(self) -> None:
         """See `Store.close`; every share is settled before."""
-        self._settler.stop()
-        self.settle()
+        self.finish()
         self._store.close()
 
     async def aclose(self) -> None:
         """See `close`."""
-        self._settler.stop()
-        await self.asettle()
+        await self.afinish()
         await self._store.aclose()
 
     def after_fork(self) -> None:
@@ -189,4 +200,7 @@ _all: weakref.WeakSet[Leases] = weakref.WeakSet()
 def _settle_at_exit() -> None:
     """WSGI has no shutdown: what was admitted on account is charged all the same."""
     for leases in list(_all):
-        leases.settle()
+        try:
+            leases.finish()
+        except Exception:
+            logger.exception("what was admitted here could not be settled at the end of the process")
