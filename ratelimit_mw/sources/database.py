@@ -59,6 +59,8 @@ class RulesDatabase:
                 self._snapshot = Snapshot(str(number), self.pull(number or None)) if number else Snapshot("0", ())
         except StoreUnavailable as error:
             raise ConfigurationError([Problem(f"the rules database {self.name} is away: {error}")]) from error
+        except LookupError as error:
+            raise ConfigurationError([Problem(f"the rules database is not whole: {error}")]) from error
         return self._snapshot
 
     def listener(self) -> Listener:
@@ -88,15 +90,18 @@ class RulesDatabase:
         return self._append(documents, author, comment, base)
 
     def pull(self, number: int | None = None) -> tuple[Document, ...]:
-        """The documents of a version, the newest if none is named. Raises LookupError where there is none such."""
+        """The documents of a version, the newest if none is named. Raises LookupError where none can be read."""
         number = number or self._records.version(self._key)
         if not number:
             raise LookupError(f"{self.name} has no rules yet")
         _, texts = self._records.read(self._key, [f"rules:{number}"])
         if not texts:
             raise LookupError(f"{self.name} has no version {number} of the rules")
-        files: dict[str, str] = json.loads(texts[f"rules:{number}"])
-        return tuple(Document(name, text.encode()) for name, text in files.items())
+        try:
+            files: dict[str, str] = json.loads(texts[f"rules:{number}"])
+            return tuple(Document(name, text.encode()) for name, text in files.items())
+        except (ValueError, AttributeError, RecursionError):
+            raise LookupError(f"version {number} of the rules in {self.name} can't be read") from None
 
     def list(self, most: int = 20) -> "tuple[Version, ...]":
         """The newest versions, the latest first."""
@@ -171,5 +176,8 @@ def _texts(documents: Sequence[Document]) -> dict[str, str]:
 
 
 def _version(number: int, text: str) -> Version:
-    about = json.loads(text)
-    return Version(number, about["author"], about["at"], about["comment"], tuple(about["files"]))
+    try:
+        about = json.loads(text)
+        return Version(number, about["author"], float(about["at"]), about["comment"], tuple(about["files"]))
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return Version(number, "", 0.0, "(can't be read)", ())

@@ -192,6 +192,10 @@ class Proxy:
         """Lose the next `times` replies; the server has done its part. Without `close` the client waits in vain."""
         self._fault = _BadReply(times, lambda _chunk, _pipe, link: link.close() if close else None)
 
+    def reply_with(self, reply: bytes) -> None:
+        """Deliver `reply` in place of each reply."""
+        self._fault = _BadReply(None, lambda _chunk, pipe, _link: pipe.writer.write(reply))
+
     def drip(self, size: int = 1, interval: float = 0.01) -> None:
         """Deliver replies `size` bytes at a time, `interval` seconds apart."""
         self._fault = _Drip(size, interval)

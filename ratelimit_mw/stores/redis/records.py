@@ -1,16 +1,19 @@
 """Records in Redis: a hash for each key, changed by one script, which publishes that it did."""
 
 import contextlib
+import logging
 import selectors
 import socket
 import ssl
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from ratelimit_mw.errors import Conflict, StoreUnavailable
 from ratelimit_mw.stores.redis.blocking import Blocking
 from ratelimit_mw.stores.redis.questions import Questions, say
 from ratelimit_mw.stores.redis.url import shown
+
+logger = logging.getLogger("ratelimit_mw")
 
 _VERSION = "version"
 
@@ -33,23 +36,26 @@ class RedisRecords:
     def __init__(self, url: str) -> None:
         self.name = shown(url)
         self._questions = Questions(url)
+        self._unreadable: set[str] = set()
         self._ask = self._questions.ask
 
     def version(self, key: str) -> int:
         """See `Records`."""
-        return int(self._ask(key, "HGET", key, _VERSION) or 0)
+        with self._readable(key):
+            return int(self._ask(key, "HGET", key, _VERSION) or 0)
 
     def read(self, key: str, names: Sequence[str] | None = None) -> tuple[int, dict[str, str]]:
         """See `Records`."""
-        if names is None:
-            flat = self._ask(key, "HGETALL", key)
-            found = dict(zip(flat[::2], flat[1::2], strict=True))
-        else:
-            wanted = (_VERSION, *names)
-            texts = self._ask(key, "HMGET", key, *wanted)
-            found = {name.encode(): text for name, text in zip(wanted, texts, strict=True) if text is not None}
-        version = int(found.pop(_VERSION.encode(), 0))
-        return version, {name.decode(): text.decode("utf-8", "replace") for name, text in found.items()}
+        with self._readable(key):
+            if names is None:
+                flat = self._ask(key, "HGETALL", key)
+                found = dict(zip(flat[::2], flat[1::2], strict=True))
+            else:
+                wanted = (_VERSION, *names)
+                texts = self._ask(key, "HMGET", key, *wanted)
+                found = {name.encode(): text for name, text in zip(wanted, texts, strict=True) if text is not None}
+            version = int(found.pop(_VERSION.encode(), 0))
+            return version, {name.decode(): text.decode("utf-8", "replace") for name, text in found.items()}
 
     def write(
         self, key: str, put: Mapping[str, str], drop: Collection[str] = (), *, expected: int | None = None
@@ -57,10 +63,12 @@ class RedisRecords:
         """See `Records`."""
         pairs = [text for pair in put.items() for text in pair]
         base = "" if expected is None else str(expected)
-        done, version = self._ask(key, "EVAL", _WRITE, "1", key, base, str(len(drop)), *drop, *pairs)
+        with self._readable(key):
+            done, version = self._ask(key, "EVAL", _WRITE, "1", key, base, str(len(drop)), *drop, *pairs)
+            number = int(version)
         if not done:
-            raise Conflict(version)
-        return int(version)
+            raise Conflict(number)
+        return number
 
     def listener(self) -> "RedisListener":
         """See `Records`."""
@@ -69,6 +77,23 @@ class RedisRecords:
     def close(self) -> None:
         """See `Records`."""
         self._questions.close()
+
+    @contextlib.contextmanager
+    def _readable(self, key: str) -> Iterator[None]:
+        """Take a reply that is not of the expected form for a store that is away, and log it once for each key.
+
+        Another program may have written to the key, and what is asked again and again must not log each time.
+        """
+        try:
+            yield
+        except (ValueError, TypeError, AttributeError, IndexError) as error:
+            message = f"{self.name}: what is kept under {key} can't be read ({error})"
+            if key not in self._unreadable:
+                self._unreadable.add(key)
+                logger.warning("%s", message)
+            self._questions.close()  # the reply may be another question's
+            raise StoreUnavailable(message) from None
+        self._unreadable.discard(key)
 
 
 class RedisListener:
