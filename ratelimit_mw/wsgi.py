@@ -33,8 +33,9 @@ class RateLimitMiddleware:
     ConfigurationError with every problem found, and where the rules name an async function, which WSGI has no
     loop for.
 
-    Frameworks differ in which one they read of a cookie or a parameter that is sent twice; a Django app is
-    recognised also inside other middlewares, as long as these keep it in `app`, `wsgi_app` or `application`.
+    Frameworks differ in how they read unusual requests, as a cookie that is sent twice; such a request is counted under
+    each value. For a Django app there is one way to read. It is recognised also inside other middlewares, as long as
+    these keep it in `app`, `wsgi_app` or `application`.
 
     A request that has to wait for its turn at a bucket waits here, in its thread. `max_waiting` threads do at most,
     and a request that finds none free to wait is denied.

@@ -69,7 +69,8 @@ class Planner:
         plan: Plan | None = known.get(key)
         if plan is None:
             plan = self._planned(rules, request, cost, name)
-            if not self.switch.thrown:  # meanwhile
+            # The switch may have been thrown meanwhile; what is in doubt does not follow from the key alone.
+            if not (self.switch.thrown or request.doubtful):
                 known.put(key, plan)
         return plan
 

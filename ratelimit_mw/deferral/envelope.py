@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from ratelimit_mw.deferral.marks import HEADER
-from ratelimit_mw.identity.request import Request
+from ratelimit_mw.identity.request import Reading, Request
 
 _AS_IT_STANDS = "/!$&'()*+,;=:@~"
 _LONGEST_TARGET = 16384
@@ -32,7 +32,8 @@ class Envelope(NamedTuple):
 
     `target` is its path and query, percent-encoded, as the server got them; `path` is as the rules see it, and `values`
     are the attributes that they have read: whose request it is does not depend on who replays it. `headers` are in
-    their order, names in lower case; `peer` is the address at the other end of its connection.
+    their order, names in lower case; `peer` is the address at the other end of its connection. `rows` are the ways in
+    which frameworks read it, where they differ.
     """
 
     method: str
@@ -42,6 +43,7 @@ class Envelope(NamedTuple):
     peer: str | None
     path: str
     values: Mapping[str, str | None]
+    rows: tuple[Reading, ...] = ()
 
     def packed(self) -> bytes:
         """As it lies in the queue."""
@@ -66,7 +68,8 @@ def unpacked(packed: bytes) -> Envelope:
     try:
         fields = json.loads(packed)
         headers = tuple((str(name), str(value)) for name, value in fields.pop("headers"))
-        return Envelope(headers=headers, **fields)
+        rows = tuple(dict(row) for row in fields.pop("rows", ()))
+        return Envelope(headers=headers, rows=rows, **fields)
     except (TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"this is no deferred request: {error}") from None
 
@@ -108,6 +111,7 @@ def _envelope(request: Request, scheme: str, path: str, query: str, headers: tup
         request.peer,
         request.path,
         dict(request.values),
+        request.rows,
     )
 
 

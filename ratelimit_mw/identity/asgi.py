@@ -1,29 +1,37 @@
 """A request as ASGI describes it."""
 
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
-from ratelimit_mw.identity.decoding import cookies_named, parameters_named
+from ratelimit_mw.identity import frameworks
+from ratelimit_mw.identity.decoding import parameters_named, plain_cookie
+from ratelimit_mw.identity.frameworks import Framework, host_is_plain
 from ratelimit_mw.identity.paths import forced_root, framework_of, readings, with_dropped, with_empty_values
+from ratelimit_mw.identity.request import Again, Reading, read_again
+
+_FOLD = bytes.maketrans(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ_", b"abcdefghijklmnopqrstuvwxyz-")
 
 
 class AsgiRequest:
     """The request of an http or websocket scope.
 
-    Where a client sends a cookie or a parameter twice, the last one counts, as it does for Starlette,
-    FastAPI, Litestar and Django: read otherwise, every bogus twin would be a new identity.
+    Where frameworks read it differently, it is read as Starlette does, and `doubtful` is set: see `Request`.
     """
 
-    __slots__ = ("context", "method", "path", "readings", "values")
+    __slots__ = ("context", "doubtful", "method", "path", "readings", "rows", "values")
 
     framework = "starlette"
     """Whose way of cutting off `root_path` is followed. See `asgi_requests_of`."""
     forced = ""
     """What the framework cuts off in place of `root_path`; "" for no such setting."""
+    ways: Sequence[Framework] = frameworks.ASGI
+    """The ways of reading that the app may have. The first one is that of `cookie`, `query` and `header`."""
 
     def __init__(self, scope: MutableMapping[str, Any]) -> None:
         self.context = scope
         self.values: dict[str, str | None] = {}
+        self.doubtful = False
+        self.rows: tuple[Reading, ...] = ()
         self.method: str = scope.get("method", "GET").upper()  # a websocket scope has none
         self.path: str = scope.get("path") or "/"
         self.readings: tuple[str, ...] = ()
@@ -56,26 +64,92 @@ class AsgiRequest:
     def header_lines(self, name: str) -> list[str]:
         """Every line of a header, in order, whatever the case in which the server passed its name."""
         wanted, length = name.encode("latin-1", "replace"), len(name)
-        return [
-            value.decode("latin-1")
+        folded = wanted.replace(b"_", b"-")
+        found = [
+            (key, value)
             for key, value in self.context.get("headers") or ()
-            if len(key) == length and key.lower() == wanted
+            if len(key) == length and key.translate(_FOLD) == folded
         ]
+        if not found:
+            return []
+        lines = [value.decode("latin-1") for key, value in found if key == wanted or key.lower() == wanted]
+        if len(lines) < len(found):  # some frameworks take `X_User` for `X-User`
+            self.doubtful = True
+        return lines
 
     def header(self, name: str) -> str | None:
         """The first line of a header."""
         lines = self.header_lines(name)
+        if len(lines) > 1:
+            self.doubtful = True
         return lines[0] if lines else None
 
+    def host(self) -> str | None:
+        """The Host header."""
+        host = self.header("host")
+        if host is None or not host_is_plain(host):
+            self.doubtful = True
+        return host
+
     def cookie(self, name: str) -> str | None:
-        """The last cookie of that name. HTTP/2 may split the header into several lines."""
-        values = cookies_named(name, "; ".join(self.header_lines("cookie")))
-        return values[-1] if values else None
+        """A cookie. HTTP/2 may split the header into several lines."""
+        lines = self.header_lines("cookie")
+        if not lines:
+            return None
+        plain = plain_cookie(name, lines[0]) if len(lines) == 1 else None
+        if plain is not None:
+            return plain[0]
+        self.doubtful = True
+        return self.ways[0].read_cookie(name, lines)
 
     def query(self, name: str) -> str | None:
-        """The last query parameter of that name."""
-        values = parameters_named(name, (self.context.get("query_string") or b"").decode("latin-1"))
-        return values[-1] if values else None
+        """A query parameter."""
+        query = self._query()
+        if not query:
+            return None
+        values = parameters_named(name, query)
+        if len(values) > 1 or not query.isascii() or ";" in query:
+            self.doubtful = True
+            return self.ways[0].read_query(name, query)
+        return values[0] if values else None
+
+    def reread(self, names: Mapping[str, Again]) -> tuple[Reading, ...]:
+        """See `Request`."""
+        return read_again(self, names, self.ways)
+
+    def cookie_as(self, framework: Framework, name: str) -> str | None:
+        """A cookie, as one framework reads it."""
+        lines = self.header_lines("cookie")
+        return framework.read_cookie(name, lines) if lines else None
+
+    def query_as(self, framework: Framework, name: str) -> str | None:
+        """A query parameter, as one framework reads it."""
+        query = self._query()
+        return framework.read_query(name, query) if query else None
+
+    def header_as(self, framework: Framework, name: str) -> str | None:
+        """A header, as one framework reads it."""
+        lines = self.header_lines(name)
+        if framework.underscores:
+            folded, length = name.encode("latin-1", "replace").translate(_FOLD), len(name)
+            lines = [
+                value.decode("latin-1")
+                for key, value in self.context.get("headers") or ()
+                if len(key) == length and key.translate(_FOLD) == folded
+            ]
+        return framework.header(lines) if lines else None
+
+    def host_as(self, framework: Framework) -> str | None:
+        """The host's name, as one framework reads it; the server's own where the request has no Host header."""
+        host = self.header_as(framework, "host")
+        if host is None and framework is not self.ways[0]:
+            server = self.context.get("server")
+            host = server[0] if server else None
+        return framework.host(host) if host else None
+
+    def _query(self) -> str:
+        query: bytes = self.context.get("query_string") or b""
+        return query.decode("latin-1")
 
 
 class FalconAsgiRequest(AsgiRequest):

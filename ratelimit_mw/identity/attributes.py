@@ -7,9 +7,10 @@ from typing import Any
 
 from ratelimit_mw.identity import address, sources
 from ratelimit_mw.identity.digest import digester
+from ratelimit_mw.identity.frameworks import host_name
 from ratelimit_mw.identity.mapping import MappingRequest
 from ratelimit_mw.identity.paths import counted
-from ratelimit_mw.identity.request import Request
+from ratelimit_mw.identity.request import Again, Reading, Request
 from ratelimit_mw.settings import ClientSettings
 
 logger = logging.getLogger("ratelimit_mw")
@@ -44,6 +45,7 @@ class Attributes:
         self._address = address.ClientAddress(client)
         self._sources = _compiled(client)
         self._readers: dict[str, Reader] = {}
+        self._again: dict[str, Again] = {}
         self._said: set[str] = set() if said is None else said
         self._spelled = lru_cache(maxsize=1024)(self._known_name)
         self._masked = lru_cache(maxsize=4096)(lambda whole: address.masked(whole, client.ipv6_prefix))
@@ -89,8 +91,12 @@ class Attributes:
             source = sources.compiled(text)
             if source.fetch is not None:
                 self.awaited += ((name, source.fetch),)
-            self._readers[name] = _remembered(name, source.read)
+            self._readers[name] = self._of_source(name, source)
         return self._readers[name]
+
+    def reread(self, request: Request) -> tuple[Reading, ...]:
+        """The ways in which frameworks read a request that is `doubtful`; empty where all agree."""
+        return request.reread(self._again)
 
     def reads(self, name: str) -> bool:
         """True where somebody has asked for the reader of that name."""
@@ -130,7 +136,7 @@ class Attributes:
         if path:
             values["path"] = counted(path)
         if host:
-            values["host"] = _host_name(host)
+            values["host"] = host_name(host)
         return MappingRequest(values, raw, method=method, path=path)
 
     def network(self, text: str) -> str | None:
@@ -168,20 +174,27 @@ class Attributes:
     def _made(self, name: str) -> Reader:
         if name == "ip":
             return _remembered("ip", self._ip_reader())
+        if name == "host":
+            self._again[name] = lambda request, framework: request.host_as(framework)
         if name in _DIRECT:
             return _remembered(name, _DIRECT[name])
         if name in self._sources:
             source = self._sources[name]
             if source.fetch is not None:
                 self.awaited += ((name, source.fetch),)
-            return _remembered(name, source.read)
+            return self._of_source(name, source)
         if not self.known(name):
             raise ValueError(f"{name!r} is no attribute; there are {', '.join(self.names())}")
         if name.startswith(_RAW):
-            return _remembered(name, sources.compiled(name).read)
+            return self._of_source(name, sources.compiled(name))
         if name == "user":  # without a source: whom the framework knows, where it tells
             return _remembered(name, lambda request: getattr(request, "user", None))
         return lambda request: request.values.get(name)  # a path parameter
+
+    def _of_source(self, name: str, source: sources.Source) -> Reader:
+        if source.again is not None:
+            self._again[name] = source.again
+        return _remembered(name, source.read)
 
     def _headers_of(self, name: str) -> tuple[str, ...] | None:
         if name in ("ip", "method", "path") or name.startswith("path:"):
@@ -249,16 +262,7 @@ def _path(request: Request) -> str | None:
 
 
 def _host(request: Request) -> str | None:
-    return _host_name(request.header("host"))
-
-
-def _host_name(host: str | None) -> str | None:
-    """A Host header's name, lower-case, less the port and the root's dot."""
-    name = (host or "").strip().lower()
-    head, colon, port = name.rpartition(":")
-    if colon and (not port or (port.isascii() and port.isdigit())) and (":" not in head or head.endswith("]")):
-        name = head
-    return name.rstrip(".") or None
+    return host_name(request.host() or "")
 
 
 _DIRECT: dict[str, Reader] = {"method": _method, "path": _path, "host": _host}

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from ratelimit_mw.identity.request import Again, Reading
+
 
 class MappingRequest:
     """Attributes given by hand. What is not given is absent: there is no header, cookie or scope to ask.
@@ -12,7 +14,7 @@ class MappingRequest:
     "header:X-Plan".
     """
 
-    __slots__ = ("context", "method", "path", "raw", "readings", "values")
+    __slots__ = ("context", "doubtful", "method", "path", "raw", "readings", "rows", "values")
 
     def __init__(
         self,
@@ -23,6 +25,8 @@ class MappingRequest:
         path: str = "",
     ) -> None:
         self.context = None
+        self.doubtful = False
+        self.rows: tuple[Reading, ...] = ()
         self.values = values
         self.raw = raw
         self.method = method
@@ -50,3 +54,11 @@ class MappingRequest:
     def query(self, name: str) -> str | None:
         """A query parameter, if it was given as "query:N"."""
         return self.raw.get(f"query:{name}")
+
+    def host(self) -> str | None:
+        """A host, if it was given as "header:host"."""
+        return self.header("host")
+
+    def reread(self, names: Mapping[str, Again]) -> tuple[Reading, ...]:  # noqa: ARG002 - no name is in doubt
+        """None: what was given by hand is read in one way."""
+        return ()

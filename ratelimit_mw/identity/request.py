@@ -1,6 +1,12 @@
 """What the rest of the package knows of a request, whichever way it came in."""
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
+
+from ratelimit_mw.identity.frameworks import Framework
+
+Reading = Mapping[str, str | None]
+"""One way to read a request: the attributes on which the ways differ, by name."""
 
 
 class Request(Protocol):
@@ -12,6 +18,9 @@ class Request(Protocol):
     `path` among them, () where it is the only one.
     `values` remembers the attributes already read, by canonical name ("ip", "user", "header:x-plan" …).
     `context` is the ASGI scope or the WSGI environ, and None for attributes given to `check()`.
+
+    `doubtful` is set by reading something that frameworks read differently. `rows` are then the ways in which the rules
+    have read the request; see `reread`.
     """
 
     method: str
@@ -19,6 +28,8 @@ class Request(Protocol):
     readings: tuple[str, ...]
     values: dict[str, str | None]
     context: Any
+    doubtful: bool
+    rows: tuple[Reading, ...]
 
     @property
     def peer(self) -> str | None:
@@ -30,7 +41,11 @@ class Request(Protocol):
         ...
 
     def header(self, name: str) -> str | None:
-        """The first line of a header, which is what frameworks read; None where it is absent."""
+        """The first line of a header, which is what most frameworks read; None where it is absent."""
+        ...
+
+    def host(self) -> str | None:
+        """The Host header; None where it is absent."""
         ...
 
     def cookie(self, name: str) -> str | None:
@@ -40,3 +55,42 @@ class Request(Protocol):
     def query(self, name: str) -> str | None:
         """A query parameter, decoded. Sent twice, it is the one that the interface's frameworks read."""
         ...
+
+    def reread(self, names: "Mapping[str, Again]") -> tuple[Reading, ...]:
+        """The ways in which frameworks read the attributes of these names. Each holds the names that are in doubt.
+
+        Empty where all of them agree.
+        """
+        ...
+
+
+class Rereadable(Protocol):
+    """A request that can be read as a certain framework reads it."""
+
+    def cookie_as(self, framework: Framework, name: str) -> str | None:
+        """A cookie."""
+        ...
+
+    def query_as(self, framework: Framework, name: str) -> str | None:
+        """A query parameter."""
+        ...
+
+    def header_as(self, framework: Framework, name: str) -> str | None:
+        """A header."""
+        ...
+
+    def host_as(self, framework: Framework) -> str | None:
+        """The host's name."""
+        ...
+
+
+Again = Callable[[Rereadable, Framework], str | None]
+"""Reads an attribute as a certain framework does."""
+
+
+def read_again(request: Rereadable, names: Mapping[str, Again], ways: Sequence[Framework]) -> tuple[Reading, ...]:
+    """The distinct ways in which these frameworks read attributes, each with those alone on which they differ."""
+    columns = {name: [again(request, way) for way in ways] for name, again in names.items()}
+    doubtful = {name: column for name, column in columns.items() if len(set(column)) > 1}
+    rows = dict.fromkeys(zip(*doubtful.values(), strict=True))
+    return tuple(dict(zip(doubtful, row, strict=True)) for row in rows)

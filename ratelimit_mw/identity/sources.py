@@ -15,7 +15,7 @@ from typing import Any
 from uuid import UUID
 
 from ratelimit_mw.identity.asgi import AsgiRequest
-from ratelimit_mw.identity.request import Request
+from ratelimit_mw.identity.request import Again, Request
 from ratelimit_mw.identity.wsgi import WsgiRequest
 
 logger = logging.getLogger("ratelimit_mw")
@@ -30,12 +30,14 @@ class Source:
     """One source, compiled. `read` gives a request's value or None.
 
     `fetch` is there for an async function only, which `read` can't call: it takes the scope. `header` is the one header
-    that is read, in lower case; None where it is something else.
+    that is read, in lower case; None where it is something else. `again` reads what frameworks read differently, as one
+    of them does; None for what there is one way to read.
     """
 
     read: Callable[[Request], str | None]
     fetch: Callable[[Any], Awaitable[str | None]] | None = None
     header: str | None = None
+    again: Again | None = None
 
 
 class _Fault:
@@ -73,17 +75,31 @@ def compiled(text: str) -> Source:
 
 def _header(name: str, _: _Fault) -> Source:
     lower = name.lower()
-    if lower == "authorization":
-        return Source(lambda request: credential(request.header(lower)), header=lower)
-    return Source(lambda request: (request.header(lower) or "").strip() or None, header=lower)
+    value = credential if lower == "authorization" else _stripped
+    return Source(
+        lambda request: value(request.header(lower)),
+        header=lower,
+        again=lambda request, framework: value(request.header_as(framework, lower)),
+    )
+
+
+def _stripped(header: str | None) -> str | None:
+    return (header or "").strip() or None
 
 
 def _cookie(name: str, _: _Fault) -> Source:
-    return Source(lambda request: request.cookie(name) or None, header="cookie")
+    return Source(
+        lambda request: request.cookie(name) or None,
+        header="cookie",
+        again=lambda request, framework: request.cookie_as(framework, name) or None,
+    )
 
 
 def _query(name: str, _: _Fault) -> Source:
-    return Source(lambda request: request.query(name) or None)
+    return Source(
+        lambda request: request.query(name) or None,
+        again=lambda request, framework: request.query_as(framework, name) or None,
+    )
 
 
 def credential(authorization: str | None) -> str | None:

@@ -32,6 +32,8 @@ class Plans(Recent[Hashable, Any]):
         if not headers:
             return type(request), method, path, request.peer
         lines = [tuple(request.header_lines(name)) for name in headers]
+        if request.doubtful:  # there is more to it than these lines
+            return None
         if sum(len(line) + 1 for each in lines for line in each) > _LONG:  # an empty line takes room, too
             return None
         return type(request), method, path, request.peer, *lines

@@ -14,6 +14,7 @@ from ratelimit_mw.rules.candidates import Candidate, charges_of, is_exempt, not_
 from ratelimit_mw.rules.compiled import CompiledRule, Counter
 from ratelimit_mw.rules.conditions import Matching
 from ratelimit_mw.rules.descriptors import Descriptors
+from ratelimit_mw.rules.doubts import Planning, plan_in_doubt
 from ratelimit_mw.rules.features import Features
 from ratelimit_mw.rules.index import Index
 from ratelimit_mw.rules.overrides import BLOCKED, Held, Overrides, Recompiling, bearing
@@ -150,6 +151,23 @@ class RuleSet(Features):
         Nothing applies to what is exempt, and where no rule matches. `cost` is from 0 on. A CORS preflight asks
         counters of its own.
         """
+        charges = self._plan(request, cost)
+        if request.doubtful or request.method == "OPTIONS":  # a preflight is planned by way of a copy
+            return self._plan_in_doubt(request, lambda view: self._plan(view, cost), charges)
+        return charges
+
+    def _plan_in_doubt(self, request: Request, plan: Planning, charges: tuple[Charge, ...]) -> tuple[Charge, ...]:
+        """As `plan_in_doubt`. `charges` are those of the first reading, which stand where there is no other."""
+        request.rows = self.attributes.reread(request)
+        if not request.rows:
+            return charges
+        found = plan_in_doubt(request, request.rows, self._tier, plan, BLOCKED)
+        if found is BLOCKED:
+            return BLOCKED
+        ranks = {rule.name: rank for rank, rule in enumerate(self.rules)}
+        return tuple(sorted(found, key=lambda charge: ranks[charge.rule.name]))
+
+    def _plan(self, request: Request, cost: int) -> tuple[Charge, ...]:
         overrides = self.overrides
         if overrides is not None:
             if overrides.blocks(request):
@@ -182,6 +200,12 @@ class RuleSet(Features):
         rule = self._named.get(name)
         if rule is None:
             return None
+        charges = self._plan_rule(rule, request, cost)
+        if request.doubtful or request.method == "OPTIONS":
+            return self._plan_in_doubt(request, lambda view: self._plan_rule(rule, view, cost), charges)
+        return charges
+
+    def _plan_rule(self, rule: CompiledRule, request: Request, cost: int) -> tuple[Charge, ...]:
         if self.overrides is not None:
             if self.overrides.blocks(request):
                 return BLOCKED
@@ -197,7 +221,7 @@ class RuleSet(Features):
                     route, parameters = own_route, own_parameters
         candidate: Candidate = (rule.rank, program(rule), route, parameters, True)
         if request.method == "OPTIONS" and (method := announced(request)) is not None:
-            return self._preflights.charges([candidate], request, method, cost, self.overrides)
+            return tuple(self._preflights.charges([candidate], request, method, cost, self.overrides))
         return charges_of([candidate], request, cost, self._tier, self.overrides)
 
     def classify(self, request: Request, name: str | None = None) -> Sequence[Charge] | None:
