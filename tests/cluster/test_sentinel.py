@@ -177,9 +177,7 @@ def test_options_go_where_they_belong():
     where = Sentinels("redis+sentinel://me:secret@[::1],b:5/main/3?tls=true&ssl_ca_certs=/ca&sentinel_username=w")
     assert where._addresses == (("::1", 26379), ("b", 5))
     assert where._url == "rediss://me:secret@localhost/3?ssl_ca_certs=%2Fca"
-    assert where._watch["ssl"]
-    assert where._watch["ssl_ca_certs"] == "/ca"
-    assert (where._watch["username"], where._watch["password"]) == ("w", None)
+    assert where._watch == "rediss://w:@localhost/0?ssl_ca_certs=%2Fca"
 
 
 def _is_master(server):

@@ -54,7 +54,7 @@ class Direct:
 
     async def aconnect(self) -> Streaming:
         """See `Endpoint`."""
-        connection = Streaming(self._url, self._patience, **self._place)
+        connection = Streaming(self._url, self._patience, self._place)
         await connection.connect()
         return connection
 

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import redis.asyncio.connection
@@ -31,13 +31,21 @@ class Streaming:
     """A connection for the tasks of one event loop; several conversations may be under way at once.
 
     redis-py connects, with all that a URL may ask for. Then its streams, which wake a task for each reply, give way
-    to a protocol that hands each reply to whom it belongs.
+    to a protocol that hands each reply to whom it belongs. `items` is how many items a reply may have: a decision is
+    one text.
     """
 
-    def __init__(self, url: str, patience: float = HANDSHAKE_TIMEOUT, **place: str | int) -> None:
-        self._connection, self._introduction = connection(url, redis.asyncio.connection, patience, place)
+    def __init__(
+        self,
+        url: str,
+        patience: float = HANDSHAKE_TIMEOUT,
+        place: Mapping[str, str | int] | None = None,
+        *,
+        items: int = 0,
+    ) -> None:
+        self._connection, self._introduction = connection(url, redis.asyncio.connection, patience, place or {})
         self._patience = patience
-        self._line = _Line()
+        self._line = _Line(items)
 
     async def connect(self) -> None:
         """Connect, authenticate and select the database."""
@@ -53,7 +61,7 @@ class Streaming:
         self._line.transport = transport
         transport.set_protocol(self._line)
         if self._introduction:
-            await self._introduce()
+            await self.ask(_introduction(self._introduction))
 
     def carry(self, conversation: Conversation, done: Done) -> None:
         """Hold `conversation` with the server; `done` gets its result, or the StoreUnavailable that ended it."""
@@ -69,13 +77,9 @@ class Streaming:
         self._line.end(reason)
         forget_streams(self._connection)
 
-    async def _introduce(self) -> None:
-        """Tell the server who asks; what it refuses closes the connection."""
-        answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def conversation() -> Conversation:
-            introduced((yield self._introduction))
-            return []
+    async def ask(self, conversation: Conversation) -> Any:
+        """What `conversation` comes to, off the path of requests. A failure closes the connection."""
+        answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
         def done(result: list[Reply | StoreUnavailable] | StoreUnavailable) -> None:
             if answered.done():
@@ -83,12 +87,12 @@ class Streaming:
             if isinstance(result, StoreUnavailable):
                 answered.set_exception(result)
             else:
-                answered.set_result(None)
+                answered.set_result(result)
 
-        self.carry(conversation(), done)
+        self.carry(conversation, done)
         try:
             async with asyncio.timeout(self._patience):
-                await answered
+                return await answered
         except BaseException as error:
             silent = StoreUnavailable("the server does not answer a new connection")
             reason = error if isinstance(error, StoreUnavailable) else silent
@@ -96,6 +100,11 @@ class Streaming:
             if isinstance(error, TimeoutError):
                 raise reason from error
             raise
+
+
+def _introduction(volley: Sequence[Command]) -> Conversation:
+    introduced((yield volley))
+    return []
 
 
 class _Talk:
@@ -113,10 +122,10 @@ class _Talk:
 class _Line(asyncio.Protocol):
     """The conversations on one connection: the server answers in the order in which it was asked."""
 
-    def __init__(self) -> None:
+    def __init__(self, items: int) -> None:
         self.transport: Any = None
         self.ended: StoreUnavailable | None = None
-        self._replies = Replies(items=0)  # a decision is one text
+        self._replies = Replies(items)
         self._talks: deque[_Talk] = deque()
 
     def begin(self, conversation: Conversation, done: Done) -> None:
