@@ -24,7 +24,7 @@ from ratelimit_mw.shells.asgi_closed import hearing_of_the_end
 from ratelimit_mw.shells.asgi_messages import Messages
 from ratelimit_mw.shells.asgi_response import Following
 from ratelimit_mw.shells.handle import AsyncHandle
-from ratelimit_mw.shells.lifespan import asyncio_runs, closing, failing, refuse_asyncio
+from ratelimit_mw.shells.lifespan import accompanying, asyncio_runs, failing, refuse_asyncio
 from ratelimit_mw.shells.middleware import given_or_made
 from ratelimit_mw.stores import Store
 
@@ -84,8 +84,7 @@ class RateLimitMiddleware:
                 raise
             self._lifespan, self._current = failing(error), _raising(error)
             return
-        if limiter is None:
-            self._lifespan = closing(app, used)
+        self._lifespan = accompanying(app, used, owned=limiter is None)
         self._limiter = used
         self._engine = engine = used.engine
         self._deferral = Deferral(app, used.deferrals, lambda rules: engine.planner.meter(rules).load())

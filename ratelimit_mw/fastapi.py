@@ -19,7 +19,7 @@ from ratelimit_mw.rules.demands import require_named
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.settings import ResponseSettings
 from ratelimit_mw.shells.handle import AsyncHandle
-from ratelimit_mw.shells.lifespan import closing, failing
+from ratelimit_mw.shells.lifespan import accompanying, failing
 from ratelimit_mw.shells.middleware import given_or_made
 from ratelimit_mw.stores import Store
 
@@ -116,7 +116,7 @@ class _Middleware(RateLimitMiddleware):
         super().__init__(app, limiter=limiter)
         self._within = within
         self._required = False
-        self._served = closing(app, limiter) if owned else app
+        self._served = accompanying(app, limiter, owned=owned)
         self._lifespan = self._checked
 
     async def _checked(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -41,6 +41,10 @@ class Engine:
         retriever.require(storage.decide_here)
         retriever.connect(self.planner.switch.turn)
 
+    async def aconnect(self) -> None:
+        """Connect to the store as the server starts, so that the first requests do not wait for that."""
+        await self._storage.aconnect()
+
     def current(self) -> Rules:
         """The rules in force, as a request reads them: once. From the first request on they are kept up to date."""
         retriever = self._retriever

@@ -10,8 +10,8 @@ from ratelimit_mw.decision.in_flight import InFlight
 from ratelimit_mw.errors import ConfigurationError, Problem
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.settings import StorageSettings
-from ratelimit_mw.stores import Store, banning, deciding_here, open_store
-from ratelimit_mw.stores.bans import Bans
+from ratelimit_mw.stores import Store, banning, beneath, deciding_here, open_store
+from ratelimit_mw.stores.base import Connectable
 from ratelimit_mw.stores.memory import MemoryStore
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ class Storage:
         self._leases: Leases | None = None
         self.bans = BanLog(rules.client.secret)
         self.store = _opened(settings, given, clock)
+        self._server = beneath(self.store)
         self.local: Store = MemoryStore(max_counters=settings.max_counters, clock=clock)
         self.decide_here(rules)
         self.in_flight = InFlight(self.store, clock)
@@ -45,8 +46,7 @@ class Storage:
     @property
     def in_memory(self) -> bool:
         """Whether the counters are in this process's memory alone."""
-        store = self.store
-        return isinstance(store.beneath if isinstance(store, Bans) else store, MemoryStore)
+        return isinstance(self._server, MemoryStore)
 
     def decide_here(self, rules: Rules) -> None:
         """Put before the store what asks for bans, keeps counters in the process or spreads them, once a rule does."""
@@ -55,6 +55,11 @@ class Storage:
             self.store, self._leases = deciding_here(self.store, quotas, self._clock, interval=self._interval)
         self.store = banning(self.store, quotas, self.bans.begun)
         self.local = banning(self.local, quotas, self.bans.begun)
+
+    async def aconnect(self) -> None:
+        """Connect the running event loop to the store, where there is something to connect to. Never raises."""
+        if isinstance(self._server, Connectable):
+            await self._server.aconnect()
 
     def renew(self) -> None:
         """Renew what is in flight."""

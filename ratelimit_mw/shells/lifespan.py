@@ -1,4 +1,7 @@
-"""What a limiter has to do with the lifespan of an ASGI app: it is closed at the end, and its errors stop the start."""
+"""What a limiter has to do with the lifespan of an ASGI app: it connects at the start, and is closed at the end.
+
+Its errors stop the start.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -16,16 +19,21 @@ _App = Callable[[MutableMapping[str, Any], _Receive, _Send], Awaitable[None]]
 _ENDS = frozenset({"lifespan.startup.failed", "lifespan.shutdown.complete", "lifespan.shutdown.failed"})
 
 
-def closing(app: _App, limiter: RateLimiter) -> _App:
-    """`app`'s lifespan, at whose end `limiter` is closed; the server may stop the loop once it heard of the end."""
+def accompanying(app: _App, limiter: RateLimiter, *, owned: bool) -> _App:
+    """`app`'s lifespan: `limiter` connects to its store at the start, and is closed at the end where it is `owned`.
+
+    Both happen before the server hears of it: then it sends requests, or stops the loop.
+    """
 
     async def lifespan(scope: _Message, receive: _Receive, send: _Send) -> None:
-        async def send_and_close(message: _Message) -> None:
-            if message["type"] in _ENDS:
+        async def send_after(message: _Message) -> None:
+            if message["type"] == "lifespan.startup.complete":
+                await limiter.engine.aconnect()
+            elif owned and message["type"] in _ENDS:
                 await limiter.aclose()
             await send(message)
 
-        await app(scope, receive, send_and_close)
+        await app(scope, receive, send_after)
 
     return lifespan
 

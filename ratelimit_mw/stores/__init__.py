@@ -13,7 +13,7 @@ from ratelimit_mw.stores.deny_cache import DenyCache
 if TYPE_CHECKING:
     from ratelimit_mw.stores.leases.store import Leases
 
-__all__ = ["SCHEMES", "Store", "banning", "deciding_here", "open_store"]
+__all__ = ["SCHEMES", "Store", "banning", "beneath", "deciding_here", "open_store"]
 
 SCHEMES = ("memory", "redis", "rediss", "unix", "redis+sentinel", "redis+cluster")
 """The words that a storage URL may begin with."""
@@ -58,6 +58,13 @@ def deciding_here(
 
     leases = Leases(Shards(store), clock, interval=interval)
     return leases, leases
+
+
+def beneath(store: Store) -> Store:
+    """The store that is asked in the end, beneath the bans and the deny cache."""
+    while isinstance(store, Bans | DenyCache):
+        store = store.beneath
+    return store
 
 
 def banning(store: Store, quotas: Iterable[Quota], begun: Begun) -> Store:

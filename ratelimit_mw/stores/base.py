@@ -7,6 +7,14 @@ from ratelimit_mw.model import Ask, Reply
 
 
 @runtime_checkable
+class Connectable(Protocol):
+    """A store that can be connected before the first request comes. Both methods wait for a second at most."""
+
+    async def aconnect(self) -> None:
+        """Connect the running event loop. A store that is away is no error: requests find out for themselves."""
+
+
+@runtime_checkable
 class Store(Protocol):
     """Counters, decided several at a time and all or nothing, by the store's own clock.
 

@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from ratelimit_mw import ConfigurationError, RateLimiter
 from tests.rules.corpus import problems_of
+from tests.rules.living import limit_of
+from tests.rules.living import text as good
 
 CATALOGUE = sorted(Path(__file__).with_name("broken").glob("*.txt"))
 
@@ -63,3 +66,26 @@ def test_what_is_no_rules_file_is_refused_in_a_sentence(text, said):
 
 def test_a_byte_order_mark_is_no_problem():
     assert problems_of(("\ufeff" + RULE).encode()) == []
+
+
+def test_none_of_them_takes_the_place_of_good_rules_that_are_in_force(tmp_path, caplog, monkeypatch):
+    """Hostile test 35: each broken file comes by a reload, and the last good rules stay until a good one comes."""
+    monkeypatch.setattr("ratelimit_mw.sources.files.SETTLING", 0)
+    file, new = tmp_path / "r.yaml", tmp_path / "r.new"
+    file.write_text(good("5 per minute"))
+    broken = [case.values[0] for case in cases()]
+    assert len(broken) > 300
+    with RateLimiter(file) as limiter:
+        version = limiter.state.version
+        for number, content in enumerate(broken):
+            new.write_bytes(content.encode("utf-8", "surrogatepass"))
+            new.replace(file)
+            with pytest.raises(ConfigurationError):
+                limiter.reload()
+            assert (limit_of(limiter), limiter.state.version) == (5, version), number
+            assert limiter.state.error
+        new.write_text(good("6 per minute"))
+        new.replace(file)
+        limiter.reload()
+        assert (limit_of(limiter), limiter.state.error) == (6, None)
+    assert "Traceback" not in caplog.text

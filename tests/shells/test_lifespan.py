@@ -205,6 +205,40 @@ def test_an_engine_that_was_handed_in_is_its_owner_s_to_close(fresh_server):
     engine.close()
 
 
+@pytest.mark.parametrize("handed_in", [False, True])
+def test_the_store_is_connected_before_the_server_hears_that_the_app_has_started(fresh_server, handed_in):
+    """A busy machine takes longer to connect than a request may wait: the first requests would not be limited."""
+    engine = limiter(storage=fresh_server.url)
+    app = starlette(limiter=engine) if handed_in else starlette(rules(), storage=fresh_server.url)
+    counted = []
+
+    async def run():
+        async def receive():
+            return STARTUP if not counted else SHUTDOWN
+
+        async def send(message):
+            if message["type"] == "lifespan.startup.complete":
+                counted.append(await connections(fresh_server, 1))
+
+        await app({"type": "lifespan", "state": {}}, receive, send)
+        await engine.aclose()
+
+    asyncio.run(run())
+    assert counted == [1]
+
+
+@pytest.mark.parametrize("fault", ["killed", "paused"])
+def test_an_app_starts_all_the_same_where_its_store_is_away(fresh_server, fault):
+    app = starlette(rules(), storage=fresh_server.url)
+    if fault == "killed":
+        fresh_server.kill()
+    else:
+        fresh_server.pause()
+    sent = asyncio.run(lifespan(app, STARTUP, SHUTDOWN))
+    fresh_server.resume()
+    assert [message["type"] for message in sent] == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+
+
 def test_an_app_can_be_started_again_after_it_was_shut_down(any_server):
     """As test clients do, a loop each."""
     app = starlette(rules("2 per hour"), storage=any_server.url)

@@ -13,6 +13,9 @@ _log = logging.getLogger("ratelimit_mw")
 _PAUSE = 0.25, 0.4
 """Seconds from one probe to the next, drawn each time so that many processes do not probe together."""
 
+_AT_ONCE = 4
+"""Probes under way from which on the pauses become longer."""
+
 _LONGEST_PAUSE = 1.0
 """Seconds from one probe to the next where those before have not ended: the store is not left alone for longer."""
 
@@ -65,7 +68,7 @@ class Breaker:
     def _watch(self, probe: Callable[[], object], seen: int) -> None:
         """Begin one probe after the other until the store is back."""
         probes: list[threading.Thread] = []
-        while not self._stopped.wait(min(random.uniform(*_PAUSE) * max(len(probes), 1), _LONGEST_PAUSE)):
+        while not self._stopped.wait(min(random.uniform(*_PAUSE) * max(len(probes) / _AT_ONCE, 1), _LONGEST_PAUSE)):
             if self.closings != seen:
                 return
             thread = threading.Thread(target=self._try, args=(probe, seen), name="ratelimit_mw probe", daemon=True)

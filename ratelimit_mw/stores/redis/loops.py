@@ -299,7 +299,7 @@ class LoopBatcher:
             asked_at = self._under_way[0].sent_at
         else:
             return False
-        return self._answered_at <= asked_at and now - asked_at > self._timeout * _WHOLE
+        return now - max(asked_at, self._answered_at) > self._timeout * _WHOLE
 
     def _tell_all(self) -> None:
         """Fail all requests. The connection stays: what is under way may be answered yet, and shows that it is well."""

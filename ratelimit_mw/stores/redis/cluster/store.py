@@ -16,7 +16,7 @@ from ratelimit_mw.stores.redis.cluster.parts import Result, by_slot, charges, fo
 from ratelimit_mw.stores.redis.cluster.slots import Redirected
 from ratelimit_mw.stores.redis.cluster.spanning import Spanning
 from ratelimit_mw.stores.redis.cluster.topology import Topology
-from ratelimit_mw.stores.redis.connecting import GRACE, HANDSHAKE_TIMEOUT
+from ratelimit_mw.stores.redis.connecting import FIRST_CONNECTION, GRACE, HANDSHAKE_TIMEOUT
 from ratelimit_mw.stores.redis.endpoint import Address, Direct, Spread
 from ratelimit_mw.stores.redis.inquiry import Elsewhere, Inquiry, Intent
 
@@ -99,6 +99,13 @@ class ClusterStore:
         """See `Store.keys`. Each node is asked for its own, one after the other."""
         for address in sorted(self._topology.nodes()):
             yield from self._node(address).keys(prefix)
+
+    async def aconnect(self) -> None:
+        """See `Connectable`. Asks which nodes there are, and connects to each that serves a slot."""
+        with contextlib.suppress(StoreUnavailable, TimeoutError):
+            async with asyncio.timeout(FIRST_CONNECTION):
+                nodes = await asyncio.to_thread(self._topology.nodes)
+                await asyncio.gather(*(self._node(address).aconnect() for address in nodes))
 
     def close(self) -> None:
         """See `Store.close`. The connections of event loops close with their loops, or by `aclose`."""
