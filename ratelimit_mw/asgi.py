@@ -113,8 +113,8 @@ class RateLimitMiddleware:
                 page = await self._deferral.put_off(verdict, rules, request, receive) if rules.deferring else None
                 await _refuse(answers, handle, request, page, send)
                 return
-            if kind == "websocket" and rules.settling:
-                receive, send = hearing_of_the_end(receive, send)
+            if rules.settling:
+                receive, send = hearing_of_the_end(scope, receive, send)
             if (verdict.binding >= 0 or rules.demanding) and answers.rated:
                 send = _beside(answers, handle, send)
             if rules.messages is not None and kind == "websocket" and rules.messages.concerns(request):

@@ -20,6 +20,7 @@ class Environ(DjangoRequest):
     def __init__(self, visit: Any) -> None:
         super().__init__(visit.environ)
         self._visit = visit
+        _read_changes(self, visit)
 
     @property
     def user(self) -> str | None:
@@ -41,11 +42,27 @@ class Scope(AsgiRequest):
             self.path, self.readings = visit.scope.get("path") or "/", ()
             self._read(script)
         self._visit = visit
+        _read_changes(self, visit)
 
     @property
     def user(self) -> str | None:
         """See `Environ.user`."""
         return user_of(self._visit)
+
+
+def _read_changes(request: Environ | Scope, visit: Any) -> None:
+    """Read the method and the path as Django routes them: a middleware before this one may have changed both.
+
+    Bytes that are not UTF-8 stay merged in `request.path`; Django tells them apart.
+    """
+    request.method = (visit.method or "GET").upper()
+    path = visit.path_info or "/"
+    found = request.readings or (request.path,)
+    if path not in found:
+        if "\N{REPLACEMENT CHARACTER}" in request.path:
+            request.readings = (*found, path)
+        else:
+            request.path, request.readings = path, (path, *found)
 
 
 def visitor(visit: Any) -> Environ | Scope:

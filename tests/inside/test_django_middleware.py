@@ -7,6 +7,7 @@ from wsgiref.util import setup_testing_defaults
 
 import httpx
 import pytest
+from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest
 from django.test.utils import override_settings
@@ -256,3 +257,62 @@ def test_a_limiter_by_its_place_and_one_that_is_made_once(me):
 
 
 OWN = RateLimiter({"domain": "own", "rules": [{"name": "r", "limit": "1/s"}]}, storage="memory://")
+
+
+def overriding(get_response):
+    """A middleware as projects have them: it lets a header name the method, and takes a tenant from the path."""
+
+    def change(request):
+        if wanted := request.headers.get("X-HTTP-Method-Override"):
+            request.method = wanted
+        if request.path_info.startswith("/tenant/"):
+            request.path_info = request.path_info.removeprefix("/tenant")
+
+    if iscoroutinefunction(get_response):
+
+        async def aserve(request):
+            change(request)
+            return await get_response(request)
+
+        return markcoroutinefunction(aserve)
+
+    def serve(request):
+        change(request)
+        return get_response(request)
+
+    return serve
+
+
+overriding.sync_capable = overriding.async_capable = True
+
+
+@pytest.mark.parametrize(
+    ("match", "override", "path"),
+    [
+        pytest.param({"path": "/free"}, "", "/tenant/free", id="the path"),
+        pytest.param({"methods": ["DELETE"]}, "DELETE", "/free", id="the method"),
+        pytest.param({"methods": ["DELETE"]}, "delete", "/free", id="the method's case"),
+    ],
+)
+@EACH
+def test_what_a_middleware_before_it_changes_is_what_the_rules_match(engine_of, ask, match, override, path):
+    middleware = [f"{__name__}.overriding", *django_settings.MIDDLEWARE]
+    with (
+        settings(engine_of({"name": "all", "match": match, "limit": "1 per hour"})),
+        override_settings(MIDDLEWARE=middleware),
+    ):
+        answers = ask([path, path], {"X-Client": "me", "X-HTTP-Method-Override": override})
+    assert [answer.status_code for answer in answers] == [200, 429]
+
+
+@pytest.mark.parametrize("spelling", ["/free", "/free/", "/./free", "/x/../free"])
+@EACH
+def test_a_redirect_to_a_slash_and_other_spellings_share_the_limit(engine_of, me, ask, spelling):
+    middleware = ["django.middleware.common.CommonMiddleware", *django_settings.MIDDLEWARE]
+    with (
+        settings(engine_of({"name": "all", "match": {"path": "/free"}, "limit": "1 per hour"})),
+        override_settings(MIDDLEWARE=middleware, APPEND_SLASH=True),
+    ):
+        first, second = ask(["/free", spelling], me)
+    assert first.status_code == 200
+    assert second.status_code == 429

@@ -10,6 +10,9 @@ from urllib.parse import urlsplit
 
 import httpx2
 import pytest
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.events import ResponseReceived
 
 from tests.support.apps import hypercorn
 
@@ -94,6 +97,93 @@ def test_a_websocket_that_sends_garbage_gives_its_place_back(sockets, garbage, w
             connection.sendall(garbage)
         connection.close()
     assert places_free(sockets.url) == 3
+
+
+STREAMS = """
+import asyncio
+from ratelimit_mw.asgi import RateLimitMiddleware
+
+def serving(times, more):
+    async def app(scope, receive, send):
+        if scope["type"] != "http":
+            raise NotImplementedError(scope["type"])
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for _ in range(times):
+            await asyncio.sleep(0.05)
+            await send({"type": "http.response.body", "body": b"more", "more_body": more})
+    return RateLimitMiddleware(app, {"domain": "d", "rules": [{"name": "streams", "limit": "3 concurrent"}]})
+
+short, endless = serving(1, False), serving(1_000_000, True)
+"""
+
+
+class Http2:
+    """A connection by HTTP/2 in clear text, on which a test opens and resets streams."""
+
+    def __init__(self, url):
+        address = urlsplit(url)
+        self._socket = socket.create_connection((address.hostname, address.port), timeout=30)
+        self._http = H2Connection(H2Configuration(client_side=True))
+        self._http.initiate_connection()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._socket.close()
+
+    def ask(self, path="/"):
+        """Open a stream that asks for a path, and return its number."""
+        stream = self._http.get_next_available_stream_id()
+        headers = [(":method", "GET"), (":path", path), (":scheme", "http"), (":authority", "h")]
+        self._http.send_headers(stream, headers, end_stream=True)
+        self._flush()
+        return stream
+
+    def reset(self, stream):
+        self._http.reset_stream(stream)
+        self._flush()
+
+    def statuses(self, streams):
+        """The statuses of the answers on these streams, as soon as all have begun."""
+        found = {}
+        while len(found) < len(streams):
+            for event in self._http.receive_data(self._socket.recv(65_536)):
+                if isinstance(event, ResponseReceived) and event.stream_id in streams:
+                    found[event.stream_id] = int(dict(event.headers)[b":status"])
+            self._flush()
+        return [found[stream] for stream in streams]
+
+    def _flush(self):
+        self._socket.sendall(self._http.data_to_send())
+
+
+@pytest.mark.parametrize("app", ["short", "endless"])
+@pytest.mark.parametrize("reset_when", ["at once", "when it has begun", "with the connection"])
+def test_a_reset_stream_gives_its_place_back(tmp_path, app, reset_when):
+    (tmp_path / "served.py").write_text(STREAMS)
+    with hypercorn(f"served:{app}", cwd=tmp_path) as server, Http2(server.url) as first:
+        streams = [first.ask() for _ in range(3)]
+        if reset_when != "at once":
+            assert first.statuses(streams) == [200] * 3
+        if reset_when == "with the connection":
+            first.__exit__()
+        else:
+            for stream in streams:
+                first.reset(stream)
+        free, deadline = 0, time.monotonic() + 60
+        while free < 3 and time.monotonic() < deadline:
+            time.sleep(0.2)
+            with Http2(server.url) as another:
+                free = another.statuses([another.ask() for _ in range(3)]).count(200)
+        assert free == 3
+
+
+def test_streams_of_one_connection_hold_a_place_each(tmp_path):
+    (tmp_path / "served.py").write_text(STREAMS)
+    with hypercorn("served:endless", cwd=tmp_path) as server, Http2(server.url) as connection:
+        streams = [connection.ask() for _ in range(9)]
+        assert sorted(connection.statuses(streams)) == [200] * 3 + [429] * 6
 
 
 TRIO = """
