@@ -2,7 +2,7 @@
 
 import selectors
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import redis.connection
@@ -24,6 +24,32 @@ from ratelimit_mw.stores.redis.wire import Command, Conversation
 
 _IDLE = 0.05
 """Seconds after which a connection is looked at before it is used: the server may have closed it meanwhile."""
+
+
+_NO_ANSWER = "no answer within the deadline"
+
+_OURS = ("ratelimit_mw", "socket", "ssl", "gevent", "eventlet")
+"""The packages that raise what a socket has to say."""
+
+
+_MUCH = (65536,)
+"""Bytes to be read at once, as an argument."""
+
+
+class Exchange:
+    """A conversation on its way: what was sent and received of it, in order.
+
+    `converse` begins the conversation, each time the same one. So an exchange that was interrupted can be carried on.
+    """
+
+    __slots__ = ("began", "connection", "converse", "received", "sent")
+
+    def __init__(self, converse: Callable[[], Conversation]) -> None:
+        self.converse = converse
+        self.connection: Blocking | None = None
+        self.began = False
+        self.sent: list[None] = []
+        self.received: list[bytes] = []
 
 
 class Blocking:
@@ -48,7 +74,7 @@ class Blocking:
             raise unavailable(error) from error
         if self._introduction:
             try:
-                introduced(self._exchange(self._introduction, time.monotonic() + self._patience))
+                introduced(self.carry(_say(self._introduction), time.monotonic() + self._patience))
             except BaseException:
                 self.close()
                 raise
@@ -56,22 +82,36 @@ class Blocking:
 
     def carry(self, conversation: Conversation, deadline: float) -> list[Reply | StoreUnavailable]:
         """Hold `conversation` with the server, and return its result. `deadline` is monotonic seconds."""
+        return self.carry_on(Exchange(lambda: conversation), deadline)
+
+    def carry_on(self, exchange: "Exchange", deadline: float) -> list[Reply | StoreUnavailable]:
+        """As `carry`; where `exchange` was interrupted, go on after what was sent and received already."""
+        if exchange.began:
+            self._replies = Replies()
+            for chunk in exchange.received:
+                self._replies.feed(chunk)
+        exchange.began = True
+        conversation = exchange.converse()
         volley = next(conversation)
+        number = 0
         try:
             while True:
-                volley = conversation.send(self._exchange(volley, deadline))
+                volley = conversation.send(self._exchange(exchange, number, volley, deadline))
+                number += 1
         except StopIteration as end:
             result: list[Reply | StoreUnavailable] = end.value
             return result
 
-    def _exchange(self, volley: Sequence[Command], deadline: float) -> list[object]:
+    def _exchange(self, exchange: "Exchange", number: int, volley: Sequence[Command], deadline: float) -> list[object]:
         """Send some commands in one write and return their replies, an error reply as a value."""
-        sock = self._socket
+        sock, received = self._socket, exchange.received
         late = False
         replies: list[object] = []
         try:
-            sock.settimeout(max(deadline - time.monotonic(), GRACE))
-            sock.sendall(packed(volley))
+            if len(exchange.sent) == number:
+                sock.settimeout(max(deadline - time.monotonic(), GRACE))
+                # Done and written down in one step of C: an exception that comes from elsewhere comes before or after.
+                exchange.sent.extend(map(sock.sendall, (packed(volley),)))
             while len(replies) < len(volley):
                 if (reply := self._replies.get()) is not PENDING:
                     replies.append(reply)
@@ -79,17 +119,17 @@ class Blocking:
                 left = deadline - time.monotonic()
                 if left <= GRACE:
                     if late:
-                        raise TimeoutError
+                        raise StoreUnavailable(_NO_ANSWER)
                     late, left = True, GRACE  # once: a reply that drips in is not waited for
                 sock.settimeout(left)
-                received = sock.recv(65536)
-                if not received:
+                received.extend(map(sock.recv, _MUCH))
+                if not received[-1]:
                     raise ConnectionError("the server closed the connection")
-                self._replies.feed(received)
-        except TimeoutError:
-            raise StoreUnavailable("no answer within the deadline") from None
+                self._replies.feed(received[-1])
         except OSError as error:
-            raise unavailable(error) from error
+            if _is_foreign(error):
+                raise
+            raise (StoreUnavailable(_NO_ANSWER) if isinstance(error, TimeoutError) else unavailable(error)) from error
         except AttributeError:  # there is no socket: closed by another thread
             raise StoreUnavailable("the connection was closed") from None
         self._used = time.monotonic()
@@ -114,3 +154,16 @@ class Blocking:
     def close(self) -> None:
         """Close the socket. A thread that waits for its reply finds that out at once."""
         self._connection.disconnect()
+
+
+def _say(volley: Sequence[Command]) -> Any:
+    """The conversation that is one volley. Its result is the replies."""
+    return (yield volley)
+
+
+def _is_foreign(error: BaseException) -> bool:
+    """True of what a signal's handler raised: many raise TimeoutError, and the store has no part in that."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    return frame is not None and frame.tb_frame.f_globals.get("__name__", "").partition(".")[0] not in _OURS

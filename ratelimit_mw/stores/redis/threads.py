@@ -1,17 +1,35 @@
-"""Decisions of threads: whoever comes first leads, and takes along the requests of those who came meanwhile."""
+"""Decisions of threads over one connection: whoever comes first leads, and takes along those who came in the meantime.
 
+An exception may come to a serving thread at any line: a signal handler raises, another thread uses
+PyThreadState_SetAsyncExc, a gevent.Timeout expires. The store must go on deciding after it, for the other requests of
+that batch too. Four rules ensure that:
+
+1. There is no lock and no flag. Each change is one atomic step of a dict or a deque, and the step that takes the
+   connection writes down which job did. So what an interrupted thread held is known, and can be given back.
+2. A job that leads has all that leading needs: the followers and the exchange. Each step of leading can be
+   repeated. What an interrupted thread has begun, a thread of the batcher's own does again from the beginning, and
+   passes over the steps that are done: nothing is sent twice, and every reply is read.
+3. Where that is not certain, the connection is closed: no call may read a reply to another.
+4. A job that holds the connection a second past its deadline has lost its thread. The next one takes it over.
+"""
+
+import contextlib
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import Reply
-from ratelimit_mw.stores.redis.blocking import Blocking
+from ratelimit_mw.stores.redis.blocking import Blocking, Exchange
 from ratelimit_mw.stores.redis.connecting import GRACE
 from ratelimit_mw.stores.redis.inquiry import Inquiry, away
-from ratelimit_mw.stores.redis.wire import MOST, Conversation
+from ratelimit_mw.stores.redis.wire import MOST, Batch, Conversation
+
+_LOST = 1.0
+"""Seconds past its deadline after which a job that holds the connection counts as lost."""
+
+_NO_ANSWER = "no answer within the deadline"
 
 
 class ThreadBatcher:
@@ -29,158 +47,296 @@ class ThreadBatcher:
         self._connect = connect
         self._converse = converse
         self._timeout = timeout
-        self._lock = threading.Lock()
         self._waiting: deque[_Job] = deque()
-        self._led = False
+        self._leader: dict[None, _Job] = {}  # the job that holds the connection, if any
         self._connection: Blocking | None = None
-        self._attempt: Future[Blocking] | None = None
+        self._attempt: _Attempt | None = None
 
     def decide(self, inquiry: Inquiry, timeout: float | None = None) -> Reply:
         """The store's reply to `inquiry` within the timeout, or StoreUnavailable."""
         job = _Job(inquiry, time.monotonic() + (self._timeout if timeout is None else timeout))
-        with self._lock:
-            leads, self._led = not self._led, True
-            if not leads:
-                self._waiting.append(job)
-        if leads or self._follow(job):
-            self._lead(job)
-        if isinstance(job.result, Reply):
-            return job.result
-        raise job.result
+        try:
+            if not self._waiting and self._takes_lead(job):
+                self._lead(job)
+            else:
+                self._wait(job)
+        except BaseException:
+            self._abandon(job)
+            raise
+        result = job.result
+        if isinstance(result, Reply):
+            return result
+        raise result or StoreUnavailable(_NO_ANSWER)
 
     def close(self) -> None:
         """Close the connection; what is under way on it gets StoreUnavailable. The next inquiry makes a new one."""
-        with self._lock:
-            connection, self._connection, self._attempt = self._connection, None, None
+        attempt, self._attempt = self._attempt, None
+        if attempt:
+            attempt.wanted = False
+        connection, self._connection = self._connection, None
         if connection:
             connection.close()
 
-    def _follow(self, job: "_Job") -> bool:
-        """Wait for the leader's answer; True where the lead came instead."""
-        try:
-            if not job.turn.acquire(timeout=max(job.deadline - time.monotonic() - GRACE, 0)):
-                job.turn.acquire(timeout=GRACE)  # where all threads were held up, the leader gets its chance first
-        except BaseException:  # a signal's handler, say, or gevent's timeout: nobody may count on this thread now
-            if self._leave(job):
-                self._hand_on()
-            raise
-        return self._leave(job)
+    def _takes_lead(self, job: "_Job") -> bool:
+        """Have the job hold the connection, unless another does."""
+        leader = self._leader.setdefault(None, job)
+        if leader is job:
+            return True
+        if time.monotonic() <= leader.deadline + _LOST:
+            return False
+        self._drop(self._connection)  # a reply may still come
+        self._give_back(leader)
+        # Two that find the same leader lost may both get here: the numbers of the replies keep them apart.
+        return self._leader.setdefault(None, job) is job
 
-    def _leave(self, job: "_Job") -> bool:
-        """Wait no longer; True where the lead has come."""
-        with self._lock:
-            if job in self._waiting:
-                self._waiting.remove(job)
-            return job.leads
+    def _give_back(self, job: "_Job") -> None:
+        """Let another lead."""
+        if self._leader.get(None) is job:
+            self._leader.pop(None, None)
 
-    def _lead(self, own: "_Job") -> None:
-        """Ask for oneself and for all who wait, then hand the lead on."""
-        batch = [own]
+    def _wake_next(self) -> None:
+        """Have whoever has waited longest try to lead, if nobody does."""
+        waiting = self._waiting
+        if waiting and not self._leader:
+            try:
+                waiting[0].wake()
+            except IndexError:  # it has gone
+                return
+
+    def _wait(self, job: "_Job") -> None:
+        """Be taken along, or lead once there is no leader and it is this one's turn."""
+        turn = job.turn
+        turn.acquire()
+        self._waiting.append(job)
+        while job.result is None:
+            if self._is_next(job) and self._takes_lead(job):
+                self._leave(job)
+                if not job.done:  # in the meantime
+                    self._lead(job)
+                self._give_back(job)
+                break
+            # Where all threads were held up, the leader gets its chance first.
+            left = max(job.deadline - time.monotonic() - GRACE, 0)
+            if not turn.acquire(timeout=left) and not turn.acquire(timeout=GRACE):
+                self._leave(job)
+                break
+        self._wake_next()  # it may have been this one's turn
+
+    def _is_next(self, job: "_Job") -> bool:
+        """Whether no other has waited longer. So each one that is woken finds the lead free."""
         try:
-            with self._lock:
-                room = MOST - len(own.inquiry[0])
-                while self._waiting and room > 0:
-                    batch.append(self._waiting.popleft())
-                    room -= len(batch[-1].inquiry[0])
-            deadline = max(own.deadline, time.monotonic() + GRACE)  # the lead may come late
-            results = self._exchange([job.inquiry for job in batch], deadline)
-            for job, result in zip(batch, results, strict=True):
-                job.result = result
+            return self._waiting[0] is job
+        except IndexError:  # it was taken along
+            return False
+
+    def _leave(self, job: "_Job") -> None:
+        """Wait no longer."""
+        try:
+            self._waiting.remove(job)
+        except ValueError:  # it was taken along, or has not come so far
+            return
+
+    def _lead(self, job: "_Job") -> None:
+        """Ask for oneself and for those who wait, tell them, and let another lead."""
+        try:
+            results = self._results(job)
         except StoreUnavailable as error:
-            with self._lock:  # those who still wait would find the same
-                batch += self._waiting
-                self._waiting.clear()
-            for job in batch:
-                job.result = StoreUnavailable(str(error))
-        finally:
-            for job in batch[1:]:
-                job.turn.release()
-            self._hand_on()
+            self._fail(job, error)
+        else:
+            job.result = results[0]
+            for place, follower in enumerate(job.followers, 1):
+                follower.result = results[place]
+                follower.wake()
+        self._give_back(job)
+        self._wake_next()
 
-    def _hand_on(self) -> None:
-        with self._lock:
-            if self._waiting:
-                heir = self._waiting.popleft()
-                heir.leads = True
-                heir.turn.release()
-            else:
-                self._led = False
+    def _fail(self, job: "_Job", error: Exception) -> None:
+        """Tell all whom the job led, and those who still wait: they would find the same."""
+        job.result = job.result or StoreUnavailable(str(error))
+        for follower in job.followers:
+            follower.fail(error)
+        with contextlib.suppress(IndexError):  # the last one has left
+            while self._waiting:
+                self._waiting.popleft().fail(error)
 
-    def _exchange(self, inquiries: Sequence[Inquiry], deadline: float) -> Sequence[Reply | StoreUnavailable]:
-        connection = self._ready(deadline)
+    def _results(self, job: "_Job") -> Sequence[Reply | StoreUnavailable]:
+        """The replies to the batch of a job that leads."""
+        exchange = job.exchange
+        if exchange is None:
+            exchange = job.exchange = self._begun(job)
+        deadline = max(job.deadline, time.monotonic() + GRACE)  # the lead may come late
+        connection = exchange.connection
+        if connection is None:
+            connection = exchange.connection = self._ready(deadline)
         try:
-            results = connection.carry(self._converse(inquiries), deadline)
-        except BaseException:  # a reply may still come for what was sent: nobody may read it as his own
+            results = connection.carry_on(exchange, deadline)
+        except StoreUnavailable:  # a reply may still come for what was sent
             self._drop(connection)
             raise
-        if any(map(away, results)):
-            self._drop(connection)
+        for result in results:
+            if away(result):
+                self._drop(connection)
+                break
         return results
 
+    def _begun(self, job: "_Job") -> Exchange:
+        """An exchange for the job and for those who wait, as many as one call to the server may carry."""
+        inquiries = [job.inquiry]
+        if self._waiting:
+            followers: list[_Job] = []
+            job.followers = followers
+            room = MOST - len(job.inquiry[0])
+            waiting = self._waiting
+            while room > 0:
+                try:
+                    follower = waiting[0]
+                    followers.append(follower)  # before it goes from the other, so that it is always in one of them
+                    waiting.remove(follower)
+                except IndexError:
+                    break
+                except ValueError:  # it has left
+                    followers.pop()
+                else:
+                    room -= len(follower.inquiry[0])
+            inquiries += [follower.inquiry for follower in followers]
+        batch = Batch(inquiries)
+        return Exchange(lambda: self._converse(batch))
+
+    def _abandon(self, job: "_Job") -> None:
+        """Leave nothing behind of a thread that was interrupted: others may depend on what it has begun."""
+        self._leave(job)
+        if self._leader.get(None) is job:
+            if job.exchange is None:  # nothing was asked yet
+                self._waiting.extendleft([each for each in reversed(job.followers) if each not in self._waiting])
+                self._give_back(job)
+            elif job.result is not None and not job.followers:
+                self._give_back(job)
+            else:
+                thread = threading.Thread(target=self._finish, args=(job,), name="ratelimit_mw finish", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError:  # no more threads
+                    self._drop(self._connection)
+                    self._give_back(job)
+        self._wake_next()
+
+    def _finish(self, job: "_Job") -> None:
+        """Lead to the end, in the place of a thread that was interrupted."""
+        try:
+            self._lead(job)
+        except Exception as error:  # noqa: BLE001  those who wait have to hear of it
+            self._drop(self._connection)
+            self._fail(job, error)
+        finally:
+            self._give_back(job)
+            self._wake_next()
+
     def _ready(self, deadline: float) -> Blocking:
-        """The connection, once there is one. Only the leader asks."""
+        """The connection, once there is one."""
+        attempt = self._attempt  # before the connection, for one that succeeds becomes the connection
         connection = self._connection
         if connection and connection.usable:
             return connection
-        if connection:
-            self._drop(connection)
-        attempt = self._attempt or self._begin_connecting()
-        try:
-            # Half the time is kept for the exchange: begun too late it would fail, and cost the new connection.
-            return attempt.result(timeout=max(deadline - self._timeout / 2 - time.monotonic(), 0))
-        except TimeoutError:
-            raise StoreUnavailable("no connection within the deadline") from None
+        self._drop(connection)
+        if attempt is None or attempt.dead:
+            attempt = self._begin_connecting()
+        # Half the time is kept for the exchange: begun too late it would fail, and cost the new connection.
+        made = attempt.wait(max(deadline - self._timeout / 2 - time.monotonic(), 0))
+        if isinstance(made, Blocking):
+            return made
+        raise StoreUnavailable(str(made or "no connection within the deadline"))
 
-    def _begin_connecting(self) -> "Future[Blocking]":
+    def _begin_connecting(self) -> "_Attempt":
         """Connect beside the requests, however long the handshake takes."""
-        attempt: Future[Blocking] = Future()
-        self._attempt = attempt
-        thread = threading.Thread(target=self._make, args=(attempt,), name="ratelimit_mw connect", daemon=True)
+        attempt = _Attempt(self._make)
         try:
-            thread.start()
-        except RuntimeError as error:  # no more threads, or the interpreter is shutting down
-            self._attempt = None
-            raise StoreUnavailable(str(error)) from error
+            self._attempt = attempt
+            attempt.thread.start()
+        except BaseException as error:
+            self._attempt = None  # a thread that did start finds that it is not wanted
+            if isinstance(error, RuntimeError):  # no more threads, or the interpreter is shutting down
+                raise StoreUnavailable(str(error)) from error
+            raise
         return attempt
 
-    def _make(self, attempt: "Future[Blocking]") -> None:
+    def _make(self, attempt: "_Attempt") -> None:
+        """The connecting thread: make a connection, and take it into use if it is still wanted."""
+        outcome: Blocking | StoreUnavailable
         try:
-            connection = self._connect()
-        except Exception as error:  # noqa: BLE001  whatever it is, whoever waits has to hear of it
-            failure = error if isinstance(error, StoreUnavailable) else StoreUnavailable(repr(error))
-            self._end_connecting(attempt, None)
-            attempt.set_exception(failure)
+            outcome = self._connect()
+        except Exception as error:  # noqa: BLE001  whatever it is, those who wait have to hear of it
+            outcome = error if isinstance(error, StoreUnavailable) else StoreUnavailable(repr(error))
         else:
-            if self._end_connecting(attempt, connection):
-                attempt.set_result(connection)
-            else:
-                connection.close()
-                attempt.set_exception(StoreUnavailable("the store was closed"))
+            if self._attempt is attempt:
+                self._connection = outcome
+            if not attempt.wanted or self._attempt is not attempt:
+                self._drop(outcome)
+                outcome = StoreUnavailable("the store was closed")
+        if self._attempt is attempt:
+            self._attempt = None
+        attempt.end(outcome)
 
-    def _end_connecting(self, attempt: "Future[Blocking]", connection: Blocking | None) -> bool:
-        """Take the connection into use; False where nobody wants it any more."""
-        with self._lock:
-            wanted = self._attempt is attempt
-            if wanted:
-                self._attempt, self._connection = None, connection
-            return wanted
-
-    def _drop(self, connection: Blocking) -> None:
-        with self._lock:
+    def _drop(self, connection: Blocking | None) -> None:
+        """Close a connection, and use it no more."""
+        if connection is not None:
             if self._connection is connection:
                 self._connection = None
-        connection.close()
+            connection.close()
 
 
 class _Job:
-    """An inquiry on its way, and the gate at which its thread waits."""
+    """An inquiry on its way, the gate at which its thread waits, and what leading takes if it leads."""
 
-    __slots__ = ("deadline", "inquiry", "leads", "result", "turn")
+    __slots__ = ("deadline", "exchange", "followers", "inquiry", "result", "turn")
 
     def __init__(self, inquiry: Inquiry, deadline: float) -> None:
         self.inquiry = inquiry
         self.deadline = deadline
-        self.leads = False
         self.turn = threading.Lock()
-        self.turn.acquire()
-        self.result: Reply | StoreUnavailable = StoreUnavailable("no answer within the deadline")
+        self.result: Reply | StoreUnavailable | None = None
+        self.followers: Sequence[_Job] = ()
+        self.exchange: Exchange | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether it has its result."""
+        return self.result is not None
+
+    def wake(self) -> None:
+        """Let its thread look what has become of it."""
+        try:
+            self.turn.release()
+        except RuntimeError:  # it was woken already
+            return
+
+    def fail(self, error: Exception) -> None:
+        """Tell its thread that there is no reply, unless there is."""
+        self.result = self.result or StoreUnavailable(str(error))
+        self.wake()
+
+
+class _Attempt:
+    """A connection in the making, in a thread of its own. `wanted` until the store is closed."""
+
+    def __init__(self, make: "Callable[[_Attempt], None]") -> None:
+        self.wanted = True
+        self.thread = threading.Thread(target=make, args=(self,), name="ratelimit_mw connect", daemon=True)
+        self._outcome: Blocking | StoreUnavailable | None = None
+        self._done = threading.Lock()
+        self._done.acquire()
+
+    @property
+    def dead(self) -> bool:
+        """True where nothing will come of it any more."""
+        return self._outcome is None and not self.thread.is_alive()
+
+    def wait(self, seconds: float) -> Blocking | StoreUnavailable | None:
+        """What came of it, None where nothing has within so many seconds. One thread at a time waits."""
+        if self._outcome is None:
+            self._done.acquire(timeout=seconds)
+        return self._outcome
+
+    def end(self, outcome: Blocking | StoreUnavailable) -> None:
+        """Tell the thread that waits."""
+        self._outcome = outcome
+        self._done.release()

@@ -2,7 +2,7 @@
 
 import re
 import secrets
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from functools import partial
 from itertools import count
 from struct import Struct, error
@@ -17,7 +17,7 @@ from ratelimit_mw.stores.redis.script import SEVERAL, Script, script
 _QUOTA = Struct("<Bdddd")
 _CHARGE = Struct("<dd")
 _FLAGS = [bytes((flags,)) for flags in range(64)]
-_nonces = count(secrets.randbits(48))  # a reply is told from the others on its connection; it is no secret
+_nonces = count(secrets.randbits(48), 4096)  # a reply is told from the others on its connection; it is no secret
 _NONCE = Struct("<Q")
 _REPLY = Struct("<8sd")
 _OUTCOME = Struct("<?qqqq")
@@ -38,6 +38,24 @@ MOST = 128
 """Counters from which on a batch takes no further inquiry: no call holds the server for more than about 2 ms."""
 
 
+class Batch(list[Inquiry]):
+    """Inquiries that travel together. `nonce` is the first of the numbers by which the replies to them are known.
+
+    A conversation about one batch can be held again from its beginning: it asks for the same by the same numbers.
+    """
+
+    __slots__ = ("nonce",)
+
+    def __init__(self, inquiries: Iterable[Inquiry]) -> None:
+        super().__init__(inquiries)
+        self.nonce = next(_nonces)
+
+
+def numbers(inquiries: Sequence[Inquiry]) -> "count[int]":
+    """The numbers for the calls of one conversation, in turn."""
+    return count(inquiries.nonce if isinstance(inquiries, Batch) else next(_nonces))
+
+
 class Message(NamedTuple):
     """A script call: the script and its arguments, and what a reply to it has to show."""
 
@@ -48,9 +66,14 @@ class Message(NamedTuple):
     alone: bool
 
 
-def encode(inquiries: Sequence[Inquiry], now: int | None) -> Message:
-    """The script call that decides `inquiries` in order, at `now` or by the server's clock."""
-    nonce = _NONCE.pack(next(_nonces))
+def encode(inquiries: Sequence[Inquiry], now: int | None, number: int | None = None) -> Message:
+    """The script call that decides `inquiries` in order, at `now` or by the server's clock.
+
+    `number` marks its reply; without one the call has the number of the batch, or a new one.
+    """
+    if number is None:
+        number = inquiries.nonce if type(inquiries) is Batch else next(_nonces)
+    nonce = _NONCE.pack(number)
     keys: list[bytes] = []
     packed: list[bytes] = []
     parts = 0

@@ -9,7 +9,7 @@ from ratelimit_mw.model import Reply
 from ratelimit_mw.stores.redis.endpoint import Address, redirection
 from ratelimit_mw.stores.redis.inquiry import Elsewhere, Inquiry, Spoilt
 from ratelimit_mw.stores.redis.script import Script
-from ratelimit_mw.stores.redis.wire import Command, Conversation, Message, called, decode, encode
+from ratelimit_mw.stores.redis.wire import Command, Conversation, Message, called, decode, encode, numbers
 from ratelimit_mw.stores.redis.wire import unknown as unknown_script
 
 SLOTS = 16_384
@@ -40,9 +40,10 @@ def converse_by_slot(inquiries: Sequence[Inquiry], now: int | None, known: set[S
     """
     results: list[Reply | StoreUnavailable] = [StoreUnavailable("the node would not take the script")] * len(inquiries)
     calls = _by_slot(inquiries)
+    number = numbers(inquiries)
     for _ in range(_ROUNDS):
         asked = [[inquiries[place] for place in call] for call in calls]
-        messages = [encode(group, now) for group in asked]
+        messages = [encode(group, now, next(number)) for group in asked]
         volley: list[Command] = []
         taught: set[Script] = set()
         for group, message in zip(asked, messages, strict=True):

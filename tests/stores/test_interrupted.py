@@ -1,0 +1,136 @@
+"""Exceptions from elsewhere at every line of a decision on Redis: the store goes on deciding, and counts exactly."""
+
+import signal
+import threading
+import time
+
+import pytest
+
+from ratelimit_mw.errors import StoreUnavailable
+from ratelimit_mw.model import Ask, Quota
+from ratelimit_mw.stores.redis.store import RedisStore
+from ratelimit_mw.stores.redis.threads import _Job
+from tests.support.interrupts import Interrupted, at_every_line, interrupted
+from tests.support.patience import eventually
+from tests.support.proxy import Proxy
+
+LIMIT = 1_000_000
+ASKS = [Ask("d:r:{x}", Quota("fixed_window", LIMIT, 3_600_000_000))]
+
+
+@pytest.fixture
+def store(any_server):
+    store = RedisStore(any_server.url, timeout=20)
+    assert store.decide(ASKS).outcomes[0].remaining == LIMIT - 1
+    yield store
+    store.close()
+
+
+def remaining(store):
+    return store.decide(ASKS).outcomes[0].remaining
+
+
+def connected(store):
+    """Nothing has to be prepared: the connection stands."""
+
+
+def closed(store):
+    store.close()
+
+
+class Exactly:
+    """What was decided is counted once, and what was interrupted at most once."""
+
+    def __init__(self, store, interrupted=1):
+        self.store, self.interrupted, self.left = store, interrupted, remaining(store)
+
+    def __call__(self, place, replies=0):
+        left = remaining(self.store)
+        lost = self.left - left - 1 - replies
+        assert 0 <= lost <= self.interrupted, f"{lost} lost at {place}"
+        assert remaining(self.store) == left - 1, place
+        assert not self.store.away, place
+        self.left = left - 1
+
+
+@pytest.mark.parametrize("before", [connected, closed])
+def test_a_thread_that_is_alone_and_interrupted_leaves_a_store_that_decides(store, before):
+    lines = at_every_line(lambda: store.decide(ASKS), Exactly(store), before=lambda: before(store))
+    assert lines > 50
+
+
+class Queue:
+    """Threads that wait while a job holds the connection, one after the other; then it lets the first of them lead."""
+
+    def __init__(self, store):
+        self.store, self.batcher, self.results, self.threads = store, store._threads, [], []
+        self.holder = _Job((ASKS, None), time.monotonic() + 60)
+        assert self.batcher._takes_lead(self.holder)
+
+    def join(self, work):
+        thread = threading.Thread(target=work)
+        self.threads.append(thread)
+        waiting = len(self.batcher._waiting)
+        thread.start()
+        eventually(lambda: len(self.batcher._waiting) > waiting or not thread.is_alive(), every=0.0002)
+
+    def decide(self):
+        try:
+            self.results.append(self.store.decide(ASKS).outcomes[0].allowed)
+        except StoreUnavailable as error:
+            self.results.append(error)
+
+    def go(self):
+        self.batcher._give_back(self.holder)
+        self.batcher._wake_next()
+        for thread in self.threads:
+            thread.join(60)
+            assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("ahead", [0, 1], ids=["the leader", "a follower"])
+def test_an_interrupted_thread_fails_no_other_of_its_batch(store, ahead):
+    """The leader, with three followers aboard, or one of the followers."""
+    exactly, at, place = Exactly(store), 0, "none yet"
+    while place:
+        at, places = at + 1, []
+        queue = Queue(store)
+        for _ in range(ahead):
+            queue.join(queue.decide)
+        queue.join(lambda: places.append(interrupted(lambda: store.decide(ASKS), at)[1]))
+        for _ in range(3 - ahead):
+            queue.join(queue.decide)
+        queue.go()
+        place = places[0]
+        assert queue.results == [True] * 3, place
+        exactly(place, replies=3)
+    assert at > (60 if ahead == 0 else 10)
+
+
+@pytest.mark.parametrize("kind", [TimeoutError, OSError, RuntimeError, Interrupted])
+def test_what_a_signals_handler_raises_reaches_the_app_and_does_not_trip_the_breaker(any_server, kind):
+    def handler(_number, _frame):
+        raise kind("from the handler")
+
+    with Proxy(any_server.port) as proxy:
+        store = RedisStore(proxy.url, timeout=20)
+        exactly = Exactly(store)
+        proxy.delay(0.2)
+        before = signal.signal(signal.SIGALRM, handler)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            with pytest.raises(kind, match="from the handler"):
+                store.decide(ASKS)
+        finally:
+            signal.signal(signal.SIGALRM, before)
+        proxy.heal()
+        exactly("the handler")
+        assert proxy.connections == 1
+        store.close()
+
+
+def test_a_leader_whose_thread_is_gone_is_replaced(store):
+    lost = _Job((ASKS, None), time.monotonic() - 60)
+    store._threads._leader[None] = lost
+    assert remaining(store) == LIMIT - 2
+    assert not store._threads._leader
