@@ -37,10 +37,8 @@ class Scope(AsgiRequest):
 
     def __init__(self, visit: Any) -> None:
         super().__init__(visit.scope)
-        script = visit.script_name
-        if script and script != visit.scope.get("root_path"):  # by the setting FORCE_SCRIPT_NAME
-            self.path, self.readings = visit.scope.get("path") or "/", ()
-            self._read(script)
+        if visit.script_name and visit.script_name != visit.scope.get("root_path"):  # by FORCE_SCRIPT_NAME
+            self._read(visit.scope.get("path") or "/", visit.script_name)
         self._visit = visit
         _read_changes(self, visit)
 

@@ -22,8 +22,6 @@ class AsgiRequest:
 
     framework = "starlette"
     """Whose way of cutting off `root_path` is followed. See `asgi_requests_of`."""
-    forced = ""
-    """What the framework cuts off in place of `root_path`; "" for no such setting."""
     ways: Sequence[Framework] = frameworks.ASGI
     """The ways of reading that the app may have. The first one is that of `cookie`, `query` and `header`."""
 
@@ -35,20 +33,19 @@ class AsgiRequest:
         self.method: str = scope.get("method", "GET").upper()  # a websocket scope has none
         self.path: str = scope.get("path") or "/"
         self.readings: tuple[str, ...] = ()
-        root = self.forced or scope.get("root_path")
+        root = scope.get("root_path")
         if root or self.path[0] != "/" or not self.path.isascii():
-            self._read(root)
+            self._read(self.path, root or "")
 
-    def _read(self, root: str | None) -> None:
+    def _read(self, path: str, root: str) -> None:
         """Read a path on which frameworks may differ, or which a `root_path` stands before."""
         if "route_handler" in self.context:  # Litestar has routed the request, and has cut the path before that
             root = ""
-        found = readings(self.path, root or "", self.framework)
+        found = readings(path, root, self.framework)
         self.path = found[0]
         if not self.path.isascii():
             found = with_dropped(found)
-        if len(found) > 1:
-            self.readings = found
+        self.readings = found if len(found) > 1 else ()
 
     def part(self) -> None:
         """Go on with a copy of the scope: one that holds what holds it is freed by the garbage collector alone."""
@@ -165,6 +162,20 @@ class FalconAsgiRequest(AsgiRequest):
             self.readings = with_empty_values(self.readings or (self.path,))
 
 
+class DjangoAsgiRequest(AsgiRequest):
+    """The request of a Django app. `script_name` is its FORCE_SCRIPT_NAME, which takes the place of `root_path`."""
+
+    __slots__ = ()
+
+    framework = "django"
+    script_name = ""
+
+    def __init__(self, scope: MutableMapping[str, Any]) -> None:
+        super().__init__(scope)
+        if self.script_name and self.script_name != scope.get("root_path"):
+            self._read(scope.get("path") or "/", self.script_name)
+
+
 def asgi_requests_of(app: Any) -> type[AsgiRequest]:
     """The class that reads the requests of `app`: where frameworks differ, as the framework inside it does.
 
@@ -175,4 +186,7 @@ def asgi_requests_of(app: Any) -> type[AsgiRequest]:
         return AsgiRequest
     if name == "falcon":
         return FalconAsgiRequest
-    return type("FrameworkRequest", (AsgiRequest,), {"__slots__": (), "framework": name, "forced": forced_root(name)})
+    if script_name := forced_root(name):
+        own = {"__slots__": (), "framework": name, "script_name": script_name}
+        return type("ForcedRequest", (DjangoAsgiRequest,), own)
+    return type("FrameworkRequest", (AsgiRequest,), {"__slots__": (), "framework": name})

@@ -213,7 +213,7 @@ def _django_settings(**options: Any) -> AbstractContextManager[Any]:
     """What a handler of Django has to find while it is made, and while it is called."""
     from django.test import override_settings
 
-    own = {"ALLOWED_HOSTS": ["*"], "SECRET_KEY": "for tests", "MIDDLEWARE": [], "APPEND_SLASH": False}
+    own = {"ALLOWED_HOSTS": ["*"], "MIDDLEWARE": [], "APPEND_SLASH": False}
     return override_settings(ROOT_URLCONF=_django_routes(), **own, **options)
 
 

@@ -12,7 +12,7 @@ from ratelimit_mw.identity.paths import EMPTY, merged
 from ratelimit_mw.identity.paths import cleaned as clean
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.rules.breath import breathe
-from ratelimit_mw.rules.paths.segments import Matcher, canonical, is_narrow, matcher
+from ratelimit_mw.rules.paths.segments import Matcher, Parser, is_narrow, matcher, parser
 from ratelimit_mw.rules.paths.templates import Segment, Tail, Template
 
 NO_PARAMETERS: Mapping[str, str] = {}
@@ -35,7 +35,8 @@ class _Entry(NamedTuple):
     owner: int
     template: Template
     hit: Hit
-    typed: bool
+    parsers: tuple[Parser | None, ...]
+    """One for each parameter; () where no parameter has a type."""
 
 
 class _Node:
@@ -70,8 +71,9 @@ class PathMatcher:
         self._only_literal = True
         for rank, (owner, template) in enumerate(owned):
             breathe()
-            typed = not {"str", "path"}.issuperset(template.kinds)
-            entry = _Entry(rank, owner, template, Hit(owner, template.text, NO_PARAMETERS, strict=True), typed)
+            parsers = tuple(map(parser, template.kinds))
+            hit = Hit(owner, template.text, NO_PARAMETERS, strict=True)
+            entry = _Entry(rank, owner, template, hit, parsers if any(parsers) else ())
             self._add(entry, template)
             # A path is also matched cleaned, so a template with a slash at its end has to be as well.
             cleaned = template.cleaned
@@ -102,7 +104,8 @@ class PathMatcher:
         if not path:
             return []
         if not request.readings:
-            return self.locate(path, clean(path))
+            cleaned = clean(path)
+            return self._in_one_form(path) if cleaned == path else self.locate(path, cleaned)
         each = [{hit.owner: hit for hit in self.locate(reading, clean(reading))} for reading in request.readings]
         found = each[0].copy()
         for hits in each[1:]:
@@ -128,16 +131,11 @@ class PathMatcher:
 
         Route and parameters are the cleaned form's where that matched, so that no spelling makes new ones.
         """
+        if cleaned == path:
+            return self._in_one_form(path)
         found = self._find(cleaned)
         # A line feed is where routers disagree most (`.` does not match it, `$` stands before it): never strict.
         plain = "\n" not in path
-        if cleaned == path:
-            if not found:
-                return []
-            narrow = _narrow_owners(found) if plain else ()
-            return [
-                _hit(entry, values, cleaned, strict=entry.owner in narrow) for entry, values in _first_of_each(found)
-            ]
         raw = self._find(path)
         in_both = _narrow_owners(found) & _narrow_owners(raw) if plain else frozenset[int]()
         chosen: dict[int, Hit] = {}
@@ -149,12 +147,30 @@ class PathMatcher:
         for form, matches in forms:
             for entry, values in _first_of_each(matches):
                 if entry.owner not in chosen:
-                    chosen[entry.owner] = _hit(entry, values, form, strict=entry.owner in in_both)
+                    hit = _hit(entry, values, form, strict=True)
+                    chosen[entry.owner] = hit._replace(strict=entry.owner in in_both)
         return list(chosen.values())
+
+    def _in_one_form(self, path: str) -> list[Hit]:
+        """See `locate`, for a path that is its own cleaned form."""
+        found = self._find(path)
+        if not found:
+            return []
+        plain = "\n" not in path
+        if len(found) == 1:
+            entry, values = found[0]
+            return [_hit(entry, values, path, strict=plain)]
+        first = _first_of_each(found)
+        if len(first) == len(found):
+            return [_hit(entry, values, path, strict=plain) for entry, values in found]
+        narrow = _narrow_owners(found) if plain else ()
+        return [
+            _hit(entry, values, path, strict=True)._replace(strict=entry.owner in narrow) for entry, values in first
+        ]
 
 
 def _is_narrow(entry: _Entry, values: tuple[str, ...]) -> bool:
-    return not entry.typed or all(map(is_narrow, entry.template.kinds, values))
+    return not entry.parsers or all(map(is_narrow, entry.template.kinds, values))
 
 
 def _narrow_owners(found: _Found) -> frozenset[int]:
@@ -176,22 +192,26 @@ def _rank(match: tuple[_Entry, tuple[str, ...]]) -> int:
 
 
 def _hit(entry: _Entry, values: tuple[str, ...], path: str, *, strict: bool) -> Hit:
+    """What an entry made of a path. It is not strict where a value is not narrow, whatever `strict` says."""
     if not values:
         return entry.hit if strict else entry.hit._replace(strict=False)
     template = entry.template
-    if not entry.typed:
-        return Hit(entry.owner, template.text, dict(zip(template.names, values, strict=True)), strict)
-    spelled = tuple(map(canonical, template.kinds, values))
-    parameters = dict(zip(template.names, spelled, strict=True))
-    written = tuple(map(_in_a_path, template.kinds, spelled)) if "uuid" in template.kinds else spelled
-    if written != values:
+    names = template.names
+    if not entry.parsers:
+        return Hit(entry.owner, template.text, dict(zip(names, values, strict=True)), strict)
+    parameters: dict[str, str] = {}
+    written: list[str] = []
+    for name, parse, value in zip(names, entry.parsers, values, strict=True):
+        if parse is None:
+            parameters[name] = value
+            written.append(value)
+        else:
+            parameters[name], in_path, narrow = parse(value)
+            written.append(in_path)
+            strict = strict and narrow
+    if written != [*values]:
         parameters[SPELLED] = clean(template.spelled(path, written))
     return Hit(entry.owner, template.text, parameters, strict)
-
-
-def _in_a_path(kind: str, value: str) -> str:
-    """A parsed value as it is usually written in a path: a UUID with its hyphens."""
-    return "-".join((value[:8], value[8:12], value[12:16], value[16:20], value[20:])) if kind == "uuid" else value
 
 
 def _walk(node: _Node, path: str, start: int, values: tuple[str, ...], found: _Found) -> None:

@@ -14,6 +14,7 @@ from uuid import UUID
 from ratelimit_mw.rules.paths.templates import ONLY_INT, Segment
 
 _UUID = re.compile("[0-9a-fA-F]{8}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{12}")
+_USUAL_UUID = re.compile("[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 _DIGITS = "0123456789"
 _MOST_DIGITS = 4300
 """Of an integer: Python reads no more, as its time grows with their square."""
@@ -211,18 +212,48 @@ def is_narrow(kind: str, value: str) -> bool:
     return kind in ("str", "path") or bool(_CHECKS[kind](value))
 
 
-def canonical(kind: str, value: str) -> str:
-    """The one spelling of a parameter's value: 007 and 7 are one item to the app, and so one to a counter."""
-    if kind in ("str", "path"):
+Parser = Callable[[str], tuple[str, str, bool]]
+"""From a value that has matched to three things: its one spelling, for 007 and 7 are one item to the app, and so one to
+a counter; how that is written in a path; and whether the value is narrow."""
+
+
+def parser(kind: str) -> Parser | None:
+    """What parses the values of a parameter of that kind; None where a value is what it is."""
+    return _PARSERS.get(kind)
+
+
+def _parsed_int(value: str) -> tuple[str, str, bool]:
+    if value.isascii() and value.isdigit():
+        spelling = value if value[0] != "0" else value.lstrip("0") or "0"
+        return spelling, spelling, len(value) <= _MOST_DIGITS
+    found = _int(value)
+    spelling = value if found is None else str(found)
+    return spelling, spelling, False
+
+
+def _parsed_float(value: str) -> tuple[str, str, bool]:
+    spelling = _spelled_float(value)
+    return spelling, spelling, _is_float(value)
+
+
+def _parsed_uuid(value: str) -> tuple[str, str, bool]:
+    if _USUAL_UUID.fullmatch(value):
+        return value.replace("-", ""), value, True
+    spelling = _uuid(value) or value
+    parts = (spelling[:8], spelling[8:12], spelling[12:16], spelling[16:20], spelling[20:])
+    return spelling, "-".join(parts), _UUID.fullmatch(value) is not None
+
+
+_PARSERS: dict[str, Parser] = {
+    "int": _parsed_int,
+    ONLY_INT: _parsed_int,
+    "float": _parsed_float,
+    "uuid": _parsed_uuid,
+}
+
+
+def _spelled_float(value: str) -> str:
+    number = _float(value)
+    if number is None:
         return value
-    if kind == "uuid":
-        return value.replace("-", "").lower() if _UUID.fullmatch(value) else _uuid(value) or value
-    if kind == "float":
-        number = _float(value)
-        if number is None:
-            return value
-        return str(int(number)) if isfinite(number) and number.is_integer() else repr(number)
-    if _is_whole(value):
-        return value.lstrip("0") or "0"
-    found = _int(value) if kind == "int" else _only_int(value)
-    return value if found is None else str(found)
+    return str(int(number)) if isfinite(number) and number.is_integer() else repr(number)
