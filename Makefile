@@ -3,12 +3,13 @@ PYTHON ?= python3
 
 VENV := .venv
 BIN := $(VENV)/bin
+OLDEST := .venv-oldest
 
 # What a surrounding environment must not reach into ours.
 unexport VIRTUAL_ENV PYTHONHOME PYTHONPATH PIP_TARGET PIP_PREFIX PIP_USER
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test unit soak lint format bench docs clean
+.PHONY: help demo test unit soak oldest lint format bench docs clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -24,6 +25,12 @@ unit: $(VENV)/.dev ## the tests alone: make unit ARGS='-k login -x'
 
 soak: $(VENV)/.dev ## the tests in tests/load, which take minutes: soaks, fuzzers, faults under load
 	$(BIN)/python -m pytest tests/load $(ARGS)
+	$(MAKE) oldest ARGS=
+
+# Starlette 0.40's TestClient leaves streams unclosed where an app does not start.
+oldest: $(OLDEST)/.made ## the tests of frameworks and stores, on the oldest versions that pyproject.toml admits
+	$(OLDEST)/bin/python -m pytest tests/shells tests/inside tests/identity tests/stores \
+	  -W 'ignore:Unclosed <MemoryObject:ResourceWarning' -W ignore::pytest.PytestUnraisableExceptionWarning $(ARGS)
 
 lint: $(VENV)/.dev ## style, types and the contracts between the floors
 	$(BIN)/ruff check .
@@ -43,7 +50,7 @@ docs: $(VENV)/.docs ## docs/_build/html, warnings being errors
 	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build/html
 
 clean: ## everything that a make made
-	rm -rf $(VENV) docs/_build dist htmlcov .coverage* .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST) docs/_build dist htmlcov .coverage* .pytest_cache .ruff_cache .mypy_cache .hypothesis
 
 # One stamp for each dependency group: made again when pyproject.toml or the package's version changes.
 $(VENV)/.%: pyproject.toml
@@ -53,4 +60,10 @@ $(VENV)/.%: pyproject.toml
 	  $(PYTHON) -m venv --clear $(VENV); }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable . --group $*
+	@touch $@
+
+$(OLDEST)/.made: pyproject.toml tests/oldest.txt
+	$(PYTHON) -m venv --clear $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
+	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check --constraint tests/oldest.txt --editable . --group test
 	@touch $@

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
-from fastapi import FastAPI, HTTPException, Response, WebSocketException, routing
+from fastapi import FastAPI, HTTPException, Response, WebSocket, WebSocketException, routing
 from starlette.requests import HTTPConnection, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -93,7 +93,8 @@ def add_rate_limits(
     """
     used = given_or_made(config, limiter, storage)
     app.add_middleware(_Middleware, within=app, limiter=used, owned=limiter is None)
-    app.add_exception_handler(RateLimited, _answer)
+    handler: Any = _answer  # Starlette's types know handlers of requests, and handlers of WebSockets, but none of both
+    app.add_exception_handler(RateLimited, handler)
     openapi = app.openapi
 
     def documented() -> dict[str, Any]:
@@ -104,8 +105,12 @@ def add_rate_limits(
     app.openapi = documented  # type: ignore[method-assign]  # FastAPI's documentation says to extend it so
 
 
-async def _answer(_: Request, denied: Any) -> Response:
+async def _answer(connection: Request | WebSocket, denied: Any) -> Response | None:
+    """The answer to a denied request. To a WebSocket it is sent here: older Starlettes leave that to the handler."""
     response: Response = denied.response
+    if isinstance(connection, WebSocket):
+        await connection.send_denial_response(response)
+        return None
     return response
 
 
