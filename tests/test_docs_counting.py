@@ -6,7 +6,7 @@ import re
 import pytest
 
 from ratelimit_mw import RateLimiter
-from ratelimit_mw.rules.load import load
+from ratelimit_mw.config.load import load
 from tests.shells.asking import IP
 from tests.shells.test_settling import EACH, by_hand, says, under_asgi
 from tests.support.apps import ROOT

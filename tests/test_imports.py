@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-HEAVY = {"pydantic", "yaml", "redis", "hiredis", "rich", "typer"}
+HEAVY = {"yaml", "redis", "hiredis", "rich", "typer"}
 FRAMEWORKS = {"starlette", "fastapi", "werkzeug", "flask", "django", "uvicorn", "gunicorn", "httpx"}
 
 

@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 
 from ratelimit_mw import ConfigurationError, ManualClock, RateLimiter, algorithms
 from ratelimit_mw.cli.app import app
+from ratelimit_mw.config.load import load
+from ratelimit_mw.config.schema import json_schema
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import SECOND, Ask, Quota
-from ratelimit_mw.rules.load import load
-from ratelimit_mw.rules.schema.json_schema import json_schema
 from ratelimit_mw.stores.memory import MemoryStore
 from ratelimit_mw.stores.redis.blocking import Blocking
 from ratelimit_mw.stores.redis.inquiry import DECIDE

@@ -9,7 +9,7 @@ import httpx
 import pytest
 import yaml
 
-from ratelimit_mw.rules.load import load
+from ratelimit_mw.config.load import load
 from tests.support.apps import ROOT, gunicorn, uvicorn, within_a_minute
 
 README = (ROOT / "README.md").read_text()

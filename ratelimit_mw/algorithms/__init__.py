@@ -145,5 +145,8 @@ for _module in (
 IN_FLIGHT = next(name for name, algorithm in ALGORITHMS.items() if algorithm.in_flight)
 """The algorithm of `20 concurrent`, whatever the rule's own."""
 
+BUCKET = next(name for name, algorithm in ALGORITHMS.items() if algorithm.has_burst and not algorithm.queue)
+"""The algorithm of a bucket whose requests need not wait for their turn."""
+
 NOTHING = Quota(next(iter(ALGORITHMS)), 0, 1)
 """A quota that admits nothing, for asks whose quota is not looked at."""

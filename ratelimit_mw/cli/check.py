@@ -7,8 +7,8 @@ import typer
 from ratelimit_mw.cli.options import Json
 from ratelimit_mw.cli.output import Exit, say_json, say_lines
 from ratelimit_mw.cli.quotation import quotations
+from ratelimit_mw.config.load import examine
 from ratelimit_mw.rules.domains import Examined
-from ratelimit_mw.rules.load import examine
 
 
 def check(

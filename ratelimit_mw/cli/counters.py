@@ -6,14 +6,15 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 
+from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.cli.engine import patiently
 from ratelimit_mw.cli.output import Exit, fail
 from ratelimit_mw.errors import StoreUnavailable
+from ratelimit_mw.hints import nearest
 from ratelimit_mw.identity.attributes import canonical_name
 from ratelimit_mw.identity.identifier import UNKNOWN_ADDRESS, attributes_of
 from ratelimit_mw.model import SECOND, Ask, Outcome, Quota
 from ratelimit_mw.rules.compiled import CompiledRule
-from ratelimit_mw.rules.documents.tree import nearest
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.rules.preflights import (
     falls_back,
@@ -22,10 +23,10 @@ from ratelimit_mw.rules.preflights import (
     preflight_quota,
     sent_with_preflights,
 )
-from ratelimit_mw.rules.readers.limits import spell
 from ratelimit_mw.rules.ruleset import RuleSet
 from ratelimit_mw.stores import Store
 from ratelimit_mw.stores.bans import quota_of
+from ratelimit_mw.units import spell_period
 
 _BATCH = 100
 
@@ -56,7 +57,7 @@ class Limits:
             for rule in part.compiled:
                 for key, quota in rule.counters:
                     self._known[key] = part, rule.rule.name, rule, quota
-                    if quota.algorithm != "concurrency":
+                    if not ALGORITHMS[quota.algorithm].in_flight:
                         self._known[preflight_key(key)] = part, rule.rule.name, rule, preflight_quota(quota)
                     if quota.ban is not None:
                         self._known[quota.ban.prefix] = part, rule.rule.name, rule, quota_of(quota.ban)
@@ -178,7 +179,7 @@ def _found(key: str, name: str, identity: str, quota: Quota, outcome: Outcome) -
     return Found(
         name,
         identity,
-        f"{quota.told} {what}per {spell(quota.period)}",
+        f"{quota.told} {what}per {spell_period(quota.period)}",
         quota.algorithm,
         outcome.remaining,
         1.0 if holds == 0 else max(0.0, 1 - outcome.remaining / holds),

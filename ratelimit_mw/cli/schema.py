@@ -1,7 +1,7 @@
 """`ratelimit-mw schema`."""
 
 from ratelimit_mw.cli.output import say_json
-from ratelimit_mw.rules.schema.json_schema import json_schema
+from ratelimit_mw.config.schema import json_schema
 
 
 def schema() -> None:

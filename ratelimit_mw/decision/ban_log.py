@@ -7,7 +7,7 @@ from urllib.parse import unquote
 from ratelimit_mw.identity.digest import digester
 from ratelimit_mw.late import late, lock
 from ratelimit_mw.model import SECOND, Ask
-from ratelimit_mw.rules.readers.limits import spell_time
+from ratelimit_mw.units import spell_duration
 
 _log = logging.getLogger("ratelimit_mw")
 
@@ -39,7 +39,7 @@ class BanLog:
                 rule,
                 "would have banned" if ask.shadow else "bans",
                 digester(self._secret, domain)(identity),
-                spell_time(lasts),
+                spell_duration(lasts),
                 f" (ban {row} in a row)" if row > 1 else "",
                 f"; {unsaid} more bans were not logged" if unsaid else "",
             )

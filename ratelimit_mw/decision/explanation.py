@@ -11,9 +11,9 @@ from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import NEVER, SECOND, Banned, Charge, Decision, Outcome
 from ratelimit_mw.rules.overrides import BLOCKED
 from ratelimit_mw.rules.preflights import announced
-from ratelimit_mw.rules.readers.limits import spell
 from ratelimit_mw.rules.reasons import Criterion, Reason, reasons, why_free
 from ratelimit_mw.rules.ruleset import RuleSet
+from ratelimit_mw.units import spell_period
 
 _IN_SHADOW = "the whole file is in shadow: it denies nobody"
 
@@ -185,7 +185,7 @@ def _explained(reason: Reason, domain: str, said: Mapping[str, Outcome]) -> Rule
 def _state(charge: Charge, outcome: Outcome) -> CounterState:
     key, quota, cost, _ = charge.ask
     burst = f", {quota.burst} at once" if quota.burst and quota.burst != quota.limit else ""
-    over = "concurrent" if ALGORITHMS[quota.algorithm].in_flight else f"per {spell(quota.period)}{burst}"
+    over = "concurrent" if ALGORITHMS[quota.algorithm].in_flight else f"per {spell_period(quota.period)}{burst}"
     return CounterState(
         key,
         f"{quota.told} {over}",

@@ -10,7 +10,7 @@ from urllib.parse import quote
 from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.model import NEVER, SECOND, Outcome, Quota, Rule
-from ratelimit_mw.rules.readers.limits import spell
+from ratelimit_mw.units import spell_period
 
 _MOST_KNOWN = 1_000
 _PRINTABLE = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
@@ -101,7 +101,7 @@ def _policy(rule: Rule, quota: Quota) -> Policy:
     concurrent = ALGORITHMS[quota.algorithm].in_flight
     name = rule.name
     if rule.several:
-        name += " concurrent" if concurrent else f" per {spell(quota.period)}"
+        name += " concurrent" if concurrent else f" per {spell_period(quota.period)}"
     name = _printable(name)
     item = _string(name)
     if concurrent:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.errors import ConfigurationError, Problem
-from ratelimit_mw.rules.documents.tree import near, quoted
+from ratelimit_mw.hints import near, quoted
 from ratelimit_mw.rules.domains import Rules
 
 

@@ -4,12 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ratelimit_mw.identity.attributes import Reader
 from ratelimit_mw.identity.request import Request
-from ratelimit_mw.rules.breath import breathe
 from ratelimit_mw.rules.candidates import Candidate, Program, program
 from ratelimit_mw.rules.compiled import CompiledRule
 from ratelimit_mw.rules.conditions import Matching, Networks
 from ratelimit_mw.rules.paths.match import NO_PARAMETERS, PathMatcher
 from ratelimit_mw.rules.paths.templates import Template
+from ratelimit_mw.slices import checkpoint
 
 _Lookup = Callable[[Request], Sequence[Candidate]]
 
@@ -30,7 +30,7 @@ class Index:
             *((n - len(exempt), match, None) for n, match in enumerate(exempt)),
             *((rule.rank, rule.match, rule) for rule in rules),
         ):
-            breathe()
+            checkpoint()
             # A rule is found by the first of these that it has; the rest of its match is tried one by one.
             if match.templates:
                 tried = match

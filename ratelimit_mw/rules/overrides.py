@@ -12,12 +12,12 @@ from urllib.parse import unquote
 
 from ratelimit_mw.algorithms import NOTHING
 from ratelimit_mw.clock import Clock
+from ratelimit_mw.hints import nearest
 from ratelimit_mw.identity.attributes import Attributes, canonical_name
 from ratelimit_mw.identity.identifier import Identifier, identifier, spelling
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import NEVER, Ask, Charge, Quota, Rule
 from ratelimit_mw.rules.conditions import Networks
-from ratelimit_mw.rules.documents.tree import nearest
 from ratelimit_mw.rules.paths.match import NO_PARAMETERS
 
 KINDS = ("limit", "exempt", "block")

@@ -16,6 +16,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
+from ratelimit_mw.algorithms import ALGORITHMS, BUCKET
 from ratelimit_mw.identity.attributes import Reader, canonical_name
 from ratelimit_mw.identity.identifier import attributes_of, names_in, names_of
 from ratelimit_mw.identity.request import Request
@@ -31,7 +32,7 @@ _MARK = "preflight-"
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # a method, by RFC 9110
 _METHODS = {method: method for method in ("GET", "POST", "PUT", "PATCH", "DELETE")} | {"HEAD": "GET"}
 _ALWAYS_SENT = frozenset({"ip", "path", "method", "host", "route", "global", "connection"})
-_MOST, _MOST_LOGGED = 10**9, 10_000  # the caps of limits, and of those of a sliding log
+_MOST = 10**9  # the cap of limits
 
 
 def announced(request: Request) -> str | None:
@@ -115,7 +116,7 @@ def _preflight_quota(quota: Quota, eased: bool) -> Quota:
     held = replace(
         quota,
         # A leaky bucket without turns: both admit what a burst holds, refilled at the same rate.
-        algorithm="token_bucket" if quota.algorithm == "leaky_bucket" else quota.algorithm,
+        algorithm=BUCKET if ALGORITHMS[quota.algorithm].queue else quota.algorithm,
         max_wait=0,
         elastic=None,
         ban=None if quota.ban is None or eased else replace(quota.ban, after=0),
@@ -125,8 +126,8 @@ def _preflight_quota(quota: Quota, eased: bool) -> Quota:
     if quota.burst:
         limit, burst = min(EASE * quota.limit, quota.period), min(EASE * quota.burst, _MOST)
         return replace(held, limit=limit, burst=burst, spare=max(burst - EASE * (quota.burst - quota.spare), 0))
-    most = _MOST_LOGGED if quota.algorithm == "sliding_log" else _MOST
-    limit = min(EASE * quota.limit, most)
+    largest = ALGORITHMS[quota.algorithm].largest
+    limit = min(EASE * quota.limit, _MOST if largest is None else largest.limit)
     return replace(held, limit=limit, spare=max(limit - EASE * quota.told, 0))
 
 
@@ -223,7 +224,7 @@ class Preflights:
                 counters = overrides.counters(rule.name, identity, counters)
             wide = eased or found.eased or falls_back(found.rule.by, identity)
             for key, quota in counters:
-                if quota.algorithm != "concurrency":
+                if not ALGORITHMS[quota.algorithm].in_flight:
                     ask = Ask(
                         f"{preflight_key(key)}{identity}}}", preflight_quota(quota, eased=wide), cost, rule.shadow
                     )
@@ -250,7 +251,7 @@ def _replaced(applying: Sequence[_Applying]) -> tuple[set[int], set[int]]:
         strict = candidate[4]
         if not rule.replaces or not strict:
             continue
-        counted = any(quota.algorithm != "concurrency" for _, quota in counters)
+        counted = any(not ALGORITHMS[quota.algorithm].in_flight for _, quota in counters)
         unlimited = not counters and not rule.match.methods
         if identities and (counted or unlimited or counts_options(rule)):
             gone |= rule.replaces

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.identity.attributes import Attributes, canonical_name
 from ratelimit_mw.identity.identifier import attributes_of
 from ratelimit_mw.identity.request import Request
@@ -89,7 +90,7 @@ def reasons(rules: RuleSet, request: Request, charges: Iterable[Charge]) -> list
             status, why = "exempt", free
         else:
             status, why = _silent(rules, rule, hit, asks, examined)
-            if method is not None and any(quota.algorithm == "concurrency" for quota in rule.quotas):
+            if method is not None and any(ALGORITHMS[quota.algorithm].in_flight for quota in rule.quotas):
                 why = "it matches, but a CORS preflight takes no place in flight"
         found.append(Reason(rule.rule.name, status, why, criteria, own))
     # What is left was asked by descriptors, which are matched by entries.

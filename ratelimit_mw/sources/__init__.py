@@ -3,8 +3,8 @@
 import os
 from collections.abc import Callable, Mapping
 
+from ratelimit_mw.config.documents import Config
 from ratelimit_mw.errors import ConfigurationError, Problem
-from ratelimit_mw.rules.documents.document import Config
 from ratelimit_mw.sources.base import Snapshot, Source
 from ratelimit_mw.sources.files import FilesSource
 from ratelimit_mw.sources.mapping import MappingSource

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple, Protocol
 
-from ratelimit_mw.rules.documents.document import Document
+from ratelimit_mw.config.documents import Document
 from ratelimit_mw.stores.records import Listener
 
 

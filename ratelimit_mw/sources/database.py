@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import NamedTuple
 
+from ratelimit_mw.config.documents import Config, Document, gather
+from ratelimit_mw.config.load import load_documents
+from ratelimit_mw.config.tree import Problems
 from ratelimit_mw.errors import ConfigurationError, Conflict, Problem, StoreUnavailable
-from ratelimit_mw.rules.documents.document import Config, Document, gather
-from ratelimit_mw.rules.documents.tree import Problems
-from ratelimit_mw.rules.load import load_documents
 from ratelimit_mw.sources.base import Snapshot
 from ratelimit_mw.stores.records import Listener, Records, open_records
 

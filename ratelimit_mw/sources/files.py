@@ -5,9 +5,9 @@ import time
 from hashlib import blake2b
 from pathlib import Path
 
+from ratelimit_mw.config.documents import Document, files_in, gather
+from ratelimit_mw.config.tree import Problems
 from ratelimit_mw.errors import ConfigurationError, Problem
-from ratelimit_mw.rules.documents.document import Document, files_in, gather
-from ratelimit_mw.rules.documents.tree import Problems
 from ratelimit_mw.sources.base import Snapshot
 from ratelimit_mw.stores.records import Timer
 

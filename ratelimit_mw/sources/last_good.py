@@ -23,7 +23,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from ratelimit_mw.rules.documents.document import Config, Document
+from ratelimit_mw.config.documents import Config, Document
 from ratelimit_mw.sources.base import Snapshot
 
 T = TypeVar("T")

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from ratelimit_mw.rules.documents.document import Document
+from ratelimit_mw.config.documents import Document
 from ratelimit_mw.sources.base import Snapshot
 
 

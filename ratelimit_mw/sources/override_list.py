@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from ratelimit_mw.clock import Clock, SystemClock
 from ratelimit_mw.model import SECOND
 from ratelimit_mw.rules.overrides import identity_of, names_network
-from ratelimit_mw.rules.readers.limits import Malformed, parse_period
 from ratelimit_mw.rules.ruleset import RuleSet
 from ratelimit_mw.sources.override import Override, key_of, read_all
 from ratelimit_mw.sources.retriever import Retriever
 from ratelimit_mw.stores.records import Records
+from ratelimit_mw.units import DurationError, parse_duration
 
 
 class OverrideList:
@@ -142,6 +142,6 @@ def in_seconds(duration: str | float) -> float:
     if not isinstance(duration, str):
         return duration
     try:
-        return parse_period(duration) / SECOND
-    except Malformed:
+        return parse_duration(duration) / SECOND
+    except DurationError:
         raise ValueError(f"{duration!r} is no duration (as 30m, 2h or 1 day)") from None

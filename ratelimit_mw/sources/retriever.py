@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from ratelimit_mw.clock import Clock, SystemClock
+from ratelimit_mw.config.documents import Config
 from ratelimit_mw.errors import ConfigurationError, StoreUnavailable
 from ratelimit_mw.forks import begins_anew
 from ratelimit_mw.late import late, lock, rlock
-from ratelimit_mw.rules.documents.document import Config
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.settings import StorageSettings
 from ratelimit_mw.sources.base import Source

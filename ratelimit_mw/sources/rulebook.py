@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 
+from ratelimit_mw.config.documents import Config
+from ratelimit_mw.config.load import load_documents
 from ratelimit_mw.errors import ConfigurationError, Problem
-from ratelimit_mw.rules.breath import breathing
-from ratelimit_mw.rules.documents.document import Config
 from ratelimit_mw.rules.domains import Rules
-from ratelimit_mw.rules.load import load_documents
+from ratelimit_mw.slices import in_slices
 from ratelimit_mw.sources import open_source
 from ratelimit_mw.sources.base import Snapshot, Source
 from ratelimit_mw.sources.last_good import Kept, LastGood
@@ -167,8 +167,8 @@ class Rulebook:
     def _compiled(self, snapshot: Snapshot, frame: Snapshot | None = None) -> Rules:
         self.refused = True
         around = frame.documents[0] if frame else None
-        with breathing() if self.version else nullcontext():  # at the start nobody is served yet
-            rules = load_documents(snapshot.documents, environ=self._environ, frame=around, said=self._said)
+        with in_slices() if self.version else nullcontext():  # at the start nobody is served yet
+            rules = load_documents(snapshot.documents, environ=self._environ, frame=around, logged=self._said)
         self.refused = False
         return rules
 

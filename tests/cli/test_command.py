@@ -71,7 +71,9 @@ def test_without_the_extra_it_says_what_to_install(library):
 
 
 def test_another_missing_module_is_not_mistaken_for_it():
-    ran = command(code="import sys; sys.modules['pydantic'] = None; from ratelimit_mw.cli import main; main()")
+    ran = command(
+        code="import sys; sys.modules['ratelimit_mw.settings'] = None; from ratelimit_mw.cli import main; main()"
+    )
     assert ran.returncode == 1
     assert "ratelimit_mw[cli]" not in ran.stderr
 

@@ -3,7 +3,7 @@
 import pytest
 
 from ratelimit_mw import RateLimiter
-from ratelimit_mw.rules.documents.document import Document
+from ratelimit_mw.config.documents import Document
 from ratelimit_mw.sources.database import RulesDatabase
 from ratelimit_mw.stores.records import open_records
 from tests.rules.living import limit_of, text

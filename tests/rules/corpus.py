@@ -5,8 +5,8 @@ from contextlib import chdir
 from pathlib import Path
 
 from ratelimit_mw import ConfigurationError
+from ratelimit_mw.config.load import load
 from ratelimit_mw.identity.asgi import AsgiRequest
-from ratelimit_mw.rules.load import load
 
 
 def problems_of(text, environ=None):

@@ -11,7 +11,7 @@ import httpx2 as httpx
 import pytest
 
 from ratelimit_mw import ConfigurationError, RateLimiter
-from ratelimit_mw.rules.documents.document import Document
+from ratelimit_mw.config.documents import Document
 from ratelimit_mw.sources.database import RulesDatabase
 from tests.rules.living import limit_of, text
 from tests.support.apps import gunicorn, uvicorn

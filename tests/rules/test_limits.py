@@ -3,8 +3,9 @@
 import pytest
 
 from ratelimit_mw import ConfigurationError
+from ratelimit_mw.config.words.limit import parse_limit, parse_period
 from ratelimit_mw.model import Quota
-from ratelimit_mw.rules.readers.limits import DAY, Malformed, parse_duration, parse_limit, parse_period, spell
+from ratelimit_mw.units import DAY, DurationError, parse_duration, spell_period
 from tests.rules.corpus import request, rules
 
 case = pytest.param
@@ -32,12 +33,22 @@ S = 1_000_000
         case("5 per week", 5, 7 * DAY, id="a week"),
         case("5 per month", 5, 30 * DAY, id="a month is 30 days"),
         case("5 per year", 5, 365 * DAY, id="a year is 365 days"),
+        case("10 per 100ms", 10, S // 10, id="milliseconds"),
+        case("10 per 100 milliseconds", 10, S // 10, id="milliseconds in full"),
+        case("5/min", 5, 60 * S, id="min"),
+        case("5 per hr", 5, 3_600 * S, id="hr"),
+        case("5/sec;", 5, S, id="a separator at the end"),
         case("0 per day", 0, DAY, id="nothing at all"),
         case("007 per minute", 7, 60 * S, id="zeros before a number within a text are decimal"),
     ],
 )
 def test_a_limit_is(text, limit, period):
-    assert parse_limit(text) == (limit, period, None)
+    assert parse_limit(text) == ((limit, period, None),)
+
+
+@pytest.mark.parametrize("text", ["5/s; 100 per hour", "5/s, 100/h", "5 per second|100 per hour;"])
+def test_one_text_states_several_limits(text):
+    assert parse_limit(text) == ((5, S, None), (100, 3_600 * S, None))
 
 
 def test_unlimited_is_no_window():
@@ -49,27 +60,40 @@ def test_unlimited_is_no_window():
     "text", ["", "5", "per minute", "5 minutes", "5 each hour", "\u0665 per hour", "5 per", "5//s"]
 )
 def test_is_no_limit(text):
-    with pytest.raises(Malformed):
+    with pytest.raises(DurationError):
         parse_limit(text)
 
 
 @pytest.mark.parametrize("text", ["", "5", "5 5 s", "minutess", "0s", "1.5 h", "-1 s", "9" * 30 + " s"])
 def test_is_no_period(text):
-    with pytest.raises(Malformed):
+    with pytest.raises(DurationError):
         parse_period(text)
 
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("100ms", 0.1), ("2s", 2.0), ("1m", 60.0), ("1.5s", 1.5), (" 250 ms ", 0.25)],
+    [
+        ("100ms", 0.1),
+        ("2s", 2),
+        ("1m", 60),
+        ("1.5s", 1.5),
+        (" 250 ms ", 0.25),
+        ("2 seconds", 2),
+        ("30 sec", 30),
+        ("5 mins", 300),
+        ("1hr", 3_600),
+        ("1 day", 86_400),
+        ("minute", 60),
+        ("0.0015ms", 2 / S),
+    ],
 )
 def test_a_duration_is(text, seconds):
-    assert parse_duration(text) == pytest.approx(seconds)
+    assert parse_duration(text) == seconds * S
 
 
-@pytest.mark.parametrize("text", ["", "100", "ms", "-1s", "1h", "1e3ms", "1.s", "1 s s"])
+@pytest.mark.parametrize("text", ["", "100", "-1s", "1e3ms", "1.s", "1 s s", "0s", "0.0 h", "1 fortnight", ".5s"])
 def test_is_no_duration(text):
-    with pytest.raises(Malformed):
+    with pytest.raises(DurationError):
         parse_duration(text)
 
 
@@ -84,7 +108,7 @@ def test_is_no_duration(text):
     ],
 )
 def test_a_period_in_words(period, words):
-    assert spell(period) == words
+    assert spell_period(period) == words
 
 
 def counters(rule, **headers):

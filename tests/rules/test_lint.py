@@ -9,12 +9,12 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ratelimit_mw.algorithms import DECIDE
+from ratelimit_mw.config.ceilings import never_full
+from ratelimit_mw.config.covering import covers
+from ratelimit_mw.config.load import examine
 from ratelimit_mw.identity.paths import cleaned
 from ratelimit_mw.model import SECOND, Quota
 from ratelimit_mw.rules.conditions import Matching
-from ratelimit_mw.rules.linting.ceilings import never_full
-from ratelimit_mw.rules.linting.covering import covers
-from ratelimit_mw.rules.load import examine
 from ratelimit_mw.rules.paths.match import PathMatcher
 from ratelimit_mw.rules.paths.templates import parse
 

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from ratelimit_mw import ConfigurationError, ManualClock, RateLimiter
+from ratelimit_mw.config.load import load
 from ratelimit_mw.errors import StoreUnavailable
-from ratelimit_mw.rules.load import load
 from ratelimit_mw.rules.overrides import BLOCKED
 from tests.rules.corpus import request
 from tests.rules.living import limit_of
@@ -279,7 +279,7 @@ class TestInTheFile:
             case({"client": {"user": ""}, "block": True}, "user is empty", id="an empty value"),
             case({"client": {"user": "a"}, "rule": "all", "limit": {"default": "1/h"}}, "leave the tiers", id="tiers"),
             case({"client": {"user": "a"}, "rule": "all", "limit": "lots"}, "is not a limit", id="no limit"),
-            case({"client": {"user": "a"}, "block": True, "until": "soon"}, "'soon' is no time", id="no time"),
+            case({"client": {"user": "a"}, "block": True, "until": "soon"}, "'soon' is not a time", id="no time"),
             case({"client": {"user": "a"}, "blok": True}, "unknown key 'blok' (did you mean 'block'?)", id="a word"),
         ],
     )

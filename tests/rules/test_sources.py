@@ -9,9 +9,9 @@ import time
 import pytest
 
 from ratelimit_mw import ConfigurationError, Decision, RateLimiter
+from ratelimit_mw.config.documents import Document
+from ratelimit_mw.config.load import load, load_documents
 from ratelimit_mw.errors import Conflict, StoreUnavailable
-from ratelimit_mw.rules.documents.document import Document
-from ratelimit_mw.rules.load import load, load_documents
 from ratelimit_mw.sources import SCHEMES, open_source
 from ratelimit_mw.sources.database import KEPT, RulesDatabase
 from ratelimit_mw.sources.files import FilesSource

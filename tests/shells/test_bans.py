@@ -11,7 +11,7 @@ import pytest
 
 from ratelimit_mw import ManualClock, RateLimiter
 from ratelimit_mw.asgi import RateLimitMiddleware as Asgi
-from ratelimit_mw.rules.load import load
+from ratelimit_mw.config.load import load
 from tests.shells.asking import EACH_SHELL, IP, exchange, http_scope
 from tests.shells.test_settling import EACH, says
 from tests.support.apps import ROOT, gunicorn, uvicorn

@@ -97,7 +97,7 @@ def test_an_interrupted_thread_fails_no_other_of_its_batch(store, ahead):
         queue = Queue(store)
         for _ in range(ahead):
             queue.join(queue.decide)
-        queue.join(lambda: places.append(interrupted(lambda: store.decide(ASKS), at)[1]))
+        queue.join(lambda at=at, places=places: places.append(interrupted(lambda: store.decide(ASKS), at)[1]))
         for _ in range(3 - ahead):
             queue.join(queue.decide)
         queue.go()

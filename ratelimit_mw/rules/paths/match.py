@@ -11,9 +11,9 @@ from ratelimit_mw.identity.identifier import SPELLED
 from ratelimit_mw.identity.paths import EMPTY, merged
 from ratelimit_mw.identity.paths import cleaned as clean
 from ratelimit_mw.identity.request import Request
-from ratelimit_mw.rules.breath import breathe
 from ratelimit_mw.rules.paths.segments import Matcher, Parser, is_narrow, matcher, parser
 from ratelimit_mw.rules.paths.templates import Segment, Tail, Template
+from ratelimit_mw.slices import checkpoint
 
 NO_PARAMETERS: Mapping[str, str] = {}
 
@@ -70,7 +70,7 @@ class PathMatcher:
         self._root = _Node()
         self._only_literal = True
         for rank, (owner, template) in enumerate(owned):
-            breathe()
+            checkpoint()
             parsers = tuple(map(parser, template.kinds))
             hit = Hit(owner, template.text, NO_PARAMETERS, strict=True)
             entry = _Entry(rank, owner, template, hit, parsers if any(parsers) else ())

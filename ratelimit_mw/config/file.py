@@ -1,0 +1,180 @@
+"""The words of a rules file, and what the whole file is compiled to."""
+
+from typing import Any
+
+from ratelimit_mw.config import kinds, readers
+from ratelimit_mw.config.tree import Map, Problems
+from ratelimit_mw.config.word import Section, Values, Word, sections_word
+from ratelimit_mw.config.words.by import BY
+from ratelimit_mw.config.words.client import ATTRIBUTES, CLIENT, TIER, USER, compile_client
+from ratelimit_mw.config.words.deferral import DEFER, defer_settings
+from ratelimit_mw.config.words.descriptors import DESCRIPTORS, DescriptorCompiler
+from ratelimit_mw.config.words.enforcement import SHADOW_FILE
+from ratelimit_mw.config.words.entries import ENTRIES, compile_entries, warn_of_unreached
+from ratelimit_mw.config.words.limit import LIMIT
+from ratelimit_mw.config.words.load import LOAD
+from ratelimit_mw.config.words.match import (
+    EXEMPT,
+    MATCH,
+    MATCH_SECTION,
+    check_exempt,
+    compile_match,
+    ints_apart_from_floats,
+)
+from ratelimit_mw.config.words.messages import check_replaced_kinds
+from ratelimit_mw.config.words.overrides import OVERRIDES, Recompiler, compile_overrides
+from ratelimit_mw.config.words.reload import RELOAD, seconds
+from ratelimit_mw.config.words.response import RESPONSE, check_page, response_settings
+from ratelimit_mw.config.words.rule import RULE, compile_rule
+from ratelimit_mw.config.words.selection import NAME, check_names
+from ratelimit_mw.config.words.storage import STORAGE, storage_settings
+from ratelimit_mw.config.words.throttle import THROTTLE, widest
+from ratelimit_mw.identity.attributes import Attributes
+from ratelimit_mw.identity.identifier import attributes_of
+from ratelimit_mw.rules.compiled import CompiledRule
+from ratelimit_mw.rules.descriptors import Descriptors
+from ratelimit_mw.rules.overrides import bearing
+from ratelimit_mw.rules.priorities import speaking
+from ratelimit_mw.rules.ruleset import RuleSet
+
+DOMAIN: Word[str] = Word(
+    key="domain",
+    read=readers.name,
+    default="",
+    schema={**kinds.TEXT, "minLength": 1, "maxLength": readers.LONGEST_NAME},
+    about="The first part of every counter's key.",
+    required=True,
+)
+
+RULES = sections_word(
+    "rules",
+    lambda: RULE,
+    "The rules. Every rule that matches a request counts it.",
+    example="a rule begins with '- name:'",
+)
+
+FILE = Section(
+    "File",
+    "A rules file of ratelimit_mw.",
+    (
+        DOMAIN,
+        STORAGE,
+        CLIENT,
+        ATTRIBUTES,
+        RESPONSE,
+        RELOAD,
+        SHADOW_FILE,
+        LOAD,
+        DEFER,
+        EXEMPT,
+        OVERRIDES,
+        RULES,
+        DESCRIPTORS,
+        ENTRIES,
+    ),
+    any_of=(("rules",), ("descriptors",)),
+)
+"""The words of a file."""
+
+SHARED: tuple[Word[Any], ...] = (STORAGE, CLIENT, RESPONSE, LOAD, DEFER, RELOAD)
+"""Where rules are in several files, these sections stand in one of them only, and hold for all."""
+
+
+def read_file(tree: Map, problems: Problems) -> Values:
+    """The values of a file. What is wrong is added to `problems`, and the rest is read all the same."""
+    if "rules" not in tree.keys_at and "descriptors" not in tree.keys_at:
+        problems.add(tree.place, "the key 'rules' is missing")
+    return FILE.read(tree, problems, home_of)
+
+
+def home_of(key: str, section: str) -> str:
+    """The hint for an unknown `key` that is known in another section. `section` is its dotted name."""
+    top = section.partition(".")[0].partition("[")[0]
+    homes = {word.key: word.section() for word in (STORAGE, CLIENT, RESPONSE, DEFER)}
+    if top == "rules":
+        homes = {"match": MATCH_SECTION, **homes}
+    elif not top or top in homes:
+        homes = {"a rule: indent it": RULE, **homes}
+    else:
+        return ""
+    return next((f"it is a key of {home}" for home, known in homes.items() if key in known.keys), "")
+
+
+def compile_file(
+    file: Values, problems: Problems, *, source: str | None = None, logged: set[str] | None = None
+) -> RuleSet:
+    """The rule set of a file. What is wrong is added to `problems`; then the result is of no use.
+
+    `source` is where the rules themselves are, if not in the file. `logged` remembers what was logged already.
+    """
+    domain = file[DOMAIN]
+    client, attributes = compile_client(file, domain, problems, logged)
+    warnings = Problems()
+    check_names(file[RULES], problems)
+    check_exempt(file[EXEMPT], problems)
+    check_replaced_kinds(file[RULES], problems)
+    exempt, matches = ints_apart_from_floats(
+        tuple(compile_match(entry, attributes, problems) for entry in file[EXEMPT]),
+        tuple(compile_match(rule[MATCH], attributes, problems) for rule in file[RULES]),
+    )
+    ranks = {rule[NAME]: rank for rank, rule in enumerate(file[RULES])}
+    rules = tuple(
+        compile_rule(rank, rule, file, domain, ranks, matches[rank], attributes, problems)
+        for rank, rule in enumerate(file[RULES])
+    )
+    check_page(file, problems)
+    descriptors = _descriptors(file, attributes, problems, warnings)
+    _warn_of_absent(file, warnings)
+    _warn_of_idle_throttles(file, rules, warnings)
+    overrides = compile_overrides(file[OVERRIDES], domain, file[RULES], attributes, problems)
+    shared: dict[str, Any] = {
+        "domain": domain,
+        "storage": storage_settings(file),
+        "client": client,
+        "response": response_settings(file),
+        "attributes": attributes,
+        "exempt": exempt,
+    }
+    return RuleSet(
+        **shared,
+        rules=rules,
+        load=file[LOAD],
+        defer=defer_settings(file),
+        overrides=overrides,
+        classifier=RuleSet(**shared, rules=speaking(rules, attributes), overrides=bearing(overrides)),
+        recompiler=Recompiler(domain, file[RULES]),
+        reload=seconds(file[RELOAD]),
+        shadow=file[SHADOW_FILE],
+        source=source,
+        descriptors=descriptors,
+        warnings=warnings.in_order(),
+    )
+
+
+def _descriptors(file: Values, attributes: Attributes, problems: Problems, warnings: Problems) -> Descriptors | None:
+    compiler = DescriptorCompiler(file, file[DOMAIN], attributes, problems, warnings)
+    root = compiler.tree()
+    lists = compile_entries(file, root, attributes, problems)
+    warn_of_unreached(file, root, lists, compiler.limits, warnings)
+    limits = [limit for limit, _ in compiler.limits]
+    return Descriptors(root, lists, limits) if limits else None
+
+
+def _warn_of_absent(file: Values, warnings: Problems) -> None:
+    """Note where a rule needs an attribute that no request brings; `check()` can still be given it."""
+    client = file[CLIENT]
+    for rule in file[RULES]:
+        if rule[LIMIT].tiers is not None and client[TIER] is None:
+            message = "goes by tier, but there is no client.tier: every request has the default"
+            warnings.add(rule.place("limit"), message)
+        for index, entry in enumerate(rule[BY]):
+            if client[USER] is None and "|" not in entry and "user" in attributes_of(entry):
+                message = "counts by user, but there is no client.user: only Django's middleware knows one"
+                warnings.add(rule.place("by", index), message)
+
+
+def _warn_of_idle_throttles(file: Values, rules: tuple[CompiledRule, ...], warnings: Problems) -> None:
+    """Note where a throttle is less than one request more, and so nothing."""
+    for rule, compiled in zip(file[RULES], rules, strict=True):
+        if rule[THROTTLE] is not None and not any(widest(quota).spare for quota in compiled.quotas):
+            warnings.add(rule.place("throttle"), "rounded down, this is not one request more")

@@ -1,0 +1,106 @@
+"""Words of the common kinds: flags, numbers, choices, texts, durations and lists, each with its JSON Schema."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+from ratelimit_mw.config import readers
+from ratelimit_mw.config.tree import Node
+from ratelimit_mw.config.word import Schema, Word
+from ratelimit_mw.units import parse_duration
+
+T = TypeVar("T")
+
+TEXT: Schema = {"type": "string"}
+
+
+FILLED: Schema = {**TEXT, "minLength": 1, "pattern": r"\S"}
+"""Text that is not blank."""
+
+
+def or_list(of: Schema, *, at_least: int = 1) -> Schema:
+    """The schema of one such value, or of a list of them."""
+    return {"anyOf": [of, {"type": "array", "items": of, "minItems": at_least}]}
+
+
+def flag(key: str, about: str, **options: Any) -> Word[bool]:
+    """A word that is true or false, and false by default."""
+    return Word(
+        key=key,
+        read=readers.flag,
+        default=False,
+        shown_default=False,
+        schema={"type": "boolean"},
+        about=about,
+        **options,
+    )
+
+
+def number(key: str, least: int, most: int, default: int, about: str, **options: Any) -> Word[int]:
+    """A word that is a whole number from `least` to `most`."""
+    schema = {"type": "integer", "minimum": least, "maximum": most}
+    read = readers.whole_between(least, most)
+    return Word(key=key, read=read, default=default, shown_default=default, schema=schema, about=about, **options)
+
+
+def optional_number(key: str, least: int, most: int, about: str, **options: Any) -> Word[int | None]:
+    """A word that is a whole number from `least` to `most`, or is not there."""
+    schema = {"type": "integer", "minimum": least, "maximum": most}
+    return Word(key=key, read=readers.whole_between(least, most), default=None, schema=schema, about=about, **options)
+
+
+def choice(key: str, words: tuple[str, ...], default: T, about: str, **options: Any) -> Word[T]:
+    """A word whose value is one of `words`. A default of None means that there is none of them."""
+    read = cast("Callable[[Node], T]", readers.one_of(*words))
+    schema = {"enum": list(words)}
+    return Word(key=key, read=read, default=default, shown_default=default, schema=schema, about=about, **options)
+
+
+def text(
+    key: str, about: str, default: str = "", read: Callable[[Node], str] = readers.text, **options: Any
+) -> Word[str]:
+    """A word that is text."""
+    return Word(key=key, read=read, default=default, shown_default=default, schema=TEXT, about=about, **options)
+
+
+def optional_text(
+    key: str, about: str, read: Callable[[Node], str | None] = readers.optional_text, **options: Any
+) -> Word[str | None]:
+    """A word that is text, or None where it is empty or not there."""
+    return Word(key=key, read=read, default=None, schema=TEXT, about=about, **options)
+
+
+def duration(
+    key: str, least: str, most: str, default: str, about: str, *, example: str = "", **options: Any
+) -> Word[int]:
+    """A word that is a duration, in microseconds."""
+    read = cast("Callable[[Node], int]", readers.duration(least, most, example=example))
+    return Word(
+        key=key,
+        read=read,
+        default=parse_duration(default),
+        shown_default=default,
+        schema={**TEXT, "examples": [least, default, most]},
+        about=about,
+        **options,
+    )
+
+
+def several(
+    key: str,
+    read: Callable[[Node], T],
+    about: str,
+    *,
+    of: Schema = TEXT,
+    empty: bool = False,
+    default: tuple[T, ...] = (),
+    **options: Any,
+) -> Word[tuple[T, ...]]:
+    """A word that is one value, or a list of them; `of` is the schema of one. `empty` admits an empty list."""
+    return Word(
+        key=key,
+        read=readers.each(read, empty=empty),
+        default=default,
+        schema=or_list(of, at_least=0 if empty else 1),
+        about=about,
+        **options,
+    )

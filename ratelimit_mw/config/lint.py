@@ -1,0 +1,182 @@
+"""Rules that would load and yet do nothing, or not what they seem to: found by comparing them, for `check`.
+
+Each warning is certain for what requests bring; what is doubtful is not said.
+"""
+
+import re
+from collections.abc import Iterator
+from urllib.parse import unquote
+
+from ratelimit_mw.config.ceilings import never_full
+from ratelimit_mw.config.covering import covers
+from ratelimit_mw.config.file import RULES
+from ratelimit_mw.config.tree import Place, Problems
+from ratelimit_mw.config.word import Values
+from ratelimit_mw.config.words.by import BY
+from ratelimit_mw.config.words.client import CLIENT, TIER, USER
+from ratelimit_mw.config.words.cost import COST
+from ratelimit_mw.config.words.enforcement import SHADOW
+from ratelimit_mw.config.words.limit import LIMIT
+from ratelimit_mw.config.words.load import PRIORITY
+from ratelimit_mw.config.words.match import EXEMPT
+from ratelimit_mw.config.words.rule import RULE
+from ratelimit_mw.config.words.selection import NAME, REPLACES
+from ratelimit_mw.identity.attributes import canonical_name
+from ratelimit_mw.identity.identifier import attributes_of
+from ratelimit_mw.model import Quota
+from ratelimit_mw.rules.compiled import CompiledRule
+from ratelimit_mw.rules.ruleset import RuleSet
+from ratelimit_mw.units import spell_period
+
+_ALWAYS_THERE = ("global", "ip")
+_ESCAPED = re.compile("%[0-9A-Fa-f]{2}")
+
+
+def lint(file: Values, rules: RuleSet) -> Problems:
+    """Warnings of the rules of a file that is otherwise right."""
+    return _Lint(file, rules).warnings
+
+
+class _Lint:
+    def __init__(self, file: Values, rules: RuleSet) -> None:
+        self.warnings = Problems()
+        self._file = file
+        self._sections = file[RULES]
+        compared = {word.key for word in RULE.words if word.compared}
+        self._rules = rules
+        replaced = {rank for rule in rules.compiled for rank in rule.replaces}
+        judged = [
+            rule
+            for rule in rules.compiled
+            if set(self._sections[rule.rank]) <= compared and not self._sections[rule.rank][COST].source
+        ]
+        self._judged = {rule.rank for rule in judged}
+        self._strict = [
+            rule for rule in judged if not rule.rule.shadow and rule.tiers is None and rule.rank not in replaced
+        ]
+        for rule in rules.compiled:
+            section = self._sections[rule.rank]
+            if self._applies(rule, section):
+                self._attributes(rule, section)
+                self._paths(rule)
+                if section[LIMIT].all() and not section[COST].fixed:
+                    self._warn(rule, "cost", "a cost of 0 charges nothing, so this rule never fills")
+                elif section[LIMIT].tiers is None and rule.rank in self._judged:
+                    self._limits(rule, section)
+                if section[SHADOW] and section[REPLACES]:
+                    self._warn(rule, "replaces", "a shadow rule replaces nothing")
+
+    def _warn(self, rule: CompiledRule, key: str, message: str, hint: str = "") -> None:
+        self.warnings.add(self._sections[rule.rank].place(key), message, hint)
+
+    def _named(self, rank: int) -> str:
+        return f"'{self._sections[rank][NAME]}'{_line(self._sections[rank].place('name'))}"
+
+    def _applies(self, rule: CompiledRule, section: Values) -> bool:
+        """Warn where the rule as a whole has no effect."""
+        for n, exempt in enumerate(self._rules.exempt):
+            if covers(exempt, rule.match):
+                line = _line(self._file[EXEMPT][n].node.place)
+                self._warn(rule, "name", f"has no effect: exempt[{n}]{line} exempts every request that it matches")
+                return False
+        for other in self._rules.compiled:
+            if rule.rank in other.replaces and covers(other.match, rule.match) and _identified(other, rule):
+                replacer = self._named(other.rank)
+                self._warn(rule, "name", f"has no effect: {replacer} replaces it wherever it matches")
+                return False
+        if not section[LIMIT].all() and not rule.replaces and section[PRIORITY] is None:
+            self._warn(rule, "limit", "has no effect: it limits nothing, and replaces no other rule")
+            return False
+        return True
+
+    def _attributes(self, rule: CompiledRule, section: Values) -> None:
+        """Warn of what no request brings."""
+        client = self._file[CLIENT]
+        absent = {word.key for word in (USER, TIER) if client[word] is None}
+        for name in sorted(absent & {each.name for each in rule.match.exact}):
+            self.warnings.add(
+                self._sections[rule.rank].place("match", name),
+                f"matches no request, for none has a {name}: there is no client.{name}",
+            )
+        for index, entry in enumerate(section[BY]):
+            lost = [part for part in attributes_of(entry) if part == "tier" and part in absent]
+            lost += [part for part in attributes_of(entry) if part.startswith("path:") and not rule.match.templates]
+            if lost and "|" not in entry:
+                why = "there is no client.tier" if lost[0] == "tier" else "only a rule with match.path has parameters"
+                place = self._sections[rule.rank].place("by", index)
+                self.warnings.add(place, f"counts by {lost[0]}, but {why}: no request is counted")
+
+    def _paths(self, rule: CompiledRule) -> None:
+        for index, template in enumerate(rule.match.templates):
+            if _ESCAPED.search(template.text):
+                place = self._sections[rule.rank].place("match", "path", index)
+                decoded = unquote(template.text)
+                self.warnings.add(
+                    place,
+                    "a path is matched decoded, so this one is hardly ever met",
+                    f"write {decoded}" if decoded.isprintable() else "",
+                )
+
+    def _limits(self, rule: CompiledRule, section: Values) -> None:
+        """Warn of limits that never deny, because a stricter one always does first."""
+        for index, (_, quota) in enumerate(rule.counters):
+            found = next(self._stricter(rule, index), None)
+            if found is not None:
+                other, stricter = found
+                whose = " beside it" if other is rule else f" of {self._named(other.rank)}"
+                self.warnings.add(
+                    section[LIMIT].default[index].place,
+                    f"{_spelled(quota)} can never deny: {_spelled(stricter)}{whose} always does so first",
+                )
+
+    def _stricter(self, rule: CompiledRule, index: int) -> Iterator[tuple[CompiledRule, Quota]]:
+        """The limits that leave this one nothing to deny. Of two that are alike it is the first."""
+        quota = rule.counters[index][1]
+        for other in self._strict:
+            for place, (_, stricter) in enumerate(other.counters):
+                if (
+                    (other.rank, place) != (rule.rank, index)
+                    and never_full(quota, stricter)
+                    and _counts_all_of(other, rule)
+                    and (
+                        (other.rank, place) < (rule.rank, index)
+                        or rule not in self._strict
+                        or not (never_full(stricter, quota) and _counts_all_of(rule, other))
+                    )
+                ):
+                    yield other, stricter
+
+
+def _counts_all_of(wider: CompiledRule, rule: CompiledRule) -> bool:
+    """True where all that is charged to `rule` is charged to `wider`, on a counter of as many clients or more."""
+    return (
+        rule.cost <= wider.cost
+        and covers(wider.match, rule.match)
+        and all(any(_wider(ours, theirs, wider, rule) for ours in wider.by) for theirs in rule.by)
+    )
+
+
+def _wider(ours: str, theirs: str, wider: CompiledRule, rule: CompiledRule) -> bool:
+    """True where an identity of `ours`, an entry of `wider`'s, is shared by all that share one of `theirs`."""
+    own, other = ({canonical_name(part) for part in attributes_of(entry)} for entry in (ours, theirs))
+    by_template = any(name == "route" or name.startswith("path:") for name in own)
+    if by_template and wider.match.templates != rule.match.templates:
+        return False  # the same words mean something else there
+    if "|" in ours or "|" in theirs:
+        return ours == theirs
+    return own == {"global"} or own <= other
+
+
+def _identified(replacing: CompiledRule, rule: CompiledRule) -> bool:
+    """True where `replacing` has a counter whenever `rule` has one."""
+    return any(choice.strip() in _ALWAYS_THERE for entry in replacing.by for choice in entry.split("|")) or all(
+        any(_wider(ours, theirs, replacing, rule) for ours in replacing.by) for theirs in rule.by
+    )
+
+
+def _spelled(quota: Quota) -> str:
+    return f"{quota.limit} per {spell_period(quota.period)}"
+
+
+def _line(place: Place) -> str:
+    return f" (line {place.line})" if place.line else ""

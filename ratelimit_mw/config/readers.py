@@ -1,0 +1,195 @@
+"""Readers of single values: from a node of the tree to what a word holds. Each raises `Invalid`."""
+
+import re
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from ipaddress import IPv4Network as IPv4
+from ipaddress import IPv6Network, ip_network
+from typing import TypeVar
+
+from ratelimit_mw.config.tree import Invalid, Items, Node, Scalar, kind
+from ratelimit_mw.hints import near, quoted
+from ratelimit_mw.settings import Network
+from ratelimit_mw.units import DurationError, parse_duration
+
+T = TypeVar("T")
+
+LONGEST_NAME = 100
+"""Characters in the name of a domain or a rule."""
+
+TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+"""A header's name, or a method's (RFC 9110)."""
+
+PLACEHOLDER = re.compile(r"\{([A-Za-z_-]+)\}")
+"""A placeholder of a message, as {limit}."""
+
+_DIGITS = re.compile("[0-9]{1,10}")
+
+
+def text(node: Node) -> str:
+    """Any text. A scalar that YAML would type otherwise is the text that was written."""
+    if not isinstance(node, Scalar):
+        raise Invalid.at(None, f"must be text, not {kind(node)}")
+    if node.value is None and node.text:
+        raise Invalid.at(None, f"must be text, not {kind(node)}", "quote it if it is meant as text")
+    return node.text
+
+
+def filled(node: Node) -> str:
+    """Text that a request is compared with. No attribute is ever empty or blank, so such a text would match none."""
+    found = text(node)
+    if not found.strip():
+        hint = "write the value, or leave the key out to match every value"
+        raise Invalid.at(None, f"{quoted(found) if found else 'an empty value'} matches no request", hint)
+    return found
+
+
+def optional_text(node: Node) -> str | None:
+    """Text, or None where it is empty."""
+    return text(node) or None
+
+
+def name(node: Node) -> str:
+    """The name of a domain or a rule: it goes into keys, logs and bodies."""
+    found = text(node)
+    if not found.strip():
+        raise Invalid.at(None, "must not be empty")
+    if not found.isprintable():
+        raise Invalid.at(None, f"{quoted(found)} holds a character that can't be printed")
+    if len(found) > LONGEST_NAME:
+        raise Invalid.at(None, f"longer than {LONGEST_NAME} characters")
+    return found
+
+
+def whole(node: Node) -> int:
+    """A whole number."""
+    if isinstance(node, Scalar) and isinstance(node.value, int) and not isinstance(node.value, bool):
+        return node.value
+    hint = ""
+    if isinstance(node, Scalar) and _DIGITS.fullmatch(node.text):
+        hint = f"write {int(node.text)}, with neither quotes nor zeros before it"
+    raise Invalid.at(None, f"must be a whole number, not {kind(node)}", hint)
+
+
+def whole_between(least: int, most: int) -> Callable[[Node], int]:
+    """A reader of whole numbers from `least` to `most`."""
+
+    def read(node: Node) -> int:
+        found = whole(node)
+        if found < least:
+            raise Invalid.at(None, f"{kind(node)} is too small", f"at least {least}")
+        if found > most:
+            raise Invalid.at(None, f"{kind(node)} is too large", f"at most {most}")
+        return found
+
+    return read
+
+
+def flag(node: Node) -> bool:
+    """True or false."""
+    if isinstance(node, Scalar) and isinstance(node.value, bool):
+        return node.value
+    meant = {"yes": "true", "on": "true", "no": "false", "off": "false"}
+    hint = f"write {meant[node.text.lower()]}" if isinstance(node, Scalar) and node.text.lower() in meant else ""
+    raise Invalid.at(None, f"must be true or false, not {kind(node)}", hint)
+
+
+def share(node: Node) -> float:
+    """A load, above 0 and at most 1."""
+    value = node.value if isinstance(node, Scalar) else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise Invalid.at(node.place, f"must be a load from 0 to 1, not {kind(node)}", "as 0.7")
+    if not 0 < value <= 1:
+        raise Invalid.at(node.place, f"a load of {value} is out of range", "above 0, at most 1")
+    return float(value)
+
+
+def one_of(*words: str, other_names: Mapping[str, str] | None = None) -> Callable[[Node], str]:
+    """A reader of one of these words. `other_names`: see `hints.near`."""
+
+    def read(node: Node) -> str:
+        word = text(node)
+        if word not in words:
+            raise Invalid.at(
+                None, f"must be one of {', '.join(words)}, not {kind(node)}", near(word, words, other_names or {})
+            )
+        return word
+
+    return read
+
+
+def each(read: Callable[[Node], T], *, empty: bool = False) -> Callable[[Node], tuple[T, ...]]:
+    """A reader of one such value or a list of them, which reports every bad one. `empty` admits an empty list."""
+
+    def several(node: Node) -> tuple[T, ...]:
+        if not isinstance(node, Items):
+            return (read(node),)
+        invalid = Invalid()
+        if not node and not empty:
+            invalid.add(None, "an empty list")
+        found: list[T] = []
+        for item in node:
+            with invalid.gathering(item.place):
+                found.append(read(item))
+        invalid.finish()
+        return tuple(found)
+
+    return several
+
+
+def duration(least: str, most: str, *, off: bool = False, example: str = "") -> Callable[[Node], int | None]:
+    """A reader of durations in microseconds. With `off`, the word `off` is read as None."""
+    shortest, longest = parse_duration(least), parse_duration(most)
+    or_off = ", or off" if off else ""
+
+    def read(node: Node) -> int | None:
+        written = text(node)
+        if off and written == "off":
+            return None
+        try:
+            found = parse_duration(written)
+        except DurationError as error:
+            raise Invalid.at(None, str(error), error.hint if not example else f"as {example}{or_off}") from None
+        if not shortest <= found <= longest:
+            raise Invalid.at(None, f"{quoted(written)} is out of range", f"from {least} to {most}{or_off}")
+        return found
+
+    return read
+
+
+def moment(node: Node) -> int:
+    """A day or a time as ISO 8601 writes it, UTC if it has no offset; in microseconds since the epoch."""
+    try:
+        found = datetime.fromisoformat(text(node))
+    except ValueError:
+        hint = "as 2026-12-31 or 2026-12-31T18:00:00Z"
+        raise Invalid.at(None, f"{quoted(text(node))} is not a time of ISO 8601", hint) from None
+    return round((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp() * 1_000_000)
+
+
+def network(node: Node) -> Network:
+    """An address or a network in CIDR form. One of IPv4 mapped into IPv6 is that of IPv4."""
+    written = text(node)
+    try:
+        found = ip_network(written)
+    except ValueError:
+        raise _not_a_network(written) from None
+    mapped = found.network_address.ipv4_mapped if isinstance(found, IPv6Network) and found.prefixlen >= 96 else None
+    return found if mapped is None else IPv4((mapped, found.prefixlen - 96))
+
+
+def _not_a_network(written: str) -> Invalid:
+    try:
+        meant = ip_network(written, strict=False)
+    except ValueError:
+        hint = "as 10.0.0.0/8, 2001:db8::/32 or 192.0.2.1"
+        return Invalid.at(None, f"{quoted(written)} is neither an address nor a network", hint)
+    return Invalid.at(None, f"{quoted(written)} has bits set behind its prefix", f"did you mean '{meant}'?")
+
+
+def header_name(node: Node) -> str:
+    """A header's name."""
+    word = text(node)
+    if not TOKEN.fullmatch(word):
+        raise Invalid.at(None, f"{quoted(word)} is no name of a header", "as X-Forwarded-For")
+    return word

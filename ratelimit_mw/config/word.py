@@ -1,0 +1,318 @@
+"""Words: the keys of a rules file. Each is described once, and everything else is derived from the description.
+
+A `Word` says how its value is read, its default, its JSON Schema, what it cannot be combined with, and what it makes
+of a rule. A `Section` is a table of words: it reads a mapping of the file to `Values`, and reports everything that is
+wrong in it. Words that take a section, or a list of sections, are `SectionWord` and `SectionsWord`.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+
+from ratelimit_mw.config import readers
+from ratelimit_mw.config.tree import Invalid, Items, Map, Node, Place, Problems, Scalar, kind, node_at
+from ratelimit_mw.hints import nearest, quoted
+from ratelimit_mw.slices import checkpoint
+
+if TYPE_CHECKING:
+    from ratelimit_mw.model import Quota
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+Schema = Mapping[str, Any]
+"""A JSON Schema, or a part of one."""
+
+HomeOf = Callable[[str, str], str]
+"""(an unknown key, the dotted name of the section that it stands in) → the hint that names its right place, or ""."""
+
+
+def no_home(_key: str, _section: str) -> str:
+    """No hint: the key is not looked for elsewhere."""
+    return ""
+
+
+class Values:
+    """The values of one section, by word; a word that is not written has its default.
+
+    `dropped` has the keys whose values can't be used: the problem has been noted, and further checks must not report
+    what follows from it. An entry of a list that is no section at all has dropped the key "".
+    """
+
+    __slots__ = ("_found", "dropped", "extra", "node")
+
+    def __init__(
+        self,
+        node: Node,
+        found: Mapping[str, Any] | None = None,
+        dropped: Iterable[str] = (),
+        extra: Mapping[str, Node] | None = None,
+    ) -> None:
+        self.node = node
+        self._found = dict(found or {})
+        self.dropped = frozenset(dropped)
+        self.extra: Mapping[str, Node] = extra or {}
+
+    def __getitem__(self, word: "Word[T]") -> T:
+        return cast("T", self._found.get(word.key, word.default))
+
+    def __contains__(self, word: object) -> bool:
+        """True where the file has the word, with a value that can be used."""
+        return isinstance(word, Word) and word.key in self._found
+
+    def __iter__(self) -> Iterator[str]:
+        """The keys that are written and can be used."""
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found) + len(self.extra)
+
+    def place(self, *steps: str | int) -> Place:
+        """Where the value at the end of `steps` stands, or the innermost one around it that can be used."""
+        if steps and steps[0] in self.dropped:
+            return self.node.place
+        return node_at(self.node, steps).place
+
+    def key_place(self, key: str) -> Place:
+        """Where a key itself stands."""
+        return self.node.keys_at[key] if isinstance(self.node, Map) and key in self.node.keys_at else self.node.place
+
+    def states(self, key: str) -> bool:
+        """True where the section itself has the key, usable or not. An override's stand-in has none."""
+        return isinstance(self.node, Map) and key in self.node.keys_at
+
+    def detached(self) -> "Values":
+        """The same values without the tree that they were read from, to be kept for long."""
+        found = {key: value.detached() if isinstance(value, Values) else value for key, value in self._found.items()}
+        return Values(Map(Place()), found)
+
+    def having(self, word: "Word[T]", value: T, node: Node | None = None) -> "Values":
+        """The same values with another one for `word`; `node` replaces the place that problems are reported at."""
+        found = {**self._found, word.key: value}
+        return Values(self.node if node is None else node, found, self.dropped, self.extra)
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Word(Generic[T_co]):
+    """One key of a rules file.
+
+    `read` takes the node of its value and raises `Invalid`. `schema` is the value's JSON Schema, or what makes it if it
+    can change; its default and description are `shown_default` and `about`, one sentence for the reference.
+
+    What a word means for a rule is up to four functions, each of which may be missing: `check` reports what the word
+    cannot be combined with, and why; `alter` makes a counter's quota what the word wants; `fields` are those of
+    `model.Rule`. `compared` says that `check` on the command line may compare rules that have the word: it changes
+    neither what is charged nor when.
+    """
+
+    key: str
+    read: Callable[[Node], T_co]
+    default: T_co
+    schema: Schema | Callable[[], Schema]
+    about: str
+    shown_default: object = None
+    required: bool = False
+    compared: bool = False
+    check: Callable[[Values, Problems], None] | None = None
+    alter: Callable[["Quota", Values, str], "Quota"] | None = None
+    fields: Callable[[Values, Values], Mapping[str, Any]] | None = None
+
+    def take(self, node: Node, _problems: Problems, _home_of: HomeOf) -> T_co:
+        """The value of `node`. Raises `Invalid` where it can't be used."""
+        return self.read(node)
+
+    def as_schema(self, shared: dict[str, Any]) -> dict[str, Any]:
+        """The JSON Schema of the value. `shared` gathers the sections, which are referred to by name."""
+        del shared
+        default = {} if self.shown_default in (None, "", ()) else {"default": self.shown_default}
+        schema = self.schema() if callable(self.schema) else self.schema
+        return {"description": self.about, **schema, **default}
+
+
+class Section:
+    """A mapping of the file, and the table of its words.
+
+    Args:
+        title: Its name in the JSON Schema.
+        about: One sentence for the reference.
+        words: The table, in the order in which words are documented, checked and applied.
+        open_keys: It may have other keys too, whose nodes are `Values.extra`.
+        any_of: Sets of keys of which one must be written.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        about: str,
+        words: Iterable[Word[Any]],
+        *,
+        open_keys: bool = False,
+        any_of: tuple[tuple[str, ...], ...] = (),
+    ) -> None:
+        self.title = title
+        self.about = about
+        self.open_keys = open_keys
+        self._any_of = any_of
+        self._by_key = {word.key: word for word in words}
+
+    @property
+    def words(self) -> list[Word[Any]]:
+        """The words of the table."""
+        return list(self._by_key.values())
+
+    def add(self, word: Word[Any]) -> None:
+        """Add a word to the table. Raises ValueError if its key is there already."""
+        if word.key in self._by_key:
+            raise ValueError(f"{self.title} has the word '{word.key}' already")
+        self._by_key[word.key] = word
+
+    def remove(self, word: Word[Any]) -> None:
+        """Undo `add`."""
+        del self._by_key[word.key]
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys that are known, in the order of the table."""
+        return list(self._by_key)
+
+    def values(self) -> Values:
+        """The defaults: the values of a section that is not written."""
+        return Values(Map(Place()))
+
+    def read(self, node: Map, problems: Problems, home_of: HomeOf = no_home) -> Values:
+        """The values of a mapping. What is wrong is added to `problems`, and the rest is read all the same."""
+        checkpoint()
+        found: dict[str, Any] = {}
+        extra: dict[str, Node] = {}
+        dropped = set(node.dropped)
+        for word in self.words:
+            if word.required and word.key not in node.keys_at:
+                problems.add(node.place, f"the key '{word.key}' is missing")
+        for key, place in node.keys_at.items():
+            known = self._by_key.get(key)
+            if known is None and not self.open_keys:
+                hint = home_of(key, node.place.path) or nearest(key, self._by_key)
+                problems.add(place, f"unknown key {quoted(key)}", hint)
+            elif key in node:
+                if known is None:
+                    extra[key] = node[key]
+                else:
+                    try:
+                        found[key] = known.take(node[key], problems, home_of)
+                    except Invalid as invalid:
+                        problems.add_all(invalid, node[key].place)
+                        dropped.add(key)
+        return Values(node, found, dropped, extra)
+
+    def as_schema(self, shared: dict[str, Any]) -> dict[str, Any]:
+        """The JSON Schema of the section, as a reference to `shared`."""
+        if self.title not in shared:
+            shared[self.title] = {}  # a section may hold sections of its own kind
+            made: dict[str, Any] = {
+                "type": "object",
+                "description": self.about,
+                "properties": {word.key: word.as_schema(shared) for word in self.words},
+            }
+            if not self.open_keys:
+                made["additionalProperties"] = False
+            if required := [word.key for word in self.words if word.required]:
+                made["required"] = required
+            if self._any_of:
+                made["anyOf"] = [{"required": list(keys)} for keys in self._any_of]
+            shared[self.title] = made
+        return {"$ref": f"#/$defs/{self.title}"}
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class SectionWord(Word[Values]):
+    """A word whose value is a section. `example` is the hint where it is something else."""
+
+    section: Callable[[], Section]
+    example: str = ""
+    may_be_empty: bool = False
+
+    def take(self, node: Node, problems: Problems, home_of: HomeOf) -> Values:
+        """See `Word.take`. A section of which some words can't be used is taken without these."""
+        if self.may_be_empty and is_empty(node):
+            return self.default
+        if isinstance(node, Map):
+            return self.section().read(node, problems, home_of)
+        raise Invalid.at(None, f"must be a mapping, not {kind(node)}", "" if is_empty(node) else self.example)
+
+    def as_schema(self, shared: dict[str, Any]) -> dict[str, Any]:
+        """See `Word.as_schema`."""
+        return {"description": self.about, **self.section().as_schema(shared)}
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class SectionsWord(Word[tuple[Values, ...]]):
+    """A word whose value is a list of sections."""
+
+    section: Callable[[], Section]
+    example: str = ""
+    may_be_empty: bool = False
+
+    def take(self, node: Node, problems: Problems, home_of: HomeOf) -> tuple[Values, ...]:
+        """See `Word.take`. An entry that is no section keeps its place in the list."""
+        if self.may_be_empty and is_empty(node):
+            return ()
+        if not isinstance(node, Items):
+            raise Invalid.at(None, f"must be a list, not {kind(node)}", "" if is_empty(node) else self.example)
+        section = self.section()
+        return tuple(
+            section.read(item, problems, home_of) if isinstance(item, Map) else self._not_a_section(item, problems)
+            for item in node
+        )
+
+    def _not_a_section(self, node: Node, problems: Problems) -> Values:
+        problems.add(node.place, f"must be a mapping, not {kind(node)}")
+        return Values(Map(node.place), dropped=("",))
+
+    def as_schema(self, shared: dict[str, Any]) -> dict[str, Any]:
+        """See `Word.as_schema`."""
+        return {"description": self.about, "type": "array", "items": self.section().as_schema(shared)}
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class TextsWord(Word[Mapping[str, str]]):
+    """A word whose value is a mapping with keys of the user's own, and texts behind them."""
+
+    def take(self, node: Node, problems: Problems, _home_of: HomeOf) -> Mapping[str, str]:
+        """See `Word.take`. A text that can't be used is left out."""
+        if not isinstance(node, Map):
+            raise Invalid.at(None, f"must be a mapping, not {kind(node)}")
+        found: dict[str, str] = {}
+        for key, value in node.items():
+            try:
+                found[key] = readers.text(value)
+            except Invalid as invalid:
+                problems.add_all(invalid, value.place)
+        return found
+
+
+def is_empty(node: Node) -> bool:
+    """True of a key with nothing behind it."""
+    return isinstance(node, Scalar) and node.value is None and not node.text
+
+
+def section_word(key: str, section: Section, **options: Any) -> SectionWord:
+    """The word for a section of its own. `options` are further fields of the word."""
+    default, about = section.values(), section.about
+    return SectionWord(
+        key=key, read=_never_read, default=default, schema={}, about=about, section=lambda: section, **options
+    )
+
+
+def sections_word(key: str, section: Callable[[], Section], about: str, **options: Any) -> SectionsWord:
+    """The word for a list of sections. `section` is called when it is needed, so that one may hold its own kind."""
+    return SectionsWord(key=key, read=_never_read, default=(), schema={}, about=about, section=section, **options)
+
+
+def texts_word(key: str, about: str, **options: Any) -> TextsWord:
+    """The word for a mapping of texts."""
+    schema = {"type": "object", "additionalProperties": {"type": "string"}}
+    return TextsWord(key=key, read=_never_read, default={}, schema=schema, about=about, **options)
+
+
+def _never_read(node: Node) -> Any:
+    raise TypeError(f"{node.place.path}: a section is read by `take`")

@@ -1,0 +1,156 @@
+"""`ban`: what many denials by a rule bring, and what it cannot be combined with."""
+
+import re
+from dataclasses import replace
+from typing import NamedTuple
+
+from ratelimit_mw.config import kinds
+from ratelimit_mw.config.tree import Invalid, Map, Node, Place, Problems, Scalar, kind
+from ratelimit_mw.config.word import Values, Word
+from ratelimit_mw.config.words.consistency import CONSISTENCY, SHARDS
+from ratelimit_mw.config.words.deferral import ON_LIMIT
+from ratelimit_mw.config.words.limit import LIMIT
+from ratelimit_mw.hints import nearest, quoted
+from ratelimit_mw.model import Ban, Quota
+from ratelimit_mw.units import DAY, SECOND, DurationError, parse_duration, spell_duration
+
+_KEYS = ("after", "for", "growing")
+_FORM = "as {after: 10 denials in 1 minute, for: 10 minutes}"
+_AFTER = re.compile(r"([0-9]+)\s+denials?(?:\s+in\s+(.+))?", re.IGNORECASE | re.DOTALL)
+_AFTER_FORM = "as 10 denials in 1 minute, or 1 denial"
+_GROWING = re.compile(r"([0-9]+)\s*x\s+up\s+to\s+(.+)", re.IGNORECASE | re.DOTALL)
+_GROWING_FORM = "as 2x up to 1 day"
+_TIME_FORM = "as 10 minutes or 1 day"
+_MOST_DENIALS = 1_000  # each of them is remembered
+_MOST_GROWTH = 100
+_LONGEST_WINDOW = 30 * DAY
+_LONGEST = 365 * DAY
+_ONE_OF_THEM = "leave one of the two out"
+
+
+class BanSpec(NamedTuple):
+    """What a rule says of its bans: see `model.Ban`, which has the prefix of their keys as well."""
+
+    after: int = 1
+    within: int = SECOND
+    lasts: int = SECOND
+    longest: int = SECOND
+    growth: int = 1
+
+
+def read_ban(node: Node) -> BanSpec:
+    """The bans that `node` states. Raises `Invalid` with everything that is wrong in it."""
+    if not isinstance(node, Map):
+        raise Invalid.at(None, f"must be a mapping, not {kind(node)}", _FORM)
+    invalid = Invalid()
+    for key in node:
+        if key not in _KEYS:
+            invalid.add(node.keys_at[key], f"unknown key {quoted(key)}", nearest(key, _KEYS))
+    missing = [key for key in ("after", "for") if key not in node.keys_at]
+    if missing:
+        invalid.add(node.place, f"{' and '.join(map(repr, missing))} missing", _FORM)
+    (after, within), lasts, growth, longest = (1, SECOND), 0, 1, 0
+    with invalid.gathering():
+        after, within = _denials(node["after"]) if "after" in node else (after, within)
+    with invalid.gathering():
+        lasts = _lasts(node["for"]) if "for" in node else lasts
+    with invalid.gathering():
+        growth, longest = _growth(node["growing"], lasts) if "growing" in node else (growth, lasts)
+    invalid.finish()
+    return BanSpec(after, within, lasts, longest, growth)
+
+
+def _denials(node: Node) -> tuple[int, int]:
+    """How many denials, and within which time."""
+    written = _text(node)
+    found = _AFTER.fullmatch(written.strip())
+    if found is None:
+        raise Invalid.at(node.place, f"must be a number of denials, not {kind(node)}", _AFTER_FORM)
+    after = int(found[1]) if len(found[1]) < 10 else _MOST_DENIALS + 1
+    if not 1 <= after <= _MOST_DENIALS:
+        raise Invalid.at(node.place, f"{found[1]} denials are out of range", f"from 1 to {_MOST_DENIALS}")
+    if found[2] is None and after > 1:
+        hint = f"as {after} denials in 1 minute"
+        raise Invalid.at(node.place, f"{quoted(written)} does not say within which time", hint)
+    within = SECOND if found[2] is None else _time(node.place, found[2])
+    if within > _LONGEST_WINDOW:
+        raise Invalid.at(node.place, f"denials of {spell_duration(within)} are too many to remember", "at most 30 days")
+    return after, within
+
+
+def _lasts(node: Node) -> int:
+    if not isinstance(node, Scalar):
+        raise Invalid.at(node.place, f"must be a time, not {kind(node)}", _TIME_FORM)
+    return _time(node.place, node.text)
+
+
+def _growth(node: Node, lasts: int) -> tuple[int, int]:
+    """How many times longer each ban is than the one before, and how long it is at most."""
+    found = _GROWING.fullmatch(_text(node).strip())
+    if found is None:
+        raise Invalid.at(node.place, f"must say how bans grow, not {kind(node)}", _GROWING_FORM)
+    growth = int(found[1]) if len(found[1]) < 10 else 0
+    if not 2 <= growth <= _MOST_GROWTH:
+        raise Invalid.at(node.place, f"{found[1]}x is out of range", f"from 2x to {_MOST_GROWTH}x")
+    longest = _time(node.place, found[2])
+    if longest <= lasts:
+        message = f"a ban of {spell_duration(lasts)} can't grow up to {spell_duration(longest)}"
+        raise Invalid.at(node.place, message, "leave growing out, or let it end later")
+    return growth, longest
+
+
+def _time(place: Place, written: str) -> int:
+    try:
+        found = parse_duration(written)
+    except DurationError as error:
+        hint = error.hint if error.hint.startswith(("did you", "known")) else _TIME_FORM
+        raise Invalid.at(place, str(error), hint) from None
+    if found > _LONGEST:
+        raise Invalid.at(place, f"{spell_duration(found)} are too long for a ban", "at most 1 year")
+    return found
+
+
+def _text(node: Node) -> str:
+    return node.text if isinstance(node, Scalar) else ""
+
+
+def _alter(quota: Quota, rule: Values, prefix: str) -> Quota:
+    spec = rule[BAN]
+    return quota if spec is None else replace(quota, ban=Ban(f"{prefix}ban:{{", *spec))
+
+
+def _check(rule: Values, problems: Problems) -> None:
+    """Report bans that could never come, and those whose denials would be made where they are not counted."""
+    if rule[BAN] is None:
+        return
+    place = rule.place("ban")
+    # An override, whose place has no `ban`, may well lift the limit: its client is not banned either.
+    if rule.states("ban") and "limit" not in rule.dropped and not rule[LIMIT].all():
+        problems.add(place, "a rule without a limit denies nobody, and so bans nobody", "leave it out")
+    if rule[CONSISTENCY] != "strict" or rule[SHARDS] > 1:
+        word = "consistency" if rule[CONSISTENCY] != "strict" else "shards"
+        message = "not with a ban: each denial has to be counted in one place"
+        problems.add(rule.place(word), message, _ONE_OF_THEM)
+    if rule[ON_LIMIT] == "defer":
+        message = "not with on_limit: what is carried out later is not denied, and should bring nobody nearer to a ban"
+        problems.add(place, message, _ONE_OF_THEM)
+
+
+BAN: Word[BanSpec | None] = Word(
+    key="ban",
+    read=read_ban,
+    default=None,
+    schema={
+        "type": "object",
+        "properties": {
+            "after": {**kinds.TEXT, "examples": ["10 denials in 1 minute", "1 denial"]},
+            "for": {**kinds.TEXT, "examples": ["10 minutes"]},
+            "growing": {**kinds.TEXT, "examples": ["2x up to 1 day"]},
+        },
+        "required": ["after", "for"],
+        "additionalProperties": False,
+    },
+    about="After how many denials the rule denies a client everything for a time, and for how long.",
+    check=_check,
+    alter=_alter,
+)

@@ -1,0 +1,109 @@
+"""`on_limit` and `defer`: requests that are put off instead of denied, and how they are kept."""
+
+import re
+from typing import Literal
+
+from ratelimit_mw.config import kinds, readers
+from ratelimit_mw.config.tree import Invalid, Node, Problems
+from ratelimit_mw.config.word import Section, Values, Word, section_word
+from ratelimit_mw.config.words.enforcement import SHADOW
+from ratelimit_mw.config.words.limit import LIMIT
+from ratelimit_mw.config.words.messages import MESSAGES
+from ratelimit_mw.config.words.selection import ON_DEMAND
+from ratelimit_mw.hints import quoted
+from ratelimit_mw.identity.paths import cleaned
+from ratelimit_mw.settings import DeferSettings
+from ratelimit_mw.units import SECOND
+
+_FOLDER = re.compile(r"(/[A-Za-z0-9._~-]+)+")
+_ONE_OF_THEM = "leave one of the two out"
+
+
+def _check(rule: Values, problems: Problems) -> None:
+    """Report what `on_limit: defer` cannot be combined with, each with the reason."""
+    if rule[ON_LIMIT] != "defer":
+        return
+    place = rule.place("on_limit")
+    if rule[SHADOW]:
+        problems.add(place, "a shadow rule denies nobody, and so has nothing to defer", _ONE_OF_THEM)
+    if rule[ON_DEMAND]:
+        message = "not with on_demand: an app that asks for a rule by its name has begun to respond already"
+        problems.add(place, message, _ONE_OF_THEM)
+    if rule[MESSAGES] is not None:
+        problems.add(place, "a message of a WebSocket is no request, and can't be deferred", _ONE_OF_THEM)
+    for window, limit_place in rule[LIMIT].all():
+        if not window.limit:
+            problems.add(limit_place, "what never passes can't be deferred, for its time would never come")
+
+
+def read_folder(node: Node) -> str:
+    """A path of our own, below which the status pages lie; without a slash at its end."""
+    written = readers.text(node)
+    found = written.rstrip("/")
+    if not _FOLDER.fullmatch(found) or cleaned(found) != found:
+        raise Invalid.at(None, f"{quoted(written)} is no folder for pages", "as /.ratelimit/deferred")
+    return found
+
+
+def defer_settings(file: Values) -> DeferSettings:
+    """The settings of the section `defer`."""
+    defer = file[DEFER]
+    headers = defer[_HEADERS]
+    return DeferSettings(
+        path=defer[_PATH],
+        max_length=defer[_MAX_LENGTH],
+        max_each=defer[_MAX_EACH],
+        max_body=defer[_MAX_BODY],
+        max_attempts=defer[_MAX_ATTEMPTS],
+        keep=defer[_KEEP] / SECOND,
+        below=defer[_BELOW],
+        headers=None if headers is None else tuple(name.lower() for name in headers),
+    )
+
+
+_PATH = kinds.text("path", "The folder of the status pages.", "/.ratelimit/deferred", read_folder)
+_MAX_LENGTH = kinds.number("max_length", 1, 1_000_000, 1_000, "How many requests the queue holds at most.")
+_MAX_EACH = kinds.number("max_each", 1, 1_000_000, 100, "How many requests of one client it holds at most.")
+_MAX_BODY = kinds.number("max_body", 0, 16_777_216, 65_536, "The largest body that is kept, in bytes.")
+_MAX_ATTEMPTS = kinds.number("max_attempts", 1, 100, 5, "After how many failures a request is parked.")
+_KEEP = kinds.duration(
+    "keep",
+    "1s",
+    "30 days",
+    "1d",
+    "How long a request waits at most, and its result is kept.",
+    example="1h, 12 hours or 2 days",
+)
+_BELOW: Word[float] = Word(
+    key="below",
+    read=readers.share,
+    default=0.7,
+    shown_default=0.7,
+    schema={"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+    about="The load below which requests are replayed.",
+)
+_HEADERS: Word[tuple[str, ...] | None] = Word(
+    key="headers",
+    read=readers.each(readers.header_name, empty=True),
+    default=None,
+    schema=kinds.or_list(kinds.TEXT, at_least=0),
+    about="The headers that are kept; all, if it is not set.",
+)
+
+DEFER = section_word(
+    "defer",
+    Section(
+        "Defer",
+        "How requests are put off that a rule with `on_limit: defer` would deny.",
+        (_PATH, _MAX_LENGTH, _MAX_EACH, _MAX_BODY, _MAX_ATTEMPTS, _KEEP, _BELOW, _HEADERS),
+    ),
+)
+
+ON_LIMIT: Word[Literal["deny", "defer"]] = kinds.choice(
+    "on_limit",
+    ("deny", "defer"),
+    "deny",
+    "What becomes of a request past the limit: it is denied, or put off for later.",
+    check=_check,
+    fields=lambda rule, _file: {"defers": rule[ON_LIMIT] == "defer"},
+)

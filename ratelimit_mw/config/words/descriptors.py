@@ -1,0 +1,283 @@
+"""`descriptors`: the rules of envoyproxy/ratelimit, as they stand in that project's files.
+
+The keys and errors are those of envoyproxy/ratelimit. As there, a key with nothing behind it is as good as absent.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from ratelimit_mw.config import kinds, readers
+from ratelimit_mw.config.tree import Invalid, Map, Node, Place, Problems, kind
+from ratelimit_mw.config.word import Section, Values, Word, is_empty, section_word, sections_word
+from ratelimit_mw.config.words.client import ATTRIBUTES, CLIENT, TIER, USER
+from ratelimit_mw.config.words.enforcement import SHADOW_FILE
+from ratelimit_mw.config.words.rule import escaped
+from ratelimit_mw.config.words.storage import STORAGE, STORAGE_ON_ERROR
+from ratelimit_mw.hints import near, quoted
+from ratelimit_mw.identity.attributes import Attributes, canonical_name
+from ratelimit_mw.identity.identifier import spelling
+from ratelimit_mw.model import Quota, Rule
+from ratelimit_mw.rules.descriptors import Branch, Limit, pattern
+from ratelimit_mw.rules.descriptors import Node as TreeNode
+from ratelimit_mw.units import SECOND, UNITS
+
+T = TypeVar("T")
+
+MOST = 2**32 - 1
+"""The largest limit: what envoyproxy/ratelimit can hold."""
+
+UNIT_NAMES = tuple(unit for unit in UNITS if unit != "millisecond")
+"""The units of envoyproxy/ratelimit."""
+
+_SECRET = re.compile(r"cookie:|header:.*(auth|cookie|key|secret|token)", re.IGNORECASE)
+"""The sources whose values must not be read in a key or a name, not even those that the file has."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Path:
+    """Where a descriptor stands in the tree: as a counter's key has it, and as people read it."""
+
+    key: str = ""
+    name: str = ""
+
+
+@dataclass(slots=True)
+class DescriptorCompiler:
+    """Compiles the descriptors of one file. `limits` gathers the limits, each with its place."""
+
+    file: Values
+    domain: str
+    attributes: Attributes
+    problems: Problems
+    warnings: Problems
+    limits: list[tuple[Limit, Place]] = field(default_factory=list)
+
+    def tree(self) -> TreeNode:
+        """The root of the compiled tree, which stands for no entry at all."""
+        root = TreeNode(branches=self._level(self.file[DESCRIPTORS], _Path()))
+        self._warn_of_names()
+        return root
+
+    def _level(self, descriptors: Sequence[Values], path: _Path) -> dict[str, Branch]:
+        """The branches of one list of descriptors."""
+        branches: dict[str, Branch] = {}
+        first: dict[tuple[str, str], Place] = {}
+        for descriptor in descriptors:
+            key, value, place = descriptor[_KEY], descriptor[_VALUE], descriptor.node.place
+            if not key:
+                if _KEY in descriptor:
+                    self.problems.add(descriptor.place("key"), "must not be empty")
+                continue
+            if (key, value) in first:
+                other = first[key, value]
+                hint = f"the other is at line {other.line}" if other.line else f"the other is {other.path}"
+                self.problems.add(place, "two descriptors of one list have the same key and value", hint)
+            first.setdefault((key, value), place)
+            branch = branches.setdefault(key, Branch())
+            node = self._node(descriptor, path)
+            if not value:
+                branch.bare = node
+                continue
+            branch.exact[value] = node
+            if "*" in value:
+                branch.patterns.append((pattern(value), node))
+        return branches
+
+    def _node(self, descriptor: Values, parent: _Path) -> TreeNode:
+        value, shared = descriptor[_VALUE], descriptor[_SHARE_THRESHOLD]
+        many = "*" in value
+        if shared and not many and "value" not in descriptor.dropped:
+            message = "what shares its limit is the values that a '*' matches, and there is no '*' in the value"
+            self.problems.add(descriptor.place("share_threshold"), message)
+        self._warn_of_address(descriptor)
+        path = self._path(descriptor, parent)
+        own = (many or not value) and not shared
+        return TreeNode(
+            branches=self._level(descriptor[_CHILDREN], path),
+            limit=self._limit(descriptor, path),
+            spell=spelling(descriptor[_KEY], self.attributes) if own else None,
+        )
+
+    def _path(self, descriptor: Values, parent: _Path) -> _Path:
+        own, value = descriptor[_KEY], descriptor[_VALUE]
+        key, name = f"{parent.key}/{escaped(own)}", f"{parent.name}/{own}".lstrip("/")
+        if not value:
+            return _Path(key, name)
+        client = self.file[CLIENT]
+        sources = {**self.file[ATTRIBUTES], "user": client[USER], "tier": client[TIER]}
+        if _SECRET.match(sources.get(own) or own):
+            digest = self.attributes.digest(value)
+            return _Path(f"{key}=~{digest}", f"{name}=~{digest}")
+        return _Path(f"{key}={escaped(value)}", f"{name}={value}")
+
+    def _limit(self, descriptor: Values, path: _Path) -> Limit | None:
+        stated = descriptor[_RATE_LIMIT]
+        if stated is _RATE_LIMIT.default:  # there is none
+            return None
+        quota = self._quota(stated)
+        period = quota.period // SECOND if quota is not None else 0
+        shadow = descriptor[_SHADOW_MODE] or self.file[SHADOW_FILE]
+        quotas = self.domain if descriptor[_QUOTA_MODE] and not shadow else ""
+        limit = Limit(
+            rule=Rule(stated[_NAME] or path.name, self.file[STORAGE][STORAGE_ON_ERROR], shadow, quotas),
+            name=stated[_NAME],
+            # A rule's name is escaped, and so never begins with a slash.
+            key=f"{escaped(self.domain)}:{path.key}:fw{period}:{{",
+            quota=quota,
+            # What is not enforced can't stand in for what is.
+            replaces=frozenset() if descriptor[_SHADOW_MODE] else frozenset(each[_NAME] for each in stated[_REPLACES]),
+        )
+        self.limits.append((limit, descriptor.place("rate_limit")))
+        return limit
+
+    def _quota(self, stated: Values) -> Quota | None:
+        for other in stated[_REPLACES]:
+            if other[_NAME] and other[_NAME] == stated[_NAME]:
+                self.problems.add(other.place("name"), "a limit can't replace itself")
+            elif _NAME in other and not other[_NAME]:
+                self.problems.add(other.node.place, "names no limit to replace", "as {name: a_limit}")
+        unit, requests = stated[_UNIT], stated[_REQUESTS]
+        if stated[_UNLIMITED]:
+            if unit is not None:
+                self.problems.add(stated.place("unit"), "what is unlimited has no unit", "leave out one of them")
+            return None
+        if "unlimited" in stated.dropped:
+            return None
+        if unit is None and "unit" not in stated.dropped:
+            hint = f"one of {', '.join(UNIT_NAMES)}; or write unlimited: true"
+            self.problems.add(stated.node.place, "the key 'unit' is missing", hint)
+        if requests is None and "requests_per_unit" not in stated.dropped:
+            self.problems.add(stated.node.place, "the key 'requests_per_unit' is missing", "0 lets nothing pass")
+        return None if unit is None or requests is None else Quota("fixed_window", requests, unit)
+
+    def _warn_of_address(self, descriptor: Values) -> None:
+        """Note where the address in a value is written as no request has it."""
+        value = descriptor[_VALUE]
+        if canonical_name(descriptor[_KEY]) != "ip" or "*" in value:
+            return
+        sent = self.attributes.network(value)
+        if sent is not None and sent != value:
+            message = f"requests send this address as {sent}, and so never match {quoted(value)}"
+            self.warnings.add(descriptor.place("value"), message)
+
+    def _warn_of_names(self) -> None:
+        """Note where `replaces` names no limit."""
+        known = {limit.name for limit, _ in self.limits}
+        for limit, place in self.limits:
+            for name in sorted(limit.replaces - known):
+                self.warnings.add(place, f"replaces {quoted(name)}, and no limit in this file has that name")
+
+
+def _or_absent(read: Callable[[Node], T], absent: T) -> Callable[[Node], T]:
+    return lambda node: absent if is_empty(node) or _is_null(node) else read(node)
+
+
+def _is_null(node: Node) -> bool:
+    return not isinstance(node, Map | list) and node.value is None
+
+
+def _read_text(node: Node) -> str:
+    if not isinstance(node, Map | list) and isinstance(node.value, float):
+        raise Invalid.at(None, f"must be text, not {kind(node)}", "quote it if it is meant as text")
+    return readers.text(node)
+
+
+def _read_unit(node: Node) -> int:
+    word = readers.text(node)
+    if word.lower() not in UNIT_NAMES:
+        hint = near(word, UNIT_NAMES)
+        raise Invalid.at(None, f"must be one of {', '.join(UNIT_NAMES)}, not {kind(node)}", hint)
+    return UNITS[word.lower()]
+
+
+def _read_metadata(node: Node) -> None:
+    """Any mapping: it is for metrics, and nothing is decided by it."""
+    if not isinstance(node, Map):
+        raise Invalid.at(None, f"must be a mapping, not {kind(node)}")
+
+
+def _text(key: str, about: str, **options: Any) -> Word[str]:
+    return kinds.text(key, about, read=_or_absent(_read_text, ""), **options)
+
+
+def _flag(key: str, about: str) -> Word[bool]:
+    return Word(
+        key=key,
+        read=_or_absent(readers.flag, absent=False),
+        default=False,
+        shown_default=False,
+        schema={"type": "boolean"},
+        about=about,
+    )
+
+
+_NAME = _text("name", "The limit's name.")
+_REPLACED = Section(
+    "Replaced", "A limit that does not apply where this one does.", (_text("name", "Its name.", required=True),)
+)
+_REPLACES = sections_word(
+    "replaces", lambda: _REPLACED, "The limits that do not apply where this one does.", may_be_empty=True
+)
+_UNIT: Word[int | None] = Word(
+    key="unit",
+    read=_or_absent(_read_unit, None),
+    default=None,
+    schema={"enum": [form for unit in UNIT_NAMES for form in (unit, unit.upper(), unit.capitalize())]},
+    about="The unit of time.",
+)
+_REQUESTS = kinds.optional_number("requests_per_unit", 0, MOST, "How many requests are admitted in each unit.")
+_UNLIMITED = _flag("unlimited", "There is no limit.")
+
+_RATE_LIMIT = section_word(
+    "rate_limit",
+    Section(
+        "RateLimit",
+        "A limit: so many requests in each unit of time, or none.",
+        (_UNIT, _REQUESTS, _UNLIMITED, _NAME, _REPLACES),
+    ),
+    may_be_empty=True,
+)
+
+_KEY = _text("key", "The key of the entry.", required=True)
+_VALUE = _text("value", "The value of the entry; a * stands for any text, no value for any value.")
+_SHADOW_MODE = _flag("shadow_mode", "The limit is counted and reported, and never enforced.")
+_QUOTA_MODE = _flag("quota_mode", "The request is denied only where all limits in quota mode deny it.")
+_DETAILED_METRIC = _flag("detailed_metric", "For metrics.")
+_VALUE_TO_METRIC = _flag("value_to_metric", "For metrics.")
+_SHARE_THRESHOLD = _flag("share_threshold", "The values that a * matches share one counter.")
+_METADATA: Word[None] = Word(
+    key="metadata",
+    read=_or_absent(_read_metadata, None),
+    default=None,
+    schema={"type": "object"},
+    about="For metrics.",
+)
+_CHILDREN = sections_word(
+    "descriptors", lambda: _DESCRIPTOR, "The descriptors of the entry after this one.", may_be_empty=True
+)
+
+_DESCRIPTOR: Section = Section(
+    "Descriptor",
+    "One descriptor: what an entry has to be, its limit, and the descriptors of the entry after it.",
+    (
+        _KEY,
+        _VALUE,
+        _RATE_LIMIT,
+        _SHADOW_MODE,
+        _QUOTA_MODE,
+        _DETAILED_METRIC,
+        _VALUE_TO_METRIC,
+        _SHARE_THRESHOLD,
+        _METADATA,
+        _CHILDREN,
+    ),
+)
+
+DESCRIPTORS = sections_word(
+    "descriptors",
+    lambda: _DESCRIPTOR,
+    "Rules of envoyproxy/ratelimit, as they stand in that project's files.",
+    may_be_empty=True,
+)

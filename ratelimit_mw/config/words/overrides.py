@@ -1,0 +1,124 @@
+"""`overrides`: what holds for one client instead of the rules, in the file and set at run time."""
+
+from collections.abc import Mapping, Sequence
+
+from ratelimit_mw.config import documents, kinds, readers
+from ratelimit_mw.config.tree import Invalid, Map, Problems, node_at
+from ratelimit_mw.config.word import Section, Values, Word, sections_word, texts_word
+from ratelimit_mw.config.words.limit import LIMIT as RULE_LIMIT
+from ratelimit_mw.config.words.limit import LIMIT_SCHEMA, Limits, read_limits
+from ratelimit_mw.config.words.rule import check_rule, compile_counters
+from ratelimit_mw.config.words.selection import NAME
+from ratelimit_mw.hints import nearest, quoted
+from ratelimit_mw.identity.attributes import Attributes
+from ratelimit_mw.model import NEVER
+from ratelimit_mw.rules.compiled import Counter
+from ratelimit_mw.rules.overrides import Held, identity_of, names_network
+
+
+def compile_overrides(
+    overrides: Sequence[Values], domain: str, rules: Sequence[Values], attributes: Attributes, problems: Problems
+) -> tuple[Held, ...]:
+    """The overrides of a file."""
+    by_name = {rule[NAME]: rule for rule in rules}
+    found = []
+    for override in overrides:
+        if override.dropped:
+            continue  # what is wrong with it has been reported
+        held = _compile(override, domain, by_name, attributes, problems)
+        if held is not None:
+            found.append(held)
+    return tuple(found)
+
+
+def _compile(
+    override: Values, domain: str, rules: Mapping[str, Values], attributes: Attributes, problems: Problems
+) -> Held | None:
+    place = override.node.place
+    kinds_set = [word.key for word in (_LIMIT, _EXEMPT, _BLOCK) if override[word]]
+    if len(kinds_set) != 1:
+        problems.add(place, "an override is a limit, an exemption or a block", "one of limit, exempt and block")
+        return None
+    (kind,), name = kinds_set, override[_RULE]
+    if (name is not None) != (kind == "limit"):
+        message = "a limit is that of one rule" if kind == "limit" else f"{kind} holds for all rules"
+        problems.add(place, message, "add its name as rule" if kind == "limit" else "leave the rule out")
+        return None
+    try:
+        identity = identity_of(override[_CLIENT], attributes)
+    except ValueError as error:
+        problems.add(override.place("client"), str(error))
+        return None
+    counters: tuple[Counter, ...] = ()
+    limits = override[_LIMIT]
+    if limits is not None and name is not None:
+        if name not in rules:
+            problems.add(override.place("rule"), f"there is no rule {quoted(name)}", nearest(name, rules))
+            return None
+        if names_network(override[_CLIENT]):
+            hint = "a network can be exempt or blocked"
+            problems.add(override.place("client"), "a limit is for one address", hint)
+            return None
+        counters = _counters(domain, rules[name], limits, Map(override.place("limit")), problems)
+    until = override[_UNTIL]
+    return Held(identity, kind, NEVER if until is None else until, name or "", counters)
+
+
+def _counters(domain: str, rule: Values, limits: Limits, node: Map, problems: Problems) -> tuple[Counter, ...]:
+    if limits.tiers is not None:
+        problems.add(node.place, "an override is for one client, who has one limit", "leave the tiers out")
+        return ()
+    changed = rule.having(RULE_LIMIT, limits, node)
+    check_rule(changed, problems)
+    return compile_counters(domain, changed)[0]
+
+
+class Recompiler:
+    """Compiles at run time what an operator sets. Made of the rules of a file that is right."""
+
+    def __init__(self, domain: str, rules: Sequence[Values]) -> None:
+        self._domain = domain
+        self._rules = {rule[NAME]: rule.detached() for rule in rules}
+
+    def limit(self, identity: str, rule: str, limit: object, until: int = NEVER) -> Held:
+        """Another limit for an identity; `limit` is as a rule's. Raises ValueError."""
+        if rule not in self._rules:
+            raise ValueError(f"there is no rule {quoted(rule)} ({nearest(rule, self._rules)})")
+        problems = Problems()
+        node = documents.convert({"limit": limit}, {}, problems)
+        counters: tuple[Counter, ...] = ()
+        try:
+            limits = read_limits(node_at(node, ("limit",)))
+        except Invalid as invalid:
+            for fault in invalid.faults:
+                problems.add(node.place, fault.message, fault.hint)
+        else:
+            counters = _counters(self._domain, self._rules[rule], limits, Map(node.place), problems)
+        if problems:
+            raise ValueError("; ".join(map(str, problems.in_order())))
+        return Held(identity, "limit", until, rule, counters)
+
+
+_CLIENT = texts_word("client", "The client: its attributes, as {ip: 192.0.2.1} or {user: alice}.", required=True)
+_RULE = kinds.optional_text("rule", "The rule whose limit is another for the client.")
+_LIMIT: Word[Limits | None] = Word(
+    key="limit", read=read_limits, default=None, schema=LIMIT_SCHEMA, about="The client's own limit."
+)
+_BLOCK = kinds.flag("block", "The client is denied everything.")
+_EXEMPT = kinds.flag("exempt", "The client is never counted.")
+_UNTIL: Word[int | None] = Word(
+    key="until", read=readers.moment, default=None, schema=kinds.TEXT, about="When the override ends, in ISO 8601."
+)
+_COMMENT = kinds.text("comment", "A note for people.")
+
+OVERRIDES = sections_word(
+    "overrides",
+    lambda: _OVERRIDE,
+    "What holds for single clients instead of the rules.",
+)
+
+_OVERRIDE: Section = Section(
+    "Override",
+    "What holds for one client instead of the rules: another limit of one rule, a block, or an exemption.",
+    (_CLIENT, _RULE, _LIMIT, _BLOCK, _EXEMPT, _UNTIL, _COMMENT),
+)

@@ -1,0 +1,238 @@
+"""`response`, of the file and of a rule: what a denied client is told, in which headers, formats and words."""
+
+from collections.abc import Iterable
+from typing import Literal
+
+from ratelimit_mw.config import kinds, readers
+from ratelimit_mw.config.tree import Invalid, Items, Map, Node, Problems, kind
+from ratelimit_mw.config.word import Section, Values, Word, section_word
+from ratelimit_mw.hints import near, nearest, quoted
+from ratelimit_mw.settings import BODY_PLACEHOLDERS, PLACEHOLDERS, Body, HeaderGroups, ResponseSettings
+
+GROUPS = ("x-ratelimit", "ratelimit", "retry-after")
+"""The groups of headers."""
+
+FORMATS = ("json", "problem", "text", "html")
+"""The formats of a body that go by a word."""
+
+_WHEN = ("allowed", "denied")
+_groups = readers.each(readers.one_of(*GROUPS), empty=True)
+
+
+def read_headers(node: Node) -> HeaderGroups:
+    """The headers of all limited responses, or of those that are allowed and those that are denied."""
+    if not isinstance(node, Map):
+        groups = _groups(node)
+        return HeaderGroups(groups, groups)
+    invalid = Invalid()
+    found = HeaderGroups()._asdict()
+    for when, listed in node.items():
+        if when not in _WHEN:
+            invalid.add(node.keys_at[when], f"unknown key {quoted(when)}", nearest(when, _WHEN))
+            continue
+        with invalid.gathering():
+            found[when] = _groups(listed)
+    if "retry-after" in found["allowed"] and "allowed" in node:
+        message = "who is allowed need not wait: Retry-After goes out with denials"
+        invalid.add(node.keys_at["allowed"], message, "leave it out here")
+    invalid.finish()
+    return HeaderGroups(**found)
+
+
+def read_body(node: Node) -> tuple[Body, ...]:
+    """The formats of a body, in the order in which they are offered."""
+    listed = node if isinstance(node, Items) else [node]
+    invalid = Invalid()
+    found: list[Body] = []
+    for item in listed:
+        with invalid.gathering():
+            body = _body(item)
+            if _media(body) in map(_media, found):
+                message = f"no client can ask for this one, for {_media(body)} is in the list already"
+                invalid.add(item.place, message)
+            found.append(body)
+    if not listed:
+        invalid.add(None, "an empty list", f"known: {', '.join(FORMATS)}")
+    invalid.finish()
+    return tuple(found)
+
+
+def _body(node: Node) -> Body:
+    if isinstance(node, Map):
+        template = _template(node)
+        if isinstance(template, dict) and template:
+            return template
+        raise Invalid.at(node.place, "an empty mapping says nothing", "as {error: '{message}'}")
+    if isinstance(node, Items):
+        raise Invalid.at(node.place, "must be a format, not a list")
+    word = readers.text(node)
+    if word not in FORMATS:
+        hint = near(word, FORMATS) or "or a mapping, as {error: '{message}'}"
+        raise Invalid.at(node.place, f"must be one of {', '.join(FORMATS)}, not {kind(node)}", hint)
+    return word
+
+
+def _media(body: Body) -> str:
+    return body if isinstance(body, str) else "json"
+
+
+def _template(node: Node) -> object:
+    """A template as plain values, whose texts hold known placeholders."""
+    invalid = Invalid()
+    if isinstance(node, Map):
+        found: dict[str, object] = {}
+        for key, value in node.items():
+            with invalid.gathering():
+                found[_sendable(key)] = _template(value)
+        invalid.finish()
+        return found
+    if isinstance(node, Items):
+        items: list[object] = []
+        for item in node:
+            with invalid.gathering():
+                items.append(_template(item))
+        invalid.finish()
+        return items
+    if not isinstance(node.value, str):
+        return node.value
+    with invalid.gathering(node.place):
+        _words(node.value, BODY_PLACEHOLDERS)
+    invalid.finish()
+    return node.value
+
+
+def read_message(node: Node) -> str:
+    """The text of a denial, whose placeholders are known ones."""
+    return _words(readers.text(node), PLACEHOLDERS)
+
+
+def read_page(node: Node) -> str | None:
+    """An HTML page. Text between other braces may be a style or a script, unless it is nearly a placeholder."""
+    page = _sendable(readers.text(node))
+    invalid = Invalid()
+    for word in readers.PLACEHOLDER.findall(page):
+        hint = near(word, BODY_PLACEHOLDERS)
+        if word not in BODY_PLACEHOLDERS and hint:
+            invalid.add(None, f"there is no placeholder {{{word}}}", hint)
+    invalid.finish()
+    return page or None
+
+
+def read_link(node: Node) -> str | None:
+    """A URL that is shown to clients."""
+    found = readers.text(node)
+    if found and (not found.startswith(("http://", "https://")) or not found.isprintable() or " " in found):
+        raise Invalid.at(None, f"{quoted(found)} is no URL", "as https://example.com/limits")
+    return found or None
+
+
+def _words(found: str, placeholders: Iterable[str]) -> str:
+    invalid = Invalid()
+    for word in readers.PLACEHOLDER.findall(_sendable(found)):
+        if word not in placeholders:
+            invalid.add(None, f"there is no placeholder {{{word}}}", nearest(word, placeholders))
+    invalid.finish()
+    return found
+
+
+def _sendable(found: str) -> str:
+    """`found`, which can be sent in UTF-8."""
+    if any("\ud800" <= character <= "\udfff" for character in found):
+        hint = "write the character itself, or its \\U form"
+        raise Invalid.at(None, f"{quoted(found)} holds half a character", hint)
+    return found
+
+
+def response_settings(file: Values) -> ResponseSettings:
+    """The settings of the file's `response`."""
+    response = file[RESPONSE]
+    return ResponseSettings(
+        status=response[_STATUS],
+        headers=response[_HEADERS],
+        reset=response[_RESET],
+        body=response[_BODY],
+        page=response[_PAGE],
+        message=response[_MESSAGE],
+        documentation_url=response[_DOCUMENTATION_URL],
+    )
+
+
+def check_page(file: Values, problems: Problems) -> None:
+    """Report a page that no response would have."""
+    response = file[RESPONSE]
+    if response[_PAGE] is not None and "html" not in response[_BODY]:
+        place = response.place("page")
+        problems.add(place, "no response has the format html", "write body: [json, html] for whoever accepts it")
+
+
+_groups_schema = kinds.or_list({"enum": list(GROUPS)}, at_least=0)
+
+_STATUS = kinds.number("status", 400, 599, 429, "The status of a denial.")
+_HEADERS: Word[HeaderGroups] = Word(
+    key="headers",
+    read=read_headers,
+    default=HeaderGroups(),
+    shown_default=["x-ratelimit", "retry-after"],
+    schema={
+        "anyOf": [
+            *_groups_schema["anyOf"],
+            {
+                "type": "object",
+                "properties": {"allowed": _groups_schema, "denied": _groups_schema},
+                "additionalProperties": False,
+            },
+        ]
+    },
+    about="Which headers are sent; of all limited responses, or of allowed and denied ones apart.",
+)
+_RESET: Word[Literal["epoch", "delta"]] = kinds.choice(
+    "reset", ("epoch", "delta"), "epoch", "Whether X-RateLimit-Reset is an epoch time or a number of seconds."
+)
+_BODY: Word[tuple[Body, ...]] = Word(
+    key="body",
+    read=read_body,
+    default=("json",),
+    shown_default="json",
+    schema={
+        **kinds.or_list({"anyOf": [{"enum": list(FORMATS)}, {"type": "object", "minProperties": 1}]}),
+        "examples": ["problem", ["json", "html"], {"error": {"code": "{reason}", "message": "{message}"}}],
+    },
+    about="The format of a denial's body, or several of which the client's Accept chooses, or a template.",
+)
+_PAGE = kinds.optional_text("page", "The HTML page of a denial, in place of the package's own.", read_page)
+_MESSAGE = kinds.text(
+    "message",
+    "The sentence of a denial. May hold {ip} {rule} {limit} {retry_after}.",
+    "Too many requests",
+    read_message,
+)
+_DOCUMENTATION_URL = kinds.optional_text("documentation_url", "A URL that tells clients about the limits.", read_link)
+
+RESPONSE = section_word(
+    "response",
+    Section(
+        "Response",
+        "What a denied client is told.",
+        (_STATUS, _HEADERS, _RESET, _BODY, _PAGE, _MESSAGE, _DOCUMENTATION_URL),
+    ),
+)
+
+_RULE_STATUS = kinds.optional_number("status", 400, 599, "The status of this rule's denials.")
+_RULE_MESSAGE = kinds.optional_text("message", "The sentence of this rule's denials.", read_message)
+_HIDDEN = kinds.flag("hidden", "No header speaks of this rule.")
+
+
+def _fields(rule: Values, _file: Values) -> dict[str, object]:
+    response = rule[RULE_RESPONSE]
+    return {"status": response[_RULE_STATUS], "message": response[_RULE_MESSAGE], "hidden": response[_HIDDEN]}
+
+
+RULE_RESPONSE = section_word(
+    "response",
+    Section(
+        "RuleResponse",
+        "What is different in the responses of this rule's denials.",
+        (_RULE_STATUS, _RULE_MESSAGE, _HIDDEN),
+    ),
+    fields=_fields,
+)

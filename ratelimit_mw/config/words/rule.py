@@ -1,0 +1,185 @@
+"""The words of a rule, and what a rule is compiled to.
+
+Every word of the table reads its own value, checks what it goes together with, and alters the counters' quotas; here
+only the order is made, and the checks that are about the finished quota.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import quote
+
+from ratelimit_mw.algorithms import ALGORITHMS, IN_FLIGHT
+from ratelimit_mw.algorithms.concurrency import BUCKETS as IN_FLIGHT_BUCKETS
+from ratelimit_mw.algorithms.concurrency import PERIOD as IN_FLIGHT_PERIOD
+from ratelimit_mw.config.tree import Problems
+from ratelimit_mw.config.word import Section, Values
+from ratelimit_mw.config.words.algorithm import ALGORITHM, BUCKETS, DEFAULT_BUCKETS
+from ratelimit_mw.config.words.ban import BAN
+from ratelimit_mw.config.words.by import BY, compile_by
+from ratelimit_mw.config.words.consistency import CONSISTENCY, SHARDS
+from ratelimit_mw.config.words.cost import COST, compile_cost
+from ratelimit_mw.config.words.count import COUNT
+from ratelimit_mw.config.words.deferral import ON_LIMIT
+from ratelimit_mw.config.words.enforcement import ON_ERROR, SHADOW
+from ratelimit_mw.config.words.limit import BURST, LIMIT, Stated, Window, burst_of, window_fault
+from ratelimit_mw.config.words.load import PRIORITY
+from ratelimit_mw.config.words.match import MATCH
+from ratelimit_mw.config.words.messages import MESSAGES
+from ratelimit_mw.config.words.response import RULE_RESPONSE
+from ratelimit_mw.config.words.selection import NAME, ON_DEMAND, REPLACES
+from ratelimit_mw.config.words.throttle import THROTTLE, widest
+from ratelimit_mw.config.words.waiting import MAX_WAIT, MAX_WAITING
+from ratelimit_mw.identity.attributes import Attributes
+from ratelimit_mw.model import Quota, Rule
+from ratelimit_mw.rules.compiled import CompiledRule, Counter, Tiers
+from ratelimit_mw.rules.conditions import Matching
+from ratelimit_mw.slices import checkpoint
+from ratelimit_mw.units import MILLISECOND, SECOND
+
+RULE = Section(
+    "Rule",
+    "One rule.",
+    (
+        NAME,
+        MATCH,
+        BY,
+        LIMIT,
+        ALGORITHM,
+        BURST,
+        BUCKETS,
+        COST,
+        CONSISTENCY,
+        SHARDS,
+        COUNT,
+        MAX_WAIT,
+        MAX_WAITING,
+        BAN,
+        THROTTLE,
+        REPLACES,
+        SHADOW,
+        ON_DEMAND,
+        MESSAGES,
+        PRIORITY,
+        ON_LIMIT,
+        ON_ERROR,
+        RULE_RESPONSE,
+    ),
+)
+"""The words of a rule. Quotas are altered in this order."""
+
+
+def compile_rule(  # noqa: PLR0917 - all of them are needed, and nothing else
+    rank: int,
+    rule: Values,
+    file: Values,
+    domain: str,
+    ranks: Mapping[str, int],
+    match: Matching,
+    attributes: Attributes,
+    problems: Problems,
+) -> CompiledRule:
+    """The compiled rule. `rank` is its place in the file, `ranks` that of each name.
+
+    What is wrong is added to `problems`; then the result is of no use.
+    """
+    checkpoint()
+    check_rule(rule, problems)
+    counters, tiers = compile_counters(domain, rule)
+    # A shadow rule denies nobody, so it can't stand in for one that does. Where the whole file is in shadow none does.
+    replaced = () if rule[SHADOW] else rule[REPLACES]
+    return CompiledRule(
+        rank=rank,
+        rule=Rule(rule[NAME], **_fields(rule, file)),
+        match=match,
+        by=rule[BY],
+        identifiers=compile_by(rule, match.templates, attributes, problems),
+        counters=counters,
+        tiers=tiers,
+        cost=rule[COST].fixed,
+        weigh=compile_cost(rule, attributes, problems),
+        on_demand=rule[ON_DEMAND],
+        replaces=frozenset(ranks[name] for name in replaced if name in ranks),
+    )
+
+
+def check_rule(rule: Values, problems: Problems) -> None:
+    """Report what the rule's words can't have together, and what could never pass."""
+    if rule.dropped & {"algorithm", "burst", "max_wait"}:
+        return
+    for word in RULE.words:
+        if word.check is not None:
+            word.check(rule, problems)
+    for stated in rule[LIMIT].all():
+        _check_window(rule, stated, problems)
+
+
+def compile_counters(domain: str, rule: Values) -> tuple[tuple[Counter, ...], Tiers | None]:
+    """The counters of clients without a tier, and those of each tier where the limit goes by tier."""
+    tiers = rule[LIMIT].tiers
+    return (
+        _counters(domain, rule, rule[LIMIT].default),
+        None if tiers is None else {tier: _counters(domain, rule, limits) for tier, limits in tiers.items()},
+    )
+
+
+def escaped(text: str) -> str:
+    """`text` as it stands before a counter's braces, so that no sign in it can be mistaken for one of the key's."""
+    return quote(text, safe="").replace("~", "%7E")
+
+
+def _fields(rule: Values, file: Values) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for word in RULE.words:
+        if word.fields is not None:
+            found |= word.fields(rule, file)
+    return found
+
+
+def _counters(domain: str, rule: Values, limits: Sequence[Stated]) -> tuple[Counter, ...]:
+    buckets = rule[BUCKETS] or DEFAULT_BUCKETS
+    sliced = f"/{buckets}" if ALGORITHMS[rule[ALGORITHM]].has_buckets and buckets != DEFAULT_BUCKETS else ""
+    sharded = f"x{rule[SHARDS]}" if rule[SHARDS] > 1 else ""
+    prefix = f"{escaped(domain)}:{escaped(rule[NAME])}:"
+    counters: list[Counter] = []
+    for window, _ in limits:
+        quota = _quota(rule, window, prefix)
+        code = f"{ALGORITHMS[quota.algorithm].code}{_period_code(quota.period)}"
+        spread = sliced + sharded if window.period else ""
+        # The braces that follow are Redis Cluster's hash tag: one identity's counters lie in one slot.
+        counters.append((f"{prefix}{code}{spread}:{{", quota))
+    return tuple(counters)
+
+
+def _period_code(period: int) -> str:
+    return f"{period // SECOND}" if period % SECOND == 0 else f"{period // MILLISECOND}ms"
+
+
+def _quota(rule: Values, window: Window, prefix: str = "") -> Quota:
+    limit, period, _ = window
+    if period:
+        buckets = rule[BUCKETS] or DEFAULT_BUCKETS
+        quota = Quota(rule[ALGORITHM], limit, period, burst_of(rule, window), buckets)
+    else:
+        quota = Quota(IN_FLIGHT, limit, IN_FLIGHT_PERIOD, buckets=IN_FLIGHT_BUCKETS, refundable=True)
+    for word in RULE.words:
+        if word.alter is not None:
+            quota = word.alter(quota, rule, prefix)
+    return quota
+
+
+def _check_window(rule: Values, stated: Stated, problems: Problems) -> None:
+    window, place = stated
+    fault = window_fault(rule, window)
+    if fault is not None:
+        problems.add(place, *fault)
+        return
+    if ALGORITHMS[rule[ALGORITHM]].in_flight and window.period:
+        return  # what is wrong with it has been reported
+    quota, cost = widest(_quota(rule, window)), rule[COST].fixed
+    if cost > (quota.burst or quota.limit) > 0:
+        whole = f"a burst of {quota.burst}" if quota.burst else f"a limit of {quota.limit}"
+        problems.add(rule.place("cost"), f"a cost of {cost} can never fit into {whole}")
+    elif rule[THROTTLE] is not None:
+        fault = window_fault(rule, Window(quota.limit, window.period, quota.burst or None))
+        if fault is not None:
+            problems.add(rule.place("throttle"), f"with its throttle: {fault[0]}", fault[1])

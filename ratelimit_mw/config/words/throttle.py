@@ -1,0 +1,147 @@
+"""`throttle`: how far above its limit a rule may let a client, and the quotas that follow from it."""
+
+import re
+from dataclasses import replace
+from typing import Literal, NamedTuple
+
+from ratelimit_mw.config import readers
+from ratelimit_mw.config.tree import Invalid, Map, Node, Scalar, kind
+from ratelimit_mw.config.word import Values, Word
+from ratelimit_mw.hints import nearest, quoted
+from ratelimit_mw.model import Elastic, Quota
+
+_PERCENT = re.compile(r"([0-9]{1,4})(?:\.([0-9]{1,2}))?\s*%")
+_WHOLE = 10_000  # hundredths of a percent
+_MOST = 10 * _WHOLE
+_STEPS = 20
+_FORM = "write hard, {soft: 10%} or {elastic: {up_to: 200%, below: 0.7}}"
+_ELASTIC_FORM = "as {up_to: 200%, below: 0.7}"
+
+
+class Throttle(NamedTuple):
+    """`extra` more than the limit, in hundredths of a percent of it; elastic: while the load is below `below`."""
+
+    over: Literal["soft", "elastic"]
+    extra: int
+    below: float = 1.0
+
+
+def read_throttle(node: Node) -> Throttle | None:
+    """The throttle that `node` states, None for `hard`. Raises `Invalid`."""
+    if isinstance(node, Scalar) and node.text == "hard":
+        return None
+    if not isinstance(node, Map) or len(node) != 1:
+        raise Invalid.at(None, f"must be a throttle, not {kind(node)}", _FORM)
+    ((word, how),) = node.items()
+    if word == "soft":
+        extra = _percent(how)
+        if not 0 < extra <= _MOST:
+            raise Invalid.at(how.place, f"{quoted(_text(how))} is out of range", "from 0.01% to 1000%")
+        return Throttle("soft", extra)
+    if word == "elastic":
+        return _elastic(how)
+    raise Invalid.at(node.keys_at[word], f"unknown key {quoted(word)}", nearest(word, ("soft", "elastic")))
+
+
+def raised(quota: Quota, throttle: Throttle | None) -> Quota:
+    """`quota` with what `throttle` adds to its limit, or to the burst of a bucket; rounded down."""
+    if throttle is None:
+        return quota
+    spare = (quota.burst or quota.limit) * throttle.extra // _WHOLE
+    if throttle.over == "soft":
+        return _with_spare(quota, spare, "soft")
+    steps = min(spare, _STEPS)
+    if not steps:
+        return quota
+    quotas = tuple(_with_spare(quota, spare * step // steps, "elastic") for step in range(steps + 1))
+    return replace(quotas[0], elastic=Elastic(throttle.below, quotas))
+
+
+def widest(quota: Quota) -> Quota:
+    """What `quota` is when it is wide open."""
+    return quota.elastic.quotas[-1] if quota.elastic else quota
+
+
+def _with_spare(quota: Quota, spare: int, over: Literal["soft", "elastic"]) -> Quota:
+    if not spare and over == "soft":
+        return quota
+    if quota.burst:
+        return replace(quota, burst=quota.burst + spare, spare=spare, over=over)
+    return replace(quota, limit=quota.limit + spare, spare=spare, over=over)
+
+
+def _elastic(node: Node) -> Throttle:
+    if not isinstance(node, Map):
+        raise Invalid.at(node.place, f"must be a mapping, not {kind(node)}", _ELASTIC_FORM)
+    invalid = Invalid()
+    for key in node:
+        if key not in ("up_to", "below"):
+            invalid.add(node.keys_at[key], f"unknown key {quoted(key)}", nearest(key, ("up_to", "below")))
+    missing = [key for key in ("up_to", "below") if key not in node and key not in node.dropped]
+    if missing:
+        invalid.add(node.place, f"{' and '.join(map(repr, missing))} missing", _ELASTIC_FORM)
+    up_to, below = 2 * _WHOLE, 1.0
+    with invalid.gathering():
+        up_to = _percent(node["up_to"]) if "up_to" in node else up_to
+        if not _WHOLE < up_to <= _MOST:
+            hint = "of the limit, so from 101% to 1000%"
+            raise Invalid.at(node["up_to"].place, f"{quoted(_text(node['up_to']))} is out of range", hint)
+    with invalid.gathering():
+        below = readers.share(node["below"]) if "below" in node else below
+    invalid.finish()
+    return Throttle("elastic", up_to - _WHOLE, below)
+
+
+def _percent(node: Node) -> int:
+    """Hundredths of a percent."""
+    found = _PERCENT.fullmatch(_text(node).strip())
+    if found is None:
+        raise Invalid.at(node.place, f"must be a percentage, not {kind(node)}", "as 10% or 12.5%")
+    return int(found[1]) * 100 + int((found[2] or "").ljust(2, "0"))
+
+
+def _text(node: Node) -> str:
+    return node.text if isinstance(node, Scalar) else ""
+
+
+def _alter(quota: Quota, rule: Values, _prefix: str) -> Quota:
+    return raised(quota, rule[THROTTLE])
+
+
+_PERCENTAGE = {"type": "string", "pattern": r"^[0-9]{1,4}(\.[0-9]{1,2})?\s*%$", "examples": ["10%", "200%"]}
+
+THROTTLE: Word[Throttle | None] = Word(
+    key="throttle",
+    read=read_throttle,
+    default=None,
+    shown_default="hard",
+    schema={
+        "anyOf": [
+            {"const": "hard"},
+            {
+                "type": "object",
+                "properties": {"soft": _PERCENTAGE},
+                "required": ["soft"],
+                "additionalProperties": False,
+            },
+            {
+                "type": "object",
+                "properties": {
+                    "elastic": {
+                        "type": "object",
+                        "properties": {
+                            "up_to": _PERCENTAGE,
+                            "below": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+                        },
+                        "required": ["up_to", "below"],
+                        "additionalProperties": False,
+                    }
+                },
+                "required": ["elastic"],
+                "additionalProperties": False,
+            },
+        ]
+    },
+    about="How far above its limit a rule lets a client: hard, soft by a share, or elastic while the load is low.",
+    alter=_alter,
+)

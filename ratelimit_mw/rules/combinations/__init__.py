@@ -1,1 +1,0 @@
-"""What does not go with what within a rule, and why."""

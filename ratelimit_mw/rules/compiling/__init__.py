@@ -1,1 +1,0 @@
-"""From a checked file to its compiled rules."""

@@ -1,1 +1,0 @@
-"""Configurations as they are written: files, YAML text and mappings, all to one tree whose values know their places."""

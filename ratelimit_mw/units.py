@@ -1,0 +1,108 @@
+"""Units of time: the one grammar of durations, and how a duration is written in messages.
+
+Inside the package a duration is a whole number of microseconds. A rules file writes `500ms`, `2 seconds`, `1h`, `1 day`
+or `minute`, and every word that takes a duration reads it with `parse_duration`.
+"""
+
+import math
+import re
+from decimal import Decimal
+from difflib import get_close_matches
+
+from ratelimit_mw.hints import quoted
+
+MILLISECOND = 1_000
+SECOND = 1_000_000
+"""Microseconds in a second."""
+
+MINUTE = 60 * SECOND
+HOUR = 60 * MINUTE
+DAY = 24 * HOUR
+
+UNITS = {
+    "millisecond": MILLISECOND,
+    "second": SECOND,
+    "minute": MINUTE,
+    "hour": HOUR,
+    "day": DAY,
+    "week": 7 * DAY,
+    "month": 30 * DAY,
+    "year": 365 * DAY,
+}
+"""The units by their names, in microseconds. A month is 30 days, a year 365."""
+
+SHORT_UNITS = {
+    "ms": "millisecond",
+    "s": "second",
+    "sec": "second",
+    "m": "minute",
+    "min": "minute",
+    "h": "hour",
+    "hr": "hour",
+    "d": "day",
+    "w": "week",
+}
+"""Abbreviations of the units. Each may also have a plural s, as `mins`."""
+
+LONGEST_NUMBER = 18
+"""Digits in a number. A longer one is out of every range."""
+
+DURATION_FORM = "write a number and a unit, as 100ms or 2 hours"
+"""The hint for a text that is not a duration."""
+
+_DURATION = re.compile(r"\s*(?:([0-9]+)(?:\.([0-9]{1,6}))?\s*)?([a-z]+)\s*", re.IGNORECASE)
+
+
+class DurationError(ValueError):
+    """A text that is not a duration. `hint` says what would be right."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+def parse_duration(text: str) -> int:
+    """The microseconds in a duration, as "100ms", "1.5 seconds", "2 hours" or "minute". Raises `DurationError`."""
+    match = _DURATION.fullmatch(text)
+    if match is None:
+        raise DurationError(
+            f"{quoted(text.strip())} is not a duration", "write a number and a unit, as 100ms or 2 hours"
+        )
+    whole, fraction, word = match.groups()
+    unit = unit_of(word)
+    if whole is None:
+        return unit
+    if len(whole) > LONGEST_NUMBER:
+        raise DurationError(f"the number {quoted(whole)} is too large", "at most 1000000000")
+    # A fraction of a microsecond is rounded up: a window never becomes shorter than it was written.
+    duration = int(whole) * unit if fraction is None else math.ceil(Decimal(f"{whole}.{fraction}") * unit)
+    if not duration:
+        raise DurationError("the duration is zero", "the number before the unit must be above 0")
+    return duration
+
+
+def unit_of(word: str) -> int:
+    """The microseconds in a unit, written in full, shortened or as a plural. Raises `DurationError`."""
+    lower = word.lower()
+    name = next(
+        (name for form in (lower, lower.removesuffix("s")) if (name := SHORT_UNITS.get(form, form)) in UNITS), ""
+    )
+    if not name:
+        near = get_close_matches(lower.removesuffix("s"), UNITS, n=1)
+        hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(UNITS)}"
+        raise DurationError(f"{quoted(word)} is not a unit of time", hint)
+    return UNITS[name]
+
+
+def spell_period(period: int) -> str:
+    """A duration as it stands behind "per": "minute", "2 hours"."""
+    for name, unit in reversed(UNITS.items()):
+        if name not in ("month", "year") and period % unit == 0:
+            return name if period == unit else f"{period // unit} {name}s"
+    return f"{period} microseconds"
+
+
+def spell_duration(duration: int) -> str:
+    """A duration as it stands by itself: "1 minute", "2 hours"."""
+    words = spell_period(duration)
+    return words if " " in words else f"1 {words}"
