@@ -32,7 +32,7 @@ PIECES = (
 COOKIES = st.lists(st.lists(st.sampled_from(PIECES), max_size=9).map("".join), max_size=3)
 QUERIES = st.lists(st.sampled_from(PIECES), max_size=9).map("".join)
 HEADERS = st.lists(
-    st.tuples(st.sampled_from(["x-user", "X-User", "x_user"]), st.sampled_from(["1", "2", " 3", "a,b", "\xc3\xa9"])),
+    st.tuples(st.sampled_from(["x-user", "x_user"]), st.sampled_from(["1", "2", " 3", "a,b", "\xc3\xa9"])),
     max_size=3,
 )
 
