@@ -6,6 +6,7 @@ once; one line is logged when the store goes and one when it is back; limits hol
 
 import asyncio
 import logging
+import re
 import signal
 import sys
 import textwrap
@@ -248,6 +249,31 @@ def _nobody_waits_for(new_client):
     with at_most(0.1):
         for _ in range(5):
             assert client.many() == [None] * 20
+
+
+REASONS = [
+    pytest.param((lambda s, p: s.pause(), "no answer within the deadline"), id="SIGSTOP"),
+    pytest.param((lambda s, p: p.black_hole(), "no answer within the deadline"), id="a black hole"),
+    pytest.param((lambda s, p: s.kill(), "closed the connection|reset|refused"), id="kill -9"),
+    pytest.param((lambda s, p: p.reset(), "[Rr]eset|[Bb]roken pipe"), id="resets"),
+    pytest.param((lambda s, p: p.half_reply(), "the server closed the connection"), id="half a reply"),
+    pytest.param((lambda s, p: p.drop_reply(), "the server closed the connection"), id="a reply dropped"),
+    pytest.param((read_only, "READONLY"), id="a read-only replica"),
+    pytest.param((full, "OOM"), id="out of memory"),
+    pytest.param((forbidden, "NOPERM"), id="scripts forbidden"),
+]
+
+
+@pytest.mark.parametrize("fault", REASONS)
+def test_the_log_names_the_true_reason(client_of, fresh_server, proxy, caplog, fault):
+    breaks, words = fault
+    client = client_of(proxy.url, timeout=1)
+    connect(client, caplog)
+    breaks(fresh_server, proxy)
+    assert client.one() is None
+    (line,) = lines(caplog)
+    assert re.search(rf"is away \(.*({words})", line)
+    fresh_server.resume()
 
 
 def test_a_handshake_longer_than_the_deadline_ends_all_the_same(client_of, proxy):
