@@ -39,8 +39,8 @@ class LoopBatcher:
 
     Each request has its own deadline. One that passes fails that request alone as long as others are answered in
     time. Where the connection was silent for the whole timeout, everything that waits fails, and the store counts as
-    away. The silent connection stays: if it speaks again, `back` is called, and the store is back at once. If it is
-    needed before that, another connection is made beside it.
+    away. The silent connection stays: if it speaks again, `back` is called, and the store is back at once. If requests
+    come before that, another connection is made beside it, and they travel on the one that answers first.
 
     Args:
         connect: makes a connection. However long that takes, it goes on beside the requests.
@@ -126,7 +126,7 @@ class LoopBatcher:
             connection = self._connection = None
         if (connection is None or self._silent) and self._attempt is None:
             self._begin_connecting()
-        if connection is not None:
+        if connection is not None and not self._silent:
             self._send(connection, _UNDER_WAY)
             if self._waiting and not self._pressing:
                 self._pressing = True
@@ -137,7 +137,7 @@ class LoopBatcher:
     def _press(self) -> None:
         """Send all that waits: the server is too far away to wait until it has answered what it has."""
         self._pressing = False
-        if self._connection is not None and self._connection.usable:
+        if self._connection is not None and self._connection.usable and not self._silent:
             self._send(self._connection, len(self._under_way) + len(self._waiting))
 
     def _send(self, connection: Streaming, most: int) -> None:
@@ -174,7 +174,11 @@ class LoopBatcher:
             for job in batch.jobs:
                 _fail(job, results)
             if connection is self._connection:
-                self._fail(results)  # those who still wait would find the same
+                if self._silent and self._attempt:  # those who wait, wait for another
+                    self._connection = None
+                    connection.close(results)
+                else:
+                    self._fail(results)  # those who still wait would find the same
             return
         loop = asyncio.get_running_loop()
         gone: StoreUnavailable | None = None
@@ -293,7 +297,7 @@ class LoopBatcher:
 
         A request may be late where the loop itself was held up before it was sent. That says nothing of the store.
         """
-        if self._connection is None:
+        if self._connection is None or self._attempt:
             asked_at = self._attempted_at
         elif self._under_way:
             asked_at = self._under_way[0].sent_at
