@@ -26,12 +26,21 @@ class Problem:
         return f"{text} ({self.hint})" if self.hint else text
 
 
+_SHOWN = 100
+
+
 class ConfigurationError(ValueError):
-    """The rules can't be used: `problems` says everything that was found, in the order of the file."""
+    """The rules can't be used: `problems` says everything that was found, in the order of the file.
+
+    The text names the first hundred problems: a log line has to have an end.
+    """
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)
-        super().__init__("\n".join(map(str, self.problems)))
+        lines = [str(problem) for problem in self.problems[:_SHOWN]]
+        if len(self.problems) > _SHOWN:
+            lines.append(f"… and {len(self.problems) - _SHOWN} more problems")
+        super().__init__("\n".join(lines))
 
 
 class Conflict(Exception):

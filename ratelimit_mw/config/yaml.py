@@ -12,6 +12,8 @@ from typing import NoReturn
 import yaml
 from yaml.events import (
     AliasEvent,
+    CollectionEndEvent,
+    CollectionStartEvent,
     DocumentStartEvent,
     Event,
     MappingEndEvent,
@@ -160,8 +162,12 @@ def _events(text: str) -> Iterator[Event]:
     if fast is not None:
         try:
             events: deque[Event] = deque()
+            depth = 0
             for event in yaml.parse(text, Loader=fast):
                 events.append(event)
+                depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
+                if depth > DEEPEST:  # libyaml takes time by the square of the depth
+                    break
                 checkpoint()
             while events:  # let go of one by one, which makes no pause in the end
                 yield events.popleft()

@@ -22,8 +22,8 @@ async def hello(request):
     return PlainTextResponse("hello")
 
 
-def starlette(*arguments, **options):
-    return Starlette(routes=[Route("/", hello)], middleware=[Middleware(RateLimitMiddleware, *arguments, **options)])
+def starlette(config=None, **options):
+    return Starlette(routes=[Route("/", hello)], middleware=[Middleware(RateLimitMiddleware, config=config, **options)])
 
 
 async def lifespan(app, *incoming):
