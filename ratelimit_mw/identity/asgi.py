@@ -6,7 +6,7 @@ from typing import Any
 from ratelimit_mw.identity import frameworks
 from ratelimit_mw.identity.decoding import parameters_named, plain_cookie
 from ratelimit_mw.identity.frameworks import Framework, host_is_plain
-from ratelimit_mw.identity.paths import forced_root, framework_of, readings, with_dropped, with_empty_values
+from ratelimit_mw.identity.paths import forced_root, framework_of, is_utf8, readings, with_dropped, with_empty_values
 from ratelimit_mw.identity.request import Again, Reading, read_again
 
 _FOLD = bytes.maketrans(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ_", b"abcdefghijklmnopqrstuvwxyz-")
@@ -43,7 +43,7 @@ class AsgiRequest:
             root = ""
         found = readings(path, root, self.framework)
         self.path = found[0]
-        if not self.path.isascii():
+        if not self.path.isascii() and not is_utf8(self.context.get("raw_path")):
             found = with_dropped(found)
         self.readings = found if len(found) > 1 else ()
 

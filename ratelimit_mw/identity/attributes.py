@@ -9,7 +9,7 @@ from ratelimit_mw.identity import address, sources
 from ratelimit_mw.identity.digest import digester
 from ratelimit_mw.identity.frameworks import host_name
 from ratelimit_mw.identity.mapping import MappingRequest
-from ratelimit_mw.identity.paths import counted
+from ratelimit_mw.identity.paths import cleaned
 from ratelimit_mw.identity.request import Again, Reading, Request
 from ratelimit_mw.settings import ClientSettings
 
@@ -134,7 +134,7 @@ class Attributes:
             method = method.upper()
             values["method"] = _counted_method(method)
         if path:
-            values["path"] = counted(path)
+            values["path"] = cleaned(path)
         if host:
             values["host"] = host_name(host)
         return MappingRequest(values, raw, method=method, path=path)
@@ -258,7 +258,7 @@ def _method(request: Request) -> str | None:
 
 
 def _path(request: Request) -> str | None:
-    return counted(request.path)
+    return cleaned(request.readings[0] if request.readings else request.path)
 
 
 def _host(request: Request) -> str | None:

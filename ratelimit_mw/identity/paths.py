@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
-from urllib.parse import urlparse
+from urllib.parse import unquote_to_bytes, urlparse
 
 EMPTY = "\ufdd0"
 """What stands for an empty segment that Falcon takes for a value: a noncharacter, which no template holds."""
@@ -54,13 +54,6 @@ def merged(path: str) -> str:
     return "/" + "/".join([segment for segment in path.removesuffix("\n").split("/") if segment])
 
 
-def counted(path: str) -> str:
-    """The spelling of a path that `by: path` counts under: cleaned, and without what was no UTF-8."""
-    if not path.isascii() and _REPLACED in path:
-        path = path.replace(_REPLACED, "") or "/"
-    return cleaned(path)
-
-
 def readings(path: str, root: str, framework: str = "") -> tuple[str, ...]:
     """What routers may make of a path, the most reduced reading first. `root` is the prefix that they cut off."""
     bases = [path]
@@ -79,6 +72,22 @@ def with_dropped(found: tuple[str, ...]) -> tuple[str, ...]:
     if not any(_REPLACED in each for each in found):
         return found
     return tuple(dict.fromkeys([*(each.replace(_REPLACED, "") or "/" for each in found), *found]))
+
+
+def without_broken_bytes(path: str) -> str:
+    """A path that PEP 3333 passes as bytes read as latin-1, without the bytes that are not UTF-8; "/" at least."""
+    try:
+        return path.encode("latin-1").decode("utf-8", "ignore") or "/"
+    except UnicodeEncodeError:  # a server that decoded it already
+        return path
+
+
+def is_utf8(raw: bytes | None) -> bool:
+    """Whether what a server has decoded, which is known, is UTF-8: then each U+FFFD in it is the client's own."""
+    try:
+        return bool(raw) and bool(unquote_to_bytes(raw or b"").decode("utf-8"))
+    except UnicodeDecodeError:
+        return False
 
 
 def with_empty_values(found: tuple[str, ...]) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from typing import Any
 from ratelimit_mw.identity import frameworks
 from ratelimit_mw.identity.decoding import parameters_named, plain_cookie, utf8
 from ratelimit_mw.identity.frameworks import Framework, host_is_plain
-from ratelimit_mw.identity.paths import framework_of, with_dropped, with_empty_values
+from ratelimit_mw.identity.paths import framework_of, with_empty_values, without_broken_bytes
 from ratelimit_mw.identity.request import Again, Reading, read_again
 
 
@@ -33,10 +33,10 @@ class WsgiRequest:
         path: str = environ.get("PATH_INFO") or "/"
         self.readings: tuple[str, ...] = ()
         if not path.isascii():
-            path = utf8(path)
-            found = with_dropped((path,))
-            if len(found) > 1:
-                self.readings = found
+            given, path = path, utf8(path)
+            dropped = without_broken_bytes(given)
+            if dropped != path:
+                self.readings = (dropped, path)
         self.path = path
 
     @property

@@ -232,3 +232,14 @@ def test_no_request_makes_a_reader_raise(headers, path, query, peer):
         for name in NAMES:
             value = KNOWN.reader(name)(request)
             assert value is None or (isinstance(value, str) and value)
+
+
+@pytest.mark.parametrize("make", [asgi, wsgi])
+def test_a_replacement_character_of_the_clients_own_is_no_broken_byte(make):
+    if make is asgi:
+        own = asgi(path="/a\ufffd", raw_path=b"/a%EF%BF%BD")
+        broken = asgi(path="/a\ufffd", raw_path=b"/a%FF")
+    else:
+        own, broken = wsgi(path="/a\xef\xbf\xbd"), wsgi(path="/a\xff")
+    assert (own.path, own.readings) == ("/a\ufffd", ())
+    assert (broken.path, broken.readings) == ("/a\ufffd", ("/a", "/a\ufffd"))

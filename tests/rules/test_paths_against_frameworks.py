@@ -68,6 +68,10 @@ NAMED = [
     ("wsgi flask", "//users/..", "", "/users/{name}"),
     ("wsgi bottle", "/login%FF", "", "/login"),
     ("wsgi bottle", "/items/7%C3", "", "/items/{id:int}"),
+    ("wsgi flask", "../enter", "", "/{tenant}/enter"),
+    ("wsgi falcon", "../enter", "", "/{tenant}/enter"),
+    ("asgi litestar", "../enter", "", "/{tenant}/enter"),
+    ("wsgi bottle", "%FF/users/%EF%BF%BD", "", "/users/{name}"),
     ("wsgi bottle", "/items/-7", "", "/items/{id:int}"),
 ]
 

@@ -356,28 +356,64 @@ class Routed:
             return
 
 
-BASES = (
-    *("/login", "/slash/", "/items/7", "/items/7/edit", "/prices/7.5", "/users/bob", "/users/bob/edit"),
-    *("/things/0e0cbbd4-1a6d-4f23-9c5e-2f8f10a1b2c3", "/acme/enter", "/files/a/b"),
+BLANKS = ("", "", "", "%20", "%0D", "%0A", "%09", "%C2%A0", "%C2%85", "%1C")
+DIGITS = ("7", "7", "0", "07", "1_0", "_7", "7_", "%EF%BC%97", "%D9%A3", "0-7", "00")
+UUID_TEXT = "0e0cbbd4-1a6d-4f23-9c5e-2f8f10a1b2c3"
+UUIDS = (
+    *(UUID_TEXT, UUID_TEXT.upper(), UUID_TEXT.replace("-", ""), "-".join(UUID_TEXT.replace("-", ""))),
+    *(f"{{{UUID_TEXT}}}", f"urn:uuid:{UUID_TEXT}", f"{UUID_TEXT}-", UUID_TEXT.replace("0", "%D9%A0", 1)),
 )
-TOKENS = (
-    *("/", "//", ".", "..", "/./", "/../", "//../", "%2F", "%2e", "%5C", "%25", "%3F", "%23", "?", "*", ";x", ";", ":"),
-    *("%FF", "%C3", "%C0%AF", "%ED%A0%80", "%EF%BF%BD", "%00", "%09", "%0A", "%0D", "%1C", "%20", "%C2%A0", "%C2%85"),
-    *("+", "-", "_", "0", "7", "e5", ".0", "%EF%BC%97", "%D9%A3", "{", "}", "urn:uuid:", "@", "x", "nan", "inf"),
-    *("http://h", "http://h/", "//h/", "foo:", "/api", "api"),
-)
+WORDS = ("bob", "7", "", "..", ".", "a.b", "%FF", "a%2Fb", ";x", "%00", "%EF%BF%BD", "a%0A", "login", "+7", "%C0%AF")
+SLASHES = ("/", "/", "/", "/", "//", "/./", "/x/../")
+BEFORE = ("", "", "", "", "http://h", "foo:", "%0A", "//h", "%20", "/..", "/")
+BEHIND = ("", "", "", "", "/", "%0A", ";x", "?q", "%3Fq", "%23f", "/.", "//", "/..", "%00")
+BROKEN = ("%FF", "%C3", "%C0%AF", "%ED%A0%80", "%EF%BF%BD")
+TOKENS = (*SLASHES, *BEFORE, *BEHIND, *BROKEN, *BLANKS, "%2F", "%2e", "%5C", "%25", "*", ":", "@", "+", "-", "_", "api")
 ROOTS = ("", "", "/api", "/api/", "/", "/a%b", "/items")
 
 
 @st.composite
+def _numbers(draw: st.DrawFn, *, whole: bool) -> str:
+    sign, digits = draw(st.sampled_from(("", "", "+", "-"))), draw(st.sampled_from(DIGITS))
+    behind = ("", "", ".0", ".", "e0", "_.0") if whole else (".5", ".5", "", ".", "e5", "_.5", "._5", ".%D9%A3")
+    number = f"{sign}{digits}{draw(st.sampled_from(behind))}"
+    return draw(st.sampled_from(BLANKS)) + number + draw(st.sampled_from(BLANKS))
+
+
+VALUES = {
+    "int": _numbers(whole=True),
+    "float": st.one_of(_numbers(whole=False), st.sampled_from(("nan", "inf", "-inf", ".5", "in_f"))),
+    "uuid": st.sampled_from(UUIDS),
+    "path": st.lists(st.sampled_from(WORDS), min_size=1, max_size=3).map("/".join),
+    "": st.sampled_from(WORDS),
+}
+
+
+@st.composite
 def requests_to(draw: st.DrawFn, kind: str) -> tuple[bytes, str]:
-    """A mutated target of one of the routes, and the `root_path` of the server that it is sent to."""
-    target = draw(st.sampled_from(BASES))
-    for _ in range(draw(st.integers(0, 4))):
+    """A target that may reach one of the routes, spelled in an unusual way, and the `root_path` of its server.
+
+    At most a few things are unusual at once, so that many targets do reach a handler.
+    """
+    target = draw(st.sampled_from(TEMPLATES))
+    while "{" in target:
+        before, _, rest = target.partition("{")
+        parameter, _, after = rest.partition("}")
+        target = before + draw(VALUES[parameter.partition(":")[2]]) + after
+    for unusual in draw(st.lists(st.sampled_from(("slash", "ends", "broken", "token", "no slash")), max_size=2)):
         place = draw(st.integers(0, len(target)))
-        target = target[:place] + draw(st.sampled_from(TOKENS)) + target[place:]
+        if unusual == "slash":
+            head, slash, tail = target[:place].rpartition("/")
+            target = head + (draw(st.sampled_from(SLASHES)) if slash else "") + tail + target[place:]
+        elif unusual == "ends":
+            target = draw(st.sampled_from(BEFORE)) + target + draw(st.sampled_from(BEHIND))
+        elif unusual == "no slash":
+            target = target.lstrip("/")
+        else:
+            token = draw(st.sampled_from(BROKEN if unusual == "broken" else TOKENS))
+            target = target[:place] + token + target[place:]
     if kind == "wsgi":
         return target.encode(), ""
     root = draw(st.sampled_from(ROOTS))
-    prefix = draw(st.sampled_from(("", root, "/x" + root, root + "/", root.lstrip("/")))) if root else ""
-    return (prefix + target).encode(), root
+    prefixes = ("", root, f"/x{root}", f"{root}/", root.lstrip("/"), f"http://h{root}")
+    return (draw(st.sampled_from(prefixes)) + target if root else target).encode(), root

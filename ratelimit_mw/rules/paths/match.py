@@ -140,7 +140,8 @@ class PathMatcher:
         in_both = _narrow_owners(found) & _narrow_owners(raw) if plain else frozenset[int]()
         chosen: dict[int, Hit] = {}
         forms = [(cleaned, found), (path, raw)]
-        if "/." in path or not plain:  # where slashes are dropped, but dots are not resolved
+        # Some routers drop slashes, or put one before the path, but do not resolve dots.
+        if "/." in path or not plain or not path.startswith("/"):
             without_slashes = merged(path)
             if without_slashes not in (path, cleaned):
                 forms.append((without_slashes, self._find(without_slashes)))
