@@ -72,9 +72,7 @@ def test_a_bomb_in_the_database_is_refused_and_the_rules_before_stay(any_server,
     database.close()
 
 
-@pytest.mark.parametrize(
-    "text", ["[" * 1_000_000, "{a: " * 300_000, "[{a: " * 300_000], ids=["lists", "mappings", "both"]
-)
+@pytest.mark.parametrize("opening", ["[", "{a: ", "[{a: "])
 def test_of_what_is_nested_too_deeply_the_rest_is_not_read(opening, tmp_path, monkeypatch):
     events = []
     parse = yaml.parse
