@@ -1,5 +1,6 @@
 """Counters in this process's memory: no server, and no sharing with other processes."""
 
+import random
 import threading
 from collections.abc import Iterator, Sequence
 from operator import itemgetter
@@ -255,7 +256,11 @@ def _next(segment: _Segment, count: int) -> list[str]:
         if not hand:
             if found or not segment:
                 break
-            hand.extend(sorted(segment, key=hash))  # in any order but that of age: neighbours are often alike
+            # Each sample is taken from old and new counters alike, for counters of one age are often alike.
+            keys = list(segment)
+            apart = max(len(keys) // _SAMPLE, 1)
+            for start in random.sample(range(apart), apart):
+                hand += keys[start::apart]
         key = hand.pop()
         if key in segment:
             found.append(key)
