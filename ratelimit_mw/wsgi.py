@@ -63,6 +63,7 @@ class RateLimitMiddleware:
         self._engine = engine = used.engine
         self._deferral = Deferral(app, used.deferrals, lambda rules: engine.planner.meter(rules).load())
         self._latest = used.response, _answers(used.rules)
+        engine.connect()  # WSGI servers do not tell apps of their start: most import the app in each worker
 
     def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         """Serve one request."""

@@ -41,8 +41,12 @@ class Engine:
         retriever.require(storage.decide_here)
         retriever.connect(self.planner.switch.turn)
 
-    async def aconnect(self) -> None:
+    def connect(self) -> None:
         """Connect to the store as the server starts, so that the first requests do not wait for that."""
+        self._storage.connect()
+
+    async def aconnect(self) -> None:
+        """The awaitable twin of `connect`, for the running event loop."""
         await self._storage.aconnect()
 
     def current(self) -> Rules:

@@ -56,6 +56,11 @@ class Storage:
         self.store = banning(self.store, quotas, self.bans.begun)
         self.local = banning(self.local, quotas, self.bans.begun)
 
+    def connect(self) -> None:
+        """Connect to the store for threads, where there is something to connect to. Never raises."""
+        if isinstance(self._server, Connectable):
+            self._server.connect()
+
     async def aconnect(self) -> None:
         """Connect the running event loop to the store, where there is something to connect to. Never raises."""
         if isinstance(self._server, Connectable):

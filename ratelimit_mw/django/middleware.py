@@ -47,6 +47,7 @@ class RateLimitMiddleware:
             markcoroutinefunction(self)
         else:
             self._limiter.require(refuse_awaited)
+            self._engine.connect()
         if self._limiter.rules.deferring:
             _log.warning(
                 "on_limit: defer is done by the middlewares around an application, of ratelimit_mw.wsgi and .asgi; "

@@ -10,8 +10,11 @@ from ratelimit_mw.model import Ask, Reply
 class Connectable(Protocol):
     """A store that can be connected before the first request comes. Both methods wait for a second at most."""
 
+    def connect(self) -> None:
+        """Connect for threads. A store that is away is no error: requests find out for themselves."""
+
     async def aconnect(self) -> None:
-        """Connect the running event loop. A store that is away is no error: requests find out for themselves."""
+        """Connect the running event loop."""
 
 
 @runtime_checkable

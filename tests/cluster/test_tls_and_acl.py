@@ -21,10 +21,7 @@ from tests.support.patience import eventually
 from tests.support.proxy import Proxy
 
 QUOTA = Quota("fixed_window", 100, 3_600 * SECOND)
-ACL = (
-    "~d:* &d:overrides +@read +@write -@dangerous +eval +evalsha +time +subscribe +publish "
-    "+cluster|slots +client|setinfo"
-)
+ACL = "~d:* &d:overrides +@read +@write -@dangerous +eval +evalsha +time +subscribe +publish +cluster|slots"
 
 
 @pytest.fixture(scope="module")

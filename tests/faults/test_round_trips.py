@@ -101,6 +101,36 @@ def test_a_connection_that_comes_later_than_requests_wait_serves_the_next_ones(p
     assert lines(caplog) == []  # the store had less than its time to answer
 
 
+@pytest.mark.parametrize("way", ["threads", "tasks"])
+def test_the_very_first_connection_of_a_process_may_take_a_second(fresh_server, way):
+    """To select the database takes 0.7 s, and so does the decision: together more than the timeout."""
+    with Proxy(fresh_server.port) as proxy:
+        proxy.delay(0.35)
+        store = RedisStore(proxy.url.replace("/0", "/1"), timeout=1.2)
+        if way == "threads":
+            reply = store.decide(ASKS)
+            store.close()
+        else:
+            reply = asyncio.run(attempt(store))
+    assert reply.outcomes[0].allowed
+
+
+def test_threads_that_overlap_are_all_served_in_time(proxy, caplog):
+    """Two round trips do not fit into the timeout, so none may wait for another's."""
+    store = RedisStore(proxy.url, timeout=TIMEOUT)
+    store.connect()
+    store.decide(ASKS)  # from which it is known how far away the server is
+
+    def ask(number):
+        time.sleep(number * 0.05)
+        return store.decide(ASKS).outcomes[0].allowed
+
+    with ThreadPoolExecutor(20) as pool:
+        assert list(pool.map(ask, range(40))) == [True] * 40
+    store.close()
+    assert lines(caplog) == []
+
+
 @pytest.mark.parametrize("stall", ["SIGSTOP", "a black hole"])
 def test_after_a_stall_all_are_served_again(fresh_server, proxy, stall):
     async def main():

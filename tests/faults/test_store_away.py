@@ -7,7 +7,9 @@ once; one line is logged when the store goes and one when it is back; limits hol
 import asyncio
 import logging
 import re
+import shutil
 import signal
+import socket
 import sys
 import textwrap
 import threading
@@ -118,6 +120,37 @@ def read_only(server, proxy):
     server.admin.replicaof("127.0.0.1", 1)
 
 
+def master_down(server, proxy):
+    server.config("replica-serve-stale-data", "no")
+    read_only(server, proxy)
+
+
+def too_few_replicas(server, proxy):
+    server.config("min-replicas-to-write", 1)
+
+
+def snapshot_failed(server, proxy):
+    server.config("save", "3600 1")
+    shutil.rmtree(server.directory)  # where it would be written to
+    server.admin.set("d:snapshot", 1)
+    server.admin.bgsave()
+    eventually(lambda: server.admin.info("persistence")["rdb_last_bgsave_status"] == "err")
+
+
+def busy(server, proxy):
+    """A script that does not end, until it is killed."""
+    server.config("lua-time-limit", 1)
+    with socket.create_connection(("127.0.0.1", server.port)) as line:
+        line.sendall(b'EVAL "while true do end" 0\r\n')
+        with socket.create_connection(("127.0.0.1", server.port)) as other:
+            eventually(lambda: (other.sendall(b"GET x\r\n"), other.recv(100))[1].startswith(b"-BUSY"))
+
+
+def too_many_clients(server, proxy):
+    server.config("maxclients", 1)
+    server.admin.client_kill_filter(_type="normal", skipme=True)
+
+
 def writable(server, proxy):
     server.admin.replicaof("NO", "ONE")
 
@@ -148,6 +181,11 @@ FAULTS = [
     pytest.param((full, lambda s, p: s.config("maxmemory", 0)), id="out of memory"),
     pytest.param((password_wanted, lambda s, p: s.config("requirepass", "")), id="a password appears"),
     pytest.param((forbidden, permitted), id="scripts forbidden"),
+    pytest.param((master_down, writable), id="a replica without its master"),
+    pytest.param((too_few_replicas, lambda s, p: s.config("min-replicas-to-write", 0)), id="too few replicas"),
+    pytest.param((snapshot_failed, lambda s, p: s.config("save", "")), id="a snapshot failed"),
+    pytest.param((busy, lambda s, p: s.admin.script_kill()), id="a script that does not end"),
+    pytest.param((too_many_clients, lambda s, p: s.config("maxclients", 100)), id="too many clients"),
     pytest.param((lambda s, p: p.black_hole(), lambda s, p: p.heal()), id="a black hole"),
     pytest.param((lambda s, p: p.reset(), lambda s, p: p.heal()), id="resets"),
     pytest.param((lambda s, p: p.half_reply(), lambda s, p: p.heal()), id="half a reply"),
@@ -261,6 +299,13 @@ REASONS = [
     pytest.param((read_only, "READONLY"), id="a read-only replica"),
     pytest.param((full, "OOM"), id="out of memory"),
     pytest.param((forbidden, "NOPERM"), id="scripts forbidden"),
+    pytest.param((master_down, "MASTERDOWN"), id="a replica without its master"),
+    pytest.param((too_few_replicas, "NOREPLICAS"), id="too few replicas"),
+    pytest.param((snapshot_failed, "MISCONF"), id="a snapshot failed"),
+    pytest.param((busy, "BUSY"), id="a script that does not end"),
+    pytest.param(
+        (too_many_clients, "max number of clients|closed the connection|reset|Broken pipe"), id="too many clients"
+    ),
 ]
 
 

@@ -19,6 +19,7 @@ from ratelimit_mw.stores.redis.connecting import (
     socket_of,
     unavailable,
 )
+from ratelimit_mw.stores.redis.inquiry import NoAnswer
 from ratelimit_mw.stores.redis.replies import PENDING, Replies
 from ratelimit_mw.stores.redis.wire import Command, Conversation
 
@@ -119,7 +120,7 @@ class Blocking:
                 left = deadline - time.monotonic()
                 if left <= GRACE:
                     if late:
-                        raise StoreUnavailable(_NO_ANSWER)
+                        raise NoAnswer(_NO_ANSWER)
                     late, left = True, GRACE  # once: a reply that drips in is not waited for
                 sock.settimeout(left)
                 received.extend(map(sock.recv, _MUCH))
@@ -129,7 +130,7 @@ class Blocking:
         except OSError as error:
             if _is_foreign(error):
                 raise
-            raise (StoreUnavailable(_NO_ANSWER) if isinstance(error, TimeoutError) else unavailable(error)) from error
+            raise (NoAnswer(_NO_ANSWER) if isinstance(error, TimeoutError) else unavailable(error)) from error
         except AttributeError:  # there is no socket: closed by another thread
             raise StoreUnavailable("the connection was closed") from None
         self._used = time.monotonic()

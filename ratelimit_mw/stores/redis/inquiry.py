@@ -50,6 +50,10 @@ class Elsewhere(StoreUnavailable):
     """Nothing was done: this node of a cluster is well, but it was not the one to ask, or not the moment."""
 
 
+class NoAnswer(StoreUnavailable):
+    """Nothing came within the deadline: no answer, or no connection."""
+
+
 class Late(StoreUnavailable):
     """One request was not answered in time. Others are, so the store itself is well."""
 

@@ -19,6 +19,7 @@ from ratelimit_mw.stores.redis.breaker import Breaker
 from ratelimit_mw.stores.redis.connecting import FIRST_CONNECTION
 from ratelimit_mw.stores.redis.endpoint import Endpoint
 from ratelimit_mw.stores.redis.inquiry import Inquiry, Intent, Spoilt, away
+from ratelimit_mw.stores.redis.lanes import Lanes
 from ratelimit_mw.stores.redis.loops import LoopBatcher
 from ratelimit_mw.stores.redis.scan import scan
 from ratelimit_mw.stores.redis.script import Script
@@ -57,7 +58,7 @@ class Server:
         """Close the threads' connection. Those of event loops close with their loops, or by `aclose`."""
         self._breaker.stop()
         self._breaker = Breaker(self._name)
-        self._threads.close()
+        self._lanes.close()
 
     async def aclose(self) -> None:
         """Close the running loop's connection as well."""
@@ -69,18 +70,22 @@ class Server:
 
     def after_fork(self) -> None:
         """Go on in the child of a fork, with nothing that the parent uses."""
-        _inherited.append((self._threads, dict(self._loops)))
+        _inherited.append((self._lanes, dict(self._loops)))
         self._begin()
 
     def _begin(self) -> None:
         """Start with no connection and no lock held: at first, and in the child of a fork."""
         self._breaker = Breaker(self._name)
-        self._threads = ThreadBatcher(self._connect, self._converse, self._timeout)
+        self._threads = self._thread_batcher()
+        self._lanes = Lanes(self._threads, self._thread_batcher, self._timeout)
         self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopBatcher] = weakref.WeakKeyDictionary()
         self._scripts: set[Script] = set()
         self._reached = False
         self._latest = _NO_LOOP  # spares most requests a look-up
         self._adding = threading.Lock()
+
+    def _thread_batcher(self) -> ThreadBatcher:
+        return ThreadBatcher(self._connect, self._converse, self._timeout, self._allowance)
 
     @property
     def away(self) -> bool:
@@ -94,7 +99,7 @@ class Server:
             raise StoreUnavailable(_AWAY)
         seen = breaker.closings  # so that what failed before the store came back is known as old
         try:
-            return self._threads.decide(inquiry, timeout)
+            return self._lanes.decide(inquiry, timeout)
         except StoreUnavailable as error:
             self._learn(error, inquiry, breaker, seen)
             raise
@@ -131,6 +136,10 @@ class Server:
                 )
         self._latest = weakref.ref(loop), batcher
         return batcher
+
+    def connect(self) -> None:
+        """Connect for threads, before requests come, for a second at most. Never raises."""
+        self._threads.connect()
 
     async def aconnect(self) -> None:
         """Connect the running loop, before requests come, for a second at most. Never raises."""

@@ -23,7 +23,7 @@ from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import Reply
 from ratelimit_mw.stores.redis.blocking import Blocking, Exchange
 from ratelimit_mw.stores.redis.connecting import GRACE
-from ratelimit_mw.stores.redis.inquiry import Inquiry, away
+from ratelimit_mw.stores.redis.inquiry import Inquiry, NoAnswer, away
 from ratelimit_mw.stores.redis.wire import MOST, Batch, Conversation
 
 _LOST = 1.0
@@ -43,18 +43,26 @@ class ThreadBatcher:
         connect: Callable[[], Blocking],
         converse: Callable[[Sequence[Inquiry]], Conversation],
         timeout: float,
+        allowance: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._connect = connect
+        self._allowance = allowance
         self._converse = converse
         self._timeout = timeout
         self._waiting: deque[_Job] = deque()
         self._leader: dict[None, _Job] = {}  # the job that holds the connection, if any
         self._connection: Blocking | None = None
         self._attempt: _Attempt | None = None
+        self.round_trip = 0.0
+        """Seconds that the last exchange took."""
+        self._served_at = float("-inf")
 
     def decide(self, inquiry: Inquiry, timeout: float | None = None) -> Reply:
         """The store's reply to `inquiry` within the timeout, or StoreUnavailable."""
-        job = _Job(inquiry, time.monotonic() + (self._timeout if timeout is None else timeout))
+        deadline = time.monotonic() + (self._timeout if timeout is None else timeout)
+        if self._connection is None:
+            deadline += self._allowance()
+        job = _Job(inquiry, deadline)
         try:
             if not self._waiting and self._takes_lead(job):
                 self._lead(job)
@@ -66,7 +74,32 @@ class ThreadBatcher:
         result = job.result
         if isinstance(result, Reply):
             return result
-        raise result or StoreUnavailable(_NO_ANSWER)
+        raise result or NoAnswer(_NO_ANSWER)
+
+    @property
+    def busy(self) -> bool:
+        """Whether its connection is in use."""
+        return bool(self._leader)
+
+    def served_since(self, moment: float) -> bool:
+        """Whether some request was answered in time since that moment of the monotonic clock."""
+        return self._served_at > moment
+
+    def connect(self) -> None:
+        """Connect before the first request comes, for at most as long as that one would wait. Never raises."""
+        seconds = max(self._allowance(), self._timeout)
+        attempt = self.begin_connecting()
+        if attempt is not None:
+            attempt.wait(seconds)
+
+    def begin_connecting(self) -> "_Attempt | None":
+        """Connect beside the requests, where there is no connection yet. Never raises."""
+        if self._connection is not None or self._attempt is not None:
+            return self._attempt
+        try:
+            return self._begin_connecting()
+        except StoreUnavailable:  # no more threads
+            return None
 
     def close(self) -> None:
         """Close the connection; what is under way on it gets StoreUnavailable. The next inquiry makes a new one."""
@@ -152,7 +185,7 @@ class ThreadBatcher:
 
     def _fail(self, job: "_Job", error: Exception) -> None:
         """Tell all whom the job led, and those who still wait: they would find the same."""
-        job.result = job.result or StoreUnavailable(str(error))
+        job.result = job.result or _same(error)
         for follower in job.followers:
             follower.fail(error)
         with contextlib.suppress(IndexError):  # the last one has left
@@ -168,11 +201,15 @@ class ThreadBatcher:
         connection = exchange.connection
         if connection is None:
             connection = exchange.connection = self._ready(deadline)
+        began = time.monotonic()
+        deadline = min(deadline, began + self._timeout)  # where the first connection took longer than a request may
         try:
             results = connection.carry_on(exchange, deadline)
         except StoreUnavailable:  # a reply may still come for what was sent
             self._drop(connection)
             raise
+        self._served_at = time.monotonic()
+        self.round_trip = self._served_at - began
         for result in results:
             if away(result):
                 self._drop(connection)
@@ -244,7 +281,9 @@ class ThreadBatcher:
         made = attempt.wait(max(deadline - self._timeout / 2 - time.monotonic(), 0))
         if isinstance(made, Blocking):
             return made
-        raise StoreUnavailable(str(made or "no connection within the deadline"))
+        if made is None:
+            raise NoAnswer("no connection within the deadline")
+        raise StoreUnavailable(str(made))
 
     def _begin_connecting(self) -> "_Attempt":
         """Connect beside the requests, however long the handshake takes."""
@@ -284,6 +323,11 @@ class ThreadBatcher:
             connection.close()
 
 
+def _same(error: Exception) -> StoreUnavailable:
+    """The error as another thread raises it."""
+    return type(error)(*error.args) if isinstance(error, NoAnswer) else StoreUnavailable(str(error))
+
+
 class _Job:
     """An inquiry on its way, the gate at which its thread waits, and what leading takes if it leads."""
 
@@ -311,7 +355,7 @@ class _Job:
 
     def fail(self, error: Exception) -> None:
         """Tell its thread that there is no reply, unless there is."""
-        self.result = self.result or StoreUnavailable(str(error))
+        self.result = self.result or _same(error)
         self.wake()
 
 

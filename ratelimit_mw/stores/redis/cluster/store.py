@@ -100,6 +100,18 @@ class ClusterStore:
         for address in sorted(self._topology.nodes()):
             yield from self._node(address).keys(prefix)
 
+    def connect(self) -> None:
+        """See `Connectable`. Asks which nodes there are, and connects to each that serves a slot."""
+        thread = threading.Thread(target=self._connect_to_all, name="ratelimit_mw connect", daemon=True)
+        with contextlib.suppress(RuntimeError):  # no more threads
+            thread.start()
+            thread.join(FIRST_CONNECTION)
+
+    def _connect_to_all(self) -> None:
+        with contextlib.suppress(StoreUnavailable):
+            for address in self._topology.nodes():
+                self._node(address).connect()
+
     async def aconnect(self) -> None:
         """See `Connectable`. Asks which nodes there are, and connects to each that serves a slot."""
         with contextlib.suppress(StoreUnavailable, TimeoutError):

@@ -1,0 +1,124 @@
+"""Round trips of 20 to 95 % of the timeout, many requests at once, before and after stalls of every kind.
+
+The timeout is a second, so that what has to fit into it does so with milliseconds to spare on a machine that does
+nothing else. Judged is what each request got by the time at which it began: once connected none fails, and limits hold
+again within two seconds of the end of a stall.
+
+`SOAK_SHARES=40,45,80 pytest tests/load/test_round_trips.py` tries other shares.
+"""
+
+import asyncio
+import os
+import threading
+import time
+
+import pytest
+
+from ratelimit_mw.errors import StoreUnavailable
+from ratelimit_mw.model import Ask, Quota
+from ratelimit_mw.stores.redis.store import RedisStore
+from tests.support.proxy import Proxy
+
+TIMEOUT = 1.0
+STALL = 3.0
+HOLD_AGAIN = 2.0
+SHARES = [int(share) / 100 for share in os.environ.get("SOAK_SHARES", "20,40,45,50,60,70,80,90,95").split(",")]
+ASKS = [Ask("d:r:{x}", Quota("fixed_window", 1_000_000_000, 3_600_000_000))]
+
+
+class Load:
+    """Requests that overlap, and for each when it began and why it failed, if it did."""
+
+    def __init__(self, url, loops):
+        self.seen, self._done = [], threading.Event()
+        store = RedisStore(url, timeout=TIMEOUT)
+        if loops:
+            self._threads = [threading.Thread(target=lambda: asyncio.run(self._tasks(store))) for _ in range(loops)]
+        else:
+            store.connect()
+            self._threads = [threading.Thread(target=self._one_after_the_other, args=(store, n)) for n in range(20)]
+        self._store = store
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self):
+        self._done.set()
+        for thread in self._threads:
+            thread.join()
+        self._store.close()
+
+    def failed(self, begins, ends):
+        """The reasons of those that failed, of all that began in that time; some did."""
+        during = [why for began, why in self.seen if begins <= began < ends]
+        assert during
+        return [why for why in during if why]
+
+    def held_again(self, after):
+        """Seconds until a request began that was decided."""
+        return min(began for began, why in self.seen if began >= after and not why) - after
+
+    async def _tasks(self, store):
+        await store.aconnect()
+        async with asyncio.TaskGroup() as group:
+            while not self._done.is_set():
+                group.create_task(self._ask(store))
+                await asyncio.sleep(TIMEOUT / 20)
+        await store.aclose()
+
+    async def _ask(self, store):
+        began, why = time.monotonic(), None
+        try:
+            await store.adecide(ASKS)
+        except StoreUnavailable as error:
+            why = str(error)
+        self.seen.append((began, why))
+
+    def _one_after_the_other(self, store, number):
+        self._done.wait(number * TIMEOUT / 20)
+        while not self._done.is_set():
+            began, why = time.monotonic(), None
+            try:
+                store.decide(ASKS)
+            except StoreUnavailable as error:
+                why = str(error)
+            self.seen.append((began, why))
+            self._done.wait(0.005)
+
+
+STALLS = [
+    pytest.param((lambda server, proxy, way: server.pause(), lambda server: server.resume()), id="SIGSTOP"),
+    pytest.param((lambda server, proxy, way: proxy.black_hole(), lambda server: None), id="a black hole"),
+    pytest.param((lambda server, proxy, way: proxy.delay(way, 60), lambda server: None), id="no replies"),
+    pytest.param((lambda server, proxy, way: proxy.delay(60, way), lambda server: None), id="no requests"),
+    pytest.param((lambda server, proxy, way: proxy.delay(way + 2), lambda server: None), id="later"),
+    pytest.param((lambda server, proxy, way: proxy.reset(), lambda server: None), id="resets"),
+]
+
+
+@pytest.mark.parametrize("share", SHARES)
+@pytest.mark.parametrize("stall", STALLS)
+@pytest.mark.parametrize(
+    "loops", [pytest.param(1, id="a loop"), pytest.param(3, id="loops"), pytest.param(0, id="threads")]
+)
+def test_what_fits_into_the_timeout_is_served_before_and_after_a_stall(fresh_server, share, stall, loops):
+    begins, ends = stall
+    way = TIMEOUT * share / 2
+    with Proxy(fresh_server.port) as proxy:
+        proxy.delay(way)
+        load = Load(proxy.url, loops)
+        try:
+            time.sleep(3 * TIMEOUT)
+            served_from = time.monotonic()
+            time.sleep(2 * TIMEOUT)
+            served_to = time.monotonic() - TIMEOUT
+            begins(fresh_server, proxy, way)
+            time.sleep(STALL)
+            ends(fresh_server)
+            proxy.delay(way)
+            ended = time.monotonic()
+            time.sleep(HOLD_AGAIN + 4 * TIMEOUT)
+        finally:
+            load.stop()
+    assert load.failed(served_from, served_to) == []
+    assert load.held_again(ended) < HOLD_AGAIN
+    assert load.failed(ended + HOLD_AGAIN + TIMEOUT, ended + HOLD_AGAIN + 3 * TIMEOUT) == []
