@@ -47,11 +47,11 @@ def cleaned(path: str) -> str:
 
 
 def merged(path: str) -> str:
-    """The path without empty segments and the line feed at its end, but with its dot segments.
+    """The path without empty segments, but with its dot segments.
 
     Flask, Litestar and Falcon drop slashes and take `..` for the value of a parameter.
     """
-    return "/" + "/".join([segment for segment in path.removesuffix("\n").split("/") if segment])
+    return "/" + "/".join([segment for segment in path.split("/") if segment])
 
 
 def readings(path: str, root: str, framework: str = "") -> tuple[str, ...]:

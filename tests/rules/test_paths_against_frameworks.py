@@ -72,6 +72,10 @@ NAMED = [
     ("wsgi falcon", "../enter", "", "/{tenant}/enter"),
     ("asgi litestar", "../enter", "", "/{tenant}/enter"),
     ("wsgi bottle", "%FF/users/%EF%BF%BD", "", "/users/{name}"),
+    ("wsgi flask", "users/%0A", "", "/users/{name}"),
+    ("wsgi flask", "//users/%0A", "", "/users/{name}"),
+    ("wsgi falcon", "users/%0A", "", "/users/{name}"),
+    ("asgi litestar", "/users//%0A", "", "/users/{name}"),
     ("wsgi bottle", "/items/-7", "", "/items/{id:int}"),
 ]
 

@@ -142,9 +142,9 @@ class PathMatcher:
         forms = [(cleaned, found), (path, raw)]
         # Some routers drop slashes, or put one before the path, but do not resolve dots.
         if "/." in path or not plain or not path.startswith("/"):
-            without_slashes = merged(path)
-            if without_slashes not in (path, cleaned):
-                forms.append((without_slashes, self._find(without_slashes)))
+            # A line feed at the end may be a value, or what `$` stands before.
+            further = {merged(path): None, merged(path.removesuffix("\n")): None}
+            forms += [(form, self._find(form)) for form in further if form not in (path, cleaned)]
         for form, matches in forms:
             for entry, values in _first_of_each(matches):
                 if entry.owner not in chosen:
