@@ -37,7 +37,7 @@ def names(volley):
 
 
 def scripts(inquiries):
-    return {encode([inquiry], 7).script for inquiry in inquiries}
+    return {encode([inquiry], 7).script.digest for inquiry in inquiries}
 
 
 def held(inquiries, react, known=None):

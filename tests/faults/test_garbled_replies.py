@@ -104,7 +104,9 @@ def parsed(chunks, **options):
     """The replies in some bytes that arrive in pieces."""
     replies, found = Replies(**options), []
     for chunk in chunks:
-        replies.feed(chunk)
+        only = replies.only(chunk)  # which feeds what is not a text alone
+        if only is not None:
+            found.append(only)
         while (reply := replies.get()) is not PENDING:
             found.append(reply)
     return found

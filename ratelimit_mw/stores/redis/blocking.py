@@ -126,7 +126,9 @@ class Blocking:
                 received.extend(map(sock.recv, _MUCH))
                 if not received[-1]:
                     raise ConnectionError("the server closed the connection")
-                self._replies.feed(received[-1])
+                only = self._replies.only(received[-1])
+                if only is not None:
+                    replies.append(only)
         except OSError as error:
             if _is_foreign(error):
                 raise

@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextvars import Context
 from functools import partial
+from time import monotonic
 
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import Reply
@@ -67,8 +68,8 @@ class LoopBatcher:
         self._waiting: deque[_Job] = deque()
         self._under_way: deque[_Batch] = deque()
         self._deadline = 0.0  # of what is asked in this turn
-        self._answered_at = 0.0  # when somebody was last answered in time
-        self._attempted_at = 0.0  # when connecting began
+        self._answered_at = 0.0  # when a request was last answered in time, by the monotonic clock
+        self._attempted_at = 0.0  # when connecting began, by the same
         self._connected_by = 0.0  # until when requests wait for a connection, whatever their own deadlines
         self._silent = False  # it was told that the store is away, for want of an answer or of a connection
         self._flushing = False
@@ -142,10 +143,10 @@ class LoopBatcher:
 
     def _send(self, connection: Streaming, most: int) -> None:
         """Send batches of what waits, so that at most so many are under way."""
-        while self._waiting and len(self._under_way) < most and connection.usable:
+        while self._waiting and len(self._under_way) < most and self._connection is connection:
             jobs = self._next_jobs()
             if jobs:
-                batch = _Batch(jobs, asyncio.get_running_loop().time())
+                batch = monotonic(), jobs
                 self._under_way.append(batch)
                 conversation = self._converse([inquiry for inquiry, _, _ in jobs])
                 connection.carry(conversation, partial(self._answered, connection, batch))
@@ -171,7 +172,7 @@ class LoopBatcher:
     ) -> None:
         self._under_way.remove(batch)
         if isinstance(results, StoreUnavailable):
-            for job in batch.jobs:
+            for job in batch[1]:
                 _fail(job, results)
             if connection is self._connection:
                 if self._silent and self._attempt:  # those who wait, wait for another
@@ -180,26 +181,26 @@ class LoopBatcher:
                 else:
                     self._fail(results)  # those who still wait would find the same
             return
-        loop = asyncio.get_running_loop()
+        jobs = batch[1]
         gone: StoreUnavailable | None = None
         in_time = False
-        for job, result in zip(batch.jobs, results, strict=True):
+        for job, result in zip(jobs, results, strict=True):
             if isinstance(result, StoreUnavailable):
                 _fail(job, result)
                 gone = gone or (result if away(result) else None)
             elif not job[1].done():
                 job[1].set_result(result)
                 in_time = True
-        self._alone = len(batch.jobs) == 1 and not self._waiting
+        self._alone = len(jobs) == 1 and not self._waiting
         if in_time:
-            self._answered_at = loop.time()
+            self._answered_at = monotonic()
         if gone:
             self._fail(gone)
             return
         if self._silent:
             self._heard_again()
         if self._waiting and not self._flushing:
-            self._flush_soon(loop)
+            self._flush_soon(asyncio.get_running_loop())
 
     def _heard_again(self) -> None:
         """The store does answer."""
@@ -217,8 +218,8 @@ class LoopBatcher:
 
     def _begin_connecting(self) -> None:
         loop = asyncio.get_running_loop()
-        self._attempted_at = loop.time()
-        self._connected_by = self._attempted_at + self._allowance()
+        self._attempted_at = monotonic()
+        self._connected_by = loop.time() + self._allowance()
         self._attempt = loop.create_task(self._make(), context=self._context)
         self._attempt.add_done_callback(self._made)
 
@@ -286,13 +287,13 @@ class LoopBatcher:
         for job in self._pending():
             if self._due(job) > now:
                 break
-            if self._hears_nothing(now):
+            if self._hears_nothing():
                 self._tell_all()
                 break
             _fail(job, Late("no answer within the deadline"))
         self._watch()
 
-    def _hears_nothing(self, now: float) -> bool:
+    def _hears_nothing(self) -> bool:
         """Whether the store had the whole timeout for an answer, and gave none that came in time.
 
         A request may be late where the loop itself was held up before it was sent. That says nothing of the store.
@@ -300,10 +301,10 @@ class LoopBatcher:
         if self._connection is None or self._attempt:
             asked_at = self._attempted_at
         elif self._under_way:
-            asked_at = self._under_way[0].sent_at
+            asked_at = self._under_way[0][0]
         else:
             return False
-        return now - max(asked_at, self._answered_at) > self._timeout * _WHOLE
+        return monotonic() - max(asked_at, self._answered_at) > self._timeout * _WHOLE
 
     def _tell_all(self) -> None:
         """Fail all requests. The connection stays: what is under way may be answered yet, and shows that it is well."""
@@ -321,7 +322,7 @@ class LoopBatcher:
     def _pending(self) -> "Iterator[_Job]":
         """The requests that wait for an answer, the oldest first."""
         for batch in self._under_way:
-            for job in batch.jobs:
+            for job in batch[1]:
                 if not job[1].done():
                     yield job
         for job in self._waiting:
@@ -336,14 +337,8 @@ _Job = tuple[Inquiry, "asyncio.Future[Reply]", float]
 """An inquiry on its way, the future at which its task waits, and its deadline."""
 
 
-class _Batch:
-    """Requests that travel together, and when they were sent. Those that are late stay in it until its reply."""
-
-    __slots__ = ("jobs", "sent_at")
-
-    def __init__(self, jobs: list[_Job], sent_at: float) -> None:
-        self.jobs = jobs
-        self.sent_at = sent_at
+_Batch = tuple[float, list[_Job]]
+"""When some requests were sent, and these. Those that are late stay in it until its reply."""
 
 
 def _fail(job: _Job, error: StoreUnavailable) -> None:

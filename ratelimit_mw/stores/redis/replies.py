@@ -38,12 +38,27 @@ class Replies:
         """The arrays that are not complete, the outermost first, and how many items each is to have."""
         self._left = items
 
+    def only(self, data: bytes) -> bytes | None:
+        """The text that these bytes are, as nearly always where one reply is awaited; else None, and they are fed."""
+        if data[:1] == b"$" and not self._data and not self._open:
+            start = data.find(b"\r\n", 1, 12) + 2
+            if (
+                1 < start < len(data) - 1
+                and data[1 : start - 2] == b"%d" % (len(data) - start - 2)
+                and data[-2:] == b"\r\n"
+            ):
+                return data[start:-2]
+        self._data += data
+        return None
+
     def feed(self, data: bytes) -> None:
         """Take more bytes."""
         self._data += data
 
     def get(self) -> object:
         """The next reply, an error as an ErrorReply; or PENDING. Raises StoreUnavailable for what is no reply."""
+        if not self._data:
+            return PENDING
         while True:
             value = self._next()
             if value is PENDING:

@@ -22,7 +22,6 @@ from ratelimit_mw.stores.redis.inquiry import Inquiry, Intent, Spoilt, away
 from ratelimit_mw.stores.redis.lanes import Lanes
 from ratelimit_mw.stores.redis.loops import LoopBatcher
 from ratelimit_mw.stores.redis.scan import scan
-from ratelimit_mw.stores.redis.script import Script
 from ratelimit_mw.stores.redis.streaming import Streaming
 from ratelimit_mw.stores.redis.threads import ThreadBatcher
 from ratelimit_mw.stores.redis.wire import Conversation, converse
@@ -79,7 +78,7 @@ class Server:
         self._threads = self._thread_batcher()
         self._lanes = Lanes(self._threads, self._thread_batcher, self._timeout)
         self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopBatcher] = weakref.WeakKeyDictionary()
-        self._scripts: set[Script] = set()
+        self._scripts: set[bytes] = set()
         self._reached = False
         self._latest = _NO_LOOP  # spares most requests a look-up
         self._adding = threading.Lock()

@@ -147,7 +147,10 @@ class _Line(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Hand each whole reply on."""
         try:
-            self._replies.feed(data)
+            only = self._replies.only(data)
+            if only is not None:
+                self._hear(only)
+                return
             while self.ended is None and (reply := self._replies.get()) is not PENDING:
                 self._hear(reply)
         except StoreUnavailable as error:

@@ -185,18 +185,24 @@ The I/O is the caller's; an error reply is an exception, given as a value.
 """
 
 
-def converse(inquiries: Sequence[Inquiry], now: int | None, known: set[Script]) -> Conversation:
-    """Decide `inquiries` in one script call. `known` are the scripts that the server has; it learns them here.
+def converse(inquiries: Sequence[Inquiry], now: int | None, known: set[bytes]) -> Conversation:
+    """Decide `inquiries` in one script call. `known` are the digests of those that the server has.
 
     A script travels with the first call that needs it: to ask for it by name first would take two round trips.
     """
     message = encode(inquiries, now)
-    (reply,) = yield (called(message, by_name=message.script in known),)
-    if unknown(reply):
+    digest = message.script.digest
+    if digest in known:
+        (reply,) = yield ((b"EVALSHA", digest, *message.arguments),)
+    else:
         (reply,) = yield (called(message, by_name=False),)
     if isinstance(reply, Exception):
-        raise StoreUnavailable(str(reply))
-    known.add(message.script)
+        if unknown(reply):
+            (reply,) = yield (called(message, by_name=False),)
+        if isinstance(reply, Exception):
+            raise StoreUnavailable(str(reply))
+    if digest not in known:
+        known.add(digest)
     return decode(reply, message, inquiries)
 
 

@@ -8,7 +8,6 @@ from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import Reply
 from ratelimit_mw.stores.redis.endpoint import Address, redirection
 from ratelimit_mw.stores.redis.inquiry import Elsewhere, Inquiry, Spoilt
-from ratelimit_mw.stores.redis.script import Script
 from ratelimit_mw.stores.redis.wire import Command, Conversation, Message, called, decode, encode, numbers
 from ratelimit_mw.stores.redis.wire import unknown as unknown_script
 
@@ -33,7 +32,7 @@ def slot_of(key: str) -> int:
     return key_slot(key.encode())
 
 
-def converse_by_slot(inquiries: Sequence[Inquiry], now: int | None, known: set[Script]) -> Conversation:
+def converse_by_slot(inquiries: Sequence[Inquiry], now: int | None, known: set[bytes]) -> Conversation:
     """Decide `inquiries`, each slot's in a script call of its own, for no call may reach over several.
 
     The answer to an inquiry that this node would not take is an `Elsewhere`. `known` are the scripts that it has.
@@ -45,12 +44,12 @@ def converse_by_slot(inquiries: Sequence[Inquiry], now: int | None, known: set[S
         asked = [[inquiries[place] for place in call] for call in calls]
         messages = [encode(group, now, next(number)) for group in asked]
         volley: list[Command] = []
-        taught: set[Script] = set()
+        taught: set[bytes] = set()
         for group, message in zip(asked, messages, strict=True):
             if _is_asking(group):
                 volley.append((b"ASKING",))
-            volley.append(called(message, by_name=message.script in taught or message.script in known))
-            taught.add(message.script)  # by the first of a volley
+            volley.append(called(message, by_name=message.script.digest in taught | known))
+            taught.add(message.script.digest)  # by the first of a volley
         replies = iter((yield volley))
         again: list[list[int]] = []
         for call, group, message in zip(calls, asked, messages, strict=True):
@@ -58,7 +57,7 @@ def converse_by_slot(inquiries: Sequence[Inquiry], now: int | None, known: set[S
                 next(replies)
             reply = next(replies)
             if unknown_script(reply):
-                known.discard(message.script)
+                known.discard(message.script.digest)
                 again.append(call)
             elif len(call) > 1 and _moves(reply):
                 again += [[place] for place in call]  # some of its keys are here and some are gone already
@@ -67,7 +66,7 @@ def converse_by_slot(inquiries: Sequence[Inquiry], now: int | None, known: set[S
                 for place, answer in zip(call, answers, strict=True):
                     results[place] = answer
                     if isinstance(answer, Reply):
-                        known.add(message.script)
+                        known.add(message.script.digest)
         calls = again
         if not calls:
             break
