@@ -16,7 +16,7 @@ from ratelimit_mw.errors import ConfigurationError
 from ratelimit_mw.identity.asgi import AsgiRequest, asgi_requests_of
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.limiter import RateLimiter
-from ratelimit_mw.load.meter import ASGI_CAPACITY, Meter
+from ratelimit_mw.load.meter import ASGI_CAPACITY
 from ratelimit_mw.model import SECOND
 from ratelimit_mw.response.answers import Answers
 from ratelimit_mw.rules.domains import Rules
@@ -100,8 +100,11 @@ class RateLimitMiddleware:
             return
         rules = self._current()  # once: the request goes by one version of the rules from beginning to end
         request = self._request(scope)
-        meter = self._entered(rules) if rules.metered else None
+        meter = self._engine.planner.meter(rules) if rules.metered else None
         try:
+            if meter is not None:
+                meter.watch(asyncio.get_running_loop())
+                meter.arrived(ASGI_CAPACITY, request)
             replayed = rules.deferring and self._deferral.admits(request, rules)
             verdict = Verdict((), None) if replayed else await self._engine.adecide(request, rules=rules)
             scope["ratelimit"] = handle = AsyncHandle(verdict, self._limiter, request, rules)
@@ -129,7 +132,7 @@ class RateLimitMiddleware:
                 await self.app(scope, receive, send)
         finally:
             if meter is not None:
-                meter.left()
+                meter.left(request)
             request.part()
 
     async def _call_at_first(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -164,13 +167,6 @@ class RateLimitMiddleware:
             await self._deferral.serve(rules, request, receive, send)
         else:
             await self.app(request.context, receive, send)
-
-    def _entered(self, rules: Rules) -> Meter:
-        """The meter of the process's load, which has seen the request come."""
-        meter = self._engine.planner.meter(rules)
-        meter.watch(asyncio.get_running_loop())
-        meter.arrived(ASGI_CAPACITY)
-        return meter
 
 
 def _beside(answers: Answers[bytes], handle: AsyncHandle, send: Send) -> Send:

@@ -24,7 +24,7 @@ class Recent(OrderedDict[K, V]):
         """Remember `value`."""
         self.pop(key, None)  # put anew, it is the newest
         self[key] = value
-        if len(self) > self._most:
+        while len(self) > self._most:
             self.popitem(last=False)
 
     def drop(self, key: K) -> None:

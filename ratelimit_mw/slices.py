@@ -26,8 +26,8 @@ def checkpoint() -> None:
 @contextmanager
 def in_slices() -> Iterator[None]:
     """Make `checkpoint` let other threads run, in this thread."""
-    _threads.due = time.perf_counter() + _SLICE
     try:
+        _threads.due = time.perf_counter() + _SLICE
         yield
     finally:
         _threads.due = None

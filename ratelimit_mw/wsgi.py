@@ -71,14 +71,17 @@ class RateLimitMiddleware:
         if not rules.metered:
             return self._serve(rules, environ, start_response)
         meter = self._engine.planner.meter(rules)
-        meter.arrived(WSGI_CAPACITY)
-        body: Iterable[bytes] = ()
+        here = object()
         try:
+            meter.arrived(WSGI_CAPACITY, here)
             body = self._serve(rules, environ, start_response)
-        finally:
-            if isinstance(body, list | tuple):  # all there is; else the thread is busy as long as it streams
-                meter.left()
-        return body if isinstance(body, list | tuple) else Ending(body, meter.left)
+            if not isinstance(body, list | tuple):  # the thread is busy as long as it streams
+                return Ending(body, partial(meter.left, here))
+            meter.left(here)
+        except BaseException:  # an exception from elsewhere, too
+            meter.left(here)
+            raise
+        return body
 
     def _serve(self, rules: Rules, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         request = self._request(environ)

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 import pytest
 
 from ratelimit_mw import ManualClock, RateLimiter
-from ratelimit_mw.decision.waiting import Waiting
+from ratelimit_mw.decision.waiting import Place, Waiting
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.forks import _all
 from ratelimit_mw.stores.memory import MemoryStore
@@ -24,9 +24,7 @@ def pool():
     with ThreadPoolExecutor(8) as made:
         yield made
         for waiting in [each for each in _all if isinstance(each, Waiting)]:  # a failed test leaves somebody behind
-            with waiting._told:
-                waiting._begin()
-                waiting._told.notify_all()
+            waiting._begin()
 
 
 @pytest.fixture
@@ -35,75 +33,94 @@ def waiting():
 
 
 def held_up(waiting, number=1):
-    eventually(lambda: waiting._held_up == number, every=0.001)
+    eventually(lambda: len(waiting._held_up) == number, every=0.001)
 
 
-def test_whoever_finds_all_places_taken_by_those_who_ask_hears_of_them_first(waiting, pool):
-    assert [waiting.enter(2) for _ in range(3)] == [True, True, False]
-    late = pool.submit(waiting.enter_at_last, 2)
+def places(number):
+    return [Place() for _ in range(number)]
+
+
+def test_a_thread_that_finds_all_places_taken_by_those_who_ask_hears_of_them_first(waiting, pool):
+    first, second, third, fourth = places(4)
+    assert [waiting.enter(place, 2) for place in (first, second, third)] == [True, True, False]
+    late = pool.submit(waiting.enter_at_last, fourth, 2)
     held_up(waiting)
-    waiting.decided(waits=True)
+    waiting.decided(first)
     held_up(waiting)  # the other may yet turn out not to wait
-    waiting.decided(waits=False)
+    waiting.leave(second)
     assert late.result(WITHIN)
 
 
 def test_it_finds_no_place_once_all_belong_to_threads_that_wait(waiting, pool):
-    assert [waiting.enter(2) for _ in range(2)] == [True, True]
-    late = pool.submit(waiting.enter_at_last, 2)
+    first, second, third, fourth = places(4)
+    assert [waiting.enter(place, 2) for place in (first, second)] == [True, True]
+    late = pool.submit(waiting.enter_at_last, third, 2)
     held_up(waiting)
-    waiting.decided(waits=True)
-    waiting.decided(waits=True)
+    waiting.decided(first)
+    waiting.decided(second)
     assert not late.result(WITHIN)
-    assert not waiting.enter(2)
-    waiting.leave()
-    assert waiting.enter(2)
+    assert not waiting.enter(fourth, 2)
+    waiting.leave(first)
+    assert waiting.enter(fourth, 2)
 
 
-def test_nobody_gets_in_before_one_who_is_held_up(waiting, pool):
-    assert waiting.enter(1)
-    late = pool.submit(waiting.enter_at_last, 1)
+def test_no_thread_gets_in_before_one_that_is_held_up(waiting, pool):
+    first, second, third = places(3)
+    assert waiting.enter(first, 1)
+    late = pool.submit(waiting.enter_at_last, second, 1)
     held_up(waiting)
-    assert not waiting.enter(10)
-    waiting.decided(waits=False)
+    assert not waiting.enter(third, 10)
+    waiting.leave(first)
     assert late.result(WITHIN)
-    assert waiting.enter(10)
+    assert waiting.enter(third, 10)
 
 
 def test_each_goes_by_the_number_of_places_of_its_own_rule(waiting, pool):
-    assert [waiting.enter(2), waiting.enter(2)] == [True, True]
-    few, many = pool.submit(waiting.enter_at_last, 1), pool.submit(waiting.enter_at_last, 3)
+    first, second, third, fourth, fifth = places(5)
+    assert [waiting.enter(place, 2) for place in (first, second)] == [True, True]
+    few, many = pool.submit(waiting.enter_at_last, third, 1), pool.submit(waiting.enter_at_last, fourth, 3)
     assert many.result(WITHIN)
     held_up(waiting)
-    waiting.decided(waits=True)
+    waiting.decided(first)
     assert not few.result(WITHIN)
-    assert not waiting.enter(0)
+    assert not waiting.enter(fifth, 0)
 
 
 def test_all_who_are_held_up_hear_of_a_place_that_is_left(waiting, pool):
-    assert waiting.enter(2)
-    waiting.decided(waits=True)
-    assert waiting.enter(2)
-    late = [pool.submit(waiting.enter_at_last, 2) for _ in range(2)]
+    first, second, *others = places(4)
+    assert waiting.enter(first, 2)
+    waiting.decided(first)
+    assert waiting.enter(second, 2)
+    late = [pool.submit(waiting.enter_at_last, place, 2) for place in others]
     held_up(waiting, 2)
-    waiting.leave()
+    waiting.leave(first)
     eventually(lambda: any(each.done() for each in late), every=0.001)
     held_up(waiting)
-    waiting.decided(waits=False)
+    waiting.leave(second)
     assert all(each.result(WITHIN) for each in late)
 
 
-def test_a_child_of_a_fork_has_all_its_places(waiting, pool):
-    assert waiting.enter(1)
-    late = pool.submit(waiting.enter_at_last, 1)
+def test_a_place_ends_with_the_request_that_had_it(waiting, pool):
+    first, second = places(2)
+    assert waiting.enter(first, 1)
+    late = pool.submit(waiting.enter_at_last, second, 1)
     held_up(waiting)
-    with waiting._told:  # as another thread may, at the moment of the fork
+    del first  # its thread was interrupted before it gave the place back
+    assert late.result(WITHIN)
+
+
+def test_a_child_of_a_fork_has_all_its_places(waiting, pool):
+    first, second, third, fourth = places(4)
+    assert waiting.enter(first, 1)
+    late = pool.submit(waiting.enter_at_last, second, 1)
+    held_up(waiting)
+    with waiting._lock:  # as another thread may, at the moment of the fork
         child = os.fork()
         if not child:
             signal.alarm(int(WITHIN))
-            os._exit(0 if waiting.enter(1) and not waiting.enter(1) else 1)
+            os._exit(0 if waiting.enter(third, 1) and not waiting.enter(fourth, 1) else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    waiting.decided(waits=False)
+    waiting.leave(first)
     assert late.result(WITHIN)
 
 

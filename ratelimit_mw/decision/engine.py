@@ -12,7 +12,7 @@ from ratelimit_mw.decision.settlement import Settlement
 from ratelimit_mw.decision.shadows import Shadows
 from ratelimit_mw.decision.storage import Storage
 from ratelimit_mw.decision.verdict import Verdict
-from ratelimit_mw.decision.waiting import Waiting, impatient, lacks_patience, most_waiting
+from ratelimit_mw.decision.waiting import Place, Waiting, impatient, lacks_patience, most_waiting
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import SECOND, Charge, Reply
@@ -156,25 +156,21 @@ class Engine:
         most = most_waiting(plan.charges) if rules.waiting else None
         if most is None:
             return self.execute(plan, rules)
-        waiting, again = self._waiting, False
-        if not waiting.enter(most):
-            verdict = self.execute(Plan(impatient(plan.charges)), rules)
-            again = lacks_patience(plan.charges, verdict) and waiting.enter_at_last(most)
-            if not again:
-                return verdict
-        delay = 0
+        waiting, place, again = self._waiting, Place(), False
         try:
+            if not waiting.enter(place, most):
+                verdict = self.execute(Plan(impatient(plan.charges)), rules)
+                again = lacks_patience(plan.charges, verdict) and waiting.enter_at_last(place, most)
+                if not again:
+                    return verdict
             verdict = self.execute(plan, rules, again=again)
-            delay = verdict.delay
-        finally:
-            waiting.decided(waits=delay > 0)
-        if delay:
-            try:
+            if verdict.delay:
+                waiting.decided(place)
                 self.settlement.account(verdict)  # what is held is held while it waits
-                time.sleep(delay / SECOND)
-            finally:
-                waiting.leave()
-        return verdict
+                time.sleep(verdict.delay / SECOND)
+            return verdict
+        finally:
+            waiting.leave(place)
 
     def _conclude(self, charges: Sequence[Charge], reply: Reply, commit: bool) -> Verdict:
         verdict = Verdict(charges, reply)

@@ -62,7 +62,7 @@ class InFlight:
         lease = Lease(asks, at, self._now())
         with self._lock:
             self._held.add(lease)
-            if self._renewer is None:
+            if self._renewer is None or not self._renewer.is_alive():
                 self._start()
         return lease
 
@@ -77,13 +77,18 @@ class InFlight:
 
     def renew(self) -> None:
         """Charge anew what is due, in place of what was charged before."""
-        with self._lock:
-            now = self._now()
-            due = [lease for lease in self._held if now - lease.renewed_at >= self._every and not lease.renewing]
-            for lease in due:
-                lease.renewing = True
-        for leases in _alike(due):
-            self._renew(leases)
+        due: list[Lease] = []
+        try:
+            with self._lock:
+                now = self._now()
+                due += [lease for lease in self._held if now - lease.renewed_at >= self._every and not lease.renewing]
+                for lease in due:
+                    lease.renewing = True
+            for leases in _alike(due):
+                self._renew(leases)
+        finally:
+            for lease in due:  # where an exception from elsewhere came, those that are left
+                lease.renewing = False
 
     def stop(self) -> None:
         """Renew nothing any more."""
@@ -109,13 +114,15 @@ class InFlight:
         at = leases[0].at
         charged_at: int | None = None
         # What may have been charged is left to expire: to give it back twice might take another's place away.
-        with suppress(StoreUnavailable):
-            charged_at = self._store.charge(_summed(leases), instead_of=at)
-        with self._lock:
-            now = self._now()
-            for lease in leases:
-                lease.at, lease.renewed_at, lease.renewing = charged_at, now, False
-            ended = [lease for lease in leases if lease.ended]
+        try:
+            with suppress(StoreUnavailable):
+                charged_at = self._store.charge(_summed(leases), instead_of=at)
+        finally:
+            with self._lock:
+                now = self._now()
+                for lease in leases:
+                    lease.at, lease.renewed_at, lease.renewing = charged_at, now, False
+                ended = [lease for lease in leases if lease.ended]
         if ended and charged_at is not None:
             with suppress(StoreUnavailable):
                 self._store.refund(_summed(ended), charged_at)

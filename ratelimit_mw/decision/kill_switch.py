@@ -50,8 +50,8 @@ class KillSwitch:
         if not self._fixed and setting != self._setting:
             if setting.word != self._setting.word:
                 _log.warning("%s%s", _MEANINGS[setting.word], _by(setting))
-            self._setting = setting
             self.thrown = setting.word != "on"
+            self._setting = setting  # last: a thread that is interrupted before turns it again
 
     @property
     def note(self) -> str:

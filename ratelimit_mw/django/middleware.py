@@ -164,8 +164,8 @@ class RateLimitMiddleware:
                 meter.watch(asyncio.get_running_loop())
             elif waited := time_in_queue(asked, rules.attributes.from_proxy):
                 meter.queued(waited)
-            meter.arrived(ASGI_CAPACITY if self._awaits else WSGI_CAPACITY)
-            busy.callback(meter.left)
+            busy.callback(meter.left, asked)
+            meter.arrived(ASGI_CAPACITY if self._awaits else WSGI_CAPACITY, asked)
         return busy
 
 

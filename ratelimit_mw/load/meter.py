@@ -66,26 +66,34 @@ class Meter:
         self._asked_at = 0.0
         self._load: float | None = None
         self._brisk = 0.0  # the same, of a shorter time
-        self._in_flight = 0
+        self._here: set[object] = set()
         self._capacity = settings.capacity or ASGI_CAPACITY
         self._lag = self._queued = 0.0
         self._due: float | None = None
         self._failed = False
         self._process = os.getpid()
 
-    def arrived(self, capacity: int) -> None:
-        """A request has come to a middleware that takes `capacity` of them for a full load, if nothing else says."""
-        with self._lock:
-            if self._process != os.getpid():  # forked: the requests in flight are the parent's
-                self._process, self._in_flight = os.getpid(), 0
-            self._in_flight += 1
-            self._capacity = self.settings.capacity or capacity
-            self._asked_at = self._clock()
+    def arrived(self, capacity: int, request: object | None = None) -> None:
+        """A request has come to a middleware that takes `capacity` of them for a full load, if nothing else says.
 
-    def left(self) -> None:
-        """Its response is done."""
-        with self._lock:
-            self._in_flight = max(self._in_flight - 1, 0)
+        `request` stands for it, and leaves as often as need be: what is interrupted is counted once, or not at all.
+        """
+        if self._process != os.getpid():  # forked: the requests in flight are the parent's
+            self._here, self._process = set(), os.getpid()
+        self._here.add(object() if request is None else request)
+        self._capacity = self.settings.capacity or capacity
+        self._asked_at = self._clock()
+
+    def left(self, request: object | None = None) -> None:
+        """Its response is done; without a name any of them has left."""
+        if request is not None:
+            self._here.discard(request)
+        elif self._here:
+            self._here.pop()
+
+    @property
+    def _in_flight(self) -> int:
+        return len(self._here)
 
     def queued(self, seconds: float) -> None:
         """A request has waited for so long before it came."""

@@ -24,19 +24,20 @@ class Controls:
         self._overrides: dict[str, tuple[int, tuple[Override, ...]]] = {}
         self._settings: dict[str, Setting] = {}
         self._said: set[str] = set()
+        self.changes = 0
+        """How often something was fetched that is new."""
 
-    def fetch(self, rules: Rules) -> bool:
-        """Fetch what is newest; whether anything has changed. Raises StoreUnavailable."""
-        changed = False
+    def fetch(self, rules: Rules) -> None:
+        """Fetch what is newest. Raises StoreUnavailable."""
         for part in rules.parts:
             key = key_of(part.domain)
             known, _ = self._overrides.get(part.domain, (0, ()))
             if self.records.version(key) != known:
                 version, texts = self.records.read(key)
-                self._overrides[part.domain] = version, overrides_in(texts, part.domain)
+                overrides = overrides_in(texts, part.domain)
                 self._settings[part.domain] = kept_in(texts, self.records.name)
-                changed = True
-        return changed
+                self.changes += 1
+                self._overrides[part.domain] = version, overrides  # last: what is interrupted before is fetched again
 
     def setting(self, rules: Rules) -> Setting:
         """What the switch is set to."""

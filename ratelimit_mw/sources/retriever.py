@@ -67,6 +67,7 @@ class Retriever:
         self._watches: dict[Source | None, Watch] = {}
         self._refused: ConfigurationError | None = None
         self.watching = False
+        self._composed = 0
         self.state = State(self._book.name, "", time.time())
         self._inherited = False
         """Whether the rules in force are those of a fork's parent; its other workers may have newer ones."""
@@ -104,11 +105,11 @@ class Retriever:
         """Begin to look for newer rules and overrides, if that has not begun in this process."""
         with self._starting:
             if not self.watching:
-                self.watching = True
                 self._leave(over=not self._inherited and self._refused is None)
                 self._watch_sources()
-                if not isinstance(self.records, MemoryRecords):
+                if not isinstance(self.records, MemoryRecords) and not self._is_watched(None):
                     self._begin(Watch(self.look_for_overrides, self.pause, None, self.records.listener()))
+                self.watching = True  # last: where an exception from elsewhere comes before, the next request begins
 
     def stop(self) -> None:
         """Look no more, until `watch` is called again."""
@@ -121,7 +122,13 @@ class Retriever:
 
     def look(self) -> None:
         """Fetch what is newest, now. Raises ConfigurationError where it can't be used, and StoreUnavailable."""
-        self.look_for_rules()
+        try:
+            self.look_for_rules()
+        except (ConfigurationError, StoreUnavailable):
+            raise
+        except BaseException:  # an exception from elsewhere: what was loaded may not be in force
+            self._book.forget()
+            raise
         if self._refused is not None:
             raise self._refused
         self.look_for_overrides()
@@ -160,11 +167,13 @@ class Retriever:
         """Fetch what operators have set: the newest overrides, and the switch. Raises StoreUnavailable."""
         with self._lock:
             try:
-                changed = self._controls.fetch(self._base)
+                self._controls.fetch(self._base)
             finally:  # it ends by itself, also while nobody answers
                 self._switch(self.setting)
-            if changed:  # and then the rules are new, so that no plan made meanwhile is remembered
-                self._compose()
+                # What was fetched before a failure is put into force too. The rules are new then, so that no plan
+                # that was made in the meantime is remembered.
+                if self._controls.changes != self._composed:
+                    self._compose()
 
     def pause(self, source: Source | None) -> Pause:
         """How long to wait before the next look, and for what to listen; None where `source` is not watched any more.
@@ -182,9 +191,13 @@ class Retriever:
     def _watch_sources(self) -> None:
         """Begin to watch the sources of rules that are not watched yet."""
         for source in self._book.sources:
-            listener = source.listener() if source not in self._watches else None
+            listener = None if self._is_watched(source) else source.listener()
             if listener is not None:
                 self._begin(Watch(self.look_for_rules, self.pause, source, listener))
+
+    def _is_watched(self, source: Source | None) -> bool:
+        watch = self._watches.get(source)
+        return watch is not None and watch.alive
 
     def _begin(self, watch: Watch) -> None:
         if self._base.reload is not None or watch.source is None:
@@ -258,8 +271,10 @@ class Retriever:
 
     def _compose(self) -> None:
         """Put the rules and what overrides them into force, at once."""
+        changes = self._controls.changes
         self.rules = self._controls.applied_to(self._base)
         self.state = replace(self.state, overrides=self._controls.count(self._base))
+        self._composed = changes
 
     def after_fork(self) -> None:
         """Go on in the child of a fork, where the threads are not."""

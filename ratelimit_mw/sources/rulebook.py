@@ -98,6 +98,10 @@ class Rulebook:
                 return self._begin(top, rules)
         return self._load_further(top)
 
+    def forget(self) -> None:
+        """Have the newest rules loaded again, even if they are those of the last time."""
+        self._tried, self._frame, self.refused = (), None, False
+
     def _begin(self, frame: Snapshot, none: Rules) -> Rules:
         """Start, and if need be without rules: a worker has to come up while the database is away."""
         try:

@@ -33,11 +33,17 @@ class Watch:
         self._pause = weakref.WeakMethod(pause)
         self._listener = listener
         self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ratelimit_mw retriever", daemon=True)
+
+    @property
+    def alive(self) -> bool:
+        """Whether its thread runs."""
+        return self._thread.is_alive()
 
     def begin(self) -> None:
         """Start the thread; where there can be no more threads, that is logged."""
         try:
-            threading.Thread(target=self._run, name="ratelimit_mw retriever", daemon=True).start()
+            self._thread.start()
         except RuntimeError as error:  # no more threads
             logger.warning("rules and overrides are not watched: %s", error)
 

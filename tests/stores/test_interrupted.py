@@ -55,7 +55,7 @@ class Exactly:
 
 @pytest.mark.parametrize("before", [connected, closed])
 def test_a_thread_that_is_alone_and_interrupted_leaves_a_store_that_decides(store, before):
-    lines = at_every_line(lambda: store.decide(ASKS), Exactly(store), before=lambda: before(store))
+    lines = at_every_line(lambda: store.decide(ASKS), Exactly(store), before=lambda: before(store), strict=True)
     assert lines > 50
 
 
@@ -93,18 +93,23 @@ def test_an_interrupted_thread_fails_no_other_of_its_batch(store, ahead):
     """The leader, with three followers aboard, or one of the followers."""
     exactly, at, place = Exactly(store), 0, "none yet"
     while place:
-        at, places = at + 1, []
-        queue = Queue(store)
-        for _ in range(ahead):
-            queue.join(queue.decide)
-        queue.join(lambda at=at, places=places: places.append(interrupted(lambda: store.decide(ASKS), at)[1]))
-        for _ in range(3 - ahead):
-            queue.join(queue.decide)
-        queue.go()
-        place = places[0]
-        assert queue.results == [True] * 3, place
+        at += 1
+        place = batch_with_one_interrupted(store, ahead, at)
         exactly(place, replies=3)
     assert at > (60 if ahead == 0 else 10)
+
+
+def batch_with_one_interrupted(store, ahead, at):
+    """Four threads decide together, and the one behind `ahead` others is interrupted at its line number `at`."""
+    places, queue = [], Queue(store)
+    for _ in range(ahead):
+        queue.join(queue.decide)
+    queue.join(lambda: places.append(interrupted(lambda: store.decide(ASKS), at, strict=True)[1]))
+    for _ in range(3 - ahead):
+        queue.join(queue.decide)
+    queue.go()
+    assert queue.results == [True] * 3, places
+    return places[0]
 
 
 @pytest.mark.parametrize("kind", [TimeoutError, OSError, RuntimeError, Interrupted])

@@ -1,19 +1,19 @@
 """Exceptions from elsewhere: one at every line, as a signal's handler, PyThreadState_SetAsyncExc or gevent raise them.
 
-    for at in lines(work):
-        interrupted(work, at)      # `work` is called, and the line event number `at` raises Interrupted
-        ...                        # what must hold after it
+    at_every_line(work, check)     # `work` is called again and again, and the next line raises Interrupted each time;
+                                   # `check(place)` says what must hold after it
 
-The lines are those of `ratelimit_mw`, in the order in which they run, as often as they run. Left out is one event: the
-one for the line of a `with` as its block is left. There the interpreter calls `__exit__` without looking for pending
-exceptions, so no real one ever comes there. `ThreadStorm` raises real ones.
+The lines are those of `ratelimit_mw`, in the order in which they run, as often as they run. Unless it is to be
+`strict`, two kinds of events are left out: a `try:` that does nothing, and the line of a `with` as its block is left.
+There the interpreter does not look for pending exceptions: no real one ever comes there, and a lock that is taken by
+`with` is always given back. `interrupt` raises real ones.
 """
 
 import ctypes
 import dis
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -21,7 +21,7 @@ from typing import Any
 import ratelimit_mw
 
 PACKAGE = str(Path(ratelimit_mw.__file__).parent)
-_LOAD_CONST = dis.opmap["LOAD_CONST"]
+_LOAD_CONST, _NOP, _SWAP = (dis.opmap[name] for name in ("LOAD_CONST", "NOP", "SWAP"))
 
 
 class Interrupted(BaseException):
@@ -31,11 +31,12 @@ class Interrupted(BaseException):
 class _Tracer:
     """Counts the lines that one thread runs, and raises at one of them."""
 
-    def __init__(self, at: int | None, kind: type[BaseException]) -> None:
+    def __init__(self, at: int | None, kind: type[BaseException], *, strict: bool) -> None:
         self.count = 0
         self.place = ""
         self._at = at
         self._kind = kind
+        self._strict = strict
         self._ours: dict[CodeType, bool] = {}
 
     def __call__(self, frame: FrameType, event: str, arg: Any) -> Any:
@@ -45,7 +46,7 @@ class _Tracer:
             ours = self._ours[code] = code.co_filename.startswith(PACKAGE)
         if not ours:
             return None
-        if event == "line" and not _leaves_with(frame):
+        if event == "line" and (self._strict or not _never_interrupted(frame)):
             self.count += 1
             if self.count == self._at:
                 self.place = f"{code.co_filename.removeprefix(PACKAGE)}:{frame.f_lineno}"
@@ -53,16 +54,22 @@ class _Tracer:
         return self
 
 
-def _leaves_with(frame: FrameType) -> bool:
-    """True where a block of `with` ends without an exception: three times None is loaded, for `__exit__`."""
+def _never_interrupted(frame: FrameType) -> bool:
+    """True of a `try:`, and where a block of `with` ends: three times None is loaded, for `__exit__`."""
     code, at = frame.f_code.co_code, frame.f_lasti
+    if code[at] == _NOP:
+        return True
+    while code[at] == _SWAP:  # with the value that is returned from within
+        at += 2
     loads = [code[place : place + 2] for place in (at, at + 2, at + 4)]
     return loads[0] == loads[1] == loads[2] and loads[0][:1] == bytes((_LOAD_CONST,))
 
 
-def interrupted(work: Callable[[], object], at: int | None, kind: type[BaseException] = Interrupted) -> tuple[int, str]:
+def interrupted(
+    work: Callable[[], object], at: int | None, kind: type[BaseException] = Interrupted, *, strict: bool = False
+) -> tuple[int, str]:
     """Call `work` in this thread, and raise at its line number `at`. How many lines ran, and where it was raised."""
-    tracer, before = _Tracer(at, kind), sys.gettrace()
+    tracer, before = _Tracer(at, kind, strict=strict), sys.gettrace()
     sys.settrace(tracer)
     try:
         work()
@@ -74,57 +81,29 @@ def interrupted(work: Callable[[], object], at: int | None, kind: type[BaseExcep
     return tracer.count, tracer.place
 
 
-def lines(work: Callable[[], object]) -> Iterator[int]:
-    """The numbers of the lines that `work` runs; it is called once to count them."""
-    return iter(range(1, interrupted(work, None)[0] + 1))
-
-
-def at_every_line(work: Callable[[], object], check: Callable[[str], object], *, before: Callable[[], object]) -> int:
+def at_every_line(
+    work: Callable[[], object],
+    check: Callable[[str], object],
+    *,
+    before: Callable[[], object] = lambda: None,
+    step: int = 1,
+    strict: bool = False,
+) -> int:
     """Interrupt `work` at each line in turn, until it runs to its end; `check` what must hold after each.
 
-    `before` prepares each run. Returns how many lines there were.
+    `before` prepares each run. With `step`, at every so many lines alone. Returns how many lines there were.
     """
-    at = 0
+    at = 1 - step
     while True:
-        at += 1
+        at += step
         before()
-        _, place = interrupted(work, at)
+        _, place = interrupted(work, at, strict=strict)
         check(place)
         if not place:
             return at - 1
 
 
-class ThreadStorm:
-    """Raises real exceptions in the thread that runs it, at moments that nothing determines.
-
-    with ThreadStorm(every=0.001): each exception is an Interrupted, so the block has to catch it, again and again.
-    """
-
-    def __init__(self, every: float) -> None:
-        self._every = every
-        self._thread = threading.get_ident()
-        self._stopped = threading.Event()
-        self._raising = threading.Thread(target=self._run)
-        self.raised = 0
-
-    def begin(self) -> None:
-        self._raising.start()
-
-    def end(self) -> None:
-        """Raise no more; one may still be under way until this returns."""
-        while self._raising.is_alive():
-            try:
-                self._stopped.set()
-                self._raising.join()
-            except Interrupted:
-                continue
-        try:
-            for _ in range(1000):
-                pass
-        except Interrupted:
-            return
-
-    def _run(self) -> None:
-        raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
-        while not self._stopped.wait(self._every):
-            self.raised += raise_in(ctypes.c_ulong(self._thread), ctypes.py_object(Interrupted))
+def interrupt(thread: threading.Thread) -> None:
+    """Raise a real Interrupted in another thread, at whatever moment it comes there."""
+    assert thread.ident is not None
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(Interrupted))

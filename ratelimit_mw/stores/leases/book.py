@@ -52,31 +52,41 @@ class Book:
             self._shares[ask.key].spend(-ask.cost)
         return reply._replace(outcomes=[self._shares[ask.key].outcome(reply.now) for ask in asks])
 
-    def claim(self, ask: Ask, now: int) -> Claim:
-        """Spend here where that can be, else say what to ask of the store."""
+    def claim(self, asks: Sequence[Ask], now: int, claims: list[Claim]) -> None:
+        """Spend here where that can be, else say what to ask of the store: in `claims`, for `conclude` to end.
+
+        An exception may come from elsewhere at any line: what is in `claims` can be concluded then, too.
+        """
+        for ask in asks:
+            self._claim(ask, now, claims)
+
+    def _claim(self, ask: Ask, now: int, claims: list[Claim]) -> None:
         key, quota, cost, _ = ask
         if not cost or not shareable(quota):
-            return Claim(ask, None)
+            claims.append(Claim(ask, None))
+            return
         share = self._shares.get(key)
         if share is None:
             if len(self._shares) >= self._most:
-                return Claim(ask, None)
+                claims.append(Claim(ask, None))
+                return
             share = self._shares[key] = Share(key, quota)
             self._watch(share, now)
         elif share.fits(quota, cost, now):
+            share.spend(cost)
             claim = Claim(ask, share)
             claim.here = True
-            share.spend(cost)
-            return claim
+            claims.append(claim)
+            return
         elif share.on_account or share.quota != quota or not share.since <= now < share.until:
             self._end(share, now)
             share.quota, share.on_account = quota, quota.consistency == "write_back"
-        share.asked += cost
         claim = Claim(ask, share)
-        if not share.on_account and not share.asking:
-            claim.asker = share.asking = True
+        claims.append(claim)
+        share.asking.add(claim)
+        if not share.on_account and share.asker is None:
+            share.asker = claim
             claim.extra = share.more(cost, now, self._interval)
-        return claim
 
     def begin_asking(self, claims: Iterable[Claim], under_way: Container[str]) -> None:
         """Note which charges are still to arrive as the store is asked: those owed, and those `under_way`."""
@@ -108,10 +118,10 @@ class Book:
             share = claim.share
             if share is None:
                 continue
-            if claim.asker:
-                share.asking = False
+            if share.asker is claim:
+                share.asker = None
             if not claim.here:
-                share.asked -= claim.ask.cost
+                share.asking.discard(claim)
             elif not admitted:
                 if share.turn == claim.turn:
                     share.spend(-claim.ask.cost)
@@ -124,25 +134,29 @@ class Book:
         for _ in range(most):
             if not self._queue or self._queue[0][0] > now:
                 break
-            share = heappop(self._queue)[2]
-            if self._shares.get(share.key) is not share:
-                continue
-            if not share.on_account and now < share.until:
-                self._watch(share, share.until - self._interval)
-                continue
-            if share.on_account and share.spent and now < share.until:
-                self._owe(share, share.start, -share.spent, now)
-                share.spent = 0
-                going_on.append(share)
-            else:
-                active = share.until and share.spent
-                self._end(share, now)
-                if not active and not share.asked:
-                    del self._shares[share.key]
-                    continue
-            self._watch(share, now)
+            share = self._queue[0][2]
+            if self._shares.get(share.key) is share:
+                if not share.on_account and now < share.until:
+                    self._watch(share, share.until - self._interval)
+                elif share.on_account and share.spent and now < share.until:
+                    self._owe(share, share.start, -share.spent, now)
+                    share.spent = 0
+                    going_on.append(share)
+                    self._watch(share, now)
+                else:
+                    active = share.until and share.spent
+                    self._end(share, now)
+                    if active or share.asking:
+                        self._watch(share, now)
+                    else:
+                        del self._shares[share.key]
+            heappop(self._queue)  # last: where an exception from elsewhere comes before, the share is still in it
         self.due_at = self._queue[0][0] if self._queue else 0
         return going_on
+
+    def is_due(self, now: int) -> bool:
+        """Whether a share has to be looked after."""
+        return bool(self._queue) and self._queue[0][0] <= now
 
     def owing(self, keys: Sequence[str], now: int) -> set[str]:
         """Those of the counters of which something is owed, their shares once ended."""
@@ -150,15 +164,20 @@ class Book:
         wanted = set(keys)
         return {due.key for due in self.owed if due.key in wanted}
 
-    def take_owed(self, now: int, keys: Iterable[str] | None = None, *, but: Container[str] = ()) -> list[Due]:
-        """What is owed to `keys` (None: to all) `but` those; it is owed no longer."""
+    def take_owed(
+        self, now: int, keys: Iterable[str] | None = None, *, but: Container[str] = (), into: list[Due] | None = None
+    ) -> list[Due]:
+        """What is owed to `keys` (None: to all) `but` those, `into` that list; it is owed no longer."""
         wanted = None if keys is None else set(keys)
-        taken: list[Due] = []
+        taken: list[Due] = [] if into is None else into
         left: list[Due] = []
         for due in self.owed:
-            (taken if (wanted is None or due.key in wanted) and due.key not in but else left).append(due)
+            if (wanted is not None and due.key not in wanted) or due.key in but:
+                left.append(due)
+            elif now < due.until:
+                taken.append(due)
         self.owed = left
-        return [due for due in taken if now < due.until]
+        return taken
 
     def charged(self, keys: Iterable[str]) -> None:
         """Charges to these counters have arrived, or been lost."""
@@ -190,7 +209,14 @@ class Book:
 
     def _end(self, share: Share, now: int) -> None:
         if share.until:
-            self._owe(share, share.start, share.end(now, self._interval), now)
+            owes = share.owes
+            # An exception from elsewhere may come between the two. So a charge is noted before, which may be twice, and
+            # what goes back is noted afterwards, which may be never: both are the safe side.
+            if owes < 0:
+                self._owe(share, share.start, owes, now)
+            share.end(now, self._interval)
+            if owes > 0:
+                self._owe(share, share.start, owes, now)
 
     def _owe(self, share: Share, start: int, amount: int, now: int) -> None:
         """Owe it to the store, if it still matters."""

@@ -5,9 +5,9 @@ import contextlib
 import logging
 import threading
 import time
+import weakref
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from ratelimit_mw.clock import Clock
@@ -28,6 +28,10 @@ _TOGETHER = 100
 
 _AT_ONCE = 1_000
 """Shares looked after at once at most, so that no request waits for long meanwhile."""
+
+
+_LOOK_AGAIN = 1.0
+"""Seconds after which those who wait for charges look whether the thread that pays them is gone."""
 
 
 class Settler:
@@ -53,7 +57,7 @@ class Settler:
         """Start with no shares and no thread: at first, and in the child of a fork."""
         vars(self).pop("guard", None)
         self.book = Book(round(self._interval * SECOND), self._most)
-        self._flights: dict[str, Future[None]] = {}
+        self._flights: dict[str, _Flight] = {}
         self.thread = None
         self._stopped = threading.Event()
 
@@ -90,7 +94,7 @@ class Settler:
     def begin_asking(self, claims: Sequence[Claim]) -> int:
         """Note what is on its way as the store is asked, and when that is."""
         with self.guard:
-            self.book.begin_asking(claims, self._flights)
+            self.book.begin_asking(claims, self._flying())
             return self.now()
 
     def due(self) -> Steps[None]:
@@ -100,24 +104,16 @@ class Settler:
             with self.guard:
                 now = self.now()
                 going_on = self.book.due(now, _AT_ONCE)
-                owed, flight = self._take_owed(None)
-                more = len(self.book) > 0 and self.book.due_at <= now
+                more = self.book.is_due(now)
             with contextlib.suppress(StoreUnavailable):
-                yield from self._pay(owed, flight)
+                yield from self._pay(None)
                 for shares in _parts(going_on):
                     yield from self._look([Claim(Ask(share.key, share.quota, 0), share) for share in shares])
 
     def these(self, keys: Sequence[str]) -> Steps[None]:
         """Settle what is owed to these counters, and wait for charges that are on their way."""
-        taken = None
-        while taken is None:
-            with self.guard:
-                under_way = next((self._flights[key] for key in keys if key in self._flights), None)
-                if under_way is None:
-                    taken = self._take_owed(keys)
-            if under_way is not None:
-                yield Call(under_way.result, partial(asyncio.wrap_future, under_way))
-        yield from self._pay(*taken)
+        while (under_way := (yield from self._pay(keys))) is not None:
+            yield Call(under_way.result, under_way.awaited)
 
     def all(self) -> Steps[StoreUnavailable | None]:
         """End every share, and settle it. Where the store is away, what it has to be charged is owed still."""
@@ -149,37 +145,64 @@ class Settler:
             for claim, outcome in zip(claims, reply.outcomes, strict=True):
                 self.book.learn(claim, outcome, moment(reply.now, claim.ask.key), asked_at)
 
-    def _take_owed(self, keys: Sequence[str] | None) -> tuple[list[Due], Future[None]]:
-        """What is owed, to be paid at once; until that is done, the charges among it are under way."""
-        owed = self.book.take_owed(self.now(), keys, but=self._flights)
-        flight: Future[None] = Future()
-        flight.set_running_or_notify_cancel()
-        self._flights.update({due.key: flight for due in owed if due.amount < 0})
-        return owed, flight
+    def _pay(self, keys: Sequence[str] | None) -> "Steps[_Flight | None]":
+        """Tell the store what is owed to these counters (None: to all), unless charges to one of them are under way.
 
-    def _pay(self, owed: Sequence[Due], flight: Future[None]) -> Steps[None]:
-        """Tell the store what it has to hear. Raises StoreUnavailable; what was to be charged is owed again then."""
-        together: defaultdict[int, defaultdict[tuple[str, Quota], list[Due]]] = defaultdict(lambda: defaultdict(list))
-        for due in owed:
-            together[due.start][due.key, due.quota].append(due)
-        unpaid = {id(due): due for due in owed if due.amount < 0}
-        charged = {due.key for due in unpaid.values()}
+        Returns those that are under way, to be waited for. Raises StoreUnavailable; what was to be charged is owed
+        again then, and where an exception comes from elsewhere.
+        """
+        payer = _Payer()
+        flight = _Flight(payer)
         try:
-            for start, counters in together.items():
-                for bill in _parts([*counters.items()]):
-                    asks = [Ask(key, quota, sum(due.amount for due in dues)) for (key, quota), dues in bill]
-                    yield Call(partial(self._store.refund, asks, start), partial(self._store.arefund, asks, start))
-                    for _, dues in bill:
-                        for due in dues:
-                            unpaid.pop(id(due), None)
+            with self.guard:
+                flying = self._flying()
+                under_way = next((flying[key] for key in keys or () if key in flying), None)
+                if under_way is None:
+                    self.book.take_owed(self.now(), keys, but=flying, into=flight.owed)
+                    flying.update({due.key: flight for due in flight.owed if due.amount < 0})
+            if under_way is None:
+                yield from self._bill(flight)
+            return under_way
         finally:
             # What goes back is not sent a second time, for it may have arrived; to charge twice is the safe side.
-            with self.guard:
-                self.book.owed += unpaid.values()
-                self.book.charged(charged)
-                for key in charged:
-                    self._flights.pop(key, None)
-            flight.set_result(None)
+            try:
+                self._land(flight)
+            except BaseException:
+                self._land(flight)  # twice is fine
+                raise
+
+    def _bill(self, flight: "_Flight") -> Steps[None]:
+        """Tell the store what it has to hear."""
+        together: defaultdict[int, defaultdict[tuple[str, Quota], list[Due]]] = defaultdict(lambda: defaultdict(list))
+        for due in flight.owed:
+            together[due.start][due.key, due.quota].append(due)
+        for start, counters in together.items():
+            for bill in _parts([*counters.items()]):
+                asks = [Ask(key, quota, sum(due.amount for due in dues)) for (key, quota), dues in bill]
+                yield Call(partial(self._store.refund, asks, start), partial(self._store.arefund, asks, start))
+                flight.paid.update(id(due) for _, dues in bill for due in dues)
+
+    def _land(self, flight: "_Flight") -> None:
+        """Owe again what was not charged, and let go on those who wait."""
+        if not flight.owed:
+            flight.land()
+            return
+        charges = [due for due in flight.owed if due.amount < 0]
+        keys = {due.key for due in charges}
+        with self.guard:
+            owed = set(map(id, self.book.owed))  # an exception from elsewhere may have left it there
+            self.book.owed += [due for due in charges if id(due) not in flight.paid and id(due) not in owed]
+            self.book.charged(keys)
+            for key in keys:
+                if self._flights.get(key) is flight:
+                    del self._flights[key]
+        flight.land()
+
+    def _flying(self) -> "dict[str, _Flight]":
+        """The charges that are under way, by the keys of their counters."""
+        for key in [key for key, flight in self._flights.items() if flight.over]:
+            del self._flights[key]  # whoever paid was interrupted in the middle of landing
+        return self._flights
 
     def _keep_settling(self, stopped: threading.Event) -> None:
         wait = self._interval
@@ -190,6 +213,54 @@ class Settler:
                     self.thread = None
                     return
                 wait = min(max((self.book.due_at - self.now()) / SECOND, self._interval / 20), self._interval)
+
+
+class _Payer:
+    """Stands for the one who pays: it lives in the frame that does."""
+
+    __slots__ = ("__weakref__",)
+
+
+class _Flight:
+    """What is owed and is being paid: the charges among it are under way until it lands, or its payer is gone.
+
+    No `concurrent.futures.Future`: an exception from elsewhere can leave the lock of its condition held for ever.
+    """
+
+    def __init__(self, payer: _Payer) -> None:
+        self.owed: list[Due] = []
+        self.paid: set[int] = set()
+        self._payer = weakref.ref(payer)
+        self._landed = False
+        self._wake: list[Callable[[], object]] = []
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is under way any more."""
+        return self._landed or self._payer() is None
+
+    def land(self) -> None:
+        """Let go on those who wait."""
+        self._landed = True
+        while self._wake:
+            with contextlib.suppress(RuntimeError):  # its event loop is closed
+                self._wake.pop()()
+
+    def result(self) -> None:
+        """Wait until it is over."""
+        gate = threading.Lock()
+        gate.acquire()
+        self._wake.append(gate.release)
+        while not self.over and not gate.acquire(timeout=_LOOK_AGAIN):
+            continue
+
+    async def awaited(self) -> None:
+        """The awaitable twin of `result`."""
+        landed = asyncio.Event()
+        self._wake.append(partial(asyncio.get_running_loop().call_soon_threadsafe, landed.set))
+        while not self.over:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(landed.wait(), _LOOK_AGAIN)
 
 
 def moment(now: int, key: str) -> int:

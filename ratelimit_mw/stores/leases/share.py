@@ -9,6 +9,7 @@ counted from before the store was asked. So a share ends early rather than late.
 """
 
 from typing import NamedTuple
+from weakref import WeakSet, ref
 
 from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.model import Ask, Outcome, Quota
@@ -29,7 +30,7 @@ class Share:
     """The share of one counter: `room` can still be spent, `spent` was."""
 
     __slots__ = (
-        "asked",
+        "_asker",
         "asking",
         "at",
         "beyond",
@@ -62,8 +63,10 @@ class Share:
         self.at: tuple[int, int] = (0, 0)  # the newest reply: its time, and less what remained
         self.turn = 0  # rises when the share ends
         self.charges = 0  # rises when a charge is owed, and when it has arrived
-        self.asking = False  # a lease is being asked for
-        self.asked = 0  # the cost of what is being asked of the store
+        # What is being asked of the store, and which of that asks for a lease. Both are known weakly: what an exception
+        # from elsewhere has interrupted is asked no more.
+        self.asking: WeakSet[Claim] = WeakSet()
+        self._asker: ref[Claim] | None = None
 
     def fits(self, quota: Quota, cost: int, now: int) -> bool:
         """May it spend `cost`?"""
@@ -72,6 +75,20 @@ class Share:
     def outcome(self, store_now: int) -> Outcome:
         """What there is to say of the counter."""
         return Outcome(True, self.beyond + self.room, max(self.resets - store_now, 0))
+
+    @property
+    def asker(self) -> "Claim | None":
+        """Which claim asks for a lease."""
+        return None if self._asker is None else self._asker()
+
+    @asker.setter
+    def asker(self, claim: "Claim | None") -> None:
+        self._asker = None if claim is None else ref(claim)
+
+    @property
+    def asked(self) -> int:
+        """The cost of what is being asked of the store."""
+        return sum(claim.ask.cost for claim in self.asking)
 
     def spend(self, cost: int) -> None:
         """Take `cost`; below 0 it is put back."""
@@ -92,7 +109,7 @@ class Share:
     def heeds(self, claim: "Claim", reply_now: int, remaining: int) -> bool:
         """May the reply to a claim begin it anew?"""
         if not self.on_account:
-            return claim.asker
+            return self.asker is claim
         # A charge that was owed or on its way meanwhile may or may not be in what remains.
         unmoved = self.turn == claim.turn and self.charges == claim.charges
         return unmoved and (reply_now, -remaining) >= self.at
@@ -111,18 +128,19 @@ class Share:
         else:
             self.room, self.beyond, self.spent = self.room + claim.extra, outcome.remaining, 0
 
-    def end(self, now: int, interval: int) -> int:
-        """Be good for nothing any more. Returns what goes back to the store; below 0 it is to be charged."""
-        owed = self.room
-        if self.on_account:
-            owed = -self.spent
-        else:
+    @property
+    def owes(self) -> int:
+        """What goes back to the store as it ends; below 0 it is to be charged."""
+        return -self.spent if self.on_account else self.room
+
+    def end(self, now: int, interval: int) -> None:
+        """Be good for nothing any more."""
+        if not self.on_account:
             rate = self.spent * interval // max(min(now, self.until) - self.since, 1)
             self.size = min(rate, 2 * self.size + 1)
         self.room = self.spent = self.since = self.until = 0
         self.at = (0, 0)
         self.turn += 1
-        return owed
 
     def due(self, start: int, amount: int, interval: int) -> "Due":
         """What the store has to hear of its window at `start`, as long as it matters.
@@ -138,12 +156,12 @@ class Share:
 class Claim:
     """One ask on its way: `here` it was spent from `share`, else the store is asked for its cost and `extra`."""
 
-    __slots__ = ("ask", "asker", "charges", "extra", "here", "share", "start", "turn")
+    __slots__ = ("__weakref__", "ask", "charges", "extra", "here", "share", "start", "turn")
 
     def __init__(self, ask: Ask, share: Share | None) -> None:
         self.ask = ask
         self.share = share
-        self.here = self.asker = False
+        self.here = False
         self.extra = self.charges = 0
         self.start, self.turn = (share.start, share.turn) if share else (0, 0)
 

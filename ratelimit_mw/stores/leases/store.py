@@ -132,13 +132,14 @@ class Leases:
 
     def _claim(self, asks: Sequence[Ask]) -> Steps[Reply]:
         now = self._settler.now()
-        with self._settler.guard:
-            claims = [self._settler.book.claim(ask, now) for ask in asks]
-        if not self._clock:
-            self._settler.start()
-        away = [claim for claim in claims if not claim.here]
+        claims: list[Claim] = []
         admitted = False
         try:
+            with self._settler.guard:
+                self._settler.book.claim(asks, now, claims)
+            if not self._clock:
+                self._settler.start()
+            away = [claim for claim in claims if not claim.here]
             reply = (yield from self._put(away)) if away else Reply(now, ())
             if reply.only is not None:
                 return reply._replace(only=claims.index(away[reply.only]))

@@ -41,11 +41,7 @@ class Questions:
         """The reply to one command about `key`, within so many seconds; or StoreUnavailable."""
         self._check_process()
         with self._lock:
-            try:
-                return self._redirected(key, _encoded(command), within)
-            except StoreUnavailable:
-                self._hang_up()
-                raise
+            return self._asked(key, _encoded(command), within)
 
     def close(self) -> None:
         """Let go of what is held open. Twice is fine, and the next question begins anew."""
@@ -58,6 +54,13 @@ class Questions:
         if self._pid != os.getpid():
             _inherited.append(self._connections)
             self._begin()
+
+    def _asked(self, key: str, command: Command, within: float) -> Any:
+        try:
+            return self._redirected(key, command, within)
+        except BaseException:  # an exception from elsewhere, too: no other question may read the reply to this one
+            self._hang_up()
+            raise
 
     def _redirected(self, key: str, command: Command, within: float) -> Any:
         for _ in range(_REDIRECTIONS):

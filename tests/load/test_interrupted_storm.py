@@ -1,0 +1,81 @@
+"""Real exceptions from another thread, a thousand in a second: what was interrupted costs the others nothing."""
+
+import itertools
+import random
+import threading
+import time
+
+import pytest
+
+from ratelimit_mw.errors import StoreUnavailable
+from ratelimit_mw.model import Ask, Quota
+from ratelimit_mw.stores.memory import MemoryStore
+from ratelimit_mw.stores.redis.store import RedisStore
+from tests.support.interrupts import Interrupted, interrupt
+
+SECONDS = 20
+
+
+def own(number):
+    """An ask whose reply tells whose it is."""
+    return [Ask(f"d:r:{{{number}}}", Quota("fixed_window", 1_000 + number, 3_600_000_000))]
+
+
+class Storm:
+    """Some threads are interrupted again and again; others are not, and each of their decisions has to be answered."""
+
+    def __init__(self, store):
+        self.store, self.done, self.numbers = store, False, itertools.count()
+        self.answered, self.wrong, self.interrupted = [], [], 0
+
+    def calm(self):
+        while not self.done:
+            self.decide()
+
+    def stormed(self):
+        while not self.done:
+            try:
+                while not self.done:
+                    self.decide()
+            except Interrupted:
+                self.interrupted += 1
+
+    def decide(self):
+        number = next(self.numbers)
+        try:
+            reply = self.store.decide(own(number))
+        except StoreUnavailable as error:
+            self.wrong.append(str(error))
+        else:
+            self.answered.append(number)
+            if reply.outcomes[0].remaining != 1_000 + number - 1:
+                self.wrong.append((number, reply))
+
+    def run(self):
+        calm, stormed = ([threading.Thread(target=work) for _ in range(3)] for work in (self.calm, self.stormed))
+        for thread in (*calm, *stormed):
+            thread.start()
+        end = time.monotonic() + SECONDS
+        while time.monotonic() < end:
+            time.sleep(0.001)
+            interrupt(random.choice(stormed))
+        time.sleep(0.5)  # the last ones arrive
+        self.done = True
+        for thread in (*calm, *stormed):
+            thread.join(60)
+            assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("kind", ["memory", "redis"])
+def test_a_storm_of_exceptions(any_server, kind):
+    store = MemoryStore() if kind == "memory" else RedisStore(any_server.url, timeout=20)
+    storm = Storm(store)
+    storm.run()
+    assert storm.wrong == []
+    assert len(storm.answered) > 1_000
+    assert sum(storm.raised) > 1_000
+    number = next(storm.numbers)
+    assert [store.decide(own(number)).outcomes[0].remaining for _ in range(3)] == [
+        number + 1_000 - n for n in (1, 2, 3)
+    ]
+    store.close()

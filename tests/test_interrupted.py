@@ -1,0 +1,166 @@
+"""Exceptions from elsewhere at every line of what holds a lock, a place, a count or a thread: all of it goes on."""
+
+import itertools
+
+import pytest
+
+from ratelimit_mw import ManualClock, RateLimiter
+from ratelimit_mw.model import Ask, Quota
+from ratelimit_mw.stores.leases.store import Leases
+from ratelimit_mw.stores.memory import MemoryStore
+from ratelimit_mw.stores.redis.breaker import Breaker
+from ratelimit_mw.stores.redis.questions import Questions
+from ratelimit_mw.wsgi import RateLimitMiddleware
+from tests.support.interrupts import at_every_line
+from tests.support.patience import eventually
+
+# What is interrupted between opening a socket and keeping it leaves the closing to the garbage collector.
+pytestmark = [pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")]
+
+LIMIT, DAY = 1_000_000, 86_400_000_000
+ENVIRON = {"REQUEST_METHOD": "GET", "PATH_INFO": "/", "SCRIPT_NAME": "", "REMOTE_ADDR": "203.0.113.7"}
+REQUEST = {"remote_address": "203.0.113.7", "path": "/"}
+
+
+def config(**rule):
+    return {"domain": "d", "rules": [{"name": "r", "limit": "1000000 per day"} | rule]}
+
+
+def left(store, ask):
+    return store.decide([ask], commit=False).outcomes[0].remaining
+
+
+@pytest.mark.parametrize("number", [1, 3], ids=["one counter", "several counters"])
+def test_the_memory_store(number):
+    store = MemoryStore()
+    asks = [Ask(f"d:r{place}:{{x}}", Quota("fixed_window", LIMIT, DAY)) for place in range(number)]
+
+    def check(place):
+        before = left(store, asks[0])
+        assert store.decide(asks).admits(asks), place
+        assert left(store, asks[0]) == before - 1, place
+
+    assert at_every_line(lambda: store.decide(asks), check) > 5
+
+
+class Shared:
+    """Counters decided here for a store, and how many requests were admitted."""
+
+    def __init__(self, consistency):
+        self.clock, self.admitted = ManualClock(), 0
+        self.store = MemoryStore(clock=self.clock)
+        self.leases = Leases(self.store, self.clock)
+        self.ask = Ask("d:r:{x}", Quota("fixed_window", LIMIT, DAY, consistency=consistency))
+
+    def decide(self):
+        assert self.leases.decide([self.ask]).outcomes[0].allowed
+        self.admitted += 1
+
+    def settle(self):
+        self.leases.settle()
+
+    def look(self):
+        self.leases.decide([self.ask], commit=False)
+
+    def work_again(self, place):
+        """Decisions go on, shares are asked for again, and what is settled is at least what was admitted."""
+        for _ in range(4):
+            self.decide()
+        settler = self.leases._settler
+        assert not any(share.asking or share.asker for share in settler.book._shares.values()), place
+        assert not settler._flying(), place
+        self.leases.settle()
+        charged = LIMIT - left(self.store, self.ask)
+        assert charged >= self.admitted, place
+
+    def later(self):
+        for _ in range(4):
+            self.decide()
+        self.clock.advance(1.5)
+
+
+@pytest.mark.parametrize("work", ["decide", "settle", "look"])
+@pytest.mark.parametrize("consistency", ["lease", "write_back"])
+def test_shares_of_counters(consistency, work):
+    shared = Shared(consistency)
+    assert at_every_line(getattr(shared, work), shared.work_again, before=shared.later) > 20
+
+
+def test_the_places_of_threads_that_wait_for_their_turn():
+    clock = ManualClock()
+    rule = {"limit": "1000000 per second", "algorithm": "leaky_bucket", "max_waiting": 1}
+    limiter = RateLimiter(config(**rule), clock=clock)
+    engine = limiter.engine
+    app = RateLimitMiddleware(lambda _environ, _start: [], limiter=limiter)
+
+    def serve():
+        return app(dict(ENVIRON), lambda *_: lambda _: None)
+
+    def check(place):
+        assert len(engine._waiting._asking) + len(engine._waiting._waiting) + len(engine._waiting._held_up) == 0, place
+        assert serve() == [], place  # it has to wait for a microsecond
+
+    lines = at_every_line(serve, check, before=serve)
+    limiter.close()
+    assert lines > 50
+
+
+def test_a_question_never_reads_the_reply_to_another(any_server):
+    questions = Questions(any_server.url)
+    numbers = iter(range(1_000_000))
+
+    def ask():
+        text = str(next(numbers))
+        assert questions.ask("key", "ECHO", text) == text.encode()
+
+    assert at_every_line(ask, lambda _place: [ask(), ask()]) > 20
+    questions.close()
+
+
+def test_watching_for_newer_rules(any_server):
+    limiter = RateLimiter(config() | {"storage": {"url": any_server.url, "timeout": "5s"}})
+    retriever = limiter._retriever
+
+    def check(place):
+        limiter.check(REQUEST)
+        assert retriever.watching, place
+        assert all(watch.alive for watch in retriever._watches.values()), place
+        assert None in retriever._watches, place
+
+    assert at_every_line(retriever.watch, check, before=retriever.stop) > 5
+    limiter.close()
+
+
+def test_the_switch_that_operators_turn(any_server):
+    limiter = RateLimiter(config(limit="0 per day") | {"storage": {"url": any_server.url, "timeout": "5s"}})
+    words = itertools.cycle(["off", "on"])
+
+    def before():
+        limiter.switch.set(next(words))
+        limiter._retriever._controls._overrides.clear()
+        limiter._retriever._controls._settings.clear()
+        limiter.switch._switch.turn(type(limiter.switch.setting)())
+
+    def check(place):
+        limiter._retriever.look_for_overrides()
+        assert limiter.check(REQUEST).allowed == (limiter.switch.setting.word == "off"), place
+
+    assert at_every_line(limiter._retriever.look_for_overrides, check, before=before, step=3) > 50
+    limiter.close()
+
+
+def test_the_breaker_opens_and_closes():
+    breaker = Breaker("the test's")
+
+    def trip():
+        breaker.trip("a test", lambda: None, breaker.closings)
+
+    def check(place):
+        eventually(lambda: not breaker.open, every=0.001)
+        trip()
+        assert breaker.open, place
+        breaker.close()
+        assert not breaker.open, place
+
+    assert at_every_line(trip, check) > 3
+    breaker.stop()
