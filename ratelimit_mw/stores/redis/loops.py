@@ -215,6 +215,7 @@ class LoopBatcher:
             connection.close(error)  # which ends what is under way
         while self._waiting:
             _fail(self._waiting.popleft(), error)
+        self._stop_watching()  # a timer holds its loop
 
     def _begin_connecting(self) -> None:
         loop = asyncio.get_running_loop()
@@ -247,9 +248,7 @@ class LoopBatcher:
         if self._connected_by > deadline - self._timeout:  # the first of the process: what waits has its time yet
             self._waiting = deque((inquiry, future, deadline) for inquiry, future, _ in self._waiting)
         self._connected_by = 0.0
-        if self._watch_timer is not None:  # it may be set for the connection that has come now
-            self._watch_timer.cancel()
-            self._watch_timer = None
+        self._stop_watching()  # the timer may be set for when there was no connection
         if self._silent:
             self._heard_again()
         self._flush()
@@ -270,6 +269,11 @@ class LoopBatcher:
         if oldest:
             loop = asyncio.get_running_loop()
             self._watch_timer = loop.call_at(self._due(oldest) - GRACE, self._look, context=self._context)
+
+    def _stop_watching(self) -> None:
+        if self._watch_timer is not None:
+            self._watch_timer.cancel()
+            self._watch_timer = None
 
     def _look(self) -> None:
         self._watch_timer = None
