@@ -5,6 +5,7 @@ import itertools
 import pytest
 
 from ratelimit_mw import ManualClock, RateLimiter
+from ratelimit_mw.identity.wsgi import WsgiRequest
 from ratelimit_mw.model import Ask, Quota
 from ratelimit_mw.stores.leases.store import Leases
 from ratelimit_mw.stores.memory import MemoryStore
@@ -103,6 +104,60 @@ def test_the_places_of_threads_that_wait_for_their_turn():
     lines = at_every_line(serve, check, before=serve)
     limiter.close()
     assert lines > 50
+
+
+def test_requests_in_flight_and_the_load_that_they_are():
+    clock = ManualClock()
+    rules = {
+        "domain": "d",
+        "rules": [
+            {"name": "held", "limit": "3 concurrent"},
+            {"name": "shed", "limit": "1000000 per day", "throttle": {"elastic": {"up_to": "200%", "below": 0.7}}},
+        ],
+    }
+    limiter = RateLimiter(rules, clock=clock)
+    app = RateLimitMiddleware(lambda _environ, start: (start("200 OK", []), [b""])[1], limiter=limiter)
+    codes, environ = [], {}
+
+    def serve():
+        codes.clear()
+        environ.update(ENVIRON)
+        body = app(environ, lambda status, *_: codes.append(status))
+        try:
+            list(body)
+        finally:
+            getattr(body, "close", int)()
+
+    def check(place):
+        environ.clear()  # as the server drops it; else the place would last until the garbage collector comes
+        clock.advance(200)  # a place ends at its expiry at the latest
+        for _ in range(3):
+            serve()
+            assert codes == ["200 OK"], place
+        assert limiter.engine.planner.meter(limiter.rules)._in_flight == 0, place
+
+    assert at_every_line(serve, check) > 100
+    limiter.close()
+
+
+def test_renewing_what_is_in_flight():
+    clock = ManualClock()
+    limiter = RateLimiter(config(limit="3 concurrent"), clock=clock)
+    engine = limiter.engine
+    verdict = engine.decide_in_turn(WsgiRequest(dict(ENVIRON)))
+    account, ask = engine.settlement.account(verdict), verdict.charges[0].ask
+    in_flight = limiter._storage.in_flight
+
+    def check(place):
+        assert not any(lease.renewing for lease in in_flight._held), place
+        for _ in range(5):
+            clock.advance(4)
+            in_flight.renew()
+        assert left(limiter._storage.store, ask) <= 2, place  # it is held all the time
+
+    assert at_every_line(in_flight.renew, check, before=lambda: clock.advance(20)) > 10
+    assert account.holds
+    limiter.close()
 
 
 def test_a_question_never_reads_the_reply_to_another(any_server):

@@ -97,7 +97,10 @@ class _Body:
 
 
 class Ending:
-    """The app's iterable, and what is to be done once when the server is done with it, or has forgotten it."""
+    """The app's iterable, and what is to be done when the server is done with it, or has forgotten it.
+
+    Doing that twice must be the same as once.
+    """
 
     def __init__(self, body: Iterable[bytes], then: Callable[[], object]) -> None:
         self._body = body
@@ -119,6 +122,7 @@ class Ending:
         self._end()
 
     def _end(self) -> None:
-        then, self._then = self._then, None
+        then = self._then
         if then is not None:
             then()
+            self._then = None  # last: where an exception from elsewhere comes before, it is done again

@@ -1,4 +1,4 @@
-"""Real exceptions from another thread, a thousand in a second: what was interrupted costs the others nothing."""
+"""Real exceptions from another thread, a hundred in a second: what was interrupted costs the others nothing."""
 
 import itertools
 import random
@@ -57,7 +57,7 @@ class Storm:
             thread.start()
         end = time.monotonic() + SECONDS
         while time.monotonic() < end:
-            time.sleep(0.001)
+            time.sleep(0.01)  # so that each is dealt with before the next one comes to that thread
             interrupt(random.choice(stormed))
         time.sleep(0.5)  # the last ones arrive
         self.done = True
@@ -73,9 +73,8 @@ def test_a_storm_of_exceptions(any_server, kind):
     storm.run()
     assert storm.wrong == []
     assert len(storm.answered) > 1_000
-    assert sum(storm.raised) > 1_000
-    number = next(storm.numbers)
-    assert [store.decide(own(number)).outcomes[0].remaining for _ in range(3)] == [
-        number + 1_000 - n for n in (1, 2, 3)
-    ]
+    assert storm.interrupted > 100
+    left = 1_000 + next(storm.numbers)
+    for spent in (1, 2, 3):
+        assert store.decide(own(left - 1_000))[1][0].remaining == left - spent
     store.close()

@@ -13,6 +13,7 @@ that batch too. Four rules ensure that:
 4. A job that holds the connection a second past its deadline has lost its thread. The next one takes it over.
 """
 
+import _thread
 import contextlib
 import threading
 import time
@@ -249,9 +250,9 @@ class ThreadBatcher:
             elif job.result is not None and not job.followers:
                 self._give_back(job)
             else:
-                thread = threading.Thread(target=self._finish, args=(job,), name="ratelimit_mw finish", daemon=True)
                 try:
-                    thread.start()
+                    # Not by a Thread, whose `start` waits for it: a second exception can keep it from coming up.
+                    _thread.start_new_thread(self._finish, (job,))
                 except RuntimeError:  # no more threads
                     self._drop(self._connection)
                     self._give_back(job)
