@@ -7,7 +7,7 @@ import time
 from bench.measure import Figure
 from bench.memory_asgi import config, request_scope
 from ratelimit_mw import RateLimiter
-from ratelimit_mw.identity.asgi import AsgiRequest
+from ratelimit_mw.identity.http_request import AsgiRequest
 from tests.support.servers import BINARIES, Server
 
 REQUESTS = 20_000

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from bench.measure import Figure, in_turn
 from ratelimit_mw import ManualClock, RateLimiter
-from ratelimit_mw.identity.mapping import MappingRequest
+from ratelimit_mw.identity.request import MappingRequest
 from ratelimit_mw.model import SECOND, Ask, Quota
-from ratelimit_mw.stores.bounds import worst_over_admission
+from ratelimit_mw.stores.base import worst_over_admission
 from ratelimit_mw.stores.deny_cache import DenyCache
-from ratelimit_mw.stores.leases.store import Leases
+from ratelimit_mw.stores.lease_store import Leases
 from ratelimit_mw.stores.memory import MemoryStore
 from tests.support.servers import BINARIES, Server
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from bench.measure import Figure, in_turn
 from bench.memory_asgi import request_scope
 from ratelimit_mw.config.load import load
-from ratelimit_mw.identity.asgi import AsgiRequest
+from ratelimit_mw.identity.http_request import AsgiRequest
 from ratelimit_mw.rules.ruleset import RuleSet
 
 PLANS = 5000

@@ -9,23 +9,20 @@ from functools import partial
 from http import HTTPStatus
 from typing import Any
 
+from ratelimit_mw.decision.load import ASGI_CAPACITY
 from ratelimit_mw.decision.verdict import Verdict
-from ratelimit_mw.deferral.asgi import Deferral, respond
-from ratelimit_mw.deferral.page import Page
+from ratelimit_mw.deferral.http import AsgiDeferral, respond_asgi
+from ratelimit_mw.deferral.service import Page
 from ratelimit_mw.errors import ConfigurationError
-from ratelimit_mw.identity.asgi import AsgiRequest, asgi_requests_of
+from ratelimit_mw.http.answers import Answers
+from ratelimit_mw.http.handle import AsyncHandle, given_or_made
+from ratelimit_mw.http.responses import AsgiResponseTracker, accompanying, asyncio_runs, failing, refuse_asyncio
+from ratelimit_mw.http.websocket import Messages, hearing_of_the_end
+from ratelimit_mw.identity.http_request import AsgiRequest, asgi_requests_of
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.limiter import RateLimiter
-from ratelimit_mw.load.meter import ASGI_CAPACITY
 from ratelimit_mw.model import SECOND
-from ratelimit_mw.response.answers import Answers
 from ratelimit_mw.rules.domains import Rules
-from ratelimit_mw.shells.asgi_closed import hearing_of_the_end
-from ratelimit_mw.shells.asgi_messages import Messages
-from ratelimit_mw.shells.asgi_response import Following
-from ratelimit_mw.shells.handle import AsyncHandle
-from ratelimit_mw.shells.lifespan import accompanying, asyncio_runs, failing, refuse_asyncio
-from ratelimit_mw.shells.middleware import given_or_made
 from ratelimit_mw.stores import Store
 
 Scope = MutableMapping[str, Any]
@@ -87,7 +84,7 @@ class RateLimitMiddleware:
         self._lifespan = accompanying(app, used, owned=limiter is None)
         self._limiter = used
         self._engine = engine = used.engine
-        self._deferral = Deferral(app, used.deferrals, lambda rules: engine.planner.meter(rules).load())
+        self._deferral = AsgiDeferral(app, used.deferrals, lambda rules: engine.planner.meter(rules).load())
         self._current = used.engine.current
         self._latest = used.response, _answers(used.rules)
         self._usable = True
@@ -125,7 +122,7 @@ class RateLimitMiddleware:
                 receive, send = messages.receive, messages.send
             if rules.settling and (account := self._engine.settlement.account(verdict)).settles:
                 serve = partial(self._serve, verdict, request, rules, receive)
-                await Following(self._engine.settlement, account, send).serve(serve)
+                await AsgiResponseTracker(self._engine.settlement, account, send).serve(serve)
             elif verdict.delay or rules.deferring:
                 await self._serve(verdict, request, rules, receive, send)
             else:
@@ -160,7 +157,7 @@ class RateLimitMiddleware:
             await self.app(scope, receive, send)
 
     async def _serve(self, verdict: Verdict, request: AsgiRequest, rules: Rules, receive: Receive, send: Send) -> None:
-        """Let the app respond when the request's turn has come."""
+        """Let the app respond_asgi when the request's turn has come."""
         if verdict.delay:
             await asyncio.sleep(verdict.delay / SECOND)
         if rules.deferring:
@@ -198,7 +195,7 @@ async def _refuse(
     if page is None:
         await _deny(answers, handle.told, request, send)
     else:
-        await respond(page, "", _beside(answers, handle, send) if answers.rated else send)
+        await respond_asgi(page, "", _beside(answers, handle, send) if answers.rated else send)
 
 
 async def _deny(answers: Answers[bytes], verdict: Verdict, request: Request, send: Send) -> None:

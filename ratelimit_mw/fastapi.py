@@ -12,15 +12,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ratelimit_mw.asgi import RateLimitMiddleware
 from ratelimit_mw.errors import ConfigurationError
+from ratelimit_mw.http.answers import Denial, phrase
+from ratelimit_mw.http.handle import AsyncHandle, given_or_made
+from ratelimit_mw.http.responses import accompanying, failing
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.model import Decision
-from ratelimit_mw.response.answers import Denial, phrase
-from ratelimit_mw.rules.demands import require_named
-from ratelimit_mw.rules.domains import Rules
+from ratelimit_mw.rules.domains import Rules, require_named
 from ratelimit_mw.settings import ResponseSettings
-from ratelimit_mw.shells.handle import AsyncHandle
-from ratelimit_mw.shells.lifespan import accompanying, failing
-from ratelimit_mw.shells.middleware import given_or_made
 from ratelimit_mw.stores import Store
 
 _POLICY_VIOLATION, _TRY_AGAIN_LATER = 1008, 1013

@@ -7,9 +7,9 @@ from typing import Any, ParamSpec, TypeVar
 from flask import Response, current_app, request
 from werkzeug.exceptions import TooManyRequests
 
+from ratelimit_mw.http.answers import Denial
+from ratelimit_mw.http.handle import BlockingHandle
 from ratelimit_mw.model import Decision
-from ratelimit_mw.response.answers import Denial
-from ratelimit_mw.shells.handle import BlockingHandle
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")

@@ -9,26 +9,24 @@ from typing import TYPE_CHECKING, Self
 
 from ratelimit_mw.clock import Clock
 from ratelimit_mw.decision.engine import Engine
-from ratelimit_mw.decision.given import Given, described, of_domain
-from ratelimit_mw.decision.planning import Plan, planned
+from ratelimit_mw.decision.kill_switch import Switch
+from ratelimit_mw.decision.planning import Arguments, Plan, described, of_domain, planned
 from ratelimit_mw.decision.storage import Storage
-from ratelimit_mw.decision.switch import Switch
-from ratelimit_mw.deferral.front import Front
+from ratelimit_mw.deferral.service import DeferralService
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import Decision
+from ratelimit_mw.reload.override_list import OverrideList
+from ratelimit_mw.reload.watcher import Retriever, State
+from ratelimit_mw.rules.compiled import BLOCKED
 from ratelimit_mw.rules.domains import Rules
-from ratelimit_mw.rules.overrides import BLOCKED
 from ratelimit_mw.rules.preflights import preflight_key, sent_with_preflights
 from ratelimit_mw.settings import ResponseSettings
-from ratelimit_mw.sources.override_list import OverrideList
-from ratelimit_mw.sources.retriever import Retriever, State
 from ratelimit_mw.stores import Store
 from ratelimit_mw.stores.records import open_records
 
 if TYPE_CHECKING:
-    from ratelimit_mw.decision.explaining import Question
-    from ratelimit_mw.decision.explanation import Explanation
+    from ratelimit_mw.decision.explanation import Explanation, Question
 
 
 class RateLimiter:
@@ -54,7 +52,7 @@ class RateLimiter:
             retriever.keep_overrides(open_records(self._storage.url))
         self.engine = Engine(retriever, self._storage, clock)
         """What the middlewares ask: it takes requests, and gives verdicts."""
-        self.deferrals = Front(self._storage.url, clock)
+        self.deferrals = DeferralService(self._storage.url, clock)
         """The queue of requests that were put off, where rules say `on_limit: defer`."""
         self.overrides = OverrideList(retriever, clock)
         """What holds for single clients instead of the rules, changed at run time: limits, blocks, exemptions."""
@@ -103,7 +101,7 @@ class RateLimiter:
         """The awaitable twin of `reload`."""
         await asyncio.to_thread(self.reload)
 
-    def check(self, attributes: Given, cost: int = 1, *, domain: str | None = None) -> Decision:
+    def check(self, attributes: Arguments, cost: int = 1, *, domain: str | None = None) -> Decision:
         """Decide on a request that has these attributes, and charge it `cost` if it is allowed.
 
         Attributes go by the names that rules use: `remote_address` (or `ip`), `user`, `path`, `header:N` …; what
@@ -114,22 +112,22 @@ class RateLimiter:
         rules, plan = self._plan(attributes, cost, domain)
         return self.engine.execute(plan, rules).decision
 
-    async def acheck(self, attributes: Given, cost: int = 1, *, domain: str | None = None) -> Decision:
+    async def acheck(self, attributes: Arguments, cost: int = 1, *, domain: str | None = None) -> Decision:
         """The awaitable twin of `check`."""
         rules, plan = self._plan(attributes, cost, domain)
         return (await self.engine.aexecute(plan, rules)).decision
 
-    def peek(self, attributes: Given, cost: int = 1, *, domain: str | None = None) -> Decision:
+    def peek(self, attributes: Arguments, cost: int = 1, *, domain: str | None = None) -> Decision:
         """Whether `check` would allow it now, and how the counters stand; nothing is charged."""
         rules, plan = self._plan(attributes, cost, domain, commit=False)
         return self.engine.execute(plan, rules, commit=False).decision
 
-    async def apeek(self, attributes: Given, cost: int = 1, *, domain: str | None = None) -> Decision:
+    async def apeek(self, attributes: Arguments, cost: int = 1, *, domain: str | None = None) -> Decision:
         """The awaitable twin of `peek`."""
         rules, plan = self._plan(attributes, cost, domain, commit=False)
         return (await self.engine.aexecute(plan, rules, commit=False)).decision
 
-    def explain(self, attributes: Given | Request, cost: int = 1, *, domain: str | None = None) -> "Explanation":
+    def explain(self, attributes: Arguments | Request, cost: int = 1, *, domain: str | None = None) -> "Explanation":
         """Why `check` would decide as it would now: each rule, its counters, and what would have to change.
 
         Nothing is charged. In place of attributes it takes a request, as those of `ratelimit_mw.identity`.
@@ -142,7 +140,9 @@ class RateLimiter:
             return question.unanswered(error)
         return question.answered(reply)
 
-    async def aexplain(self, attributes: Given | Request, cost: int = 1, *, domain: str | None = None) -> "Explanation":
+    async def aexplain(
+        self, attributes: Arguments | Request, cost: int = 1, *, domain: str | None = None
+    ) -> "Explanation":
         """The awaitable twin of `explain`."""
         rules = of_domain(self.engine.current(), domain)
         request = described(rules, attributes)
@@ -155,7 +155,7 @@ class RateLimiter:
             return question.unanswered(error)
         return question.answered(reply)
 
-    def reset(self, attributes: Given, *, domain: str | None = None) -> None:
+    def reset(self, attributes: Arguments, *, domain: str | None = None) -> None:
         """Forget the counters that `check` would ask for these attributes, and those of CORS preflights beside them.
 
         Raises StoreUnavailable.
@@ -165,7 +165,7 @@ class RateLimiter:
             self._storage.local.forget(keys)
             self._storage.store.forget(keys)
 
-    async def areset(self, attributes: Given, *, domain: str | None = None) -> None:
+    async def areset(self, attributes: Arguments, *, domain: str | None = None) -> None:
         """The awaitable twin of `reset`."""
         keys = self._keys(attributes, domain)
         if keys:
@@ -200,18 +200,18 @@ class RateLimiter:
     ) -> None:
         await self.aclose()
 
-    def _plan(self, attributes: Given, cost: int, domain: str | None, *, commit: bool = True) -> tuple[Rules, Plan]:
+    def _plan(self, attributes: Arguments, cost: int, domain: str | None, *, commit: bool = True) -> tuple[Rules, Plan]:
         rules = self.engine.current()
         if domain is not None:
             rules = of_domain(rules, domain)
         return rules, self.engine.planner.plan_given(rules, attributes, cost, commit=commit)
 
     def _question(self, rules: Rules, request: Request, cost: int) -> "Question":
-        from ratelimit_mw.decision.explaining import Question  # imported late: most apps never ask
+        from ratelimit_mw.decision.explanation import Question  # imported late: most apps never ask
 
         return Question(self.engine, rules, request, cost)
 
-    def _keys(self, attributes: Given, domain: str | None) -> list[str]:
+    def _keys(self, attributes: Arguments, domain: str | None) -> list[str]:
         rules = of_domain(self.engine.current(), domain)
         keys = _keys_asked(rules, attributes)
         beside = list(keys)
@@ -222,6 +222,6 @@ class RateLimiter:
         return list(dict.fromkeys([*keys, *map(preflight_key, beside)]))
 
 
-def _keys_asked(rules: Rules, attributes: Given) -> list[str]:
+def _keys_asked(rules: Rules, attributes: Arguments) -> list[str]:
     charges = planned(rules, described(rules, attributes), 1)
     return [] if charges is BLOCKED else [charge.ask.key for charge in charges]

@@ -9,7 +9,7 @@ import re
 from decimal import Decimal
 from difflib import get_close_matches
 
-from ratelimit_mw.hints import quoted
+from ratelimit_mw.errors import quoted
 
 MILLISECOND = 1_000
 SECOND = 1_000_000

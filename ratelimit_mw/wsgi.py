@@ -7,16 +7,15 @@ from types import TracebackType
 from typing import Any
 from wsgiref.types import StartResponse, WSGIApplication
 
+from ratelimit_mw.decision.load import WSGI_CAPACITY, time_in_queue
 from ratelimit_mw.decision.verdict import Verdict
-from ratelimit_mw.deferral.wsgi import Deferral, respond
-from ratelimit_mw.identity.wsgi import wsgi_requests_of
+from ratelimit_mw.deferral.http import WsgiDeferral, respond_wsgi
+from ratelimit_mw.http.answers import Answers, phrase
+from ratelimit_mw.http.handle import BlockingHandle, given_or_made, refuse_awaited
+from ratelimit_mw.http.responses import Ending, WsgiResponseTracker
+from ratelimit_mw.identity.http_request import wsgi_requests_of
 from ratelimit_mw.limiter import RateLimiter
-from ratelimit_mw.load.meter import WSGI_CAPACITY, time_in_queue
-from ratelimit_mw.response.answers import Answers, phrase
 from ratelimit_mw.rules.domains import Rules
-from ratelimit_mw.shells.handle import BlockingHandle
-from ratelimit_mw.shells.middleware import given_or_made, refuse_awaited
-from ratelimit_mw.shells.wsgi_response import Ending, Following
 from ratelimit_mw.stores import Store
 
 # Named here, for the annotations of a function made for each request are evaluated for each request.
@@ -61,7 +60,7 @@ class RateLimitMiddleware:
         self._request = wsgi_requests_of(app)
         self._limiter = used
         self._engine = engine = used.engine
-        self._deferral = Deferral(app, used.deferrals, lambda rules: engine.planner.meter(rules).load())
+        self._deferral = WsgiDeferral(app, used.deferrals, lambda rules: engine.planner.meter(rules).load())
         self._latest = used.response, _answers(used.rules)
         engine.connect()  # WSGI servers do not tell apps of their start: most import the app in each worker
 
@@ -97,7 +96,9 @@ class RateLimitMiddleware:
             self._latest = rules.response, answers
         if not verdict.allowed:
             if rules.deferring and (page := self._deferral.put_off(verdict, rules, request)):
-                return respond(page, "", _beside(answers, handle, start_response) if answers.rated else start_response)
+                return respond_wsgi(
+                    page, "", _beside(answers, handle, start_response) if answers.rated else start_response
+                )
             status, headers, body = answers.denial(verdict, request)
             start_response(f"{status} {phrase(status)}", headers)
             return [body]
@@ -107,7 +108,7 @@ class RateLimitMiddleware:
         if rules.deferring:
             app = lambda _, start_response: self._deferral.serve(rules, request, start_response)  # noqa: E731
         if rules.settling and (account := engine.settlement.account(verdict)).settles:
-            return Following(engine.settlement, account, start_response).serve(partial(app, environ))
+            return WsgiResponseTracker(engine.settlement, account, start_response).serve(partial(app, environ))
         return app(environ, start_response)
 
 

@@ -6,8 +6,8 @@ import jsonschema
 import pytest
 import yaml
 
+from ratelimit_mw.config.file import json_schema
 from ratelimit_mw.config.load import load
-from ratelimit_mw.config.schema import json_schema
 from tests.support.apps import ROOT
 
 PAGES = sorted((ROOT / "docs").glob("*.md"))

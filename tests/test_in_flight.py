@@ -8,7 +8,7 @@ import time
 import pytest
 
 from ratelimit_mw import ManualClock
-from ratelimit_mw.decision.in_flight import InFlight
+from ratelimit_mw.decision.storage import InFlight
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import SECOND, Ask, Quota
 from ratelimit_mw.stores.memory import MemoryStore

@@ -5,12 +5,12 @@ import itertools
 import pytest
 
 from ratelimit_mw import ManualClock, RateLimiter
-from ratelimit_mw.identity.wsgi import WsgiRequest
+from ratelimit_mw.identity.http_request import WsgiRequest
 from ratelimit_mw.model import Ask, Quota
-from ratelimit_mw.stores.leases.store import Leases
+from ratelimit_mw.stores.lease_store import Leases
 from ratelimit_mw.stores.memory import MemoryStore
-from ratelimit_mw.stores.redis.breaker import Breaker
-from ratelimit_mw.stores.redis.questions import Questions
+from ratelimit_mw.stores.redis.records import CommandClient
+from ratelimit_mw.stores.redis.store import Breaker
 from ratelimit_mw.wsgi import RateLimitMiddleware
 from tests.support.interrupts import at_every_line
 from tests.support.patience import eventually
@@ -161,7 +161,7 @@ def test_renewing_what_is_in_flight():
 
 
 def test_a_question_never_reads_the_reply_to_another(any_server):
-    questions = Questions(any_server.url)
+    questions = CommandClient(any_server.url)
     numbers = iter(range(1_000_000))
 
     def ask():

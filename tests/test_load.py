@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratelimit_mw.load.elasticity import (
+from ratelimit_mw.decision.load import (
     CLOSES_IN,
     FULL_LAG,
     FULL_QUEUE,

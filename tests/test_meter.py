@@ -6,10 +6,8 @@ import time
 
 import pytest
 
-from ratelimit_mw.identity.wsgi import WsgiRequest
-from ratelimit_mw.load.elasticity import Signals, load_of
-from ratelimit_mw.load.meter import Meter, time_in_queue
-from ratelimit_mw.load.processor import Processor
+from ratelimit_mw.decision.load import Meter, Processor, Signals, load_of, time_in_queue
+from ratelimit_mw.identity.http_request import WsgiRequest
 from ratelimit_mw.model import Ask, Charge, Elastic, Quota, Rule
 from ratelimit_mw.settings import LoadSettings
 from tests.shells.loads import Idle

@@ -16,15 +16,14 @@ from typer.testing import CliRunner
 
 from ratelimit_mw import ConfigurationError, ManualClock, RateLimiter, algorithms
 from ratelimit_mw.cli.app import app
+from ratelimit_mw.config.file import json_schema
 from ratelimit_mw.config.load import load
-from ratelimit_mw.config.schema import json_schema
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import SECOND, Ask, Quota
 from ratelimit_mw.stores.memory import MemoryStore
-from ratelimit_mw.stores.redis.blocking import Blocking
-from ratelimit_mw.stores.redis.inquiry import DECIDE
+from ratelimit_mw.stores.redis.codec import DECIDE, decode, encode
+from ratelimit_mw.stores.redis.connection import Blocking
 from ratelimit_mw.stores.redis.store import RedisStore
-from ratelimit_mw.stores.redis.wire import decode, encode
 from tests.support.apps import ROOT
 
 PAGE = (ROOT / "docs" / "add-an-algorithm.md").read_text("utf-8")
@@ -229,8 +228,8 @@ def test_a_description_that_says_nothing_of_leases_refuses_them(package):
 def test_the_script_answers_a_number_that_it_does_not_know_with_an_error(any_server, asked):
     """A number without a Lua function is an error of the request, never a denial, and spoils no other request."""
     known = Quota("fixed_window", 5, MINUTE)
-    inquiries = [([Ask(f"d:{number}{place}:{{x}}", known) for place in range(asked)], DECIDE) for number in range(2)]
-    message = encode(inquiries, START * SECOND)
+    requests = [([Ask(f"d:{number}{place}:{{x}}", known) for place in range(asked)], DECIDE) for number in range(2)]
+    message = encode(requests, START * SECOND)
     *arguments, packed = message.arguments
     size = len(packed) // message.asked
     for place in range(asked):
@@ -241,7 +240,7 @@ def test_the_script_answers_a_number_that_it_does_not_know_with_an_error(any_ser
         (reply,) = connection.carry(_call("EVAL", message.script.text, *arguments, packed), time.monotonic() + 5)
     finally:
         connection.close()
-    failed, fine = decode(reply, message, inquiries)
+    failed, fine = decode(reply, message, requests)
     assert isinstance(failed, StoreUnavailable)
     assert "this script has no algorithm number 200" in str(failed)
     assert [outcome.allowed for outcome in fine.outcomes] == [True] * asked

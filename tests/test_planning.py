@@ -5,9 +5,9 @@ from enum import Enum
 import pytest
 
 from ratelimit_mw import ManualClock, RateLimiter
-from ratelimit_mw.identity.asgi import AsgiRequest
-from ratelimit_mw.recent import Recent
-from ratelimit_mw.sources.setting import Setting
+from ratelimit_mw.identity.http_request import AsgiRequest
+from ratelimit_mw.lru import LRU
+from ratelimit_mw.reload.database import Setting
 
 ALL = {"name": "all", "by": ["ip", "user"], "limit": "9 per minute", "algorithm": "fixed_window"}
 IP = {"remote_address": "192.0.2.1"}
@@ -128,7 +128,7 @@ def test_a_domain_alone_has_plans_of_its_own(tmp_path):
 
 
 def test_what_is_recent_has_bounded_room():
-    recent = Recent(10)
+    recent = LRU(10)
     for n in range(100):
         recent.put(n, str(n))
     assert [recent.get(n) for n in range(100)].count(None) == 90

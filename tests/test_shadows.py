@@ -4,7 +4,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from ratelimit_mw.decision.shadows import Shadows
+from ratelimit_mw.decision.storage import Shadows
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.model import Ask, Charge, Outcome, Quota, Reply, Rule
 

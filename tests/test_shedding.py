@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratelimit_mw.load.shedding import EASES, NONE, RETURNS_IN, comes_back_in, pressed, share_shed, turn
+from ratelimit_mw.decision.load import EASES, NONE, RETURNS_IN, comes_back_in, pressed, share_shed, turn
 from ratelimit_mw.settings import Bands
 
 LOADS = st.floats(0, 1)

@@ -9,9 +9,9 @@ from contextlib import ExitStack
 import pytest
 
 from ratelimit_mw import ManualClock, RateLimiter
-from ratelimit_mw.decision.waiting import Place, Waiting
+from ratelimit_mw.decision.engine import Place, Waiting
 from ratelimit_mw.errors import StoreUnavailable
-from ratelimit_mw.forks import _all
+from ratelimit_mw.process_local import _all
 from ratelimit_mw.stores.memory import MemoryStore
 from tests.support.patience import WITHIN, eventually
 
@@ -124,7 +124,7 @@ def test_a_child_of_a_fork_has_all_its_places(waiting, pool):
     assert late.result(WITHIN)
 
 
-class Held(MemoryStore):
+class CompiledOverride(MemoryStore):
     """Answers some clients only when told to, and counts what each asks; `fault` is raised instead of an answer."""
 
     def __init__(self):
@@ -145,7 +145,7 @@ class Held(MemoryStore):
 
 @pytest.fixture
 def store():
-    return Held()
+    return CompiledOverride()
 
 
 @pytest.fixture

@@ -1,12 +1,68 @@
-"""The commands, and what they have in common."""
+"""The command line: its commands, and the demonstration of the algorithms."""
 
 import logging
 import sys
 from pathlib import Path
+from typing import Any
 
 import typer
 
-from ratelimit_mw.cli import check, deferred, demo, explain, override, reset, rules, schema, show, switch, top, worker
+from ratelimit_mw.algorithms import ALGORITHMS
+from ratelimit_mw.cli import counters, explain, operators, rules
+from ratelimit_mw.cli.common import Json, say, say_json, say_table
+from ratelimit_mw.clock import ManualClock
+from ratelimit_mw.config.file import json_schema
+from ratelimit_mw.deferral import command as deferral
+from ratelimit_mw.limiter import RateLimiter
+from ratelimit_mw.model import Decision
+
+REQUESTS = (7.0, 7.5, 8.0, 8.5, 9.0, 9.5, 10.0, 10.5, 12.0, 14.0, 17.0, 18.0)
+"""When a client sends, in seconds."""
+
+_START = 1_700_000_000.0  # a window of ten seconds begins here
+
+
+def demo(*, as_json: Json = False) -> None:
+    """Show what five requests per ten seconds let through, one algorithm beside the other.
+
+    A client sends twelve requests, on a clock that is moved by hand. It needs neither an app nor a store.
+    """
+    clock = ManualClock(_START)
+    names = [name for name, algorithm in ALGORITHMS.items() if not algorithm.queue and not algorithm.in_flight]
+    limiters = [RateLimiter(_rules(name), clock=clock) for name in names]
+    rows: list[tuple[float, list[Decision]]] = []
+    for second in REQUESTS:
+        clock.set(_START + second)
+        rows.append((second, [limiter.check({"ip": "192.0.2.1"}) for limiter in limiters]))
+    if as_json:
+        say_json(
+            [{"second": second, **dict(zip(names, decided, strict=True))} for second, decided in rows],
+        )
+        return
+    say("A client sends twelve requests. Its limit is 5 per 10 seconds.\n")
+    say_table((">second", *names), ((f"{second:g}", *map(_told, decided)) for second, decided in rows))
+    passed = [sum(decided[place].allowed for _, decided in rows) for place in range(len(names))]
+    say(f"\npassed: {', '.join(f'{name} {count}' for name, count in zip(names, passed, strict=True))}")
+    say("A fixed window forgets at once what was before it, so twice the limit may pass around its end.")
+
+
+def _rules(algorithm: str) -> dict[str, Any]:
+    rule = {"name": "demo", "by": "ip", "limit": "5 per 10 seconds", "algorithm": algorithm}
+    return {"domain": "demo", "rules": [rule]}
+
+
+def _told(decision: Decision) -> str:
+    return f"passes, {decision.remaining} left" if decision.allowed else f"429, {decision.retry_after:.1f} s to wait"
+
+
+def schema() -> None:
+    """Print the JSON Schema of a rules file, with which editors complete and check it.
+
+    As in: ratelimit-mw schema > ratelimits.schema.json, and at the top of the rules file the comment
+    # yaml-language-server: $schema=ratelimits.schema.json
+    """
+    say_json(json_schema())
+
 
 app = typer.Typer(
     name="ratelimit-mw",
@@ -37,8 +93,16 @@ class _Notes(logging.Handler):
         typer.echo(f"note: {record.getMessage()}", err=True)
 
 
-_COMMANDS = (check.check, explain.explain, show.show, top.top, reset.reset, switch.switch, worker.worker)
-for command in (*_COMMANDS, schema.schema, demo.demo):
+_COMMANDS = (
+    explain.check,
+    explain.explain,
+    counters.show,
+    counters.top,
+    counters.reset,
+    operators.switch,
+    deferral.worker,
+)
+for command in (*_COMMANDS, schema, demo):
     app.command()(command)
-for group in (override.app, rules.app, deferred.app):
+for group in (operators.app, rules.app, deferral.app):
     app.add_typer(group)

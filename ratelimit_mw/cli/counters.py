@@ -1,16 +1,37 @@
-"""Counters as operators look at them: found by rule and client, and read without a charge."""
+"""Commands about counters: `show`, `top` and `reset`."""
 
 import heapq
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
+from typing import Annotated
+
+import typer
 
 from ratelimit_mw.algorithms import ALGORITHMS
-from ratelimit_mw.cli.engine import patiently
-from ratelimit_mw.cli.output import Exit, fail
-from ratelimit_mw.errors import StoreUnavailable
-from ratelimit_mw.hints import nearest
+from ratelimit_mw.cli.common import (
+    DEFAULT_CONFIG,
+    Attribute,
+    Config,
+    Exit,
+    Ip,
+    Json,
+    Most,
+    Storage,
+    Tier,
+    User,
+    attributes,
+    fail,
+    opened,
+    patiently,
+    say,
+    say_json,
+    say_table,
+    shared_store,
+)
+from ratelimit_mw.decision.explanation import seconds
+from ratelimit_mw.errors import StoreUnavailable, nearest
 from ratelimit_mw.identity.attributes import canonical_name
 from ratelimit_mw.identity.identifier import UNKNOWN_ADDRESS, attributes_of
 from ratelimit_mw.model import SECOND, Ask, Outcome, Quota
@@ -186,3 +207,126 @@ def _found(key: str, name: str, identity: str, quota: Quota, outcome: Outcome) -
         (outcome.retry_after if ban and not outcome.allowed else outcome.reset_after) / SECOND,
         key,
     )
+
+
+def show(
+    rule: Annotated[str, typer.Argument(help="The rule's name.")],
+    *,
+    ip: Ip = None,
+    user: User = None,
+    tier: Tier = None,
+    attribute: Attribute = None,
+    most: Most = 20,
+    config: Config = DEFAULT_CONFIG,
+    storage: Storage = None,
+    as_json: Json = False,
+) -> None:
+    """Show a rule's counters: those of one client, or of all, the fullest first. Nothing is charged.
+
+    A client's counters of CORS preflights are shown if it has sent some.
+
+    Where a limit goes by tier, the default's is shown.
+    """
+    given = attributes(ip, user, tier, attribute)
+    with opened(config, storage) as limiter:
+        limits = Limits(limiter.rules)
+        known_rule(limits, rule)
+        keys = chosen(limits, limiter.rules, rule, given) if given else None
+        store = shared_store(limiter.rules, storage)
+        try:
+            found = read(store, limits, scanned(store, stems(limits, rule)) if keys is None else keys)
+            if keys is not None:
+                preflights = read(store, limits, chosen_preflights(limits, limiter.rules, rule, given))
+                found = chain(found, (each for each in preflights if each.used and each.reset_after))
+            tell(nearest_full(found, most), as_json=as_json)
+        finally:
+            store.close()
+
+
+def tell(counters: Iterable[Found], *, as_json: bool) -> None:
+    """Print counters, one in a line."""
+    counters = list(counters)
+    if as_json:
+        say_json(counters)
+    elif not counters:
+        say("no counters: nobody has been counted lately")
+    else:
+        columns = ("rule", "client", "limit", "algorithm", ">used", ">left", ">as if unused in")
+        say_table(columns, map(_row, counters))
+
+
+def _row(counter: Found) -> tuple[object, ...]:
+    return (
+        counter.rule,
+        counter.identity,
+        counter.limit,
+        counter.algorithm,
+        f"{counter.used:.0%}",
+        counter.remaining,
+        seconds(counter.reset_after),
+    )
+
+
+def top(*, most: Most = 20, config: Config = DEFAULT_CONFIG, storage: Storage = None, as_json: Json = False) -> None:
+    """Show the counters closest to their limit, or at it. Nothing is charged.
+
+    All counters are looked at, a page at a time. Where a limit goes by tier, the default's is shown.
+    """
+    with opened(config, storage) as limiter:
+        limits = Limits(limiter.rules)
+        store = shared_store(limiter.rules, storage)
+        try:
+            tell(nearest_full(read(store, limits, scanned(store, stems(limits, None))), most), as_json=as_json)
+        finally:
+            store.close()
+
+
+_RESET_BATCH = 200
+
+
+def reset(
+    rule: Annotated[str | None, typer.Argument(help="The rule's name.")] = None,
+    *,
+    ip: Ip = None,
+    user: User = None,
+    tier: Tier = None,
+    attribute: Attribute = None,
+    everything: Annotated[bool, typer.Option("--all", help="The counters of all rules.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before many counters are forgotten.")] = False,
+    config: Config = DEFAULT_CONFIG,
+    storage: Storage = None,
+    as_json: Json = False,
+) -> None:
+    """Make a rule's counters as if unused: those of one client, or of all, once that is confirmed.
+
+    Those of a client's CORS preflights are forgotten with them. A process that remembers a denial may repeat it for up
+    to five seconds.
+    """
+    given = attributes(ip, user, tier, attribute)
+    if (rule is None) != everything or (everything and given):
+        fail("say a rule, and perhaps a client; or --all alone", Exit.USAGE)
+    with opened(config, storage) as limiter:
+        limits = Limits(limiter.rules)
+        if rule is not None:
+            known_rule(limits, rule)
+        keys = chosen(limits, limiter.rules, rule, given) if rule is not None and given else None
+        preflights = chosen_preflights(limits, limiter.rules, rule, given) if rule is not None and given else []
+        store = shared_store(limiter.rules, storage)
+        try:
+            if keys is None:
+                keys = list(scanned(store, stems(limits, rule)))
+                _confirm(f"Forget {len(keys)} counters of {f'{rule!r}' if rule else 'all rules'}?", yes=yes, keys=keys)
+            forgotten = [*keys, *preflights]
+            for start in range(0, len(forgotten), _RESET_BATCH):
+                patiently(partial(store.forget, forgotten[start : start + _RESET_BATCH]))
+        finally:
+            store.close()
+    if as_json:
+        say_json({"reset": keys})
+    else:
+        say(f"{len(keys)} counter{'s' * (len(keys) != 1)} reset")
+
+
+def _confirm(question: str, *, yes: bool, keys: list[str]) -> None:
+    if keys and not yes:
+        typer.confirm(question, abort=True, err=True)

@@ -8,12 +8,10 @@ from typing import Annotated
 
 import typer
 
+from ratelimit_mw.cli.common import Exit, Json, Most, diagnostics, fail, say, say_json, say_lines, say_table
 from ratelimit_mw.cli.operators import Author, author_of
-from ratelimit_mw.cli.options import Json, Most
-from ratelimit_mw.cli.output import Exit, fail, say, say_json, say_lines, say_table
-from ratelimit_mw.cli.quotation import quotations
 from ratelimit_mw.errors import ConfigurationError, Conflict, StoreUnavailable
-from ratelimit_mw.sources.database import RulesDatabase
+from ratelimit_mw.reload.database import RulesDatabase
 
 Database = Annotated[
     str,
@@ -155,7 +153,7 @@ def _opened(url: str) -> Iterator[RulesDatabase]:
     except LookupError as error:
         fail(str(error.args[0]), Exit.PROBLEMS)
     except ConfigurationError as error:
-        say_lines(quotations([(problem, "error") for problem in error.problems]))
+        say_lines(diagnostics([(problem, "error") for problem in error.problems]))
         fail("these rules would not load, and nothing was pushed", Exit.PROBLEMS)
     except StoreUnavailable as error:
         fail(f"the rules database does not answer: {error}", Exit.STORE_AWAY)

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from ratelimit_mw.config.scalars import expand, plain
-from ratelimit_mw.config.tree import DEEPEST, Items, Map, Node, Place, Problems, Scalar
+from ratelimit_mw.config.tree import DEEPEST, Items, Map, Node, Place, Problems, Scalar, expand, plain
 
 LARGEST = 4 * 1024 * 1024
 """Bytes in a file. A thousand rules take a quarter of one megabyte."""

@@ -1,18 +1,21 @@
-"""The words of a rules file, and what the whole file is compiled to."""
+"""The words of a rules file, its JSON Schema, and what the whole file is compiled to."""
 
 from typing import Any
 
 from ratelimit_mw.config import kinds, readers
 from ratelimit_mw.config.tree import Map, Problems
 from ratelimit_mw.config.word import Section, Values, Word, sections_word
-from ratelimit_mw.config.words.by import BY
-from ratelimit_mw.config.words.client import ATTRIBUTES, CLIENT, TIER, USER, compile_client
+from ratelimit_mw.config.words.client import ATTRIBUTES, BY, CLIENT, TIER, USER, compile_client
 from ratelimit_mw.config.words.deferral import DEFER, defer_settings
-from ratelimit_mw.config.words.descriptors import DESCRIPTORS, DescriptorCompiler
-from ratelimit_mw.config.words.enforcement import SHADOW_FILE
-from ratelimit_mw.config.words.entries import ENTRIES, compile_entries, warn_of_unreached
+from ratelimit_mw.config.words.descriptors import (
+    DESCRIPTORS,
+    ENTRIES,
+    DescriptorCompiler,
+    compile_entries,
+    warn_of_unreached,
+)
 from ratelimit_mw.config.words.limit import LIMIT
-from ratelimit_mw.config.words.load import LOAD
+from ratelimit_mw.config.words.load import LOAD, priority_rules
 from ratelimit_mw.config.words.match import (
     EXEMPT,
     MATCH,
@@ -23,18 +26,15 @@ from ratelimit_mw.config.words.match import (
 )
 from ratelimit_mw.config.words.messages import check_replaced_kinds
 from ratelimit_mw.config.words.overrides import OVERRIDES, Recompiler, compile_overrides
-from ratelimit_mw.config.words.reload import RELOAD, seconds
 from ratelimit_mw.config.words.response import RESPONSE, check_page, response_settings
 from ratelimit_mw.config.words.rule import RULE, compile_rule
-from ratelimit_mw.config.words.selection import NAME, check_names
-from ratelimit_mw.config.words.storage import STORAGE, storage_settings
+from ratelimit_mw.config.words.selection import NAME, SHADOW_FILE, check_names
+from ratelimit_mw.config.words.storage import RELOAD, STORAGE, seconds, storage_settings
 from ratelimit_mw.config.words.throttle import THROTTLE, widest
 from ratelimit_mw.identity.attributes import Attributes
 from ratelimit_mw.identity.identifier import attributes_of
-from ratelimit_mw.rules.compiled import CompiledRule
+from ratelimit_mw.rules.compiled import CompiledRule, bearing
 from ratelimit_mw.rules.descriptors import Descriptors
-from ratelimit_mw.rules.overrides import bearing
-from ratelimit_mw.rules.priorities import speaking
 from ratelimit_mw.rules.ruleset import RuleSet
 
 DOMAIN: Word[str] = Word(
@@ -141,7 +141,7 @@ def compile_file(
         load=file[LOAD],
         defer=defer_settings(file),
         overrides=overrides,
-        classifier=RuleSet(**shared, rules=speaking(rules, attributes), overrides=bearing(overrides)),
+        classifier=RuleSet(**shared, rules=priority_rules(rules, attributes), overrides=bearing(overrides)),
         recompiler=Recompiler(domain, file[RULES]),
         reload=seconds(file[RELOAD]),
         shadow=file[SHADOW_FILE],
@@ -178,3 +178,14 @@ def _warn_of_idle_throttles(file: Values, rules: tuple[CompiledRule, ...], warni
     for rule, compiled in zip(file[RULES], rules, strict=True):
         if rule[THROTTLE] is not None and not any(widest(quota).spare for quota in compiled.quotas):
             warnings.add(rule.place("throttle"), "rounded down, this is not one request more")
+
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of a rules file."""
+    sections: dict[str, Any] = {}
+    FILE.as_schema(sections)
+    file = sections.pop(FILE.title)
+    return {"$schema": DIALECT, "title": "ratelimit_mw rules", **file, "$defs": sections}

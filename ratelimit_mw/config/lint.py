@@ -1,32 +1,118 @@
-"""Rules that would load and yet do nothing, or not what they seem to: found by comparing them, for `check`.
-
-Each warning is certain for what requests bring; what is doubtful is not said.
-"""
+"""Rules that would load and yet do nothing, or not what they seem to: found by comparing them, for `check`."""
 
 import re
 from collections.abc import Iterator
 from urllib.parse import unquote
 
-from ratelimit_mw.config.ceilings import never_full
-from ratelimit_mw.config.covering import covers
+from ratelimit_mw.algorithms import ALGORITHMS
+from ratelimit_mw.algorithms.algorithm import Stricter
 from ratelimit_mw.config.file import RULES
 from ratelimit_mw.config.tree import Place, Problems
 from ratelimit_mw.config.word import Values
-from ratelimit_mw.config.words.by import BY
-from ratelimit_mw.config.words.client import CLIENT, TIER, USER
-from ratelimit_mw.config.words.cost import COST
-from ratelimit_mw.config.words.enforcement import SHADOW
+from ratelimit_mw.config.words.charging import COST
+from ratelimit_mw.config.words.client import BY, CLIENT, TIER, USER
 from ratelimit_mw.config.words.limit import LIMIT
 from ratelimit_mw.config.words.load import PRIORITY
 from ratelimit_mw.config.words.match import EXEMPT
 from ratelimit_mw.config.words.rule import RULE
-from ratelimit_mw.config.words.selection import NAME, REPLACES
+from ratelimit_mw.config.words.selection import NAME, REPLACES, SHADOW
 from ratelimit_mw.identity.attributes import canonical_name
 from ratelimit_mw.identity.identifier import attributes_of
 from ratelimit_mw.model import Quota
-from ratelimit_mw.rules.compiled import CompiledRule
+from ratelimit_mw.rules.compiled import CompiledRule, Matching
+from ratelimit_mw.rules.path_templates import Segment, Template, matcher
 from ratelimit_mw.rules.ruleset import RuleSet
+from ratelimit_mw.settings import Network
 from ratelimit_mw.units import spell_period
+
+
+def never_full(quota: Quota, stricter: Quota) -> bool:
+    """True where `quota` admits all that `stricter` admits. Every charge to the one is a charge to the other, and more.
+
+    False where that is not certain. How much an algorithm counts and admits is described with the algorithm.
+    """
+    own, other = ALGORITHMS[quota.algorithm], ALGORITHMS[stricter.algorithm]
+    if own.never_denies is None or other.admits is None:
+        return False
+    if {(each.consistency, each.shards) for each in (quota, stricter)} != {("strict", 1)}:
+        return False
+    if any(each.elastic or each.max_wait for each in (quota, stricter)):
+        return False
+    alike = (quota.algorithm, quota.period, quota.buckets) == (stricter.algorithm, stricter.period, stricter.buckets)
+    if alike and not own.has_burst:
+        return stricter.limit <= quota.limit
+    return own.never_denies(quota, Stricter(stricter, other.admits, other.aligned))
+
+
+def covers(wider: Matching, narrower: Matching) -> bool:
+    """True where every request that `narrower` matches is one that `wider` matches."""
+    return (
+        _within(narrower.methods, wider.methods)
+        and _networks(wider.networks, narrower.networks)
+        and all(
+            any(own.read is other.read and set(other.values) <= set(own.values) for other in narrower.exact)
+            for own in wider.exact
+        )
+        and _paths(wider.templates, narrower.templates)
+    )
+
+
+def _within(narrower: tuple[str, ...], wider: tuple[str, ...]) -> bool:
+    return not wider or (bool(narrower) and set(narrower) <= set(wider))
+
+
+def _networks(wider: tuple[Network, ...], narrower: tuple[Network, ...]) -> bool:
+    return not wider or (bool(narrower) and all(any(_holds(own, other) for own in wider) for other in narrower))
+
+
+def _holds(wider: Network, narrower: Network) -> bool:
+    return (
+        wider.version == narrower.version
+        and wider.prefixlen <= narrower.prefixlen
+        and narrower.network_address in wider
+    )
+
+
+def _paths(wider: tuple[Template, ...], narrower: tuple[Template, ...]) -> bool:
+    if not wider:
+        return True
+    held = _forms(wider)
+    return bool(narrower) and all(any(_template(own, other) for own in held) for other in _forms(narrower))
+
+
+def _forms(templates: tuple[Template, ...]) -> list[Template]:
+    """The templates, and those without a slash at the end that they match as well: a path is tried cleaned, too."""
+    return list(dict.fromkeys([*templates, *(each.cleaned for each in templates)]))
+
+
+def _template(wider: Template, narrower: Template) -> bool:
+    head = wider.segments
+    if wider.tail is None:
+        return (
+            narrower.tail is None
+            and len(head) == len(narrower.segments)
+            and all(map(_segment, head, narrower.segments))
+        )
+    if wider.tail == narrower.tail and len(head) == len(narrower.segments):
+        return all(map(_segment, head, narrower.segments))
+    # What is left may be anything: all paths that go on behind the head, and for a folder those that end with it too.
+    folder = wider.tail.folder
+    anything = folder or (not wider.tail.before and not wider.tail.after and not wider.tail.segments)
+    known = len(narrower.segments) + (narrower.tail is not None and not narrower.tail.folder)
+    needed = len(head) + (not folder)
+    return anything and known >= needed and all(map(_segment, head, narrower.segments))
+
+
+def _segment(wider: Segment, narrower: Segment) -> bool:
+    if wider == narrower:
+        return True
+    if not narrower.kinds:
+        return matcher(wider)(narrower.texts[0]) is not None
+    return wider == _ANY_ONE
+
+
+_ANY_ONE = Segment(("", ""), ("str",))
+
 
 _ALWAYS_THERE = ("global", "ip")
 _ESCAPED = re.compile("%[0-9A-Fa-f]{2}")

@@ -4,10 +4,152 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 
-from ratelimit_mw.config.documents import Config, Document, gather
-from ratelimit_mw.config.tree import Problems
-from ratelimit_mw.errors import ConfigurationError, Problem
-from ratelimit_mw.rules.domains import Examined, Rules
+from ratelimit_mw.config.documents import Config, Document, gather, parse
+from ratelimit_mw.config.file import DOMAIN, FILE, SHARED, compile_file, read_file
+from ratelimit_mw.config.lint import lint
+from ratelimit_mw.config.tree import Items, Map, Problems, kind
+from ratelimit_mw.config.word import Values, Word
+from ratelimit_mw.config.words.client import ATTRIBUTES, CLIENT, compile_client
+from ratelimit_mw.config.words.load import warn_of_idle_shedding
+from ratelimit_mw.config.words.storage import take_source
+from ratelimit_mw.errors import ConfigurationError, Problem, quoted
+from ratelimit_mw.process_local import checkpoint
+from ratelimit_mw.rules.domains import Domains, Examined, Rules
+from ratelimit_mw.rules.ruleset import RuleSet
+
+_BESIDE_A_SOURCE = ("domain", *(word.key for word in SHARED), "rules")
+
+
+class _Part:
+    """One document on its way to rules. `source` is where `rules: {source: …}` says that they are."""
+
+    def __init__(self, document: Document, environ: Mapping[str, str]) -> None:
+        self.name = document.name or "the mapping"
+        self.problems = Problems()
+        self.source: str | None = None
+        tree = parse(document, environ, self.problems)
+        if tree is not None and not isinstance(tree, Map):
+            self.problems.add(tree.place, f"a rules file is a mapping, with domain and rules, not {kind(tree)}")
+        self.tree = tree if isinstance(tree, Map) else None
+        self.file = FILE.values()
+        if self.tree is not None:
+            self.source = take_source(self.tree, _BESIDE_A_SOURCE, self.problems)
+            self.file = read_file(self.tree, self.problems)
+
+    def has(self, key: str) -> bool:
+        return self.tree is not None and key in self.tree.keys_at
+
+    def complain(self, key: str, message: str, hint: str = "") -> None:
+        if self.tree is not None:
+            self.problems.add(self.tree.keys_at[key], message, hint)
+
+    def adopt(self, word: Word[object], file: Values) -> None:
+        self.file = self.file.having(word, file[word])
+
+    def discard(self) -> None:
+        """Release the tree step by step: freeing it at once would pause the process for milliseconds."""
+        for node in self.tree.values() if self.tree is not None else ():
+            while isinstance(node, Items) and node:
+                node.pop()
+                checkpoint()
+
+
+def compose(
+    documents: Sequence[Document],
+    environ: Mapping[str, str],
+    *,
+    thorough: bool = False,
+    frame: Document | None = None,
+    logged: set[str] | None = None,
+) -> Examined:
+    """The rules of `documents`, and everything that is wrong with them.
+
+    `frame` is a document whose `rules: {source: …}` named these: what it says of storage, client and response
+    holds for them. `thorough` also compares the rules with each other. `logged` remembers across several
+    configurations what is to be logged once.
+    """
+    parts = [_Part(document, environ) for document in documents]
+    around = _Part(frame, environ) if frame else None
+    everything = [*parts, around] if around else parts
+    if all(part.tree is not None for part in everything):
+        _share(everything)
+        _compare_domains(parts, around)
+        _compare_attributes(parts)
+        _refuse_sources(parts, alone=len(everything) == 1)
+        compiled = [compile_file(part.file, part.problems, source=part.source, logged=logged) for part in parts]
+        if not any(part.problems for part in everything):
+            rules = compiled[0] if len(compiled) == 1 else Domains(compiled)
+            warnings = _idle_shedding(everything, rules)
+            for part, made in zip(parts, compiled, strict=True):
+                warnings += _warnings(part, made, thorough=thorough)
+            for part in parts:
+                part.discard()
+            return Examined(rules, (), tuple(warnings))
+    return Examined(None, tuple(problem for part in everything for problem in part.problems.in_order()))
+
+
+def _warnings(part: _Part, rules: RuleSet, *, thorough: bool) -> list[Problem]:
+    ineffective = lint(part.file, rules) if thorough else Problems()
+    return sorted((*rules.warnings, *ineffective.in_order()), key=lambda problem: (problem.line, problem.column))
+
+
+def _idle_shedding(parts: Sequence[_Part], rules: Rules) -> list[Problem]:
+    found = Problems()
+    if rules.shedding:
+        return []
+    for part in parts:
+        if part.tree is not None:
+            warn_of_idle_shedding(part.tree, found)
+    return list(found.in_order())
+
+
+def _share(parts: Sequence[_Part]) -> None:
+    """Let what one file says of a shared section hold for all of them."""
+    for word in SHARED:
+        holders = [part for part in parts if part.has(word.key)]
+        for other in holders[1:]:
+            hint = "it stands in one file only"
+            other.complain(word.key, f"{quoted(word.key)} stands in {holders[0].name} already", hint)
+        if holders and not (word is CLIENT and _client_is_wrong(holders[0])):
+            for part in parts:
+                part.adopt(word, holders[0].file)
+
+
+def _client_is_wrong(part: _Part) -> bool:
+    """True where a client is wrong in a way that would be said again of each file that it holds for."""
+    found = Problems()
+    compile_client(part.file, part.file[DOMAIN], found)
+    return bool(found)
+
+
+def _compare_domains(parts: Sequence[_Part], frame: _Part | None) -> None:
+    first: dict[str, _Part] = {}
+    for part in parts:
+        domain = part.file[DOMAIN]
+        if domain and domain in first:
+            part.complain("domain", f"the domain {quoted(domain)} is that of {first[domain].name} already")
+        first.setdefault(domain, part)
+    wanted = frame.file[DOMAIN] if frame else ""
+    if frame and wanted and wanted not in first:
+        message = f"the source has no rules of the domain {quoted(wanted)}"
+        frame.complain("domain", message, f"it has {', '.join(map(quoted, first))}")
+
+
+def _compare_attributes(parts: Sequence[_Part]) -> None:
+    first: dict[str, tuple[str, _Part]] = {}
+    for part in parts:
+        for name, source in part.file[ATTRIBUTES].items():
+            other, holder = first.setdefault(name, (source, part))
+            if other != source:
+                message = f"{quoted(name)} is {quoted(other)} in {holder.name}, here {quoted(source)}"
+                part.complain("attributes", message)
+
+
+def _refuse_sources(parts: Sequence[_Part], *, alone: bool) -> None:
+    for part in parts:
+        if part.source is not None and not alone:
+            part.complain("rules", "rules that have a source stand alone, in one file that nobody refers to")
+
 
 __all__ = ["Examined", "examine", "load", "load_documents"]
 
@@ -30,7 +172,7 @@ def load_documents(
     logged: set[str] | None = None,
 ) -> Rules:
     """As `load`, of documents that have been read already. See `compose`."""
-    from ratelimit_mw.config.composition import compose
+    from ratelimit_mw.config.load import compose
 
     return _insist(compose(documents, environ, frame=frame, logged=logged), logged)
 
@@ -41,7 +183,7 @@ def examine(config: Config, *, environ: Mapping[str, str] = os.environ, thorough
     `thorough` also compares the rules with each other, to find those that can have no effect.
     """
     # Imported late: what reads a file is needed at start only, and would make the import of a middleware slower.
-    from ratelimit_mw.config.composition import compose
+    from ratelimit_mw.config.load import compose
 
     problems = Problems()
     documents = gather(config, problems)

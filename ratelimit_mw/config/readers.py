@@ -8,7 +8,7 @@ from ipaddress import IPv6Network, ip_network
 from typing import TypeVar
 
 from ratelimit_mw.config.tree import Invalid, Items, Node, Scalar, kind
-from ratelimit_mw.hints import near, quoted
+from ratelimit_mw.errors import near, quoted
 from ratelimit_mw.settings import Network
 from ratelimit_mw.units import DurationError, parse_duration
 

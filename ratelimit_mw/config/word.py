@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from ratelimit_mw.config import readers
 from ratelimit_mw.config.tree import Invalid, Items, Map, Node, Place, Problems, Scalar, kind, node_at
-from ratelimit_mw.hints import nearest, quoted
-from ratelimit_mw.slices import checkpoint
+from ratelimit_mw.errors import nearest, quoted
+from ratelimit_mw.process_local import checkpoint
 
 if TYPE_CHECKING:
     from ratelimit_mw.model import Quota

@@ -23,10 +23,9 @@ from yaml.events import (
     SequenceStartEvent,
 )
 
-from ratelimit_mw.config.scalars import expand, plain
-from ratelimit_mw.config.tree import DEEPEST, Items, Map, Node, Place, Problems, Scalar
-from ratelimit_mw.hints import quoted
-from ratelimit_mw.slices import checkpoint
+from ratelimit_mw.config.tree import DEEPEST, Items, Map, Node, Place, Problems, Scalar, expand, plain
+from ratelimit_mw.errors import quoted
+from ratelimit_mw.process_local import checkpoint
 
 MOST_NODES = 500_000
 """Values in a file, aliases counted as often as they are used."""

@@ -1,4 +1,4 @@
-"""What a request has to ask of the store, beyond its rules: the kill switch, the load, one rule by its name."""
+"""From a request or its attributes to a plan: the counters to ask, in one store call."""
 
 import logging
 import time
@@ -6,18 +6,53 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.clock import Clock
-from ratelimit_mw.decision.given import Given, described, whole
 from ratelimit_mw.decision.kill_switch import KillSwitch
-from ratelimit_mw.decision.shadows import Shadows
-from ratelimit_mw.decision.shedder import Shedder
+from ratelimit_mw.decision.load import Meter
+from ratelimit_mw.decision.shedding import Shedder
+from ratelimit_mw.decision.storage import Shadows
 from ratelimit_mw.decision.verdict import Verdict
-from ratelimit_mw.identity.entries import EntriesRequest
-from ratelimit_mw.identity.request import Request
-from ratelimit_mw.load.meter import Meter
+from ratelimit_mw.identity.request import EntriesRequest, Request
 from ratelimit_mw.model import SECOND, Ask, Charge
+from ratelimit_mw.rules.compiled import BLOCKED
 from ratelimit_mw.rules.domains import Rules
-from ratelimit_mw.rules.overrides import BLOCKED
+from ratelimit_mw.rules.ruleset import RuleSet
 from ratelimit_mw.settings import LoadSettings
+
+Arguments = Mapping[str, str] | Sequence[tuple[str, str]]
+"""Attributes by their names, or one list of entries."""
+
+_MOST = 10**15
+"""A cost beyond this is as good as this one: no limit comes near, and every store can carry it."""
+
+
+def described(rules: Rules, given: Arguments | Request) -> Request:
+    """The request that is described; a request is one already."""
+    if isinstance(given, Mapping):
+        return rules.attributes.given(given)
+    return EntriesRequest(given) if isinstance(given, Sequence) else given
+
+
+def of_domain(rules: Rules, domain: str | None) -> Rules:
+    """The rules of one domain, those of a domain that there is not being none; all where none is named."""
+    if domain is None:
+        return rules
+    return rules.of(domain) or RuleSet(
+        domain=domain,
+        storage=rules.storage,
+        client=rules.client,
+        response=rules.response,
+        attributes=rules.attributes,
+        rules=(),
+        exempt=(),
+    )
+
+
+def whole(cost: object) -> int:
+    """A cost as stores can carry it. Raises ValueError unless it is a whole number from 0 on."""
+    if not isinstance(cost, int) or cost < 0:
+        raise ValueError(f"cost is {cost!r}: it has to be a whole number from 0 on")
+    return min(int(cost), _MOST)
+
 
 _log = logging.getLogger("ratelimit_mw")
 
@@ -93,7 +128,7 @@ class Planner:
             return Refusal(shed)
         return self.plan(rules, request, cost, name)
 
-    def plan_given(self, rules: Rules, given: Given, cost: int = 1, *, commit: bool = True) -> Plan:
+    def plan_given(self, rules: Rules, given: Arguments, cost: int = 1, *, commit: bool = True) -> Plan:
         """What a request has to ask that is given by its attributes; remembered, where nothing else bears on it."""
         known = rules.plans
         if known is None or self.switch.thrown or type(given) is not dict or type(cost) is not int:
@@ -138,7 +173,7 @@ class Planner:
 
 
 def _handy(given: Mapping[str, object]) -> bool:
-    """Whether these attributes are plain texts, as `Recent` wants them, and so short that they can be remembered."""
+    """Whether these attributes are plain texts, as `LRU` wants them, and so short that they can be remembered."""
     room = _LONG
     for name, value in given.items():
         if type(name) is not str or (value is not None and type(value) is not str):

@@ -1,14 +1,165 @@
-"""What requests have taken, settled with the store that charged them."""
+"""What a response settles: charges that are kept, given back or changed."""
 
 import asyncio
-from collections.abc import Sequence
+import threading
+import weakref
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import NamedTuple
 
-from ratelimit_mw.decision.account import Account, Move
-from ratelimit_mw.decision.storage import Storage
+from ratelimit_mw.algorithms import ALGORITHMS
+from ratelimit_mw.decision.storage import InFlight, Lease, Storage
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.errors import StoreUnavailable
-from ratelimit_mw.late import late, lock
+from ratelimit_mw.model import Ask, Rule
+from ratelimit_mw.process_local import lazy, lock
+from ratelimit_mw.stores import Store
+
+ReadHeader = Callable[[str], str | None]
+"""Reads a response's header, whose name is given in lower case."""
+
+
+class Move(NamedTuple):
+    """One call to the store: `asks` give back what was charged at `charged_at`, or (None) take more, into debt too."""
+
+    asks: Sequence[Ask]
+    charged_at: int | None
+    takers: "Sequence[_Taken]" = ()
+
+
+class _Taken:
+    """What was taken from one counter: how much, and when."""
+
+    __slots__ = ("ask", "closed", "parts", "place", "remaining", "rule")
+
+    def __init__(self, place: int, rule: Rule, ask: Ask, at: int, remaining: int) -> None:
+        self.place = place
+        self.rule = rule
+        self.ask = ask
+        self.remaining = remaining
+        self.parts = [(at, ask.cost)] if ask.cost else []
+        self.closed = False
+
+    @property
+    def amount(self) -> int:
+        return sum(amount for _, amount in self.parts)
+
+    def give_back(self, amount: int) -> list[tuple[int, int]]:
+        """Take `amount` from what was taken, the last first."""
+        returned: list[tuple[int, int]] = []
+        while amount > 0 and self.parts:
+            at, taken = self.parts.pop()
+            back = min(taken, amount)
+            if back < taken:
+                self.parts.append((at, taken - back))
+            returned.append((at, back))
+            amount -= back
+        return returned
+
+    def due(self, status: int, header: ReadHeader) -> int:
+        """How much more a response makes of what was taken; less, where it is below zero."""
+        rule = self.rule
+        if rule.counts is not None and status not in rule.counts:
+            return -self.amount
+        return rule.cost_after(header) - self.ask.cost if rule.cost_after else 0
+
+
+class Account:
+    """The account of one admitted request. What it returns as moves is for the limiter to carry out.
+
+    Any thread and task may use it; what is given back is marked so before the store hears of it, so it never goes back
+    twice, and what can't be given back stays charged.
+    """
+
+    def __init__(self, verdict: Verdict, store: Store, in_flight: InFlight) -> None:
+        self.store = store
+        self._verdict = weakref.ref(verdict)  # which knows its account: both ways, neither would go by itself
+        self._lock = threading.Lock()
+        self._in_flight = in_flight
+        self._taken: list[_Taken] = []
+        self._concluded = False
+        held: list[Ask] = []
+        if verdict.allowed:
+            for place, ((rule, ask), outcome) in enumerate(zip(verdict.charges, verdict.outcomes, strict=True)):
+                if outcome.allowed and ALGORITHMS[ask.quota.algorithm].in_flight:
+                    held += [ask] if ask.cost else []
+                elif outcome.allowed:
+                    self._taken.append(_Taken(place, rule, ask, verdict.now, outcome.remaining))
+        self._lease: Lease | None = in_flight.hold(held, verdict.now) if held else None
+        self.holds = self._lease is not None
+        """Whether something is held until the response has ended."""
+        self.settles = self.holds or any(
+            taken.rule.counts is not None or taken.rule.cost_after for taken in self._taken
+        )
+        """Whether the response has to be looked at."""
+
+    def more(self, amount: int) -> list[Move]:
+        """Take `amount` more from each counter."""
+        with self._lock:
+            takers = [taken for taken in self._taken if not taken.closed]
+            for taken in takers:
+                self._note(taken, amount)
+        asks = [taken.ask._replace(cost=amount) for taken in takers]
+        return [Move(asks, None, takers)] if amount and asks else []
+
+    def back(self, amount: int | None) -> list[Move]:
+        """Give back `amount` to each counter, None: everything."""
+        with self._lock:
+            return self._returns([(taken, taken.amount if amount is None else amount) for taken in self._taken])
+
+    def charged(self, move: Move, at: int) -> None:
+        """The store has charged a move, at `at`."""
+        with self._lock:
+            for taken, ask in zip(move.takers, move.asks, strict=True):
+                taken.parts.append((at, ask.cost))
+
+    def show(self, status: int, header: ReadHeader) -> None:
+        """Let the verdict say what remains after a response of that status, before it is concluded."""
+        with self._lock:
+            for taken in self._taken:
+                self._say(taken, taken.remaining - taken.due(status, header))
+
+    def conclude(self, status: int, header: ReadHeader) -> list[Move]:
+        """What follows from the response, the first time; what counts not is given back, what costs more is charged."""
+        with self._lock:
+            if self._concluded:
+                return []
+            self._concluded = True
+            due = [(taken, taken.due(status, header)) for taken in self._taken]
+            for taken, _ in due:
+                taken.closed = taken.rule.counts is not None and status not in taken.rule.counts
+            owing = [(taken, amount) for taken, amount in due if amount > 0]
+            for taken, amount in owing:
+                self._note(taken, amount)
+            moves = self._returns([(taken, -amount) for taken, amount in due if amount < 0])
+        if owing:
+            asks = [taken.ask._replace(cost=amount) for taken, amount in owing]
+            moves.append(Move(asks, None, [taken for taken, _ in owing]))
+        return moves
+
+    def end(self) -> list[Move]:
+        """Give back what was held until now."""
+        lease, self._lease = self._lease, None
+        at = None if lease is None else self._in_flight.end(lease)
+        return [] if lease is None or at is None else [Move(lease.asks, at)]
+
+    def _note(self, taken: _Taken, amount: int) -> None:
+        taken.remaining -= amount
+        self._say(taken, taken.remaining)
+
+    def _say(self, taken: _Taken, remaining: int) -> None:
+        verdict = self._verdict()
+        if verdict is not None:  # else nobody can look at it any more
+            verdict.show(taken.place, remaining)
+
+    def _returns(self, wanted: Sequence[tuple[_Taken, int]]) -> list[Move]:
+        together: dict[int, list[Ask]] = {}
+        for taken, amount in wanted:
+            for at, back in taken.give_back(amount):
+                self._note(taken, -back)
+                together.setdefault(at, []).append(taken.ask._replace(cost=back))
+        return [Move(asks, at) for at, asks in together.items()]
+
 
 _settling: set[asyncio.Task[None]] = set()
 """A loop knows its tasks weakly only."""
@@ -17,7 +168,7 @@ _settling: set[asyncio.Task[None]] = set()
 class Settlement:
     """Opens the accounts of requests, and carries out what they say."""
 
-    _opening = late(lock)
+    _opening = lazy(lock)
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage

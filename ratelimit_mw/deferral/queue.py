@@ -7,10 +7,10 @@ from typing import Any
 from urllib.parse import quote
 
 from ratelimit_mw.clock import Clock
-from ratelimit_mw.deferral.fate import Entry, Fate, Job
+from ratelimit_mw.deferral.stored_request import DeferredStatus, Entry, Job
 from ratelimit_mw.model import SECOND
 from ratelimit_mw.settings import DeferSettings
-from ratelimit_mw.stores.redis.questions import Questions
+from ratelimit_mw.stores.redis.records import CommandClient
 
 GROUP = "workers"
 """The consumer group that all workers are of."""
@@ -28,7 +28,7 @@ class Queue:
     """
 
     def __init__(self, url: str, domain: str, settings: DeferSettings, clock: Clock | None = None) -> None:
-        self._questions = Questions(url)
+        self._questions = CommandClient(url)
         # No counter's key begins with a brace: a domain is escaped where one stands there.
         self._prefix = f"{{{quote(domain, safe='')}:deferred}}:"
         self._stream = f"{self._prefix}stream"
@@ -41,7 +41,7 @@ class Queue:
         parts = [part for pair in fields.items() for part in pair]
         return bool(self._do("put", request, lane, settings.max_length, settings.max_each, *parts))
 
-    def look(self, request: str) -> Fate | None:
+    def look(self, request: str) -> DeferredStatus | None:
         """What became of a request; None where it is not known (any more). Raises ValueError for what is spoilt."""
         key = self._key(request)
         found = self._questions.ask(key, "HMGET", key, *_SHOWN)
@@ -103,10 +103,10 @@ class Queue:
         """Queue a parked request again; False where it is not parked."""
         return bool(self._do("retry", request))
 
-    def parked(self) -> dict[str, Fate]:
+    def parked(self) -> dict[str, DeferredStatus]:
         """Those that were given up, by their ids, the oldest first."""
         key = f"{self._prefix}parked"
-        found: dict[str, Fate] = {}
+        found: dict[str, DeferredStatus] = {}
         for name in self._questions.ask(key, "ZRANGE", key, 0, -1):
             fate = self.look(name.decode())
             if fate is not None:
@@ -148,9 +148,9 @@ def _entry(found: Any) -> Entry | None:
     return None
 
 
-def _fate(found: Mapping[str, bytes | None]) -> Fate:
+def _fate(found: Mapping[str, bytes | None]) -> DeferredStatus:
     text = {name: (value or b"").decode("utf-8", "replace") for name, value in found.items() if name != "answer"}
-    return Fate(
+    return DeferredStatus(
         text["state"],
         int(text["status"] or 0),
         text["type"],

@@ -1,12 +1,10 @@
 """Who sent a request: from a scope, an environ or a mapping to attributes, and from these to a counter's identity."""
 
-from ratelimit_mw.identity.asgi import AsgiRequest
 from ratelimit_mw.identity.attributes import Attributes, Reader, canonical_name
+from ratelimit_mw.identity.decoding import cleaned
+from ratelimit_mw.identity.http_request import AsgiRequest, WsgiRequest
 from ratelimit_mw.identity.identifier import Identifier, identifier
-from ratelimit_mw.identity.mapping import MappingRequest
-from ratelimit_mw.identity.paths import cleaned
-from ratelimit_mw.identity.request import Request
-from ratelimit_mw.identity.wsgi import WsgiRequest
+from ratelimit_mw.identity.request import MappingRequest, Request
 
 __all__ = [
     "AsgiRequest",

@@ -1,9 +1,10 @@
-"""What the rest of the package knows of a request, whichever way it came in."""
+"""A request as rules read it: its interface, and one made from a mapping of attributes."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Protocol
 
-from ratelimit_mw.identity.frameworks import Framework
+from ratelimit_mw.identity.decoding import Framework
 
 Reading = Mapping[str, str | None]
 """One way to read a request: the attributes on which the ways differ, by name."""
@@ -94,3 +95,82 @@ def read_again(request: Rereadable, names: Mapping[str, Again], ways: Sequence[F
     doubtful = {name: column for name, column in columns.items() if len(set(column)) > 1}
     rows = dict.fromkeys(zip(*doubtful.values(), strict=True))
     return tuple(dict(zip(doubtful, row, strict=True)) for row in rows)
+
+
+class MappingRequest:
+    """Attributes given by hand. What is not given is absent: there is no header, cookie or scope to ask.
+
+    `values` holds the attributes under their canonical names, `raw` the headers, cookies and query
+    parameters among them, which are read like those of any request: `tier: header:X-Plan` finds a given
+    "header:X-Plan".
+    """
+
+    __slots__ = ("context", "doubtful", "method", "path", "raw", "readings", "rows", "values")
+
+    def __init__(
+        self,
+        values: dict[str, str | None],
+        raw: Mapping[str, str] = MappingProxyType({}),
+        *,
+        method: str = "",
+        path: str = "",
+    ) -> None:
+        self.context = None
+        self.doubtful = False
+        self.rows: tuple[Reading, ...] = ()
+        self.values = values
+        self.raw = raw
+        self.method = method
+        self.path = path
+        self.readings: tuple[str, ...] = ()
+
+    @property
+    def peer(self) -> None:
+        """None: an address that was given stands in `values`."""
+        return
+
+    def header_lines(self, name: str) -> list[str]:
+        """The header as one line, if it was given."""
+        value = self.header(name)
+        return [] if value is None else [value]
+
+    def header(self, name: str) -> str | None:
+        """A header, if it was given as "header:N"."""
+        return self.raw.get(f"header:{name}")
+
+    def cookie(self, name: str) -> str | None:
+        """A cookie, if it was given as "cookie:N"."""
+        return self.raw.get(f"cookie:{name}")
+
+    def query(self, name: str) -> str | None:
+        """A query parameter, if it was given as "query:N"."""
+        return self.raw.get(f"query:{name}")
+
+    def host(self) -> str | None:
+        """A host, if it was given as "header:host"."""
+        return self.header("host")
+
+    def reread(self, names: Mapping[str, Again]) -> tuple[Reading, ...]:  # noqa: ARG002 - no name is in doubt
+        """None: what was given by hand is read in one way."""
+        return ()
+
+
+Entry = tuple[str, str]
+"""A key and its value."""
+
+
+class EntriesRequest(MappingRequest):
+    """One list of entries, in order, and no attributes. Raises ValueError for what is no (key, value) pair."""
+
+    __slots__ = ("entries",)
+
+    def __init__(self, entries: Iterable[Sequence[str | None]]) -> None:
+        super().__init__({})
+        self.entries: tuple[Entry, ...] = tuple([_entry(entry) for entry in entries])
+
+
+def _entry(entry: Sequence[str | None]) -> Entry:
+    if isinstance(entry, str) or len(entry) != 2:
+        raise ValueError(f"a list of entries is made of (key, value) pairs, and this is no pair: {entry!r:.80}")
+    key, value = entry
+    return str(key), "" if value is None else str(value)

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from ratelimit_mw.identity.asgi import AsgiRequest
+from ratelimit_mw.identity.http_request import AsgiRequest, WsgiRequest
 from ratelimit_mw.identity.request import Again, Request
-from ratelimit_mw.identity.wsgi import WsgiRequest
 
 logger = logging.getLogger("ratelimit_mw")
 

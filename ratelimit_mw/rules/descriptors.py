@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ratelimit_mw.identity.attributes import Reader
-from ratelimit_mw.identity.entries import Entry
 from ratelimit_mw.identity.identifier import EVERYBODY
-from ratelimit_mw.identity.request import Request
+from ratelimit_mw.identity.request import Entry, Request
 from ratelimit_mw.model import Ask, Charge, Quota, Rule
 from ratelimit_mw.rules.preflights import as_announced, preflight_key
 

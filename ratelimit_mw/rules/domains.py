@@ -1,19 +1,17 @@
-"""Several files of rules at once, each a domain of its own: what they have in common, and all of them in turn."""
+"""Several files of rules at once, each a domain of its own; and the names that an app asks for."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from ratelimit_mw.errors import Problem
+from ratelimit_mw.algorithms import ALGORITHMS
+from ratelimit_mw.errors import ConfigurationError, Problem, near, quoted
 from ratelimit_mw.identity.attributes import Attributes
-from ratelimit_mw.identity.entries import Entry
-from ratelimit_mw.identity.request import Request
+from ratelimit_mw.identity.request import Entry, Request
 from ratelimit_mw.model import Charge
-from ratelimit_mw.rules.features import Features
-from ratelimit_mw.rules.overrides import BLOCKED
-from ratelimit_mw.rules.plans import Plans
-from ratelimit_mw.rules.ruleset import RuleSet
+from ratelimit_mw.rules.compiled import BLOCKED
+from ratelimit_mw.rules.ruleset import Features, Plans, RuleSet
 
 
 class Domains(Features):
@@ -115,3 +113,33 @@ class Examined(NamedTuple):
     rules: Rules | None
     problems: tuple[Problem, ...]
     warnings: tuple[Problem, ...] = ()
+
+
+def require_named(rules: Rules, names: Iterable[str]) -> None:
+    """Raises ConfigurationError for each of `names` that no rule has, or one that has to wait for the response."""
+    rules_by_name = {rule.rule.name: rule for part in reversed(rules.parts) for rule in part.compiled}
+    problems = []
+    for name in sorted(set(names)):
+        rule = rules_by_name.get(name)
+        if rule is None:
+            problems.append(
+                Problem(
+                    f"the app asks for the rule {quoted(name)}, which there is not",
+                    hint=near(name, rules_by_name) or "a rule for this is on_demand: true",
+                )
+            )
+        elif what := _settled_by(rule.rule.counts is not None, rule.rule.cost_after is not None):
+            problems.append(_late(name, what))
+        elif any(ALGORITHMS[quota.algorithm].in_flight for quota in rule.quotas):
+            problems.append(_late(name, "a concurrent limit"))
+    if problems:
+        raise ConfigurationError(problems)
+
+
+def _settled_by(counts: bool, cost_after: bool) -> str:
+    return "count" if counts else "a cost that the response tells" if cost_after else ""
+
+
+def _late(name: str, what: str) -> Problem:
+    message = f"the app asks for the rule {quoted(name)}: {what} goes by the response, which is not there yet"
+    return Problem(message, hint="give the rule a match, and the middleware follows the response")

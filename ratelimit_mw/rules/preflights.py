@@ -21,9 +21,8 @@ from ratelimit_mw.identity.attributes import Reader, canonical_name
 from ratelimit_mw.identity.identifier import attributes_of, names_in, names_of
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import Ask, Charge, Elastic, Quota, Rule
-from ratelimit_mw.rules.candidates import Candidate, applies, charges_of, is_exempt
-from ratelimit_mw.rules.compiled import CompiledRule, Counter
-from ratelimit_mw.rules.overrides import Overrides
+from ratelimit_mw.rules.compiled import CompiledRule, Counter, Overrides
+from ratelimit_mw.rules.matching import Candidate, applies, charges_of, is_exempt
 
 EASE = 10
 """How many times the limit a preflight has that is counted by the address for want of credentials."""

@@ -1,27 +1,131 @@
-"""The compiled rules: from a request to what has to be asked of the store."""
+"""The compiled rules of one file: from a request to what has to be asked of the store."""
 
 import copy
-from collections.abc import Iterable, Sequence
-from typing import Self
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any, Self, TypeVar
 
+from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.clock import Clock, SystemClock
 from ratelimit_mw.errors import Problem
-from ratelimit_mw.identity.attributes import Attributes
-from ratelimit_mw.identity.entries import Entry
-from ratelimit_mw.identity.request import Request
+from ratelimit_mw.identity.attributes import Attributes, Reader
+from ratelimit_mw.identity.request import Entry, Reading, Request
+from ratelimit_mw.lru import LRU
 from ratelimit_mw.model import NEVER, Charge
-from ratelimit_mw.rules.candidates import Candidate, charges_of, is_exempt, not_replaced, program
-from ratelimit_mw.rules.compiled import CompiledRule, Counter
-from ratelimit_mw.rules.conditions import Matching
+from ratelimit_mw.rules.compiled import (
+    BLOCKED,
+    CompiledOverride,
+    CompiledRule,
+    Counter,
+    Matching,
+    Overrides,
+    Recompiling,
+    bearing,
+)
 from ratelimit_mw.rules.descriptors import Descriptors
-from ratelimit_mw.rules.doubts import Planning, plan_in_doubt
-from ratelimit_mw.rules.features import Features
-from ratelimit_mw.rules.index import Index
-from ratelimit_mw.rules.overrides import BLOCKED, Held, Overrides, Recompiling, bearing
-from ratelimit_mw.rules.paths.match import NO_PARAMETERS, PathMatcher
-from ratelimit_mw.rules.plans import Plans
+from ratelimit_mw.rules.matching import Candidate, Index, charges_of, is_exempt, not_replaced, program
+from ratelimit_mw.rules.path_matcher import NO_PARAMETERS, PathMatcher
 from ratelimit_mw.rules.preflights import Preflights, announced, as_announced, counts_options, needs_credentials
 from ratelimit_mw.settings import ClientSettings, DeferSettings, LoadSettings, ResponseSettings, StorageSettings
+
+
+class Features:
+    """What some of `rules` make use of."""
+
+    def __init__(self, rules: Iterable[CompiledRule]) -> None:
+        rules = tuple(rules)
+        quotas = [quota for rule in rules for quota in rule.quotas]
+        self.elastic = any(quota.elastic for quota in quotas)
+        """Whether some limit goes by the load."""
+        self.waiting = any(quota.max_wait for quota in quotas)
+        """Whether some request may have to wait for its turn."""
+        self.settling = any(rule.rule.counts is not None or rule.rule.cost_after for rule in rules) or any(
+            ALGORITHMS[quota.algorithm].in_flight for quota in quotas
+        )
+        """Whether something is settled only when a response is known, or has ended."""
+        self.deferring = any(rule.rule.defers for rule in rules)
+        """Whether some request may be put off instead of denied."""
+        self.demanding = any(rule.on_demand for rule in rules)
+        """Whether some rule is asked for by the app only."""
+        self.shedding = any(rule.rule.priority for rule in rules)
+        """Whether some request may be shed under load."""
+        self.metered = self.elastic or self.deferring or self.shedding
+        """Whether something goes by the load."""
+
+
+_MOST = 4096  # about 3 MB
+_LONG = 512  # characters: longer texts are remembered nowhere
+
+
+class Plans(LRU[Hashable, Any]):
+    """The plans of rules that read requests through `attributes`, and that neither the time nor the load changes."""
+
+    def __init__(self, attributes: Iterable[Attributes]) -> None:
+        super().__init__(_MOST)
+        read: set[str] | None = set()
+        for each in attributes:
+            read = None if read is None or each.headers is None else read | each.headers
+        self._headers = None if read is None else tuple(sorted(read))
+
+    def key(self, request: Request) -> Hashable | None:
+        """All of a request that its plan may follow from; None where that can't be told, or is too much."""
+        headers, method, path = self._headers, request.method, request.path
+        # A preflight is known by further headers; what has values already got them from elsewhere, as in check().
+        if headers is None or len(method) + len(path) > _LONG or method == "OPTIONS" or request.values:
+            return None
+        if request.context is None or request.readings:
+            return None
+        if not headers:
+            return type(request), method, path, request.peer
+        lines = [tuple(request.header_lines(name)) for name in headers]
+        if request.doubtful:  # there is more to it than these lines
+            return None
+        if sum(len(line) + 1 for each in lines for line in each) > _LONG:  # an empty line takes room, too
+            return None
+        return type(request), method, path, request.peer, *lines
+
+
+T = TypeVar("T")
+
+Planning = Callable[[Request], Sequence[Charge]]
+
+
+def plan_in_doubt(
+    request: Request, readings: Sequence[Reading], tier: Reader | None, plan: Planning, blocked: Sequence[Charge]
+) -> Sequence[Charge]:
+    """The charges of `plan` for each reading of a request, each counter once and at its highest cost.
+
+    A reading that lacks an attribute which another has adds the charges of further rules alone: `by: user|ip` counts a
+    user who is there in one reading, and not the address as well. `blocked` is passed on.
+    """
+    if tier is not None and len({_in(reading, request, tier) for reading in readings}) > 1:
+        readings = [{**reading, "tier": None} for reading in readings]  # as of a request without one
+    found: dict[str, Charge] = {}
+    counted: set[str] = set()
+    for absent, reading in sorted(((_absent(reading), reading) for reading in readings), key=lambda each: each[0]):
+        charges = _in(reading, request, plan)
+        if charges is blocked:
+            return charges
+        for charge in charges:
+            known = found.get(charge.ask.key)
+            if known is None and absent and charge.rule.name in counted:
+                continue
+            if known is None or known.ask.cost < charge.ask.cost:
+                found[charge.ask.key] = charge
+        counted.update([charge.rule.name for charge in charges])
+    return tuple(found.values())
+
+
+def _absent(reading: Reading) -> int:
+    return sum(value is None for name, value in reading.items() if name != "tier")
+
+
+def _in(reading: Reading, request: Request, ask: Callable[[Request], T]) -> T:
+    """What `ask` says of the request in one reading. What is not in doubt is read once, and kept for the others."""
+    view = copy.copy(request)
+    view.values = {**request.values, **reading}
+    said = ask(view)
+    request.values.update((name, value) for name, value in view.values.items() if name not in reading)
+    return said
 
 
 class RuleSet(Features):
@@ -45,7 +149,7 @@ class RuleSet(Features):
         load: LoadSettings | None = None,
         classifier: "RuleSet | None" = None,
         defer: DeferSettings | None = None,
-        overrides: tuple[Held, ...] = (),
+        overrides: tuple[CompiledOverride, ...] = (),
         recompiler: Recompiling | None = None,
         reload: float | None = None,
         source: str | None = None,
@@ -110,7 +214,7 @@ class RuleSet(Features):
         """Whether some rule may come to apply to a request of this path."""
         return self._index.concerns(request)
 
-    def _remembering(self, held: Iterable[Held]) -> Plans | None:
+    def _remembering(self, held: Iterable[CompiledOverride]) -> Plans | None:
         lasting = all(override.until == NEVER for override in held)
         return Plans([self.attributes]) if lasting and not (self.elastic or self.shedding or self.deferring) else None
 
@@ -128,7 +232,7 @@ class RuleSet(Features):
         """The rules of one domain, if they are of that one."""
         return self if domain == self.domain else None
 
-    def overridden(self, further: Iterable[Held], clock: Clock) -> Self:
+    def overridden(self, further: Iterable[CompiledOverride], clock: Clock) -> Self:
         """The same rules, with `further` overrides beside the file's own, of which `clock` tells the end."""
         further = tuple(self._enforced(further))
         held = (*self._own, *further)
@@ -142,7 +246,7 @@ class RuleSet(Features):
             same.classifier = self.classifier.overridden(bearing(further), clock)
         return same
 
-    def _enforced(self, overrides: Iterable[Held]) -> Iterable[Held]:
+    def _enforced(self, overrides: Iterable[CompiledOverride]) -> Iterable[CompiledOverride]:
         return (held for held in overrides if held.kind != "block") if self.shadow else overrides
 
     def plan(self, request: Request, cost: int = 1) -> tuple[Charge, ...]:

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 from ratelimit_mw.clock import Clock
 from ratelimit_mw.model import Quota
 from ratelimit_mw.settings import StorageSettings
-from ratelimit_mw.stores.bans import Bans, Begun
+from ratelimit_mw.stores.bans import BanBegun, Bans
 from ratelimit_mw.stores.base import Store
 from ratelimit_mw.stores.deny_cache import DenyCache
 
 if TYPE_CHECKING:
-    from ratelimit_mw.stores.leases.store import Leases
+    from ratelimit_mw.stores.lease_store import Leases
 
 __all__ = ["SCHEMES", "Store", "banning", "beneath", "deciding_here", "open_store"]
 
@@ -27,7 +27,7 @@ def open_store(settings: StorageSettings, clock: Clock | None = None) -> Store:
 
         return MemoryStore(max_counters=settings.max_counters, clock=clock)
     if scheme == "redis+cluster":
-        from ratelimit_mw.stores.redis.cluster.store import ClusterStore
+        from ratelimit_mw.stores.redis.cluster import ClusterStore
 
         return DenyCache(ClusterStore(settings.url, timeout=settings.timeout, clock=clock), clock=clock)
     if scheme in SCHEMES:
@@ -53,7 +53,7 @@ def deciding_here(
 
     if isinstance(store, MemoryStore):  # it is here, and in one piece
         return store, None
-    from ratelimit_mw.stores.leases.store import Leases  # imported late: most rules are strict
+    from ratelimit_mw.stores.lease_store import Leases  # imported late: most rules are strict
     from ratelimit_mw.stores.shards import Shards
 
     leases = Leases(Shards(store), clock, interval=interval)
@@ -67,6 +67,6 @@ def beneath(store: Store) -> Store:
     return store
 
 
-def banning(store: Store, quotas: Iterable[Quota], begun: Begun) -> Store:
+def banning(store: Store, quotas: Iterable[Quota], begun: BanBegun) -> Store:
     """The store to ask where some of `quotas` bans; `begun` is told of its bans. Else, or where it is one, `store`."""
     return Bans(store, begun) if not isinstance(store, Bans) and any(quota.ban for quota in quotas) else store

@@ -3,13 +3,13 @@
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 
+from ratelimit_mw.lru import LRU
 from ratelimit_mw.model import NEVER, Ask, Ban, Banned, Outcome, Quota, Reply
-from ratelimit_mw.recent import Recent
 from ratelimit_mw.stores.base import Store
 
 _MOST = 4096  # clients whose asks are remembered
 
-Begun = Callable[[Ask, int, int, int], None]
+BanBegun = Callable[[Ask, int, int, int], None]
 """Is told of each ban that begins: its ask, its place in its row, how long it lasts, and when that was."""
 
 
@@ -21,10 +21,10 @@ class Bans:
     a cluster. To look counts nothing, and to forget a counter lifts its ban.
     """
 
-    def __init__(self, store: Store, begun: Begun) -> None:
+    def __init__(self, store: Store, begun: BanBegun) -> None:
         self.beneath = store
         self._begun = begun
-        self._asked: Recent[str, tuple[Sequence[Ask], Sequence[Ask]]] = Recent(_MOST)
+        self._asked: LRU[str, tuple[Sequence[Ask], Sequence[Ask]]] = LRU(_MOST)
 
     def decide(self, asks: Sequence[Ask], *, commit: bool = True) -> Reply:
         """See `Store.decide`."""

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 from ratelimit_mw.clock import Clock
+from ratelimit_mw.lru import LRU
 from ratelimit_mw.model import NEVER, SECOND, Ask, Banned, Outcome, Quota, Reply
-from ratelimit_mw.recent import Recent
 from ratelimit_mw.stores.bans import banned
 from ratelimit_mw.stores.base import Store
 
@@ -73,7 +73,7 @@ class DenyCache:
     def __init__(self, store: Store, *, clock: Clock | None = None, most: int = 65_536) -> None:
         self._store = store
         self._now = clock.now if clock else _monotonic
-        self._denials: Recent[str, _Denial] = Recent(most)
+        self._denials: LRU[str, _Denial] = LRU(most)
         self._offset = 0
 
     def decide(self, asks: Sequence[Ask], *, commit: bool = True) -> Reply:

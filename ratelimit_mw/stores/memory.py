@@ -8,8 +8,8 @@ from struct import Struct
 
 from ratelimit_mw.algorithms import ANSWER, DECIDE, REFUND, ban, widened
 from ratelimit_mw.clock import Clock, SystemClock
-from ratelimit_mw.forks import begins_anew
 from ratelimit_mw.model import Ask, Outcome, Reply
+from ratelimit_mw.process_local import reset_after_fork
 
 _STAMP = Struct("<QB")  # when the counter is as if unused, and how much of it is used (0 to 255)
 _STAMP_SIZE = _STAMP.size
@@ -51,7 +51,7 @@ class MemoryStore:
         self._room = max_counters // self._count
         self._segments = [_Segment() for _ in range(self._count)]
         self._lock = threading.Lock()
-        begins_anew(self)
+        reset_after_fork(self)
 
     def __len__(self) -> int:
         """The number of counters held, expired ones among them."""

@@ -5,7 +5,7 @@ import itertools
 from hypothesis import strategies as st
 
 from ratelimit_mw.model import SECOND, Ask, Ban, Quota
-from ratelimit_mw.stores.redis.inquiry import Intent
+from ratelimit_mw.stores.redis.codec import Intent
 
 NAMES = (
     *("fixed_window", "sliding_log", "sliding_window", "bucketed_window", "token_bucket", "leaky_bucket"),
@@ -98,7 +98,7 @@ def watched(draw, asks, ban):
 
 @st.composite
 def conversations(draw):
-    """[(now, inquiries)]: several counters of an algorithm, shared by tiers; shadows, peeks, refunds, bans; any clock.
+    """[(now, requests)]: several counters of an algorithm, shared by tiers; shadows, peeks, refunds, bans; any clock.
 
     What is charged without being asked, a debt or a lease renewed, is looked at behind.
     """
@@ -119,7 +119,7 @@ def conversations(draw):
         elif draw(st.integers(0, 3)) == 0:  # the last moments of a window, and the first
             now += -now % quota.period + draw(st.integers(-2, 1))
         now = min(max(now, 0), LATEST)
-        inquiries = []
+        requests = []
         for _ in range(draw(st.integers(1, 3))):
             asked = draw(st.lists(st.sampled_from(every), min_size=1, max_size=3, unique_by=lambda counter: counter[0]))
             shadow = draw(st.sampled_from((False, False, True)))
@@ -133,8 +133,8 @@ def conversations(draw):
             back = what in ("refund", "renew")
             charged_at = draw(st.sampled_from([now, *(then for then, _ in steps)])) if back else None
             if what in ("insist", "renew"):
-                inquiries += [(asks, Intent(charged_at=charged_at, insist=True)), (asks, Intent(commit=False))]
+                requests += [(asks, Intent(charged_at=charged_at, insist=True)), (asks, Intent(commit=False))]
             else:
-                inquiries.append((asks, Intent(commit=what != "look", charged_at=charged_at)))
-        steps.append((now, inquiries))
+                requests.append((asks, Intent(commit=what != "look", charged_at=charged_at)))
+        steps.append((now, requests))
     return steps

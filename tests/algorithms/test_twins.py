@@ -9,9 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from ratelimit_mw import ManualClock
 from ratelimit_mw.model import Reply
 from ratelimit_mw.stores.memory import MemoryStore
-from ratelimit_mw.stores.redis.blocking import Blocking
-from ratelimit_mw.stores.redis.inquiry import Intent, charging
-from ratelimit_mw.stores.redis.wire import converse
+from ratelimit_mw.stores.redis.codec import Intent, charging, converse
+from ratelimit_mw.stores.redis.connection import Blocking
 from tests.algorithms.histories import conversations
 
 _examples = itertools.count()
@@ -39,10 +38,10 @@ def test_any_history_has_the_same_outcomes_in_memory_and_on_redis(connection, st
     clock = ManualClock(0)
     memory = Keeping(clock=clock)
     prefix = f"{next(_examples)}:"
-    for now, inquiries in steps:
+    for now, requests in steps:
         clock._now = now
-        asked = [([ask._replace(key=prefix + ask.key) for ask in asks], intent) for asks, intent in inquiries]
-        expected = [_done(memory, *inquiry) for inquiry in asked]
+        asked = [([ask._replace(key=prefix + ask.key) for ask in asks], intent) for asks, intent in requests]
+        expected = [_done(memory, *request) for request in asked]
         widened = [charging(asks, intent.charged_at) if intent.insist else (asks, intent) for asks, intent in asked]
         replies = connection.carry(converse(widened, now), time.monotonic() + 5)
         said = [_listed(reply) for reply, (_, intent) in zip(replies, asked, strict=True) if not intent.insist]

@@ -56,11 +56,10 @@ def test_without_words_it_says_what_there_is():
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_has_help_and_its_file(name):
+def test_every_command_has_help(name):
     ran = command(name, "-h")
     assert (ran.returncode, ran.stderr) == (0, "")
     assert f"ratelimit-mw {name}" in ran.stdout or f"{name} [OPTIONS]" in ran.stdout
-    assert (ROOT / "ratelimit_mw" / "cli" / f"{name}.py").exists()
 
 
 @pytest.mark.parametrize("library", ["typer", "rich"])

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from ratelimit_mw import ManualClock, RateLimiter
-from ratelimit_mw.stores.redis.cluster.slots import slot_of
+from ratelimit_mw.stores.redis.topology import slot_of
 
 BAN = {"after": "3 denials in 1 minute", "for": "10 minutes"}
 

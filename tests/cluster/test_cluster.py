@@ -11,7 +11,7 @@ import pytest
 from ratelimit_mw import ManualClock
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import Ask
-from ratelimit_mw.stores.redis.cluster.store import ClusterStore
+from ratelimit_mw.stores.redis.cluster import ClusterStore
 from tests.cluster.nodes import NODE_TIMEOUT, keys_in
 from tests.stores.contract import ALL, quota
 from tests.support.patience import at_most, eventually, three_tries

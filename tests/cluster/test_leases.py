@@ -5,11 +5,10 @@ from dataclasses import replace
 import pytest
 
 from ratelimit_mw.model import SECOND, Ask
-from ratelimit_mw.stores.leases.settler import moment
-from ratelimit_mw.stores.leases.store import Leases
-from ratelimit_mw.stores.redis.cluster.parts import Moment
-from ratelimit_mw.stores.redis.cluster.slots import slot_of
-from ratelimit_mw.stores.redis.cluster.store import ClusterStore
+from ratelimit_mw.stores.lease_store import Leases
+from ratelimit_mw.stores.lease_sync import moment
+from ratelimit_mw.stores.redis.cluster import ClusterStore, ClusterTime
+from ratelimit_mw.stores.redis.topology import slot_of
 from ratelimit_mw.stores.shards import Shards
 from tests.cluster.test_cluster import key_of
 from tests.stores.contract import quota
@@ -45,5 +44,5 @@ def test_shards_lie_on_all_masters(store, cluster):
 
 
 def test_each_counter_goes_by_the_clock_of_its_own_node():
-    latest = Moment.latest({slot_of("{a}"): 7 * SECOND, slot_of("{b}"): 9 * SECOND})
+    latest = ClusterTime.latest({slot_of("{a}"): 7 * SECOND, slot_of("{b}"): 9 * SECOND})
     assert [moment(latest, "{a}"), moment(latest, "{b}"), moment(5, "{a}")] == [7 * SECOND, 9 * SECOND, 5]

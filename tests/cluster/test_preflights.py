@@ -1,7 +1,7 @@
 """Preflights on a cluster: their counters lie beside those of requests, and one call asks them."""
 
 from ratelimit_mw import RateLimiter
-from ratelimit_mw.stores.redis.cluster.slots import slot_of
+from ratelimit_mw.stores.redis.topology import slot_of
 
 PREFLIGHT = {"method": "OPTIONS", "header:Origin": "https://a.example", "header:Access-Control-Request-Method": "POST"}
 

@@ -13,7 +13,7 @@ from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import SECOND, Ask, Quota
 from ratelimit_mw.settings import StorageSettings
 from ratelimit_mw.stores import open_store
-from ratelimit_mw.stores.redis.sentinel import Sentinels
+from ratelimit_mw.stores.redis.endpoint import Sentinels
 from tests.support.patience import eventually
 
 ASK = Ask("d:r:{x}", Quota("fixed_window", 100, 3_600 * SECOND))

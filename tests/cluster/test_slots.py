@@ -7,20 +7,17 @@ from redis.crc import key_slot
 
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import Ask, Outcome, Quota, Reply
-from ratelimit_mw.stores.redis.cluster.parts import by_slot
-from ratelimit_mw.stores.redis.cluster.slots import Redirected, converse_by_slot, slot_of
-from ratelimit_mw.stores.redis.cluster.spanning import Spanning
-from ratelimit_mw.stores.redis.cluster.topology import _table
-from ratelimit_mw.stores.redis.inquiry import Elsewhere, Intent, Spoilt, away
-from ratelimit_mw.stores.redis.replies import ErrorReply
-from ratelimit_mw.stores.redis.wire import encode
+from ratelimit_mw.stores.redis.cluster import MultiSlotRequest, by_slot
+from ratelimit_mw.stores.redis.codec import CounterError, Intent, WrongNode, away, encode
+from ratelimit_mw.stores.redis.connection import ErrorReply
+from ratelimit_mw.stores.redis.topology import Redirected, _table, converse_by_slot, slot_of
 
 QUOTA = Quota("fixed_window", 5, 1_000_000)
 NO_SCRIPT = ErrorReply("NOSCRIPT No matching script.")
 MOVING = ErrorReply("TRYAGAIN Multiple keys request during rehashing of slot")
 
 
-def inquiry(number, **options):
+def request(number, **options):
     key = f"d:r:{{{number}}}"
     return [Ask(key, QUOTA)], Intent(slot=slot_of(key), **options)
 
@@ -36,13 +33,13 @@ def names(volley):
     return [command[0].decode() for command in volley]
 
 
-def scripts(inquiries):
-    return {encode([inquiry], 7).script.digest for inquiry in inquiries}
+def scripts(requests):
+    return {encode([request], 7).script.digest for request in requests}
 
 
-def held(inquiries, react, known=None):
+def held(requests, react, known=None):
     """The results, and the names of the commands of each volley; `react(command, volley number)` makes the replies."""
-    conversation = converse_by_slot(inquiries, 7, scripts(inquiries) if known is None else known)
+    conversation = converse_by_slot(requests, 7, scripts(requests) if known is None else known)
     volleys = []
     try:
         volley = next(conversation)
@@ -54,20 +51,20 @@ def held(inquiries, react, known=None):
 
 
 def test_each_slot_has_a_call_of_its_own_in_one_volley():
-    results, volleys = held([inquiry(1), inquiry(2), inquiry(1)], lambda command, _: answer(command))
+    results, volleys = held([request(1), request(2), request(1)], lambda command, _: answer(command))
     assert results == [Reply(7, (Outcome(True, 4, 1),))] * 3
     assert volleys == [["EVALSHA", "EVALSHA"]]
 
 
 def test_the_first_call_of_the_next_volley_teaches_the_script():
-    results, volleys = held([inquiry(1), inquiry(2)], lambda command, volley: answer(command) if volley else NO_SCRIPT)
+    results, volleys = held([request(1), request(2)], lambda command, volley: answer(command) if volley else NO_SCRIPT)
     assert all(isinstance(result, Reply) for result in results)
     assert volleys == [["EVALSHA", "EVALSHA"], ["EVAL", "EVALSHA"]]
 
 
 def test_each_script_of_a_volley_is_taught_by_the_first_call_that_needs_it():
     other = Quota("token_bucket", 5, 1_000_000, burst=5)
-    asked = [inquiry(1), inquiry(2), *(([Ask(f"d:r:{{{n}}}", other)], Intent(slot=n)) for n in (3, 4))]
+    asked = [request(1), request(2), *(([Ask(f"d:r:{{{n}}}", other)], Intent(slot=n)) for n in (3, 4))]
     results, volleys = held(asked, lambda command, volley: answer(command) if volley else NO_SCRIPT)
     assert all(isinstance(result, Reply) for result in results)
     assert volleys == [["EVALSHA"] * 4, ["EVAL", "EVALSHA", "EVAL", "EVALSHA"]]
@@ -76,13 +73,13 @@ def test_each_script_of_a_volley_is_taught_by_the_first_call_that_needs_it():
 def test_a_script_that_the_node_has_not_had_yet_travels_with_the_first_call():
     known = set()
     for names_of_commands in (["EVAL", "EVALSHA"], ["EVALSHA", "EVALSHA"]):
-        results, volleys = held([inquiry(1), inquiry(2)], lambda command, _: answer(command), known)
+        results, volleys = held([request(1), request(2)], lambda command, _: answer(command), known)
         assert all(isinstance(result, Reply) for result in results)
         assert volleys == [names_of_commands]
 
 
 def test_a_node_that_never_learns_is_away():
-    results, volleys = held([inquiry(1)], lambda *_: NO_SCRIPT)
+    results, volleys = held([request(1)], lambda *_: NO_SCRIPT)
     assert away(results[0])
     assert len(volleys) == 4
 
@@ -91,10 +88,10 @@ def test_what_shares_a_slot_that_moves_is_asked_alone():
     def react(command, volley):
         return answer(command) if volley else MOVING
 
-    results, volleys = held([inquiry(1), inquiry(1), inquiry(2)], react)
+    results, volleys = held([request(1), request(1), request(2)], react)
     assert isinstance(results[0], Reply)
     assert isinstance(results[1], Reply)
-    assert type(results[2]) is Elsewhere
+    assert type(results[2]) is WrongNode
     assert volleys == [["EVALSHA", "EVALSHA"], ["EVALSHA", "EVALSHA"]]
 
 
@@ -102,7 +99,7 @@ def test_whoever_was_sent_here_asks_for_it_and_alone():
     def react(command, _):
         return b"OK" if command == (b"ASKING",) else answer(command)
 
-    results, volleys = held([inquiry(1, asking=True), inquiry(1, asking=True), inquiry(1)], react)
+    results, volleys = held([request(1, asking=True), request(1, asking=True), request(1)], react)
     assert all(isinstance(result, Reply) for result in results)
     assert volleys == [["ASKING", "EVALSHA", "ASKING", "EVALSHA", "EVALSHA"]]
 
@@ -116,7 +113,7 @@ def test_whoever_was_sent_here_asks_for_it_and_alone():
     ],
 )
 def test_a_redirection_says_where(error, expected):
-    results, _ = held([inquiry(1)], lambda *_: ErrorReply(error))
+    results, _ = held([request(1)], lambda *_: ErrorReply(error))
     assert isinstance(results[0], Redirected)
     assert (results[0].address, results[0].asking) == expected
     assert not away(results[0])
@@ -126,7 +123,7 @@ def test_a_redirection_says_where(error, expected):
     "error", ["MOVED", "MOVED 5", "MOVED 5 here", "ASK 5 127.0.0.1:x", "ASK 5 h:70000", "MOVED 5 h:1_0"]
 )
 def test_a_redirection_to_nowhere_is_an_error_of_the_node(error):
-    results, _ = held([inquiry(1)], lambda *_: ErrorReply(error))
+    results, _ = held([request(1)], lambda *_: ErrorReply(error))
     assert type(results[0]) is StoreUnavailable
 
 
@@ -134,7 +131,7 @@ def test_a_redirection_to_nowhere_is_an_error_of_the_node(error):
     ("error", "kind"),
     [
         pytest.param("CLUSTERDOWN The cluster is down", StoreUnavailable, id="the cluster is down"),
-        pytest.param("CLUSTERDOWN Hash slot not served", Spoilt, id="nobody has this slot"),
+        pytest.param("CLUSTERDOWN Hash slot not served", CounterError, id="nobody has this slot"),
         pytest.param("LOADING Redis is loading", StoreUnavailable, id="loading"),
     ],
 )
@@ -142,14 +139,14 @@ def test_another_error_is_that_slots_alone(error, kind):
     def react(command, _):
         return ErrorReply(error) if command[3] == b"d:r:{1}" else answer(command)
 
-    results, _ = held([inquiry(1), inquiry(2)], react)
+    results, _ = held([request(1), request(2)], react)
     assert type(results[0]) is kind
     assert isinstance(results[1], Reply)
 
 
 def test_a_reply_to_another_question_ends_the_conversation():
     with pytest.raises(StoreUnavailable, match="another request"):
-        held([inquiry(1)], lambda command, _: bytes(16 + 33))
+        held([request(1)], lambda command, _: bytes(16 + 33))
 
 
 def test_a_slot_is_that_of_what_stands_in_the_braces():
@@ -182,7 +179,7 @@ class TestSpanning:
     YES, NO = Outcome(True, 1, 9), Outcome(False, 0, 9, 5)
 
     def request(self, commit=True):
-        return Spanning(self.ASKS, by_slot([ask.key for ask in self.ASKS]), commit=commit)
+        return MultiSlotRequest(self.ASKS, by_slot([ask.key for ask in self.ASKS]), commit=commit)
 
     def test_where_one_denies_the_other_is_given_back_at_its_own_time(self):
         request = self.request()

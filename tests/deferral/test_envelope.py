@@ -1,13 +1,10 @@
 import httpx
 import pytest
 
-from ratelimit_mw.deferral.envelope import of_asgi, of_wsgi, unpacked
-from ratelimit_mw.deferral.marks import Marks, written
-from ratelimit_mw.identity.asgi import AsgiRequest
-from ratelimit_mw.identity.digest import digester
-from ratelimit_mw.identity.wsgi import WsgiRequest
-from ratelimit_mw.worker.request import DeferredRequest
-from ratelimit_mw.worker.targets import _request
+from ratelimit_mw.deferral.replay import DeferredRequest, _request
+from ratelimit_mw.deferral.stored_request import Tokens, of_asgi, of_wsgi, unpacked, written
+from ratelimit_mw.identity.attributes import digester
+from ratelimit_mw.identity.http_request import AsgiRequest, WsgiRequest
 from tests.shells.asking import http_scope
 
 LINES = [
@@ -142,7 +139,7 @@ def test_the_rules_find_again_what_they_read_when_it_came():
     assert (again.cookie("t"), again.query("r"), again.header("x-b")) == (None, None, None)
 
 
-MARKS = Marks(digester("secret", "shop"))
+MARKS = Tokens(digester("secret", "shop"))
 
 
 def test_a_mark_is_read_as_it_was_written():
@@ -156,7 +153,7 @@ def test_no_two_are_the_same():
     assert len({MARKS.request() for _ in range(100)}) == 100
 
 
-OTHERS = Marks(digester("another secret", "shop"))
+OTHERS = Tokens(digester("another secret", "shop"))
 
 
 @pytest.mark.parametrize(

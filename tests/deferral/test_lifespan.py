@@ -2,11 +2,10 @@ import asyncio
 
 import pytest
 
-from ratelimit_mw.deferral.envelope import Envelope
-from ratelimit_mw.worker.lifespan import lifespan
-from ratelimit_mw.worker.targets import Lost, in_process
+from ratelimit_mw.deferral.replay import Lost, in_process, lifespan
+from ratelimit_mw.deferral.stored_request import StoredRequest
 
-POST = Envelope("POST", "http", "/a%20b//c?d=%0D", (("host", "shop.example"), ("x-a", "b")), "192.0.2.1", "/", {})
+POST = StoredRequest("POST", "http", "/a%20b//c?d=%0D", (("host", "shop.example"), ("x-a", "b")), "192.0.2.1", "/", {})
 
 
 def test_an_app_is_started_and_stopped_and_finds_its_state():

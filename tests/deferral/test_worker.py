@@ -7,8 +7,8 @@ import pytest
 
 from ratelimit_mw import ManualClock, RateLimiter
 from ratelimit_mw.asgi import RateLimitMiddleware as Asgi
-from ratelimit_mw.worker.targets import in_process, over_http
-from ratelimit_mw.worker.worker import Worker
+from ratelimit_mw.deferral.replay import in_process, over_http
+from ratelimit_mw.deferral.worker import Worker
 from ratelimit_mw.wsgi import RateLimitMiddleware as Wsgi
 from tests.deferral.asking import REPORTS, START, ask_asgi, ask_wsgi, limiter, state
 from tests.shells.asking import IP
@@ -537,7 +537,7 @@ def test_a_place_among_the_concurrent_ones_is_held_while_it_is_carried_out(any_s
 
 
 def _request():
-    from ratelimit_mw.identity.asgi import AsgiRequest
+    from ratelimit_mw.identity.http_request import AsgiRequest
     from tests.shells.asking import http_scope
 
     return AsgiRequest(http_scope("/reports", method="POST"))

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import pytest
 
 from ratelimit_mw import ManualClock, RateLimiter
-from ratelimit_mw.worker.targets import in_process
+from ratelimit_mw.deferral.replay import in_process
 from tests.deferral.asking import REPORTS, START, limiter
 from tests.deferral.test_worker import WITHIN, Site, fates, put_off, until, working
 from tests.shells.asking import IP

@@ -13,10 +13,10 @@ from tests.support.processes import end, spawn
 PACKING = """
     import signal, sys
     from ratelimit_mw.model import Ask, Quota
-    from ratelimit_mw.stores.redis.cluster.slots import converse_by_slot
-    from ratelimit_mw.stores.redis.connecting import packed
-    from ratelimit_mw.stores.redis.inquiry import DECIDE
-    from ratelimit_mw.stores.redis.wire import converse
+    from ratelimit_mw.stores.redis.topology import converse_by_slot
+    from ratelimit_mw.stores.redis.connection import packed
+    from ratelimit_mw.stores.redis.codec import DECIDE
+    from ratelimit_mw.stores.redis.codec import converse
 
     class Interrupted(Exception):
         pass

@@ -352,7 +352,7 @@ def test_a_key_of_another_type_spoils_only_its_own_request(client_of, fresh_serv
         )
 
     kinds = [type(reply).__name__ for reply in asyncio.run(both())]
-    assert kinds == ["Reply", "Spoilt", "Reply", "Spoilt"]
+    assert kinds == ["Reply", "CounterError", "Reply", "CounterError"]
     with pytest.raises(StoreUnavailable, match="WRONGTYPE"):
         client.store.decide([*ASKS, spoilt])
     assert None not in client.many()

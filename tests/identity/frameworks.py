@@ -7,7 +7,7 @@ from urllib.parse import unquote_to_bytes
 from hypothesis import strategies as st
 
 from ratelimit_mw.identity import AsgiRequest, WsgiRequest
-from ratelimit_mw.identity.wsgi import DjangoRequest
+from ratelimit_mw.identity.http_request import DjangoRequest
 from tests.identity.requests import environ, scope
 
 # What is not ASCII travels as bytes read as latin-1.

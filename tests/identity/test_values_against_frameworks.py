@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given
 
-from ratelimit_mw.identity.frameworks import ASGI, FLASK, OLD_FLASK, OLD_STARLETTE, WSGI, host_name
-from ratelimit_mw.identity.wsgi import DjangoRequest
+from ratelimit_mw.identity.decoding import ASGI, FLASK, OLD_FLASK, OLD_STARLETTE, WSGI, host_name
+from ratelimit_mw.identity.http_request import DjangoRequest
 from tests.identity.frameworks import COOKIES, HEADERS, QUERIES, READERS, assert_agreed, requests_of
 from tests.identity.requests import attributes
 from tests.load.record_frameworks import READERS as INSTALLED

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ratelimit_mw import ConfigurationError
 from ratelimit_mw.config.load import load
-from ratelimit_mw.identity.asgi import AsgiRequest
+from ratelimit_mw.identity.http_request import AsgiRequest
 
 
 def problems_of(text, environ=None):

@@ -70,7 +70,7 @@ def test_a_byte_order_mark_is_no_problem():
 
 def test_none_of_them_takes_the_place_of_good_rules_that_are_in_force(tmp_path, caplog, monkeypatch):
     """Hostile test 35: each broken file comes by a reload, and the last good rules stay until a good one comes."""
-    monkeypatch.setattr("ratelimit_mw.sources.files.SETTLING", 0)
+    monkeypatch.setattr("ratelimit_mw.reload.source.SETTLING", 0)
     file, new = tmp_path / "r.yaml", tmp_path / "r.new"
     file.write_text(good("5 per minute"))
     broken = [case.values[0] for case in cases()]

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from ratelimit_mw import ConfigurationError, RateLimiter
-from ratelimit_mw.sources.database import RulesDatabase
+from ratelimit_mw.reload.database import RulesDatabase
 
 GOOD = {
     "domain": "d",

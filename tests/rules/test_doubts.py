@@ -3,9 +3,9 @@
 import pytest
 
 from ratelimit_mw import ManualClock, RateLimiter
-from ratelimit_mw.deferral.envelope import of_asgi, unpacked
-from ratelimit_mw.identity.wsgi import DjangoRequest, WsgiRequest
-from ratelimit_mw.worker.request import DeferredRequest
+from ratelimit_mw.deferral.replay import DeferredRequest
+from ratelimit_mw.deferral.stored_request import of_asgi, unpacked
+from ratelimit_mw.identity.http_request import DjangoRequest, WsgiRequest
 from tests.identity.requests import asgi, environ, wsgi
 from tests.rules.corpus import rules
 

@@ -4,7 +4,7 @@ import jsonschema
 import pytest
 
 from ratelimit_mw import ConfigurationError, RateLimiter
-from ratelimit_mw.config.schema import json_schema
+from ratelimit_mw.config.file import json_schema
 from tests.rules.corpus import problems_of
 
 HEAD = "domain: shop\nattributes: {lang: header:X-Lang}\nclient: {user: header:X-User, tier: header:X-Tier}\n"

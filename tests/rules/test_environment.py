@@ -4,7 +4,7 @@ import pytest
 
 from ratelimit_mw import ConfigurationError
 from ratelimit_mw.config.load import load
-from ratelimit_mw.config.scalars import expand
+from ratelimit_mw.config.tree import expand
 from tests.rules.corpus import load_text, problems_of
 
 ENVIRON = {"NAME": "value", "EMPTY": "", "ZERO": "010", "NUMBER": "7", "NESTED": "${NAME}", "YAML": "x\nrules: [evil"}

@@ -12,7 +12,7 @@ import pytest
 
 from ratelimit_mw import ConfigurationError, RateLimiter
 from ratelimit_mw.config.documents import Document
-from ratelimit_mw.sources.database import RulesDatabase
+from ratelimit_mw.reload.database import RulesDatabase
 from tests.rules.living import limit_of, text
 from tests.support.apps import gunicorn, uvicorn
 from tests.support.patience import eventually
@@ -376,7 +376,7 @@ class TestTheFolder:
         assert sorted(each.name for each in kept.iterdir()) == sorted([left.name, *stays])
 
     def test_what_was_cleaned_away_is_written_again(self, file, kept, monkeypatch):
-        monkeypatch.setattr("ratelimit_mw.sources.last_good._REFRESH", 0)
+        monkeypatch.setattr("ratelimit_mw.reload.last_good._REFRESH", 0)
 
         def work():
             with RateLimiter(file) as limiter:
@@ -448,6 +448,6 @@ class TestHalfWritten:
                 file.write_text(text("5 per minute"))
 
         monkeypatch.setattr(time, "sleep", meanwhile)
-        monkeypatch.setattr("ratelimit_mw.sources.files.SETTLING", 60)  # a slow machine reads it in time, too
+        monkeypatch.setattr("ratelimit_mw.reload.source.SETTLING", 60)  # a slow machine reads it in time, too
         with RateLimiter(file) as limiter:
             assert limit_of(limiter) == 5

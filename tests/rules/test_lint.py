@@ -9,14 +9,13 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ratelimit_mw.algorithms import DECIDE
-from ratelimit_mw.config.ceilings import never_full
-from ratelimit_mw.config.covering import covers
+from ratelimit_mw.config.lint import covers, never_full
 from ratelimit_mw.config.load import examine
-from ratelimit_mw.identity.paths import cleaned
+from ratelimit_mw.identity.decoding import cleaned
 from ratelimit_mw.model import SECOND, Quota
-from ratelimit_mw.rules.conditions import Matching
-from ratelimit_mw.rules.paths.match import PathMatcher
-from ratelimit_mw.rules.paths.templates import parse
+from ratelimit_mw.rules.compiled import Matching
+from ratelimit_mw.rules.path_matcher import PathMatcher
+from ratelimit_mw.rules.path_templates import parse
 
 CATALOGUE = Path(__file__).with_name("warned.txt")
 

@@ -10,7 +10,7 @@ import pytest
 
 from ratelimit_mw import ConfigurationError, RateLimiter
 from ratelimit_mw.config.documents import Document
-from ratelimit_mw.sources.database import RulesDatabase
+from ratelimit_mw.reload.database import RulesDatabase
 from tests.rules.living import text
 from tests.support.apps import gunicorn, uvicorn
 from tests.support.patience import eventually
@@ -142,7 +142,7 @@ class Asking:
             await asyncio.gather(*tasks)
 
 
-def late(pushed, log):
+def lazy(pushed, log):
     """Each good version that a worker was not on, nor beyond, within a second of its push."""
     taken = {}
     for pid, at, number in re.findall(r"taken (\d+) ([\d.]+) (\d+) [|]", log):
@@ -175,7 +175,7 @@ def test_a_hundred_pushes_under_load(any_server, tmp_path, monkeypatch):
     assert "can't be used" in log
     assert len(pushing.pushed) == PUSHES * 4 // 5
     assert len(asking.workers) == WORKERS
-    assert list(late(pushing.pushed, log)) == []
+    assert list(lazy(pushing.pushed, log)) == []
 
 
 @pytest.mark.parametrize(

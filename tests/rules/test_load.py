@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from ratelimit_mw import ConfigurationError
+from ratelimit_mw.config.file import json_schema
 from ratelimit_mw.config.load import load
-from ratelimit_mw.config.schema import json_schema
 from ratelimit_mw.settings import ClientSettings, HeaderGroups, ResponseSettings, StorageSettings
 from tests.rules.corpus import applied, load_text, problems_of, rules
 

@@ -10,7 +10,7 @@ import pytest
 from ratelimit_mw import ConfigurationError, ManualClock, RateLimiter
 from ratelimit_mw.config.load import load
 from ratelimit_mw.errors import StoreUnavailable
-from ratelimit_mw.rules.overrides import BLOCKED
+from ratelimit_mw.rules.compiled import BLOCKED
 from tests.rules.corpus import request
 from tests.rules.living import limit_of
 from tests.shells.asking import exchange, http_scope

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from ratelimit_mw.rules.paths.templates import parse
+from ratelimit_mw.rules.path_templates import parse
 from tests.rules.corpus import applied, identities, rules
 
 case = pytest.param

@@ -11,11 +11,11 @@ import weakref
 
 import pytest
 
-from ratelimit_mw import ConfigurationError, RateLimiter, slices
+from ratelimit_mw import ConfigurationError, RateLimiter, process_local
 from ratelimit_mw.config.documents import Document
 from ratelimit_mw.config.load import load_documents
-from ratelimit_mw.sources.database import RulesDatabase
-from ratelimit_mw.sources.retriever import Retriever
+from ratelimit_mw.reload.database import RulesDatabase
+from ratelimit_mw.reload.watcher import Retriever
 from tests.rules.living import limit_of, text
 from tests.support.patience import eventually
 
@@ -353,11 +353,11 @@ def test_compiling_a_thousand_rules_pauses_often(monkeypatch):
     pauses = []
     checks = itertools.count()
     # Each checkpoint is a hundredth of a slice later than the one before.
-    monkeypatch.setattr(slices.time, "perf_counter", lambda: next(checks) * 0.000_005)
-    monkeypatch.setattr(slices.time, "sleep", pauses.append)
+    monkeypatch.setattr(process_local.time, "perf_counter", lambda: next(checks) * 0.000_005)
+    monkeypatch.setattr(process_local.time, "sleep", pauses.append)
     load_documents([document], environ={})
     assert pauses == []  # at the start there is no request to be held up
-    with slices.in_slices():
+    with process_local.in_slices():
         made = load_documents([document], environ={})
     assert len(made.rules) == 1000
     assert len(pauses) > 100
@@ -366,5 +366,5 @@ def test_compiling_a_thousand_rules_pauses_often(monkeypatch):
 def test_compiling_leaves_the_garbage_collector_alone(monkeypatch):
     for name in ("disable", "enable", "freeze", "unfreeze", "set_threshold", "collect"):
         monkeypatch.setattr(gc, name, None)  # calling it would raise
-    with slices.in_slices():
+    with process_local.in_slices():
         load_documents([Document("r.yaml", text("5/s").encode())], environ={})

@@ -12,9 +12,9 @@ from ratelimit_mw import ConfigurationError, Decision, RateLimiter
 from ratelimit_mw.config.documents import Document
 from ratelimit_mw.config.load import load, load_documents
 from ratelimit_mw.errors import Conflict, StoreUnavailable
-from ratelimit_mw.sources import SCHEMES, open_source
-from ratelimit_mw.sources.database import KEPT, RulesDatabase
-from ratelimit_mw.sources.files import FilesSource
+from ratelimit_mw.reload.database import KEPT, RulesDatabase
+from ratelimit_mw.reload.rulebook import SCHEMES, open_source
+from ratelimit_mw.reload.source import FilesSource
 from tests.rules.corpus import request
 from tests.rules.living import limit_of, text
 from tests.support.patience import eventually
@@ -194,7 +194,7 @@ class TestFiles:
     def test_a_file_rewritten_in_place_is_seen_though_its_time_size_and_inode_are_the_same(
         self, tmp_path, monkeypatch, age
     ):
-        monkeypatch.setattr("ratelimit_mw.sources.files._FRESH", -(10**18))  # nothing is read again that looks the same
+        monkeypatch.setattr("ratelimit_mw.reload.source._FRESH", -(10**18))  # nothing is read again that looks the same
         file = tmp_path / "r.yaml"
         file.write_text(text("5 per minute"))
         written = time.time_ns() - age * 10**9

@@ -15,10 +15,10 @@ from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.testclient import TestClient
 
 from ratelimit_mw.asgi import RateLimitMiddleware
-from ratelimit_mw.decision.account import Account
+from ratelimit_mw.decision.settlement import Account
 from ratelimit_mw.decision.verdict import Verdict
-from ratelimit_mw.identity.asgi import AsgiRequest
-from ratelimit_mw.shells.handle import AsyncHandle
+from ratelimit_mw.http.handle import AsyncHandle
+from ratelimit_mw.identity.http_request import AsgiRequest
 from tests.shells.asking import IP, exchange, http_scope, limiter, rules, serve, websocket_scope
 
 START = {"type": "http.response.start", "status": 200, "headers": []}
@@ -35,8 +35,8 @@ def names(message):
     return [name for name, _ in message["headers"]]
 
 
-@pytest.mark.parametrize("kind", ["lifespan", "tunnel", "http.extension"])
-def test_lifespan_and_unknown_scopes_pass_untouched(kind):
+@pytest.mark.parametrize("kind", ["tunnel", "http.extension"])
+def test_unknown_scopes_pass_untouched(kind):
     got = []
 
     async def app(*arguments):

@@ -9,7 +9,7 @@ import pytest
 
 from ratelimit_mw import ManualClock, RateLimiter
 from ratelimit_mw.asgi import RateLimitMiddleware as Asgi
-from ratelimit_mw.identity.asgi import AsgiRequest
+from ratelimit_mw.identity.http_request import AsgiRequest
 from ratelimit_mw.wsgi import RateLimitMiddleware as Wsgi
 from tests.shells.asking import IP, exchange, http_scope, websocket_scope
 from tests.support.patience import aeventually, eventually
@@ -488,7 +488,7 @@ def test_a_rule_by_its_name_knows_its_template(engine):
 TWO = {"name": "two", "limit": "2 concurrent"}
 
 
-class Held:
+class CompiledOverride:
     """An app whose responses last until they are let go; each shell counts its requests in flight."""
 
     def __init__(self):
@@ -524,7 +524,7 @@ class Held:
 
 
 def test_at_most_so_many_in_flight_under_asgi(engine):
-    limiter, held = engine(TWO), Held()
+    limiter, held = engine(TWO), CompiledOverride()
 
     async def main():
         limited = Asgi(held.asgi, limiter=limiter)
@@ -546,7 +546,7 @@ def test_at_most_so_many_in_flight_under_asgi(engine):
 
 
 def test_at_most_so_many_in_flight_under_wsgi(engine):
-    limiter, held = engine(TWO), Held()
+    limiter, held = engine(TWO), CompiledOverride()
     limited = Wsgi(held.wsgi, limiter=limiter)
 
     def ask(_):
@@ -591,7 +591,7 @@ def test_an_app_that_raises_frees_its_place(engine, ask):
 
 
 def test_a_cancelled_request_frees_its_place(engine):
-    limiter, held = engine({"name": "one", "limit": "1 concurrent"}), Held()
+    limiter, held = engine({"name": "one", "limit": "1 concurrent"}), CompiledOverride()
 
     async def main():
         limited = Asgi(held.asgi, limiter=limiter)

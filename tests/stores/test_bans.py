@@ -10,7 +10,7 @@ from ratelimit_mw import ManualClock
 from ratelimit_mw.model import NEVER, SECOND, Ask, Ban, Banned, Quota
 from ratelimit_mw.stores.bans import Bans, key_of_ban
 from ratelimit_mw.stores.deny_cache import DenyCache
-from ratelimit_mw.stores.leases.store import Leases
+from ratelimit_mw.stores.lease_store import Leases
 from ratelimit_mw.stores.memory import MemoryStore
 from ratelimit_mw.stores.redis.store import RedisStore
 from ratelimit_mw.stores.shards import Shards

@@ -15,10 +15,10 @@ import pytest
 from ratelimit_mw import ManualClock
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import SECOND, Ask, Quota
-from ratelimit_mw.stores.bounds import worst_over_admission, worst_under_admission
+from ratelimit_mw.stores.base import worst_over_admission, worst_under_admission
 from ratelimit_mw.stores.deny_cache import DenyCache
-from ratelimit_mw.stores.leases.share import PART
-from ratelimit_mw.stores.leases.store import Leases
+from ratelimit_mw.stores.lease import PART
+from ratelimit_mw.stores.lease_store import Leases
 from ratelimit_mw.stores.memory import MemoryStore
 from ratelimit_mw.stores.redis.store import RedisStore
 from tests.stores.contract import KINDS, Contract
@@ -813,7 +813,7 @@ def test_a_child_of_a_fork_has_no_shares(any_server, consistency):
 _PROCESS = """
 import sys
 from ratelimit_mw.model import Ask, Quota
-from ratelimit_mw.stores.leases.store import Leases
+from ratelimit_mw.stores.lease_store import Leases
 from ratelimit_mw.stores.redis.store import RedisStore
 
 leases = Leases(RedisStore(sys.argv[1], timeout=10))

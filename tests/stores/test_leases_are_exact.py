@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from ratelimit_mw import ManualClock
 from ratelimit_mw.model import SECOND, Ask, Quota
-from ratelimit_mw.stores.bounds import worst_over_admission
-from ratelimit_mw.stores.leases.store import Leases
+from ratelimit_mw.stores.base import worst_over_admission
+from ratelimit_mw.stores.lease_store import Leases
 from ratelimit_mw.stores.memory import MemoryStore
 from tests.algorithms.model import MODELS
 from tests.stores.contract import KINDS

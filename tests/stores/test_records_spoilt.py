@@ -7,7 +7,7 @@ import pytest
 from ratelimit_mw import ConfigurationError, RateLimiter
 from ratelimit_mw.config.documents import Document
 from ratelimit_mw.errors import Conflict, StoreUnavailable
-from ratelimit_mw.sources.database import RulesDatabase
+from ratelimit_mw.reload.database import RulesDatabase
 from ratelimit_mw.stores.records import open_records
 from tests.rules.living import limit_of, text
 from tests.support.patience import eventually

@@ -20,8 +20,8 @@ import trustme
 from ratelimit_mw import ManualClock
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import SECOND, Ask
+from ratelimit_mw.stores.redis.codec import MOST
 from ratelimit_mw.stores.redis.store import RedisStore
-from ratelimit_mw.stores.redis.wire import MOST
 from tests.stores.contract import ALL, EXACT, MINUTE, quota
 from tests.support.apps import ROOT, gunicorn
 from tests.support.patience import eventually
@@ -235,7 +235,7 @@ def test_requests_that_ask_many_counters_travel_in_smaller_batches(any_server, w
     store, sizes = RedisStore(any_server.url, timeout=10), []
     asks = [ask(key=f"d:r{number}:{{x}}") for number in range(5)]
     converse = store._converse
-    store._converse = lambda inquiries: (sizes.append(sum(len(asks) for asks, _ in inquiries)), converse(inquiries))[1]
+    store._converse = lambda requests: (sizes.append(sum(len(asks) for asks, _ in requests)), converse(requests))[1]
     store._begin()  # with that
 
     async def tasks():

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from ratelimit_mw import ManualClock
 from ratelimit_mw.model import NEVER, SECOND, Ask, Quota
-from ratelimit_mw.stores.bounds import worst_unused_of_shards
+from ratelimit_mw.stores.base import worst_unused_of_shards
 from ratelimit_mw.stores.deny_cache import DenyCache
 from ratelimit_mw.stores.memory import MemoryStore
-from ratelimit_mw.stores.redis.cluster.slots import slot_of
 from ratelimit_mw.stores.redis.store import RedisStore
+from ratelimit_mw.stores.redis.topology import slot_of
 from ratelimit_mw.stores.shards import Shards
 from tests.stores.contract import Contract
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ratelimit_mw.stores.redis.url import shown, split
+from ratelimit_mw.stores.redis.endpoint import shown, split
 
 
 @pytest.mark.parametrize(

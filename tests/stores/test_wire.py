@@ -7,8 +7,7 @@ import pytest
 
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import Ask, Outcome, Quota
-from ratelimit_mw.stores.redis.inquiry import DECIDE, Intent, charging, forgetting
-from ratelimit_mw.stores.redis.wire import _OUTCOME, decode, encode
+from ratelimit_mw.stores.redis.codec import _OUTCOME, DECIDE, Intent, charging, decode, encode, forgetting
 
 MINUTE = Quota("fixed_window", 3, 60_000_000)
 ONE, TWO = [Ask("d:a:{x}", MINUTE)], [Ask("d:a:{x}", MINUTE), Ask("d:b:{x}", MINUTE)]
@@ -25,21 +24,21 @@ def answered(message, outcomes, *, nonce=None, complaint=b""):
         pytest.param([ONE], id="one ask"),
         pytest.param([ONE, ONE], id="one ask each"),
         pytest.param([TWO, ONE], id="two asks and one"),
-        pytest.param([[], TWO], id="none and two, as many outcomes as inquiries"),
+        pytest.param([[], TWO], id="none and two, as many outcomes as requests"),
         pytest.param([[]], id="nothing at all"),
     ],
 )
 def test_each_inquiry_gets_the_outcomes_of_its_own_asks(asked):
-    inquiries = [(asks, DECIDE) for asks in asked]
-    message = encode(inquiries, None)
+    requests = [(asks, DECIDE) for asks in asked]
+    message = encode(requests, None)
     outcomes = [Outcome(True, number, 1, 0, 0) for number in range(message.asked)]
-    replies = decode(answered(message, outcomes), message, inquiries)
+    replies = decode(answered(message, outcomes), message, requests)
     assert [len(reply.outcomes) for reply in replies] == [len(asks) for asks in asked]
     assert [outcome for reply in replies for outcome in reply.outcomes] == outcomes
 
 
 @pytest.mark.parametrize(
-    ("inquiries", "several"),
+    ("requests", "several"),
     [
         pytest.param([(ONE, DECIDE), (ONE, DECIDE)], False, id="one counter each"),
         pytest.param([([Ask("d:a:{x}", MINUTE, 2)], DECIDE)], False, id="a cost"),
@@ -51,8 +50,8 @@ def test_each_inquiry_gets_the_outcomes_of_its_own_asks(asked):
         pytest.param([forgetting(["d:a:{x}"])], True, id="a counter forgotten"),
     ],
 )
-def test_a_call_takes_what_it_needs_of_the_script(inquiries, several):
-    text = encode(inquiries, None).script.text.decode()
+def test_a_call_takes_what_it_needs_of_the_script(requests, several):
+    text = encode(requests, None).script.text.decode()
     assert ("carry_out = function" in text) == several
     assert ("refunds[FIXED_WINDOW] =" in text) == several
     assert "algorithms[FIXED_WINDOW] =" in text

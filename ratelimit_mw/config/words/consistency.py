@@ -8,11 +8,9 @@ from ratelimit_mw.algorithms.algorithm import Algorithm
 from ratelimit_mw.config import kinds
 from ratelimit_mw.config.tree import Problems
 from ratelimit_mw.config.word import Values, Word
-from ratelimit_mw.config.words.algorithm import ALGORITHM
-from ratelimit_mw.config.words.cost import COST
-from ratelimit_mw.config.words.count import COUNT
-from ratelimit_mw.config.words.limit import BURST, LIMIT, is_concurrent, is_concurrent_only
-from ratelimit_mw.config.words.waiting import MAX_WAIT
+from ratelimit_mw.config.words.charging import COST, COUNT
+from ratelimit_mw.config.words.limit import ALGORITHM, BURST, LIMIT, is_concurrent, is_concurrent_only
+from ratelimit_mw.config.words.throttle import MAX_WAIT
 from ratelimit_mw.model import Quota
 
 

@@ -6,12 +6,11 @@ from typing import Literal
 from ratelimit_mw.config import kinds, readers
 from ratelimit_mw.config.tree import Invalid, Node, Problems
 from ratelimit_mw.config.word import Section, Values, Word, section_word
-from ratelimit_mw.config.words.enforcement import SHADOW
 from ratelimit_mw.config.words.limit import LIMIT
 from ratelimit_mw.config.words.messages import MESSAGES
-from ratelimit_mw.config.words.selection import ON_DEMAND
-from ratelimit_mw.hints import quoted
-from ratelimit_mw.identity.paths import cleaned
+from ratelimit_mw.config.words.selection import ON_DEMAND, SHADOW
+from ratelimit_mw.errors import quoted
+from ratelimit_mw.identity.decoding import cleaned
 from ratelimit_mw.settings import DeferSettings
 from ratelimit_mw.units import SECOND
 

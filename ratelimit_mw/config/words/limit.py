@@ -5,17 +5,17 @@ them in a list or in one text separated by `;`, `,` or `|`, or a mapping of thes
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from typing import NamedTuple
 
-from ratelimit_mw.algorithms import ALGORITHMS, IN_FLIGHT
-from ratelimit_mw.config import kinds
+from ratelimit_mw.algorithms import ALGORITHMS, IN_FLIGHT, named
+from ratelimit_mw.algorithms.algorithm import Algorithm
+from ratelimit_mw.config import kinds, readers
 from ratelimit_mw.config.tree import Invalid, Items, Map, Node, Place, Problems, Scalar, kind
 from ratelimit_mw.config.word import Values, Word
-from ratelimit_mw.config.words.algorithm import ALGORITHM, write_one_that
-from ratelimit_mw.hints import nearest, quoted
-from ratelimit_mw.slices import checkpoint
+from ratelimit_mw.errors import nearest, quoted
+from ratelimit_mw.process_local import checkpoint
 from ratelimit_mw.units import (
     DAY,
     DURATION_FORM,
@@ -26,6 +26,49 @@ from ratelimit_mw.units import (
     parse_duration,
     spell_period,
 )
+
+DEFAULT = "sliding_window"
+"""The algorithm of a rule that names none."""
+
+DEFAULT_BUCKETS = 60
+"""The slices of a window that does not say how many."""
+
+
+def write_one_that(able: Callable[[Algorithm], bool]) -> str:
+    """The hint that names the algorithms which are `able`."""
+    return f"write algorithm: {named(able)}, or leave it out"
+
+
+def _read(node: Node) -> str:
+    other_names = {other: name for name, algorithm in ALGORITHMS.items() for other in algorithm.also_called}
+    return readers.one_of(*ALGORITHMS, other_names=other_names)(node)
+
+
+def _check_buckets(rule: Values, problems: Problems) -> None:
+    if rule[BUCKETS] is not None and not ALGORITHMS[rule[ALGORITHM]].has_buckets:
+        hint = write_one_that(lambda other: other.has_buckets)
+        problems.add(rule.place("buckets"), f"{rule[ALGORITHM]} has no buckets", hint)
+
+
+ALGORITHM: Word[str] = Word(
+    key="algorithm",
+    read=_read,
+    default=DEFAULT,
+    shown_default=DEFAULT,
+    schema=lambda: {"enum": list(ALGORITHMS)},
+    about="How requests are counted.",
+    compared=True,
+)
+
+BUCKETS = kinds.optional_number(
+    "buckets",
+    1,
+    1_000,
+    "Into how many slices a bucketed_window is cut; 60 if it is not set.",
+    compared=True,
+    check=_check_buckets,
+)
+
 
 MOST = 1_000_000_000
 """The largest limit, burst and cost."""

@@ -1,16 +1,53 @@
 """`load`, and the `priority` of a rule: how the process's load is known, and which requests are shed under it."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from math import inf
 from typing import cast
 
+from ratelimit_mw.algorithms import NOTHING
 from ratelimit_mw.config import kinds, readers
 from ratelimit_mw.config.tree import Invalid, Items, Map, Node, Problems, Scalar, kind
 from ratelimit_mw.config.word import Values, Word
-from ratelimit_mw.hints import nearest, quoted
+from ratelimit_mw.errors import nearest, quoted
+from ratelimit_mw.identity.attributes import Attributes
+from ratelimit_mw.identity.identifier import identifier
 from ratelimit_mw.identity.sources import imported
-from ratelimit_mw.model import Priority
+from ratelimit_mw.model import Priority, Rule
+from ratelimit_mw.rules.compiled import CompiledRule, Matching
 from ratelimit_mw.settings import Band, Bands, LoadSettings
+
+PRIORITIES: tuple[Priority, ...] = ("low", "normal", "critical")
+"""In ascending order."""
+
+_SPOKEN = (("", NOTHING),)
+
+
+def priority_rules(rules: Sequence[CompiledRule], attributes: Attributes) -> tuple[CompiledRule, ...]:
+    """The rules of a classifier: those with a priority, and those in whose place they do not apply."""
+    stated = [rule for rule in rules if rule.rule.priority is not None]
+    ranks = {rule.rank for rule in stated}
+    enforced = any(not rule.rule.shadow and not rule.on_demand for rule in stated)
+    return (
+        *(
+            replace(rule, counters=_SPOKEN if rule.rank in ranks else (), tiers=None, cost=0, weigh=None)
+            for rule in rules
+            if rule.rank in ranks or rule.replaces & ranks
+        ),
+        CompiledRule(
+            rank=len(rules),
+            rule=Rule("", shadow=not enforced),
+            match=Matching(),
+            by=("global",),
+            identifiers=(identifier("global", attributes),),
+            counters=_SPOKEN,
+            tiers=None,
+            cost=0,
+            replaces=frozenset(),
+        ),
+    )
+
 
 _KEYS = ("source", "capacity", "shed")
 _SOURCE = "write python:package.module:function"

@@ -6,17 +6,16 @@ from typing import Literal
 from ratelimit_mw.config import kinds
 from ratelimit_mw.config.tree import Problems
 from ratelimit_mw.config.word import Values, Word
-from ratelimit_mw.config.words.by import BY
+from ratelimit_mw.config.words.charging import COST, COUNT
+from ratelimit_mw.config.words.client import BY
 from ratelimit_mw.config.words.consistency import CONSISTENCY, SHARDS
-from ratelimit_mw.config.words.cost import COST
-from ratelimit_mw.config.words.count import COUNT
 from ratelimit_mw.config.words.limit import is_concurrent
 from ratelimit_mw.config.words.load import PRIORITY
 from ratelimit_mw.config.words.match import MATCH, METHODS
 from ratelimit_mw.config.words.selection import NAME, ON_DEMAND, REPLACES
-from ratelimit_mw.hints import quoted
+from ratelimit_mw.errors import quoted
 from ratelimit_mw.identity.identifier import CONNECTION, attributes_of
-from ratelimit_mw.slices import checkpoint
+from ratelimit_mw.process_local import checkpoint
 
 _LEAVE_OUT = "leave it out"
 

@@ -9,16 +9,15 @@ from ratelimit_mw.config.words.limit import LIMIT as RULE_LIMIT
 from ratelimit_mw.config.words.limit import LIMIT_SCHEMA, Limits, read_limits
 from ratelimit_mw.config.words.rule import check_rule, compile_counters
 from ratelimit_mw.config.words.selection import NAME
-from ratelimit_mw.hints import nearest, quoted
+from ratelimit_mw.errors import nearest, quoted
 from ratelimit_mw.identity.attributes import Attributes
 from ratelimit_mw.model import NEVER
-from ratelimit_mw.rules.compiled import Counter
-from ratelimit_mw.rules.overrides import Held, identity_of, names_network
+from ratelimit_mw.rules.compiled import CompiledOverride, Counter, identity_of, names_network
 
 
 def compile_overrides(
     overrides: Sequence[Values], domain: str, rules: Sequence[Values], attributes: Attributes, problems: Problems
-) -> tuple[Held, ...]:
+) -> tuple[CompiledOverride, ...]:
     """The overrides of a file."""
     by_name = {rule[NAME]: rule for rule in rules}
     found = []
@@ -33,7 +32,7 @@ def compile_overrides(
 
 def _compile(
     override: Values, domain: str, rules: Mapping[str, Values], attributes: Attributes, problems: Problems
-) -> Held | None:
+) -> CompiledOverride | None:
     place = override.node.place
     kinds_set = [word.key for word in (_LIMIT, _EXEMPT, _BLOCK) if override[word]]
     if len(kinds_set) != 1:
@@ -61,7 +60,7 @@ def _compile(
             return None
         counters = _counters(domain, rules[name], limits, Map(override.place("limit")), problems)
     until = override[_UNTIL]
-    return Held(identity, kind, NEVER if until is None else until, name or "", counters)
+    return CompiledOverride(identity, kind, NEVER if until is None else until, name or "", counters)
 
 
 def _counters(domain: str, rule: Values, limits: Limits, node: Map, problems: Problems) -> tuple[Counter, ...]:
@@ -80,7 +79,7 @@ class Recompiler:
         self._domain = domain
         self._rules = {rule[NAME]: rule.detached() for rule in rules}
 
-    def limit(self, identity: str, rule: str, limit: object, until: int = NEVER) -> Held:
+    def limit(self, identity: str, rule: str, limit: object, until: int = NEVER) -> CompiledOverride:
         """Another limit for an identity; `limit` is as a rule's. Raises ValueError."""
         if rule not in self._rules:
             raise ValueError(f"there is no rule {quoted(rule)} ({nearest(rule, self._rules)})")
@@ -96,7 +95,7 @@ class Recompiler:
             counters = _counters(self._domain, self._rules[rule], limits, Map(node.place), problems)
         if problems:
             raise ValueError("; ".join(map(str, problems.in_order())))
-        return Held(identity, "limit", until, rule, counters)
+        return CompiledOverride(identity, "limit", until, rule, counters)
 
 
 _CLIENT = texts_word("client", "The client: its attributes, as {ip: 192.0.2.1} or {user: alice}.", required=True)

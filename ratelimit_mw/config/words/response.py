@@ -6,7 +6,7 @@ from typing import Literal
 from ratelimit_mw.config import kinds, readers
 from ratelimit_mw.config.tree import Invalid, Items, Map, Node, Problems, kind
 from ratelimit_mw.config.word import Section, Values, Word, section_word
-from ratelimit_mw.hints import near, nearest, quoted
+from ratelimit_mw.errors import near, nearest, quoted
 from ratelimit_mw.settings import BODY_PLACEHOLDERS, PLACEHOLDERS, Body, HeaderGroups, ResponseSettings
 
 GROUPS = ("x-ratelimit", "ratelimit", "retry-after")

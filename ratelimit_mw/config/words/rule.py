@@ -13,27 +13,32 @@ from ratelimit_mw.algorithms.concurrency import BUCKETS as IN_FLIGHT_BUCKETS
 from ratelimit_mw.algorithms.concurrency import PERIOD as IN_FLIGHT_PERIOD
 from ratelimit_mw.config.tree import Problems
 from ratelimit_mw.config.word import Section, Values
-from ratelimit_mw.config.words.algorithm import ALGORITHM, BUCKETS, DEFAULT_BUCKETS
 from ratelimit_mw.config.words.ban import BAN
-from ratelimit_mw.config.words.by import BY, compile_by
+from ratelimit_mw.config.words.charging import COST, COUNT, compile_cost
+from ratelimit_mw.config.words.client import BY, compile_by
 from ratelimit_mw.config.words.consistency import CONSISTENCY, SHARDS
-from ratelimit_mw.config.words.cost import COST, compile_cost
-from ratelimit_mw.config.words.count import COUNT
 from ratelimit_mw.config.words.deferral import ON_LIMIT
-from ratelimit_mw.config.words.enforcement import ON_ERROR, SHADOW
-from ratelimit_mw.config.words.limit import BURST, LIMIT, Stated, Window, burst_of, window_fault
+from ratelimit_mw.config.words.limit import (
+    ALGORITHM,
+    BUCKETS,
+    BURST,
+    DEFAULT_BUCKETS,
+    LIMIT,
+    Stated,
+    Window,
+    burst_of,
+    window_fault,
+)
 from ratelimit_mw.config.words.load import PRIORITY
 from ratelimit_mw.config.words.match import MATCH
 from ratelimit_mw.config.words.messages import MESSAGES
 from ratelimit_mw.config.words.response import RULE_RESPONSE
-from ratelimit_mw.config.words.selection import NAME, ON_DEMAND, REPLACES
-from ratelimit_mw.config.words.throttle import THROTTLE, widest
-from ratelimit_mw.config.words.waiting import MAX_WAIT, MAX_WAITING
+from ratelimit_mw.config.words.selection import NAME, ON_DEMAND, ON_ERROR, REPLACES, SHADOW
+from ratelimit_mw.config.words.throttle import MAX_WAIT, MAX_WAITING, THROTTLE, widest
 from ratelimit_mw.identity.attributes import Attributes
 from ratelimit_mw.model import Quota, Rule
-from ratelimit_mw.rules.compiled import CompiledRule, Counter, Tiers
-from ratelimit_mw.rules.conditions import Matching
-from ratelimit_mw.slices import checkpoint
+from ratelimit_mw.process_local import checkpoint
+from ratelimit_mw.rules.compiled import CompiledRule, Counter, Matching, Tiers
 from ratelimit_mw.units import MILLISECOND, SECOND
 
 RULE = Section(

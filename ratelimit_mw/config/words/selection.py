@@ -1,12 +1,14 @@
-"""`name`, `replaces` and `on_demand`: which rule it is, what it stands in for, and whether the app asks for it."""
+"""`name`, `replaces`, `on_demand`, `shadow`, `on_error`: which rule it is, and whether it is enforced."""
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 from ratelimit_mw.config import kinds, readers
 from ratelimit_mw.config.tree import Place, Problems
 from ratelimit_mw.config.word import Values, Word
 from ratelimit_mw.config.words.limit import is_concurrent
-from ratelimit_mw.hints import nearest, quoted
+from ratelimit_mw.config.words.storage import POLICIES, STORAGE, STORAGE_ON_ERROR
+from ratelimit_mw.errors import nearest, quoted
 
 CHARGED_AT_ONCE = "an app that asks for a rule by its name is charged at once"
 """Why a rule on demand can't wait for a response."""
@@ -78,4 +80,25 @@ REPLACES = kinds.several(
 
 ON_DEMAND = kinds.flag(
     "on_demand", "The rule applies only where the app asks for it by its name.", check=_check_on_demand
+)
+
+
+SHADOW: Word[bool] = kinds.flag(
+    "shadow",
+    "The rule is counted and reported, and never enforced.",
+    compared=True,
+    fields=lambda rule, file: {"shadow": rule[SHADOW] or file[SHADOW_FILE]},
+)
+
+SHADOW_FILE: Word[bool] = kinds.flag(
+    "shadow", "Nothing in this file is enforced: every rule is counted and reported only."
+)
+
+ON_ERROR: Word[Literal["allow", "deny", "local"] | None] = kinds.choice(
+    "on_error",
+    POLICIES,
+    None,
+    "What holds while the store is unavailable; that of storage, if it is not set.",
+    compared=True,
+    fields=lambda rule, file: {"on_error": rule[ON_ERROR] or file[STORAGE][STORAGE_ON_ERROR]},
 )

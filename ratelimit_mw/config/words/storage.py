@@ -1,12 +1,12 @@
-"""`storage`: where the counters live, and how long a decision may wait for them."""
+"""`storage` and `on_error`: where the counters live; `reload` and `rules: {source: …}`: where rules come from."""
 
 from typing import Literal
 
 from ratelimit_mw.config import kinds, readers
-from ratelimit_mw.config.tree import Invalid, Node
+from ratelimit_mw.config.tree import Invalid, Items, Map, Node, Problems
 from ratelimit_mw.config.word import Section, Values, Word, section_word
 from ratelimit_mw.config.words.limit import MOST
-from ratelimit_mw.hints import nearest, quoted
+from ratelimit_mw.errors import nearest, quoted
 from ratelimit_mw.settings import StorageSettings
 from ratelimit_mw.stores import SCHEMES
 from ratelimit_mw.units import SECOND
@@ -62,4 +62,45 @@ STORAGE = section_word(
     "storage",
     Section("Storage", "Where the counters live.", (_URL, _TIMEOUT, STORAGE_ON_ERROR, _MAX_COUNTERS, _INTERVAL)),
     example="as {url: redis://localhost:6379/0}",
+)
+
+
+def take_source(tree: Map, beside: tuple[str, ...], problems: Problems) -> str | None:
+    """The URL in `rules: {source: …}`, which is replaced by no rules; None where the rules are in the file.
+
+    Beside a source only the sections in `beside` may stand.
+    """
+    rules = tree.get("rules")
+    if not isinstance(rules, Map) or "source" not in rules.keys_at:
+        return None
+    source: str | None = None
+    for key, place in rules.keys_at.items():
+        if key != "source":
+            problems.add(place, f"unknown key {quoted(key)}", "rules are a list, or {source: redis://…}")
+    if "source" in rules:
+        try:
+            source = read_source_url(rules["source"])
+        except Invalid as invalid:
+            problems.add_all(invalid, rules["source"].place)
+    tree["rules"] = Items(rules.place)
+    for key, place in tree.keys_at.items():
+        if key not in beside:
+            hint = f"here stand {', '.join(beside[:-1])}"
+            problems.add(place, f"{quoted(key)} belongs to the rules at the source", hint)
+            tree.pop(key, None)
+    return source
+
+
+def seconds(interval: int | None) -> float | None:
+    """The interval in seconds; None for never."""
+    return None if interval is None else interval / SECOND
+
+
+RELOAD: Word[int | None] = Word(
+    key="reload",
+    read=readers.duration("100ms", "1h", off=True, example="5s, 1m"),
+    default=5 * SECOND,
+    shown_default="5s",
+    schema={**kinds.TEXT, "examples": ["5s", "1m", "off"]},
+    about="How often newer rules are looked for; off for never.",
 )

@@ -1,14 +1,16 @@
-"""`throttle`: how far above its limit a rule may let a client, and the quotas that follow from it."""
+"""`throttle`, `max_wait` and `max_waiting`: what happens at the limit, short of a denial."""
 
 import re
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
-from ratelimit_mw.config import readers
-from ratelimit_mw.config.tree import Invalid, Map, Node, Scalar, kind
+from ratelimit_mw.algorithms import ALGORITHMS
+from ratelimit_mw.config import kinds, readers
+from ratelimit_mw.config.tree import Invalid, Map, Node, Problems, Scalar, kind
 from ratelimit_mw.config.word import Values, Word
-from ratelimit_mw.hints import nearest, quoted
-from ratelimit_mw.model import Elastic, Quota
+from ratelimit_mw.config.words.limit import ALGORITHM, write_one_that
+from ratelimit_mw.errors import nearest, quoted
+from ratelimit_mw.model import Elastic, Quota, Rule
 
 _PERCENT = re.compile(r"([0-9]{1,4})(?:\.([0-9]{1,2}))?\s*%")
 _WHOLE = 10_000  # hundredths of a percent
@@ -144,4 +146,56 @@ THROTTLE: Word[Throttle | None] = Word(
     },
     about="How far above its limit a rule lets a client: hard, soft by a share, or elastic while the load is low.",
     alter=_alter,
+)
+
+
+def _waiting_alter(quota: Quota, rule: Values, _prefix: str) -> Quota:
+    if not quota.limit or not ALGORITHMS[quota.algorithm].can_wait:
+        return quota
+    stated = rule[MAX_WAIT]
+    if stated is not None:
+        return replace(quota, max_wait=stated)
+    if ALGORITHMS[quota.algorithm].queue:
+        # A queue's requests may wait as long as the whole queue takes to drain.
+        longest = widest(raised(quota, rule[THROTTLE]))
+        return replace(quota, max_wait=longest.burst * -(-quota.period // quota.limit))
+    return quota
+
+
+def _check_max_wait(rule: Values, problems: Problems) -> None:
+    if rule[MAX_WAIT] is not None and not ALGORITHMS[rule[ALGORITHM]].can_wait:
+        problems.add(rule.place("max_wait"), _never_waits(rule), write_one_that(lambda other: other.can_wait))
+
+
+def _check_max_waiting(rule: Values, problems: Problems) -> None:
+    algorithm = ALGORITHMS[rule[ALGORITHM]]
+    if rule[MAX_WAITING] is not None and rule[MAX_WAIT] is None and not algorithm.queue:
+        waits = f"{rule[ALGORITHM]} waits where max_wait says for how long"
+        hint = waits if algorithm.can_wait else write_one_that(lambda other: other.queue)
+        problems.add(rule.place("max_waiting"), _never_waits(rule), hint)
+
+
+def _never_waits(rule: Values) -> str:
+    return f"with {rule[ALGORITHM]} no request waits"
+
+
+MAX_WAIT: Word[int | None] = Word(
+    key="max_wait",
+    read=readers.duration("1ms", "1m"),
+    default=None,
+    schema={**kinds.TEXT, "examples": ["500ms", "10s"]},
+    about="How long a request may wait for its turn instead of being denied.",
+    check=_check_max_wait,
+    alter=_waiting_alter,
+)
+
+MAX_WAITING: Word[int | None] = kinds.optional_number(
+    "max_waiting",
+    0,
+    10_000,
+    "How many threads of a process may wait for a turn at once.",
+    check=_check_max_waiting,
+    fields=lambda rule, _file: {
+        "max_waiting": Rule("").max_waiting if rule[MAX_WAITING] is None else rule[MAX_WAITING]
+    },
 )

@@ -9,10 +9,9 @@ from time import monotonic
 
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import Reply
-from ratelimit_mw.stores.redis.connecting import GRACE
-from ratelimit_mw.stores.redis.inquiry import Inquiry, Late, away
+from ratelimit_mw.stores.redis.codec import MOST, Conversation, Late, StoreRequest, away
+from ratelimit_mw.stores.redis.connection import GRACE
 from ratelimit_mw.stores.redis.streaming import Streaming
-from ratelimit_mw.stores.redis.wire import MOST, Conversation
 
 _UNDER_WAY = 2
 """Batches that a near server has at once: it decides one while this process reads and writes the other."""
@@ -45,7 +44,7 @@ class LoopBatcher:
 
     Args:
         connect: makes a connection. However long that takes, it goes on beside the requests.
-        converse: the conversation with the store about some inquiries.
+        converse: the conversation with the store about some requests.
         timeout: seconds for a request.
         allowance: called as connecting begins; the seconds for which requests wait beyond their timeout for it.
         back: called when the store answers after this batcher has said that it is away.
@@ -54,7 +53,7 @@ class LoopBatcher:
     def __init__(
         self,
         connect: Callable[[], Awaitable[Streaming]],
-        converse: Callable[[Sequence[Inquiry]], Conversation],
+        converse: Callable[[Sequence[StoreRequest]], Conversation],
         timeout: float,
         *,
         allowance: Callable[[], float],
@@ -82,14 +81,14 @@ class LoopBatcher:
         # A context of its own: what belongs to the first request is not to live on in the connection.
         self._context = Context()
 
-    def decide(self, inquiry: Inquiry, loop: asyncio.AbstractEventLoop) -> "asyncio.Future[Reply]":
-        """The store's reply to `inquiry` within the timeout, or StoreUnavailable. `loop` is the one that runs."""
+    def decide(self, request: StoreRequest, loop: asyncio.AbstractEventLoop) -> "asyncio.Future[Reply]":
+        """The store's reply to `request` within the timeout, or StoreUnavailable. `loop` is the one that runs."""
         future: asyncio.Future[Reply] = loop.create_future()
         if self._flushing:
-            self._waiting.append((inquiry, future, self._deadline))
+            self._waiting.append((request, future, self._deadline))
             return future
         self._deadline = loop.time() + self._timeout
-        self._waiting.append((inquiry, future, self._deadline))
+        self._waiting.append((request, future, self._deadline))
         if self._alone and not self._under_way:
             self._context.run(self._flush)
         else:
@@ -105,7 +104,7 @@ class LoopBatcher:
             await asyncio.wait([self._attempt], timeout=max(left, self._timeout))
 
     async def aclose(self) -> None:
-        """Close the connection; what still waits gets StoreUnavailable. The next inquiry makes a new one."""
+        """Close the connection; what still waits gets StoreUnavailable. The next request makes a new one."""
         attempt, guard = self._attempt, self._guard
         if attempt:
             attempt.cancel()
@@ -148,7 +147,7 @@ class LoopBatcher:
             if jobs:
                 batch = monotonic(), jobs
                 self._under_way.append(batch)
-                conversation = self._converse([inquiry for inquiry, _, _ in jobs])
+                conversation = self._converse([request for request, _, _ in jobs])
                 connection.carry(conversation, partial(self._answered, connection, batch))
 
     def _next_jobs(self) -> "list[_Job]":
@@ -246,7 +245,7 @@ class LoopBatcher:
             old.close(Late("the server did not answer on this connection"))
         deadline = asyncio.get_running_loop().time() + self._timeout
         if self._connected_by > deadline - self._timeout:  # the first of the process: what waits has its time yet
-            self._waiting = deque((inquiry, future, deadline) for inquiry, future, _ in self._waiting)
+            self._waiting = deque((request, future, deadline) for request, future, _ in self._waiting)
         self._connected_by = 0.0
         self._stop_watching()  # the timer may be set for when there was no connection
         if self._silent:
@@ -337,8 +336,8 @@ class LoopBatcher:
         return job[2] if self._connection else max(job[2], self._connected_by)
 
 
-_Job = tuple[Inquiry, "asyncio.Future[Reply]", float]
-"""An inquiry on its way, the future at which its task waits, and its deadline."""
+_Job = tuple[StoreRequest, "asyncio.Future[Reply]", float]
+"""An request on its way, the future at which its task waits, and its deadline."""
 
 
 _Batch = tuple[float, list[_Job]]

@@ -1,17 +1,172 @@
-"""Records in Redis: a hash for each key, changed by one script, which publishes that it did."""
+"""Records in Redis, and single commands for what is off the request's path."""
 
 import contextlib
 import logging
+import os
+import re
 import selectors
 import socket
 import ssl
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
 
 from ratelimit_mw.errors import Conflict, StoreUnavailable
-from ratelimit_mw.stores.redis.blocking import Blocking
-from ratelimit_mw.stores.redis.questions import Questions, say
-from ratelimit_mw.stores.redis.url import shown
+from ratelimit_mw.process_local import lazy, lock
+from ratelimit_mw.stores.redis.codec import Command
+from ratelimit_mw.stores.redis.connection import HANDSHAKE_TIMEOUT, Blocking
+from ratelimit_mw.stores.redis.endpoint import SCHEME as SENTINEL
+from ratelimit_mw.stores.redis.endpoint import Address, Direct, Sentinels, Spread, redirection, shown
+
+_PAGE = 500
+"""Keys that the server looks at in one step."""
+
+_PATIENCE = 5.0
+"""Seconds for one step. No request waits for it."""
+
+
+def scan(connection: Blocking, prefix: str) -> Iterator[str]:
+    """The keys that begin with `prefix`, each once. Closes the connection. Raises StoreUnavailable."""
+    pattern = (re.sub(r"([*?\[\]\\^])", r"\\\1", prefix) + "*").encode()
+    seen: set[bytes] = set()
+    cursor = b"0"
+    try:
+        while True:
+            # A conversation may come to anything; those of decisions come to replies.
+            page: Any = connection.carry(_page(cursor, pattern), time.monotonic() + _PATIENCE)
+            cursor, keys = page
+            for key in keys:
+                if key not in seen:  # SCAN may say one twice
+                    seen.add(key)
+                    yield key.decode(errors="replace")
+            if cursor == b"0":
+                return
+    finally:
+        connection.close()
+
+
+def _page(cursor: bytes, pattern: bytes) -> Any:
+    (reply,) = yield ((b"SCAN", cursor, b"MATCH", pattern, b"COUNT", b"%d" % _PAGE),)
+    if isinstance(reply, Exception):
+        raise StoreUnavailable(str(reply))
+    return reply
+
+
+_REDIRECTIONS = 5
+_CLUSTER = "redis+cluster://"
+
+
+class CommandClient:
+    """Asks at any storage URL but memory://, one question at a time. Threads may share it; it is safe after a fork.
+
+    Raises ValueError for a URL that can't be read; nothing is connected yet.
+    """
+
+    _lock = lazy(lock)
+
+    def __init__(self, url: str) -> None:
+        self.connect, self._at = _ways(url)
+        """A new connection, which belongs to who asked for it."""
+        self._begin()
+
+    def _begin(self) -> None:
+        self._pid = os.getpid()
+        vars(self).pop("_lock", None)
+        self._connections: dict[Address | None, Blocking] = {}
+        self._where: dict[str, Address] = {}
+
+    def ask(self, key: str, *command: str | bytes | int, within: float = HANDSHAKE_TIMEOUT) -> Any:
+        """The reply to one command about `key`, within so many seconds; or StoreUnavailable."""
+        self._check_process()
+        with self._lock:
+            return self._asked(key, _encoded(command), within)
+
+    def close(self) -> None:
+        """Let go of what is held open. Twice is fine, and the next question begins anew."""
+        self._check_process()
+        with self._lock:
+            self._hang_up()
+
+    def _check_process(self) -> None:
+        """Begin anew in the child of a fork; what the parent uses is left alone, neither used nor closed."""
+        if self._pid != os.getpid():
+            _inherited.append(self._connections)
+            self._begin()
+
+    def _asked(self, key: str, command: Command, within: float) -> Any:
+        try:
+            return self._redirected(key, command, within)
+        except BaseException:  # an exception from elsewhere, too: no other question may read the reply to this one
+            self._hang_up()
+            raise
+
+    def _redirected(self, key: str, command: Command, within: float) -> Any:
+        for _ in range(_REDIRECTIONS):
+            reply = say(self._connection(self._where.get(key)), command, within)
+            if not isinstance(reply, Exception):
+                return reply
+            address = redirection(str(reply)) if str(reply).startswith("MOVED ") else None
+            if address is None:
+                raise StoreUnavailable(str(reply))
+            self._where[key] = address
+        raise StoreUnavailable("redirected again and again")
+
+    def _connection(self, address: Address | None) -> Blocking:
+        connection = self._connections.get(address)
+        if connection is not None and not connection.usable:
+            connection.close()
+            connection = None
+        if connection is None:
+            connection = self._connections[address] = self.connect() if address is None else self._at(address)
+        return connection
+
+    def _hang_up(self) -> None:
+        while self._connections:
+            self._connections.popitem()[1].close()
+        self._where.clear()
+
+
+_inherited: list[object] = []
+"""What a fork's child got from its parent."""
+
+
+def say(connection: Blocking, command: Command, within: float = HANDSHAKE_TIMEOUT) -> Any:
+    """The reply to one command; an error reply as a value."""
+
+    def conversation() -> Any:
+        return (yield (command,))
+
+    return connection.carry(conversation(), time.monotonic() + within)[0]
+
+
+def _encoded(words: Sequence[str | bytes | int]) -> Command:
+    return tuple(word if isinstance(word, bytes) else str(word).encode() for word in words)
+
+
+def _ways(url: str) -> tuple[Callable[[], Blocking], Callable[[Address], Blocking]]:
+    """How to connect at first, and how to one address of a cluster."""
+    if url.startswith(SENTINEL):
+        sentinels = Sentinels(url)
+        return sentinels.connect, lambda _address: sentinels.connect()
+    if not url.startswith(_CLUSTER):
+        direct = Direct(url)
+        return direct.connect, lambda address: Direct(url, address=address).connect()
+    spread = Spread.parse(url, 6379)
+
+    def to(address: Address) -> Blocking:
+        return Direct(spread.url(), address=address).connect()
+
+    def any_of_them() -> Blocking:
+        failure = StoreUnavailable("the cluster has no node")
+        for address in spread.addresses:
+            try:
+                return to(address)
+            except StoreUnavailable as error:
+                failure = error
+        raise failure
+
+    return any_of_them, to
+
 
 logger = logging.getLogger("ratelimit_mw")
 
@@ -35,7 +190,7 @@ class RedisRecords:
 
     def __init__(self, url: str) -> None:
         self.name = shown(url)
-        self._questions = Questions(url)
+        self._questions = CommandClient(url)
         self._unreadable: set[str] = set()
         self._ask = self._questions.ask
 
@@ -103,7 +258,7 @@ class RedisListener:
         self._connect = connect
         self._connection: Blocking | None = None
         self._channels: tuple[str, ...] = ()
-        self._bell, self._rope = socket.socketpair()
+        self._wake_recv, self._wake_send = socket.socketpair()
 
     def wait(self, seconds: float, keys: Sequence[str]) -> None:
         """See `Listener`."""
@@ -121,13 +276,13 @@ class RedisListener:
     def wake(self) -> None:
         """See `Listener`."""
         with contextlib.suppress(OSError):  # closed already
-            self._rope.send(b"!")
+            self._wake_send.send(b"!")
 
     def close(self) -> None:
         """See `Listener`."""
         self._hang_up()
-        self._bell.close()
-        self._rope.close()
+        self._wake_recv.close()
+        self._wake_send.close()
 
     def _listen(self, channels: tuple[str, ...]) -> None:
         connection = self._connect()
@@ -151,11 +306,11 @@ class RedisListener:
     def _readable(self, socks: Sequence[socket.socket], seconds: float) -> bool:
         """Wait until one of these has something to read, or the bell rings."""
         with selectors.DefaultSelector() as selector:
-            for sock in (*socks, self._bell):
+            for sock in (*socks, self._wake_recv):
                 selector.register(sock, selectors.EVENT_READ)
             found = [selected.fileobj for selected, _ in selector.select(seconds)]
-        if self._bell in found:
-            self._bell.recv(64)
+        if self._wake_recv in found:
+            self._wake_recv.recv(64)
         return any(sock in found for sock in socks)
 
     def _hang_up(self) -> None:

@@ -11,8 +11,12 @@ from redis.exceptions import RedisError
 
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import Reply
-from ratelimit_mw.stores.redis.connecting import (
+from ratelimit_mw.stores.redis.codec import Command, Conversation
+from ratelimit_mw.stores.redis.connection import (
     HANDSHAKE_TIMEOUT,
+    PENDING,
+    ErrorReply,
+    Replies,
     connection,
     forget_streams,
     introduced,
@@ -20,8 +24,6 @@ from ratelimit_mw.stores.redis.connecting import (
     transport_of,
     unavailable,
 )
-from ratelimit_mw.stores.redis.replies import PENDING, ErrorReply, Replies
-from ratelimit_mw.stores.redis.wire import Command, Conversation
 
 Done = Callable[[list[Reply | StoreUnavailable] | StoreUnavailable], None]
 """Takes what a conversation came to, or what ended it."""

@@ -22,10 +22,8 @@ from collections.abc import Callable, Sequence
 
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import Reply
-from ratelimit_mw.stores.redis.blocking import Blocking, Exchange
-from ratelimit_mw.stores.redis.connecting import GRACE
-from ratelimit_mw.stores.redis.inquiry import Inquiry, NoAnswer, away
-from ratelimit_mw.stores.redis.wire import MOST, Batch, Conversation
+from ratelimit_mw.stores.redis.codec import MOST, Batch, Conversation, NoAnswer, StoreRequest, away
+from ratelimit_mw.stores.redis.connection import GRACE, Blocking, Exchange
 
 _LOST = 1.0
 """Seconds past its deadline after which a job that holds the connection counts as lost."""
@@ -36,13 +34,13 @@ _NO_ANSWER = "no answer within the deadline"
 class ThreadBatcher:
     """Shares one connection among the threads of a process, and round trips among those who come together.
 
-    `connect` makes a connection, ready for use, and `converse` the conversation with the store about some inquiries.
+    `connect` makes a connection, ready for use, and `converse` the conversation with the store about some requests.
     """
 
     def __init__(
         self,
         connect: Callable[[], Blocking],
-        converse: Callable[[Sequence[Inquiry]], Conversation],
+        converse: Callable[[Sequence[StoreRequest]], Conversation],
         timeout: float,
         allowance: Callable[[], float] = lambda: 0.0,
     ) -> None:
@@ -58,12 +56,12 @@ class ThreadBatcher:
         """Seconds that the last exchange took."""
         self._served_at = float("-inf")
 
-    def decide(self, inquiry: Inquiry, timeout: float | None = None) -> Reply:
-        """The store's reply to `inquiry` within the timeout, or StoreUnavailable."""
+    def decide(self, request: StoreRequest, timeout: float | None = None) -> Reply:
+        """The store's reply to `request` within the timeout, or StoreUnavailable."""
         deadline = time.monotonic() + (self._timeout if timeout is None else timeout)
         if self._connection is None:
             deadline += self._allowance()
-        job = _Job(inquiry, deadline)
+        job = _Job(request, deadline)
         try:
             if not self._waiting and self._takes_lead(job):
                 self._lead(job)
@@ -103,7 +101,7 @@ class ThreadBatcher:
             return None
 
     def close(self) -> None:
-        """Close the connection; what is under way on it gets StoreUnavailable. The next inquiry makes a new one."""
+        """Close the connection; what is under way on it gets StoreUnavailable. The next request makes a new one."""
         attempt, self._attempt = self._attempt, None
         if attempt:
             attempt.wanted = False
@@ -219,11 +217,11 @@ class ThreadBatcher:
 
     def _begun(self, job: "_Job") -> Exchange:
         """An exchange for the job and for those who wait, as many as one call to the server may carry."""
-        inquiries = [job.inquiry]
+        requests = [job.request]
         if self._waiting:
             followers: list[_Job] = []
             job.followers = followers
-            room = MOST - len(job.inquiry[0])
+            room = MOST - len(job.request[0])
             waiting = self._waiting
             while room > 0:
                 try:
@@ -235,9 +233,9 @@ class ThreadBatcher:
                 except ValueError:  # it has left
                     followers.pop()
                 else:
-                    room -= len(follower.inquiry[0])
-            inquiries += [follower.inquiry for follower in followers]
-        batch = Batch(inquiries)
+                    room -= len(follower.request[0])
+            requests += [follower.request for follower in followers]
+        batch = Batch(requests)
         return Exchange(lambda: self._converse(batch))
 
     def _abandon(self, job: "_Job") -> None:
@@ -330,12 +328,12 @@ def _same(error: Exception) -> StoreUnavailable:
 
 
 class _Job:
-    """An inquiry on its way, the gate at which its thread waits, and what leading takes if it leads."""
+    """An request on its way, the gate at which its thread waits, and what leading takes if it leads."""
 
-    __slots__ = ("deadline", "exchange", "followers", "inquiry", "result", "turn")
+    __slots__ = ("deadline", "exchange", "followers", "request", "result", "turn")
 
-    def __init__(self, inquiry: Inquiry, deadline: float) -> None:
-        self.inquiry = inquiry
+    def __init__(self, request: StoreRequest, deadline: float) -> None:
+        self.request = request
         self.deadline = deadline
         self.turn = threading.Lock()
         self.result: Reply | StoreUnavailable | None = None

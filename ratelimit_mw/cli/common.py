@@ -1,0 +1,224 @@
+"""What commands share: their options, their output, and the limiter that they work with."""
+
+import dataclasses
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from enum import IntEnum
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, TypeVar
+
+import typer
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ratelimit_mw.errors import ConfigurationError, Problem, StoreUnavailable
+from ratelimit_mw.identity.address import canonical
+from ratelimit_mw.limiter import RateLimiter
+from ratelimit_mw.rules.domains import Rules
+from ratelimit_mw.stores import Store, open_store
+from ratelimit_mw.stores.shards import Shards
+
+DEFAULT_CONFIG = "ratelimits.yaml"
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+Config = Annotated[
+    str,
+    typer.Option("--config", "-c", metavar="RULES", envvar="RATELIMIT_CONFIG", help="A file, a folder or a Redis URL."),
+]
+Storage = Annotated[
+    str | None,
+    typer.Option("--storage", "-s", metavar="URL", help="Where the counters are, if not where the rules say."),
+]
+
+
+def an_address(value: str | None) -> str | None:
+    """The option's value, if it is an address. Raises typer.BadParameter."""
+    if value is not None and canonical(value) is None:
+        raise typer.BadParameter(f"{value!r} is no address (as 192.0.2.1)")
+    return value
+
+
+Ip = Annotated[str | None, typer.Option("--ip", metavar="ADDRESS", callback=an_address, help="The client's address.")]
+IpOrNetwork = Annotated[
+    str | None, typer.Option("--ip", metavar="ADDRESS", help="The client's address, or a network, as 192.0.2.0/24.")
+]
+User = Annotated[str | None, typer.Option("--user", metavar="USER", help="The user, as client.user would read it.")]
+Tier = Annotated[str | None, typer.Option("--tier", metavar="TIER", help="The tier, as client.tier would read it.")]
+Most = Annotated[int, typer.Option("--most", "-n", min=1, help="How many counters are shown.")]
+Attribute = Annotated[
+    list[str] | None,
+    typer.Option("--attribute", "-a", metavar="NAME=VALUE", help="Any other attribute that rules name."),
+]
+
+
+def attributes(ip: str | None, user: str | None, tier: str | None, others: list[str] | None) -> dict[str, str]:
+    """The attributes that these options state, by name. Raises typer.BadParameter."""
+    given = {name: value for name, value in (("ip", ip), ("user", user), ("tier", tier)) if value is not None}
+    for other in others or ():
+        name, equals, value = other.partition("=")
+        if not equals or not name.strip():
+            raise typer.BadParameter(f"{other!r} is not NAME=VALUE", param_hint="--attribute")
+        given[name.strip()] = value
+    return given
+
+
+_WIDE = 200  # columns where nobody looks: a pipe's reader wants whole lines
+
+
+class Exit(IntEnum):
+    """How a command ends."""
+
+    OK = 0
+    PROBLEMS = 1
+    USAGE = 2
+    STORE_AWAY = 3
+
+
+def say(text: str) -> None:
+    """Print a line as it stands."""
+    typer.echo(text)
+
+
+def say_json(value: object) -> None:
+    """Print `value` as JSON."""
+    typer.echo(json.dumps(plain(value), indent=2, ensure_ascii=False))
+
+
+def say_table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> None:
+    """Print a table. A column whose name begins with ">" is one of numbers."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        numbers = column.startswith(">")
+        table.add_column(column.removeprefix(">"), justify="right" if numbers else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(str(cell)) for cell in row))
+    terminal = sys.stdout.isatty()
+    console = Console(file=sys.stdout, highlight=False, width=None if terminal else _WIDE)
+    with console.capture() as captured:
+        console.print(table)
+    typer.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
+
+def say_lines(lines: Iterable[str]) -> None:
+    """Print lines as they stand."""
+    typer.echo("\n".join(lines))
+
+
+def fail(message: str, code: Exit) -> NoReturn:
+    """Say on stderr what went wrong, and end."""
+    typer.echo(f"ratelimit-mw: {message}", err=True)
+    raise typer.Exit(code)
+
+
+def plain(value: Any) -> Any:
+    """`value` as JSON has it. What no number says, as a wait without end, is null there."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    named = getattr(value, "_asdict", None)
+    if named is not None:
+        return plain(named())
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+_LONGEST = 160
+
+
+def diagnostics(told: Iterable[tuple[Problem, str]]) -> list[str]:
+    """The lines that say problems, each of its kind ("error", say), in the order of their files."""
+    lines: list[str] = []
+    sources: dict[str, list[str]] = {}
+    for problem, kind in sorted(told, key=lambda each: (each[0].file, each[0].line, each[0].column)):
+        if problem.file not in sources:
+            sources[problem.file] = _source(problem.file)
+        lines += [*_quotation(problem, kind, sources[problem.file]), ""]
+    return lines
+
+
+def _source(file: str) -> list[str]:
+    try:
+        return Path(file).read_text("utf-8-sig", errors="replace").split("\n") if file else []
+    except (OSError, ValueError):
+        return []  # not to be read, which is what the problem says, or not a file but a name in a database
+
+
+def _quotation(problem: Problem, kind: str, source: Sequence[str]) -> list[str]:
+    place = ":".join(str(part) for part in (problem.file, problem.line, problem.column) if part)
+    lines = [f"{place}: {kind}: {problem.message}" if place else f"{kind}: {problem.message}"]
+    margin = "  "
+    text = source[problem.line - 1].rstrip("\r") if 0 < problem.line <= len(source) else ""
+    before = text[: max(problem.column - 1, 0)]
+    if text and len(before) < _LONGEST:
+        number = f"{problem.line:>5} | "
+        margin = " " * (len(number) - 2) + "= "
+        lines.append(number + _printable(text if len(text) <= _LONGEST else text[:_LONGEST] + "…"))
+        if problem.column:
+            lines.append(" " * (len(number) - 2) + "| " + _blank(before) + "^")
+    if problem.hint:
+        lines.append(f"{margin}{problem.hint}")
+    return lines
+
+
+def _blank(text: str) -> str:
+    """White space as wide as `text`; a tab stays a tab, for nobody knows how wide that is."""
+    return "".join("\t" if sign == "\t" else " " * cell_len(_printable(sign)) for sign in text)
+
+
+def _printable(text: str) -> str:
+    """`text` without what could move a terminal's cursor."""
+    return "".join(sign if sign.isprintable() or sign == "\t" else "·" for sign in text)
+
+
+T = TypeVar("T")
+
+_PATIENCE = 2.0
+"""Seconds that a command waits for the store. No request of the app's waits with it."""
+
+
+def opened(config: str, storage: str | None) -> RateLimiter:
+    """The limiter of an app with these rules, the run-time overrides included; or the end of the command."""
+    try:
+        limiter = RateLimiter(config, storage=storage)
+    except ConfigurationError as error:
+        say_lines(diagnostics([(problem, "error") for problem in error.problems]))
+        fail(f"{config}: these rules would not load", Exit.PROBLEMS)
+    except StoreUnavailable as error:
+        fail(f"the rules can't be fetched: {error}", Exit.STORE_AWAY)
+    with suppress(StoreUnavailable, ConfigurationError):  # an override more or less; the store is asked in any case
+        limiter.reload()
+    return limiter
+
+
+def shared_store(rules: Rules, storage: str | None) -> Store:
+    """The store whose counters all processes see; or the end of the command."""
+    url = storage or rules.storage.url
+    if url.startswith("memory:"):
+        fail(
+            "the counters are in the memory of the app's processes, where no other process can see them; "
+            "where they are in Redis, say --storage redis://…",
+            Exit.USAGE,
+        )
+    # One who looks is not to see that a counter is spread over shards.
+    return Shards(open_store(replace(rules.storage, url=url, timeout=_PATIENCE)))
+
+
+def patiently(ask: Callable[[], T]) -> T:
+    """What the store says, asked again for a while; or the end of the command."""
+    give_up = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            return ask()
+        except StoreUnavailable as error:
+            if time.monotonic() > give_up:
+                fail(f"the store does not answer: {error}", Exit.STORE_AWAY)
+        time.sleep(0.1)

@@ -1,0 +1,217 @@
+"""`cost` and `count`: what a request takes, and which responses are charged."""
+
+import logging
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+
+from ratelimit_mw.config import kinds, readers
+from ratelimit_mw.config.tree import Invalid, Items, Map, Node, Problems, Scalar, kind
+from ratelimit_mw.config.word import Values, Word
+from ratelimit_mw.config.words.limit import MOST, is_concurrent, is_concurrent_only
+from ratelimit_mw.config.words.selection import CHARGED_AT_ONCE, ON_DEMAND
+from ratelimit_mw.errors import near, nearest, quoted
+from ratelimit_mw.identity.attributes import Attributes, Reader
+from ratelimit_mw.model import CostAfter, Quota
+from ratelimit_mw.rules.compiled import Weigh
+
+_log = logging.getLogger("ratelimit_mw")
+
+_NAME = re.compile("[A-Za-z_]")
+_SOURCES = ("scope:", "environ:", "python:")
+_RESPONSE = "response:"
+_FORM = "write a whole number, an attribute, python:package.module:function or response:X-Cost"
+
+
+class Cost(NamedTuple):
+    """`fixed`, or what `source` says. A request whose source says nothing costs 1, which is `fixed` then."""
+
+    fixed: int = 1
+    source: str = ""
+
+    @property
+    def header(self) -> str:
+        """The response's header that says it, in lower case; empty where none does."""
+        return self.source.removeprefix(_RESPONSE).strip().lower() if self.source.startswith(_RESPONSE) else ""
+
+
+def read_cost(node: Node) -> Cost:
+    """The cost that `node` states. Raises `Invalid`."""
+    if not isinstance(node, Scalar) or not isinstance(node.value, str) or not _NAME.match(node.text.strip()):
+        return Cost(readers.whole_between(0, MOST)(node))
+    cost = Cost(1, node.text.strip())
+    if cost.source.startswith(_RESPONSE) and not readers.TOKEN.fullmatch(cost.header):
+        raise Invalid.at(None, f"{quoted(cost.header)} is no name of a header", "as response:X-Cost")
+    return cost
+
+
+def compile_cost(rule: Values, attributes: Attributes, problems: Problems) -> Weigh | None:
+    """What finds a request's cost in the request; None where it is fixed, or known from the response only."""
+    cost = rule[COST]
+    source = cost.source
+    if not source or cost.header:
+        return None
+    if source.startswith(_SOURCES):
+        try:
+            return _weighing(attributes.source(source), source)
+        except ValueError as error:
+            problems.add(rule.place("cost"), str(error))
+    elif attributes.known(source) and not source.startswith("path:"):
+        return _weighing(attributes.reader(source), source)
+    else:
+        names = [name for name in attributes.names() if name != "path:N"]
+        problems.add(rule.place("cost"), f"there is no attribute {quoted(source)}", near(source, names) or _FORM)
+    return None
+
+
+def cost_after(cost: Cost) -> CostAfter | None:
+    """What finds a request's cost in the headers of its response; None where it was known before."""
+    header = cost.header
+    if not header:
+        return None
+    number = _Number(cost.source)
+
+    def find(read: Callable[[str], str | None]) -> int:
+        return number.of(read(header))
+
+    return find
+
+
+def _weighing(read: Reader, source: str) -> Weigh:
+    number = _Number(source)
+    return lambda request: number.of(read(request))
+
+
+class _Number:
+    """Reads costs. The first text that is not a cost is logged, without the text itself, which may be secret."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._logged = False
+
+    def of(self, text: str | None) -> int:
+        if text is None:
+            return 1
+        digits = text.strip()
+        if digits.isascii() and digits.isdigit():
+            # One more than the largest cost is one that no limit admits.
+            return min(int(digits.lstrip("0")[:11] or "0"), MOST + 1)
+        if not self._logged:
+            self._logged = True
+            _log.warning("cost: %s: what is no whole number from 0 on counts as 1 (said once)", self._source)
+        return 1
+
+
+def _check(rule: Values, problems: Problems) -> None:
+    if not rule[COST].header:
+        return
+    if is_concurrent(rule):
+        message = "what is in flight has no response yet: a concurrent limit can't wait for its cost"
+        hint = "leave it out" if is_concurrent_only(rule) else "make two rules of it"
+        problems.add(rule.place("cost"), message, hint)
+    if rule[ON_DEMAND]:
+        message = f"not with on_demand: {CHARGED_AT_ONCE}, before there is a response"
+        problems.add(rule.place("cost"), message)
+
+
+COST: Word[Cost] = Word(
+    key="cost",
+    read=read_cost,
+    default=Cost(),
+    shown_default=1,
+    schema={
+        "anyOf": [
+            {"type": "integer", "minimum": 0, "maximum": MOST},
+            {**kinds.TEXT, "examples": ["header:X-Cost", "python:package.module:function", "response:X-Cost"]},
+        ]
+    },
+    about="What a request takes: a whole number, an attribute, a python: function, or a header of its response.",
+    compared=True,
+    check=_check,
+    fields=lambda rule, _file: {"cost_after": cost_after(rule[COST])},
+)
+
+
+_COUNT_FORM = "as {status: [401, 403]}, {status: 4xx} or {status: 500-599}"
+_CLASS = re.compile(r"([1-5])[xX]{2}")
+_RANGE = re.compile(r"([0-9]{3})\s*-\s*([0-9]{3})")
+_LEAST, _MOST = 100, 599
+
+
+def read_count(node: Node) -> frozenset[int]:
+    """The statuses that `node` states. Raises `Invalid`."""
+    if not isinstance(node, Map):
+        raise Invalid.at(None, f"must be a mapping, not {kind(node)}", _COUNT_FORM)
+    invalid = Invalid()
+    for key in node:
+        if key != "status":
+            invalid.add(node.keys_at[key], f"unknown key {quoted(key)}", nearest(key, ("status",)))
+    if "status" not in node.keys_at:
+        invalid.add(node.place, "the key 'status' is missing", _COUNT_FORM)
+    status = node.get("status")
+    found: set[int] = set()
+    if isinstance(status, Items) and not status:
+        invalid.add(status.place, "an empty list would charge nobody")
+    for item in status if isinstance(status, Items) else () if status is None else (status,):
+        with invalid.gathering():
+            found.update(_statuses(item))
+    if len(found) > _MOST - _LEAST:
+        invalid.add(node.place, "every status counts", "leave count out")
+    invalid.finish()
+    return frozenset(found)
+
+
+def _statuses(node: Node) -> range:
+    written = node.text.strip() if isinstance(node, Scalar) else ""
+    hundred = _CLASS.fullmatch(written)
+    if hundred is not None:
+        first = int(hundred[1]) * 100
+        return range(first, first + 100)
+    bounds = _RANGE.fullmatch(written)
+    if bounds is not None:
+        first, last = int(bounds[1]), int(bounds[2])
+    elif isinstance(node, Scalar) and isinstance(node.value, int) and not isinstance(node.value, bool):
+        first = last = node.value
+    else:
+        raise Invalid.at(node.place, f"must be a status, not {kind(node)}", "as 401, 4xx or 500-599")
+    if not _LEAST <= first <= last <= _MOST:
+        raise Invalid.at(node.place, f"{written} is out of range", f"statuses go from {_LEAST} to {_MOST}")
+    return range(first, last + 1)
+
+
+def _alter(quota: Quota, rule: Values, _prefix: str) -> Quota:
+    return replace(quota, refundable=True) if rule[COUNT] is not None else quota
+
+
+def _count_check(rule: Values, problems: Problems) -> None:
+    if rule[COUNT] is None:
+        return
+    if is_concurrent(rule):
+        message = "what is in flight has no status yet: a concurrent limit counts everything"
+        hint = "leave count out" if is_concurrent_only(rule) else "make two rules of it"
+        problems.add(rule.place("count"), message, hint)
+    if rule[ON_DEMAND]:
+        message = f"not with on_demand: {CHARGED_AT_ONCE}, whatever its response will be"
+        problems.add(rule.place("count"), message)
+
+
+_STATUS = {
+    "anyOf": [{"type": "integer", "minimum": 100, "maximum": 599}, {"type": "string", "examples": ["4xx", "500-599"]}]
+}
+
+COUNT: Word[frozenset[int] | None] = Word(
+    key="count",
+    read=read_count,
+    default=None,
+    schema={
+        "type": "object",
+        "properties": {"status": kinds.or_list(_STATUS)},
+        "required": ["status"],
+        "additionalProperties": False,
+    },
+    about="Which responses are charged, by their status; the charge of any other is given back.",
+    check=_count_check,
+    alter=_alter,
+    fields=lambda rule, _file: {"counts": rule[COUNT]},
+)

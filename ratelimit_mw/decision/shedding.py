@@ -1,0 +1,136 @@
+"""Shedding: which requests are refused under load, by their priority."""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from ratelimit_mw.config.words.load import PRIORITIES
+from ratelimit_mw.decision.kill_switch import KillSwitch
+from ratelimit_mw.decision.load import Meter, comes_back_in, share_shed, turn
+from ratelimit_mw.decision.storage import Shadows
+from ratelimit_mw.decision.verdict import Verdict
+from ratelimit_mw.identity.request import EntriesRequest, Request
+from ratelimit_mw.model import SECOND, Charge, Priority
+from ratelimit_mw.process_local import lazy, lock
+from ratelimit_mw.rules.compiled import BLOCKED
+from ratelimit_mw.rules.domains import Rules
+
+_log = logging.getLogger("ratelimit_mw")
+
+_PAUSE = 60.0  # seconds between two lines about one priority
+
+
+class Standing(NamedTuple):
+    """How a request stands: its priority, by `rule` (empty where none gives it one), and what that means now.
+
+    `share` is the share of its like that is shed at this `pressure`; `wait` is None unless it is one of them, else the
+    seconds that it is asked to wait.
+    """
+
+    priority: Priority
+    rule: str
+    pressure: float
+    share: float
+    wait: float | None
+
+    @property
+    def denial(self) -> Verdict | None:
+        """What becomes of a request that is shed."""
+        return None if self.wait is None else Verdict((), None, denied="shed", wait=round(self.wait * SECOND))
+
+    def __str__(self) -> str:
+        by = f"by '{self.rule}'" if self.rule else "for no rule says otherwise"
+        shed = f"{round(self.share * 100)} %" if self.share else "none"
+        at = f"at this process's load of {self.pressure:.2f}"
+        return f"priority {self.priority}, {by}; {at}, {shed} of these are shed"
+
+
+class Shedder:
+    """Decides which requests are shed. Any thread may ask it; `counts` has those that were, by their priority."""
+
+    _lock = lazy(lock)
+
+    def __init__(self, meter: Callable[[Rules], Meter], switch: KillSwitch, shadows: Shadows) -> None:
+        self.counts: Counter[str] = Counter()
+        self._meter = meter
+        self._switch = switch
+        self._shadows = shadows
+        self._asked: Counter[Priority] = Counter()
+        self._said: dict[Priority, float] = {}
+
+    def shed(self, rules: Rules, request: Request, name: str | None, *, commit: bool) -> Verdict | None:
+        """The denial of a request that is shed, else None. With `name`, by what the rule of that name alone says.
+
+        With `commit` the request takes its turn, and is counted.
+        """
+        if self._meter(rules).pressure() <= rules.load.shed.low[0]:  # where shedding begins
+            return None
+        standing = self.standing(rules, request, name, commit=commit)
+        if standing is None or standing.wait is None:
+            return None
+        if commit:
+            self._count(standing)
+        return standing.denial
+
+    def standing(self, rules: Rules, request: Request, name: str | None = None, *, commit: bool) -> Standing | None:
+        """How a request stands; None where it is never shed: it is exempt, or no rule that is enforced says so."""
+        if isinstance(request, EntriesRequest):
+            return None
+        charges = rules.classify(request, name) or ()
+        if self._switch.thrown:
+            charges = self._switch.left(charges)
+        if charges is BLOCKED:
+            return None
+        enforced = [charge for charge in charges if not charge.ask.shadow]
+        found = self._drawn(rules, enforced, commit=commit) if enforced else None
+        if commit and len(enforced) < len(charges) and (found is None or found.wait is None):
+            self._count_shadow(rules, charges, found)
+        return found
+
+    def _drawn(self, rules: Rules, charges: Sequence[Charge], *, commit: bool) -> Standing:
+        priority, rule = _highest(charges)
+        pressure = self._meter(rules).pressure()
+        share = share_shed(pressure, getattr(rules.load.shed, priority))
+        if not share:
+            return Standing(priority, rule, pressure, share, None)
+        with self._lock:
+            number = self._asked[priority] + 1
+            if commit:
+                self._asked[priority] = number
+        drawn = turn(number)
+        return Standing(priority, rule, pressure, share, comes_back_in(drawn, share) if drawn < share else None)
+
+    def _count_shadow(self, rules: Rules, charges: Sequence[Charge], found: Standing | None) -> None:
+        """Count what would be shed if shadow rules were not in the shadow."""
+        if found is None or _highest(charges)[0] != found.priority:
+            would = self._drawn(rules, charges, commit=True)
+            if would.wait is not None and would.rule:
+                self._shadows.add(would.rule, time.time_ns() // 1_000)
+
+    def _count(self, standing: Standing) -> None:
+        priority, now = standing.priority, time.monotonic()
+        with self._lock:
+            self.counts[priority] += 1
+            so_far = self.counts[priority]
+            silent = now - self._said.get(priority, -_PAUSE) < _PAUSE
+            if not silent:
+                self._said[priority] = now
+        if not silent:
+            _log.warning(
+                "shedding %d %% of %s requests at a load of %.2f (%d shed so far)",
+                round(standing.share * 100),
+                priority,
+                standing.pressure,
+                so_far,
+            )
+
+
+def _highest(charges: Sequence[Charge]) -> tuple[Priority, str]:
+    """The highest priority that is stated, and the first rule that states it; normal where none does."""
+    for priority in reversed(PRIORITIES):
+        for charge in charges:
+            if charge.rule.priority == priority:
+                return priority, charge.rule.name
+    return "normal", ""

@@ -1,0 +1,175 @@
+"""`ratelimit-mw worker` and `ratelimit-mw deferred`."""
+
+import asyncio
+import importlib
+import logging
+import signal
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from ratelimit_mw.cli.common import DEFAULT_CONFIG, Config, Exit, Json, Storage, fail, opened, say, say_json, say_table
+from ratelimit_mw.deferral.stored_request import DeferredStatus
+from ratelimit_mw.errors import ConfigurationError, StoreUnavailable
+from ratelimit_mw.limiter import RateLimiter
+
+if TYPE_CHECKING:
+    from ratelimit_mw.deferral.replay import Target
+
+T = TypeVar("T")
+
+app = typer.Typer(
+    name="deferred",
+    help="Deferred requests that were given up, or of which nobody knows what became of them.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+)
+
+
+def deferring(config: str, storage: str | None) -> RateLimiter:
+    """A limiter whose rules defer into a queue that this process can reach; or the end of the command."""
+    limiter = opened(config, storage)
+    try:
+        limiter.require(limiter.deferrals.require)
+    except ConfigurationError as error:
+        fail(f"{config}: {error}", Exit.USAGE)
+    if not limiter.rules.deferring:
+        fail(f"{config}: no rule says on_limit: defer", Exit.USAGE)
+    return limiter
+
+
+@app.command("list")
+def list_(*, config: Config = DEFAULT_CONFIG, storage: Storage = None, as_json: Json = False) -> None:
+    """List the parked requests, the oldest first. What a client sent is not shown."""
+    with deferring(config, storage) as limiter:
+        queue = limiter.deferrals.queue(limiter.rules)
+        waiting, found = _told(queue.length), _told(queue.parked)
+    if as_json:
+        parked = [
+            {"id": name, **{key: value for key, value in fate._asdict().items() if key != "answer"}}
+            for name, fate in found.items()
+        ]
+        say_json({"queued": waiting, "parked": parked})
+        return
+    say(f"{waiting} queued or under way, {len(found)} parked")
+    if found:
+        say_table(("request", "since", "state", "why", ">attempts", ">status"), map(_row, found.items()))
+
+
+@app.command("retry")
+def retry(
+    requests: Annotated[list[str] | None, typer.Argument(metavar="REQUEST", help="As `list` names them.")] = None,
+    *,
+    everything: Annotated[bool, typer.Option("--all", help="All that are parked, but for the unknown ones.")] = False,
+    config: Config = DEFAULT_CONFIG,
+    storage: Storage = None,
+    as_json: Json = False,
+) -> None:
+    """Queue parked requests again. One of which nobody knows what became of it may be applied a second time."""
+    if bool(requests) == everything:
+        fail("say which requests, or --all", Exit.USAGE)
+    with deferring(config, storage) as limiter:
+        queue = limiter.deferrals.queue(limiter.rules)
+        if everything:
+            requests = [name for name, fate in _told(queue.parked).items() if fate.state == "parked"]
+        done = {name: _told(lambda name=name: queue.retry(name)) for name in requests or ()}  # type: ignore[misc]
+    if as_json:
+        say_json({"queued": done})
+    else:
+        for name, queued in done.items():
+            say(f"{name}: {'queued again' if queued else 'is not parked'}")
+    if not all(done.values()):
+        raise typer.Exit(Exit.PROBLEMS)
+
+
+def _told(ask: Callable[[], T]) -> T:
+    try:
+        return ask()
+    except StoreUnavailable as error:
+        fail(f"the queue does not answer: {error}", Exit.STORE_AWAY)
+
+
+def _row(item: tuple[str, DeferredStatus]) -> tuple[object, ...]:
+    name, fate = item
+    since = datetime.fromtimestamp(fate.since / 1_000_000, UTC)
+    return name, f"{since:%Y-%m-%d %H:%M:%S} UTC", fate.state, fate.reason, fate.attempts, fate.status or ""
+
+
+_STOPS = (signal.SIGTERM, signal.SIGINT)
+
+
+def worker(
+    config: Annotated[str, typer.Argument(metavar="RULES", help="A file, a folder or a Redis URL.")] = DEFAULT_CONFIG,
+    *,
+    app: Annotated[
+        str | None, typer.Option("--app", metavar="MODULE:APP", help="Carry them out in this process, by this app.")
+    ] = None,
+    to: Annotated[
+        str | None, typer.Option("--to", metavar="URL", help="Send them to the app that is served there.")
+    ] = None,
+    at_once: Annotated[int, typer.Option("--at-once", min=1, help="How many are under way at most.")] = 8,
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=0.1, max=3600, help="Seconds until a response is given up.")
+    ] = 30.0,
+    storage: Storage = None,
+) -> None:
+    """Carry out deferred requests, when their limits allow it and the app has time.
+
+    Several workers share the work. SIGTERM lets what is under way end, and stops.
+    """
+    if (app is None) == (to is None):
+        fail("say --app package.module:app, or --to http://host:port: exactly one of them", Exit.USAGE)
+    try:
+        from ratelimit_mw.deferral.replay import in_process, over_http
+    except ModuleNotFoundError as error:
+        if error.name != "httpx":
+            raise
+        fail("a worker needs httpx: pip install 'ratelimit_mw[worker]'", Exit.USAGE)
+    if to is not None and not to.startswith(("http://", "https://")):
+        fail(f"{to!r} is no URL of an app: --to http://host:port", Exit.USAGE)
+    _log_everything()
+    with deferring(config, storage) as limiter:
+        target = over_http(to) if to is not None else in_process(_imported(str(app)))
+        try:
+            asyncio.run(_work(limiter, target, at_once, timeout))
+        except RuntimeError as error:  # the app's startup
+            fail(str(error), Exit.PROBLEMS)
+
+
+async def _work(
+    limiter: RateLimiter, opening: "AbstractAsyncContextManager[Target]", at_once: int, patience: float
+) -> None:
+    from ratelimit_mw.deferral.worker import Worker
+
+    async with opening as target:
+        worker = Worker(limiter, target, at_once=at_once, timeout=patience)
+        loop = asyncio.get_running_loop()
+        for number in _STOPS:
+            loop.add_signal_handler(number, worker.stop)
+        say("worker: ready")
+        await worker.run()
+        say("worker: stopped")
+
+
+def _imported(name: str) -> Any:
+    """The app at `package.module:attribute`; or the end of the command."""
+    module, colon, attribute = name.partition(":")
+    if not colon:
+        fail(f"{name!r} is no app: --app package.module:app", Exit.USAGE)
+    try:
+        found: Any = importlib.import_module(module)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        fail(f"the app {name!r} can't be imported: {error}", Exit.USAGE)
+    if not callable(found):
+        fail(f"{name!r} is no app: it can't be called", Exit.USAGE)
+    return found
+
+
+def _log_everything() -> None:
+    log = logging.getLogger("ratelimit_mw")
+    log.setLevel(min(log.getEffectiveLevel(), logging.INFO))

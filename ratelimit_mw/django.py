@@ -1,0 +1,381 @@
+"""Django: the middleware, the decorator of single views, and a request as rules read it."""
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import ExitStack
+from functools import wraps
+from typing import Any, TypeVar, cast
+
+from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_async
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+from django.http import HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
+from django.urls import Resolver404, resolve
+from django.utils.module_loading import import_string
+
+from ratelimit_mw.decision.load import ASGI_CAPACITY, WSGI_CAPACITY, time_in_queue
+from ratelimit_mw.decision.settlement import Account, Move
+from ratelimit_mw.decision.verdict import Verdict
+from ratelimit_mw.http.answers import Answers, Denial, phrase
+from ratelimit_mw.http.handle import Handle, TwinHandle, refuse_awaited
+from ratelimit_mw.identity.http_request import AsgiRequest, DjangoRequest
+from ratelimit_mw.limiter import RateLimiter
+from ratelimit_mw.model import SECOND
+from ratelimit_mw.rules.domains import Rules
+
+_log = logging.getLogger("ratelimit_mw")
+_said: set[str] = set()
+
+
+class Environ(DjangoRequest):
+    """A request under WSGI, whose user is looked up when a rule asks for it."""
+
+    __slots__ = ("_visit",)
+
+    def __init__(self, visit: Any) -> None:
+        super().__init__(visit.environ)
+        self._visit = visit
+        _read_changes(self, visit)
+
+    @property
+    def user(self) -> str | None:
+        """The primary key of the user who is logged in; None where nobody is."""
+        return user_of(self._visit)
+
+
+class Scope(AsgiRequest):
+    """A request under ASGI; see `Environ`."""
+
+    __slots__ = ("_visit",)
+
+    framework = "django"
+
+    def __init__(self, visit: Any) -> None:
+        super().__init__(visit.scope)
+        if visit.script_name and visit.script_name != visit.scope.get("root_path"):  # by FORCE_SCRIPT_NAME
+            self._read(visit.scope.get("path") or "/", visit.script_name)
+        self._visit = visit
+        _read_changes(self, visit)
+
+    @property
+    def user(self) -> str | None:
+        """See `Environ.user`."""
+        return user_of(self._visit)
+
+
+def _read_changes(request: Environ | Scope, visit: Any) -> None:
+    """Read the method and the path as Django routes them: a middleware before this one may have changed both.
+
+    Bytes that are not UTF-8 stay merged in `request.path`; Django tells them apart.
+    """
+    request.method = (visit.method or "GET").upper()
+    path = visit.path_info or "/"
+    found = request.readings or (request.path,)
+    if path not in found:
+        if "\N{REPLACEMENT CHARACTER}" in request.path:
+            request.readings = (*found, path)
+        else:
+            request.path, request.readings = path, (path, *found)
+
+
+def visitor(visit: Any) -> Environ | Scope:
+    """The request as rules read it."""
+    return Scope(visit) if hasattr(visit, "scope") else Environ(visit)
+
+
+def user_of(visit: Any) -> str | None:
+    """The primary key of whoever is logged in, by the session or as the view's REST framework finds out.
+
+    It may ask the database, and so it blocks. What goes wrong is logged once and means that nobody is.
+    """
+    try:
+        user: Any = getattr(visit, "user", None)
+        if user is None or not user.is_authenticated:
+            user = _by_rest_framework(visit)
+        key = user.pk if user is not None and user.is_authenticated else None
+    except Exception as error:  # noqa: BLE001 - a backend of the project's own may raise anything
+        kind = type(error).__name__
+        if kind not in _said:
+            _said.add(kind)
+            _log.warning("the user of a request counts as absent: %s was raised (said once)", kind)
+        return None
+    return None if key is None else str(key)
+
+
+def _by_rest_framework(visit: Any) -> Any:
+    """Whom the view's own authenticators recognise; the view will ask them again, for it is its request."""
+    try:
+        view = resolve(visit.path_info, getattr(visit, "urlconf", None)).func
+    except Resolver404:
+        return None
+    kind: Any = getattr(view, "cls", None)
+    if not hasattr(kind, "initialize_request"):
+        return None
+    from rest_framework.exceptions import APIException
+
+    made: Any = kind(**getattr(view, "initkwargs", {}))
+    made.action_map = getattr(view, "actions", None) or {}
+    missing = object()
+    before = getattr(visit, "user", missing)
+    try:
+        made.request = made.initialize_request(visit)
+        return made.request.user
+    except APIException:  # a token that is not valid: the view says so
+        return None
+    finally:  # which the framework writes
+        if before is missing:
+            vars(visit).pop("user", None)
+        else:
+            visit.user = before
+
+
+def answer(denial: Denial[str]) -> HttpResponse:
+    """The response to a request that is denied."""
+    status, headers, body = denial
+    return HttpResponse(body, status=status, reason=phrase(status), headers=dict(headers))
+
+
+def tell(answers: Answers[str], response: HttpResponseBase, verdict: Verdict) -> None:
+    """Put our headers beside those of `response`."""
+    if not answers.rated:
+        return
+    own: Any = response.items()
+    for name, value in answers.beside(own, verdict)[len(own) :]:
+        response[name] = value
+
+
+_lock = threading.Lock()
+_made: tuple[Any, RateLimiter, bool] | None = None  # one for a process: middlewares are made anew for each test client
+
+
+def limiter() -> RateLimiter:
+    """The engine of `settings.RATELIMIT`: rules, as RateLimiter takes them, or a limiter of your own.
+
+    A limiter is given as it is, or by its place, as "python:mysite.limits:limiter". Raises ImproperlyConfigured where
+    the setting is missing or of another type, and ConfigurationError with every problem of the rules.
+    """
+    global _made
+    wanted = getattr(settings, "RATELIMIT", None)
+    with _lock:
+        if _made is None or _made[0] is not wanted:
+            before, _made = _made, (wanted, *_limiter_of(wanted))
+            if before is not None and before[2]:
+                before[1].close()
+        return _made[1]
+
+
+def _limiter_of(wanted: Any) -> tuple[RateLimiter, bool]:
+    """The limiter that the setting means, and whether it was made for it."""
+    if isinstance(wanted, str) and wanted.startswith("python:"):
+        wanted = import_string(wanted.removeprefix("python:").replace(":", "."))
+    if isinstance(wanted, RateLimiter):
+        return wanted, False
+    if isinstance(wanted, str | os.PathLike | Mapping):
+        return RateLimiter(wanted), True
+    raise ImproperlyConfigured(
+        f"RATELIMIT is {'missing' if wanted is None else type(wanted).__name__}: it has to be the path of the rules, "
+        "a mapping of the same shape, or a RateLimiter, in settings.py or by its place, python:mysite.limits:limiter"
+    )
+
+
+class RateLimitMiddleware:
+    """Lets through to the project's views what the rules of `settings.RATELIMIT` allow, and answers the rest itself.
+
+    It stands behind AuthenticationMiddleware in MIDDLEWARE. A rule's `user` is whoever is logged in, by primary key,
+    unless `client.user` says otherwise. `request.ratelimit` is the request's handle, whose methods block and have
+    awaitable twins (`acheck`). Under ASGI it awaits, where Django lets it; under WSGI it refuses rules that name an
+    async function. A request that the WSGI or ASGI middleware around the project has decided by rules of the same
+    domain is not decided again.
+    """
+
+    sync_capable = async_capable = True
+
+    def __init__(self, get_response: Callable[[HttpRequest], Any]) -> None:
+        self.get_response = get_response
+        self._limiter = limiter()
+        self._engine = self._limiter.engine
+        self._latest: tuple[Any, Answers[str]] | None = None
+        self._awaits = iscoroutinefunction(get_response)
+        if self._awaits:
+            markcoroutinefunction(self)
+        else:
+            self._limiter.require(refuse_awaited)
+            self._engine.connect()
+        if self._limiter.rules.deferring:
+            _log.warning(
+                "on_limit: defer is done by the middlewares around an application, of ratelimit_mw.wsgi and .asgi; "
+                "where ratelimit_mw.django.RateLimitMiddleware decides, those requests are denied"
+            )
+
+    def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
+        """Serve one request."""
+        return self._aserve(request) if self._awaits else self._serve(request)
+
+    def _serve(self, request: Any) -> HttpResponseBase:
+        rules = self._engine.current()
+        asked = visitor(request)
+        around = self._decided_around(request, asked)
+        if around is not None:
+            response: HttpResponseBase = self.get_response(request)
+            around.told = request.ratelimit.told
+            return response
+        with self._load(rules, asked) as busy:
+            verdict = self._engine.decide_in_turn(asked, rules=rules)
+            handle, answers = self._begun(request, asked, rules, verdict)
+            if not verdict.allowed:
+                return answer(answers.denial(verdict, asked))
+            account = self._account(rules, verdict)
+            try:
+                response = self.get_response(request)
+            except BaseException:
+                self._end(account)
+                raise
+            _keep(busy, response)
+        if account is not None:
+            self._engine.settlement.settle(account, self._concluded(account, response))
+        tell(answers, response, handle.told)
+        return response
+
+    async def _aserve(self, request: Any) -> HttpResponseBase:
+        rules = self._engine.current()
+        asked = visitor(request)
+        if rules.client.user is None and any(part.attributes.reads("user") for part in rules.parts):
+            asked.values["user"] = await sync_to_async(user_of)(request)
+        around = self._decided_around(request, asked)
+        if around is not None:
+            response: HttpResponseBase = await self.get_response(request)
+            around.told = request.ratelimit.told
+            return response
+        with self._load(rules, asked) as busy:
+            verdict = await self._engine.adecide(asked, rules=rules)
+            handle, answers = self._begun(request, asked, rules, verdict)
+            if not verdict.allowed:
+                return answer(answers.denial(verdict, asked))
+            account = self._account(rules, verdict)
+            try:
+                if verdict.delay:
+                    await asyncio.sleep(verdict.delay / SECOND)
+                response = await self.get_response(request)
+            except BaseException:
+                if account is not None:
+                    self._engine.settlement.settle_soon(account, account.end())
+                raise
+            _keep(busy, response)
+        if account is not None:
+            await self._engine.settlement.asettle(account, self._concluded(account, response))
+        tell(answers, response, handle.told)
+        return response
+
+    def _decided_around(self, request: Any, asked: Environ | Scope) -> Handle | None:
+        """The handle of the middleware around the project, where it has decided; the headers are written there."""
+        around = asked.context.get("ratelimit" if isinstance(asked, Scope) else "ratelimit.decision")
+        if not isinstance(around, Handle) or around.domain != self._limiter.rules.domain:
+            return None
+        request.ratelimit = TwinHandle.of(around, asked)
+        return around
+
+    def _begun(
+        self, request: Any, asked: Environ | Scope, rules: Rules, verdict: Verdict
+    ) -> tuple[TwinHandle, Answers[str]]:
+        handle = TwinHandle(verdict, self._limiter, asked, rules)
+        request.ratelimit = handle
+        if self._latest is None or self._latest[0] is not rules.response:  # which each version has anew
+            self._latest = rules.response, Answers(rules.response, rules.attributes.address, name=str, value=str)
+        return handle, self._latest[1]
+
+    def _account(self, rules: Rules, verdict: Verdict) -> Account | None:
+        """The account of a request, where the response has to be looked at."""
+        account = self._engine.settlement.account(verdict) if rules.settling else None
+        return account if account is not None and account.settles else None
+
+    def _concluded(self, account: Account, response: Any) -> list[Move]:
+        """What follows from a response; what is held is held until a streaming one is closed."""
+
+        def header(name: str) -> str | None:
+            value: str | None = response.get(name)
+            return value
+
+        account.show(response.status_code, header)
+        moves = account.conclude(response.status_code, header)
+        if not account.holds:
+            return moves
+        if not response.streaming:
+            return [*moves, *account.end()]
+        _at_close(response, lambda: self._end(account))
+        return moves
+
+    def _end(self, account: Account | None) -> None:
+        if account is not None:
+            self._engine.settlement.settle(account, account.end())
+
+    def _load(self, rules: Rules, asked: Environ | Scope) -> ExitStack:
+        """Tells the meter of the process's load that a request is here, where a limit goes by that; left with it."""
+        busy = ExitStack()
+        if rules.metered:
+            meter = self._engine.planner.meter(rules)
+            if self._awaits:
+                meter.watch(asyncio.get_running_loop())
+            elif waited := time_in_queue(asked, rules.attributes.from_proxy):
+                meter.queued(waited)
+            busy.callback(meter.left, asked)
+            meter.arrived(ASGI_CAPACITY if self._awaits else WSGI_CAPACITY, asked)
+        return busy
+
+
+def _keep(busy: ExitStack, response: Any) -> None:
+    """A response that is streamed keeps its thread busy, or its task, until it is closed."""
+    if response.streaming:
+        _at_close(response, busy.pop_all().close)
+
+
+def _at_close(response: Any, then: Callable[[], None]) -> None:
+    """Have the server do something more when it is done with a response."""
+    close = response.close
+
+    def close_and_then() -> None:
+        try:
+            close()
+        finally:
+            then()
+
+    response.close = close_and_then  # of this one alone
+
+
+_View = TypeVar("_View", bound=Callable[..., Any])
+
+
+def limited(rule: str, cost: int = 1) -> Callable[[_View], _View]:
+    """A decorator of views, async ones too: each call is decided by the rule of that name first, and charged `cost`.
+
+    Where the rule makes it wait, it waits; where it denies, the response is as the rules file says. Methods take it by
+    Django's `method_decorator`. Raises RuntimeError where the middleware is missing, ValueError for a negative cost.
+    """
+
+    def decorate(view: _View) -> _View:
+        @wraps(view)
+        def asked(request: Any, *args: Any, **kwargs: Any) -> Any:
+            _, denial = _handle(request, rule).enforce(rule, cost)
+            return view(request, *args, **kwargs) if denial is None else answer(denial)
+
+        @wraps(view)
+        async def awaited(request: Any, *args: Any, **kwargs: Any) -> Any:
+            _, denial = await _handle(request, rule).aenforce(rule, cost)
+            return await view(request, *args, **kwargs) if denial is None else answer(denial)
+
+        decorated: Any = awaited if iscoroutinefunction(view) else asked
+        return cast("_View", decorated)
+
+    return decorate
+
+
+def _handle(request: Any, rule: str) -> TwinHandle:
+    handle = getattr(request, "ratelimit", None)
+    if not isinstance(handle, TwinHandle):
+        raise RuntimeError(
+            f"the rule {rule!r} can't be asked for: put 'ratelimit_mw.django.RateLimitMiddleware' into MIDDLEWARE"
+        )
+    return handle

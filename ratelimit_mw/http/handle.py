@@ -1,0 +1,199 @@
+"""What both middlewares do with a request: ask, answer, and let the app look at the decision."""
+
+import asyncio
+import os
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Self
+
+from ratelimit_mw.decision.planning import whole
+from ratelimit_mw.decision.verdict import Verdict
+from ratelimit_mw.errors import ConfigurationError, Problem
+from ratelimit_mw.http.answers import Answers, Denial
+from ratelimit_mw.identity.request import Request
+from ratelimit_mw.limiter import RateLimiter
+from ratelimit_mw.model import SECOND, Decision
+from ratelimit_mw.rules.domains import Rules
+from ratelimit_mw.stores import Store
+
+
+def given_or_made(
+    config: str | os.PathLike[str] | Mapping[str, object] | None,
+    limiter: RateLimiter | None,
+    storage: str | Store | None,
+) -> RateLimiter:
+    """The limiter that a middleware is to use. Raises TypeError unless it gets exactly one of config and limiter."""
+    if config is not None and limiter is None:
+        return RateLimiter(config, storage=storage)
+    if limiter is None or config is not None:
+        raise TypeError("RateLimitMiddleware takes either a config or a limiter: exactly one of them")
+    if storage is not None:
+        raise TypeError("RateLimitMiddleware takes storage with a config only: a limiter has its own")
+    if not isinstance(limiter, RateLimiter):
+        raise TypeError(f"limiter takes a RateLimiter, not {type(limiter).__name__}; rules are given as config")
+    return limiter
+
+
+def refuse_awaited(rules: Rules) -> None:
+    """Raises ConfigurationError where the rules need a loop: for shells that have none."""
+    if rules.attributes.awaited:
+        names = ", ".join(name for name, _ in rules.attributes.awaited)
+        raise ConfigurationError(
+            [Problem(f"async functions can't be awaited under WSGI: {names}", hint="write them as plain functions")]
+        )
+
+
+class Enforced(NamedTuple):
+    """What a rule that was asked for by its name has decided, and the response where it denies."""
+
+    decision: Decision
+    denial: Denial[str] | None
+
+
+class Handle:
+    """The request's Decision, with all its fields; it is made when first looked at, for most apps never look."""
+
+    __slots__ = ("_limiter", "_request", "_rules", "_verdict", "told")
+
+    def __init__(self, verdict: Verdict, limiter: RateLimiter, request: Request, rules: Rules) -> None:
+        self._verdict = verdict
+        self._limiter = limiter
+        self._request = request
+        self._rules = rules
+        self.told = verdict
+        """Whose limit the headers of the response speak of."""
+
+    @property
+    def decision(self) -> Decision:
+        """The Decision itself."""
+        return self._verdict.decision
+
+    @property
+    def limiter(self) -> RateLimiter:
+        """The engine that decided: its `state` tells which rules are in force, its `overrides` change them."""
+        return self._limiter
+
+    def _enforced(self, verdict: Verdict) -> Enforced:
+        if not verdict.allowed:
+            rules = self._rules
+            answers = Answers(rules.response, rules.attributes.address, name=str, value=str)
+            return Enforced(verdict.decision, answers.denial(verdict, self._request))
+        if verdict.binds_more_than(self.told):
+            self.told = verdict
+        return Enforced(verdict.decision, None)
+
+    @property
+    def domain(self) -> str:
+        """The domain of the rules that decided."""
+        return self._rules.domain
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # copy and pickle ask before there is a verdict
+            raise AttributeError(name)
+        return getattr(self.decision, name)
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *Decision._fields]
+
+    def __repr__(self) -> str:
+        return repr(self.decision)
+
+
+class AsyncHandle(Handle):
+    """The handle under ASGI.
+
+    None of its methods raises because the store is away: what could not be charged is free then, what could not be
+    given back stays charged. What is in flight (`N concurrent`) is left alone by all of them.
+    """
+
+    __slots__ = ()
+
+    async def charge(self, amount: int = 1) -> None:
+        """Charge `amount` more to each counter of this request, into debt if need be. ValueError below 0."""
+        settlement = self._limiter.engine.settlement
+        account = settlement.account(self._verdict)
+        await settlement.asettle(account, account.more(whole(amount)))
+
+    async def refund(self, amount: int | None = None) -> None:
+        """Give `amount` back to each counter of this request, all of it if None; never more than the request took."""
+        settlement = self._limiter.engine.settlement
+        account = settlement.account(self._verdict)
+        await settlement.asettle(account, account.back(None if amount is None else whole(amount)))
+
+    async def check(self, rule: str, cost: int = 1) -> Decision:
+        """Decide on this request by the rule of that name alone, and charge it `cost` if it is allowed.
+
+        The rule's `match` need not hold, and one `on_demand` applies here only. A name that there is not limits
+        nothing, and is logged once. Raises ValueError for a negative cost.
+        """
+        return (await self._limiter.engine.adecide(self._request, cost, rules=self._rules, rule=rule)).decision
+
+    async def enforce(self, rule: str, cost: int = 1) -> Enforced:
+        """Check as `check` does, as a middleware would: it waits for the request's turn, and words the denial.
+
+        The headers of the response speak of this rule from then on, if it binds more than those before.
+        """
+        verdict = await self._limiter.engine.adecide(self._request, cost, rules=self._rules, rule=rule)
+        if verdict.delay:
+            await asyncio.sleep(verdict.delay / SECOND)
+        return self._enforced(verdict)
+
+
+class BlockingHandle(Handle):
+    """The handle under WSGI: the methods of `AsyncHandle`, blocking."""
+
+    __slots__ = ()
+
+    def charge(self, amount: int = 1) -> None:
+        """See `AsyncHandle.charge`."""
+        settlement = self._limiter.engine.settlement
+        account = settlement.account(self._verdict)
+        settlement.settle(account, account.more(whole(amount)))
+
+    def refund(self, amount: int | None = None) -> None:
+        """See `AsyncHandle.refund`."""
+        settlement = self._limiter.engine.settlement
+        account = settlement.account(self._verdict)
+        settlement.settle(account, account.back(None if amount is None else whole(amount)))
+
+    def check(self, rule: str, cost: int = 1) -> Decision:
+        """See `AsyncHandle.check`."""
+        return self._limiter.engine.decide(self._request, cost, rules=self._rules, rule=rule).decision
+
+    def enforce(self, rule: str, cost: int = 1) -> Enforced:
+        """See `AsyncHandle.enforce`."""
+        return self._enforced(self._limiter.engine.decide_in_turn(self._request, cost, rules=self._rules, rule=rule))
+
+
+class TwinHandle(BlockingHandle):
+    """The handle where views may be either: the methods block, and have awaitable twins with an a before."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, other: Handle, request: Request) -> Self:
+        """What another handle speaks of, by a request of which more may be known."""
+        return cls(other._verdict, other._limiter, request, other._rules)  # noqa: SLF001  one of its own kind
+
+    @property
+    def _twin(self) -> AsyncHandle:
+        return AsyncHandle(self._verdict, self._limiter, self._request, self._rules)
+
+    async def acharge(self, amount: int = 1) -> None:
+        """See `AsyncHandle.charge`."""
+        await self._twin.charge(amount)
+
+    async def arefund(self, amount: int | None = None) -> None:
+        """See `AsyncHandle.refund`."""
+        await self._twin.refund(amount)
+
+    async def acheck(self, rule: str, cost: int = 1) -> Decision:
+        """See `AsyncHandle.check`."""
+        return await self._twin.check(rule, cost)
+
+    async def aenforce(self, rule: str, cost: int = 1) -> Enforced:
+        """See `AsyncHandle.enforce`."""
+        twin = self._twin
+        twin.told = self.told
+        enforced = await twin.enforce(rule, cost)
+        self.told = twin.told
+        return enforced

@@ -1,1 +1,0 @@
-"""How loaded this process is, and what follows: how far elastic limits open, and what is shed."""

@@ -1,0 +1,105 @@
+"""What belongs to one process: locks that are made lazily, what is restarted after a fork, and work in slices."""
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Generic, Protocol, TypeVar, overload
+
+T = TypeVar("T")
+
+
+class lazy(Generic[T]):  # noqa: N801  a descriptor, as `property` is one
+    """An attribute that `make` makes when it is first asked for, once, whichever threads ask.
+
+    For locks and events under which somebody may wait. Under `gunicorn --preload -k gevent` an app is loaded and forked
+    before `threading` is patched: a lock of that time knows nothing of greenlets, and the first that had to wait for
+    it would stop the whole worker. So `make` is one of those below, which look up what they call.
+    `vars(instance).pop(name, None)` has it made anew.
+    """
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        self._name = ""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> "lazy[T]": ...
+    @overload
+    def __get__(self, instance: object, owner: type) -> T: ...
+    def __get__(self, instance: Any, owner: type) -> Any:
+        if instance is None:
+            return self
+        return vars(instance).setdefault(self._name, self._make())  # atomic: all get the same
+
+
+def lock() -> threading.Lock:
+    """A lock of this process."""
+    return threading.Lock()
+
+
+def rlock() -> threading.RLock:
+    """A reentrant lock of this process."""
+    return threading.RLock()
+
+
+def event() -> threading.Event:
+    """An event of this process."""
+    return threading.Event()
+
+
+def condition() -> threading.Condition:
+    """A condition of this process; its lock is a plain one, the quickest to take."""
+    return threading.Condition(threading.Lock())
+
+
+class Forked(Protocol):
+    """Something that is of no use to a fork's child as it is."""
+
+    def after_fork(self) -> None:
+        """Go on in the child of a fork."""
+
+
+def reset_after_fork(each: Forked) -> None:
+    """Have `each.after_fork` called in every child that is forked while it lives."""
+    _all.add(each)
+
+
+_all: weakref.WeakSet[Forked] = weakref.WeakSet()
+
+
+def _reset_all() -> None:
+    for each in _all:
+        each.after_fork()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
+    os.register_at_fork(after_in_child=_reset_all)
+
+
+_SLICE = 0.0005
+_PAUSE = 0.0003
+
+_threads = threading.local()
+
+
+def checkpoint() -> None:
+    """Let other threads run, if this thread works in slices. Cheap enough to be called for each value of a file."""
+    due = getattr(_threads, "due", None)
+    if due is not None and time.perf_counter() >= due:
+        time.sleep(_PAUSE)
+        _threads.due = time.perf_counter() + _SLICE
+
+
+@contextmanager
+def in_slices() -> Iterator[None]:
+    """Make `checkpoint` let other threads run, in this thread."""
+    try:
+        _threads.due = time.perf_counter() + _SLICE
+        yield
+    finally:
+        _threads.due = None

@@ -1,0 +1,1 @@
+"""Rules that are changed while the app runs: their source, who watches it, what operators set."""

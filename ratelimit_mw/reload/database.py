@@ -1,0 +1,230 @@
+"""A rules database in Redis: versions of the rules, of which one is in force."""
+
+import difflib
+import json
+import os
+import random
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import PurePath
+from typing import NamedTuple
+
+from ratelimit_mw.config.documents import Config, Document, gather
+from ratelimit_mw.config.load import load_documents
+from ratelimit_mw.config.tree import Problems
+from ratelimit_mw.errors import ConfigurationError, Conflict, Problem, StoreUnavailable
+from ratelimit_mw.reload.source import Snapshot
+from ratelimit_mw.stores.records import Listener, Records, open_records
+
+KEPT = 100
+"""Versions that are kept; older ones go as new ones come."""
+
+_TRIES = 1_000
+
+
+class Version(NamedTuple):
+    """One push. `at` is its time in epoch seconds."""
+
+    number: int
+    author: str
+    at: float
+    comment: str
+    files: tuple[str, ...]
+
+
+class RulesDatabase:
+    """Rules in Redis, at `redis://…` or another storage URL that processes share.
+
+    One Redis holds several databases where the URL ends with a name: `redis://localhost/0#shop`. Raises ValueError
+    for a URL that can't be read. Everything else may raise StoreUnavailable.
+    """
+
+    settling = 0.0
+
+    def __init__(self, url: str) -> None:
+        address, _, book = url.partition("#")
+        if address.startswith("memory:"):
+            raise ValueError("rules come from a Redis, not from memory://")
+        self._records: Records = open_records(address)
+        self._key = f"ratelimit_mw:rules:{{{book}}}" if book else "ratelimit_mw:rules"
+        self.name = f"{self._records.name}#{book}" if book else self._records.name
+        self.channels: tuple[str, ...] = (self._key,)
+        self._snapshot: Snapshot | None = None
+
+    def fetch(self) -> Snapshot:
+        """See `Source`: the newest version."""
+        try:
+            number = self._records.version(self._key)
+            if self._snapshot is None or self._snapshot.version != str(number):
+                self._snapshot = Snapshot(str(number), self.pull(number or None)) if number else Snapshot("0", ())
+        except StoreUnavailable as error:
+            raise ConfigurationError([Problem(f"the rules database {self.name} is away: {error}")]) from error
+        except LookupError as error:
+            raise ConfigurationError([Problem(f"the rules database is not whole: {error}")]) from error
+        return self._snapshot
+
+    def listener(self) -> Listener:
+        """See `Source`."""
+        return self._records.listener()
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._records.close()
+
+    def push(
+        self,
+        config: Config | Sequence[Document],
+        *,
+        author: str = "",
+        comment: str = "",
+        base: int | None = None,
+        environ: Mapping[str, str] = os.environ,
+    ) -> int:
+        """Make a file, a folder or documents the newest version, and return its number.
+
+        Raises ConfigurationError, and pushes nothing, where they would not load. With `base`, the number of the
+        version that was changed, raises Conflict where somebody else has pushed since.
+        """
+        documents = _documents(config)
+        _check(documents, environ)
+        return self._append(documents, author, comment, base)
+
+    def pull(self, number: int | None = None) -> tuple[Document, ...]:
+        """The documents of a version, the newest if none is named. Raises LookupError where none can be read."""
+        number = number or self._records.version(self._key)
+        if not number:
+            raise LookupError(f"{self.name} has no rules yet")
+        _, texts = self._records.read(self._key, [f"rules:{number}"])
+        if not texts:
+            raise LookupError(f"{self.name} has no version {number} of the rules")
+        try:
+            files: dict[str, str] = json.loads(texts[f"rules:{number}"])
+            return tuple(Document(name, text.encode()) for name, text in files.items())
+        except (ValueError, AttributeError, RecursionError):
+            raise LookupError(f"version {number} of the rules in {self.name} can't be read") from None
+
+    def list(self, most: int = 20) -> "tuple[Version, ...]":
+        """The newest versions, the latest first."""
+        newest = self._records.version(self._key)
+        numbers = range(newest, max(newest - min(most, KEPT), 0), -1)
+        _, texts = self._records.read(self._key, [f"about:{number}" for number in numbers])
+        return tuple(_version(number, texts[name]) for number in numbers if (name := f"about:{number}") in texts)
+
+    def diff(self, old: int, new: int | None = None) -> str:
+        """What changed from one version to another, the newest if none is named; "" where nothing did."""
+        before, after = (_texts(self.pull(number)) for number in (old, new))
+        return "".join(
+            line if line.endswith("\n") else f"{line}\n"
+            for name in sorted(before | after)
+            for line in difflib.unified_diff(
+                before.get(name, "").splitlines(keepends=True),
+                after.get(name, "").splitlines(keepends=True),
+                f"{name} (version {old})",
+                f"{name} (version {new or 'newest'})",
+            )
+        )
+
+    def rollback(
+        self, number: int, *, author: str = "", comment: str = "", environ: Mapping[str, str] = os.environ
+    ) -> int:
+        """Push an earlier version anew, and return the number that it has now. Raises as `push` does."""
+        return self.push(self.pull(number), author=author, comment=comment or f"as version {number}", environ=environ)
+
+    def _append(self, documents: Sequence[Document], author: str, comment: str, base: int | None) -> int:
+        files = json.dumps(_texts(documents), ensure_ascii=False)
+        about = {"author": author, "comment": comment, "files": [name for name, _ in documents]}
+        for _ in range(_TRIES):
+            before = self._records.version(self._key)
+            if base is not None and before != base:
+                raise Conflict(before)
+            number = before + 1
+            said = json.dumps({**about, "at": time.time()}, ensure_ascii=False)
+            put = {f"rules:{number}": files, f"about:{number}": said}
+            drop = (f"rules:{number - KEPT}", f"about:{number - KEPT}") if number > KEPT else ()
+            try:
+                return self._records.write(self._key, put, drop, expected=before)
+            except Conflict:  # somebody was faster, and keeps his version: this one is the next
+                time.sleep(random.uniform(0, 0.01))
+        raise StoreUnavailable("somebody else pushes all the time")
+
+
+def _documents(config: Config | Sequence[Document]) -> list[Document]:
+    """What is to be pushed; a file goes by its own name, wherever it lies."""
+    if isinstance(config, Sequence) and not isinstance(config, str):
+        return list(config)
+    problems = Problems()
+    found = gather(config, problems)
+    if problems:
+        raise ConfigurationError(problems.in_order())
+    return [
+        Document(PurePath(name).name, content)
+        if isinstance(content, bytes)
+        else Document("ratelimits.yaml", json.dumps(content, ensure_ascii=False, indent=2).encode())
+        for name, content in found
+    ]
+
+
+def _check(documents: Sequence[Document], environ: Mapping[str, str]) -> None:
+    if load_documents(documents, environ=environ).source is not None:
+        raise ConfigurationError(
+            [Problem("these rules are elsewhere themselves", hint="push the ones at their source")]
+        )
+
+
+def _texts(documents: Sequence[Document]) -> dict[str, str]:
+    return {name: content.decode("utf-8-sig") for name, content in documents if isinstance(content, bytes)}
+
+
+def _version(number: int, text: str) -> Version:
+    try:
+        about = json.loads(text)
+        return Version(number, about["author"], float(about["at"]), about["comment"], tuple(about["files"]))
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return Version(number, "", 0.0, "(can't be read)", ())
+
+
+NAME = "switch"
+"""What it is kept under. An override's name has a blank in it."""
+
+WORDS = ("on", "shadow", "off")
+"""From the strictest on: limits hold; all is counted and nothing denied; everything passes, uncounted."""
+
+
+class Setting(NamedTuple):
+    """What the switch is set to. `until` and `at`, when that was, are epoch seconds; None is for good.
+
+    `source` says who has: "environment", or where operators keep it; empty where nobody has.
+    """
+
+    word: str = "on"
+    until: float | None = None
+    comment: str = ""
+    author: str = ""
+    at: float = 0.0
+    source: str = ""
+
+    def text(self) -> str:
+        """What is kept."""
+        kept = self._asdict()
+        del kept["source"]
+        return json.dumps(kept, ensure_ascii=False)
+
+    def lasts(self, now: float) -> bool:
+        """Whether it has not ended by `now`, epoch seconds."""
+        return self.until is None or now < self.until
+
+
+def kept_in(texts: Mapping[str, str], source: str) -> Setting:
+    """The setting among the records of a domain; on, where there is none that can be read."""
+    try:
+        setting = Setting(**{**json.loads(texts.get(NAME, "{}")), "source": source})
+        until = setting.until if setting.until is None else float(setting.until)
+    except (TypeError, ValueError):
+        return Setting()
+    return setting._replace(until=until) if setting.word in WORDS[1:] else Setting()
+
+
+def strongest(settings: Iterable[Setting], now: float) -> Setting:
+    """What holds for a process with several domains: what lets most pass of all that has not ended by `now`."""
+    standing = [setting for setting in settings if setting.lasts(now)]
+    return max(standing, key=lambda setting: WORDS.index(setting.word), default=Setting())

@@ -1,0 +1,219 @@
+"""The newest rules that can be used, and the table of the sources that they come from."""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+
+from ratelimit_mw.config.documents import Config
+from ratelimit_mw.config.load import load_documents
+from ratelimit_mw.errors import ConfigurationError, Problem
+from ratelimit_mw.process_local import in_slices
+from ratelimit_mw.reload.last_good import Kept, LastGood
+from ratelimit_mw.reload.source import FilesSource, MappingSource, Snapshot, Source
+from ratelimit_mw.rules.domains import Rules
+
+__all__ = ["SCHEMES", "Snapshot", "Source", "open_source"]
+
+
+def _database(url: str) -> Source:
+    from ratelimit_mw.reload.database import RulesDatabase  # imported late: redis-py takes a while
+
+    return RulesDatabase(url)
+
+
+SCHEMES: dict[str, Callable[[str], Source]] = dict.fromkeys(
+    ("redis", "rediss", "unix", "redis+sentinel", "redis+cluster"), _database
+)
+"""What opens a source, by the scheme of its URL."""
+
+
+def open_source(config: Config) -> Source:
+    """The source of a file, a folder, a mapping or a URL. Raises ConfigurationError for a URL that can't be read."""
+    if isinstance(config, Mapping):
+        return MappingSource(config)
+    path = os.fspath(config)
+    scheme, separator, _ = path.partition("://")
+    if not separator or scheme not in SCHEMES:
+        return FilesSource(path)
+    try:
+        return SCHEMES[scheme](path)
+    except ValueError as error:
+        raise ConfigurationError([Problem(f"rules: {error}")]) from None
+
+
+logger = logging.getLogger("ratelimit_mw")
+
+
+_TRIES = 5
+"""How often a file that can't be used is read at the start, while it goes on changing."""
+
+
+class Rulebook:
+    """The rules of a configuration. `version` is theirs, `refused` whether the newest ones can't be used.
+
+    `used` is the text of the rules that were returned last, `behind` why they are not the newest.
+    """
+
+    def __init__(self, config: Config, environ: Mapping[str, str] = os.environ) -> None:
+        self._environ = environ
+        self._source = open_source(config)
+        self._further: Source | None = None
+        self._further_url: str | None = None
+        self._frame: Snapshot | None = None
+        self._tried: tuple[Snapshot | None, ...] = ()
+        self._said: set[str] = set()
+        self.used: Kept | None = None
+        self.behind: ConfigurationError | None = None
+        self._given = isinstance(config, Mapping)
+        self._last_good = LastGood(config)
+        self.version = ""
+        self.refused = False
+
+    @property
+    def name(self) -> str:
+        """Where the rules are."""
+        return (self._further or self._source).name
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """What is to be watched: the source, and the one that it names."""
+        return (self._source, self._further) if self._further else (self._source,)
+
+    def begin(self) -> Rules:
+        """The rules to start with. Raises ConfigurationError.
+
+        A file that can't be used may be half written: it is read again after the settling time, and as long as it
+        changes.
+        """
+        refused = ConfigurationError([])
+        for _ in range(_TRIES):
+            try:
+                rules = self.load()
+            except ConfigurationError as error:
+                refused = error
+                if not self._source.settling:
+                    break
+                time.sleep(self._source.settling)
+            else:
+                if rules is not None:
+                    return rules
+                break  # the file is still what was refused
+        raise refused
+
+    def load(self) -> Rules | None:
+        """The rules, or None where the newest are those that were returned, or refused, the last time.
+
+        Raises ConfigurationError where they can't be had, or can't be used.
+        """
+        self.behind = None
+        top = _fetched(self._source)
+        if top is not self._frame:
+            if self._tried == (top,):
+                return None
+            self._tried = (top,)
+            rules = self._compiled(top)
+            if rules.source is None:
+                self._follow(None)
+                self._frame = None
+                self.version = top.version
+                self.used = Kept(None, top)
+                return rules
+            self._follow(rules.source)
+            self._frame = top
+            if not self.version:
+                return self._begin(top, rules)
+        return self._load_further(top)
+
+    def forget(self) -> None:
+        """Have the newest rules loaded again, even if they are those of the last time."""
+        self._tried, self._frame, self.refused = (), None, False
+
+    def _begin(self, frame: Snapshot, none: Rules) -> Rules:
+        """Start, and if need be without rules: a worker has to come up while the database is away."""
+        try:
+            return self._load_further(frame) or none
+        except ConfigurationError as error:
+            if self.refused:
+                raise
+            self._tried = ()
+            rules = self.recall()
+            if rules is not None:
+                self.behind = error
+                return rules
+            logger.warning("%s: nothing is limited until it is there", error)
+            return none
+
+    def _load_further(self, frame: Snapshot) -> Rules | None:
+        """The rules that the frame says are elsewhere."""
+        if self._further is None:
+            return None
+        snapshot = _fetched(self._further)
+        if self._tried == (frame, snapshot):
+            return None
+        self._tried = (frame, snapshot)
+        rules = self._compiled(snapshot, frame)
+        self.version = snapshot.version
+        self.used = Kept(None if self._given else frame, snapshot)
+        return rules
+
+    def leave(self, kept: Kept, *, over: bool) -> None:
+        """Leave rules that this process can use for the workers that the same server starts later.
+
+        With `over`, they replace what another worker has left.
+        """
+        self._last_good.leave(kept, self._further_url, over=over)
+
+    def keep_left(self) -> None:
+        """Keep what was left from being cleaned up."""
+        self._last_good.refresh(self._further_url)
+
+    def recall(self, *checks: Callable[[Rules], None]) -> Rules | None:
+        """The rules that another worker of the same server has left; None where there are none that can be used.
+
+        Each of `checks` may raise ConfigurationError for rules that can't be used here.
+        """
+        kept = self._last_good.take(self._further_url)
+        if kept is None or kept.rules.version == self.version:
+            return None
+        refused = self.refused
+        try:
+            rules = self._compiled(kept.rules, self._frame if self._given else kept.frame)
+            for check in checks:
+                check(rules)
+        except ConfigurationError as error:
+            logger.warning("the last good rules can't be used here either: %s", error)
+            return None
+        finally:
+            self.refused = refused
+        self.version = kept.rules.version
+        self.used = kept
+        return rules
+
+    def close(self) -> None:
+        """Let go of what the sources hold open."""
+        for source in self.sources:
+            source.close()
+
+    def _compiled(self, snapshot: Snapshot, frame: Snapshot | None = None) -> Rules:
+        self.refused = True
+        around = frame.documents[0] if frame else None
+        with in_slices() if self.version else nullcontext():  # at the start nobody is served yet
+            rules = load_documents(snapshot.documents, environ=self._environ, frame=around, logged=self._said)
+        self.refused = False
+        return rules
+
+    def _follow(self, url: str | None) -> None:
+        if url != self._further_url:
+            if self._further is not None:
+                self._further.close()
+            self._further, self._further_url = None if url is None else open_source(url), url
+
+
+def _fetched(source: Source) -> Snapshot:
+    snapshot = source.fetch()
+    if not snapshot.documents:
+        message = f"the rules database {source.name} is empty"
+        raise ConfigurationError([Problem(message, hint="fill it with: ratelimit-mw rules push")])
+    return snapshot

@@ -1,0 +1,361 @@
+"""The retriever: watches the source of the rules, and swaps the rule set as a whole."""
+
+import logging
+import os
+import random
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from ratelimit_mw.clock import Clock, SystemClock
+from ratelimit_mw.config.documents import Config
+from ratelimit_mw.errors import ConfigurationError, StoreUnavailable
+from ratelimit_mw.process_local import lazy, lock, reset_after_fork, rlock
+from ratelimit_mw.reload.controls import Controls, key_of
+from ratelimit_mw.reload.database import Setting
+from ratelimit_mw.reload.rulebook import Rulebook
+from ratelimit_mw.reload.source import Source
+from ratelimit_mw.rules.domains import Rules
+from ratelimit_mw.settings import StorageSettings
+from ratelimit_mw.stores.records import Listener, MemoryRecords, Records
+
+logger = logging.getLogger("ratelimit_mw")
+
+Pause = tuple[float, tuple[str, ...]] | None
+"""How long to wait before the next look, and for what to listen; None where nobody wants to know any more."""
+
+
+class Watch:
+    """Watches a source, or without one the overrides, as long as somebody holds whose methods `look` and `pause` are.
+
+    Waits with `listener`, which it closes in the end.
+    """
+
+    def __init__(
+        self,
+        look: Callable[[], None],
+        pause: Callable[[Source | None], Pause],
+        source: Source | None,
+        listener: Listener,
+    ) -> None:
+        self.source = source
+        self._look = weakref.WeakMethod(look)
+        self._pause = weakref.WeakMethod(pause)
+        self._listener = listener
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ratelimit_mw retriever", daemon=True)
+
+    @property
+    def alive(self) -> bool:
+        """Whether its thread runs."""
+        return self._thread.is_alive()
+
+    def begin(self) -> None:
+        """Start the thread; where there can be no more threads, that is logged."""
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # no more threads
+            logger.warning("rules and overrides are not watched: %s", error)
+
+    def stop(self) -> None:
+        """Look no more."""
+        self._stopped.set()
+        self._listener.wake()
+
+    def _run(self) -> None:
+        try:
+            while not self._stopped.is_set() and (pause := self._round()) is not None:
+                self._listener.wait(*pause)
+        finally:
+            self._listener.close()
+
+    def _round(self) -> Pause:
+        """Look once."""
+        look, pause = self._look(), self._pause()
+        if look is None or pause is None:
+            return None
+        try:
+            look()
+        except (ConfigurationError, StoreUnavailable) as error:
+            logger.debug("nothing new: %s", error)  # what is wrong with rules is said, and kept in the state
+        except Exception:
+            logger.exception("the retriever failed, and goes on")  # else all that follows would never be seen
+        return pause(self.source)
+
+
+_chance = random.Random()  # its own: a thread of ours is not to disturb what an app draws from the shared one
+_REST = 0.0003
+"""Seconds in which others have their turn."""
+
+_LONGEST = 0.8
+"""Seconds between two looks for what operators set: a switch works within one, whether or not pub/sub reaches."""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What rules are in force: of which `version` of which `source`, since when (epoch seconds).
+
+    `error` says why newer ones are not, in the words of the log; None where these are the newest. `overrides`
+    counts those that were set at run time.
+    """
+
+    source: str
+    version: str
+    loaded_at: float
+    error: str | None = None
+    overrides: int = 0
+
+
+class Retriever:
+    """Holds the `rules` in force, each version whole: a request reads the attribute once, and goes by what it got.
+
+    A daemon thread for each source that can change looks every `reload` seconds or a little sooner, and at once where
+    a change is published. They begin with the first call of `watch`, in the process that serves; a fork's child
+    begins its own.
+    Raises ConfigurationError where there are no rules to begin with.
+    """
+
+    _lock = lazy(rlock)
+    _starting = lazy(lock)
+
+    def __init__(self, config: Config, clock: Clock | None = None, environ: Mapping[str, str] = os.environ) -> None:
+        self._book = Rulebook(config, environ)
+        self._checks: list[Callable[[Rules], None]] = []
+        self._controls = Controls(clock or SystemClock())
+        self._switch: Callable[[Setting], None] = _nobody
+        self._watches: dict[Source | None, Watch] = {}
+        self._refused: ConfigurationError | None = None
+        self.watching = False
+        self._composed = 0
+        self.state = State(self._book.name, "", time.time())
+        self._inherited = False
+        """Whether the rules in force are those of a fork's parent; its other workers may have newer ones."""
+        self._base = self.rules = rules = self._begin_rules()
+        self._kept = self._book.used
+        self._left = False
+        self._storage = rules.storage
+        self._compose()
+        self._leave(over=False)
+        reset_after_fork(self)
+
+    @property
+    def records(self) -> Records:
+        """Where overrides are kept."""
+        return self._controls.records
+
+    def keep_overrides(self, records: Records) -> None:
+        """Read overrides from `records`, where a memory of this process's own was before."""
+        self._controls.records = records
+
+    def connect(self, switch: Callable[[Setting], None]) -> None:
+        """Have `switch` called with what operators set the switch to, each time that they do and when it ends."""
+        self._switch = switch
+
+    def require(self, check: Callable[[Rules], None]) -> None:
+        """Have `check` raise ConfigurationError for rules that can't be used here, now or later."""
+        try:
+            check(self.rules)
+        except ConfigurationError as error:
+            if not self._recall(error, check):
+                raise
+        self._checks.append(check)
+
+    def watch(self) -> None:
+        """Begin to look for newer rules and overrides, if that has not begun in this process."""
+        with self._starting:
+            if not self.watching:
+                self._leave(over=not self._inherited and self._refused is None)
+                self._watch_sources()
+                if not isinstance(self.records, MemoryRecords) and not self._is_watched(None):
+                    self._begin(Watch(self.look_for_overrides, self.pause, None, self.records.listener()))
+                self.watching = True  # last: where an exception from elsewhere comes before, the next request begins
+
+    def stop(self) -> None:
+        """Look no more, until `watch` is called again."""
+        with self._starting:
+            watches, self._watches, self.watching = self._watches, {}, False
+        for watch in watches.values():
+            watch.stop()
+        self._book.close()
+        self.records.close()
+
+    def look(self) -> None:
+        """Fetch what is newest, now. Raises ConfigurationError where it can't be used, and StoreUnavailable."""
+        try:
+            self.look_for_rules()
+        except (ConfigurationError, StoreUnavailable):
+            raise
+        except BaseException:  # an exception from elsewhere: what was loaded may not be in force
+            self._book.forget()
+            raise
+        if self._refused is not None:
+            raise self._refused
+        self.look_for_overrides()
+
+    def look_for_rules(self) -> None:
+        """Fetch the newest rules. Raises ConfigurationError where they can't be used; the last good ones stay."""
+        with self._lock:
+            self._book.keep_left()
+            try:
+                rules = self._book.load()
+                if rules is not None:
+                    self._book.refused = True
+                    for check in self._checks:
+                        check(rules)
+                    self._book.refused = False
+            except ConfigurationError as error:
+                if not (self._inherited and self._recall(error)):
+                    self._refuse(error)
+                raise
+            if rules is not None:
+                self._adopt(rules)
+                self._leave(over=True)
+                with self._starting:
+                    if self.watching:
+                        self._watch_sources()
+            elif not self._book.refused and self._refused is not None:
+                self._refused = None
+                self.state = replace(self.state, error=None)
+
+    @property
+    def setting(self) -> Setting:
+        """What operators have set the switch to, as last fetched."""
+        return self._controls.setting(self._base)
+
+    def look_for_overrides(self) -> None:
+        """Fetch what operators have set: the newest overrides, and the switch. Raises StoreUnavailable."""
+        with self._lock:
+            try:
+                self._controls.fetch(self._base)
+            finally:  # it ends by itself, also while nobody answers
+                self._switch(self.setting)
+                # What was fetched before a failure is put into force too. The rules are new then, so that no plan
+                # that was made in the meantime is remembered.
+                if self._controls.changes != self._composed:
+                    self._compose()
+
+    def pause(self, source: Source | None) -> Pause:
+        """How long to wait before the next look, and for what to listen; None where `source` is not watched any more.
+
+        The source of overrides is None.
+        """
+        seconds = self._base.reload
+        if source is None:
+            longest = _LONGEST if seconds is None else min(seconds, _LONGEST)
+            return longest * _chance.uniform(0.8, 1), tuple(key_of(part.domain) for part in self._base.parts)
+        if seconds is None or source not in self._book.sources:
+            return None
+        return seconds * _chance.uniform(0.8, 1), source.channels
+
+    def _watch_sources(self) -> None:
+        """Begin to watch the sources of rules that are not watched yet."""
+        for source in self._book.sources:
+            listener = None if self._is_watched(source) else source.listener()
+            if listener is not None:
+                self._begin(Watch(self.look_for_rules, self.pause, source, listener))
+
+    def _is_watched(self, source: Source | None) -> bool:
+        watch = self._watches.get(source)
+        return watch is not None and watch.alive
+
+    def _begin(self, watch: Watch) -> None:
+        if self._base.reload is not None or watch.source is None:
+            self._watches[watch.source] = watch
+            watch.begin()
+
+    def _adopt(self, rules: Rules) -> None:
+        if _of_the_store(rules.storage) != _of_the_store(self._storage):
+            logger.warning("%s wants another storage: that takes a restart, and until then it stays", self._book.name)
+        domains = {part.domain for part in self._base.parts}
+        pieces = [piece for part in self._base.parts for piece in part.pieces]
+        self._base = rules
+        self._kept, self._left, self._inherited = self._book.used, False, False
+        self._note(self._book.behind)
+        if any(part.domain not in domains for part in rules.parts):
+            try:
+                self._controls.fetch(self._base)
+            except StoreUnavailable as error:
+                logger.warning("overrides at %s can't be read (%s): they come later", self.records.name, error)
+            self._switch(self.setting)
+        self._compose()
+        logger.info("rules: version %s of %s is in force", self._book.version, self._book.name)
+        while pieces:
+            pieces.pop()
+            time.sleep(_REST)
+
+    def _refuse(self, error: ConfigurationError) -> None:
+        self._refused = error
+        if str(error) != self.state.error:
+            self.state = replace(self.state, error=str(error))
+            message = "rules: the newest of %s can't be used, and version %s stays in force:\n%s"
+            logger.error(message, self._book.name, self.state.version, error)
+
+    def _begin_rules(self) -> Rules:
+        """The rules to start with: the newest; or, in a worker of a running server, those that another has left."""
+        try:
+            rules = self._book.begin()
+        except ConfigurationError as error:
+            recalled = self._book.recall()
+            if recalled is None:
+                raise
+            self._note(error)
+            return recalled
+        self._note(self._book.behind)
+        return rules
+
+    def _recall(self, error: ConfigurationError, *checks: Callable[[Rules], None]) -> bool:
+        """Go by the rules that another worker of this server has left, where they can be used. `error` says why."""
+        self._inherited = False
+        rules = self._book.recall(*self._checks, *checks)
+        if rules is None:
+            return False
+        self._adopt(rules)
+        self._note(error)
+        return True
+
+    def _note(self, behind: ConfigurationError | None) -> None:
+        """Note which rules are in force. `behind` says why they are not the newest, and that is logged."""
+        self._refused = behind
+        text = None if behind is None else str(behind)
+        self.state = State(self._book.name, self._book.version, time.time(), text)
+        if behind is not None:
+            message = "rules: %s can't be used; version %s, left by another worker of this server, is in force:\n%s"
+            logger.error(message, self._book.name, self._book.version, behind)
+
+    def _leave(self, *, over: bool) -> None:
+        """Leave the rules in force for workers that the same server starts later."""
+        if self._kept is not None and not self._left:
+            self._book.leave(self._kept, over=over)
+            self._left = over
+
+    def _compose(self) -> None:
+        """Put the rules and what overrides them into force, at once."""
+        changes = self._controls.changes
+        self.rules = self._controls.applied_to(self._base)
+        self.state = replace(self.state, overrides=self._controls.count(self._base))
+        self._composed = changes
+
+    def after_fork(self) -> None:
+        """Go on in the child of a fork, where the threads are not."""
+        _inherited.append(self._watches)
+        vars(self).pop("_lock", None)
+        vars(self).pop("_starting", None)
+        self._watches = {}
+        self.watching = False
+        self._left = False
+        self._inherited = True
+
+
+def _nobody(_setting: Setting) -> None:
+    """Whom the switch is told while nobody has asked for it."""
+
+
+def _of_the_store(storage: StorageSettings) -> StorageSettings:
+    """What can't be changed without a restart: all but the policy, which the rules have taken over."""
+    return replace(storage, on_error="")
+
+
+_inherited: list[object] = []
+"""What a fork's child got from its parent and must neither use nor close."""

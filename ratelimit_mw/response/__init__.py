@@ -1,1 +1,0 @@
-"""What clients are told: headers, and the whole of a denial. Pure."""

@@ -1,1 +1,0 @@
-"""Paths: templates, and which of them a path matches."""

@@ -1,0 +1,206 @@
+"""The store that decides in the process, within leases, and settles with the store beneath it."""
+
+import atexit
+import logging
+import weakref
+from collections.abc import Iterator, Sequence
+
+from ratelimit_mw.clock import Clock
+from ratelimit_mw.model import Ask, Reply
+from ratelimit_mw.process_local import reset_after_fork
+from ratelimit_mw.stores.bans import has_begun, untold
+from ratelimit_mw.stores.base import Store
+from ratelimit_mw.stores.lease import Claim
+from ratelimit_mw.stores.lease_sync import LeaseSync, Steps, adrive, drive, moment
+
+logger = logging.getLogger("ratelimit_mw")
+
+
+class Leases:
+    """Decides here what shares allow, and asks `store` for the rest, and for new shares.
+
+    Every `interval` seconds what is due is settled with the store: shares that were not spent go back, and what was
+    spent on account is charged. A thread does it, which lives only while there are shares; under a `clock` handed
+    in, the next decision does it. A child of a fork has no shares, and `forget` drops them. At most `most` counters
+    have shares; those beyond are asked strictly, as strict asks are.
+    """
+
+    def __init__(self, store: Store, clock: Clock | None = None, *, interval: float = 1.0, most: int = 65_536) -> None:
+        self._store = store
+        self._clock = clock
+        self._settler = LeaseSync(store, clock, interval, most)
+        _all.add(self)
+        reset_after_fork(self)
+
+    def decide(self, asks: Sequence[Ask], *, commit: bool = True) -> Reply:
+        """See `Store.decide`."""
+        reply = self._here(asks, commit)
+        return drive(self._decide(asks, commit)) if reply is None else reply
+
+    async def adecide(self, asks: Sequence[Ask], *, commit: bool = True) -> Reply:
+        """See `Store.decide`."""
+        reply = self._here(asks, commit)
+        return await adrive(self._decide(asks, commit)) if reply is None else reply
+
+    def settle(self) -> None:
+        """End every share: what is left of leases goes back, what was admitted on account is charged."""
+        drive(self._settler.all())
+
+    async def asettle(self) -> None:
+        """The awaitable twin of `settle`."""
+        await adrive(self._settler.all())
+
+    def finish(self) -> None:
+        """As `settle`, for the last time: what the store can't be charged is dropped, and that is logged."""
+        self._settler.stop()
+        drive(self._settler.rest())
+
+    async def afinish(self) -> None:
+        """The awaitable twin of `finish`."""
+        self._settler.stop()
+        await adrive(self._settler.rest())
+
+    def forget(self, keys: Sequence[str]) -> None:
+        """See `Store.forget`. The shares that other processes have live on until they end."""
+        self._store.forget(keys)
+        with self._settler.guard:
+            self._settler.book.forget(keys)
+
+    async def aforget(self, keys: Sequence[str]) -> None:
+        """See `forget`."""
+        await self._store.aforget(keys)
+        with self._settler.guard:
+            self._settler.book.forget(keys)
+
+    def refund(self, asks: Sequence[Ask], charged_at: int) -> None:
+        """See `Store.refund`."""
+        self._store.refund(asks, charged_at)
+
+    async def arefund(self, asks: Sequence[Ask], charged_at: int) -> None:
+        """See `Store.refund`."""
+        await self._store.arefund(asks, charged_at)
+
+    def charge(self, asks: Sequence[Ask], *, instead_of: int | None = None) -> int:
+        """See `Store.charge`."""
+        return self._store.charge(asks, instead_of=instead_of)
+
+    async def acharge(self, asks: Sequence[Ask], *, instead_of: int | None = None) -> int:
+        """See `Store.charge`."""
+        return await self._store.acharge(asks, instead_of=instead_of)
+
+    def keys(self, prefix: str) -> Iterator[str]:
+        """See `Store.keys`."""
+        return self._store.keys(prefix)
+
+    def close(self) -> None:
+        """See `Store.close`; every share is settled before."""
+        self.finish()
+        self._store.close()
+
+    async def aclose(self) -> None:
+        """See `close`."""
+        await self.afinish()
+        await self._store.aclose()
+
+    def after_fork(self) -> None:
+        """Go on in the child of a fork: the shares are the parent's."""
+        self._settler.begin()
+
+    def _here(self, asks: Sequence[Ask], commit: bool) -> Reply | None:
+        """The reply where it takes no store."""
+        settler = self._settler
+        now = settler.now()
+        with settler.guard:
+            book = settler.book
+            if self._clock and now >= book.due_at and (len(book) or book.owed):
+                return None
+            return book.spend(asks, now) if commit else book.look(asks, now)
+
+    def _decide(self, asks: Sequence[Ask], commit: bool) -> Steps[Reply]:
+        if all(ask.quota.consistency == "strict" for ask in asks):
+            return (yield from self._settler.ask(asks, commit=commit))
+        if self._clock:
+            yield from self._settler.due()
+        if commit:
+            return (yield from self._claim(asks))
+        keys = [ask.key for ask in asks]
+        with self._settler.guard:
+            self._settler.book.end(keys, self._settler.now())
+        yield from self._settler.these(keys)
+        return (yield from self._settler.ask(asks, commit=False))
+
+    def _claim(self, asks: Sequence[Ask]) -> Steps[Reply]:
+        now = self._settler.now()
+        claims: list[Claim] = []
+        admitted = False
+        try:
+            with self._settler.guard:
+                self._settler.book.claim(asks, now, claims)
+            if not self._clock:
+                self._settler.start()
+            away = [claim for claim in claims if not claim.here]
+            reply = (yield from self._put(away)) if away else Reply(now, ())
+            if reply.only is not None:
+                return reply._replace(only=claims.index(away[reply.only]))
+            admitted = reply.admits([claim.ask for claim in away])
+        finally:
+            with self._settler.guard:
+                self._settler.book.conclude(claims, admitted, self._settler.now())
+        said = iter(reply.outcomes)
+        return Reply(reply.now, [claim.outcome(next(said) if not claim.here else None, reply.now) for claim in claims])
+
+    def _put(self, claims: Sequence[Claim]) -> Steps[Reply]:
+        """Ask the store: for a share besides, and where that is denied, for the bare cost."""
+        on_account = [claim.ask.key for claim in claims if claim.share and claim.share.on_account]
+        if on_account:
+            yield from self._settler.these(on_account)
+        asked_at = self._settler.now()
+        reply = yield from self._ask(claims)
+        if reply.only is not None:
+            return reply
+        denied = [claim for claim, outcome in zip(claims, reply.outcomes, strict=True) if not outcome.allowed]
+        with self._settler.guard:
+            # What this process holds or owes of a counter was not to be had from the store.
+            owing = self._settler.book.owing([claim.ask.key for claim in denied], asked_at)
+        again = [claim for claim in denied if claim.extra or claim.ask.key in owing]
+        if not again:
+            return reply
+        asks = [claim.ask for claim in claims]
+        for claim, ask in zip(claims, untold(asks, reply.outcomes), strict=True):
+            claim.ask = ask
+        if not reply.admits(asks):
+            again = list(claims)
+        for claim in again:
+            claim.extra = 0
+        yield from self._settler.these([claim.ask.key for claim in again])
+        second = yield from self._ask(again)
+        if second.only is not None:
+            return second._replace(only=claims.index(again[second.only]))
+        said = dict(zip(map(id, again), second.outcomes, strict=True))
+        first = zip(claims, reply.outcomes, strict=True)
+        return Reply(second.now, [o if has_begun(o) else said.get(id(c), o) for c, o in first])
+
+    def _ask(self, claims: Sequence[Claim]) -> Steps[Reply]:
+        """Put the claims to the store, and learn from what it charged."""
+        asks = [claim.enlarged for claim in claims]
+        asked_at = self._settler.begin_asking(claims)
+        reply = yield from self._settler.ask(asks, commit=True)
+        if reply.admits(asks):
+            with self._settler.guard:
+                for claim, outcome in zip(claims, reply.outcomes, strict=True):
+                    if outcome.allowed:
+                        self._settler.book.learn(claim, outcome, moment(reply.now, claim.ask.key), asked_at)
+        return reply
+
+
+_all: weakref.WeakSet[Leases] = weakref.WeakSet()
+
+
+@atexit.register
+def _settle_at_exit() -> None:
+    """WSGI has no shutdown: what was admitted on account is charged all the same."""
+    for leases in list(_all):
+        try:
+            leases.finish()
+        except Exception:
+            logger.exception("what was admitted here could not be settled at the end of the process")

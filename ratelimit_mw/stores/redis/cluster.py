@@ -1,0 +1,396 @@
+"""Counters on a Redis Cluster: a request's counters are asked where their slots are."""
+
+import asyncio
+import contextlib
+import itertools
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Self
+
+from ratelimit_mw.clock import Clock
+from ratelimit_mw.errors import StoreUnavailable
+from ratelimit_mw.model import Ask, Outcome, Reply
+from ratelimit_mw.stores.redis.codec import Conversation, Intent, StoreRequest, WrongNode, charging, forgetting
+from ratelimit_mw.stores.redis.connection import FIRST_CONNECTION, GRACE, HANDSHAKE_TIMEOUT, Blocking
+from ratelimit_mw.stores.redis.endpoint import Address, Direct, Spread
+from ratelimit_mw.stores.redis.store import Server
+from ratelimit_mw.stores.redis.topology import Redirected, Topology, converse_by_slot, slot_of
+
+
+class Node(Server):
+    """One node. It is back when it decides again, or when others serve its slots."""
+
+    def __init__(
+        self, address: Address, topology: Topology, endpoint: Direct, timeout: float, clock: Clock | None
+    ) -> None:
+        self.address = address
+        self._topology = topology
+        super().__init__(endpoint, "redis+cluster://{}:{}".format(*address), timeout=timeout, clock=clock)
+
+    def _converse(self, requests: Sequence[StoreRequest]) -> Conversation:
+        return converse_by_slot(requests, self._clock.now() if self._clock else None, self._scripts)
+
+    def _probe(self, domain: str) -> None:
+        self._topology.ask()
+        tag = self._topology.tag_at(self.address)
+        if tag is not None:
+            self._decide_alone(f"{domain}:probe:{tag}", slot_of(tag))
+
+
+Result = Reply | StoreUnavailable
+"""What became of an request."""
+
+
+class ClusterTime(int):
+    """When a request over several slots was decided: the latest of their nodes' clocks, and each in `of_slot`.
+
+    Who gives something back says when it was charged, by the number in the reply; each node wants its own.
+    """
+
+    of_slot: Mapping[int, int]
+
+    @classmethod
+    def latest(cls, of_slot: Mapping[int, int]) -> Self:
+        """The one number that stands for all."""
+        moment = cls(max(of_slot.values()))
+        moment.of_slot = of_slot
+        return moment
+
+
+def by_slot(keys: Sequence[str]) -> dict[int, list[int]]:
+    """The slots in which `keys` lie, and the places of those in each. To ask nothing any slot will do."""
+    places: dict[int, list[int]] = {}
+    for place, key in enumerate(keys):
+        places.setdefault(slot_of(key), []).append(place)
+    return places or {0: []}
+
+
+def forgetting_all(keys: Sequence[str]) -> list[StoreRequest]:
+    """The requests that make these counters as if unused."""
+    return [forgetting([keys[place] for place in places], slot) for slot, places in by_slot(keys).items()]
+
+
+def refunds(asks: Sequence[Ask], charged_at: int) -> list[StoreRequest]:
+    """The requests that give back what was charged at that moment."""
+    return [
+        ([asks[place] for place in places], Intent(charged_at=_in_slot(charged_at, slot), slot=slot))
+        for slot, places in by_slot([ask.key for ask in asks]).items()
+    ]
+
+
+def charges(asks: Sequence[Ask], slots: Mapping[int, Sequence[int]], instead_of: int | None) -> list[StoreRequest]:
+    """The requests that charge these asks, which lie in `slots` as `by_slot` says."""
+    return [
+        charging([asks[place] for place in places], None if instead_of is None else _in_slot(instead_of, slot), slot)
+        for slot, places in slots.items()
+    ]
+
+
+def when(slots: Iterable[int], results: Sequence[Result]) -> int:
+    """When it was done, in each slot. Raises StoreUnavailable where some slot is silent."""
+    times: dict[int, int] = {}
+    for slot, result in zip(slots, results, strict=True):
+        if isinstance(result, StoreUnavailable):
+            raise result
+        times[slot] = result.now
+    return ClusterTime.latest(times)
+
+
+def _in_slot(moment: int, slot: int) -> int:
+    """A moment by the clock of the node that serves `slot`."""
+    return moment.of_slot.get(slot, moment) if isinstance(moment, ClusterTime) else moment
+
+
+_SILENT = Outcome(True, 0, 0)
+
+
+class MultiSlotRequest:
+    """One request's way from `requests`, one a slot, over what `returns` gives back, to its `reply`.
+
+    Its parts are all or nothing: where one denies, what the others took is given back.
+    """
+
+    def __init__(self, asks: Sequence[Ask], places: Mapping[int, Sequence[int]], *, commit: bool) -> None:
+        self._asks = asks
+        self._places = places
+        self._commit = commit
+        self.requests: list[StoreRequest] = [
+            ([asks[place] for place in own], Intent(commit, slot=slot)) for slot, own in places.items()
+        ]
+        self._results: list[Result] = []
+        self._returned: list[int] = []
+
+    def returns(self, results: Sequence[Result]) -> list[StoreRequest]:
+        """The requests that give back what was taken, now that `results` came; none unless some part denies.
+
+        Where a part is silent and no other denies, the request goes by `on_error`, and the rest stays charged.
+        """
+        self._results = list(results)
+        taken: dict[int, StoreRequest] = {}
+        denied = False
+        for number, (request, result) in enumerate(zip(self.requests, results, strict=True)):
+            if isinstance(result, Reply):
+                if result.admits(request[0]):
+                    taken[number] = _refund(request, result)
+                else:
+                    denied = True
+        if not denied or not self._commit:
+            return []
+        self._returned = list(taken)
+        return list(taken.values())
+
+    def reply(self, looks: Sequence[Result]) -> Reply:
+        """The reply to the whole, now that `looks` came to what was returned.
+
+        Raises StoreUnavailable where a part is silent, unless another denies: that is certain enough, and of the
+        silent one the reply says that it does not deny.
+        """
+        for number, look in zip(self._returned, looks, strict=True):
+            was = self._results[number]
+            if isinstance(look, Reply) and isinstance(was, Reply):
+                outcomes = zip(was.outcomes, look.outcomes, strict=True)
+                self._results[number] = Reply(was.now, [new if old.allowed else old for old, new in outcomes])
+        said = [_SILENT] * len(self._asks)
+        moments: dict[int, int] = {}
+        silence: StoreUnavailable | None = None
+        for (slot, own), result in zip(self._places.items(), self._results, strict=True):
+            if isinstance(result, Reply):
+                moments[slot] = result.now
+                for place, outcome in zip(own, result.outcomes, strict=True):
+                    said[place] = outcome
+            else:
+                silence = result
+        if silence and not (moments and self._denied(said)):
+            raise silence
+        return Reply(ClusterTime.latest(moments), said)
+
+    def _denied(self, said: Sequence[Outcome]) -> bool:
+        return not all(outcome.allowed or ask.shadow for ask, outcome in zip(self._asks, said, strict=True))
+
+
+def _refund(request: StoreRequest, reply: Reply) -> StoreRequest:
+    asks, intent = request
+    # What a shadow rule would have denied was not taken.
+    taken = [
+        ask if outcome.allowed else ask._replace(cost=0) for ask, outcome in zip(asks, reply.outcomes, strict=True)
+    ]
+    return taken, Intent(charged_at=reply.now, slot=intent.slot)
+
+
+_PORT = 6379
+
+_PAUSE = 0.004
+"""Seconds between two questions about a slot that is on the move, from the third on."""
+
+
+class ClusterStore:
+    """Decides on `url` (redis+cluster://user:password@host:port,host:port), within `timeout` seconds.
+
+    The asks of one slot are decided in one script call on its node, atomically; an identity's counters lie in one
+    slot. Where a request has several, all are asked at once; if one denies, what the others took is returned, and
+    what can't be returned stays charged. Each node has a breaker of its own: limits on the others go on holding.
+    `tls=true` among the options asks for TLS. Safe after a fork. Raises ValueError for a URL that can't be read.
+    """
+
+    def __init__(self, url: str, *, timeout: float = 0.1, clock: Clock | None = None) -> None:
+        spread = Spread.parse(url, _PORT)
+        if spread.path not in ((), ("0",)):
+            raise ValueError("a cluster has database 0 and no other")
+        self._url = spread.url()
+        self._timeout = timeout
+        self._clock = clock
+        self._topology = Topology(spread.addresses, self._connect, self._is_away)
+        self._nodes: dict[Address, Node] = {}
+        self._endpoint(spread.addresses[0])  # what can't be read raises here, at start
+
+    def decide(self, asks: Sequence[Ask], *, commit: bool = True) -> Reply:
+        """See `Store.decide`."""
+        deadline = time.monotonic() + self._timeout
+        places = by_slot([ask.key for ask in asks])
+        if len(places) == 1:
+            return self._inquire((asks, Intent(commit, slot=next(iter(places)))), deadline)
+        request = MultiSlotRequest(asks, places, commit=commit)
+        back = request.returns(self._inquire_all(request.requests, deadline))
+        return request.reply(self._inquire_all(back, deadline))
+
+    async def adecide(self, asks: Sequence[Ask], *, commit: bool = True) -> Reply:
+        """See `Store.decide`."""
+        deadline = asyncio.get_running_loop().time() + self._timeout
+        places = by_slot([ask.key for ask in asks])
+        if len(places) == 1:
+            return await self._ainquire((asks, Intent(commit, slot=next(iter(places)))), deadline)
+        request = MultiSlotRequest(asks, places, commit=commit)
+        back = request.returns(await self._ainquire_all(request.requests, deadline))
+        return request.reply(await self._ainquire_all(back, deadline))
+
+    def forget(self, keys: Sequence[str]) -> None:
+        """See `Store.forget`."""
+        _insist(self._inquire_all(forgetting_all(keys), time.monotonic() + self._timeout))
+
+    async def aforget(self, keys: Sequence[str]) -> None:
+        """See `Store.forget`."""
+        _insist(await self._ainquire_all(forgetting_all(keys), asyncio.get_running_loop().time() + self._timeout))
+
+    def refund(self, asks: Sequence[Ask], charged_at: int) -> None:
+        """See `Store.refund`."""
+        _insist(self._inquire_all(refunds(asks, charged_at), time.monotonic() + self._timeout))
+
+    async def arefund(self, asks: Sequence[Ask], charged_at: int) -> None:
+        """See `Store.refund`."""
+        deadline = asyncio.get_running_loop().time() + self._timeout
+        _insist(await self._ainquire_all(refunds(asks, charged_at), deadline))
+
+    def charge(self, asks: Sequence[Ask], *, instead_of: int | None = None) -> int:
+        """See `Store.charge`."""
+        places = by_slot([ask.key for ask in asks])
+        results = self._inquire_all(charges(asks, places, instead_of), time.monotonic() + self._timeout)
+        return when(places, results)
+
+    async def acharge(self, asks: Sequence[Ask], *, instead_of: int | None = None) -> int:
+        """See `Store.charge`."""
+        places = by_slot([ask.key for ask in asks])
+        deadline = asyncio.get_running_loop().time() + self._timeout
+        return when(places, await self._ainquire_all(charges(asks, places, instead_of), deadline))
+
+    def keys(self, prefix: str) -> Iterator[str]:
+        """See `Store.keys`. Each node is asked for its own, one after the other."""
+        for address in sorted(self._topology.nodes()):
+            yield from self._node(address).keys(prefix)
+
+    def connect(self) -> None:
+        """See `Connectable`. Asks which nodes there are, and connects to each that serves a slot."""
+        thread = threading.Thread(target=self._connect_to_all, name="ratelimit_mw connect", daemon=True)
+        with contextlib.suppress(RuntimeError):  # no more threads
+            thread.start()
+            thread.join(FIRST_CONNECTION)
+
+    def _connect_to_all(self) -> None:
+        with contextlib.suppress(StoreUnavailable):
+            for address in self._topology.nodes():
+                self._node(address).connect()
+
+    async def aconnect(self) -> None:
+        """See `Connectable`. Asks which nodes there are, and connects to each that serves a slot."""
+        with contextlib.suppress(StoreUnavailable, TimeoutError):
+            async with asyncio.timeout(FIRST_CONNECTION):
+                nodes = await asyncio.to_thread(self._topology.nodes)
+                await asyncio.gather(*(self._node(address).aconnect() for address in nodes))
+
+    def close(self) -> None:
+        """See `Store.close`. The connections of event loops close with their loops, or by `aclose`."""
+        for node in list(self._nodes.values()):
+            node.close()
+
+    async def aclose(self) -> None:
+        """See `Store.close`."""
+        for node in list(self._nodes.values()):
+            await node.aclose()
+
+    def _inquire(self, request: StoreRequest, deadline: float) -> Reply:
+        """The reply of whoever serves the request's slot."""
+        node, left = self._node(self._topology.serving(request[1].slot)), self._timeout
+        for pause in _pauses():
+            try:
+                return node.inquire(request, left)
+            except WrongNode as error:
+                node, request = self._follow(error, node, request)
+            left = deadline - time.monotonic() - pause
+            if left < GRACE:
+                break
+            if pause:
+                time.sleep(pause)
+        raise _unsettled(request)
+
+    async def _ainquire(self, request: StoreRequest, deadline: float) -> Reply:
+        """The awaitable twin of `_inquire`; `deadline` is by the loop's clock."""
+        node = self._node(self._topology.serving(request[1].slot))
+        try:
+            return await node.ainquire(request)
+        except WrongNode as error:
+            node, request = self._follow(error, node, request)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(deadline):
+                for pause in _pauses():
+                    try:
+                        return await node.ainquire(request)
+                    except WrongNode as error:
+                        node, request = self._follow(error, node, request)
+                    await asyncio.sleep(pause)
+        raise _unsettled(request)
+
+    def _follow(self, error: WrongNode, node: Node, request: StoreRequest) -> tuple[Node, StoreRequest]:
+        """Whom to ask instead, and what."""
+        asks, intent = request
+        if not isinstance(error, Redirected):  # a slot on the move, with some keys here and some there
+            return self._node(self._topology.serving(intent.slot)), (asks, intent._replace(asking=False))
+        host, port = error.address
+        address = (host or node.address[0], port)
+        if not error.asking:
+            self._topology.correct(intent.slot, address)
+        return self._node(address), (asks, intent._replace(asking=error.asking))
+
+    def _inquire_all(self, requests: Sequence[StoreRequest], deadline: float) -> list[Result]:
+        """What becomes of each, all under way at once: the first in this thread, the others in threads of their own."""
+        results: list[Result] = [_unsettled(request) for request in requests]
+
+        def inquire(place: int) -> None:
+            try:
+                results[place] = self._inquire(requests[place], deadline)
+            except StoreUnavailable as error:
+                results[place] = error
+
+        threads = []
+        for place in range(1, len(requests)):
+            thread = threading.Thread(target=inquire, args=(place,), name="ratelimit_mw slot", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # no more threads: one after the other, then
+                inquire(place)
+            else:
+                threads.append(thread)
+        if requests:
+            inquire(0)
+        for thread in threads:
+            thread.join()
+        return results
+
+    async def _ainquire_all(self, requests: Sequence[StoreRequest], deadline: float) -> list[Result]:
+        """The awaitable twin of `_inquire_all`."""
+
+        async def inquire(request: StoreRequest) -> Result:
+            try:
+                return await self._ainquire(request, deadline)
+            except StoreUnavailable as error:
+                return error
+
+        return await asyncio.gather(*map(inquire, requests))
+
+    def _node(self, address: Address) -> Node:
+        return self._nodes.get(address) or self._nodes.setdefault(
+            address, Node(address, self._topology, self._endpoint(address), self._timeout, self._clock)
+        )
+
+    def _is_away(self, address: Address) -> bool:
+        node = self._nodes.get(address)
+        return node is not None and node.away
+
+    def _connect(self, address: Address) -> Blocking:
+        return self._endpoint(address).connect()
+
+    def _endpoint(self, address: Address) -> Direct:
+        return Direct(self._url, max(HANDSHAKE_TIMEOUT, self._timeout), address)
+
+
+def _insist(results: Sequence[Result]) -> None:
+    for result in results:
+        if isinstance(result, StoreUnavailable):
+            raise result
+
+
+def _pauses() -> Iterator[float]:
+    return itertools.chain((0, 0), itertools.repeat(_PAUSE))
+
+
+def _unsettled(request: StoreRequest) -> StoreUnavailable:
+    return StoreUnavailable(f"no node answered for slot {request[1].slot} within the deadline")

@@ -1,1 +1,0 @@
-"""What carries out deferred requests. It needs the extra `worker`, for httpx."""
