@@ -1,6 +1,9 @@
 """Exceptions from elsewhere at every line of a decision on Redis: the store goes on deciding, and counts exactly."""
 
 import signal
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 
@@ -10,6 +13,7 @@ from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import Ask, Quota
 from ratelimit_mw.stores.redis.store import RedisStore
 from ratelimit_mw.stores.redis.threads import _Job
+from tests.support.apps import ROOT
 from tests.support.interrupts import Interrupted, at_every_line, interrupted
 from tests.support.patience import eventually
 from tests.support.proxy import Proxy
@@ -139,3 +143,48 @@ def test_a_leader_whose_thread_is_gone_is_replaced(store):
     store._threads._leader[None] = lost
     assert remaining(store) == LIMIT - 2
     assert not store._threads._leader
+
+
+GREENLETS = """
+    from gevent import monkey
+    monkey.patch_all()
+    import sys
+    import gevent
+    from ratelimit_mw.model import Ask, Quota
+    from ratelimit_mw.stores.redis.store import RedisStore
+
+    store = RedisStore(sys.argv[1], timeout=20)
+    asks = [Ask("d:r:{x}", Quota("fixed_window", 1_000_000, 3_600_000_000))]
+    store.decide(asks)
+    given_up = 0
+
+    def impatient(seconds):
+        global given_up
+        try:
+            with gevent.Timeout(seconds):
+                store.decide(asks)
+        except gevent.Timeout:
+            given_up += 1
+
+    for turn in range(20):
+        hasty = [gevent.spawn(impatient, 0.005 * place) for place in range(1, 9)]
+        calm = [gevent.spawn(store.decide, asks) for _ in range(8)]
+        gevent.joinall(hasty + calm)
+        assert all(each.get().outcomes[0].allowed for each in calm)
+    assert given_up > 20, given_up
+    assert not store.away
+    print(store.decide(asks).outcomes[0].remaining, store.decide(asks).outcomes[0].remaining, given_up)
+"""
+
+
+def test_a_timeout_of_gevent_in_a_decision_costs_the_other_greenlets_nothing(any_server):
+    with Proxy(any_server.port) as proxy:
+        proxy.delay(0.02)
+        command = [sys.executable, "-c", textwrap.dedent(GREENLETS), proxy.url]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
+        assert done.returncode == 0, done.stderr
+        left, then, given_up = map(int, done.stdout.split())
+        assert then == left - 1
+        # The first, sixteen in each of twenty turns, and this one; those that were given up may have come too late.
+        assert 0 <= left - (LIMIT - 1 - 320 - 1) <= given_up
+        assert proxy.connections <= 2
