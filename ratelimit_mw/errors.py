@@ -1,13 +1,55 @@
-"""The exceptions of the package, the problems that they carry, and the hints in their messages."""
+"""The exceptions of the package, the problems that they carry, and the hints in their messages.
+
+Apps may catch the exceptions that are marked *public*. All others are handled inside the package; no call of the
+public surface raises them. The tree has every exception class of the package. A class that is defined elsewhere
+has its module behind it:
+
+    Exception
+    ├── ValueError
+    │   ├── ConfigurationError      public: the rules cannot be used
+    │   ├── Invalid                 a value of the rules file cannot be used (config.tree)
+    │   └── _Hinted                 a text cannot be read
+    │       ├── DurationError       a text is not a duration
+    │       └── TemplateError       a text is not a path template
+    ├── StoreUnavailable            public: the store does not answer within the deadline
+    │   ├── NoAnswer                there is no answer at all, or no connection
+    │   ├── Late                    one request has no answer, others have
+    │   ├── CounterError            one request's counters cannot be used
+    │   └── WrongNode               another node of the cluster must be asked
+    │       └── Redirected          as above, and that node is known
+    ├── Conflict                    another writer changed the record first
+    ├── ErrorReply                  Redis answered with an error
+    ├── NotSent                     a deferred request did not reach the app
+    ├── Unsendable                  a deferred request can never reach the app
+    ├── Lost                        a deferred request may have reached the app
+    ├── _Unreadable                 the rest of a YAML document is not worth reading (config.yaml)
+    └── _Unsafe                     the cache of last good rules may be another user's (reload.last_good)
+
+    fastapi.HTTPException
+    └── RateLimited                 public: a rule denied the request (fastapi)
+
+    werkzeug.exceptions.TooManyRequests
+    └── RateLimited                 public: a rule denied the request (flask)
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
+__all__ = ["ConfigurationError", "Problem", "StoreUnavailable"]
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong in a rules file, and where. Lines and columns count from 1; 0 is unknown."""
+    """One thing that is wrong in a rules file.
+
+    Args:
+        message: What is wrong, as one sentence. It begins with the dotted path of the key, if there is one.
+        file: The name of the file; "" for a mapping.
+        line: The line, counted from 1; 0 if it is unknown.
+        column: The column, counted from 1; 0 if it is unknown.
+        hint: What would be right, as the nearest valid word; "" if nothing is near.
+    """
 
     message: str
     file: str = ""
@@ -22,13 +64,20 @@ class Problem:
 
 
 _SHOWN = 100
+"""Problems in the text of a `ConfigurationError`. A line of a log must not be endless."""
 
 
 class ConfigurationError(ValueError):
-    """The rules can't be used: `problems` says everything that was found, in the order of the file.
+    """The rules cannot be used.
 
-    The text names the first hundred problems: a log line has to have an end.
+    The text has one line for each of the first 100 problems. `problems` has all of them.
+
+    Args:
+        problems: Every problem found, in the order of the file.
     """
+
+    problems: tuple[Problem, ...]
+    """Every problem found, in the order of the file."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)
@@ -39,15 +88,90 @@ class ConfigurationError(ValueError):
 
 
 class Conflict(Exception):
-    """Nothing was changed, for somebody else was faster: what was to be changed is of this `version` by now."""
+    """A record was not written, because another writer came first. Read it again and repeat the change.
+
+    Records are the overrides, the switch and the rules that a Redis database holds.
+
+    Args:
+        version: The version that the record has now.
+    """
+
+    version: int
+    """The version that the record has now."""
 
     def __init__(self, version: int) -> None:
         self.version = version
-        super().__init__(f"changed meanwhile: it is of version {version} by now")
+        super().__init__(f"another change came first: it is version {version} by now")
 
 
 class StoreUnavailable(Exception):
-    """The store can't answer within the deadline; the error policy of each rule applies."""
+    """The store does not answer within its deadline.
+
+    A decision does not raise it: the `on_error` of each rule applies instead. A store of your own must raise it, and
+    nothing else, when it cannot answer.
+    """
+
+
+class NoAnswer(StoreUnavailable):
+    """There is no answer or no connection within the deadline."""
+
+
+class Late(StoreUnavailable):
+    """One request has no answer within the deadline. Other requests are answered, so the store itself is well."""
+
+
+class CounterError(StoreUnavailable):
+    """The counters of one request cannot be used, because a key has another type, for example. The store is well."""
+
+
+class WrongNode(StoreUnavailable):
+    """A node of a cluster is well but did nothing: another node must be asked, or the same one later."""
+
+
+class Redirected(WrongNode):
+    """The node names the node to ask instead.
+
+    Args:
+        address: Its host and port. An empty host is the host of the node that answered.
+        asking: True if the slot is on the move: only this request goes there, after `ASKING`.
+    """
+
+    def __init__(self, address: tuple[str, int], *, asking: bool) -> None:
+        super().__init__(f"another node serves the slot: {address[0]}:{address[1]}")
+        self.address = address
+        self.asking = asking
+
+
+class ErrorReply(Exception):
+    """Redis answered with an error. The text is the server's."""
+
+
+class _Hinted(ValueError):
+    """A text cannot be read. `hint` says what would be right; it is "" if nothing is near."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class DurationError(_Hinted):
+    """A text is not a duration."""
+
+
+class TemplateError(_Hinted):
+    """A text is not a path template."""
+
+
+class NotSent(Exception):
+    """A deferred request did not reach the app. It can be sent again."""
+
+
+class Unsendable(Exception):
+    """A deferred request can never reach the app: no HTTP client sends it."""
+
+
+class Lost(Exception):
+    """A deferred request may have reached the app. Whether the app served it is unknown."""
 
 
 _OTHER_NAMES = {

@@ -9,7 +9,7 @@ import re
 from decimal import Decimal
 from difflib import get_close_matches
 
-from ratelimit_mw.errors import quoted
+from ratelimit_mw.errors import DurationError, quoted
 
 MILLISECOND = 1_000
 SECOND = 1_000_000
@@ -51,14 +51,6 @@ DURATION_FORM = "write a number and a unit, as 100ms or 2 hours"
 """The hint for a text that is not a duration."""
 
 _DURATION = re.compile(r"\s*(?:([0-9]+)(?:\.([0-9]{1,6}))?\s*)?([a-z]+)\s*", re.IGNORECASE)
-
-
-class DurationError(ValueError):
-    """A text that is not a duration. `hint` says what would be right."""
-
-    def __init__(self, message: str, hint: str = "") -> None:
-        super().__init__(message)
-        self.hint = hint
 
 
 def parse_duration(text: str) -> int:

@@ -8,9 +8,9 @@ from ipaddress import IPv6Network, ip_network
 from typing import TypeVar
 
 from ratelimit_mw.config.tree import Invalid, Items, Node, Scalar, kind
-from ratelimit_mw.errors import near, quoted
+from ratelimit_mw.errors import DurationError, near, quoted
 from ratelimit_mw.settings import Network
-from ratelimit_mw.units import DurationError, parse_duration
+from ratelimit_mw.units import parse_duration
 
 T = TypeVar("T")
 

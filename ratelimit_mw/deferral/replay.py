@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import httpx
 
 from ratelimit_mw.deferral.stored_request import StoredRequest
+from ratelimit_mw.errors import Lost, NotSent, Unsendable
 from ratelimit_mw.identity.decoding import cookies_named, parameters_named, with_dropped
 from ratelimit_mw.identity.request import Again, Reading
 
@@ -108,18 +109,6 @@ async def _answer(running: "asyncio.Future[None]", said: "asyncio.Queue[Message]
 
 _NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol)
 _CONNECT = 5.0  # seconds
-
-
-class NotSent(Exception):
-    """The app has not heard of the request."""
-
-
-class Unsendable(Exception):
-    """The app has not heard of the request and never will: no HTTP client sends it."""
-
-
-class Lost(Exception):
-    """The app may have heard of the request; what it made of it nobody knows."""
 
 
 class Answer(NamedTuple):

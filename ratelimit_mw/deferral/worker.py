@@ -14,9 +14,9 @@ from ratelimit_mw.decision.planning import Plan
 from ratelimit_mw.decision.settlement import Account
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.deferral.queue import Queue
-from ratelimit_mw.deferral.replay import Answer, DeferredRequest, Lost, NotSent, Target, Unsendable
+from ratelimit_mw.deferral.replay import Answer, DeferredRequest, Target
 from ratelimit_mw.deferral.stored_request import HEADER, Entry, Job, StoredRequest, unpacked, written
-from ratelimit_mw.errors import StoreUnavailable
+from ratelimit_mw.errors import Lost, NotSent, StoreUnavailable, Unsendable
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.model import NEVER, SECOND
 

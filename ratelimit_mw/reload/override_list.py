@@ -5,13 +5,14 @@ import time
 from collections.abc import Mapping
 
 from ratelimit_mw.clock import Clock, SystemClock
+from ratelimit_mw.errors import DurationError
 from ratelimit_mw.model import SECOND
 from ratelimit_mw.reload.controls import Override, key_of, read_all
 from ratelimit_mw.reload.watcher import Retriever
 from ratelimit_mw.rules.compiled import identity_of, names_network
 from ratelimit_mw.rules.ruleset import RuleSet
 from ratelimit_mw.stores.records import Records
-from ratelimit_mw.units import DurationError, parse_duration
+from ratelimit_mw.units import parse_duration
 
 
 class OverrideList:

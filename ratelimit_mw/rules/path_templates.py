@@ -7,6 +7,8 @@ from typing import NamedTuple
 from unicodedata import decimal
 from uuid import UUID
 
+from ratelimit_mw.errors import TemplateError
+
 LONGEST = 1_000
 """Characters in a template."""
 
@@ -19,14 +21,6 @@ KINDS = ("str", "int", "float", "uuid", "path")
 
 ONLY_INT = "int, not float"
 """The kind of an `int` at a place where the file also has a `float`, which is what 7.0 is meant for."""
-
-
-class TemplateError(ValueError):
-    """A template that can't be read; `hint` says what could be."""
-
-    def __init__(self, message: str, hint: str = "") -> None:
-        super().__init__(message)
-        self.hint = hint
 
 
 class Segment(NamedTuple):

@@ -5,12 +5,11 @@ import struct
 import pytest
 from redis.crc import key_slot
 
-from ratelimit_mw.errors import StoreUnavailable
+from ratelimit_mw.errors import CounterError, ErrorReply, Redirected, StoreUnavailable, WrongNode
 from ratelimit_mw.model import Ask, Outcome, Quota, Reply
 from ratelimit_mw.stores.redis.cluster import MultiSlotRequest, by_slot
-from ratelimit_mw.stores.redis.codec import CounterError, Intent, WrongNode, away, encode
-from ratelimit_mw.stores.redis.connection import ErrorReply
-from ratelimit_mw.stores.redis.topology import Redirected, _table, converse_by_slot, slot_of
+from ratelimit_mw.stores.redis.codec import Intent, away, encode
+from ratelimit_mw.stores.redis.topology import _table, converse_by_slot, slot_of
 
 QUOTA = Quota("fixed_window", 5, 1_000_000)
 NO_SCRIPT = ErrorReply("NOSCRIPT No matching script.")

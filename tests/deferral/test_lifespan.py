@@ -2,8 +2,9 @@ import asyncio
 
 import pytest
 
-from ratelimit_mw.deferral.replay import Lost, in_process, lifespan
+from ratelimit_mw.deferral.replay import in_process, lifespan
 from ratelimit_mw.deferral.stored_request import StoredRequest
+from ratelimit_mw.errors import Lost
 
 POST = StoredRequest("POST", "http", "/a%20b//c?d=%0D", (("host", "shop.example"), ("x-a", "b")), "192.0.2.1", "/", {})
 

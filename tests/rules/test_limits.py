@@ -4,8 +4,9 @@ import pytest
 
 from ratelimit_mw import ConfigurationError
 from ratelimit_mw.config.words.limit import parse_limit, parse_period
+from ratelimit_mw.errors import DurationError
 from ratelimit_mw.model import Quota
-from ratelimit_mw.units import DAY, DurationError, parse_duration, spell_period
+from ratelimit_mw.units import DAY, parse_duration, spell_period
 from tests.rules.corpus import request, rules
 
 case = pytest.param

@@ -4,9 +4,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from starlette.routing import compile_path
 
+from ratelimit_mw.errors import TemplateError
 from ratelimit_mw.identity.decoding import cleaned as clean
 from ratelimit_mw.rules.path_matcher import PathMatcher
-from ratelimit_mw.rules.path_templates import TemplateError, parse
+from ratelimit_mw.rules.path_templates import parse
 
 words = st.sampled_from(["a", "b", "a.b", "-", ".", "..", "v1", "", "1", "é", "x\n"])
 parameters = st.sampled_from(["{}", "{}", "{:int}", "{:float}", "{:uuid}", "{:path}", "{:str}"])

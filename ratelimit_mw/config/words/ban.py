@@ -10,9 +10,9 @@ from ratelimit_mw.config.word import Values, Word
 from ratelimit_mw.config.words.consistency import CONSISTENCY, SHARDS
 from ratelimit_mw.config.words.deferral import ON_LIMIT
 from ratelimit_mw.config.words.limit import LIMIT
-from ratelimit_mw.errors import nearest, quoted
+from ratelimit_mw.errors import DurationError, nearest, quoted
 from ratelimit_mw.model import Ban, Quota
-from ratelimit_mw.units import DAY, SECOND, DurationError, parse_duration, spell_duration
+from ratelimit_mw.units import DAY, SECOND, parse_duration, spell_duration
 
 _KEYS = ("after", "for", "growing")
 _FORM = "as {after: 10 denials in 1 minute, for: 10 minutes}"

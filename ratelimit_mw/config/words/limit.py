@@ -14,18 +14,9 @@ from ratelimit_mw.algorithms.algorithm import Algorithm
 from ratelimit_mw.config import kinds, readers
 from ratelimit_mw.config.tree import Invalid, Items, Map, Node, Place, Problems, Scalar, kind
 from ratelimit_mw.config.word import Values, Word
-from ratelimit_mw.errors import nearest, quoted
+from ratelimit_mw.errors import DurationError, nearest, quoted
 from ratelimit_mw.process_local import checkpoint
-from ratelimit_mw.units import (
-    DAY,
-    DURATION_FORM,
-    LONGEST_NUMBER,
-    SHORT_UNITS,
-    UNITS,
-    DurationError,
-    parse_duration,
-    spell_period,
-)
+from ratelimit_mw.units import DAY, DURATION_FORM, LONGEST_NUMBER, SHORT_UNITS, UNITS, parse_duration, spell_period
 
 DEFAULT = "sliding_window"
 """The algorithm of a rule that names none."""

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from ratelimit_mw.config import kinds, readers
 from ratelimit_mw.config.tree import Invalid, Node, Problems
 from ratelimit_mw.config.word import Section, Values, Word, section_word, sections_word
-from ratelimit_mw.errors import near, nearest, quoted
+from ratelimit_mw.errors import TemplateError, near, nearest, quoted
 from ratelimit_mw.identity.attributes import Attributes
 from ratelimit_mw.process_local import checkpoint
 from ratelimit_mw.rules.compiled import Exact, Matching
-from ratelimit_mw.rules.path_templates import Template, TemplateError, apart_from_floats, parse
+from ratelimit_mw.rules.path_templates import Template, apart_from_floats, parse
 
 _WITH_PORT = re.compile(r"[^:]:[0-9]+$")
 _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "QUERY")

@@ -9,13 +9,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Self
 
 from ratelimit_mw.clock import Clock
-from ratelimit_mw.errors import StoreUnavailable
+from ratelimit_mw.errors import Redirected, StoreUnavailable, WrongNode
 from ratelimit_mw.model import Ask, Outcome, Reply
-from ratelimit_mw.stores.redis.codec import Conversation, Intent, StoreRequest, WrongNode, charging, forgetting
+from ratelimit_mw.stores.redis.codec import Conversation, Intent, StoreRequest, charging, forgetting
 from ratelimit_mw.stores.redis.connection import FIRST_CONNECTION, GRACE, HANDSHAKE_TIMEOUT, Blocking
 from ratelimit_mw.stores.redis.endpoint import Address, Direct, Spread
 from ratelimit_mw.stores.redis.store import Server
-from ratelimit_mw.stores.redis.topology import Redirected, Topology, converse_by_slot, slot_of
+from ratelimit_mw.stores.redis.topology import Topology, converse_by_slot, slot_of
 
 
 class Node(Server):

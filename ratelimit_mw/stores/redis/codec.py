@@ -11,7 +11,7 @@ from struct import Struct, error
 from typing import Any, NamedTuple
 
 from ratelimit_mw.algorithms import ALGORITHMS, NOTHING, PARTS, Part, lua, widened
-from ratelimit_mw.errors import StoreUnavailable
+from ratelimit_mw.errors import CounterError, Late, StoreUnavailable, WrongNode
 from ratelimit_mw.model import Ask, Outcome, Quota, Reply
 
 SEVERAL = 1
@@ -85,22 +85,6 @@ def charging(asks: Sequence[Ask], instead_of: int | None, slot: int = 0) -> Stor
 def forgetting(keys: Sequence[str], slot: int = 0) -> StoreRequest:
     """The request that makes these counters as if unused."""
     return [Ask(key, NOTHING) for key in keys], Intent(forget=True, slot=slot)
-
-
-class CounterError(StoreUnavailable):
-    """One request's own counters can't be used (a key of another type, say); the store itself is well."""
-
-
-class WrongNode(StoreUnavailable):
-    """Nothing was done: this node of a cluster is well, but it was not the one to ask, or not the moment."""
-
-
-class NoAnswer(StoreUnavailable):
-    """Nothing came within the deadline: no answer, or no connection."""
-
-
-class Late(StoreUnavailable):
-    """One request was not answered in time. Others are, so the store itself is well."""
 
 
 def away(result: object) -> bool:

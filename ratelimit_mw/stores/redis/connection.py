@@ -11,9 +11,9 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
-from ratelimit_mw.errors import StoreUnavailable
+from ratelimit_mw.errors import ErrorReply, NoAnswer, StoreUnavailable
 from ratelimit_mw.model import Reply
-from ratelimit_mw.stores.redis.codec import Command, Conversation, NoAnswer
+from ratelimit_mw.stores.redis.codec import Command, Conversation
 
 PENDING = object()
 """What `Replies.get` returns until the next reply is there as a whole."""
@@ -28,10 +28,6 @@ _LONGEST_LINE = 64 * 1024
 _DEEPEST = 8
 
 _TEXT, _ARRAY, _NUMBER, _STATUS, _ERROR = b"$*:+-"
-
-
-class ErrorReply(Exception):
-    """An error that a server answered with."""
 
 
 class Replies:

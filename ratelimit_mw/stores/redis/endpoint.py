@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
-from ratelimit_mw.errors import StoreUnavailable
-from ratelimit_mw.stores.redis.connection import HANDSHAKE_TIMEOUT, Blocking, ErrorReply
+from ratelimit_mw.errors import ErrorReply, StoreUnavailable
+from ratelimit_mw.stores.redis.connection import HANDSHAKE_TIMEOUT, Blocking
 from ratelimit_mw.stores.redis.streaming import Streaming
 
 _URL = re.compile(r"(?P<scheme>[^:/?#]*)://(?P<netloc>[^/?#]*)(?P<path>[^?#]*)(?:\?(?P<query>[^#]*))?")

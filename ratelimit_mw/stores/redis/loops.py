@@ -7,9 +7,9 @@ from contextvars import Context
 from functools import partial
 from time import monotonic
 
-from ratelimit_mw.errors import StoreUnavailable
+from ratelimit_mw.errors import Late, StoreUnavailable
 from ratelimit_mw.model import Reply
-from ratelimit_mw.stores.redis.codec import MOST, Conversation, Late, StoreRequest, away
+from ratelimit_mw.stores.redis.codec import MOST, Conversation, StoreRequest, away
 from ratelimit_mw.stores.redis.connection import GRACE
 from ratelimit_mw.stores.redis.streaming import Streaming
 

@@ -8,8 +8,9 @@ other uses at that moment.
 import time
 from collections.abc import Callable
 
+from ratelimit_mw.errors import Late, NoAnswer
 from ratelimit_mw.model import Reply
-from ratelimit_mw.stores.redis.codec import Late, NoAnswer, StoreRequest
+from ratelimit_mw.stores.redis.codec import StoreRequest
 from ratelimit_mw.stores.redis.threads import ThreadBatcher
 
 _FAR = 0.4

@@ -14,13 +14,12 @@ from typing import Any
 
 from ratelimit_mw.algorithms import NOTHING
 from ratelimit_mw.clock import Clock
-from ratelimit_mw.errors import StoreUnavailable
+from ratelimit_mw.errors import CounterError, StoreUnavailable
 from ratelimit_mw.model import Ask, Reply
 from ratelimit_mw.process_local import event, lazy, reset_after_fork
 from ratelimit_mw.stores.redis.codec import (
     DECIDE,
     Conversation,
-    CounterError,
     Intent,
     StoreRequest,
     away,

@@ -9,13 +9,12 @@ from typing import Any
 import redis.asyncio.connection
 from redis.exceptions import RedisError
 
-from ratelimit_mw.errors import StoreUnavailable
+from ratelimit_mw.errors import ErrorReply, StoreUnavailable
 from ratelimit_mw.model import Reply
 from ratelimit_mw.stores.redis.codec import Command, Conversation
 from ratelimit_mw.stores.redis.connection import (
     HANDSHAKE_TIMEOUT,
     PENDING,
-    ErrorReply,
     Replies,
     connection,
     forget_streams,

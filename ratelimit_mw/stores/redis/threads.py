@@ -20,9 +20,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from ratelimit_mw.errors import StoreUnavailable
+from ratelimit_mw.errors import NoAnswer, StoreUnavailable
 from ratelimit_mw.model import Reply
-from ratelimit_mw.stores.redis.codec import MOST, Batch, Conversation, NoAnswer, StoreRequest, away
+from ratelimit_mw.stores.redis.codec import MOST, Batch, Conversation, StoreRequest, away
 from ratelimit_mw.stores.redis.connection import GRACE, Blocking, Exchange
 
 _LOST = 1.0

@@ -8,15 +8,13 @@ from typing import Any
 
 from redis.crc import key_slot
 
-from ratelimit_mw.errors import StoreUnavailable
+from ratelimit_mw.errors import CounterError, Redirected, StoreUnavailable, WrongNode
 from ratelimit_mw.model import Reply
 from ratelimit_mw.stores.redis.codec import (
     Command,
     Conversation,
-    CounterError,
     Message,
     StoreRequest,
-    WrongNode,
     called,
     decode,
     encode,
@@ -31,15 +29,6 @@ SLOTS = 16_384
 _ROUNDS = 4
 """Volleys at most: a script was not there, a slot that moves makes its requests travel alone, which may need other
 scripts, and once more."""
-
-
-class Redirected(WrongNode):
-    """Another node is the one to ask: for good, or with `asking` this once. An empty host is the answering node's."""
-
-    def __init__(self, address: Address, *, asking: bool) -> None:
-        super().__init__(f"another node serves the slot: {address[0]}:{address[1]}")
-        self.address = address
-        self.asking = asking
 
 
 def slot_of(key: str) -> int:
