@@ -1,10 +1,18 @@
+import sys
 from importlib.metadata import version as installed
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import words  # beside this file; it needs the line above
+
+words.write()
 
 project = "ratelimit_mw"
 author = copyright = "the ratelimit_mw authors"
 version = release = installed("ratelimit_mw")
 
-extensions = ["myst_parser", "sphinx.ext.autodoc"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = "ratelimit_mw"

@@ -53,7 +53,7 @@ class RateLimiter:
         self.engine = Engine(retriever, self._storage, clock)
         """What the middlewares ask: it takes requests, and gives verdicts."""
         self.deferrals = DeferralService(self._storage.url, clock)
-        """The queue of requests that were put off, where rules say `on_limit: defer`."""
+        """The queue of deferred requests, for rules that defer at their limit."""
         self.overrides = OverrideList(retriever, clock)
         """What holds for single clients instead of the rules, changed at run time: limits, blocks, exemptions."""
         self.switch = Switch(retriever, self.engine.planner.switch, clock)

@@ -1,0 +1,134 @@
+"""Write words.md, the reference of every YAML word, from the tables of words. Sphinx runs this at each build."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ratelimit_mw.config.file import FILE, json_schema
+
+PAGE = Path(__file__).with_name("words.md")
+
+_HEAD = """\
+# YAML words
+
+Every word of the rules file, with its meaning, its default and the values that it takes. This page is made from the
+tables in `ratelimit_mw/config`, as is the JSON Schema that `ratelimit-mw schema` prints. The guides explain how the
+words work together.
+"""
+
+
+def page() -> str:
+    """The page: one table for each section of the rules file."""
+    schema = json_schema()
+    sections = {FILE.title: schema, **schema["$defs"]}
+    return "\n".join([_HEAD, *(_section(name, found, sections) for name, found in sections.items())])
+
+
+def write() -> None:
+    """Write the page, if it has changed."""
+    text = page()
+    if not PAGE.exists() or PAGE.read_text("utf-8") != text:
+        PAGE.write_text(text, "utf-8")
+
+
+def _section(name: str, schema: Mapping[str, Any], sections: Mapping[str, Any]) -> str:
+    rows = [
+        f"| `{word}` | {_cell(_meaning(word, found, schema))} | {_default(found)} | {_cell(_takes(found))} |"
+        for word, found in schema.get("properties", {}).items()
+    ]
+    places = ", ".join(f"`{place}`" for place in _places(name, sections))
+    about = f"{schema['description']} It is written at {places}." if places else schema["description"]
+    other = [] if schema.get("additionalProperties") is False else ["", "Other keys are allowed."]
+    return "\n".join(
+        [f"## {name}", "", about, *other, "", "| word | meaning | default | value |", "|---|---|---|---|", *rows, ""]
+    )
+
+
+def _places(name: str, sections: Mapping[str, Any]) -> Iterator[str]:
+    """The words whose value is the section `name`, with the section that each stands in."""
+    for other, schema in sections.items():
+        for word, found in schema.get("properties", {}).items():
+            if f'"#/$defs/{name}"' in json.dumps(found):
+                yield word if other == FILE.title else f"{other}.{word}"
+
+
+def _meaning(word: str, found: Mapping[str, Any], section: Mapping[str, Any]) -> str:
+    return f"**Required.** {found['description']}" if word in section.get("required", ()) else found["description"]
+
+
+def _default(found: Mapping[str, Any]) -> str:
+    return f"`{_yaml(found['default'])}`" if "default" in found else ""
+
+
+def _takes(schema: Mapping[str, Any]) -> str:
+    """The values that a schema takes, in words."""
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        return f"[{name}](#{name.lower()})"
+    if "const" in schema:
+        return f"`{_yaml(schema['const'])}`"
+    if "enum" in schema:
+        return " ".join(f"`{_yaml(value)}`" for value in schema["enum"])
+    for combined in ("anyOf", "oneOf"):
+        if combined in schema:
+            return _alternatives(schema[combined]) + _examples(schema)
+    kind = schema.get("type")
+    if kind == "array":
+        return f"a list: {_takes(schema.get('items', {}))}"
+    if kind == "object":
+        return _mapping(schema) + _examples(schema)
+    names = {"boolean": "`true` `false`", "integer": "a whole number", "number": "a number", "string": "text"}
+    return names.get(kind, "any value") + _range(schema) + _examples(schema)
+
+
+def _alternatives(schemas: Sequence[Mapping[str, Any]]) -> str:
+    """One of several schemas. What was said of one is not repeated in those that hold it."""
+    found: list[str] = []
+    for text in map(_takes, schemas):
+        so_far = ", or ".join(found)
+        shorter = text.replace(so_far, "such values") if so_far else text
+        if shorter not in found:
+            found.append(shorter)
+    return ", or ".join(found)
+
+
+def _mapping(schema: Mapping[str, Any]) -> str:
+    named = [f"`{key}`: {_takes(value)}" for key, value in schema.get("properties", {}).items()]
+    other = schema.get("additionalProperties")
+    if isinstance(other, Mapping):
+        named.append(f"any key: {_takes(other)}")
+    return f"a mapping ({'; '.join(named)})" if named else "a mapping"
+
+
+def _range(schema: Mapping[str, Any]) -> str:
+    if "exclusiveMinimum" in schema:
+        least = f"above {schema['exclusiveMinimum']}"
+    else:
+        least = f"from {schema['minimum']}" if "minimum" in schema else ""
+    most = f"to {schema['maximum']}" if "maximum" in schema else ""
+    return "".join(f" {bound}" for bound in (least, most) if bound)
+
+
+def _examples(schema: Mapping[str, Any]) -> str:
+    found = list(dict.fromkeys(_yaml(example) for example in schema.get("examples", ())))
+    return f", as {' '.join(f'`{example}`' for example in found)}" if found else ""
+
+
+def _yaml(value: object) -> str:
+    """A value as YAML writes it in one line."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {_yaml(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_yaml, value)) + "]"
+    if isinstance(value, str):
+        return f"'{value}'" if not value or value[0] in "{[" else value
+    return json.dumps(value)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+if __name__ == "__main__":
+    write()

@@ -1,0 +1,68 @@
+"""The reference of YAML words, docs/words.md, is made from the tables of words."""
+
+import importlib.util
+import re
+
+from ratelimit_mw.config.file import FILE
+from ratelimit_mw.config.word import SectionsWord, SectionWord
+from tests.support.apps import ROOT
+
+
+def script():
+    spec = importlib.util.spec_from_file_location("docs_words", ROOT / "docs" / "words.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def words_page():
+    return script().page()
+
+
+def sections(section, found):
+    """Every section of a rules file, by its title."""
+    if section.title not in found:
+        found[section.title] = section
+        for word in section.words:
+            if isinstance(word, SectionWord | SectionsWord):
+                sections(word.section(), found)
+    return found
+
+
+def rows(page):
+    """The rows of each section of the page: title → word → meaning."""
+    found = {}
+    for part in page.split("\n## ")[1:]:
+        title = part.partition("\n")[0]
+        found[title] = dict(re.findall(r"^\| `(\w+)` \| (.*?) \| ", part, re.MULTILINE))
+    return found
+
+
+def test_the_page_has_every_word_of_every_section_with_its_meaning():
+    expected = {
+        title: {
+            word.key: ("**Required.** " if word.required else "") + word.about.replace("|", "\\|")
+            for word in section.words
+        }
+        for title, section in sections(FILE, {}).items()
+    }
+    assert rows(words_page()) == expected
+
+
+def test_the_page_links_to_sections_that_it_has():
+    page = words_page()
+    linked = set(re.findall(r"\]\(#([\w-]+)\)", page))
+    assert linked == {title.lower() for title in sections(FILE, {})} - {"file"}
+
+
+def test_the_build_of_the_documentation_writes_the_page(tmp_path, monkeypatch):
+    module = script()
+    monkeypatch.setattr(module, "PAGE", tmp_path / "words.md")
+    module.write()
+    assert (tmp_path / "words.md").read_text("utf-8") == module.page()
+    assert "words.write()" in (ROOT / "docs" / "conf.py").read_text("utf-8")
+
+
+def test_a_row_has_the_default_and_the_values():
+    (shards,) = [line for line in words_page().splitlines() if line.startswith("| `shards` |")]
+    assert shards.endswith(" | `1` | a whole number from 1 to 64 |")
