@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from bench.measure import Figure, in_turn
 from bench.memory_asgi import request_scope
-from ratelimit_mw.config.load import load
+from ratelimit_mw.config.load import load_rules
 from ratelimit_mw.identity.http_request import AsgiRequest
 from ratelimit_mw.rules.ruleset import RuleSet
 
@@ -18,7 +18,7 @@ def rules(count: int) -> RuleSet:
         {"name": f"r{n}", "match": {"path": f"/api/v{n}/items/{{id:int}}"}, "limit": "10 per minute"}
         for n in range(count)
     ]
-    return load({"domain": "bench", "rules": matching})
+    return load_rules({"domain": "bench", "rules": matching})
 
 
 def seconds_per_plan(ruleset: RuleSet, path: str, plans: int = PLANS) -> Callable[[], float]:

@@ -130,7 +130,7 @@ class RateLimitMiddleware:
         finally:
             if meter is not None:
                 meter.left(request)
-            request.part()
+            request.detach()
 
     async def _call_at_first(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a connection of another kind, or the first one; by then it is known what runs the app."""

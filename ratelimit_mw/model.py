@@ -47,7 +47,7 @@ class Quota:
     ban: "Ban | None" = None
 
     @property
-    def told(self) -> int:
+    def shown_limit(self) -> int:
         """The limit that clients are told. A bucket's limit is its rate, which no throttle raises."""
         return self.limit if self.burst else self.limit - self.spare
 
@@ -137,10 +137,10 @@ CostAfter = Callable[[Callable[[str], str | None]], int]
 class Rule:
     """What is left to know of a rule once its counters are asked: how to name it and what its denial means.
 
-    Rules with the same `quota` (not empty) deny a request only together, when each of those asked does. Where there
-    are several, they are asked as shadows are, for none of them denies by itself. `max_waiting` is how many threads
-    of a process may be waiting for a turn when a request is to wait for one of this rule's. `priority` is that of the
-    requests that it applies to, None where it says nothing of that.
+    Rules with the same `quota_group` (not empty) deny a request only together, when each of those asked does. Where
+    there are several, they are asked as shadows are, for none of them denies by itself. `max_waiting` is how many
+    threads of a process may be waiting for a turn when a request is to wait for one of this rule's. `priority` is that
+    of the requests that it applies to, None where it says nothing of that.
 
     `several` says that the rule has more than one limit. A `hidden` rule is not spoken of in any header; `status` and
     `message` are those of its denials, where they are not the file's.
@@ -155,7 +155,7 @@ class Rule:
     name: str
     on_error: str = "allow"
     shadow: bool = False
-    quota: str = ""
+    quota_group: str = ""
     max_waiting: int = 4
     priority: Priority | None = None
     defers: bool = False

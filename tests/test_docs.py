@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from ratelimit_mw.config.file import json_schema
-from ratelimit_mw.config.load import load
+from ratelimit_mw.config.load import load_rules
 from tests.support.apps import ROOT
 
 PAGES = sorted((ROOT / "docs").glob("*.md"))
@@ -29,7 +29,7 @@ def test_yaml_of_the_docs_loads(text, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     path = tmp_path / "ratelimits.yaml"
     path.write_text(text)
-    assert load(path).domain
+    assert load_rules(path).domain
 
 
 @pytest.mark.parametrize("text", [block for block in blocks() if str(block.id).startswith("responses")])
@@ -40,7 +40,7 @@ def test_editors_take_what_is_said_of_responses(text):
 @pytest.mark.parametrize(("kind", "page", "section", "snippet"), KINDS.findall(README))
 def test_every_kind_in_the_readme_loads_and_has_its_section(kind, page, section, snippet):
     rule = {"name": kind, "limit": "100 per minute", **yaml.safe_load(snippet)}
-    (compiled,) = load({"domain": "shop", "rules": [rule]}).compiled
+    (compiled,) = load_rules({"domain": "shop", "rules": [rule]}).compiled
     assert compiled.counters
     headings = re.findall(r"^## (.*)$", (ROOT / "docs" / f"{page}.md").read_text(), re.MULTILINE)
     assert section in [heading.lower().replace(" ", "-") for heading in headings]

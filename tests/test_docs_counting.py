@@ -6,7 +6,7 @@ import re
 import pytest
 
 from ratelimit_mw import RateLimiter
-from ratelimit_mw.config.load import load
+from ratelimit_mw.config.load import load_rules
 from tests.shells.asking import IP
 from tests.shells.test_settling import EACH, by_hand, says, under_asgi
 from tests.support.apps import ROOT
@@ -34,7 +34,7 @@ def limiter_of(tmp_path, monkeypatch):
 @pytest.mark.parametrize("text", YAML)
 def test_each_block_loads_as_it_stands(text, tmp_path):
     (tmp_path / "rules.yaml").write_text(text)
-    assert load(tmp_path / "rules.yaml").rules
+    assert load_rules(tmp_path / "rules.yaml").rules
 
 
 def test_the_code_is_code():

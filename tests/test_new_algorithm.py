@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from ratelimit_mw import ConfigurationError, ManualClock, RateLimiter, algorithms
 from ratelimit_mw.cli.app import app
 from ratelimit_mw.config.file import json_schema
-from ratelimit_mw.config.load import load
+from ratelimit_mw.config.load import load_rules
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import SECOND, Ask, Quota
 from ratelimit_mw.stores.memory import MemoryStore
@@ -154,7 +154,7 @@ def test_an_explanation_names_it(added):
 )
 def test_a_rule_is_refused_for_what_the_algorithm_cannot_do(added, keys, message):
     with pytest.raises(ConfigurationError, match=re.escape(message)):
-        load({**FILE, "rules": [{**RULE, **keys}]})
+        load_rules({**FILE, "rules": [{**RULE, **keys}]})
 
 
 def test_shards_divide_it(added, any_server):
@@ -168,7 +168,7 @@ def test_an_algorithm_that_is_removed_is_unknown_everywhere(package):
     algorithms.add(package())
     algorithms.remove("gcra_again")
     with pytest.raises(ConfigurationError, match="must be one of"):
-        load(FILE)
+        load_rules(FILE)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(FILE, json_schema())
 
@@ -219,7 +219,7 @@ def test_a_description_that_says_nothing_of_leases_refuses_them(package):
     algorithms.add(package(module=re.sub(r", no_\w+=_NO_LEASE", "", MODULE)))
     try:
         with pytest.raises(ConfigurationError, match="not with gcra_again: it is not known to count"):
-            load({**FILE, "rules": [{**RULE, "consistency": "lease"}]})
+            load_rules({**FILE, "rules": [{**RULE, "consistency": "lease"}]})
     finally:
         algorithms.remove("gcra_again")
 

@@ -9,7 +9,7 @@ import httpx
 import pytest
 import yaml
 
-from ratelimit_mw.config.load import load
+from ratelimit_mw.config.load import load_rules
 from tests.support.apps import ROOT, gunicorn, uvicorn, within_a_minute
 
 README = (ROOT / "README.md").read_text()
@@ -48,7 +48,7 @@ def test_yaml_loads(text, tmp_path, monkeypatch):
     monkeypatch.setenv("SHARD", "a")
     path = tmp_path / "ratelimits.yaml"
     path.write_text(text)
-    assert load(path).rules
+    assert load_rules(path).rules
 
 
 KINDS = re.findall(r"^\| \[([^]]+)\]\(docs/[^)]+\) \| `([^`]+)` \|", README, re.MULTILINE)
@@ -58,7 +58,7 @@ KINDS = re.findall(r"^\| \[([^]]+)\]\(docs/[^)]+\) \| `([^`]+)` \|", README, re.
 def test_each_kind_of_the_table_is_part_of_a_rule(snippet, tmp_path):
     rule = {"name": "r", "limit": "100 per minute"} | yaml.safe_load(snippet if snippet[0] == "{" else f"{{{snippet}}}")
     (tmp_path / "ratelimits.yaml").write_text(yaml.safe_dump({"domain": "d", "rules": [rule]}))
-    assert load(tmp_path / "ratelimits.yaml").rules
+    assert load_rules(tmp_path / "ratelimits.yaml").rules
 
 
 RESPONSES = README.partition("### Responses")[2].partition("\n### ")[0]
@@ -73,13 +73,15 @@ SETTINGS = [
 @pytest.mark.parametrize(("key", "snippet"), SETTINGS)
 def test_each_setting_of_responses_loads(key, snippet):
     rule = {"name": "r", "limit": "100 per minute"}
-    assert load({"domain": "d", "response": {key: yaml.safe_load(snippet)}, "rules": [rule]}).response
+    assert load_rules({"domain": "d", "response": {key: yaml.safe_load(snippet)}, "rules": [rule]}).response
 
 
 def test_what_a_rule_says_of_its_responses_loads():
     assert len(SETTINGS) >= 15
     (snippet,) = re.findall(r"^A rule may .* `(response: {.*})`", RESPONSES, re.MULTILINE)
-    (rule,) = load({"domain": "d", "rules": [{"name": "r", "limit": "0/s", **yaml.safe_load(f"{{{snippet}}}")}]}).rules
+    (rule,) = load_rules(
+        {"domain": "d", "rules": [{"name": "r", "limit": "0/s", **yaml.safe_load(f"{{{snippet}}}")}]}
+    ).rules
     assert (rule.status, rule.message, rule.hidden) == (423, "Locked", True)
 
 

@@ -124,7 +124,7 @@ def test_a_child_of_a_fork_has_all_its_places(waiting, pool):
     assert late.result(WITHIN)
 
 
-class CompiledOverride(MemoryStore):
+class HeldStore(MemoryStore):
     """Answers some clients only when told to, and counts what each asks; `fault` is raised instead of an answer."""
 
     def __init__(self):
@@ -145,7 +145,7 @@ class CompiledOverride(MemoryStore):
 
 @pytest.fixture
 def store():
-    return CompiledOverride()
+    return HeldStore()
 
 
 @pytest.fixture
@@ -231,7 +231,7 @@ def test_what_a_shadow_rule_would_have_denied_is_counted_once(store, engine):
 def test_a_shadow_rule_that_would_make_wait_is_asked_as_ever_when_no_thread_may(engine):
     shadow = {**QUEUE, "name": "shadow", "by": "ip", "limit": "100 per hour", "shadow": True}
     made = engine(shadow, limit="100 per second", max_waiting=0)
-    made.engine.decide(made.rules.attributes.given({"ip": BUSY}), rule="shadow")
+    made.engine.decide(made.rules.attributes.request_from({"ip": BUSY}), rule="shadow")
     assert made.turn(BUSY).result(WITHIN).allowed
     assert made.engine.shadows.denials == {}
 

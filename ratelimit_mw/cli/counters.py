@@ -69,7 +69,7 @@ class Found:
     key: str
 
 
-class Limits:
+class CounterIndex:
     """What each counter's key means, by the rules in force."""
 
     def __init__(self, rules: Rules) -> None:
@@ -111,10 +111,10 @@ class Limits:
         return name, identity, quota
 
 
-def known_rule(limits: Limits, rule: str) -> None:
+def require_rule(index: CounterIndex, rule: str) -> None:
     """End the command where there is no such rule."""
-    if not limits.prefixes(rule):
-        fail(f"there is no rule {rule!r} with a limit ({nearest(rule, limits.names())})", Exit.USAGE)
+    if not index.prefixes(rule):
+        fail(f"there is no rule {rule!r} with a limit ({nearest(rule, index.names())})", Exit.USAGE)
 
 
 def nearest_full(counters: Iterable[Found], most: int) -> list[Found]:
@@ -122,56 +122,56 @@ def nearest_full(counters: Iterable[Found], most: int) -> list[Found]:
     return heapq.nsmallest(most, counters, key=lambda found: (-found.used, -found.reset_after, found.key))
 
 
-def chosen(limits: Limits, rules: Rules, rule: str, given: Mapping[str, str]) -> list[str]:
+def chosen(index: CounterIndex, rules: Rules, rule: str, client: Mapping[str, str]) -> list[str]:
     """The keys of a rule's counters for the client that has these attributes; or the end of the command.
 
     Those of its preflights are not among them, see `chosen_preflights`.
     """
-    keys = [key for key in _chosen(limits, rules, rule, given) if not is_preflight_key(key)]
+    keys = [key for key in _chosen(index, rules, rule, client) if not is_preflight_key(key)]
     if not keys:
-        fail(f"none of {', '.join(given)} makes a counter of '{rule}'{_wants(limits, rule)}", Exit.USAGE)
+        fail(f"none of {', '.join(client)} makes a counter of '{rule}'{_wants(index, rule)}", Exit.USAGE)
     return keys
 
 
-def chosen_preflights(limits: Limits, rules: Rules, rule: str, given: Mapping[str, str]) -> list[str]:
+def chosen_preflights(index: CounterIndex, rules: Rules, rule: str, client: Mapping[str, str]) -> list[str]:
     """The keys of the counters that a rule has for the CORS preflights of that client, which lack its credentials."""
-    sent = {name: text for name, text in given.items() if sent_with_preflights(name)}
-    keys = [*_chosen(limits, rules, rule, given), *_chosen(limits, rules, rule, sent)]
+    sent = {name: text for name, text in client.items() if sent_with_preflights(name)}
+    keys = [*_chosen(index, rules, rule, client), *_chosen(index, rules, rule, sent)]
     return list(dict.fromkeys(filter(is_preflight_key, keys)))
 
 
-def _chosen(limits: Limits, rules: Rules, rule: str, given: Mapping[str, str]) -> list[str]:
+def _chosen(index: CounterIndex, rules: Rules, rule: str, client: Mapping[str, str]) -> list[str]:
     keys: list[str] = []
-    for prefix, compiled in limits.prefixes(rule).items():
+    for prefix, compiled in index.prefixes(rule).items():
         if compiled is not None:
-            keys += [f"{prefix}{identity}}}" for identity in _identities(rules, compiled, given)]
+            keys += [f"{prefix}{identity}}}" for identity in _identities(rules, compiled, client)]
     return keys
 
 
-def _wants(limits: Limits, rule: str) -> str:
-    by = [entry for compiled in limits.prefixes(rule).values() if compiled for entry in compiled.by]
+def _wants(index: CounterIndex, rule: str) -> str:
+    by = [entry for compiled in index.prefixes(rule).values() if compiled for entry in compiled.by]
     return f", which counts by {', '.join(dict.fromkeys(by))}" if by else ", whose clients have no names"
 
 
-def _identities(rules: Rules, rule: CompiledRule, given: Mapping[str, str]) -> list[str]:
+def _identities(rules: Rules, rule: CompiledRule, client: Mapping[str, str]) -> list[str]:
     part = next(part for part in rules.parts if rule in part.compiled)
-    names = set(map(canonical_name, given))
+    names = set(map(canonical_name, client))
     found: dict[str, None] = {}
     for template in rule.match.templates or (None,):
         for by, identify in zip(rule.by, rule.identifiers, strict=True):
             if not names & {canonical_name(name) for name in attributes_of(by)}:
                 continue
-            identity = identify(part.attributes.given(given), {}, template.text if template else "")
+            identity = identify(part.attributes.request_from(client), {}, template.text if template else "")
             if identity is not None and UNKNOWN_ADDRESS not in identity:
                 found[identity] = None
     return list(found)
 
 
-def stems(limits: Limits, rule: str | None) -> list[str]:
+def stems(index: CounterIndex, rule: str | None) -> list[str]:
     """What the keys of a rule's counters begin with, those of its former limits too; of all rules if it is None."""
-    names = limits.names() if rule is None else [rule]
+    names = index.names() if rule is None else [rule]
     # domain:rule:algorithm and window:{…
-    return list(dict.fromkeys(key.rsplit(":", 2)[0] + ":" for name in names for key in limits.prefixes(name)))
+    return list(dict.fromkeys(key.rsplit(":", 2)[0] + ":" for name in names for key in index.prefixes(name)))
 
 
 def scanned(store: Store, prefixes: Iterable[str]) -> Iterator[str]:
@@ -183,9 +183,9 @@ def scanned(store: Store, prefixes: Iterable[str]) -> Iterator[str]:
         fail(f"the store does not answer: {error}", Exit.STORE_AWAY)
 
 
-def read(store: Store, limits: Limits, keys: Iterable[str]) -> Iterator[Found]:
+def read(store: Store, index: CounterIndex, keys: Iterable[str]) -> Iterator[Found]:
     """How these counters stand; those of no rule in force are left out."""
-    meant = ((key, known) for key in keys if (known := limits.read(key)) is not None)
+    meant = ((key, known) for key in keys if (known := index.read(key)) is not None)
     while batch := list(islice(meant, _BATCH)):
         asks = [Ask(key, quota, 0) for key, (_, _, quota) in batch]
         outcomes = patiently(partial(store.decide, asks, commit=False)).outcomes
@@ -200,7 +200,7 @@ def _found(key: str, name: str, identity: str, quota: Quota, outcome: Outcome) -
     return Found(
         name,
         identity,
-        f"{quota.told} {what}per {spell_period(quota.period)}",
+        f"{quota.shown_limit} {what}per {spell_period(quota.period)}",
         quota.algorithm,
         outcome.remaining,
         1.0 if holds == 0 else max(0.0, 1 - outcome.remaining / holds),
@@ -227,23 +227,23 @@ def show(
 
     Where a limit goes by tier, the default's is shown.
     """
-    given = attributes(ip, user, tier, attribute)
+    client = attributes(ip, user, tier, attribute)
     with opened(config, storage) as limiter:
-        limits = Limits(limiter.rules)
-        known_rule(limits, rule)
-        keys = chosen(limits, limiter.rules, rule, given) if given else None
+        index = CounterIndex(limiter.rules)
+        require_rule(index, rule)
+        keys = chosen(index, limiter.rules, rule, client) if client else None
         store = shared_store(limiter.rules, storage)
         try:
-            found = read(store, limits, scanned(store, stems(limits, rule)) if keys is None else keys)
+            found = read(store, index, scanned(store, stems(index, rule)) if keys is None else keys)
             if keys is not None:
-                preflights = read(store, limits, chosen_preflights(limits, limiter.rules, rule, given))
+                preflights = read(store, index, chosen_preflights(index, limiter.rules, rule, client))
                 found = chain(found, (each for each in preflights if each.used and each.reset_after))
-            tell(nearest_full(found, most), as_json=as_json)
+            print_counters(nearest_full(found, most), as_json=as_json)
         finally:
             store.close()
 
 
-def tell(counters: Iterable[Found], *, as_json: bool) -> None:
+def print_counters(counters: Iterable[Found], *, as_json: bool) -> None:
     """Print counters, one in a line."""
     counters = list(counters)
     if as_json:
@@ -273,10 +273,10 @@ def top(*, most: Most = 20, config: Config = DEFAULT_CONFIG, storage: Storage = 
     All counters are looked at, a page at a time. Where a limit goes by tier, the default's is shown.
     """
     with opened(config, storage) as limiter:
-        limits = Limits(limiter.rules)
+        index = CounterIndex(limiter.rules)
         store = shared_store(limiter.rules, storage)
         try:
-            tell(nearest_full(read(store, limits, scanned(store, stems(limits, None))), most), as_json=as_json)
+            print_counters(nearest_full(read(store, index, scanned(store, stems(index, None))), most), as_json=as_json)
         finally:
             store.close()
 
@@ -302,19 +302,19 @@ def reset(
     Those of a client's CORS preflights are forgotten with them. A process that remembers a denial may repeat it for up
     to five seconds.
     """
-    given = attributes(ip, user, tier, attribute)
-    if (rule is None) != everything or (everything and given):
+    client = attributes(ip, user, tier, attribute)
+    if (rule is None) != everything or (everything and client):
         fail("say a rule, and perhaps a client; or --all alone", Exit.USAGE)
     with opened(config, storage) as limiter:
-        limits = Limits(limiter.rules)
+        index = CounterIndex(limiter.rules)
         if rule is not None:
-            known_rule(limits, rule)
-        keys = chosen(limits, limiter.rules, rule, given) if rule is not None and given else None
-        preflights = chosen_preflights(limits, limiter.rules, rule, given) if rule is not None and given else []
+            require_rule(index, rule)
+        keys = chosen(index, limiter.rules, rule, client) if rule is not None and client else None
+        preflights = chosen_preflights(index, limiter.rules, rule, client) if rule is not None and client else []
         store = shared_store(limiter.rules, storage)
         try:
             if keys is None:
-                keys = list(scanned(store, stems(limits, rule)))
+                keys = list(scanned(store, stems(index, rule)))
                 _confirm(f"Forget {len(keys)} counters of {f'{rule!r}' if rule else 'all rules'}?", yes=yes, keys=keys)
             forgotten = [*keys, *preflights]
             for start in range(0, len(forgotten), _RESET_BATCH):

@@ -116,7 +116,7 @@ def explain(
     with opened(config, storage) as limiter:
         request = AsgiRequest(_scope(method, path, header or [], peer or ip))
         # What is given by name wins over what the request would bring.
-        known = limiter.rules.attributes.given(given)
+        known = limiter.rules.attributes.request_from(given)
         request.values |= {name: value for name, value in {**known.values, **known.raw}.items() if value is not None}
         explanation = patiently(lambda: _explained(limiter, request, cost))
     if as_json:

@@ -20,20 +20,20 @@ from ratelimit_mw.config.words.match import (
     EXEMPT,
     MATCH,
     MATCH_SECTION,
-    check_exempt,
     compile_match,
     ints_apart_from_floats,
+    validate_exempt,
 )
-from ratelimit_mw.config.words.messages import check_replaced_kinds
+from ratelimit_mw.config.words.messages import validate_replaced_kinds
 from ratelimit_mw.config.words.overrides import OVERRIDES, Recompiler, compile_overrides
-from ratelimit_mw.config.words.response import RESPONSE, check_page, response_settings
+from ratelimit_mw.config.words.response import RESPONSE, response_settings, validate_page
 from ratelimit_mw.config.words.rule import RULE, compile_rule
-from ratelimit_mw.config.words.selection import NAME, SHADOW_FILE, check_names
+from ratelimit_mw.config.words.selection import NAME, SHADOW_FILE, validate_names
 from ratelimit_mw.config.words.storage import RELOAD, STORAGE, seconds, storage_settings
 from ratelimit_mw.config.words.throttle import THROTTLE, widest
 from ratelimit_mw.identity.attributes import Attributes
 from ratelimit_mw.identity.identifier import attributes_of
-from ratelimit_mw.rules.compiled import CompiledRule, bearing
+from ratelimit_mw.rules.compiled import CompiledRule, blocks_and_exemptions
 from ratelimit_mw.rules.descriptors import Descriptors
 from ratelimit_mw.rules.ruleset import RuleSet
 
@@ -110,9 +110,9 @@ def compile_file(
     domain = file[DOMAIN]
     client, attributes = compile_client(file, domain, problems, logged)
     warnings = Problems()
-    check_names(file[RULES], problems)
-    check_exempt(file[EXEMPT], problems)
-    check_replaced_kinds(file[RULES], problems)
+    validate_names(file[RULES], problems)
+    validate_exempt(file[EXEMPT], problems)
+    validate_replaced_kinds(file[RULES], problems)
     exempt, matches = ints_apart_from_floats(
         tuple(compile_match(entry, attributes, problems) for entry in file[EXEMPT]),
         tuple(compile_match(rule[MATCH], attributes, problems) for rule in file[RULES]),
@@ -122,12 +122,12 @@ def compile_file(
         compile_rule(rank, rule, file, domain, ranks, matches[rank], attributes, problems)
         for rank, rule in enumerate(file[RULES])
     )
-    check_page(file, problems)
+    validate_page(file, problems)
     descriptors = _descriptors(file, attributes, problems, warnings)
     _warn_of_absent(file, warnings)
     _warn_of_idle_throttles(file, rules, warnings)
     overrides = compile_overrides(file[OVERRIDES], domain, file[RULES], attributes, problems)
-    shared: dict[str, Any] = {
+    sections: dict[str, Any] = {
         "domain": domain,
         "storage": storage_settings(file),
         "client": client,
@@ -135,13 +135,16 @@ def compile_file(
         "attributes": attributes,
         "exempt": exempt,
     }
+    classifier = RuleSet(
+        **sections, rules=priority_rules(rules, attributes), overrides=blocks_and_exemptions(overrides)
+    )
     return RuleSet(
-        **shared,
+        **sections,
         rules=rules,
         load=file[LOAD],
         defer=defer_settings(file),
         overrides=overrides,
-        classifier=RuleSet(**shared, rules=priority_rules(rules, attributes), overrides=bearing(overrides)),
+        classifier=classifier,
         recompiler=Recompiler(domain, file[RULES]),
         reload=seconds(file[RELOAD]),
         shadow=file[SHADOW_FILE],

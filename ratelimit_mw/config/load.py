@@ -17,7 +17,57 @@ from ratelimit_mw.process_local import checkpoint
 from ratelimit_mw.rules.domains import Domains, Examined, Rules
 from ratelimit_mw.rules.ruleset import RuleSet
 
-_BESIDE_A_SOURCE = ("domain", *(word.key for word in SHARED), "rules")
+logger = logging.getLogger("ratelimit_mw")
+
+_KEYS_BESIDE_A_SOURCE = ("domain", *(word.key for word in SHARED), "rules")
+
+
+def load_rules(config: Config, *, environ: Mapping[str, str] = os.environ) -> Rules:
+    """The compiled rules of a YAML file, of a folder of files, or of a mapping of the same shape.
+
+    Raises ConfigurationError with every problem found, in the order of the file. `${NAME}` is read from `environ`.
+    """
+    return _rules_or_raise(examine(config, environ=environ, thorough=False))
+
+
+def load_documents(
+    documents: Sequence[Document],
+    *,
+    environ: Mapping[str, str] = os.environ,
+    frame: Document | None = None,
+    logged: set[str] | None = None,
+) -> Rules:
+    """As `load_rules`, of documents that have been read already. See `compose`."""
+    return _rules_or_raise(compose(documents, environ, frame=frame, logged=logged), logged)
+
+
+def examine(config: Config, *, environ: Mapping[str, str] = os.environ, thorough: bool = True) -> Examined:
+    """The rules of a configuration, with every problem and every warning, in the order of the file.
+
+    `thorough` also compares the rules with each other, to find those that can have no effect.
+    """
+    problems = Problems()
+    documents = gather(config, problems)
+    if problems:
+        return Examined(None, problems.in_order())
+    return compose(documents, environ, thorough=thorough)
+
+
+def _rules_or_raise(examined: Examined, logged: set[str] | None = None) -> Rules:
+    rules, problems, warnings = examined
+    if rules is None:
+        raise ConfigurationError(problems)
+    _log(warnings, logged)
+    return rules
+
+
+def _log(warnings: Sequence[Problem], logged: set[str] | None) -> None:
+    """Log warnings, but for those that were logged before."""
+    for warning in warnings:
+        if logged is None or warning.message not in logged:
+            logger.warning("%s", warning)
+            if logged is not None:
+                logged.add(warning.message)
 
 
 class _Part:
@@ -33,20 +83,20 @@ class _Part:
         self.tree = tree if isinstance(tree, Map) else None
         self.file = FILE.values()
         if self.tree is not None:
-            self.source = take_source(self.tree, _BESIDE_A_SOURCE, self.problems)
+            self.source = take_source(self.tree, _KEYS_BESIDE_A_SOURCE, self.problems)
             self.file = read_file(self.tree, self.problems)
 
     def has(self, key: str) -> bool:
         return self.tree is not None and key in self.tree.keys_at
 
-    def complain(self, key: str, message: str, hint: str = "") -> None:
+    def add_problem(self, key: str, message: str, hint: str = "") -> None:
         if self.tree is not None:
             self.problems.add(self.tree.keys_at[key], message, hint)
 
-    def adopt(self, word: Word[object], file: Values) -> None:
+    def use(self, word: Word[object], file: Values) -> None:
         self.file = self.file.having(word, file[word])
 
-    def discard(self) -> None:
+    def release(self) -> None:
         """Release the tree step by step: freeing it at once would pause the process for milliseconds."""
         for node in self.tree.values() if self.tree is not None else ():
             while isinstance(node, Items) and node:
@@ -83,7 +133,7 @@ def compose(
             for part, made in zip(parts, compiled, strict=True):
                 warnings += _warnings(part, made, thorough=thorough)
             for part in parts:
-                part.discard()
+                part.release()
             return Examined(rules, (), tuple(warnings))
     return Examined(None, tuple(problem for part in everything for problem in part.problems.in_order()))
 
@@ -109,10 +159,10 @@ def _share(parts: Sequence[_Part]) -> None:
         holders = [part for part in parts if part.has(word.key)]
         for other in holders[1:]:
             hint = "it stands in one file only"
-            other.complain(word.key, f"{quoted(word.key)} stands in {holders[0].name} already", hint)
+            other.add_problem(word.key, f"{quoted(word.key)} stands in {holders[0].name} already", hint)
         if holders and not (word is CLIENT and _client_is_wrong(holders[0])):
             for part in parts:
-                part.adopt(word, holders[0].file)
+                part.use(word, holders[0].file)
 
 
 def _client_is_wrong(part: _Part) -> bool:
@@ -127,12 +177,12 @@ def _compare_domains(parts: Sequence[_Part], frame: _Part | None) -> None:
     for part in parts:
         domain = part.file[DOMAIN]
         if domain and domain in first:
-            part.complain("domain", f"the domain {quoted(domain)} is that of {first[domain].name} already")
+            part.add_problem("domain", f"the domain {quoted(domain)} is that of {first[domain].name} already")
         first.setdefault(domain, part)
     wanted = frame.file[DOMAIN] if frame else ""
     if frame and wanted and wanted not in first:
         message = f"the source has no rules of the domain {quoted(wanted)}"
-        frame.complain("domain", message, f"it has {', '.join(map(quoted, first))}")
+        frame.add_problem("domain", message, f"it has {', '.join(map(quoted, first))}")
 
 
 def _compare_attributes(parts: Sequence[_Part]) -> None:
@@ -142,68 +192,10 @@ def _compare_attributes(parts: Sequence[_Part]) -> None:
             other, holder = first.setdefault(name, (source, part))
             if other != source:
                 message = f"{quoted(name)} is {quoted(other)} in {holder.name}, here {quoted(source)}"
-                part.complain("attributes", message)
+                part.add_problem("attributes", message)
 
 
 def _refuse_sources(parts: Sequence[_Part], *, alone: bool) -> None:
     for part in parts:
         if part.source is not None and not alone:
-            part.complain("rules", "rules that have a source stand alone, in one file that nobody refers to")
-
-
-__all__ = ["Examined", "examine", "load", "load_documents"]
-
-logger = logging.getLogger("ratelimit_mw")
-
-
-def load(config: Config, *, environ: Mapping[str, str] = os.environ) -> Rules:
-    """The compiled rules of a YAML file, of a folder of files, or of a mapping of the same shape.
-
-    Raises ConfigurationError with every problem found, in the order of the file. `${NAME}` is read from `environ`.
-    """
-    return _insist(examine(config, environ=environ, thorough=False))
-
-
-def load_documents(
-    documents: Sequence[Document],
-    *,
-    environ: Mapping[str, str] = os.environ,
-    frame: Document | None = None,
-    logged: set[str] | None = None,
-) -> Rules:
-    """As `load`, of documents that have been read already. See `compose`."""
-    from ratelimit_mw.config.load import compose
-
-    return _insist(compose(documents, environ, frame=frame, logged=logged), logged)
-
-
-def examine(config: Config, *, environ: Mapping[str, str] = os.environ, thorough: bool = True) -> Examined:
-    """The rules of a configuration, with every problem and every warning, in the order of the file.
-
-    `thorough` also compares the rules with each other, to find those that can have no effect.
-    """
-    # Imported late: what reads a file is needed at start only, and would make the import of a middleware slower.
-    from ratelimit_mw.config.load import compose
-
-    problems = Problems()
-    documents = gather(config, problems)
-    if problems:
-        return Examined(None, problems.in_order())
-    return compose(documents, environ, thorough=thorough)
-
-
-def _insist(examined: Examined, logged: set[str] | None = None) -> Rules:
-    rules, problems, warnings = examined
-    if rules is None:
-        raise ConfigurationError(problems)
-    _log(warnings, logged)
-    return rules
-
-
-def _log(warnings: Sequence[Problem], logged: set[str] | None) -> None:
-    """Log warnings, but for those that were logged before."""
-    for warning in warnings:
-        if logged is None or warning.message not in logged:
-            logger.warning("%s", warning)
-            if logged is not None:
-                logged.add(warning.message)
+            part.add_problem("rules", "rules that have a source stand alone, in one file that nobody refers to")

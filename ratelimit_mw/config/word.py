@@ -99,7 +99,7 @@ class Word(Generic[T_co]):
     `read` takes the node of its value and raises `Invalid`. `schema` is the value's JSON Schema, or what makes it if it
     can change; its default and description are `shown_default` and `about`, one sentence for the reference.
 
-    What a word means for a rule is up to four functions, each of which may be missing: `check` reports what the word
+    What a word means for a rule is up to four functions, each of which may be missing: `validate` reports what the word
     cannot be combined with, and why; `alter` makes a counter's quota what the word wants; `fields` are those of
     `model.Rule`. `compared` says that `check` on the command line may compare rules that have the word: it changes
     neither what is charged nor when.
@@ -113,7 +113,7 @@ class Word(Generic[T_co]):
     shown_default: object = None
     required: bool = False
     compared: bool = False
-    check: Callable[[Values, Problems], None] | None = None
+    validate: Callable[[Values, Problems], None] | None = None
     alter: Callable[["Quota", Values, str], "Quota"] | None = None
     fields: Callable[[Values, Values], Mapping[str, Any]] | None = None
 

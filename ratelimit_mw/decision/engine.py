@@ -302,7 +302,7 @@ class Engine:
 
     def without_store(self, charges: Sequence[Charge], commit: bool) -> Verdict:
         """What each rule's `on_error` makes of a store that is away; deny wins."""
-        if any(rule.on_error == "deny" and (rule.quota or not ask.shadow) for rule, ask in charges):
+        if any(rule.on_error == "deny" and (rule.quota_group or not ask.shadow) for rule, ask in charges):
             return _REFUSED
         charges = [charge for charge in charges if charge.rule.on_error == "local"]
         if not charges:

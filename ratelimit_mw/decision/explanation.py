@@ -350,7 +350,7 @@ def _state(charge: Charge, outcome: Outcome) -> CounterState:
     over = "concurrent" if ALGORITHMS[quota.algorithm].in_flight else f"per {spell_period(quota.period)}{burst}"
     return CounterState(
         key,
-        f"{quota.told} {over}",
+        f"{quota.shown_limit} {over}",
         quota.algorithm,
         cost,
         outcome.allowed,

@@ -76,7 +76,7 @@ class KillSwitch:
             return charges
         if word == "off" or charges is BLOCKED:
             return ()
-        return [Charge(replace(rule, quota=""), ask._replace(shadow=True)) for rule, ask in charges]
+        return [Charge(replace(rule, quota_group=""), ask._replace(shadow=True)) for rule, ask in charges]
 
 
 def _by(setting: Setting) -> str:

@@ -28,7 +28,7 @@ _MOST = 10**15
 def described(rules: Rules, given: Arguments | Request) -> Request:
     """The request that is described; a request is one already."""
     if isinstance(given, Mapping):
-        return rules.attributes.given(given)
+        return rules.attributes.request_from(given)
     return EntriesRequest(given) if isinstance(given, Sequence) else given
 
 

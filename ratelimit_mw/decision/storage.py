@@ -237,9 +237,9 @@ class Shadows:
         self._said: dict[str, int] = {}
 
     def count(self, verdict: Verdict) -> None:
-        """Count what `verdict` says of shadow rules; those that deny only together (`Rule.quota`) are none."""
+        """Count what `verdict` says of shadow rules; those that deny only together (`Rule.quota_group`) are none."""
         for (rule, ask), outcome in zip(verdict.charges, verdict.outcomes, strict=True):
-            if ask.shadow and not outcome.allowed and not rule.quota:
+            if ask.shadow and not outcome.allowed and not rule.quota_group:
                 self.add(rule.name, verdict.now)
 
     def add(self, rule: str, now: int) -> None:

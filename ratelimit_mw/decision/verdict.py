@@ -23,8 +23,9 @@ class Verdict:
 
     `binding` is the place of the counter that the headers speak of: the denying one with the longest wait, else
     the one with the least remaining; -1 where no enforced counter was asked. Of rules that deny only together
-    (`Rule.quota`) the laxest speaks. `shadowed` says that a shadow rule was asked. With `denied`, it is for that reason
-    that the request is denied, whatever a counter said; `wait` is then how long it is asked to wait, 0 if nobody knows.
+    (`Rule.quota_group`) the laxest speaks. `shadowed` says that a shadow rule was asked. With `denied`, it is for that
+    reason that the request is denied, whatever a counter said; `wait` is then how long it is asked to wait, 0 if nobody
+    knows.
 
     `outcomes` are as clients are told, who know nothing of a throttle's spare part; `over` has the places of the
     counters that admitted from it. `delay` is how long the admitted request has to wait for its turn. `local` says
@@ -107,7 +108,7 @@ class Verdict:
         laxest: dict[str, tuple[tuple[float, float], int]] = {}
         for place, outcome in enumerate(self.outcomes):
             rule, ask = self.charges[place]
-            if not ask.shadow or rule.quota:
+            if not ask.shadow or rule.quota_group:
                 wait = math.inf if outcome.retry_after == NEVER else outcome.retry_after
                 rank: tuple[float, float] = (
                     (0, outcome.remaining - (place in self.over)) if outcome.allowed else (-1, -wait)
@@ -115,8 +116,8 @@ class Verdict:
                 if not ask.shadow:
                     if rank < least:
                         best, least = place, rank
-                elif rule.quota not in laxest or rank > laxest[rule.quota][0]:
-                    laxest[rule.quota] = rank, place
+                elif rule.quota_group not in laxest or rank > laxest[rule.quota_group][0]:
+                    laxest[rule.quota_group] = rank, place
         for rank, place in laxest.values():
             if rank < least:
                 best, least = place, rank
@@ -159,7 +160,7 @@ class Verdict:
     @property
     def limit(self) -> int | None:
         """The limit that binds."""
-        return self.charges[self.binding].ask.quota.told if self.binding >= 0 else None
+        return self.charges[self.binding].ask.quota.shown_limit if self.binding >= 0 else None
 
     @property
     def outcome(self) -> Outcome | None:
@@ -226,7 +227,7 @@ class Verdict:
         return [
             allowed,
             rule.name,
-            quota.told,
+            quota.shown_limit,
             remaining,
             reset_after / SECOND,
             math.inf if retry_after == NEVER else retry_after / SECOND,

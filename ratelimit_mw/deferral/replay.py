@@ -11,7 +11,7 @@ import httpx
 from ratelimit_mw.deferral.stored_request import StoredRequest
 from ratelimit_mw.errors import Lost, NotSent, Unsendable
 from ratelimit_mw.identity.decoding import cookies_named, parameters_named, with_dropped
-from ratelimit_mw.identity.request import Again, Reading
+from ratelimit_mw.identity.request import FrameworkReader, Reading
 
 
 class DeferredRequest:
@@ -61,7 +61,7 @@ class DeferredRequest:
         values = parameters_named(name, self._envelope.target.partition("?")[2])
         return values[-1] if values else None
 
-    def reread(self, names: Mapping[str, Again]) -> tuple[Reading, ...]:  # noqa: ARG002 - they were read when it came
+    def reread(self, names: Mapping[str, FrameworkReader]) -> tuple[Reading, ...]:  # noqa: ARG002 - they were read when it came
         """The ways in which it was read when it came."""
         return self.rows
 

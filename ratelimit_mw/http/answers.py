@@ -106,8 +106,8 @@ def _policy(rule: Rule, quota: Quota) -> Policy:
     name = _printable(name)
     item = _string(name)
     if concurrent:
-        return Policy(name, f'{item};q={quota.told};qu="concurrent-requests"', f"{item};r=", timed=False)
-    stated = f"{item};q={quota.told};w={-(-quota.period // SECOND)}"
+        return Policy(name, f'{item};q={quota.shown_limit};qu="concurrent-requests"', f"{item};r=", timed=False)
+    stated = f"{item};q={quota.shown_limit};w={-(-quota.period // SECOND)}"
     if not quota.burst:
         return Policy(name, stated, f"{item};r=")
     return Policy(name, stated, f"{item};r=", quota.burst - quota.spare, -(-quota.period // quota.limit))
@@ -175,7 +175,7 @@ class RateFields(Generic[_Text]):
             if self._epoch:
                 reset += verdict.now
             lines = [
-                (self._limit, value(str(ask.quota.told))),
+                (self._limit, value(str(ask.quota.shown_limit))),
                 (self._remaining, value(str(remaining))),
                 (self._reset, value(str(-(-reset // SECOND)))),
             ]

@@ -9,7 +9,7 @@ from typing import Any
 
 from ratelimit_mw.identity import address, sources
 from ratelimit_mw.identity.decoding import cleaned, host_name
-from ratelimit_mw.identity.request import Again, MappingRequest, Reading, Request
+from ratelimit_mw.identity.request import FrameworkReader, MappingRequest, Reading, Request
 from ratelimit_mw.settings import ClientSettings
 
 _CACHED = 256  # characters; the cache must not grow with the length of what clients send
@@ -57,16 +57,16 @@ class Attributes:
     """The attributes that a rules file can speak of, each with the way to read it.
 
     Made from checked settings; a source that can't be compiled or imported raises ValueError. Each
-    attribute is read at most once a request. A value that is empty is absent. `said` remembers what was logged.
+    attribute is read at most once a request. A value that is empty is absent. `logged` remembers what was logged.
     """
 
-    def __init__(self, client: ClientSettings, said: set[str] | None = None) -> None:
+    def __init__(self, client: ClientSettings, logged: set[str] | None = None) -> None:
         self._client = client
         self._address = address.ClientAddress(client)
         self._sources = _compiled(client)
         self._readers: dict[str, Reader] = {}
-        self._again: dict[str, Again] = {}
-        self._said: set[str] = set() if said is None else said
+        self._framework_readers: dict[str, FrameworkReader] = {}
+        self._logged: set[str] = set() if logged is None else logged
         self._spelled = lru_cache(maxsize=1024)(self._known_name)
         self._masked = lru_cache(maxsize=4096)(lambda whole: address.masked(whole, client.ipv6_prefix))
         self.digest = digester(client.secret, client.domain)
@@ -116,7 +116,7 @@ class Attributes:
 
     def reread(self, request: Request) -> tuple[Reading, ...]:
         """The ways in which frameworks read a request that is `doubtful`; empty where all agree."""
-        return request.reread(self._again)
+        return request.reread(self._framework_readers)
 
     def reads(self, name: str) -> bool:
         """True where somebody has asked for the reader of that name."""
@@ -136,7 +136,7 @@ class Attributes:
             found.update(headers)
         return frozenset(found)
 
-    def given(self, attributes: Mapping[str, object]) -> MappingRequest:
+    def request_from(self, attributes: Mapping[str, object]) -> MappingRequest:
         """A request of attributes given by hand, under any spelling of their names; unknown names are ignored."""
         values: dict[str, str | None] = {"ip": None, _ADDRESS: None, "method": None, "path": None, "host": None}
         raw: dict[str, str] = {}
@@ -174,8 +174,8 @@ class Attributes:
 
     def warn_without_secret(self) -> None:
         """Say, once, that only the domain keys the hashes. For who compiles the first secret attribute."""
-        if not self._client.secret and "secret" not in self._said:
-            self._said.add("secret")
+        if not self._client.secret and "secret" not in self._logged:
+            self._logged.add("secret")
             logger.warning(
                 "client.secret is empty: users, tokens and cookies enter counters' keys hashed with the domain %r "
                 "alone, and who can read the store can check guesses; set client.secret, the same in every process",
@@ -184,8 +184,8 @@ class Attributes:
 
     def report_unknown_address(self) -> None:
         """Say, once, that a request has no address."""
-        if "address" not in self._said:
-            self._said.add("address")
+        if "address" not in self._logged:
+            self._logged.add("address")
             logger.warning(
                 "a request came without a client address: all such requests share one counter (said once). "
                 "Behind a proxy on a unix socket, set client.trusted_hops to the number of proxies"
@@ -195,7 +195,7 @@ class Attributes:
         if name == "ip":
             return _remembered("ip", self._ip_reader())
         if name == "host":
-            self._again[name] = lambda request, framework: request.host_as(framework)
+            self._framework_readers[name] = lambda request, framework: request.host_as(framework)
         if name in _DIRECT:
             return _remembered(name, _DIRECT[name])
         if name in self._sources:
@@ -211,9 +211,9 @@ class Attributes:
             return _remembered(name, lambda request: getattr(request, "user", None))
         return lambda request: request.values.get(name)  # a path parameter
 
-    def _of_source(self, name: str, source: sources.Source) -> Reader:
-        if source.again is not None:
-            self._again[name] = source.again
+    def _of_source(self, name: str, source: sources.AttributeSource) -> Reader:
+        if source.read_as is not None:
+            self._framework_readers[name] = source.read_as
         return _remembered(name, source.read)
 
     def _headers_of(self, name: str) -> tuple[str, ...] | None:
@@ -260,7 +260,7 @@ def _remembered(name: str, read: Reader) -> Reader:
     return reader
 
 
-def _compiled(client: ClientSettings) -> dict[str, sources.Source]:
+def _compiled(client: ClientSettings) -> dict[str, sources.AttributeSource]:
     named = {canonical_name(name): text for name, text in client.attributes.items()}
     for name in named:
         if name in _BUILT_IN or name.startswith(tuple(f"{prefix}:" for prefix in _PREFIXES)):

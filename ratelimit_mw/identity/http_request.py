@@ -18,7 +18,7 @@ from ratelimit_mw.identity.decoding import (
     with_empty_values,
     without_broken_bytes,
 )
-from ratelimit_mw.identity.request import Again, Reading, read_again
+from ratelimit_mw.identity.request import FrameworkReader, Reading, distinct_readings
 
 _FOLD = bytes.maketrans(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ_", b"abcdefghijklmnopqrstuvwxyz-")
 
@@ -58,7 +58,7 @@ class AsgiRequest:
             found = with_dropped(found)
         self.readings = found if len(found) > 1 else ()
 
-    def part(self) -> None:
+    def detach(self) -> None:
         """Go on with a copy of the scope: one that holds what holds it is freed by the garbage collector alone."""
         self.context = scope = dict(self.context)
         scope.pop("ratelimit", None)
@@ -121,9 +121,9 @@ class AsgiRequest:
             return self.ways[0].read_query(name, query)
         return values[0] if values else None
 
-    def reread(self, names: Mapping[str, Again]) -> tuple[Reading, ...]:
+    def reread(self, names: Mapping[str, FrameworkReader]) -> tuple[Reading, ...]:
         """See `Request`."""
-        return read_again(self, names, self.ways)
+        return distinct_readings(self, names, self.ways)
 
     def cookie_as(self, framework: Framework, name: str) -> str | None:
         """A cookie, as one framework reads it."""
@@ -277,9 +277,9 @@ class WsgiRequest:
             return self.ways[0].read_query(name, query)
         return values[0] if values else None
 
-    def reread(self, names: Mapping[str, Again]) -> tuple[Reading, ...]:
+    def reread(self, names: Mapping[str, FrameworkReader]) -> tuple[Reading, ...]:
         """See `Request`."""
-        return read_again(self, names, self.ways)
+        return distinct_readings(self, names, self.ways)
 
     def cookie_as(self, framework: Framework, name: str) -> str | None:
         """A cookie, as one framework reads it."""

@@ -14,7 +14,7 @@ from ratelimit_mw.identity.request import Request
 Identifier = Callable[[Request, Mapping[str, str], str], str | None]
 """Takes a request, its path parameters and the template that matched; None where an attribute is absent."""
 
-EVERYBODY = "*"
+GLOBAL = "*"
 """The identity of `by: global`."""
 
 CONNECTION = "connection"
@@ -57,7 +57,7 @@ def names_in(identity: str) -> tuple[str, ...]:
 def names_of(choice: str) -> tuple[str, ...]:
     """The names that an identity has which was made by `choice`: an attribute, or several as "a+b"."""
     names = [canonical_name(part) for part in choice.split("+")]
-    return tuple(EVERYBODY if name == "global" else _escaped(name) for name in names)
+    return tuple(GLOBAL if name == "global" else _escaped(name) for name in names)
 
 
 def _pair(parts: list[Identifier]) -> Identifier:
@@ -97,7 +97,7 @@ def _first(choices: list[Identifier]) -> Identifier:
 def _part(name: str, attributes: Attributes) -> Identifier:
     name = canonical_name(name)
     if name == "global":
-        return lambda _request, _params, _route: EVERYBODY
+        return lambda _request, _params, _route: GLOBAL
     if name == "route":
         return lambda _request, _params, route: f"route={_escaped(route)}" if route else None
     if name == CONNECTION:

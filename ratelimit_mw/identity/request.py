@@ -57,7 +57,7 @@ class Request(Protocol):
         """A query parameter, decoded. Sent twice, it is the one that the interface's frameworks read."""
         ...
 
-    def reread(self, names: "Mapping[str, Again]") -> tuple[Reading, ...]:
+    def reread(self, names: "Mapping[str, FrameworkReader]") -> tuple[Reading, ...]:
         """The ways in which frameworks read the attributes of these names. Each holds the names that are in doubt.
 
         Empty where all of them agree.
@@ -85,11 +85,13 @@ class Rereadable(Protocol):
         ...
 
 
-Again = Callable[[Rereadable, Framework], str | None]
+FrameworkReader = Callable[[Rereadable, Framework], str | None]
 """Reads an attribute as a certain framework does."""
 
 
-def read_again(request: Rereadable, names: Mapping[str, Again], ways: Sequence[Framework]) -> tuple[Reading, ...]:
+def distinct_readings(
+    request: Rereadable, names: Mapping[str, FrameworkReader], ways: Sequence[Framework]
+) -> tuple[Reading, ...]:
     """The distinct ways in which these frameworks read attributes, each with those alone on which they differ."""
     columns = {name: [again(request, way) for way in ways] for name, again in names.items()}
     doubtful = {name: column for name, column in columns.items() if len(set(column)) > 1}
@@ -150,7 +152,7 @@ class MappingRequest:
         """A host, if it was given as "header:host"."""
         return self.header("host")
 
-    def reread(self, names: Mapping[str, Again]) -> tuple[Reading, ...]:  # noqa: ARG002 - no name is in doubt
+    def reread(self, names: Mapping[str, FrameworkReader]) -> tuple[Reading, ...]:  # noqa: ARG002 - no name is in doubt
         """None: what was given by hand is read in one way."""
         return ()
 

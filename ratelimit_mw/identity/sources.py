@@ -15,7 +15,7 @@ from typing import Any
 from uuid import UUID
 
 from ratelimit_mw.identity.http_request import AsgiRequest, WsgiRequest
-from ratelimit_mw.identity.request import Again, Request
+from ratelimit_mw.identity.request import FrameworkReader, Request
 
 logger = logging.getLogger("ratelimit_mw")
 
@@ -25,18 +25,18 @@ _SCHEMES = frozenset({"apikey", "basic", "bearer", "digest", "negotiate", "token
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class AttributeSource:
     """One source, compiled. `read` gives a request's value or None.
 
     `fetch` is there for an async function only, which `read` can't call: it takes the scope. `header` is the one header
-    that is read, in lower case; None where it is something else. `again` reads what frameworks read differently, as one
-    of them does; None for what there is one way to read.
+    that is read, in lower case; None where it is something else. `read_as` reads what frameworks read differently, as
+    one of them does; None for what there is one way to read.
     """
 
     read: Callable[[Request], str | None]
     fetch: Callable[[Any], Awaitable[str | None]] | None = None
     header: str | None = None
-    again: Again | None = None
+    read_as: FrameworkReader | None = None
 
 
 class _Fault:
@@ -61,7 +61,7 @@ class _Fault:
         self.report(f"{type(error).__name__} was raised{place}")
 
 
-def compiled(text: str) -> Source:
+def compiled(text: str) -> AttributeSource:
     """The source that a rules file names, as "header:Authorization". ValueError says what is wrong with it."""
     kind, _, argument = text.partition(":")
     compiler = _COMPILERS.get(kind.strip())
@@ -72,13 +72,13 @@ def compiled(text: str) -> Source:
     return compiler(argument, _Fault(text))
 
 
-def _header(name: str, _: _Fault) -> Source:
+def _header(name: str, _: _Fault) -> AttributeSource:
     lower = name.lower()
     value = credential if lower == "authorization" else _stripped
-    return Source(
+    return AttributeSource(
         lambda request: value(request.header(lower)),
         header=lower,
-        again=lambda request, framework: value(request.header_as(framework, lower)),
+        read_as=lambda request, framework: value(request.header_as(framework, lower)),
     )
 
 
@@ -86,18 +86,18 @@ def _stripped(header: str | None) -> str | None:
     return (header or "").strip() or None
 
 
-def _cookie(name: str, _: _Fault) -> Source:
-    return Source(
+def _cookie(name: str, _: _Fault) -> AttributeSource:
+    return AttributeSource(
         lambda request: request.cookie(name) or None,
         header="cookie",
-        again=lambda request, framework: request.cookie_as(framework, name) or None,
+        read_as=lambda request, framework: request.cookie_as(framework, name) or None,
     )
 
 
-def _query(name: str, _: _Fault) -> Source:
-    return Source(
+def _query(name: str, _: _Fault) -> AttributeSource:
+    return AttributeSource(
         lambda request: request.query(name) or None,
-        again=lambda request, framework: request.query_as(framework, name) or None,
+        read_as=lambda request, framework: request.query_as(framework, name) or None,
     )
 
 
@@ -121,15 +121,15 @@ def credential(authorization: str | None) -> str | None:
     return f"{scheme} {value}"
 
 
-def _scope(path: str, fault: _Fault) -> Source:
+def _scope(path: str, fault: _Fault) -> AttributeSource:
     return _walking(path, fault, AsgiRequest)
 
 
-def _environ(path: str, fault: _Fault) -> Source:
+def _environ(path: str, fault: _Fault) -> AttributeSource:
     return _walking(path, fault, WsgiRequest)
 
 
-def _walking(path: str, fault: _Fault, kind: type[AsgiRequest] | type[WsgiRequest]) -> Source:
+def _walking(path: str, fault: _Fault, kind: type[AsgiRequest] | type[WsgiRequest]) -> AttributeSource:
     """Follows a dotted path into the scope or the environ; under the other interface it is absent."""
     steps = path.split(".")
     # The first key may hold dots itself, as "werkzeug.request" does: the longest that is there is meant.
@@ -146,7 +146,7 @@ def _walking(path: str, fault: _Fault, kind: type[AsgiRequest] | type[WsgiReques
             fault.raised(error)
         return None
 
-    return Source(read)
+    return AttributeSource(read)
 
 
 def _followed(value: Any, steps: tuple[str, ...]) -> Any:
@@ -196,7 +196,7 @@ def _text(value: Any, fault: _Fault) -> str | None:
     return None
 
 
-def _python(target: str, fault: _Fault) -> Source:
+def _python(target: str, fault: _Fault) -> AttributeSource:
     function = imported(target)
     if _is_async(function):
 
@@ -211,7 +211,7 @@ def _python(target: str, fault: _Fault) -> Source:
             if isinstance(request, WsgiRequest):
                 fault.report("an async function can't be called under WSGI")
 
-        return Source(refuse, fetch)
+        return AttributeSource(refuse, fetch)
 
     def read(request: Request) -> str | None:
         if request.context is None:
@@ -225,7 +225,7 @@ def _python(target: str, fault: _Fault) -> Source:
             fault.raised(error)
             return None
 
-    return Source(read)
+    return AttributeSource(read)
 
 
 def _is_async(function: Callable[[Any], Any]) -> bool:
@@ -253,7 +253,7 @@ def imported(target: str) -> Callable[[Any], Any]:
     return function
 
 
-_COMPILERS: dict[str, Callable[[str, _Fault], Source]] = {
+_COMPILERS: dict[str, Callable[[str, _Fault], AttributeSource]] = {
     "header": _header,
     "cookie": _cookie,
     "query": _query,

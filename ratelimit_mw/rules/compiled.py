@@ -175,7 +175,7 @@ class Recompiling(Protocol):
         ...
 
 
-def bearing(held: Iterable[CompiledOverride]) -> tuple[CompiledOverride, ...]:
+def blocks_and_exemptions(held: Iterable[CompiledOverride]) -> tuple[CompiledOverride, ...]:
     """Those that bear on all that a client does: exemptions and blocks."""
     return tuple(override for override in held if override.kind != "limit")
 

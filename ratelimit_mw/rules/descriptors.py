@@ -9,17 +9,17 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ratelimit_mw.identity.attributes import Reader
-from ratelimit_mw.identity.identifier import EVERYBODY
+from ratelimit_mw.identity.identifier import GLOBAL
 from ratelimit_mw.identity.request import Entry, Request
 from ratelimit_mw.model import Ask, Charge, Quota, Rule
 from ratelimit_mw.rules.preflights import as_announced, preflight_key
 
-Sources = tuple[tuple[str, Reader], ...]
+EntryReaders = tuple[tuple[str, Reader], ...]
 """The keys of a list of entries that requests send, each with what reads its value."""
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
+class DescriptorLimit:
     """A `rate_limit`. `key` goes up to and with a counter's opening brace; `quota` is None where it is unlimited.
 
     Where it applies, limits named in `replaces` do not.
@@ -33,11 +33,11 @@ class Limit:
 
 
 @dataclass(slots=True)
-class Node:
+class DescriptorNode:
     """One descriptor. `spell` writes an entry's value into the counter's key, where each value has its own."""
 
     branches: dict[str, "Branch"] = field(default_factory=dict)
-    limit: Limit | None = None
+    limit: DescriptorLimit | None = None
     spell: Callable[[str], str] | None = None
 
 
@@ -45,11 +45,11 @@ class Node:
 class Branch:
     """The descriptors of one key: by value, by pattern in the order of the file, and the one without a value."""
 
-    exact: dict[str, Node] = field(default_factory=dict)
-    patterns: list[tuple[Callable[[str], bool], Node]] = field(default_factory=list)
-    bare: Node | None = None
+    exact: dict[str, DescriptorNode] = field(default_factory=dict)
+    patterns: list[tuple[Callable[[str], bool], DescriptorNode]] = field(default_factory=list)
+    bare: DescriptorNode | None = None
 
-    def find(self, value: str) -> Node | None:
+    def find(self, value: str) -> DescriptorNode | None:
         """The descriptor that an entry with this value matches."""
         node = self.exact.get(value)
         if node is None:
@@ -59,7 +59,7 @@ class Branch:
             return self.bare
         return node
 
-    def nodes(self) -> list[Node]:
+    def nodes(self) -> list[DescriptorNode]:
         """All of them."""
         # A pattern is among the exact values as well, for an entry may be that text.
         return [*self.exact.values(), *([self.bare] if self.bare else [])]
@@ -68,7 +68,7 @@ class Branch:
 class _Found(NamedTuple):
     """A limit that applies, and the identity that it counts: `apart`, in a counter for preflights."""
 
-    limit: Limit
+    limit: DescriptorLimit
     identity: str
     apart: bool = False
 
@@ -79,7 +79,7 @@ class Descriptors:
     A list with an entry whose value is absent is not sent.
     """
 
-    def __init__(self, root: Node, lists: Sequence[Sources], limits: Sequence[Limit]) -> None:
+    def __init__(self, root: DescriptorNode, lists: Sequence[EntryReaders], limits: Sequence[DescriptorLimit]) -> None:
         self.limits = tuple(limits)
         self._root = root
         self._lists = tuple(lists)
@@ -130,10 +130,10 @@ class Descriptors:
             node = found
             if node.spell is not None:
                 values.append(node.spell(value))
-        return None if node.limit is None else _Found(node.limit, "+".join(values) or EVERYBODY)
+        return None if node.limit is None else _Found(node.limit, "+".join(values) or GLOBAL)
 
 
-def _entries(sources: Sources, request: Request) -> list[Entry] | None:
+def _entries(sources: EntryReaders, request: Request) -> list[Entry] | None:
     """The list that a request sends; None where one of its values is absent."""
     entries: list[Entry] = []
     for key, read in sources:
@@ -153,11 +153,12 @@ def _charges(found: list[_Found], cost: int) -> tuple[Charge, ...]:
         if limit.quota is not None and limit.name not in gone
     ]
     # A quota that stands alone denies by itself.
-    several = sum(1 for rule, _, _, _ in asked if rule.quota) > 1
+    several = sum(1 for rule, _, _, _ in asked if rule.quota_group) > 1
     return tuple(
         [
             Charge(
-                rule, Ask(key, quota, min(cost, 1) if apart else cost, rule.shadow or (several and rule.quota != ""))
+                rule,
+                Ask(key, quota, min(cost, 1) if apart else cost, rule.shadow or (several and rule.quota_group != "")),
             )
             for rule, key, quota, apart in asked
         ]

@@ -127,7 +127,7 @@ def _preflight_quota(quota: Quota, eased: bool) -> Quota:
         return replace(held, limit=limit, burst=burst, spare=max(burst - EASE * (quota.burst - quota.spare), 0))
     largest = ALGORITHMS[quota.algorithm].largest
     limit = min(EASE * quota.limit, _MOST if largest is None else largest.limit)
-    return replace(held, limit=limit, spare=max(limit - EASE * quota.told, 0))
+    return replace(held, limit=limit, spare=max(limit - EASE * quota.shown_limit, 0))
 
 
 def falls_back(by: tuple[str, ...], identity: str) -> bool:

@@ -19,7 +19,7 @@ from ratelimit_mw.rules.compiled import (
     Matching,
     Overrides,
     Recompiling,
-    bearing,
+    blocks_and_exemptions,
 )
 from ratelimit_mw.rules.descriptors import Descriptors
 from ratelimit_mw.rules.matching import Candidate, Index, charges_of, is_exempt, not_replaced, program
@@ -243,7 +243,7 @@ class RuleSet(Features):
             same.messages.overrides = same.overrides
         same.plans = self._remembering(held)
         if self.classifier is not None:
-            same.classifier = self.classifier.overridden(bearing(further), clock)
+            same.classifier = self.classifier.overridden(blocks_and_exemptions(further), clock)
         return same
 
     def _enforced(self, overrides: Iterable[CompiledOverride]) -> Iterable[CompiledOverride]:

@@ -98,19 +98,19 @@ GIVEN = [
 @pytest.mark.parametrize(("mapping", "name", "expected"), GIVEN)
 def test_attributes_given_by_hand(mapping, name, expected):
     known = attributes(user="header:Authorization", tier="header:X-Tier", attributes={"plan": "scope:plan"})
-    assert known.reader(name)(known.given(mapping | {"unknown": "ignored"})) == expected
+    assert known.reader(name)(known.request_from(mapping | {"unknown": "ignored"})) == expected
 
 
 def test_given_path_and_method_are_there_for_the_matcher():
-    request = attributes().given({"path": "/a//b", "method": "head"})
+    request = attributes().request_from({"path": "/a//b", "method": "head"})
     assert (request.path, request.method) == ("/a//b", "HEAD")
-    nothing = attributes().given({})
+    nothing = attributes().request_from({})
     assert (nothing.path, nothing.method) == ("", "")
 
 
 def test_by_hand_and_over_http_one_identity():
     known = attributes(user="header:Authorization")
-    by_hand = known.given({"remote_address": "2001:db8::1", "user": "t", "path": "/a"})
+    by_hand = known.request_from({"remote_address": "2001:db8::1", "user": "t", "path": "/a"})
     for request in (
         asgi([("Authorization", "Bearer t")], peer="2001:db8::2", path="/a/"),
         wsgi([("Authorization", "bearer t")], peer="2001:db8::3", path="//a"),
@@ -120,8 +120,8 @@ def test_by_hand_and_over_http_one_identity():
 
 def test_python_sources_see_nothing_of_what_is_given_by_hand():
     known = attributes(user="python:tests.identity.functions:raises", tier="python:tests.identity.functions:later")
-    assert known.reader("user")(known.given({})) is None
-    assert known.reader("tier")(known.given({})) is None
+    assert known.reader("user")(known.request_from({})) is None
+    assert known.reader("tier")(known.request_from({})) is None
 
 
 def test_settings_without_a_secret_still_make_attributes():

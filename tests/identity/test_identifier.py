@@ -58,7 +58,9 @@ def test_no_template_no_route():
 
 def test_a_parameter_given_by_hand():
     known = attributes()
-    assert identity("path:id", known.given({"path:id": "7"}), known) == identity("path:id", asgi(), known, {"id": "7"})
+    assert identity("path:id", known.request_from({"path:id": "7"}), known) == identity(
+        "path:id", asgi(), known, {"id": "7"}
+    )
 
 
 @pytest.mark.parametrize(
@@ -184,7 +186,7 @@ everything = st.fixed_dictionaries(
 
 @given(everything, everything, st.lists(single, min_size=1, max_size=2, unique=True))
 def test_distinct_identities_have_distinct_texts(one, other, names):
-    requests = [KNOWN.given(mapping) for mapping in (one, other)]
+    requests = [KNOWN.request_from(mapping) for mapping in (one, other)]
     values = [[KNOWN.reader(name)(request) for name in names] for request in requests]
     assume(all(None not in row for row in values))  # a host of dots alone is absent
     first, second = (identity("+".join(names), request, KNOWN) for request in requests)
@@ -194,7 +196,7 @@ def test_distinct_identities_have_distinct_texts(one, other, names):
 @given(st.dictionaries(single, value), st.lists(single, min_size=1, max_size=4))
 def test_a_text_never_breaks_out_of_its_braces(mapping, names):
     for sign in "+|":
-        text = identity(sign.join(names), KNOWN.given(mapping), KNOWN)
+        text = identity(sign.join(names), KNOWN.request_from(mapping), KNOWN)
         assert text is None or re.fullmatch(r"[A-Za-z0-9_.:/%=?~+*-]+", text)
 
 

@@ -95,7 +95,7 @@ def test_a_method_override_is_not_believed(interface, override):
 
 def test_head_counts_as_get():
     assert attributes().reader("method")(asgi(method="HEAD")) == "GET"
-    assert attributes().reader("method")(attributes().given({"method": "head"})) == "GET"
+    assert attributes().reader("method")(attributes().request_from({"method": "head"})) == "GET"
 
 
 @pytest.mark.parametrize(

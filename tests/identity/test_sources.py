@@ -228,8 +228,8 @@ def test_what_is_known_is_not_awaited_again():
     request = asgi()
     request.values["user"] = "ann"
     assert resolved(known, request) == "ann"
-    assert resolved(known, known.given({"user": "bob"})) == "bob"
-    assert resolved(known, known.given({})) is None
+    assert resolved(known, known.request_from({"user": "bob"})) == "bob"
+    assert resolved(known, known.request_from({})) is None
 
 
 def test_an_async_function_that_raises_is_absent_and_said_once(caplog):

@@ -185,7 +185,7 @@ def test_it_waits_for_no_turn(rule):
 def test_a_throttle_holds_for_preflights_too():
     soft = Quota("sliding_window", 110, 60, spare=10, over="soft")
     wide = preflight_quota(soft, eased=True)
-    assert (wide.limit, wide.spare, wide.told) == (1100, 100, 1000)
+    assert (wide.limit, wide.spare, wide.shown_limit) == (1100, 100, 1000)
     bucket = Quota("token_bucket", 100, 10**8, burst=22, spare=2, over="soft")
     wide = preflight_quota(bucket, eased=True)
     assert (wide.limit, wide.burst, wide.spare) == (1000, 220, 20)

@@ -5,7 +5,7 @@ from contextlib import chdir
 from pathlib import Path
 
 from ratelimit_mw import ConfigurationError
-from ratelimit_mw.config.load import load
+from ratelimit_mw.config.load import load_rules
 from ratelimit_mw.identity.http_request import AsgiRequest
 
 
@@ -14,7 +14,7 @@ def problems_of(text, environ=None):
     with tempfile.TemporaryDirectory() as folder, chdir(folder):
         Path("r.yaml").write_bytes(text if isinstance(text, bytes) else text.encode())
         try:
-            load("r.yaml", environ=environ or {})
+            load_rules("r.yaml", environ=environ or {})
         except ConfigurationError as error:
             return [str(problem) for problem in error.problems]
     return []
@@ -25,7 +25,7 @@ def load_text(text, environ=None):
     with tempfile.NamedTemporaryFile("w", suffix=".yaml", delete=False, encoding="utf-8") as file:
         file.write(text)
     try:
-        return load(file.name, environ=environ or {})
+        return load_rules(file.name, environ=environ or {})
     finally:
         Path(file.name).unlink()
 
@@ -33,7 +33,7 @@ def load_text(text, environ=None):
 def rules(*listed, **more):
     """A rule set of these rules; each is by ip and 5 per minute, if it does not say otherwise."""
     named = [{"name": f"r{n}", "limit": "5 per minute", **rule} for n, rule in enumerate(listed)]
-    return load({"domain": "d", "rules": named, **more}, environ={})
+    return load_rules({"domain": "d", "rules": named, **more}, environ={})
 
 
 def request(path="/", method="GET", headers=(), ip="192.0.2.1", **scope):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ratelimit_mw import ManualClock, RateLimiter
-from ratelimit_mw.config.load import load
+from ratelimit_mw.config.load import load_rules
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.rules.descriptors import pattern
 from ratelimit_mw.stores.memory import MemoryStore
@@ -168,7 +168,7 @@ class TestUnits:
         ],
     )
     def test_each_is_that_long(self, unit, seconds):
-        rules = load({"domain": "d", "descriptors": [{"key": "a", "value": "b", **limit(5, unit)}]})
+        rules = load_rules({"domain": "d", "descriptors": [{"key": "a", "value": "b", **limit(5, unit)}]})
         (charge,) = rules.plan_entries([("a", "b")])
         assert charge.ask.quota.period == seconds * 1_000_000
         assert charge.ask.quota.algorithm == "fixed_window"
@@ -282,7 +282,9 @@ class TestCounters:
 
     def test_another_unit_is_another_counter(self):
         keys = {
-            load({"domain": "d", "descriptors": [{"key": "a", **limit(1, unit)}]}).plan_entries([("a", "b")])[0].ask.key
+            load_rules({"domain": "d", "descriptors": [{"key": "a", **limit(1, unit)}]})
+            .plan_entries([("a", "b")])[0]
+            .ask.key
             for unit in ("minute", "hour")
         }
         assert len(keys) == 2
@@ -501,7 +503,7 @@ class TestLists:
 
     def asked(self, headers, *, tree=None, **more):
         config = {"domain": "d", "client": {"secret": "hush"}, "descriptors": tree or TREE}
-        rules = load({**config, "attributes": ATTRIBUTES, **more}, environ={})
+        rules = load_rules({**config, "attributes": ATTRIBUTES, **more}, environ={})
         return [charge.ask.quota.limit for charge in rules.plan(request(headers=headers))]
 
     def test_each_attribute_alone_and_all_of_them_in_order(self):
@@ -534,7 +536,7 @@ class TestLists:
         assert self.asked({}, tree=tree[1:2], attributes={}) == [2]
 
     def test_an_address_that_is_not_known_is_one_for_all(self):
-        rules = load({"domain": "d", "descriptors": [{"key": "remote_address", **limit(1)}]}, environ={})
+        rules = load_rules({"domain": "d", "descriptors": [{"key": "remote_address", **limit(1)}]}, environ={})
         keys = {charge.ask.key for _ in range(2) for charge in rules.plan(request(ip=None))}
         assert len(keys) == 1
         assert rules.plan(request(ip="192.0.2.1"))[0].ask.key not in keys
@@ -542,7 +544,7 @@ class TestLists:
     def test_an_async_source_is_awaited_where_a_list_needs_it_only(self):
         source = {"a": "python:tests.rules.test_load:plan_of"}
         for tree, awaited in (([{"key": "a", **limit(1)}], ["a"]), ([{"key": "b", **limit(1)}], [])):
-            rules = load({"domain": "d", "attributes": source, "descriptors": tree}, environ={})
+            rules = load_rules({"domain": "d", "attributes": source, "descriptors": tree}, environ={})
             assert [name for name, _ in rules.attributes.awaited] == awaited
 
 

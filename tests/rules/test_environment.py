@@ -3,7 +3,7 @@
 import pytest
 
 from ratelimit_mw import ConfigurationError
-from ratelimit_mw.config.load import load
+from ratelimit_mw.config.load import load_rules
 from ratelimit_mw.config.tree import expand
 from tests.rules.corpus import load_text, problems_of
 
@@ -84,10 +84,10 @@ def test_a_variable_that_is_not_set_is_said_once_at_its_line_beside_all_else():
 
 def test_the_same_holds_in_a_mapping():
     config = {"domain": "${NAME}", "response": {"status": "4${NUMBER}0"}, "rules": []}
-    rule_set = load(config, environ=ENVIRON)
+    rule_set = load_rules(config, environ=ENVIRON)
     assert (rule_set.domain, rule_set.response.status) == ("value", 470)
     with pytest.raises(ConfigurationError, match=r"^domain: the environment variable NAME is not set$"):
-        load({**config, "response": {}}, environ={})
+        load_rules({**config, "response": {}}, environ={})
 
 
 def test_a_secret_in_a_url_is_never_shown():

@@ -11,7 +11,7 @@ import pytest
 
 from ratelimit_mw import ConfigurationError
 from ratelimit_mw.config.file import json_schema
-from ratelimit_mw.config.load import load
+from ratelimit_mw.config.load import load_rules
 from ratelimit_mw.settings import ClientSettings, HeaderGroups, ResponseSettings, StorageSettings
 from tests.rules.corpus import applied, load_text, problems_of, rules
 
@@ -111,7 +111,7 @@ def test_what_is_left_out_has_its_default():
 
 def test_an_alias_stands_for_what_it_names():
     rule_set = load_text("domain: d\nrules:\n  - {name: a, limit: &five 5 per minute}\n  - {name: b, limit: *five}\n")
-    assert [charge.ask.quota.limit for charge in rule_set.plan(rule_set.attributes.given({}))] == [5, 5]
+    assert [charge.ask.quota.limit for charge in rule_set.plan(rule_set.attributes.request_from({}))] == [5, 5]
 
 
 def test_json_is_yaml():
@@ -120,7 +120,7 @@ def test_json_is_yaml():
 
 def test_a_path_may_be_a_path_object(tmp_path):
     (tmp_path / "r.yaml").write_text("domain: d\nrules: []\n")
-    assert load(tmp_path / "r.yaml").domain == "d"
+    assert load_rules(tmp_path / "r.yaml").domain == "d"
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_a_path_may_be_a_path_object(tmp_path):
 )
 def test_what_is_no_readable_file_is_said(config, said):
     with pytest.raises(ConfigurationError) as caught:
-        load(config)
+        load_rules(config)
     assert str(caught.value).partition(" (")[0] == said
 
 
@@ -194,7 +194,7 @@ def test_what_is_no_readable_file_is_said(config, said):
 )
 def test_problems_of_a_mapping(config, said):
     with pytest.raises(ConfigurationError) as caught:
-        load(config)
+        load_rules(config)
     found = [str(problem) for problem in caught.value.problems]
     assert len(found) == len(said)
     assert all(one.startswith(expected) for one, expected in zip(sorted(found), sorted(said), strict=True))
@@ -204,7 +204,7 @@ def test_a_mapping_within_itself_is_refused():
     config = {"domain": "d", "rules": []}
     config["rules"].append(config)
     with pytest.raises(ConfigurationError, match="nested more than 50 levels deep"):
-        load(config)
+        load_rules(config)
 
 
 def test_a_mapping_is_read_as_a_file_is():

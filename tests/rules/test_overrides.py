@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from ratelimit_mw import ConfigurationError, ManualClock, RateLimiter
-from ratelimit_mw.config.load import load
+from ratelimit_mw.config.load import load_rules
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.rules.compiled import BLOCKED
 from tests.rules.corpus import request
@@ -44,7 +44,7 @@ def limits(limiter, path="/", ip="192.0.2.1", user="ann"):
 
 
 def with_overrides(*overrides):
-    return load({**RULES, "overrides": list(overrides)}, environ={})
+    return load_rules({**RULES, "overrides": list(overrides)}, environ={})
 
 
 def asked(rules, **about):
@@ -424,6 +424,6 @@ class TestOnRedis:
 
 
 def test_without_overrides_there_is_nothing_to_ask():
-    rules = load(RULES, environ={})
+    rules = load_rules(RULES, environ={})
     assert rules.overrides is None
     assert rules.overridden((), ManualClock()).overrides is None

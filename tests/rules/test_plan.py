@@ -109,7 +109,7 @@ class TestMatch:
             ({"path": "/"}, ["r0", "r3"]),
             ({"method": "head", "remote_address": "::1"}, ["r1", "r2", "r3"]),
         ]:
-            planned = rule_set.plan(rule_set.attributes.given(attributes))
+            planned = rule_set.plan(rule_set.attributes.request_from(attributes))
             assert [charge.rule.name for charge in planned] == expected
 
 

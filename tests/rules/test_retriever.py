@@ -90,7 +90,7 @@ class TestReload:
         replaced(file, text("7 per minute"))
         limiter.reload()
         assert limiter.engine.current() is not old
-        assert limiter.engine.decide(old.attributes.given(CLIENT), rules=old).limit == 5
+        assert limiter.engine.decide(old.attributes.request_from(CLIENT), rules=old).limit == 5
 
     def test_off_watches_nothing(self, file):
         file.write_text(text(reload="off"))

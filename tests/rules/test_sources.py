@@ -10,7 +10,7 @@ import pytest
 
 from ratelimit_mw import ConfigurationError, Decision, RateLimiter
 from ratelimit_mw.config.documents import Document
-from ratelimit_mw.config.load import load, load_documents
+from ratelimit_mw.config.load import load_documents, load_rules
 from ratelimit_mw.errors import Conflict, StoreUnavailable
 from ratelimit_mw.reload.database import KEPT, RulesDatabase
 from ratelimit_mw.reload.rulebook import SCHEMES, open_source
@@ -24,7 +24,7 @@ case = pytest.param
 
 def problems_of(config):
     with pytest.raises(ConfigurationError) as caught:
-        load(config, environ={})
+        load_rules(config, environ={})
     return [str(problem) for problem in caught.value.problems]
 
 
@@ -37,7 +37,7 @@ def folder(path, **files):
 
 class TestFolder:
     def test_every_file_s_rules_apply_to_a_request(self, tmp_path):
-        rules = load(folder(tmp_path / "r", shop=text(domain="shop"), mail=text(domain="mail")), environ={})
+        rules = load_rules(folder(tmp_path / "r", shop=text(domain="shop"), mail=text(domain="mail")), environ={})
         keys = [charge.ask.key for charge in rules.plan(request())]
         assert keys == ["mail:a:sw60:{ip=192.0.2.1}", "shop:a:sw60:{ip=192.0.2.1}"]
 
@@ -71,7 +71,7 @@ class TestFolder:
             domain="a", client="{user: header:X-User, secret: s}", response="{status: 420}", storage="{timeout: 1s}"
         )
         other = "domain: b\nrules:\n  - {name: mine, by: user, limit: 1 per hour}\n"
-        rules = load(folder(tmp_path / "r", a=shared, b=other), environ={})
+        rules = load_rules(folder(tmp_path / "r", a=shared, b=other), environ={})
         assert (rules.response.status, rules.storage.timeout, rules.client.user) == (420, 1.0, "header:X-User")
         assert [charge.rule.name for charge in rules.plan(request(headers={"X-User": "ann"}))] == ["a", "mine"]
 
@@ -80,7 +80,7 @@ class TestFolder:
         (path / ".hidden.yaml").write_text("nonsense")
         (path / "notes.txt").write_text("nonsense")
         (path / "b.yml").write_text(text(domain="b"))
-        assert [part.domain for part in load(path, environ={}).parts] == ["b", "d"]
+        assert [part.domain for part in load_rules(path, environ={}).parts] == ["b", "d"]
 
     def test_attributes_are_read_of_a_mapping_whichever_file_names_them(self, tmp_path):
         one = 'domain: a\nattributes: {plan: "header:X-Plan"}\nrules:\n  - {name: a, by: plan, limit: 1 per hour}\n'

@@ -11,7 +11,7 @@ import pytest
 
 from ratelimit_mw import ManualClock, RateLimiter
 from ratelimit_mw.asgi import RateLimitMiddleware as Asgi
-from ratelimit_mw.config.load import load
+from ratelimit_mw.config.load import load_rules
 from tests.shells.asking import EACH_SHELL, IP, exchange, http_scope
 from tests.shells.test_settling import EACH, says
 from tests.support.apps import ROOT, gunicorn, uvicorn
@@ -53,7 +53,7 @@ def statuses(ask, limiter, path="/", times=1, **options):
 @pytest.mark.parametrize("text", PAGE)
 def test_each_block_of_the_page_loads(text, tmp_path):
     (tmp_path / "r.yaml").write_text(text)
-    assert load(tmp_path / "r.yaml").rules
+    assert load_rules(tmp_path / "r.yaml").rules
 
 
 @EACH_SHELL
@@ -300,7 +300,7 @@ def test_who_has_too_much_in_flight_is_banned_and_let_in_again(storage, clock):
 def test_what_there_was_no_thread_for_brings_nobody_nearer(engine):
     rule = {**RULE, "limit": "1 per minute", "algorithm": "leaky_bucket", "burst": 9, "max_waiting": 0}
     limiter = engine(rule)
-    request = limiter.rules.attributes.given({"ip": IP})
+    request = limiter.rules.attributes.request_from({"ip": IP})
     verdicts = [limiter.engine.decide_in_turn(request) for _ in range(6)]
     assert [verdict.allowed for verdict in verdicts] == [True] + [False] * 5
     assert not any(verdict.banned for verdict in verdicts)

@@ -476,7 +476,7 @@ def test_a_rule_by_its_name_knows_its_template(engine):
         {"name": "route", "limit": "3 per hour", "by": "route", "match": {"path": "/mail/{to}", "methods": ["PUT"]}},
     )
     rules = limiter.rules
-    mail, bob = (rules.attributes.given({"path": f"/mail/{name}"}) for name in ("alice", "bob"))
+    mail, bob = (rules.attributes.request_from({"path": f"/mail/{name}"}) for name in ("alice", "bob"))
     assert [limiter.engine.decide(mail, rule="mail").decision.remaining for _ in range(2)] == [2, 1]
     assert limiter.engine.decide(bob, rule="mail").decision.remaining == 2
     assert limiter.engine.decide(mail, rule="route").decision.remaining == 2

@@ -119,7 +119,7 @@ def _alter(quota: Quota, rule: Values, prefix: str) -> Quota:
     return quota if spec is None else replace(quota, ban=Ban(f"{prefix}ban:{{", *spec))
 
 
-def _check(rule: Values, problems: Problems) -> None:
+def _validate(rule: Values, problems: Problems) -> None:
     """Report bans that could never come, and those whose denials would be made where they are not counted."""
     if rule[BAN] is None:
         return
@@ -151,6 +151,6 @@ BAN: Word[BanSpec | None] = Word(
         "additionalProperties": False,
     },
     about="After how many denials the rule denies a client everything for a time, and for how long.",
-    check=_check,
+    validate=_validate,
     alter=_alter,
 )

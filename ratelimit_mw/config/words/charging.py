@@ -103,7 +103,7 @@ class _Number:
         return 1
 
 
-def _check(rule: Values, problems: Problems) -> None:
+def _validate(rule: Values, problems: Problems) -> None:
     if not rule[COST].header:
         return
     if is_concurrent(rule):
@@ -128,7 +128,7 @@ COST: Word[Cost] = Word(
     },
     about="What a request takes: a whole number, an attribute, a python: function, or a header of its response.",
     compared=True,
-    check=_check,
+    validate=_validate,
     fields=lambda rule, _file: {"cost_after": cost_after(rule[COST])},
 )
 
@@ -184,7 +184,7 @@ def _alter(quota: Quota, rule: Values, _prefix: str) -> Quota:
     return replace(quota, refundable=True) if rule[COUNT] is not None else quota
 
 
-def _count_check(rule: Values, problems: Problems) -> None:
+def _validate_count(rule: Values, problems: Problems) -> None:
     if rule[COUNT] is None:
         return
     if is_concurrent(rule):
@@ -211,7 +211,7 @@ COUNT: Word[frozenset[int] | None] = Word(
         "additionalProperties": False,
     },
     about="Which responses are charged, by their status; the charge of any other is given back.",
-    check=_count_check,
+    validate=_validate_count,
     alter=_alter,
     fields=lambda rule, _file: {"counts": rule[COUNT]},
 )

@@ -14,7 +14,7 @@ from ratelimit_mw.config.words.throttle import MAX_WAIT
 from ratelimit_mw.model import Quota
 
 
-def _check_consistency(rule: Values, problems: Problems) -> None:
+def _validate_consistency(rule: Values, problems: Problems) -> None:
     """Report a consistency that the rule's algorithm can't have."""
     consistency = rule[CONSISTENCY]
     if consistency != "strict":
@@ -23,7 +23,7 @@ def _check_consistency(rule: Values, problems: Problems) -> None:
         if why:
             message = f"not with {rule[ALGORITHM]}: {why}"
             problems.add(rule.place("consistency"), message, _instead(algorithm, lease=consistency == "lease"))
-        _check_what_comes_back(rule, "consistency", problems)
+        _validate_what_comes_back(rule, "consistency", problems)
 
 
 def _instead(algorithm: Algorithm, *, lease: bool) -> str:
@@ -33,7 +33,7 @@ def _instead(algorithm: Algorithm, *, lease: bool) -> str:
     return f"write algorithm: {others}" + ("" if algorithm.no_lease else ", or consistency: lease")
 
 
-def _check_shards(rule: Values, problems: Problems) -> None:
+def _validate_shards(rule: Values, problems: Problems) -> None:
     """Report shards that make no sense."""
     place, shards = rule.place("shards"), rule[SHARDS]
     if shards < 2:
@@ -42,7 +42,7 @@ def _check_shards(rule: Values, problems: Problems) -> None:
         message = f"shards spread the calls that {rule[CONSISTENCY]} saves: a rule has one or the other"
         problems.add(place, message, "leave shards out: with fewer calls there is nothing left to spread")
         return
-    _check_what_comes_back(rule, "shards", problems)
+    _validate_what_comes_back(rule, "shards", problems)
     why = ALGORITHMS[rule[ALGORITHM]].no_shards or (rule[MAX_WAIT] is not None and "a queue has one place")
     if why:
         problems.add(place, f"{why}, and can't be spread over {shards}", "leave shards out")
@@ -60,7 +60,7 @@ def _check_shards(rule: Values, problems: Problems) -> None:
                 return
 
 
-def _check_what_comes_back(rule: Values, word: str, problems: Problems) -> None:
+def _validate_what_comes_back(rule: Values, word: str, problems: Problems) -> None:
     """Report limits whose charges have to come back to where they were taken."""
     if is_concurrent(rule) and not ALGORITHMS[rule[ALGORITHM]].in_flight:
         message = "not with a concurrent limit: what is in flight is counted in one place, one by one"
@@ -90,7 +90,7 @@ CONSISTENCY: Word[Literal["strict", "lease", "write_back"]] = kinds.choice(
     "strict",
     "Where requests are decided: on the store each time, or in the process, which settles with the store.",
     compared=True,
-    check=_check_consistency,
+    validate=_validate_consistency,
     alter=_keep,
 )
 
@@ -100,6 +100,6 @@ SHARDS = kinds.number(
     64,
     1,
     "Over how many keys a counter is spread.",
-    check=_check_shards,
+    validate=_validate_shards,
     alter=_spread,
 )

@@ -18,7 +18,7 @@ _FOLDER = re.compile(r"(/[A-Za-z0-9._~-]+)+")
 _ONE_OF_THEM = "leave one of the two out"
 
 
-def _check(rule: Values, problems: Problems) -> None:
+def _validate(rule: Values, problems: Problems) -> None:
     """Report what `on_limit: defer` cannot be combined with, each with the reason."""
     if rule[ON_LIMIT] != "defer":
         return
@@ -103,6 +103,6 @@ ON_LIMIT: Word[Literal["deny", "defer"]] = kinds.choice(
     ("deny", "defer"),
     "deny",
     "What becomes of a request past the limit: it is denied, or put off for later.",
-    check=_check,
+    validate=_validate,
     fields=lambda rule, _file: {"defers": rule[ON_LIMIT] == "defer"},
 )

@@ -17,8 +17,7 @@ from ratelimit_mw.identity.attributes import Attributes, Reader, canonical_name
 from ratelimit_mw.identity.identifier import spelling
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import Quota, Rule
-from ratelimit_mw.rules.descriptors import Branch, Limit, Sources, pattern
-from ratelimit_mw.rules.descriptors import Node as TreeNode
+from ratelimit_mw.rules.descriptors import Branch, DescriptorLimit, DescriptorNode, EntryReaders, pattern
 from ratelimit_mw.units import SECOND, UNITS
 
 T = TypeVar("T")
@@ -50,11 +49,11 @@ class DescriptorCompiler:
     attributes: Attributes
     problems: Problems
     warnings: Problems
-    limits: list[tuple[Limit, Place]] = field(default_factory=list)
+    limits: list[tuple[DescriptorLimit, Place]] = field(default_factory=list)
 
-    def tree(self) -> TreeNode:
+    def tree(self) -> DescriptorNode:
         """The root of the compiled tree, which stands for no entry at all."""
-        root = TreeNode(branches=self._level(self.file[DESCRIPTORS], _Path()))
+        root = DescriptorNode(branches=self._level(self.file[DESCRIPTORS], _Path()))
         self._warn_of_names()
         return root
 
@@ -83,7 +82,7 @@ class DescriptorCompiler:
                 branch.patterns.append((pattern(value), node))
         return branches
 
-    def _node(self, descriptor: Values, parent: _Path) -> TreeNode:
+    def _node(self, descriptor: Values, parent: _Path) -> DescriptorNode:
         value, shared = descriptor[_VALUE], descriptor[_SHARE_THRESHOLD]
         many = "*" in value
         if shared and not many and "value" not in descriptor.dropped:
@@ -92,7 +91,7 @@ class DescriptorCompiler:
         self._warn_of_address(descriptor)
         path = self._path(descriptor, parent)
         own = (many or not value) and not shared
-        return TreeNode(
+        return DescriptorNode(
             branches=self._level(descriptor[_CHILDREN], path),
             limit=self._limit(descriptor, path),
             spell=spelling(descriptor[_KEY], self.attributes) if own else None,
@@ -110,7 +109,7 @@ class DescriptorCompiler:
             return _Path(f"{key}=~{digest}", f"{name}=~{digest}")
         return _Path(f"{key}={escaped(value)}", f"{name}={value}")
 
-    def _limit(self, descriptor: Values, path: _Path) -> Limit | None:
+    def _limit(self, descriptor: Values, path: _Path) -> DescriptorLimit | None:
         stated = descriptor[_RATE_LIMIT]
         if stated is _RATE_LIMIT.default:  # there is none
             return None
@@ -118,7 +117,7 @@ class DescriptorCompiler:
         period = quota.period // SECOND if quota is not None else 0
         shadow = descriptor[_SHADOW_MODE] or self.file[SHADOW_FILE]
         quotas = self.domain if descriptor[_QUOTA_MODE] and not shadow else ""
-        limit = Limit(
+        limit = DescriptorLimit(
             rule=Rule(stated[_NAME] or path.name, self.file[STORAGE][STORAGE_ON_ERROR], shadow, quotas),
             name=stated[_NAME],
             # A rule's name is escaped, and so never begins with a slash.
@@ -301,7 +300,9 @@ def read_entries(node: Node) -> tuple[Keys, ...]:
     return tuple(lists)
 
 
-def compile_entries(file: Values, root: TreeNode, attributes: Attributes, problems: Problems) -> list[Sources]:
+def compile_entries(
+    file: Values, root: DescriptorNode, attributes: Attributes, problems: Problems
+) -> list[EntryReaders]:
     """The lists that may end at a limit of the tree under `root`, each with what reads its values."""
     stated = file[ENTRIES]
     lists = _default(file, root, attributes) if stated is None else _stated(file, stated, attributes, problems)
@@ -309,7 +310,11 @@ def compile_entries(file: Values, root: TreeNode, attributes: Attributes, proble
 
 
 def warn_of_unreached(
-    file: Values, root: TreeNode, lists: Sequence[Sources], limits: Sequence[tuple[Limit, Place]], warnings: Problems
+    file: Values,
+    root: DescriptorNode,
+    lists: Sequence[EntryReaders],
+    limits: Sequence[tuple[DescriptorLimit, Place]],
+    warnings: Problems,
 ) -> None:
     """Note that there are limits which no request reaches; `check()` can still be given their entries."""
     client = file[CLIENT]
@@ -324,7 +329,7 @@ def warn_of_unreached(
         warnings.add(place, message, "attributes: says where a request's entries come from, entries: which are sent")
 
 
-def limits_at(root: TreeNode, keys: Keys) -> Iterator[Limit]:
+def limits_at(root: DescriptorNode, keys: Keys) -> Iterator[DescriptorLimit]:
     """The limits at which a list of entries with these keys may end."""
     nodes = [root]
     for key in keys:
@@ -332,7 +337,7 @@ def limits_at(root: TreeNode, keys: Keys) -> Iterator[Limit]:
     return (node.limit for node in nodes if node.limit is not None)
 
 
-def _default(file: Values, root: TreeNode, attributes: Attributes) -> list[Keys]:
+def _default(file: Values, root: DescriptorNode, attributes: Attributes) -> list[Keys]:
     """Each attribute alone, and all of them in the file's order.
 
     An attribute of this file's own is always one. Those that every request has are where a descriptor names them.
@@ -342,7 +347,7 @@ def _default(file: Values, root: TreeNode, attributes: Attributes) -> list[Keys]
     return list(dict.fromkeys([*((key,) for key in own + named), own, own + named]))
 
 
-def _keys(node: TreeNode) -> Iterator[str]:
+def _keys(node: DescriptorNode) -> Iterator[str]:
     for key, branch in node.branches.items():
         yield key
         for child in branch.nodes():

@@ -35,7 +35,7 @@ def _read(node: Node) -> str:
     return readers.one_of(*ALGORITHMS, other_names=other_names)(node)
 
 
-def _check_buckets(rule: Values, problems: Problems) -> None:
+def _validate_buckets(rule: Values, problems: Problems) -> None:
     if rule[BUCKETS] is not None and not ALGORITHMS[rule[ALGORITHM]].has_buckets:
         hint = write_one_that(lambda other: other.has_buckets)
         problems.add(rule.place("buckets"), f"{rule[ALGORITHM]} has no buckets", hint)
@@ -57,7 +57,7 @@ BUCKETS = kinds.optional_number(
     1_000,
     "Into how many slices a bucketed_window is cut; 60 if it is not set.",
     compared=True,
-    check=_check_buckets,
+    validate=_validate_buckets,
 )
 
 
@@ -295,7 +295,7 @@ def _bucket_fault(rule: Values, window: Window) -> tuple[str, str] | None:
     return None
 
 
-def _check_burst(rule: Values, problems: Problems) -> None:
+def _validate_burst(rule: Values, problems: Problems) -> None:
     if rule[BURST] is not None and not ALGORITHMS[rule[ALGORITHM]].has_burst:
         problems.add(rule.place("burst"), *no_burst(rule))
 
@@ -305,7 +305,7 @@ def no_burst(rule: Values) -> tuple[str, str]:
     return f"{rule[ALGORITHM]} has no burst", write_one_that(lambda other: other.has_burst)
 
 
-def _check_limit(rule: Values, problems: Problems) -> None:
+def _validate_limit(rule: Values, problems: Problems) -> None:
     """Report an algorithm and a limit that do not go together: one counts over a time, one what is in flight."""
     windows = [stated for stated in rule[LIMIT].all() if stated.window.period]
     concurrent = [stated for stated in rule[LIMIT].all() if not stated.window.period]
@@ -361,7 +361,7 @@ LIMIT: Word[Limits] = Word(
     about="How much is admitted: 100 per minute, 20 concurrent, unlimited, a list of limits, or a mapping by tier.",
     required=True,
     compared=True,
-    check=_check_limit,
+    validate=_validate_limit,
     fields=lambda rule, _file: {
         "several": any(len(held) > 1 for held in (rule[LIMIT].default, *(rule[LIMIT].tiers or {}).values()))
     },
@@ -373,5 +373,5 @@ BURST = kinds.optional_number(
     MOST,
     "How many requests a bucket holds; the limit's number if it is not set.",
     compared=True,
-    check=_check_burst,
+    validate=_validate_burst,
 )

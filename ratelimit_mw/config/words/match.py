@@ -91,7 +91,7 @@ def _attribute(key: str, value: Node, match: Values, attributes: Attributes, pro
     return None
 
 
-def check_exempt(entries: Sequence[Values], problems: Problems) -> None:
+def validate_exempt(entries: Sequence[Values], problems: Problems) -> None:
     """Report entries of `exempt` that would exempt every request."""
     for entry in entries:
         if not entry and not entry.dropped:

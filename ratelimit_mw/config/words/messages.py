@@ -20,7 +20,7 @@ from ratelimit_mw.process_local import checkpoint
 _LEAVE_OUT = "leave it out"
 
 
-def check_replaced_kinds(rules: Sequence[Values], problems: Problems) -> None:
+def validate_replaced_kinds(rules: Sequence[Values], problems: Problems) -> None:
     """Report a rule of messages that replaces a rule of requests, and the other way round."""
     counting = {rule[NAME]: rule[MESSAGES] is not None for rule in rules}
     for rule in rules:
@@ -33,15 +33,15 @@ def check_replaced_kinds(rules: Sequence[Values], problems: Problems) -> None:
                 problems.add(rule.place("replaces", index), message)
 
 
-def _check(rule: Values, problems: Problems) -> None:
+def _validate(rule: Values, problems: Problems) -> None:
     if rule[MESSAGES] is not None:
-        _check_messages(rule, problems)
+        _validate_messages(rule, problems)
     for index, entry in enumerate(rule[BY]):
         if CONNECTION in attributes_of(entry):
-            _check_by_connection(rule, index, problems)
+            _validate_by_connection(rule, index, problems)
 
 
-def _check_messages(rule: Values, problems: Problems) -> None:
+def _validate_messages(rule: Values, problems: Problems) -> None:
     if rule[ON_DEMAND]:
         message = "not with messages: a rule counts the messages of sockets, or what the app asks it for"
         problems.add(rule.place("on_demand"), message, _LEAVE_OUT)
@@ -63,7 +63,7 @@ def _check_messages(rule: Values, problems: Problems) -> None:
         problems.add(rule.place("match", "methods"), message, _LEAVE_OUT)
 
 
-def _check_by_connection(rule: Values, index: int, problems: Problems) -> None:
+def _validate_by_connection(rule: Values, index: int, problems: Problems) -> None:
     if rule[MESSAGES] is None:
         message = "only messages are counted by connection"
         problems.add(rule.place("by", index), message, "add messages: close or messages: drop")
@@ -79,6 +79,6 @@ MESSAGES: Word[Literal["close", "drop"] | None] = kinds.choice(
     ("close", "drop"),
     None,
     "The rule counts the messages of WebSockets; past the limit the socket closes, or drops what it got.",
-    check=_check,
+    validate=_validate,
     fields=lambda rule, _file: {"messages": rule[MESSAGES]},
 )

@@ -7,7 +7,7 @@ from ratelimit_mw.config.tree import Invalid, Map, Problems, node_at
 from ratelimit_mw.config.word import Section, Values, Word, sections_word, texts_word
 from ratelimit_mw.config.words.limit import LIMIT as RULE_LIMIT
 from ratelimit_mw.config.words.limit import LIMIT_SCHEMA, Limits, read_limits
-from ratelimit_mw.config.words.rule import check_rule, compile_counters
+from ratelimit_mw.config.words.rule import compile_counters, validate_rule
 from ratelimit_mw.config.words.selection import NAME
 from ratelimit_mw.errors import nearest, quoted
 from ratelimit_mw.identity.attributes import Attributes
@@ -68,7 +68,7 @@ def _counters(domain: str, rule: Values, limits: Limits, node: Map, problems: Pr
         problems.add(node.place, "an override is for one client, who has one limit", "leave the tiers out")
         return ()
     changed = rule.having(RULE_LIMIT, limits, node)
-    check_rule(changed, problems)
+    validate_rule(changed, problems)
     return compile_counters(domain, changed)[0]
 
 

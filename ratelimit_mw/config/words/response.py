@@ -157,7 +157,7 @@ def response_settings(file: Values) -> ResponseSettings:
     )
 
 
-def check_page(file: Values, problems: Problems) -> None:
+def validate_page(file: Values, problems: Problems) -> None:
     """Report a page that no response would have."""
     response = file[RESPONSE]
     if response[_PAGE] is not None and "html" not in response[_BODY]:

@@ -88,7 +88,7 @@ def compile_rule(  # noqa: PLR0917 - all of them are needed, and nothing else
     What is wrong is added to `problems`; then the result is of no use.
     """
     checkpoint()
-    check_rule(rule, problems)
+    validate_rule(rule, problems)
     counters, tiers = compile_counters(domain, rule)
     # A shadow rule denies nobody, so it can't stand in for one that does. Where the whole file is in shadow none does.
     replaced = () if rule[SHADOW] else rule[REPLACES]
@@ -107,15 +107,15 @@ def compile_rule(  # noqa: PLR0917 - all of them are needed, and nothing else
     )
 
 
-def check_rule(rule: Values, problems: Problems) -> None:
+def validate_rule(rule: Values, problems: Problems) -> None:
     """Report what the rule's words can't have together, and what could never pass."""
     if rule.dropped & {"algorithm", "burst", "max_wait"}:
         return
     for word in RULE.words:
-        if word.check is not None:
-            word.check(rule, problems)
+        if word.validate is not None:
+            word.validate(rule, problems)
     for stated in rule[LIMIT].all():
-        _check_window(rule, stated, problems)
+        _validate_window(rule, stated, problems)
 
 
 def compile_counters(domain: str, rule: Values) -> tuple[tuple[Counter, ...], Tiers | None]:
@@ -172,7 +172,7 @@ def _quota(rule: Values, window: Window, prefix: str = "") -> Quota:
     return quota
 
 
-def _check_window(rule: Values, stated: Stated, problems: Problems) -> None:
+def _validate_window(rule: Values, stated: Stated, problems: Problems) -> None:
     window, place = stated
     fault = window_fault(rule, window)
     if fault is not None:

@@ -14,7 +14,7 @@ CHARGED_AT_ONCE = "an app that asks for a rule by its name is charged at once"
 """Why a rule on demand can't wait for a response."""
 
 
-def check_names(rules: Sequence[Values], problems: Problems) -> None:
+def validate_names(rules: Sequence[Values], problems: Problems) -> None:
     """Report names that two rules have, and names in `replaces` that make no sense."""
     first: dict[str, Place] = {}
     for rule in rules:
@@ -49,7 +49,7 @@ def _reachable(name: str, replaced: Mapping[str, tuple[str, ...]]) -> set[str]:
     return found
 
 
-def _check_on_demand(rule: Values, problems: Problems) -> None:
+def _validate_on_demand(rule: Values, problems: Problems) -> None:
     if not rule[ON_DEMAND]:
         return
     if is_concurrent(rule):
@@ -79,7 +79,7 @@ REPLACES = kinds.several(
 )
 
 ON_DEMAND = kinds.flag(
-    "on_demand", "The rule applies only where the app asks for it by its name.", check=_check_on_demand
+    "on_demand", "The rule applies only where the app asks for it by its name.", validate=_validate_on_demand
 )
 
 

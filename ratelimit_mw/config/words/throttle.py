@@ -162,12 +162,12 @@ def _waiting_alter(quota: Quota, rule: Values, _prefix: str) -> Quota:
     return quota
 
 
-def _check_max_wait(rule: Values, problems: Problems) -> None:
+def _validate_max_wait(rule: Values, problems: Problems) -> None:
     if rule[MAX_WAIT] is not None and not ALGORITHMS[rule[ALGORITHM]].can_wait:
         problems.add(rule.place("max_wait"), _never_waits(rule), write_one_that(lambda other: other.can_wait))
 
 
-def _check_max_waiting(rule: Values, problems: Problems) -> None:
+def _validate_max_waiting(rule: Values, problems: Problems) -> None:
     algorithm = ALGORITHMS[rule[ALGORITHM]]
     if rule[MAX_WAITING] is not None and rule[MAX_WAIT] is None and not algorithm.queue:
         waits = f"{rule[ALGORITHM]} waits where max_wait says for how long"
@@ -185,7 +185,7 @@ MAX_WAIT: Word[int | None] = Word(
     default=None,
     schema={**kinds.TEXT, "examples": ["500ms", "10s"]},
     about="How long a request may wait for its turn instead of being denied.",
-    check=_check_max_wait,
+    validate=_validate_max_wait,
     alter=_waiting_alter,
 )
 
@@ -194,7 +194,7 @@ MAX_WAITING: Word[int | None] = kinds.optional_number(
     0,
     10_000,
     "How many threads of a process may wait for a turn at once.",
-    check=_check_max_waiting,
+    validate=_validate_max_waiting,
     fields=lambda rule, _file: {
         "max_waiting": Rule("").max_waiting if rule[MAX_WAITING] is None else rule[MAX_WAITING]
     },
