@@ -107,7 +107,7 @@ class TestHere:
         with engine() as limiter:
             with pytest.raises(ValueError, match="the switch can be on, off or shadow, not 'of'"):
                 limiter.switch.set("of")
-            with pytest.raises(ValueError, match="on is for good"):
+            with pytest.raises(ValueError, match="on takes no duration"):
                 limiter.switch.set("on", duration=5)
             with pytest.raises(ValueError, match="'soon' is no duration"):
                 limiter.switch.set("off", duration="soon")

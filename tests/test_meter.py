@@ -150,7 +150,7 @@ class TestASourceOfOnesOwn:
         failing = Meter(LoadSettings(lambda: 1 / 0, "python:mine:load"), time)
         assert [failing.load(), after(failing, time)] == [1.0, 1.0]
         assert [record.getMessage() for record in caplog.records] == [
-            "load: python:mine:load: ZeroDivisionError (said once)"
+            "load: python:mine:load: ZeroDivisionError (logged once)"
         ]
 
 

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 import pytest
 
 from ratelimit_mw import ManualClock, RateLimiter
-from ratelimit_mw.decision.engine import Place, Waiting
+from ratelimit_mw.decision.engine import Waiting, WaitingPlace
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.process_local import _all
 from ratelimit_mw.stores.memory import MemoryStore
@@ -37,7 +37,7 @@ def held_up(waiting, number=1):
 
 
 def places(number):
-    return [Place() for _ in range(number)]
+    return [WaitingPlace() for _ in range(number)]
 
 
 def test_a_thread_that_finds_all_places_taken_by_those_who_ask_hears_of_them_first(waiting, pool):

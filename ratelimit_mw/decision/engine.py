@@ -1,4 +1,7 @@
-"""The engine: plan, one store call, verdict; and waiting for a turn."""
+"""The engine: it plans a request, makes one store call and returns the verdict.
+
+`Waiting` limits the number of threads that wait for their turn at a leaky bucket (`max_waiting`).
+"""
 
 import asyncio
 import threading
@@ -23,22 +26,23 @@ from ratelimit_mw.reload.watcher import Retriever
 from ratelimit_mw.rules.domains import Rules
 
 
-class Place:
-    """A place of a thread; the thread has it as long as it lives, unless it gives it back."""
+class WaitingPlace:
+    """The right of one thread to wait. It ends when the thread gives it back or drops its last reference."""
 
     __slots__ = ("__weakref__",)
 
 
 class Waiting:
-    """The places for threads that wait for a turn at a bucket, counted for this process.
+    """The places for threads that wait for their turn at a bucket, counted for this process.
 
-    A place belongs to a thread that waits, or to one that asks the store whether it has to. A thread that has to wait
-    and finds none is held up while some belong to those who ask, for they may turn out not to wait. That takes no
-    longer than their decisions: who comes in the meantime gets no place. A child of a fork has none of its parent's
-    threads.
+    A place is taken by a thread that waits, or by a thread that asks the store whether it must wait. If all places
+    are taken, a thread that must wait is held up as long as some places belong to asking threads, because those may
+    turn out not to wait. New threads get no place during that time, so it lasts as long as the running decisions.
+    The child of a fork starts with no places taken.
 
-    An exception from elsewhere may come to a thread at any line. Places are known weakly, so that they end with the
-    thread's request at the latest. There is no `threading.Condition`: an exception inside it can leave its lock held.
+    An asynchronous exception (gevent's timeouts, `PyThreadState_SetAsyncExc`) may be raised at any line. Places are
+    therefore held in weak sets, so that they end with the request at the latest. `threading.Condition` is not used,
+    because an exception inside it can leave its lock held.
     """
 
     _lock = lazy(lock)
@@ -48,26 +52,29 @@ class Waiting:
         reset_after_fork(self)
 
     def _begin(self) -> None:
-        self._asking: WeakSet[Place] = WeakSet()
-        self._waiting: WeakSet[Place] = WeakSet()
-        self._held_up: WeakSet[Place] = WeakSet()
+        self._asking: WeakSet[WaitingPlace] = WeakSet()
+        self._waiting: WeakSet[WaitingPlace] = WeakSet()
+        self._held_up: WeakSet[WaitingPlace] = WeakSet()
         self._gates: list[threading.Lock] = []
 
     def after_fork(self) -> None:
-        """Begin again in a child: its parent may have held the lock."""
+        """Reset in the child of a fork. The lock is replaced, because the parent may have held it."""
         vars(self).pop("_lock", None)
         self._begin()
 
-    def enter(self, place: Place, most: int) -> bool:
-        """Take one of `most` places to ask from, unless all are taken or some thread is held up."""
+    def enter(self, place: WaitingPlace, most: int) -> bool:
+        """Take one of `most` places before asking the store.
+
+        Returns False if all places are taken or if a thread is held up.
+        """
         with self._lock:
             if self._held_up or len(self._asking) + len(self._waiting) >= most:
                 return False
             self._asking.add(place)
             return True
 
-    def enter_at_last(self, place: Place, most: int) -> bool:
-        """Take a place as soon as one is free; False once all belong to threads that wait."""
+    def enter_at_last(self, place: WaitingPlace, most: int) -> bool:
+        """Block until one of `most` places is free and take it. Returns False once all belong to waiting threads."""
         self._held_up.add(place)
         try:
             while True:
@@ -84,55 +91,64 @@ class Waiting:
         finally:
             self._held_up.discard(place)
 
-    def decided(self, place: Place) -> None:
-        """Keep the place for as long as the thread waits."""
+    def decided(self, place: WaitingPlace) -> None:
+        """Turn the place of an asking thread into that of a waiting thread."""
         with self._lock:
             self._waiting.add(place)
             self._asking.discard(place)
-            self._tell()
+            self._wake()
 
-    def leave(self, place: Place) -> None:
-        """Give the place back, of whichever kind it is."""
+    def leave(self, place: WaitingPlace) -> None:
+        """Give the place back, whether the thread was asking or waiting."""
         with self._lock:
             self._asking.discard(place)
             self._waiting.discard(place)
-            self._tell()
+            self._wake()
 
-    def _tell(self) -> None:
-        """Have those who are held up look again."""
+    def _wake(self) -> None:
+        """Wake all threads that are held up, so that they check again."""
         while self._gates:
             self._gates.pop().release()
 
 
 _LOOK_AGAIN = 1.0
-"""Seconds after which a thread that is held up looks whether others are gone that have not given their place back."""
+"""Seconds after which a held-up thread checks by itself. A thread may have ended without giving its place back."""
 
 
 def most_waiting(charges: Sequence[Charge]) -> int | None:
-    """How many threads may wait for the turns that `charges` may bring; None where none brings one."""
-    waits = [rule.max_waiting for rule, ask in charges if _brings_turns(ask)]
+    """The number of threads that may wait for the buckets in `charges`: the smallest `max_waiting`.
+
+    Returns None if no charge can make a request wait.
+    """
+    waits = [rule.max_waiting for rule, ask in charges if _may_wait(ask)]
     return min(waits, default=None)
 
 
 def impatient(charges: Sequence[Charge]) -> Sequence[Charge]:
-    """The same charges, denied where they would have to wait; that brings nobody nearer to a ban."""
+    """The same charges without `max_wait`, so that a request that would wait is denied.
+
+    Such a denial does not count towards a ban.
+    """
     return [
-        Charge(rule, ask._replace(quota=_impatient(ask.quota))) if _brings_turns(ask) else Charge(rule, ask)
+        Charge(rule, ask._replace(quota=_impatient(ask.quota))) if _may_wait(ask) else Charge(rule, ask)
         for rule, ask in charges
     ]
 
 
 def lacks_patience(charges: Sequence[Charge], verdict: Verdict) -> bool:
-    """Whether a request that was asked impatiently may do better if it waits: none but buckets with turns deny it."""
+    """Whether a request that was denied under `impatient` charges could pass if it waits.
+
+    That is the case if only buckets with a `max_wait` deny it.
+    """
     if verdict.reason != "limited":
         return False
-    queues = {ask.key for _, ask in charges if _brings_turns(ask)}
-    said = zip(verdict.charges, verdict.outcomes, strict=True)
-    denying = [ask.key for (_, ask), outcome in said if not outcome.allowed and not ask.shadow]
+    queues = {ask.key for _, ask in charges if _may_wait(ask)}
+    pairs = zip(verdict.charges, verdict.outcomes, strict=True)
+    denying = [ask.key for (_, ask), outcome in pairs if not outcome.allowed and not ask.shadow]
     return bool(denying) and queues.issuperset(denying)
 
 
-def _brings_turns(ask: Ask) -> bool:
+def _may_wait(ask: Ask) -> bool:
     return ask.quota.max_wait > 0 and not ask.shadow
 
 
@@ -147,9 +163,14 @@ _BLOCKED = Verdict((), None, denied="blocked")
 
 
 class Engine:
-    """Decides on requests by the rules that `retriever` has, over the counters in `storage`.
+    """Decides on requests by the rules of `retriever`, over the counters in `storage`.
 
-    Threads and event loops may share it. `clock` is there where one was handed in.
+    Threads and event loops may share one engine.
+
+    Args:
+        retriever: supplies the rules in force and the setting of the kill switch.
+        storage: the store and the local store.
+        clock: the user's clock (`ManualClock`); None for the system's.
     """
 
     def __init__(self, retriever: Retriever, storage: Storage, clock: Clock | None) -> None:
@@ -164,7 +185,7 @@ class Engine:
         retriever.connect(self.planner.switch.turn)
 
     def connect(self) -> None:
-        """Connect to the store as the server starts, so that the first requests do not wait for that."""
+        """Connect to the store at the start of the server, so that the first requests do not wait for it."""
         self._storage.connect()
 
     async def aconnect(self) -> None:
@@ -172,7 +193,7 @@ class Engine:
         await self._storage.aconnect()
 
     def current(self) -> Rules:
-        """The rules in force, as a request reads them: once. From the first request on they are kept up to date."""
+        """The rules in force. A request reads them once. The first call starts watching for changes."""
         retriever = self._retriever
         if not retriever.watching:
             retriever.watch()
@@ -187,9 +208,17 @@ class Engine:
         rules: Rules | None = None,
         rule: str | None = None,
     ) -> Verdict:
-        """Decide on a request, for a shell that blocks. `rules` are what `current` gave it.
+        """Decide on a request and block until the store has answered.
 
-        With `rule`, by the rule of that name alone, whether or not its `match` holds.
+        Args:
+            request: the request, whose attributes are read when a rule needs them.
+            cost: multiplies the cost of each rule.
+            commit: whether to charge; False only looks (`peek`).
+            rules: what `current` returned for this request; None to call `current`.
+            rule: decide by the rule of this name alone, whether or not its `match` holds.
+
+        Raises:
+            ValueError: the cost is not a whole number from 0 on.
         """
         rules = rules or self.current()
         return self.execute(self.planner.admit(rules, request, cost, rule, commit=commit), rules, commit=commit)
@@ -203,7 +232,7 @@ class Engine:
         rules: Rules | None = None,
         rule: str | None = None,
     ) -> Coroutine[Any, Any, Verdict]:
-        """The awaitable twin of `decide`, for a shell that awaits."""
+        """The awaitable twin of `decide`."""
         rules = rules or self.current()
         if rules.attributes.awaited:
             return self._resolved(request, cost, commit, rules, rule)
@@ -215,9 +244,12 @@ class Engine:
         return await self.aexecute(plan, rules, commit=commit)
 
     def execute(self, plan: Plan, rules: Rules, *, commit: bool = True, again: bool = False) -> Verdict:
-        """Decide by a plan that was made by `rules`; `again` where shadow rules have had their say on the request."""
+        """Carry out a plan that was made by `rules`.
+
+        `again` says that the request was decided before: its shadow denials are already counted.
+        """
         if rules.settling and self._clock:
-            self._storage.renew()  # no thread knows when a clock moves that is moved by hand
+            self._storage.renew()  # the renewing thread cannot follow a clock that is moved by hand
         asks = plan.asks
         if not asks:
             return idle(plan)
@@ -231,7 +263,7 @@ class Engine:
             if not again:
                 self.shadows.count(verdict)
             if verdict.owed:
-                with suppress(StoreUnavailable):  # what can't be returned stays charged
+                with suppress(StoreUnavailable):  # what cannot be returned stays charged
                     store.refund(verdict.owed, reply.now)
         return verdict
 
@@ -256,7 +288,7 @@ class Engine:
         return verdict
 
     def decide_here(self, charges: Sequence[Charge]) -> Verdict:
-        """Decide on a plan by counters of this process alone."""
+        """Decide by the counters of this process alone."""
         verdict = self._conclude(charges, self._storage.local.decide([charge.ask for charge in charges]), commit=True)
         verdict.local = True
         return verdict
@@ -264,21 +296,21 @@ class Engine:
     def decide_in_turn(
         self, request: Request, cost: int = 1, *, rules: Rules | None = None, rule: str | None = None
     ) -> Verdict:
-        """Decide on a request, and return when its turn has come: for a shell that has a thread for each request.
+        """Decide on a request and sleep until its turn has come. For servers with a thread for each request.
 
-        Where as many threads wait as may, a request that would have to wait is denied.
+        If `max_waiting` threads are waiting already, a request that would have to wait is denied.
 
-        A thread asks with a place to wait in, so that nothing has to be given back: a turn that was given is never
-        given again. Who finds no place while others ask asks nonetheless, but not to wait, so that no request that
-        needs no turn is held up by another's; one that does need a turn then hears what became of the others before
-        it asks a second time, or is denied.
+        A thread takes its place before it asks the store, because a turn that a bucket has assigned cannot be
+        returned. A thread without a place asks with `impatient` charges, so that a request that need not wait is
+        never held up. If only waiting would help, the thread is held up until a place is free and asks a second
+        time, or it is denied.
         """
         rules = rules or self.current()
         plan = self.planner.admit(rules, request, cost, rule)
         most = most_waiting(plan.charges) if rules.waiting else None
         if most is None:
             return self.execute(plan, rules)
-        waiting, place, again = self._waiting, Place(), False
+        waiting, place, again = self._waiting, WaitingPlace(), False
         try:
             if not waiting.enter(place, most):
                 verdict = self.execute(Plan(impatient(plan.charges)), rules)
@@ -288,7 +320,7 @@ class Engine:
             verdict = self.execute(plan, rules, again=again)
             if verdict.delay:
                 waiting.decided(place)
-                self.settlement.account(verdict)  # what is held is held while it waits
+                self.settlement.account(verdict)  # the request holds its concurrent places while it waits
                 time.sleep(verdict.delay / SECOND)
             return verdict
         finally:
@@ -301,7 +333,7 @@ class Engine:
         return verdict
 
     def without_store(self, charges: Sequence[Charge], commit: bool) -> Verdict:
-        """What each rule's `on_error` makes of a store that is away; deny wins."""
+        """Decide by each rule's `on_error` while the store is unavailable. `deny` wins over `local` and `allow`."""
         if any(rule.on_error == "deny" and (rule.quota_group or not ask.shadow) for rule, ask in charges):
             return _REFUSED
         charges = [charge for charge in charges if charge.rule.on_error == "local"]
@@ -317,7 +349,7 @@ class Engine:
 
 
 def idle(plan: Plan) -> Verdict:
-    """The verdict on a plan that asks nothing."""
+    """The verdict on a plan that asks no counter: shed, blocked or free."""
     if isinstance(plan, Refusal):
         return plan.verdict
     return _BLOCKED if plan.charges else _FREE

@@ -1,4 +1,4 @@
-"""The kill switch: everything off, or everything in shadow; by the environment, or at run time."""
+"""The kill switch turns all limits off or into shadow limits, by the environment or at run time."""
 
 import asyncio
 import logging
@@ -20,7 +20,7 @@ from ratelimit_mw.stores.records import Records
 _log = logging.getLogger("ratelimit_mw")
 
 SWITCH = "RATELIMIT_MW"
-"""Its name in the environment: `off` lets everything pass uncounted, `shadow` counts and denies nothing."""
+"""The environment variable: `off` admits all requests uncounted, `shadow` counts all requests and denies none."""
 
 _MEANINGS = {
     "on": "the switch is on again: limits hold",
@@ -30,9 +30,10 @@ _MEANINGS = {
 
 
 class KillSwitch:
-    """The switch as the environment has it when this is made, else as operators `turn` it.
+    """The setting of the switch in this process.
 
-    Raises ConfigurationError for a word that is none.
+    If `RATELIMIT_MW` is set when the object is made, that setting is final. Otherwise operators change it (`turn`).
+    Raises ConfigurationError if the variable is neither `on`, `off` nor `shadow`.
     """
 
     def __init__(self, clock: Clock | None = None) -> None:
@@ -43,25 +44,25 @@ class KillSwitch:
         self._fixed = bool(word)
         self._setting = Setting(word, source="environment") if word else Setting()
         self.thrown = word in WORDS[1:]
-        """Whether plans have to be shown to it at all."""
+        """Whether the switch is not `on`, so that plans must pass through `left`."""
 
     @property
     def setting(self) -> Setting:
-        """What holds now."""
+        """The setting in force now."""
         setting = self._setting
         return setting if setting.lasts(self._clock.now() / SECOND) else Setting()
 
     def turn(self, setting: Setting) -> None:
-        """Do what operators say, where the environment says nothing."""
+        """Apply the setting of the operators, unless the environment has set the switch."""
         if not self._fixed and setting != self._setting:
             if setting.word != self._setting.word:
                 _log.warning("%s%s", _MEANINGS[setting.word], _by(setting))
             self.thrown = setting.word != "on"
-            self._setting = setting  # last: a thread that is interrupted before turns it again
+            self._setting = setting  # last, so that an interrupted call is repeated in full
 
     @property
     def note(self) -> str:
-        """What there is to say of it to people; nothing where it is on."""
+        """A sentence about the setting for people; empty if the switch is on."""
         setting = self.setting
         if setting.word == "on":
             return ""
@@ -70,9 +71,9 @@ class KillSwitch:
         return f"{_MEANINGS[setting.word]}{_by(setting)}"
 
     def left(self, charges: Sequence[Charge]) -> Sequence[Charge]:
-        """What is left of a plan once the switch is thrown."""
+        """The charges of a plan under the current setting: none if off, shadow charges if at shadow."""
         word = self.setting.word
-        if word == "on":  # it has ended
+        if word == "on":  # the setting has expired
             return charges
         if word == "off" or charges is BLOCKED:
             return ()
@@ -80,15 +81,15 @@ class KillSwitch:
 
 
 def _by(setting: Setting) -> str:
-    said = [part for part in (setting.author, setting.comment) if part]
-    return f" ({': '.join(said)})" if said else ""
+    details = [part for part in (setting.author, setting.comment) if part]
+    return f" ({': '.join(details)})" if details else ""
 
 
 class Switch:
-    """The switch that operators turn at run time, in every process that shares the storage.
+    """The switch that operators turn at run time, for all processes that share the storage.
 
-    Of a configuration with several domains, all are switched; a process in which one of its domains is `off` is off as
-    a whole. `RATELIMIT_MW` in a process's environment wins there, `on` included.
+    It switches all domains of the configuration. If one of its domains is `off`, the whole process is off. The
+    variable `RATELIMIT_MW` takes precedence in its process, also if it is `on`.
     """
 
     def __init__(self, retriever: Retriever, switch: KillSwitch, clock: Clock | None = None) -> None:
@@ -98,29 +99,36 @@ class Switch:
 
     @property
     def records(self) -> Records:
-        """Where it is kept."""
+        """The records in the storage that keep the setting."""
         return self._retriever.records
 
     @property
     def setting(self) -> Setting:
-        """What holds in this process now, as last heard; nothing is asked."""
+        """The setting in force in this process, as last read. Does not access the storage."""
         return self._switch.setting
 
     def kept(self) -> Setting:
-        """What operators have set it to, asked of the storage; whatever the environment says. StoreUnavailable."""
+        """The setting in the storage, whatever the environment says. Raises StoreUnavailable."""
         self._retriever.look_for_overrides()
         return self._retriever.setting
 
     def set(self, word: str, *, duration: str | float | None = None, comment: str = "", author: str = "") -> Setting:
-        """Turn it `off` (everything passes, uncounted), to `shadow` (all is counted, nothing denied) or `on`.
+        """Turn the switch. This process applies it at once, other processes within a second.
 
-        It holds for `duration`, seconds or as "2h", or until it is turned again; here at once, and in other processes
-        within a second. Raises ValueError for what can't be, and StoreUnavailable.
+        Args:
+            word: `off` (admit all requests, uncounted), `shadow` (count all, deny none) or `on`.
+            duration: how long the setting holds, in seconds or as text ("2h"); None for until it is turned again.
+            comment: why it was turned; shown in logs.
+            author: who turned it; shown in logs.
+
+        Raises:
+            ValueError: an unknown word, or `on` with a duration.
+            StoreUnavailable: the setting could not be written.
         """
         if word not in WORDS:
             raise ValueError(f"the switch can be on, off or shadow, not {word!r}")
         if word == "on" and duration is not None:
-            raise ValueError("on is for good: say when off or shadow ends instead")
+            raise ValueError("on takes no duration: give off or shadow a duration instead")
         until = None if duration is None else self._clock.now() / SECOND + in_seconds(duration)
         setting = Setting(word, until, comment, author, time.time())
         for part in self._retriever.rules.parts:

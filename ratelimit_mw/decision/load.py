@@ -1,4 +1,4 @@
-"""The load of a process: how it is measured, which share of requests it sheds, which elastic limits it opens."""
+"""The load of a process: how it is measured, the share of requests to shed, and how far elastic limits are open."""
 
 import asyncio
 import logging
@@ -16,15 +16,16 @@ from ratelimit_mw.model import Charge
 from ratelimit_mw.process_local import lazy, lock
 from ratelimit_mw.settings import Band, LoadSettings
 
-_AT_LEAST = 0.5  # seconds between two readings: a shorter span says nothing
+_MIN_INTERVAL = 0.5  # seconds between two readings; the clocks are too coarse for a shorter span
 _CGROUP = Path("/sys/fs/cgroup")
 
 
 class Processor:
-    """The share in use, from 0 to 1, over half a second or more; 0 before there is anything to compare.
+    """Measures the share of the processor in use, from 0 to 1, over half a second or more.
 
-    It is the greater of two: the process's own time against one core, for Python uses hardly more than one, and
-    its control group's against the quota of that group, where it has one (Linux, cgroup v2).
+    It is the greater of two shares: the CPU time of the process relative to one core (Python hardly uses more), and
+    the CPU time of its control group relative to the quota of that group, if it has one (Linux, cgroup v2). The
+    share is 0 until there are two readings to compare.
     """
 
     def __init__(self, cgroup: Path | None = None) -> None:
@@ -35,9 +36,9 @@ class Processor:
         self._share = 0.0
 
     def share(self, now: float) -> float:
-        """The share in use; `now` is by the monotonic clock."""
+        """The share in use. `now` is in seconds of the monotonic clock."""
         elapsed = now - self._at
-        if elapsed >= _AT_LEAST:
+        if elapsed >= _MIN_INTERVAL:
             process, group = time.process_time(), self._group_seconds()
             share = (process - self._process) / elapsed
             cores = self._cores()
@@ -55,7 +56,7 @@ class Processor:
         return None
 
     def _cores(self) -> float:
-        """How many cores the group may use; 0 where nothing limits it."""
+        """The number of cores that the group may use; 0 if it is not limited."""
         quota, _, period = _read(self._cgroup / "cpu.max").strip().partition(" ")
         return int(quota) / int(period) if quota.isdigit() and period.isdigit() and int(period) else 0.0
 
@@ -70,39 +71,39 @@ def _own_cgroup() -> Path:
 def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="ascii")
-    except (OSError, UnicodeDecodeError):  # another system, or nothing that it lets us see
+    except (OSError, UnicodeDecodeError):  # not Linux, or not readable
         return ""
 
 
 EASES = 0.02
-"""How much pressure falls in a second, at most: from a full load to one that sheds nothing takes fifteen. If it fell
-much faster, more would be let in than there is room for before the load shows it."""
+"""The pressure falls by at most this much per second: from full load to no shedding takes 15 seconds. If it fell much
+faster, more requests would be admitted than there is room for before the load shows it."""
 
 RETURNS_IN = 5.0
-"""The least that who was shed is asked to wait; the most is twice that."""
+"""The shortest wait, in seconds, that a shed request is asked for. The longest is twice that."""
 
-_GOLDEN = 0.6180339887498949
+_GOLDEN = 0.6180339887498949  # (√5 − 1) / 2
 
 
 class Pressure(NamedTuple):
-    """What the load has been of late, at a moment."""
+    """The recent peak of the load, from 0 to 1, and the time in seconds for which it was calculated."""
 
     level: float
     at: float
 
 
 NONE = Pressure(0.0, -inf)
-"""Where the load was never looked at."""
+"""The pressure before the load was first measured."""
 
 
 def pressed(before: Pressure, load: float, now: float) -> Pressure:
-    """The pressure at `now`, under a load that is that high."""
+    """The pressure at `now` under `load`: it rises with the load at once and falls by `EASES` per second."""
     at = max(now, before.at)
     return Pressure(max(load, before.level - EASES * (at - before.at), 0.0), at)
 
 
 def share_shed(level: float, band: Band) -> float:
-    """The share that is shed at a pressure, from 0 to 1."""
+    """The share of requests to shed at a pressure, from 0 to 1: it grows linearly within `band`."""
     begins, all_of_it = band
     if level <= begins:
         return 0.0
@@ -110,42 +111,42 @@ def share_shed(level: float, band: Band) -> float:
 
 
 def turn(number: int) -> float:
-    """From 0 to 1: the `number`-th request is shed where this is less than the share.
+    """A number from 0 to 1: the `number`-th request is shed if this is less than the share.
 
-    The multiples of the golden ratio, less their whole part, fill the interval evenly, however many they are and of
-    whichever clients: out of n requests in a row n × share are shed, give or take three, and two clients who take turns
-    are shed alike, which by counting to two they would not be.
+    The fractional parts of the multiples of the golden ratio fill the interval evenly (Knuth, TAOCP vol. 3, 6.4,
+    theorem S). Of n requests in a row, n × share ± 3 are shed. Two clients whose requests alternate are shed alike,
+    which shedding every second request would not achieve.
     """
     return number * _GOLDEN % 1.0
 
 
 def comes_back_in(drawn: float, share: float) -> float:
-    """Seconds after which a request may come back whose turn was `drawn`: spread, so that not all come at once."""
+    """The seconds that a shed request with the turn `drawn` must wait, spread so that not all return at once."""
     return RETURNS_IN * (1.0 + drawn / share)
 
 
 FULL_LAG = 0.07
-"""An event loop that wakes up so much too late is fully loaded (the mark of node's toobusy)."""
+"""An event loop that wakes up this many seconds late is fully loaded (the default of node's toobusy-js)."""
 
 FULL_QUEUE = 0.1
-"""So is a process whose requests wait so long for a thread (CoDel's interval)."""
+"""A process whose requests wait this many seconds for a thread is fully loaded (the interval of CoDel, RFC 8289)."""
 
 OPENS_IN = 5.0
 CLOSES_IN = 1.0
-"""A limit opens with care, and gives back at once, but for the second in which the load may have been a spike."""
+"""Seconds in which an elastic limit opens and closes fully. It closes faster, but does not react to a short spike."""
 
 _REOPENS_AT = 0.9
-_MEMORY = 1.0  # seconds that a smoothed load looks back
+_MEMORY = 1.0  # time constant of the smoothed load, in seconds
 
 BRISK = 0.3
-"""So much it looks back where it sheds requests: a queue grows faster than a limit needs to close."""
+"""Time constant, in seconds, of the load that sheds requests: a queue grows faster than a limit needs to close."""
 
 
 class Signals(NamedTuple):
-    """What a process sees of its load; 0 where there is nothing to see.
+    """The measurements that make up the load. Each is 0 if it was not measured.
 
-    `lag` and `queued` are seconds: how late the event loop wakes up, how long a request waited for a thread. `busy`
-    is the share of the capacity that requests in flight take, and `cpu` the share of the processor in use.
+    `lag` is how late the event loop wakes up, and `queued` how long a request waited for a thread, both in seconds.
+    `busy` is the share of the capacity taken by requests in flight. `cpu` is the share of the processor in use.
     """
 
     lag: float = 0.0
@@ -155,18 +156,18 @@ class Signals(NamedTuple):
 
 
 def load_of(signals: Signals) -> float:
-    """The load: that of the scarcest of what the process needs."""
+    """The load from 0 to 1: that of the scarcest resource."""
     lag, queued, busy, cpu = signals
     return min(max(lag / FULL_LAG, queued / FULL_QUEUE, busy, cpu, 0.0), 1.0)
 
 
 def smoothed(average: float, value: float, elapsed: float, memory: float = _MEMORY) -> float:
-    """The moving average that looks back `memory` seconds, now that `value` held for `elapsed`."""
+    """The exponential moving average with the time constant `memory`, after `value` held for `elapsed` seconds."""
     return value + (average - value) * exp(-max(elapsed, 0.0) / memory)
 
 
 class Opening(NamedTuple):
-    """How far a limit is open at a moment: `share` from 0 to 1, and whether that rises or falls."""
+    """How far an elastic limit is open at the time `at`: `share` is from 0 to 1, `rising` says in which direction."""
 
     share: float
     rising: bool
@@ -174,12 +175,15 @@ class Opening(NamedTuple):
 
 
 def begun(load: float, below: float, now: float) -> Opening:
-    """The opening of a limit that was never asked for: there is nothing yet to move smoothly from."""
+    """The opening of a limit that is asked for the first time: fully open or fully closed."""
     return Opening(1.0, True, now) if load < below else Opening(0.0, False, now)
 
 
 def moved(opening: Opening, load: float, below: float, now: float) -> Opening:
-    """The opening at `now`, under a load that held since it was last moved."""
+    """The opening at `now`, under a load that held since the last call.
+
+    After it has closed, a limit opens again only below 90 % of `below` (hysteresis).
+    """
     elapsed = max(now - opening.at, 0.0)
     rising = load < (below if opening.rising else below * _REOPENS_AT)
     share = opening.share + (elapsed / OPENS_IN if rising else -elapsed / CLOSES_IN)
@@ -188,22 +192,23 @@ def moved(opening: Opening, load: float, below: float, now: float) -> Opening:
 
 _log = logging.getLogger("ratelimit_mw")
 
-_EVERY = 0.1  # seconds between two looks at the load, and between two at the event loop
-_IDLE = 10.0  # seconds without a request after which nobody looks at the event loop
+_EVERY = 0.1  # seconds between two measurements of the load and of the event loop
+_IDLE = 10.0  # seconds without a request after which the event loop is no longer measured
 
 _STARTED = re.compile(r"\s*(?:t=)?([0-9]{9,17}(?:\.[0-9]{1,9})?)\s*")
-_YEAR_2286 = 10**10  # in seconds; a greater number is of smaller units
+_YEAR_2286 = 10**10  # in seconds; a greater number is in milliseconds or microseconds
 
 ASGI_CAPACITY = 100
 WSGI_CAPACITY = 8
-"""What is taken for a full load where `load: {capacity: N}` does not say: requests of a loop, and threads."""
+"""The defaults of `load: {capacity: N}`: the requests in flight of an event loop, and of a threaded server, that are
+taken for a full load."""
 
 
 def time_in_queue(request: Request, trusted: Callable[[Request], bool]) -> float:
-    """The seconds since a trusted proxy took the request in (X-Request-Start); 0 where nobody says.
+    """The seconds since a trusted proxy received the request (X-Request-Start); 0 if that is unknown.
 
-    Proxies write seconds, milliseconds or microseconds since the epoch, with "t=" before it or without. What is
-    more than a minute old, or yet to come, is another clock's.
+    Proxies write seconds, milliseconds or microseconds since the epoch, with or without a leading "t=". A time that
+    is in the future or more than a minute old is ignored, because it comes from a clock that differs from ours.
     """
     written = _STARTED.fullmatch(request.header("x-request-start") or "")
     if written is None or not trusted(request):
@@ -216,11 +221,13 @@ def time_in_queue(request: Request, trusted: Callable[[Request], bool]) -> float
 
 
 class Meter:
-    """What the middlewares tell it of requests, loops and queues becomes a load, and quotas that go by it.
+    """Turns what the middlewares report about requests, event loops and queues into a load from 0 to 1.
 
-    Without a middleware (`check()` in a program that serves nothing) the processor alone tells. With
-    `settings.source` that function tells: what it returns is a load; where it fails the load is full, so that no
-    limit is stretched on a guess, and there is no pressure, so that no request is shed on one. Any thread may call it.
+    Without a middleware (`check()` in a program that serves no requests), the load is that of the processor. With
+    `settings.source`, the load is what that function returns. If the function fails, the load counts as 1, so that
+    no elastic limit is opened on a guess, and the pressure as 0, so that no request is shed on a guess.
+
+    Any thread may call it. `clock` returns seconds.
     """
 
     _lock = lazy(lock)
@@ -235,7 +242,7 @@ class Meter:
         self._looked_at = -_EVERY
         self._asked_at = 0.0
         self._load: float | None = None
-        self._brisk = 0.0  # the same, of a shorter time
+        self._brisk = 0.0  # the load with the shorter time constant `BRISK`
         self._here: set[object] = set()
         self._capacity = settings.capacity or ASGI_CAPACITY
         self._lag = self._queued = 0.0
@@ -244,9 +251,11 @@ class Meter:
         self._process = os.getpid()
 
     def arrived(self, capacity: int, request: object | None = None) -> None:
-        """A request has come to a middleware that takes `capacity` of them for a full load, if nothing else says.
+        """Count a request that has come to a middleware.
 
-        `request` stands for it, and leaves as often as need be: what is interrupted is counted once, or not at all.
+        Args:
+            capacity: the number of requests in flight that is a full load, unless `load: {capacity:}` is set.
+            request: identifies the request, so that `left` may be called twice for it after an interruption.
         """
         if self._process != os.getpid():  # forked: the requests in flight are the parent's
             self._here, self._process = set(), os.getpid()
@@ -255,7 +264,7 @@ class Meter:
         self._asked_at = self._clock()
 
     def left(self, request: object | None = None) -> None:
-        """Its response is done; without a name any of them has left."""
+        """Count a request out whose response has ended. Without `request`, any one of them."""
         if request is not None:
             self._here.discard(request)
         elif self._here:
@@ -266,24 +275,24 @@ class Meter:
         return len(self._here)
 
     def queued(self, seconds: float) -> None:
-        """A request has waited for so long before it came."""
+        """Report that a request waited this many seconds before it reached the process."""
         self._queued = max(self._queued, seconds)
 
     def watch(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Look how late this loop wakes up, as long as requests come."""
+        """Measure how late this loop wakes up, as long as requests come."""
         if loop not in self._loops:
             self._loops.add(loop)
             self._wake(loop)
 
     def load(self) -> float:
-        """The load by now, from 0 to 1."""
+        """The current load, from 0 to 1."""
         now = self._clock()
         elapsed = now - self._looked_at
         if self._load is None or elapsed >= _EVERY:
             with self._lock:
                 if self.settings.source is not None:
-                    told = self._told(self.settings.source)
-                    self._load, self._brisk = (1.0, 0.0) if told is None else (told, told)
+                    reported = self._reported(self.settings.source)
+                    self._load, self._brisk = (1.0, 0.0) if reported is None else (reported, reported)
                 else:
                     measured = load_of(self._signals(now))
                     first = self._load is None
@@ -293,7 +302,7 @@ class Meter:
         return self._load
 
     def share(self, below: float) -> float:
-        """How far a limit is open that closes at the load `below`: from 0 to 1."""
+        """How far an elastic limit with this `below` is open, from 0 to 1."""
         load, now = self.load(), self._clock()
         before = self._openings.get(below)
         opening = begun(load, below, now) if before is None else moved(before, load, below, now)
@@ -301,13 +310,13 @@ class Meter:
         return opening.share
 
     def pressure(self) -> float:
-        """What sheds requests: the load's recent peak, from 0 to 1."""
+        """The recent peak of the load, from 0 to 1. It decides which requests are shed."""
         self.load()
         self._pressure = pressure = pressed(self._pressure, self._brisk, self._clock())
         return pressure.level
 
     def stretched(self, charges: Sequence[Charge]) -> Sequence[Charge]:
-        """`charges` with elastic quotas as far open as the load lets them be."""
+        """`charges` with each elastic quota replaced by the one that the current load permits."""
         found = []
         for charge in charges:
             elastic = charge.ask.quota.elastic
@@ -319,16 +328,16 @@ class Meter:
 
     def _signals(self, now: float) -> Signals:
         overdue = now - self._due if self._due is not None else 0.0
-        # The request that asks is in flight itself; alone it is no load.
+        # The request that is being decided is in flight itself; alone it is no load.
         busy = max(self._in_flight - 1, 0) / self._capacity
         signals = Signals(max(self._lag, overdue), self._queued, busy, self._processor.share(now))
         self._lag = self._queued = 0.0
         return signals
 
-    def _told(self, source: Callable[..., object]) -> float | None:
-        """What the source says; None where that is no load."""
+    def _reported(self, source: Callable[..., object]) -> float | None:
+        """The load that the user's function returns, clamped to 0 to 1; None if it fails or returns NaN."""
         try:
-            load = float(source())  # type: ignore[arg-type]  # whatever it returns, float() has the say
+            load = float(source())  # type: ignore[arg-type]  # float() raises for what is not a number
         except Exception as error:  # noqa: BLE001 - the app's own function may raise anything
             self._complain(type(error).__name__)
             return None
@@ -340,7 +349,7 @@ class Meter:
     def _complain(self, what: str) -> None:
         if not self._failed:
             self._failed = True
-            _log.warning("load: %s: %s (said once)", self.settings.name, what)
+            _log.warning("load: %s: %s (logged once)", self.settings.name, what)
 
     def _wake(self, loop: asyncio.AbstractEventLoop) -> None:
         now = self._clock()

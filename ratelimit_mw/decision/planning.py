@@ -1,4 +1,4 @@
-"""From a request or its attributes to a plan: the counters to ask, in one store call."""
+"""Makes the plan of a request: the counters to ask, in one store call."""
 
 import logging
 import time
@@ -19,21 +19,21 @@ from ratelimit_mw.rules.ruleset import RuleSet
 from ratelimit_mw.settings import LoadSettings
 
 Arguments = Mapping[str, str] | Sequence[tuple[str, str]]
-"""Attributes by their names, or one list of entries."""
+"""What `check()` takes: a mapping of attribute names to values, or one Envoy descriptor as a list of entries."""
 
-_MOST = 10**15
-"""A cost beyond this is as good as this one: no limit comes near, and every store can carry it."""
+_MAX_COST = 10**15
+"""A greater cost is reduced to this. It is above every limit, and every store can represent it exactly."""
 
 
 def described(rules: Rules, given: Arguments | Request) -> Request:
-    """The request that is described; a request is one already."""
+    """A request with the attributes that `given` describes. A request is returned as it is."""
     if isinstance(given, Mapping):
         return rules.attributes.request_from(given)
     return EntriesRequest(given) if isinstance(given, Sequence) else given
 
 
 def of_domain(rules: Rules, domain: str | None) -> Rules:
-    """The rules of one domain, those of a domain that there is not being none; all where none is named."""
+    """The rules of one domain, or all rules if `domain` is None. An unknown domain has an empty rule set."""
     if domain is None:
         return rules
     return rules.of(domain) or RuleSet(
@@ -48,22 +48,22 @@ def of_domain(rules: Rules, domain: str | None) -> Rules:
 
 
 def whole(cost: object) -> int:
-    """A cost as stores can carry it. Raises ValueError unless it is a whole number from 0 on."""
+    """The cost as a plain int, at most 10^15. Raises ValueError unless it is a whole number from 0 on."""
     if not isinstance(cost, int) or cost < 0:
         raise ValueError(f"cost is {cost!r}: it has to be a whole number from 0 on")
-    return min(int(cost), _MOST)
+    return min(int(cost), _MAX_COST)
 
 
 _log = logging.getLogger("ratelimit_mw")
 
-_MOST_SAID = 100  # names remembered as said
-_LONG = 512  # characters of what `check` is given: what is longer is remembered nowhere
+_MAX_LOGGED = 100  # rule names that are remembered as logged
+_MAX_CACHED = 512  # characters: the plan for a longer mapping of attributes is not cached
 
 
 class Plan:
-    """The counters that a request asks, each with its rule; it may serve for many requests that are alike.
+    """The counters that a request asks, each with its rule. It is immutable and may be cached for alike requests.
 
-    Where there are none, the request is free, or blocked if there are charges all the same: `BLOCKED`.
+    A plan without `asks` means that the request is free, or blocked if `charges` is `BLOCKED`.
     """
 
     __slots__ = ("asks", "charges")
@@ -74,7 +74,7 @@ class Plan:
 
 
 class Refusal(Plan):
-    """The plan of a request that is shed: it asks nothing, and `verdict` is what becomes of it."""
+    """The plan of a request that is shed: it asks no counter, and `verdict` denies it."""
 
     __slots__ = ("verdict",)
 
@@ -84,17 +84,17 @@ class Refusal(Plan):
 
 
 class Planner:
-    """Makes the plans of requests. `clock` is there where one was handed in."""
+    """Makes the plans of requests. `clock` is the user's clock, or None for the system's."""
 
     def __init__(self, shadows: Shadows, clock: Clock | None) -> None:
         self._clock = clock
         self.switch = KillSwitch(clock)
         self.shedder = Shedder(self.meter, self.switch, shadows)
         self._meter: Meter | None = None
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
 
     def plan(self, rules: Rules, request: Request, cost: int = 1, name: str | None = None) -> Plan:
-        """What `request` has to ask; with `name`, of that rule alone. Raises ValueError for a bad cost."""
+        """The plan of `request` or, with `name`, of that rule alone. Raises ValueError for a bad cost."""
         if type(cost) is not int or cost != 1:
             cost = whole(cost)
         known = rules.plans if name is None and cost == 1 and not self.switch.thrown else None
@@ -104,7 +104,7 @@ class Planner:
         plan: Plan | None = known.get(key)
         if plan is None:
             plan = self._planned(rules, request, cost, name)
-            # The switch may have been thrown meanwhile; what is in doubt does not follow from the key alone.
+            # Do not cache the plan if the switch was thrown in between, or if it depends on more than the key.
             if not (self.switch.thrown or request.doubtful):
                 known.put(key, plan)
         return plan
@@ -114,7 +114,7 @@ class Planner:
         if self.switch.thrown:
             charges = self.switch.left(charges)
         if rules.settling and (name is not None or request.context is None) and charges is not BLOCKED:
-            # Nothing tells when what was asked for by a call has ended.
+            # A concurrent place is released at the end of a response, and a direct call has no response.
             charges = [charge for charge in charges if not ALGORITHMS[charge.ask.quota.algorithm].in_flight]
         if rules.elastic and charges and charges is not BLOCKED:
             charges = self.meter(rules).stretched(charges)
@@ -123,58 +123,69 @@ class Planner:
     def admit(
         self, rules: Rules, request: Request, cost: int = 1, name: str | None = None, *, commit: bool = True
     ) -> Plan:
-        """As `plan`, if the request is not shed; with `commit` it takes its turn among those that may be."""
+        """The plan of a request, or a `Refusal` if it is shed. With `commit` it counts as one of the requests seen."""
         if rules.shedding and (shed := self.shedder.shed(rules, request, name, commit=commit)) is not None:
             return Refusal(shed)
         return self.plan(rules, request, cost, name)
 
     def plan_given(self, rules: Rules, given: Arguments, cost: int = 1, *, commit: bool = True) -> Plan:
-        """What a request has to ask that is given by its attributes; remembered, where nothing else bears on it."""
+        """The plan for the arguments of `check()`, cached if it depends on these arguments alone."""
         known = rules.plans
         if known is None or self.switch.thrown or type(given) is not dict or type(cost) is not int:
             return self.admit(rules, described(rules, given), cost, commit=commit)
         key = cost, *given.items()
         try:
             plan: Plan | None = known.get(key)
-        except TypeError:  # a value that can't be remembered by
+        except TypeError:  # an unhashable value
             return self.plan(rules, described(rules, given), cost)
         if plan is None:
             plan = self.plan(rules, described(rules, given), cost)
-            if _handy(given) and not self.switch.thrown:
+            if _cacheable(given) and not self.switch.thrown:
                 known.put(key, plan)
         return plan
 
     def meter(self, rules: Rules) -> Meter:
-        """What measures the load of this process, as `rules` say."""
+        """The meter of this process's load, with the settings of `rules`."""
         meter = self._meter
         if meter is None or (meter.settings is not rules.load and meter.settings != rules.load):
             meter = self._meter = Meter(rules.load, self._time(rules.load))
         return meter
 
     def _time(self, load: LoadSettings) -> Callable[[], float]:
-        """The time by which a load is asked for: that of a test's clock; what is measured takes real time."""
+        """The clock of the meter, in seconds.
+
+        A user's clock applies to a load that a function reports. A measured load always uses real time.
+        """
         clock = self._clock
         return time.monotonic if clock is None or load.source is None else lambda: clock.now() / SECOND
 
     def _by_name(self, name: str, rules: Rules, request: Request, cost: int) -> Sequence[Charge]:
-        """The plan of one rule; of one that there is not, nothing."""
+        """The charges of one rule. An unknown name has none, and is logged as an error."""
         charges = rules.plan_rule(name, request, cost)
         if charges is None:
-            self._say(name, "which there is not: it is not limited")
+            self._log_once(
+                name,
+                "the app asks for the rule %r, which does not exist: the request is not limited; "
+                "add the rule or correct the name (logged once)",
+            )
             return ()
         if rules.settling and any(_settled_late(charge) for charge in charges):
-            self._say(name, "which goes by the response: asked for by name it is charged at once, or not at all")
+            self._log_once(
+                name,
+                "the app asks for the rule %r, which depends on the response: a rule asked for by name is charged "
+                "at once, or not at all; let the middleware apply it through its match (logged once)",
+            )
         return charges
 
-    def _say(self, name: str, what: str) -> None:
-        if name not in self._said and len(self._said) < _MOST_SAID:
-            self._said.add(name)
-            _log.error("the app asks for the rule %r, %s (said once)", name, what)
+    def _log_once(self, name: str, message: str) -> None:
+        if name not in self._logged and len(self._logged) < _MAX_LOGGED:
+            self._logged.add(name)
+            _log.error(message, name)
 
 
-def _handy(given: Mapping[str, object]) -> bool:
-    """Whether these attributes are plain texts, as `LRU` wants them, and so short that they can be remembered."""
-    room = _LONG
+def _cacheable(given: Mapping[str, object]) -> bool:
+    """Whether the attributes are plain strings, as `LRU` requires, and short enough to be cached."""
+    room = _MAX_CACHED
     for name, value in given.items():
         if type(name) is not str or (value is not None and type(value) is not str):
             return False
@@ -183,12 +194,13 @@ def _handy(given: Mapping[str, object]) -> bool:
 
 
 def _settled_late(charge: Charge) -> bool:
+    """Whether the charge depends on the response."""
     rule, ask = charge
     return rule.counts is not None or rule.cost_after is not None or ALGORITHMS[ask.quota.algorithm].in_flight
 
 
 def planned(rules: Rules, request: Request, cost: int) -> Sequence[Charge]:
-    """What the rules alone say."""
+    """The charges that the rules alone yield, without the kill switch and the load."""
     if isinstance(request, EntriesRequest):
         return rules.plan_entries(request.entries, cost)
     return rules.plan(request, cost)

@@ -1,4 +1,4 @@
-"""What a response settles: charges that are kept, given back or changed."""
+"""Settles charges: by the response, or by calls of the app, charges are kept, refunded or increased."""
 
 import asyncio
 import threading
@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from ratelimit_mw.algorithms import ALGORITHMS
-from ratelimit_mw.decision.storage import InFlight, Lease, Storage
+from ratelimit_mw.decision.storage import InFlight, InFlightPlace, Storage
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import Ask, Rule
@@ -20,7 +20,11 @@ ReadHeader = Callable[[str], str | None]
 
 
 class Move(NamedTuple):
-    """One call to the store: `asks` give back what was charged at `charged_at`, or (None) take more, into debt too."""
+    """One call to the store.
+
+    It refunds `asks`, which were charged at `charged_at`. If `charged_at` is None, it charges `asks` instead, into
+    debt if need be, and `takers` are the charges that grow.
+    """
 
     asks: Sequence[Ask]
     charged_at: int | None
@@ -28,7 +32,7 @@ class Move(NamedTuple):
 
 
 class _Taken:
-    """What was taken from one counter: how much, and when."""
+    """What the request took from one counter: `parts` are pairs of a time and an amount."""
 
     __slots__ = ("ask", "closed", "parts", "place", "remaining", "rule")
 
@@ -45,7 +49,7 @@ class _Taken:
         return sum(amount for _, amount in self.parts)
 
     def give_back(self, amount: int) -> list[tuple[int, int]]:
-        """Take `amount` from what was taken, the last first."""
+        """Remove `amount` from `parts`, the latest first. Returns the times and amounts to refund."""
         returned: list[tuple[int, int]] = []
         while amount > 0 and self.parts:
             at, taken = self.parts.pop()
@@ -57,7 +61,7 @@ class _Taken:
         return returned
 
     def due(self, status: int, header: ReadHeader) -> int:
-        """How much more a response makes of what was taken; less, where it is below zero."""
+        """The amount to charge after a response with this status; to refund if negative."""
         rule = self.rule
         if rule.counts is not None and status not in rule.counts:
             return -self.amount
@@ -65,15 +69,15 @@ class _Taken:
 
 
 class Account:
-    """The account of one admitted request. What it returns as moves is for the limiter to carry out.
+    """The account of one admitted request. Its methods return moves, which `Settlement` carries out.
 
-    Any thread and task may use it; what is given back is marked so before the store hears of it, so it never goes back
-    twice, and what can't be given back stays charged.
+    Threads and tasks may share it. A refund is recorded before the store is called, so that nothing is refunded
+    twice. What cannot be refunded stays charged.
     """
 
     def __init__(self, verdict: Verdict, store: Store, in_flight: InFlight) -> None:
         self.store = store
-        self._verdict = weakref.ref(verdict)  # which knows its account: both ways, neither would go by itself
+        self._verdict = weakref.ref(verdict)  # the verdict refers to its account: avoid a reference cycle
         self._lock = threading.Lock()
         self._in_flight = in_flight
         self._taken: list[_Taken] = []
@@ -85,16 +89,16 @@ class Account:
                     held += [ask] if ask.cost else []
                 elif outcome.allowed:
                     self._taken.append(_Taken(place, rule, ask, verdict.now, outcome.remaining))
-        self._lease: Lease | None = in_flight.hold(held, verdict.now) if held else None
-        self.holds = self._lease is not None
-        """Whether something is held until the response has ended."""
+        self._in_flight_place: InFlightPlace | None = in_flight.hold(held, verdict.now) if held else None
+        self.holds = self._in_flight_place is not None
+        """Whether the request holds a concurrent place until the response has ended."""
         self.settles = self.holds or any(
             taken.rule.counts is not None or taken.rule.cost_after for taken in self._taken
         )
-        """Whether the response has to be looked at."""
+        """Whether the charges depend on the response."""
 
     def more(self, amount: int) -> list[Move]:
-        """Take `amount` more from each counter."""
+        """Charge `amount` more to each counter."""
         with self._lock:
             takers = [taken for taken in self._taken if not taken.closed]
             for taken in takers:
@@ -103,24 +107,24 @@ class Account:
         return [Move(asks, None, takers)] if amount and asks else []
 
     def back(self, amount: int | None) -> list[Move]:
-        """Give back `amount` to each counter, None: everything."""
+        """Refund `amount` to each counter; None refunds everything."""
         with self._lock:
             return self._returns([(taken, taken.amount if amount is None else amount) for taken in self._taken])
 
     def charged(self, move: Move, at: int) -> None:
-        """The store has charged a move, at `at`."""
+        """Record that the store has charged `move` at its time `at`."""
         with self._lock:
             for taken, ask in zip(move.takers, move.asks, strict=True):
                 taken.parts.append((at, ask.cost))
 
     def show(self, status: int, header: ReadHeader) -> None:
-        """Let the verdict say what remains after a response of that status, before it is concluded."""
+        """Update `remaining` in the verdict for a response with this status, before `conclude` is called."""
         with self._lock:
             for taken in self._taken:
-                self._say(taken, taken.remaining - taken.due(status, header))
+                self._show(taken, taken.remaining - taken.due(status, header))
 
     def conclude(self, status: int, header: ReadHeader) -> list[Move]:
-        """What follows from the response, the first time; what counts not is given back, what costs more is charged."""
+        """Settle by the response: refund what does not count, charge what costs more. Only the first call settles."""
         with self._lock:
             if self._concluded:
                 return []
@@ -138,18 +142,18 @@ class Account:
         return moves
 
     def end(self) -> list[Move]:
-        """Give back what was held until now."""
-        lease, self._lease = self._lease, None
-        at = None if lease is None else self._in_flight.end(lease)
-        return [] if lease is None or at is None else [Move(lease.asks, at)]
+        """Release the concurrent places of the request."""
+        place, self._in_flight_place = self._in_flight_place, None
+        at = None if place is None else self._in_flight.end(place)
+        return [] if place is None or at is None else [Move(place.asks, at)]
 
     def _note(self, taken: _Taken, amount: int) -> None:
         taken.remaining -= amount
-        self._say(taken, taken.remaining)
+        self._show(taken, taken.remaining)
 
-    def _say(self, taken: _Taken, remaining: int) -> None:
+    def _show(self, taken: _Taken, remaining: int) -> None:
         verdict = self._verdict()
-        if verdict is not None:  # else nobody can look at it any more
+        if verdict is not None:
             verdict.show(taken.place, remaining)
 
     def _returns(self, wanted: Sequence[tuple[_Taken, int]]) -> list[Move]:
@@ -162,11 +166,11 @@ class Account:
 
 
 _settling: set[asyncio.Task[None]] = set()
-"""A loop knows its tasks weakly only."""
+"""Keeps the tasks alive: an event loop holds only weak references to them."""
 
 
 class Settlement:
-    """Opens the accounts of requests, and carries out what they say."""
+    """Opens the accounts of requests and carries out their moves."""
 
     _opening = lazy(lock)
 
@@ -174,7 +178,7 @@ class Settlement:
         self._storage = storage
 
     def account(self, verdict: Verdict) -> Account:
-        """What the request of a verdict has taken, and can give back."""
+        """The account of the request that `verdict` decided. Made on the first call."""
         if verdict.account is None:
             with self._opening:
                 if verdict.account is None:
@@ -187,7 +191,7 @@ class Settlement:
 
     @staticmethod
     def settle(account: Account, moves: Sequence[Move]) -> None:
-        """Carry out what an account says. What can't be returned stays charged, and what can't be charged is free."""
+        """Carry out the moves of an account. If the store is unavailable, a move has no effect."""
         for move in moves:
             with suppress(StoreUnavailable):
                 if move.charged_at is None:
@@ -206,7 +210,7 @@ class Settlement:
                     await account.store.arefund(move.asks, move.charged_at)
 
     def settle_soon(self, account: Account, moves: Sequence[Move]) -> "asyncio.Task[None]":
-        """Do so in a task of its own, which goes on when the request's is cancelled."""
+        """Carry out the moves in a separate task, which continues if the request's task is cancelled."""
         task = asyncio.ensure_future(self.asettle(account, moves))
         _settling.add(task)
         task.add_done_callback(_settling.discard)

@@ -1,4 +1,4 @@
-"""Shedding: which requests are refused under load, by their priority."""
+"""Shedding: under load, requests are refused by their priority."""
 
 import logging
 import time
@@ -19,14 +19,18 @@ from ratelimit_mw.rules.domains import Rules
 
 _log = logging.getLogger("ratelimit_mw")
 
-_PAUSE = 60.0  # seconds between two lines about one priority
+_PAUSE = 60.0  # seconds between two log lines about one priority
 
 
 class Standing(NamedTuple):
-    """How a request stands: its priority, by `rule` (empty where none gives it one), and what that means now.
+    """How a request stands under the current load.
 
-    `share` is the share of its like that is shed at this `pressure`; `wait` is None unless it is one of them, else the
-    seconds that it is asked to wait.
+    Attributes:
+        priority: the priority of the request.
+        rule: the name of the rule that sets the priority; empty if none does.
+        pressure: the recent peak of the load, from 0 to 1.
+        share: the share of the requests of this priority that is shed at this pressure.
+        wait: the seconds that the request is asked to wait if it is shed, otherwise None.
     """
 
     priority: Priority
@@ -37,18 +41,18 @@ class Standing(NamedTuple):
 
     @property
     def denial(self) -> Verdict | None:
-        """What becomes of a request that is shed."""
+        """The verdict on a request that is shed; None if it is not."""
         return None if self.wait is None else Verdict((), None, denied="shed", wait=round(self.wait * SECOND))
 
     def __str__(self) -> str:
-        by = f"by '{self.rule}'" if self.rule else "for no rule says otherwise"
+        by = f"by '{self.rule}'" if self.rule else "the default"
         shed = f"{round(self.share * 100)} %" if self.share else "none"
         at = f"at this process's load of {self.pressure:.2f}"
         return f"priority {self.priority}, {by}; {at}, {shed} of these are shed"
 
 
 class Shedder:
-    """Decides which requests are shed. Any thread may ask it; `counts` has those that were, by their priority."""
+    """Decides which requests are shed. Threads may share it. `counts` has the shed requests by their priority."""
 
     _lock = lazy(lock)
 
@@ -61,11 +65,11 @@ class Shedder:
         self._said: dict[Priority, float] = {}
 
     def shed(self, rules: Rules, request: Request, name: str | None, *, commit: bool) -> Verdict | None:
-        """The denial of a request that is shed, else None. With `name`, by what the rule of that name alone says.
+        """The denial of a request that is shed, or None.
 
-        With `commit` the request takes its turn, and is counted.
+        With `name`, the priority is that of this rule alone. With `commit`, the request counts as one of those seen.
         """
-        if self._meter(rules).pressure() <= rules.load.shed.low[0]:  # where shedding begins
+        if self._meter(rules).pressure() <= rules.load.shed.low[0]:  # below this, no priority is shed
             return None
         standing = self.standing(rules, request, name, commit=commit)
         if standing is None or standing.wait is None:
@@ -75,7 +79,7 @@ class Shedder:
         return standing.denial
 
     def standing(self, rules: Rules, request: Request, name: str | None = None, *, commit: bool) -> Standing | None:
-        """How a request stands; None where it is never shed: it is exempt, or no rule that is enforced says so."""
+        """How a request stands, or None if it is never shed: it is exempt, or no enforced rule applies to it."""
         if isinstance(request, EntriesRequest):
             return None
         charges = rules.classify(request, name) or ()
@@ -103,7 +107,7 @@ class Shedder:
         return Standing(priority, rule, pressure, share, comes_back_in(drawn, share) if drawn < share else None)
 
     def _count_shadow(self, rules: Rules, charges: Sequence[Charge], found: Standing | None) -> None:
-        """Count what would be shed if shadow rules were not in the shadow."""
+        """Count the request for a shadow rule if it would be shed with that rule enforced."""
         if found is None or _highest(charges)[0] != found.priority:
             would = self._drawn(rules, charges, commit=True)
             if would.wait is not None and would.rule:
@@ -128,7 +132,7 @@ class Shedder:
 
 
 def _highest(charges: Sequence[Charge]) -> tuple[Priority, str]:
-    """The highest priority that is stated, and the first rule that states it; normal where none does."""
+    """The highest priority that a rule sets, and the first rule that sets it; "normal" and "" if none does."""
     for priority in reversed(PRIORITIES):
         for charge in charges:
             if charge.rule.priority == priority:

@@ -1,4 +1,9 @@
-"""The store of a limiter with all that wraps it, and what is done beside decisions: leases, bans, shadow denials."""
+"""The stores of a limiter with their wrappers, and what accompanies decisions.
+
+* `InFlight` renews the concurrent places of requests in flight.
+* `BanLog` logs bans, `Shadows` counts and logs the denials of shadow rules.
+* `Storage` opens, wraps and closes the stores.
+"""
 
 import logging
 import threading
@@ -28,14 +33,15 @@ from ratelimit_mw.units import spell_duration
 if TYPE_CHECKING:
     from ratelimit_mw.stores.lease_store import Leases
 
-_TOGETHER = 100
-"""Counters in one call at most, so that no call holds the store for long."""
+_MAX_PER_CALL = 100
+"""The most counters in one call, so that no call occupies the store for long."""
 
 
-class Lease:
-    """What one request holds of its counters until it ends; `at` is when the store charged it, None where unknown.
+class InFlightPlace:
+    """The concurrent places that one request holds until it ends.
 
-    Whoever serves the request keeps it: a lease that nobody has any more is not renewed, and ends by itself.
+    `at` is the time by which the store charged them, or None if it is unknown. The code that serves the request must
+    keep a reference: a place that is garbage collected is not renewed, and expires.
     """
 
     __slots__ = ("__weakref__", "asks", "at", "ended", "renewed_at", "renewing")
@@ -48,10 +54,16 @@ class Lease:
 
 
 class InFlight:
-    """Renews the leases that `store` has charged, every third of what they last, until they are ended.
+    """Renews the places that `store` has charged until they are ended.
 
-    A thread does it, which lives only while something is in flight; it blocks no event loop, and none can hold it up.
-    Under a `clock` handed in, whoever decides calls `renew` before. A child of a fork has none of its parent's.
+    A thread renews each place after a third of its lifetime. The thread runs only while requests are in flight, and
+    is independent of event loops. Under a user's `clock`, the engine also calls `renew` before each decision. The
+    child of a fork starts with no places.
+
+    Args:
+        store: the store that has charged the places.
+        clock: the user's clock, or None for the system's.
+        every: the microseconds between two renewals of a place.
     """
 
     _lock = lazy(lock)
@@ -60,57 +72,57 @@ class InFlight:
         self._store = store
         self._clock = clock
         self._every = every
-        self._held: weakref.WeakSet[Lease]
+        self._held: weakref.WeakSet[InFlightPlace]
         self._renewer: threading.Thread | None
         self._stopped: threading.Event
         self._begin()
         reset_after_fork(self)
 
     def __len__(self) -> int:
-        """How many leases there are."""
+        """The number of requests that hold a place."""
         return len(self._held)
 
-    def hold(self, asks: Sequence[Ask], at: int) -> Lease:
-        """Renew from now on what the store charged to `asks` at `at`."""
-        lease = Lease(asks, at, self._now())
+    def hold(self, asks: Sequence[Ask], at: int) -> InFlightPlace:
+        """Renew from now on what the store charged to `asks` at its time `at` (microseconds)."""
+        place = InFlightPlace(asks, at, self._now())
         with self._lock:
-            self._held.add(lease)
+            self._held.add(place)
             if self._renewer is None or not self._renewer.is_alive():
                 self._start()
-        return lease
+        return place
 
-    def end(self, lease: Lease) -> int | None:
-        """Renew it no more. Returns when it was charged, to be given back by that; None where nothing is to be."""
+    def end(self, place: InFlightPlace) -> int | None:
+        """Stop renewing a place. Returns the time by which to refund it, or None if there is nothing to refund."""
         with self._lock:
-            mine = lease in self._held
-            self._held.discard(lease)
-            ended, lease.ended = lease.ended, True
-            # One that is being renewed is given back by whoever renews it, for only they will know when it was charged.
-            return lease.at if mine and not ended and not lease.renewing else None
+            mine = place in self._held
+            self._held.discard(place)
+            ended, place.ended = place.ended, True
+            # A place that is being renewed is refunded by the renewing thread, which alone learns its new time.
+            return place.at if mine and not ended and not place.renewing else None
 
     def renew(self) -> None:
-        """Charge anew what is due, in place of what was charged before."""
-        due: list[Lease] = []
+        """Renew all places that are due: charge them again in place of the previous charge."""
+        due: list[InFlightPlace] = []
         try:
             with self._lock:
                 now = self._now()
-                due += [lease for lease in self._held if now - lease.renewed_at >= self._every and not lease.renewing]
-                for lease in due:
-                    lease.renewing = True
-            for leases in _alike(due):
-                self._renew(leases)
+                due += [place for place in self._held if now - place.renewed_at >= self._every and not place.renewing]
+                for place in due:
+                    place.renewing = True
+            for places in _alike(due):
+                self._renew(places)
         finally:
-            for lease in due:  # where an exception from elsewhere came, those that are left
-                lease.renewing = False
+            for place in due:  # after an exception: the places that were not renewed
+                place.renewing = False
 
     def stop(self) -> None:
-        """Renew nothing any more."""
+        """Stop renewing."""
         with self._lock:
             self._stopped.set()
             self._renewer = None
 
     def after_fork(self) -> None:
-        """Go on in the child of a fork: what is in flight is the parent's."""
+        """Reset in the child of a fork: the requests in flight belong to the parent."""
         self._begin()
 
     def _begin(self) -> None:
@@ -122,20 +134,20 @@ class InFlight:
     def _now(self) -> int:
         return self._clock.now() if self._clock else time.monotonic_ns() // 1000
 
-    def _renew(self, leases: Sequence[Lease]) -> None:
-        """Renew leases that were charged within one slice; those that end meanwhile are given back."""
-        at = leases[0].at
+    def _renew(self, places: Sequence[InFlightPlace]) -> None:
+        """Renew places that were charged in the same slice, and refund those that have ended during the call."""
+        at = places[0].at
         charged_at: int | None = None
-        # What may have been charged is left to expire: to give it back twice might take another's place away.
+        # After a failure, a possible charge is left to expire: a second refund could free another request's place.
         try:
             with suppress(StoreUnavailable):
-                charged_at = self._store.charge(_summed(leases), instead_of=at)
+                charged_at = self._store.charge(_summed(places), instead_of=at)
         finally:
             with self._lock:
                 now = self._now()
-                for lease in leases:
-                    lease.at, lease.renewed_at, lease.renewing = charged_at, now, False
-                ended = [lease for lease in leases if lease.ended]
+                for place in places:
+                    place.at, place.renewed_at, place.renewing = charged_at, now, False
+                ended = [place for place in places if place.ended]
         if ended and charged_at is not None:
             with suppress(StoreUnavailable):
                 self._store.refund(_summed(ended), charged_at)
@@ -147,7 +159,7 @@ class InFlight:
         )
         try:
             self._renewer.start()
-        except RuntimeError:  # no more threads: leases end unrenewed, and the next request tries again
+        except RuntimeError:  # no thread available: the places expire, and the next request tries again
             self._renewer = None
 
     def _keep_renewing(self, stopped: threading.Event) -> None:
@@ -159,20 +171,20 @@ class InFlight:
                     return
 
 
-def _alike(leases: Sequence[Lease]) -> list[list[Lease]]:
-    """Groups of leases that one call can renew: each slice's, and not too many counters."""
-    slices: defaultdict[object, list[Lease]] = defaultdict(list)
-    for lease in leases:
-        # A moment of a cluster is each node's own, and no plain number.
-        slices[lease.at // SECOND if type(lease.at) is int else lease.at and id(lease.at)].append(lease)
-    return [group[n : n + _TOGETHER] for group in slices.values() for n in range(0, len(group), _TOGETHER)]
+def _alike(places: Sequence[InFlightPlace]) -> list[list[InFlightPlace]]:
+    """Groups of places that one call can renew: charged in the same slice, and not too many."""
+    slices: defaultdict[object, list[InFlightPlace]] = defaultdict(list)
+    for place in places:
+        # The time of a cluster (`ClusterTime`) has one value for each node, so such places are not grouped.
+        slices[place.at // SECOND if type(place.at) is int else place.at and id(place.at)].append(place)
+    return [group[n : n + _MAX_PER_CALL] for group in slices.values() for n in range(0, len(group), _MAX_PER_CALL)]
 
 
-def _summed(leases: Sequence[Lease]) -> list[Ask]:
-    """One ask for each counter."""
+def _summed(places: Sequence[InFlightPlace]) -> list[Ask]:
+    """One ask for each counter, with the sum of the costs."""
     asks: dict[str, Ask] = {}
-    for lease in leases:
-        for ask in lease.asks:
+    for place in places:
+        for ask in place.asks:
             before = asks.get(ask.key)
             asks[ask.key] = ask if before is None else ask._replace(cost=ask.cost + before.cost)
     return list(asks.values())
@@ -180,29 +192,39 @@ def _summed(leases: Sequence[Lease]) -> list[Ask]:
 
 _log = logging.getLogger("ratelimit_mw")
 
-_LINES = 10
-"""Bans of one rule that are told in a minute. How many more there were is said with the first of the next."""
+_MAX_LINES = 10
+"""The most bans of one rule that are logged in a minute. The first line of the next minute has the number omitted."""
 
 
 class BanLog:
-    """Tells of the bans that begin, their clients as hashes; those that shadow rules would begin it also counts."""
+    """Logs each ban that begins, with its client as a hash.
+
+    `shadows` counts the bans that shadow rules would have begun, by the name of the rule.
+    """
 
     _counting = lazy(lock)
 
     def __init__(self, secret: str) -> None:
         self.shadows: Counter[str] = Counter()
         self._secret = secret
-        self._told: dict[str, tuple[int, int]] = {}
+        self._counts: dict[str, tuple[int, int]] = {}
 
     def begun(self, ask: Ask, row: int, lasts: int, now: int) -> None:
-        """A ban has begun at `now` that lasts so many microseconds, the `row`th of a row."""
+        """Log that a ban has begun.
+
+        Args:
+            ask: the counter whose denials led to the ban.
+            row: how many bans of this client have followed one another, this one included.
+            lasts: the duration in microseconds.
+            now: the time in microseconds.
+        """
         stem, _, identity = ask.key.partition("{")
         domain, rule = map(unquote, stem.split(":")[:2])
         with self._counting:
             if ask.shadow:
                 self.shadows[rule] += 1
-            told, unsaid = self._count(rule, now // (60 * SECOND))
-        if told <= _LINES:
+            number, omitted = self._count(rule, now // (60 * SECOND))
+        if number <= _MAX_LINES:
             _log.warning(
                 "rule %s %s client %s for %s%s%s",
                 rule,
@@ -210,60 +232,69 @@ class BanLog:
                 digester(self._secret, domain)(identity),
                 spell_duration(lasts),
                 f" (ban {row} in a row)" if row > 1 else "",
-                f"; {unsaid} more bans were not logged" if unsaid else "",
+                f"; {omitted} more bans were not logged" if omitted else "",
             )
 
     def _count(self, rule: str, minute: int) -> tuple[int, int]:
-        """How many bans of this minute there are, and how many of the one before were not said."""
-        before, told = self._told.get(rule, (minute, 0))
-        unsaid = 0
+        """Count a ban. Returns the number of bans in this minute, and how many of the last one were not logged."""
+        before, number = self._counts.get(rule, (minute, 0))
+        omitted = 0
         if before != minute:
-            told, unsaid = 0, max(told - _LINES, 0)
-        self._told[rule] = minute, told + 1
-        return told + 1, unsaid
+            number, omitted = 0, max(number - _MAX_LINES, 0)
+        self._counts[rule] = minute, number + 1
+        return number + 1, omitted
 
 
 _PAUSE = 60 * SECOND
-"""Between two lines about one shadow rule: no client can flood the log."""
+"""Microseconds between two log lines about one shadow rule, so that no client can flood the log."""
 
 
 class Shadows:
-    """Counts the would-be denials of each shadow rule; `denials` has them by its name."""
+    """Counts and logs the denials that shadow rules would have made. `denials` has them by the name of the rule."""
 
     _counting = lazy(lock)
 
     def __init__(self) -> None:
         self.denials: Counter[str] = Counter()
-        self._said: dict[str, int] = {}
+        self._logged_at: dict[str, int] = {}
 
     def count(self, verdict: Verdict) -> None:
-        """Count what `verdict` says of shadow rules; those that deny only together (`Rule.quota_group`) are none."""
+        """Count the denials of shadow rules in `verdict`. Rules that deny only together (`Rule.quota_group`) are skipped."""
         for (rule, ask), outcome in zip(verdict.charges, verdict.outcomes, strict=True):
             if ask.shadow and not outcome.allowed and not rule.quota_group:
                 self.add(rule.name, verdict.now)
 
     def add(self, rule: str, now: int) -> None:
-        """Count one would-be denial by the rule of that name."""
+        """Count one denial that the rule of that name would have made at `now` (microseconds)."""
         with self._counting:
             self.denials[rule] += 1
             so_far = self.denials[rule]
-            if abs(now - self._said.get(rule, -_PAUSE)) < _PAUSE:
+            if abs(now - self._logged_at.get(rule, -_PAUSE)) < _PAUSE:
                 return
-            self._said[rule] = now
+            self._logged_at[rule] = now
         _log.info("shadow rule %s would have denied a request (%d so far)", rule, so_far)
 
 
 class Storage:
-    """`store` decides; `local` does where it is away and a rule wants that. Each has its own requests in flight.
+    """The two stores of a limiter: `store` decides, and `local` replaces it for rules with `on_error: local`.
 
-    `given`, a URL or a store object, wins over the URL of `rules`. A store object stays its owner's to close.
-    Raises ConfigurationError for a URL that names no store, TypeError for what is neither.
+    Each store has its own requests in flight.
+
+    Args:
+        rules: the rules at the start; their `storage` section configures the store.
+        given: the `storage` argument of the limiter, a URL or a store object. It takes precedence over the URL in
+            `rules`. A store object is not closed by `close`.
+        clock: the user's clock, or None for the system's.
+
+    Raises:
+        ConfigurationError: the URL does not name a store.
+        TypeError: `given` is neither a URL nor a store.
     """
 
     def __init__(self, rules: Rules, given: str | Store | None, clock: Clock | None) -> None:
         settings = rules.storage
         self.url = given if isinstance(given, str) else settings.url
-        """Where the counters are; beside a store object, what the rules say."""
+        """The URL of the store. If a store object was given, the URL in the rules."""
         self._owned = given is None or isinstance(given, str)
         self._interval = settings.interval
         self._clock = clock
@@ -278,11 +309,11 @@ class Storage:
 
     @property
     def in_memory(self) -> bool:
-        """Whether the counters are in this process's memory alone."""
+        """Whether the counters are only in the memory of this process."""
         return isinstance(self._server, MemoryStore)
 
     def decide_here(self, rules: Rules) -> None:
-        """Put before the store what asks for bans, keeps counters in the process or spreads them, once a rule does."""
+        """Wrap the stores with what `rules` need: bans, leases and shards. Called again after each reload."""
         quotas = [quota for part in rules.parts for rule in part.compiled for quota in rule.quotas]
         if self._leases is None:
             self.store, self._leases = deciding_here(self.store, quotas, self._clock, interval=self._interval)
@@ -290,22 +321,22 @@ class Storage:
         self.local = banning(self.local, quotas, self.bans.begun)
 
     def connect(self) -> None:
-        """Connect to the store for threads, where there is something to connect to. Never raises."""
+        """Connect to the store for threads, if it takes connections. Never raises."""
         if isinstance(self._server, Connectable):
             self._server.connect()
 
     async def aconnect(self) -> None:
-        """Connect the running event loop to the store, where there is something to connect to. Never raises."""
+        """Connect the running event loop to the store, if it takes connections. Never raises."""
         if isinstance(self._server, Connectable):
             await self._server.aconnect()
 
     def renew(self) -> None:
-        """Renew what is in flight."""
+        """Renew the concurrent places of both stores."""
         self.in_flight.renew()
         self.in_flight_here.renew()
 
     def close(self) -> None:
-        """Let go of the store's connections, unless the store was handed in."""
+        """Return unused leases and close the store, unless it was passed in as an object."""
         self._stop()
         if self._owned:
             self.store.close()

@@ -1,4 +1,4 @@
-"""From what the counters said to what becomes of the request."""
+"""Combines the outcomes of the counters into the verdict on a request."""
 
 import math
 from collections.abc import Sequence
@@ -13,23 +13,38 @@ _POLICIES = Decision._fields.index("policies")
 _decision = partial(tuple.__new__, Decision)
 
 Reason = Literal["limited", "banned", "unavailable", "blocked", "shed"]
-"""Why a request is denied: a counter is used up; denials have brought a ban; the store was away and a rule with
-`on_error: deny` would not do without it; an operator has blocked the client, whom no counter would let pass; the
-process has too much to do."""
+"""Why a request is denied.
+
+* `limited`: a counter is used up.
+* `banned`: repeated denials led to a ban.
+* `unavailable`: the store is unavailable, and a rule has `on_error: deny`.
+* `blocked`: an operator has blocked the client.
+* `shed`: the process is overloaded.
+"""
 
 
 class Verdict:
-    """What was decided on one request, in the store's own microseconds; `decision` tells it in seconds.
+    """What was decided on one request. Times are in microseconds of the store; `decision` has them in seconds.
 
-    `binding` is the place of the counter that the headers speak of: the denying one with the longest wait, else
-    the one with the least remaining; -1 where no enforced counter was asked. Of rules that deny only together
-    (`Rule.quota_group`) the laxest speaks. `shadowed` says that a shadow rule was asked. With `denied`, it is for that
-    reason that the request is denied, whatever a counter said; `wait` is then how long it is asked to wait, 0 if nobody
-    knows.
+    Attributes:
+        charges: the rules and asks that were decided.
+        outcomes: one for each charge, without the spare part of a throttle, which clients are not shown.
+        over: the indices of the counters that admitted from their spare part.
+        allowed: whether the request may pass.
+        binding: the index of the counter that the headers show: the denying one with the longest wait, otherwise
+            the one with the least remaining; -1 if no enforced counter was asked. Of rules that deny only together
+            (`Rule.quota_group`), the one with the most remaining is taken.
+        delay: how long an admitted request must wait for its turn, in microseconds.
+        wait: how long a request denied without a counter is asked to wait, in microseconds; 0 if unknown.
+        shadowed: whether a shadow rule was asked.
+        local: whether the local store decided, because the other was unavailable.
+        account: what the request took (`settlement.Account`); None until it is opened.
 
-    `outcomes` are as clients are told, who know nothing of a throttle's spare part; `over` has the places of the
-    counters that admitted from it. `delay` is how long the admitted request has to wait for its turn. `local` says
-    that the process's own store has decided, for the other was away; `account` is the limiter's own.
+    Args:
+        charges: the charges of the plan.
+        reply: the reply of the store; None if it was not asked.
+        denied: the reason to deny the request, whatever the counters decided.
+        wait: see above.
     """
 
     __slots__ = (
@@ -78,7 +93,7 @@ class Verdict:
             self.delay = self._longest_delay() if self.allowed else 0
 
     def show(self, place: int, remaining: int) -> None:
-        """Say that so much is left of a counter, now that something was charged or given back."""
+        """Set what remains of the counter at the index `place`, after a charge or a refund."""
         quota = self.charges[place].ask.quota
         outcomes = list(self.outcomes)
         outcomes[place] = outcomes[place]._replace(
@@ -90,17 +105,17 @@ class Verdict:
     def _hide_spare(self) -> None:
         quotas = [charge.ask.quota for charge in self.charges]
         if any(quota.spare for quota in quotas):
-            said = list(zip(quotas, self.outcomes, strict=True))
+            pairs = list(zip(quotas, self.outcomes, strict=True))
             self.over = frozenset(
                 place
-                for place, (quota, outcome) in enumerate(said)
+                for place, (quota, outcome) in enumerate(pairs)
                 if outcome.allowed and outcome.remaining < quota.spare
             )
-            self.outcomes = [_promised(quota, outcome) if quota.spare else outcome for quota, outcome in said]
+            self.outcomes = [_promised(quota, outcome) if quota.spare else outcome for quota, outcome in pairs]
 
     def _longest_delay(self) -> int:
-        said = zip(self.charges, self.outcomes, strict=True)
-        return max([outcome.delay for charge, outcome in said if not charge.ask.shadow], default=0)
+        pairs = zip(self.charges, self.outcomes, strict=True)
+        return max([outcome.delay for charge, outcome in pairs if not charge.ask.shadow], default=0)
 
     def _most_binding(self) -> int:
         best = -1
@@ -125,7 +140,10 @@ class Verdict:
 
     @property
     def owed(self) -> list[Ask]:
-        """What the store has charged to a denied request: that several quotas deny together it can't know."""
+        """What must be refunded: the store charges a request that only a group of rules denies together.
+
+        The store does not know of these groups (`Rule.quota_group`).
+        """
         asked = [(charge.ask, outcome) for charge, outcome in zip(self.charges, self.outcomes, strict=True)]
         if self.allowed or any(not outcome.allowed and not ask.shadow for ask, outcome in asked):
             return []
@@ -133,16 +151,16 @@ class Verdict:
 
     @property
     def reason(self) -> Reason | None:
-        """Why the request is denied; None where it is not."""
+        """Why the request is denied; None if it is allowed."""
         if self.allowed:
             return None
         return self._denied or ("banned" if self.banned else "limited")
 
     @property
     def shown(self) -> int:
-        """The place of the counter that headers speak of where the rule that binds is hidden; -1: of none.
+        """The index of the counter that the headers show if the binding rule is hidden; -1 for none.
 
-        A denial has nothing to tell but the rule that denies.
+        On a denial there is none, because the headers could only show the rule that denies.
         """
         if not self.allowed:
             return -1
@@ -164,26 +182,26 @@ class Verdict:
 
     @property
     def outcome(self) -> Outcome | None:
-        """What the counter that binds said."""
+        """The outcome of the counter that binds."""
         return self.outcomes[self.binding] if self.binding >= 0 else None
 
     def binds_more_than(self, other: "Verdict") -> bool:
-        """True where a client who was allowed by both had better be told of this one."""
+        """Whether the headers should show this verdict rather than `other`, if both allow the request."""
         if self.binding < 0 or other.binding < 0:
             return self.binding >= 0
         return self.outcomes[self.binding].remaining <= other.outcomes[other.binding].remaining
 
     @property
     def banned(self) -> bool:
-        """Whether a ban stands in the way."""
+        """Whether a ban denies the request."""
         if self.allowed:
             return False
-        said = zip(self.charges, self.outcomes, strict=True)
-        return any(type(outcome) is Banned and not charge.ask.shadow for charge, outcome in said)
+        pairs = zip(self.charges, self.outcomes, strict=True)
+        return any(type(outcome) is Banned and not charge.ask.shadow for charge, outcome in pairs)
 
     @property
     def decision(self) -> Decision:
-        """The same, as the app sees it."""
+        """The decision for the app, with times in seconds."""
         decision = self._decision
         if decision is None:
             decision = self._decision = self._decided()
@@ -191,12 +209,12 @@ class Verdict:
 
     def _decided(self) -> Decision:
         outcomes, allowed = self.outcomes, self.allowed
-        if len(outcomes) == 1 and not self.shadowed:  # its policy tells all
-            told = self._told(0, outcomes[0])
-            policy = _decision(told)
-            told[_POLICIES] = (policy,)
-            return _decision(told)
-        policies = tuple([_decision(self._told(place, outcome)) for place, outcome in enumerate(outcomes)])
+        if len(outcomes) == 1 and not self.shadowed:  # the only policy is the decision
+            fields = self._fields(0, outcomes[0])
+            policy = _decision(fields)
+            fields[_POLICIES] = (policy,)
+            return _decision(fields)
+        policies = tuple([_decision(self._fields(place, outcome)) for place, outcome in enumerate(outcomes)])
         reason = None if allowed else self.reason
         if self.binding < 0:
             wait = math.inf if reason == "blocked" else self.wait / SECOND
@@ -218,8 +236,8 @@ class Verdict:
         )
         return _decision(whole)
 
-    def _told(self, place: int, outcome: Outcome) -> list[Any]:
-        """The fields of a Decision, of one counter alone."""
+    def _fields(self, place: int, outcome: Outcome) -> list[Any]:
+        """The fields of a Decision about one counter."""
         allowed, remaining, reset_after, retry_after, delay = outcome
         rule, ask = self.charges[place]
         quota = ask.quota
@@ -241,9 +259,12 @@ class Verdict:
 
 
 def _promised(quota: Quota, outcome: Outcome) -> Outcome:
-    """What is said of a limit whose spare part is no promise, least of all that it will be open later."""
+    """The outcome as clients are shown it, without the spare part of the throttle.
+
+    An elastic limit may close at any time, so `retry_after` must not rely on its spare part.
+    """
     remaining, wait = max(outcome.remaining - quota.spare, 0), outcome.retry_after
     if wait > 0 and quota.over == "elastic":
-        # The latest moment: that at which a request passes whatever the load is then.
+        # The latest moment: then a request passes whatever the load is.
         wait = wait + quota.spare * -(-quota.period // quota.limit) if quota.burst else outcome.reset_after
     return outcome._replace(remaining=remaining, retry_after=wait)

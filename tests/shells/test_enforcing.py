@@ -174,4 +174,4 @@ def test_a_rule_that_goes_by_the_response_is_charged_at_once_and_the_log_says_so
     assert (came.denial, came.decision.remaining) == (None, remaining)
     said = [message for message in caplog.messages if "'late'" in message]
     assert len(said) == 1
-    assert "goes by the response" in said[0]
+    assert "depends on the response" in said[0]

@@ -466,7 +466,10 @@ def test_another_rule_by_its_name(engine, ask, caplog):
         (True, None, None),
     ]
     assert [record.getMessage() for record in caplog.records if "smss" in record.getMessage()] == [
-        "the app asks for the rule 'smss', which there is not: it is not limited (said once)"
+        (
+            "the app asks for the rule 'smss', which does not exist: the request is not limited; "
+            "add the rule or correct the name (logged once)"
+        )
     ]
 
 
