@@ -259,7 +259,7 @@ class Shadows:
         self._logged_at: dict[str, int] = {}
 
     def count(self, verdict: Verdict) -> None:
-        """Count the denials of shadow rules in `verdict`. Rules that deny only together (`Rule.quota_group`) are skipped."""
+        """Count the denials of shadow rules in `verdict`, except rules that deny only as a group (`quota_group`)."""
         for (rule, ask), outcome in zip(verdict.charges, verdict.outcomes, strict=True):
             if ask.shadow and not outcome.allowed and not rule.quota_group:
                 self.add(rule.name, verdict.now)
