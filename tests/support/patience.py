@@ -1,7 +1,6 @@
-"""What tests do on a machine that is busy with something else: they wait for long, and time things more than once."""
+"""What tests do on a machine that is busy with something else: they wait for long."""
 
 import asyncio
-import functools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -36,18 +35,3 @@ def at_most(seconds: float) -> Iterator[None]:
     yield
     took = time.monotonic() - start
     assert took < seconds, f"{took:.3f} s"
-
-
-def three_tries(test: Callable[..., Any]) -> Callable[..., Any]:
-    """A test of what takes how long: it fails where it fails three times, for the machine may have been held up."""
-
-    @functools.wraps(test)
-    def tried(*args: Any, **options: Any) -> Any:
-        for _ in range(2):
-            try:
-                return test(*args, **options)
-            except AssertionError:
-                continue
-        return test(*args, **options)
-
-    return tried

@@ -374,12 +374,12 @@ class _Attempt:
         return self._outcome is None and not self.thread.is_alive()
 
     def wait(self, seconds: float) -> Blocking | StoreUnavailable | None:
-        """What came of it, None where nothing has within so many seconds. One thread at a time waits."""
-        if self._outcome is None:
-            self._done.acquire(timeout=seconds)
+        """What came of it, None where nothing has within so many seconds. Several threads may wait."""
+        if self._outcome is None and self._done.acquire(timeout=seconds):
+            self._done.release()  # wakes the next thread that waits
         return self._outcome
 
     def end(self, outcome: Blocking | StoreUnavailable) -> None:
-        """Tell the thread that waits."""
+        """Wake the threads that wait."""
         self._outcome = outcome
         self._done.release()
