@@ -1,27 +1,23 @@
 """Why a request would be decided as it would be: each rule, its counters, and what would have to change."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from ratelimit_mw.algorithms import ALGORITHMS
+from ratelimit_mw.algorithms import ALGORITHMS, NOTHING
 from ratelimit_mw.decision.engine import Engine, idle
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.errors import StoreUnavailable
-from ratelimit_mw.identity.attributes import Attributes, canonical_name
-from ratelimit_mw.identity.identifier import attributes_of
+from ratelimit_mw.identity.attributes import canonical_name
+from ratelimit_mw.identity.identifier import Identifier, attributes_of
 from ratelimit_mw.identity.request import EntriesRequest, Request
 from ratelimit_mw.model import NEVER, SECOND, Banned, Charge, Decision, Outcome, Reply
-from ratelimit_mw.rules import compiled as conditions
-from ratelimit_mw.rules.compiled import BLOCKED, CompiledRule, Matching
+from ratelimit_mw.rules.compiled import BLOCKED, CompiledRule, Condition, Matching, Overrides
 from ratelimit_mw.rules.domains import Rules
-from ratelimit_mw.rules.path_matcher import NO_PARAMETERS, Hit, PathMatcher
-from ratelimit_mw.rules.preflights import announced, as_announced, counts_options
-from ratelimit_mw.rules.ruleset import RuleSet
+from ratelimit_mw.rules.matching import Candidate
+from ratelimit_mw.rules.preflights import announced
+from ratelimit_mw.rules.ruleset import RuleSet, Selection
 from ratelimit_mw.units import spell_period
-
-SHOWN = ("host", "tier")
-"""Attributes whose values may be shown. Others may be secret."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,128 +49,139 @@ class Reason:
     charges: tuple[Charge, ...] = ()
 
 
-def why_free(rules: RuleSet, request: Request) -> str:
-    """Why no rule at all is asked for a request, or nothing where rules are."""
-    if rules.overrides is not None and rules.overrides.exempts(request):
-        return "an override exempts this client"
-    for n, match in enumerate(rules.exempt):
-        criteria, hit = _examined(match, request, rules.attributes)
-        if hit is not None and hit.strict and all(criterion.met for criterion in criteria):
-            names = ", ".join(f"{criterion.name} {' '.join(criterion.wanted)}" for criterion in criteria)
-            return f"exempt[{n}] ({names}) exempts it"
-    return ""
+def reasons(rules: RuleSet, request: Request, charges: Iterable[Charge]) -> tuple[list[Reason], str]:
+    """What became of each rule of one domain, and why no rule at all is asked (empty where rules are).
 
-
-def reasons(rules: RuleSet, request: Request, charges: Iterable[Charge]) -> list[Reason]:
-    """What became of each rule of one domain. `charges` is the plan that it made for the request."""
+    `charges` is the plan that the domain made for the request. All answers come from what the plan goes by.
+    """
     asked: dict[str, list[Charge]] = {}
     for charge in charges:
         asked.setdefault(charge.rule.name, []).append(charge)
-    free = why_free(rules, request)
-    method = announced(request)
-    view = request if method is None else as_announced(request, method)
-    asking = [request if counts_options(rule) else view for rule in rules.compiled]
-    examined = [
-        _examined(rule.match, asks, rules.attributes) for rule, asks in zip(rules.compiled, asking, strict=True)
-    ]
-    found = []
-    for rule, asks, (criteria, hit) in zip(rules.compiled, asking, examined, strict=True):
-        own = tuple(asked.pop(rule.rule.name, ()))
-        if rule.on_demand:
-            status, why = "no match", "it applies where the app asks for it"
-        elif rule.rule.messages:
-            status, why = "no match", "it counts the messages of WebSockets, not requests"
-        elif own:
-            # Without a hit it matches in another reading of a request that frameworks read differently.
-            absent = _left_out(rule, hit, asks, rules.attributes) if hit is not None else ""
-            status, why = "applies", f"in part, for {absent}" if absent else ""
-        elif hit is None or not all(criterion.met for criterion in criteria):
-            unmet = "; ".join(str(criterion) for criterion in criteria if not criterion.met)
-            status, why = "no match", unmet
-        elif free:
-            status, why = "exempt", free
-        else:
-            status, why = _silent(rules, rule, hit, asks, examined)
-            if method is not None and any(ALGORITHMS[quota.algorithm].in_flight for quota in rule.quotas):
-                why = "it matches, but a CORS preflight takes no place in flight"
-        found.append(Reason(rule.rule.name, status, why, criteria, own))
+    readings = [_Reading(rules, view, selection) for view, selection in rules.selections(request)]
+    found = [_of_all(rule, readings, tuple(asked.pop(rule.rule.name, ()))) for rule in rules.compiled]
     # What is left was asked by descriptors, which are matched by entries.
-    return [*found, *(Reason(name, "applies", "", (), tuple(own)) for name, own in asked.items())]
+    found += [Reason(name, "applies", "", (), tuple(own)) for name, own in asked.items()]
+    # An exemption holds where all readings agree.
+    return found, "" if any(not reading.free for reading in readings) else readings[0].free
 
 
-_Examined = tuple[tuple[Criterion, ...], Hit | None]
-
-_ANYWHERE = Hit(0, "", NO_PARAMETERS, strict=True)
-
-
-def _examined(match: Matching, request: Request, attributes: Attributes) -> _Examined:
-    """Each criterion, and the path's match; None where the path does not."""
-    criteria: list[Criterion] = []
-    hit: Hit | None = _ANYWHERE
-    if match.templates:
-        found = PathMatcher((0, each) for each in match.templates).hits(request)
-        hit = found[0] if found else None
-        wanted = tuple(each.text for each in match.templates)
-        criteria.append(Criterion("the path", wanted, request.path or "not given", hit is not None))
-    if match.methods:
-        met = conditions.methods(match.methods)(request)
-        criteria.append(Criterion("the method", match.methods, request.method or "not given", met))
-    if match.networks:
-        address = attributes.address(request)
-        met = conditions.within(attributes.address, match.networks)(request)
-        criteria.append(Criterion("the address", tuple(map(str, match.networks)), address or "unknown", met))
-    for name, read, wanted in ((each.name, each.read, each.values) for each in match.exact):
-        value = read(request)
-        shown = value if name in SHOWN or value in wanted else "another"
-        criteria.append(Criterion(name, wanted, "absent" if value is None else str(shown), value in wanted))
-    return tuple(criteria), hit
+def _of_all(rule: CompiledRule, readings: Sequence["_Reading"], charges: tuple[Charge, ...]) -> Reason:
+    """What became of a rule that asks `charges`, in all readings of the request."""
+    found = [reading.reason(rule) for reading in readings]
+    # A rule applies if it does in one reading; else the reading in which it comes closest says most.
+    wanted = [reason for reason in found if reason.status == "applies"] if charges else []
+    closer = [reason for reason in found if reason.status != "no match"]
+    return replace((wanted or closer or found)[0], charges=charges)
 
 
-def _silent(
-    rules: RuleSet, rule: CompiledRule, hit: Hit, request: Request, examined: Sequence[_Examined]
-) -> tuple[str, str]:
-    """Why a rule that matches has asked for nothing."""
-    for other, (criteria, place) in zip(rules.compiled, examined, strict=True):
-        if (
-            rule.rank in other.replaces
-            and place is not None
-            and place.strict
-            and all(criterion.met for criterion in criteria)
-            and any(identify(request, place.parameters, place.route) is not None for identify in other.identifiers)
-        ):
-            return "replaced", f"it matches, but '{other.rule.name}' does too, and replaces it"
-    if all(identify(request, hit.parameters, hit.route) is None for identify in rule.identifiers):
-        return (
-            "no counter",
-            f"it matches, but has nothing to count by: {_left_out(rule, hit, request, rules.attributes)}",
-        )
-    if not (rule.counters if rule.tiers is None else _of_tier(rule, rule.tiers, request, rules.attributes)):
+class _Reading:
+    """One reading of a request, and what the plan selects for it."""
+
+    def __init__(self, rules: RuleSet, request: Request, selection: Selection) -> None:
+        self._rules = rules
+        self._request = request
+        self._selection = selection
+        self.free = self._free()
+        """Why no rule is asked; empty where rules are."""
+
+    def _free(self) -> str:
+        rank, rules = self._selection.free, self._rules
+        if rank is None:
+            return ""
+        if rank >= 0:
+            return "an override exempts this client"
+        match = rules.exempt[rank]  # negative ranks are places, counted from the end
+        criteria = _criteria(match, True, (), match.conditions(rules.attributes.address), self._request)
+        names = ", ".join(f"{criterion.name} {' '.join(criterion.wanted)}" for criterion in criteria)
+        return f"exempt[{len(rules.exempt) + rank}] ({names}) exempts it"
+
+    def reason(self, rule: CompiledRule) -> Reason:
+        """What becomes of one rule. It has no charges yet."""
+        preflight = self._selection.preflight
+        request = self._request if preflight is None else preflight.asked_of(rule)
+        candidate = self._rules.candidate(rule, self._request)
+        address = self._rules.attributes.address
+        looked_up, tried = rule.match.split()
+        conditions = tried.conditions(address) if candidate is None else candidate[1].conditions
+        criteria = _criteria(rule.match, candidate is not None, looked_up.conditions(address), conditions, request)
+        status, why = self._status(rule, candidate, criteria, request)
+        return Reason(rule.rule.name, status, why, criteria)
+
+    def _status(
+        self, rule: CompiledRule, candidate: Candidate | None, criteria: Iterable[Criterion], request: Request
+    ) -> tuple[str, str]:
+        if rule.on_demand:
+            return "no match", "it applies where the app asks for it"
+        if rule.rule.messages:
+            return "no match", "it counts the messages of WebSockets, not requests"
+        unmet = [str(criterion) for criterion in criteria if not criterion.met]
+        if candidate is None or unmet:
+            return "no match", "; ".join(unmet)
+        if self.free:
+            return "exempt", self.free
+        other = self._selection.replaced.get(rule.rank)
+        if other is not None:
+            return "replaced", f"it matches, but '{other}' does too, and replaces it"
+        absent = self._absent(rule, candidate, request)
+        if self._charges(candidate, self._rules.overrides):
+            return "applies", f"in part, for {absent}" if absent else ""
+        if not self._counts(candidate):
+            return "no counter", f"it matches, but has nothing to count by: {absent}"
+        if self._charges(candidate, None):
+            return "unlimited", "it matches, and an override makes it unlimited for this client"
+        if self._selection.preflight and any(ALGORITHMS[quota.algorithm].in_flight for quota in rule.quotas):
+            return "unlimited", "it matches, but a CORS preflight takes no place in flight"
         return "unlimited", "it matches, and is unlimited"
-    return "unlimited", "it matches, and an override makes it unlimited for this client"
+
+    def _charges(self, candidate: Candidate, overrides: Overrides | None) -> tuple[Charge, ...]:
+        return self._rules.charges_alone(candidate, self._request, 1, overrides)
+
+    def _counts(self, candidate: Candidate, identifiers: tuple[Identifier, ...] = ()) -> bool:
+        """Whether the rule finds something to count by; with `identifiers`, whether these do."""
+        rank, program, route, parameters, strict = candidate
+        probe = program._replace(
+            counters=_PROBE, tiers=None, weigh=None, identifiers=identifiers or program.identifiers
+        )
+        return bool(self._charges((rank, probe, route, parameters, strict), None))
+
+    def _absent(self, rule: CompiledRule, candidate: Candidate, request: Request) -> str:
+        """Which counters a rule has not, for want of an attribute."""
+        names: dict[str, None] = {}
+        for entry, identify in zip(rule.by, rule.identifiers, strict=True):
+            if not self._counts(candidate, (identify,)):
+                names |= dict.fromkeys(name for name in attributes_of(entry) if not self._has(name, candidate, request))
+        return f"the request has no {' and no '.join(names)}" if names else ""
+
+    def _has(self, name: str, candidate: Candidate, request: Request) -> bool:
+        name, parameters, attributes = canonical_name(name), candidate[3], self._rules.attributes
+        if name.startswith("path:") and name.removeprefix("path:") in parameters:
+            return True
+        return not attributes.known(name) or attributes.reader(name)(request) is not None
 
 
-def _of_tier(
-    rule: CompiledRule, tiers: Mapping[str | None, object], request: Request, attributes: Attributes
-) -> object:
-    return tiers.get(attributes.reader("tier")(request), rule.counters)
+_PROBE = (("", NOTHING),)
+"""A counter that every rule with an identity asks."""
 
 
-def _left_out(rule: CompiledRule, hit: Hit, request: Request, attributes: Attributes) -> str:
-    """Which counters a rule has not, for want of an attribute."""
-    absent: dict[str, None] = {}
-    for entry, identify in zip(rule.by, rule.identifiers, strict=True):
-        if identify(request, hit.parameters, hit.route) is None:
-            names = [name for name in attributes_of(entry) if not _has(name, hit, request, attributes)]
-            absent |= dict.fromkeys(names)
-    return f"the request has no {' and no '.join(absent)}" if absent else ""
+def _criteria(
+    match: Matching, found: bool, looked_up: Iterable[Condition], tried: Iterable[Condition], request: Request
+) -> tuple[Criterion, ...]:
+    """What a `match` asks for. The index has looked the rule up by its path, or `looked_up`, and has `found` it or not.
+
+    `tried` are the conditions that the plan tries one by one.
+    """
+    criteria = []
+    if match.templates:
+        wanted = tuple(template.text for template in match.templates)
+        criteria.append(Criterion("the path", wanted, request.path or "not given", found))
+    met = dict.fromkeys(looked_up, found) | {each: each.holds(request) for each in tried}
+    told = [Criterion(each.name, each.wanted, each.found(request), met[each]) for each in met]
+    return (*criteria, *sorted(told, key=_place))
 
 
-def _has(name: str, hit: Hit, request: Request, attributes: Attributes) -> bool:
-    name = canonical_name(name)
-    if name.startswith("path:") and name.removeprefix("path:") in hit.parameters:
-        return True
-    read: Callable[[Request], str | None] | None = attributes.reader(name) if attributes.known(name) else None
-    return read is None or read(request) is not None
+def _place(criterion: Criterion) -> int:
+    """The method comes first, the address second."""
+    return {"the method": 0, "the address": 1}.get(criterion.name, 2)
 
 
 _IN_SHADOW = "the whole file is in shadow: it denies nobody"
@@ -327,8 +334,8 @@ def _reasons(part: RuleSet, request: Request, cost: int) -> tuple[list[Reason], 
         return [], "an override blocks this client, with 403"
     method = announced(request)
     apart = f"a CORS preflight for {method}: it has counters of its own" if method is not None else ""
-    why = why_free(part, request) or (_IN_SHADOW if part.shadow else apart)
-    return reasons(part, request, charges), why
+    found, free = reasons(part, request, charges)
+    return found, free or (_IN_SHADOW if part.shadow else apart)
 
 
 def _spelled(request: Request) -> str:

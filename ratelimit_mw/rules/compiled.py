@@ -1,7 +1,7 @@
 """What rules and overrides are compiled to: conditions, counters, and what holds for single clients instead."""
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from ipaddress import IPv4Network, IPv6Network, collapse_addresses, ip_address, ip_network
@@ -21,22 +21,49 @@ from ratelimit_mw.settings import Network
 
 T = TypeVar("T")
 
-Condition = Callable[[Request], bool]
+_SHOWN = ("the method", "the address", "host", "tier")
+"""Conditions of which an explanation may show what a request has. Other values may be secret."""
 
 
-def methods(allowed: Collection[str]) -> Condition:
-    """True where the method is one of these; HEAD goes with GET."""
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """One thing that a `match` asks for apart from the path. The plan tests it, and an explanation describes it.
+
+    `name` and `wanted` are for people. `holds` decides. `read` reads what a request has, and `absent` is the word for
+    nothing.
+    """
+
+    name: str
+    wanted: tuple[str, ...]
+    holds: Callable[[Request], bool]
+    read: Reader
+    absent: str = "absent"
+
+    def found(self, request: Request) -> str:
+        """What the request has, for people: a value that may be secret is "another"."""
+        value = self.read(request)
+        if value is None:
+            return self.absent
+        return value if self.name in _SHOWN or value in self.wanted else "another"
+
+
+def methods(allowed: tuple[str, ...]) -> Condition:
+    """Holds where the method is one of these; HEAD goes with GET."""
     counted = frozenset(allowed) | ({"HEAD"} if "GET" in allowed else set())
-    return lambda request: request.method in counted
+    return Condition("the method", allowed, lambda request: request.method in counted, _method, "not given")
 
 
-def values(read: Reader, wanted: Collection[str]) -> Condition:
-    """True where an attribute is there and has one of these values."""
+def _method(request: Request) -> str | None:
+    return request.method or None
+
+
+def values(name: str, read: Reader, wanted: tuple[str, ...]) -> Condition:
+    """Holds where the attribute of this name is present and has one of these values."""
     if len(wanted) == 1:
         (only,) = wanted
-        return lambda request: read(request) == only
+        return Condition(name, wanted, lambda request: read(request) == only, read)
     known = frozenset(wanted)
-    return lambda request: read(request) in known
+    return Condition(name, wanted, lambda request: read(request) in known, read)
 
 
 class Networks(Generic[T]):
@@ -75,11 +102,12 @@ def _parsed(address: str) -> tuple[int, int]:
     return parsed.version, int(parsed)
 
 
-def within(read: Reader, networks: Iterable[Network]) -> Condition:
-    """True where an address is in one of these networks."""
+def within(read: Reader, networks: tuple[Network, ...]) -> Condition:
+    """Holds where an address is in one of these networks."""
     table: Networks[bool] = Networks()
     table.add(networks, True)
-    return lambda request: bool(table.find(read(request)))
+    wanted = tuple(map(str, networks))
+    return Condition("the address", wanted, lambda request: bool(table.find(read(request))), read, "unknown")
 
 
 class Exact(NamedTuple):
@@ -103,8 +131,16 @@ class Matching(NamedTuple):
         return (
             *([methods(self.methods)] if self.methods else ()),
             *([within(address, self.networks)] if self.networks else ()),
-            *(values(each.read, each.values) for each in self.exact),
+            *(values(each.name, each.read, each.values) for each in self.exact),
         )
+
+    def split(self) -> "tuple[Matching, Matching]":
+        """The part by which the index looks a rule up, and the rest, whose conditions are tried one by one."""
+        if self.templates:
+            return Matching(self.templates), self._replace(templates=())
+        if self.exact:
+            return Matching(exact=self.exact[:1]), self._replace(exact=self.exact[1:])
+        return Matching(networks=self.networks), self._replace(networks=())
 
 
 Weigh = Callable[[Request], int]

@@ -14,9 +14,13 @@ from ratelimit_mw.rules.path_templates import Template
 
 
 class Program(NamedTuple):
-    """A rule as the hot path wants it: a tuple, whose conditions are what remains when it has been looked up."""
+    """A rule as the hot path wants it: a tuple, whose conditions are what remains when it has been looked up.
+
+    `tests` are what decides in each of these conditions.
+    """
 
     conditions: tuple[Condition, ...]
+    tests: tuple[Callable[[Request], bool], ...]
     counters: tuple[Counter, ...]
     tiers: Tiers | None
     identifiers: tuple[Identifier, ...]
@@ -32,10 +36,12 @@ Candidate = tuple[int, Program, str, Mapping[str, str], bool]
 
 def program(rule: CompiledRule | None, conditions: tuple[Condition, ...] = ()) -> Program:
     """A rule, or without one an exemption, that applies where these conditions hold."""
+    tests = tuple(condition.holds for condition in conditions)
     if rule is None:
-        return Program(conditions, (), None, (), Rule("exempt"), 0, None, frozenset())
+        return Program(conditions, tests, (), None, (), Rule("exempt"), 0, None, frozenset())
     return Program(
         conditions,
+        tests,
         rule.counters,
         rule.tiers,
         rule.identifiers,
@@ -46,28 +52,32 @@ def program(rule: CompiledRule | None, conditions: tuple[Condition, ...] = ()) -
     )
 
 
-def is_exempt(candidates: Sequence[Candidate], request: Request) -> bool:
-    """Whether an exemption applies, in both forms of the path. Exemptions have negative ranks, and so come first."""
+def exemption(candidates: Sequence[Candidate], request: Request) -> int | None:
+    """The rank of the exemption that applies, in both forms of the path. Such ranks are negative, and come first."""
     for rank, candidate, _, _, strict in candidates:
         if rank >= 0:
-            return False
-        if strict and applies(candidate.conditions, request):
-            return True
-    return False
+            return None
+        if strict and applies(candidate, request):
+            return rank
+    return None
 
 
-def not_replaced(candidates: Sequence[Candidate], request: Request) -> Sequence[Candidate]:
-    """Less what is replaced by a rule that matches, in both forms of the path, and has a counter."""
-    gone: set[int] = set()
+def replaced_by(candidates: Sequence[Candidate], request: Request) -> dict[int, str]:
+    """The ranks of the rules that are replaced, each with the name of the first rule that replaces it.
+
+    A rule replaces others where it matches, in both forms of the path, and has a counter.
+    """
+    replaced: dict[int, str] = {}
     for _, candidate, route, parameters, strict in candidates:
         if (
             candidate.replaces
             and strict
-            and applies(candidate.conditions, request)
+            and applies(candidate, request)
             and any(identify(request, parameters, route) is not None for identify in candidate.identifiers)
         ):
-            gone |= candidate.replaces
-    return [candidate for candidate in candidates if candidate[0] not in gone] if gone else candidates
+            for rank in candidate.replaces:
+                replaced.setdefault(rank, candidate.rule.name)
+    return replaced
 
 
 def charges_of(
@@ -76,7 +86,8 @@ def charges_of(
     """The counters that the rules which apply have to ask. `tier` reads the request's, where limits go by it."""
     found: list[Charge] = []
     for _, (
-        conditions,
+        _,
+        tests,
         everybody,
         tiers,
         identifiers,
@@ -85,8 +96,8 @@ def charges_of(
         weigh,
         _,
     ), route, parameters, _ in candidates:
-        for condition in conditions:
-            if not condition(request):
+        for holds in tests:
+            if not holds(request):
                 break
         else:
             taken = cost * (own_cost if weigh is None else weigh(request))
@@ -105,9 +116,9 @@ def charges_of(
     return tuple(found)
 
 
-def applies(conditions: tuple[Condition, ...], request: Request) -> bool:
+def applies(rule: Program, request: Request) -> bool:
     """Whether all conditions hold."""
-    return all(condition(request) for condition in conditions)
+    return all(holds(request) for holds in rule.tests)
 
 
 _Lookup = Callable[[Request], Sequence[Candidate]]
@@ -130,23 +141,18 @@ class Index:
             *((rule.rank, rule.match, rule) for rule in rules),
         ):
             checkpoint()
-            # A rule is found by the first of these that it has; the rest of its match is tried one by one.
-            if match.templates:
-                tried = match
-            elif match.exact:
-                tried = match._replace(exact=match.exact[1:])
-            else:
-                tried = match._replace(networks=())
+            looked_up, tried = match.split()
             candidate: Candidate = (rank, program(rule, tried.conditions(address)), "", NO_PARAMETERS, True)
-            if match.templates:
-                owned += [(rank, template) for template in match.templates]
+            if looked_up.templates:
+                owned += [(rank, template) for template in looked_up.templates]
                 programs[rank] = candidate[1]
-            elif match.exact:
-                table = by_value.setdefault(match.exact[0].read, {})
-                for value in set(match.exact[0].values):
+            elif looked_up.exact:
+                ((read, wanted, _),) = looked_up.exact
+                table = by_value.setdefault(read, {})
+                for value in set(wanted):
                     table.setdefault(value, []).append(candidate)
-            elif match.networks:
-                by_network.add(match.networks, candidate)
+            elif looked_up.networks:
+                by_network.add(looked_up.networks, candidate)
             else:
                 always.append(candidate)
         self.paths = PathMatcher(owned) if owned else None
@@ -161,8 +167,11 @@ class Index:
         """The rules and exemptions that may apply, less their further conditions; exemptions first."""
         found: list[Candidate] = []
         if self.paths is not None:
-            for owner, route, parameters, strict in self.paths.hits(request):
-                found.append((owner, self._programs[owner], route, parameters, strict))
+            programs = self._programs
+            found = [
+                (owner, programs[owner], route, parameters, strict)
+                for owner, route, parameters, strict in self.paths.hits(request)
+            ]
         for lookup in self._lookups:
             found += lookup(request)
         return sorted((*self._always, *found)) if found else self._always

@@ -22,7 +22,7 @@ from ratelimit_mw.identity.identifier import attributes_of, names_in, names_of
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import Ask, Charge, Elastic, Quota, Rule
 from ratelimit_mw.rules.compiled import CompiledRule, Counter, Overrides
-from ratelimit_mw.rules.matching import Candidate, applies, charges_of, is_exempt
+from ratelimit_mw.rules.matching import Candidate, applies, charges_of, exemption
 
 EASE = 10
 """How many times the limit a preflight has that is counted by the address for want of credentials."""
@@ -165,6 +165,25 @@ class _Applying(NamedTuple):
     eased: bool
 
 
+class Preflight(NamedTuple):
+    """What applies to one preflight. `view` is the request that it announces, as rules read it.
+
+    `exempt` is whether that request would be exempt. `replaced` has the ranks of the rules that do not apply, with the
+    name of the rule that replaces each; `eased` those of the rules whose limit is wider.
+    """
+
+    request: Request
+    view: Request
+    applying: Sequence[_Applying]
+    exempt: bool
+    replaced: Mapping[int, str]
+    eased: frozenset[int]
+
+    def asked_of(self, rule: CompiledRule) -> Request:
+        """The request that a rule is asked about."""
+        return self.request if counts_options(rule) else self.view
+
+
 class Preflights:
     """Makes the plans of preflights, by `rules` with their names.
 
@@ -176,26 +195,29 @@ class Preflights:
         self._tier = tier
         self._own_rules: dict[str, Rule] = {}
 
-    def charges(
-        self, candidates: Sequence[Candidate], request: Request, method: str, cost: int, overrides: Overrides | None
-    ) -> list[Charge]:
-        """The counters that a preflight for `method` has to ask. What exempts it has been seen to."""
+    def select(self, candidates: Sequence[Candidate], request: Request, method: str) -> Preflight:
+        """What applies to a preflight for `method` that is not exempt itself."""
         view = as_announced(request, method)
         # The client alone says which method it announces: what exempts that method makes a limit wider, and no more.
-        exempt = is_exempt(candidates, view)
+        exempt = exemption(candidates, view) is not None
         applying = [
             found for candidate in candidates if (found := self._applying(candidate, request, view)) is not None
         ]
-        gone, eased = _replaced(applying)
+        replaced, eased = _replaced(applying)
+        return Preflight(request, view, applying, exempt, replaced, eased)
+
+    def charges(self, preflight: Preflight, cost: int, overrides: Overrides | None) -> list[Charge]:
+        """The counters that a preflight has to ask."""
         charges: list[Charge] = []
-        for found in applying:
+        for found in preflight.applying:
             rank = found.rule.rank
-            if rank in gone:
+            if rank in preflight.replaced:
                 continue
             if counts_options(found.rule):
-                charges += charges_of([found.candidate], request, cost, self._tier, overrides)
+                charges += charges_of([found.candidate], preflight.request, cost, self._tier, overrides)
             else:
-                charges += self._apart(found, min(cost, 1), overrides, eased=exempt or rank in eased)
+                eased = preflight.exempt or rank in preflight.eased
+                charges += self._apart(found, min(cost, 1), overrides, eased=eased)
         return charges
 
     def _applying(self, candidate: Candidate, request: Request, view: Request) -> _Applying | None:
@@ -204,7 +226,7 @@ class Preflights:
             return None
         rule = self._rules[program.rule.name]
         asked = request if counts_options(rule) else view
-        if not applies(program.conditions, asked):
+        if not applies(program, asked):
             return None
         identities = [identify(asked, parameters, route) for identify in program.identifiers]
         counters, eased = program.counters, False
@@ -238,13 +260,13 @@ class Preflights:
         return own
 
 
-def _replaced(applying: Sequence[_Applying]) -> tuple[set[int], set[int]]:
-    """The ranks of the rules that do not apply because another one does, and of those whose limit is wider.
+def _replaced(applying: Sequence[_Applying]) -> tuple[dict[int, str], frozenset[int]]:
+    """The ranks of the rules that another one replaces, with its name, and of those whose limit is wider.
 
     A rule that counts nothing of a preflight replaces nothing, if that is because of its credentials, its method or its
     place in flight: else a client could turn the other rule off by what it announces.
     """
-    gone: set[int] = set()
+    replaced: dict[int, str] = {}
     eased: set[int] = set()
     for candidate, rule, identities, counters, _ in applying:
         strict = candidate[4]
@@ -253,7 +275,8 @@ def _replaced(applying: Sequence[_Applying]) -> tuple[set[int], set[int]]:
         counted = any(not ALGORITHMS[quota.algorithm].in_flight for _, quota in counters)
         unlimited = not counters and not rule.match.methods
         if identities and (counted or unlimited or counts_options(rule)):
-            gone |= rule.replaces
+            for rank in rule.replaces:
+                replaced.setdefault(rank, rule.rule.name)
         elif identities or _names_credentials("|".join(rule.by)):
             eased |= rule.replaces
-    return gone, eased - gone
+    return replaced, frozenset(eased - replaced.keys())

@@ -1,8 +1,8 @@
 """The compiled rules of one file: from a request to what has to be asked of the store."""
 
 import copy
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any, Self, TypeVar
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Self, TypeVar
 
 from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.clock import Clock, SystemClock
@@ -22,9 +22,16 @@ from ratelimit_mw.rules.compiled import (
     blocks_and_exemptions,
 )
 from ratelimit_mw.rules.descriptors import Descriptors
-from ratelimit_mw.rules.matching import Candidate, Index, charges_of, is_exempt, not_replaced, program
+from ratelimit_mw.rules.matching import Candidate, Index, charges_of, exemption, program, replaced_by
 from ratelimit_mw.rules.path_matcher import NO_PARAMETERS, PathMatcher
-from ratelimit_mw.rules.preflights import Preflights, announced, as_announced, counts_options, needs_credentials
+from ratelimit_mw.rules.preflights import (
+    Preflight,
+    Preflights,
+    announced,
+    as_announced,
+    counts_options,
+    needs_credentials,
+)
 from ratelimit_mw.settings import ClientSettings, DeferSettings, LoadSettings, ResponseSettings, StorageSettings
 
 
@@ -97,11 +104,9 @@ def plan_in_doubt(
     A reading that lacks an attribute which another has adds the charges of further rules alone: `by: user|ip` counts a
     user who is there in one reading, and not the address as well. `blocked` is passed on.
     """
-    if tier is not None and len({_in(reading, request, tier) for reading in readings}) > 1:
-        readings = [{**reading, "tier": None} for reading in readings]  # as of a request without one
     found: dict[str, Charge] = {}
     counted: set[str] = set()
-    for absent, reading in sorted(((_absent(reading), reading) for reading in readings), key=lambda each: each[0]):
+    for absent, reading in _in_order(request, readings, tier):
         charges = _in(reading, request, plan)
         if charges is blocked:
             return charges
@@ -115,6 +120,13 @@ def plan_in_doubt(
     return tuple(found.values())
 
 
+def _in_order(request: Request, readings: Sequence[Reading], tier: Reader | None) -> list[tuple[int, Reading]]:
+    """The readings, those with the fewest absent attributes first, each after how many are absent."""
+    if tier is not None and len({_in(reading, request, tier) for reading in readings}) > 1:
+        readings = [{**reading, "tier": None} for reading in readings]  # as of a request without one
+    return sorted(((_absent(reading), reading) for reading in readings), key=lambda each: each[0])
+
+
 def _absent(reading: Reading) -> int:
     return sum(value is None for name, value in reading.items() if name != "tier")
 
@@ -126,6 +138,29 @@ def _in(reading: Reading, request: Request, ask: Callable[[Request], T]) -> T:
     said = ask(view)
     request.values.update((name, value) for name, value in view.values.items() if name not in reading)
     return said
+
+
+class Selection(NamedTuple):
+    """The rules that apply to one reading of a request. The plan charges them, and an explanation reads it.
+
+    `candidates` are what the index found. Those in `replaced` do not apply: it has their ranks, and the name of the
+    rule that replaces each. `free` is None unless no rule is asked: then it is the (negative) rank of an exemption, or
+    `EXEMPTED` or `REFUSED`. A CORS preflight is decided by `preflight` alone.
+    """
+
+    candidates: Sequence[Candidate] = ()
+    replaced: Mapping[int, str] = {}
+    free: int | None = None
+    preflight: Preflight | None = None
+
+
+_NONE: Mapping[int, str] = {}
+
+EXEMPTED, REFUSED = 0, 1
+"""Values of `Selection.free`: an override exempts, or blocks, the client."""
+
+_EXEMPTED = Selection(free=EXEMPTED)
+_REFUSED = Selection(free=REFUSED)
 
 
 class RuleSet(Features):
@@ -255,10 +290,26 @@ class RuleSet(Features):
         Nothing applies to what is exempt, and where no rule matches. `cost` is from 0 on. A CORS preflight asks
         counters of its own.
         """
-        charges = self._plan(request, cost)
+        charges = self._charges(self._select(request), request, cost)
         if request.doubtful or request.method == "OPTIONS":  # a preflight is planned by way of a copy
-            return self._plan_in_doubt(request, lambda view: self._plan(view, cost), charges)
+            return self._plan_in_doubt(request, lambda view: self._charges(self._select(view), view, cost), charges)
         return charges
+
+    def selections(self, request: Request) -> list[tuple[Request, Selection]]:
+        """What `plan` goes by: each reading of a request, and what applies to it. For explanations."""
+        first = self._select(request)
+        if request.doubtful or request.method == "OPTIONS":
+            request.rows = self.attributes.reread(request)
+            if request.rows:
+                rows = _in_order(request, request.rows, self._tier)
+                return [_in(reading, request, lambda view: (view, self._select(view))) for _, reading in rows]
+        return [(request, first)]
+
+    def candidate(self, rule: CompiledRule, request: Request) -> Candidate | None:
+        """One of these rules as the index finds it for a request; None where it does not."""
+        standing = not rule.on_demand and not rule.rule.messages
+        index = self._index if standing else self._indexed([rule])
+        return next((found for found in index.candidates(request) if found[0] == rule.rank), None)
 
     def _plan_in_doubt(self, request: Request, plan: Planning, charges: tuple[Charge, ...]) -> tuple[Charge, ...]:
         """As `plan_in_doubt`. `charges` are those of the first reading, which stand where there is no other."""
@@ -271,30 +322,47 @@ class RuleSet(Features):
         ranks = {rule.name: rank for rank, rule in enumerate(self.rules)}
         return tuple(sorted(found, key=lambda charge: ranks[charge.rule.name]))
 
-    def _plan(self, request: Request, cost: int) -> tuple[Charge, ...]:
+    def _select(self, request: Request) -> Selection:
+        """What applies to one reading of a request."""
         overrides = self.overrides
         if overrides is not None:
             if overrides.blocks(request):
-                return BLOCKED
+                return _REFUSED
             if overrides.exempts(request):
-                return ()
+                return _EXEMPTED
         candidates = self._index.candidates(request)
-        if self._exempting and is_exempt(candidates, request):
-            return ()
+        if self._exempting and (rank := exemption(candidates, request)) is not None:
+            return Selection(free=rank)
         if request.method == "OPTIONS" and (method := announced(request)) is not None:
-            return self._plan_preflight(candidates, request, method, cost)
-        if self._replacing:
-            candidates = not_replaced(candidates, request)
-        charges = charges_of(candidates, request, cost, self._tier, overrides)
+            preflight = self._preflights.select(candidates, request, method)
+            return Selection(candidates, preflight.replaced, None, preflight)
+        replaced = replaced_by(candidates, request) if self._replacing else _NONE
+        return tuple.__new__(Selection, (candidates, replaced, None, None))
+
+    def _charges(self, selection: Selection, request: Request, cost: int) -> tuple[Charge, ...]:
+        """What the selected rules, and the descriptors, have to ask for one reading of a request."""
+        candidates, replaced, free, preflight = selection
+        if free is not None:
+            return BLOCKED if free == REFUSED else ()
+        if preflight is not None:
+            charges = tuple(self._preflights.charges(preflight, cost, self.overrides))
+            if self.descriptors is None:
+                return charges
+            return (*charges, *self.descriptors.plan_preflight(request, preflight.view.method, cost))
+        if replaced:
+            candidates = [candidate for candidate in candidates if candidate[0] not in replaced]
+        charges = charges_of(candidates, request, cost, self._tier, self.overrides)
         return charges if self.descriptors is None else (*charges, *self.descriptors.plan(request, cost))
 
-    def _plan_preflight(
-        self, candidates: Sequence[Candidate], request: Request, method: str, cost: int
+    def charges_alone(
+        self, candidate: Candidate, request: Request, cost: int, overrides: Overrides | None
     ) -> tuple[Charge, ...]:
-        charges = self._preflights.charges(candidates, request, method, cost, self.overrides)
-        if self.descriptors is None:
-            return tuple(charges)
-        return (*charges, *self.descriptors.plan_preflight(request, method, cost))
+        """What one rule has to ask for one reading of a request, if no other rule were there."""
+        if request.method == "OPTIONS" and (method := announced(request)) is not None:
+            return tuple(
+                self._preflights.charges(self._preflights.select([candidate], request, method), cost, overrides)
+            )
+        return charges_of([candidate], request, cost, self._tier, overrides)
 
     def plan_rule(self, name: str, request: Request, cost: int = 1) -> Sequence[Charge] | None:
         """The counters of the rule of that name, whether or not its `match` holds; None where there is no such rule.
@@ -315,7 +383,7 @@ class RuleSet(Features):
                 return BLOCKED
             if self.overrides.exempts(request):
                 return ()
-        if self._exempting and is_exempt(self._index.candidates(request), request):
+        if self._exempting and exemption(self._index.candidates(request), request) is not None:
             return ()
         route, parameters = "", NO_PARAMETERS
         paths = self._demanded.get(rule.rank, self._index.paths)
@@ -324,9 +392,7 @@ class RuleSet(Features):
                 if owner == rule.rank:
                     route, parameters = own_route, own_parameters
         candidate: Candidate = (rule.rank, program(rule), route, parameters, True)
-        if request.method == "OPTIONS" and (method := announced(request)) is not None:
-            return tuple(self._preflights.charges([candidate], request, method, cost, self.overrides))
-        return charges_of([candidate], request, cost, self._tier, self.overrides)
+        return self.charges_alone(candidate, request, cost, self.overrides)
 
     def classify(self, request: Request, name: str | None = None) -> Sequence[Charge] | None:
         """What is said of the priority of `request`: see `priorities`. () where it is exempt, `BLOCKED` as ever.
