@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from ratelimit_mw import ConfigurationError, ManualClock, RateLimiter
 from ratelimit_mw.cli.app import app
 from ratelimit_mw.config.file import json_schema
-from ratelimit_mw.config.load import load
+from ratelimit_mw.config.load import load_rules
 from ratelimit_mw.config.words.rule import RULE
 from tests.support.apps import ROOT
 from tests.test_words import words_page
@@ -42,7 +42,7 @@ def added(tmp_path, monkeypatch):
 
 def refusals(**keys):
     with pytest.raises(ConfigurationError) as caught:
-        load({**FILE, "rules": [{**FILE["rules"][0], **keys}]})
+        load_rules({**FILE, "rules": [{**FILE["rules"][0], **keys}]})
     return [str(problem) for problem in caught.value.problems]
 
 
@@ -73,7 +73,7 @@ def test_a_wrong_value_is_refused_with_its_place_and_a_hint(added, tmp_path, val
     path = tmp_path / "ratelimits.yaml"
     path.write_text(f"domain: shop\nrules:\n  - name: api\n    limit: 5 per minute\n    reserve: {value}\n")
     with pytest.raises(ConfigurationError) as caught:
-        load(path)
+        load_rules(path)
     (problem,) = caught.value.problems
     message = f"rules[0].reserve: '{value}' is not a share of a limit"
     assert (problem.message, problem.hint) == (message, "from 1% to 99%, as 20%")
@@ -94,7 +94,7 @@ def test_a_misspelled_key_is_hinted_at(added):
 
 def test_the_word_in_another_section_is_told_where_it_belongs(added):
     with pytest.raises(ConfigurationError, match=re.escape("unknown key 'reserve' (it is a key of a rule: indent it)")):
-        load({**FILE, "rules": [{"name": "api", "limit": "5 per minute"}], "reserve": "40%"})
+        load_rules({**FILE, "rules": [{"name": "api", "limit": "5 per minute"}], "reserve": "40%"})
 
 
 def test_the_schema_takes_the_values_that_the_word_takes(added):
