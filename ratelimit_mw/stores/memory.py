@@ -205,7 +205,9 @@ class MemoryStore:
     def _make_room(self, segment: _Segment, now: int) -> None:
         """Drop a few expired counters of a segment, and one that has not expired where it is full."""
         if len(segment) < self._room:
-            _living(segment, _CHECKED, now)
+            for key in _next(segment, _CHECKED):
+                if _STAMP.unpack_from(segment[key])[0] <= now:
+                    del segment[key]
             return
         sample = _living(segment, _SAMPLE, now)
         while len(segment) >= self._room:
@@ -258,9 +260,12 @@ def _next(segment: _Segment, count: int) -> list[str]:
                 break
             # Each sample is taken from old and new counters alike, for counters of one age are often alike.
             keys = list(segment)
-            apart = max(len(keys) // _SAMPLE, 1)
-            for start in random.sample(range(apart), apart):
-                hand += keys[start::apart]
+            apart = len(keys) // _SAMPLE
+            if apart < 2:
+                hand += keys
+            else:
+                for start in random.sample(range(apart), apart):
+                    hand += keys[start::apart]
         key = hand.pop()
         if key in segment:
             found.append(key)
