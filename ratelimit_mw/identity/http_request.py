@@ -1,6 +1,7 @@
 """A request under ASGI and under WSGI, as rules read it."""
 
 from collections.abc import Mapping, MutableMapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from ratelimit_mw.identity import decoding as frameworks
@@ -21,6 +22,13 @@ from ratelimit_mw.identity.decoding import (
 from ratelimit_mw.identity.request import FrameworkReader, Reading, distinct_readings
 
 _FOLD = bytes.maketrans(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ_", b"abcdefghijklmnopqrstuvwxyz-")
+
+
+@lru_cache(maxsize=1024)  # names come from the rules, not from requests
+def _header_name(name: str) -> tuple[bytes, bytes]:
+    """A header's lower-case name as ASGI servers send it, and the same with `-` for `_`."""
+    wanted = name.encode("latin-1", "replace")
+    return wanted, wanted.replace(b"_", b"-")
 
 
 class AsgiRequest:
@@ -71,18 +79,15 @@ class AsgiRequest:
 
     def header_lines(self, name: str) -> list[str]:
         """Every line of a header, in order, whatever the case in which the server passed its name."""
-        wanted, length = name.encode("latin-1", "replace"), len(name)
-        folded = wanted.replace(b"_", b"-")
-        found = [
-            (key, value)
-            for key, value in self.context.get("headers") or ()
-            if len(key) == length and key.translate(_FOLD) == folded
-        ]
-        if not found:
-            return []
-        lines = [value.decode("latin-1") for key, value in found if key == wanted or key.lower() == wanted]
-        if len(lines) < len(found):  # some frameworks take `X_User` for `X-User`
-            self.doubtful = True
+        wanted, folded = _header_name(name)
+        length = len(name)
+        lines: list[str] = []
+        for key, value in self.context.get("headers") or ():
+            if len(key) == length:
+                if key == wanted or key.lower() == wanted:
+                    lines.append(value.decode("latin-1"))
+                elif key.translate(_FOLD) == folded:  # some frameworks take `X_User` for `X-User`
+                    self.doubtful = True
         return lines
 
     def header(self, name: str) -> str | None:
