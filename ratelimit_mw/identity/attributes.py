@@ -116,7 +116,7 @@ class Attributes:
 
     def reread(self, request: Request) -> tuple[Reading, ...]:
         """The ways in which frameworks read a request that is `doubtful`; empty where all agree."""
-        return request.reread(self._framework_readers)
+        return request.reread(self._framework_readers) if self._framework_readers else ()
 
     def reads(self, name: str) -> bool:
         """True where somebody has asked for the reader of that name."""

@@ -42,8 +42,11 @@ def announced(request: Request) -> str | None:
     """
     if request.method != "OPTIONS":
         return None
-    origins, methods = request.header_lines("origin"), request.header_lines("access-control-request-method")
-    if len(origins) != 1 or len(methods) != 1:
+    origins = request.header_lines("origin")
+    if len(origins) != 1:
+        return None
+    methods = request.header_lines("access-control-request-method")
+    if len(methods) != 1:
         return None
     origin, method = origins[0].strip(), methods[0].strip(" \t")
     # WSGI servers join several lines by commas, which an origin has not.
