@@ -25,6 +25,8 @@ from ratelimit_mw.model import SECOND
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.stores import Store
 
+__all__ = ["RateLimitMiddleware"]
+
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -40,23 +42,29 @@ _POLICY_VIOLATION, _TRY_AGAIN_LATER = 1008, 1013  # codes of RFC 6455 and its re
 
 
 class RateLimitMiddleware:
-    """Lets through to `app` what the rules allow, and answers the rest itself.
+    """Passes to `app` the requests that the rules allow, and answers all others.
 
-    `config` is a rules file or a mapping of the same shape, `storage` wins over the file's URL; or `limiter` is
-    an engine that several apps share. Exactly one of config and limiter, else TypeError. Raises
-    ConfigurationError with every problem found.
+    It limits http and websocket scopes. Other scopes pass unchanged. When the lifespan ends, it closes the engine that
+    it made itself. `scope["ratelimit"]` is the decision, see `AsyncHandle`. It is set in the server's own scope, not
+    in a copy, so that middlewares further out can read what the router adds (`route`, `endpoint`).
 
-    Starlette and FastAPI build their middlewares inside the lifespan, where servers take an exception for an app
-    without one and go on, to answer every request with a 500. Built there, a middleware that can't be used
-    reports it by `lifespan.startup.failed`, and the server stops. Where no lifespan is run (`--lifespan off`, an
-    app mounted in another), make the RateLimiter when the module is imported, and pass it as `limiter`.
+    A request that must wait for its turn at a bucket waits here. This takes no thread. A request whose client leaves
+    keeps its turn, so that the requests behind it keep theirs.
 
-    A request that has to wait for its turn at a bucket waits here, which costs no thread; one whose client leaves
-    keeps its turn, so that those behind it keep theirs.
+    Starlette and FastAPI build their middlewares inside the lifespan. There, servers read an exception as "this app
+    has no lifespan" and answer every request with a 500. So a middleware that is built there does not raise: it answers
+    with `lifespan.startup.failed` and the messages, and the server stops. If no lifespan runs (`--lifespan off`, an app
+    that is mounted in another), make the RateLimiter when the module is imported and pass it as `limiter`.
 
-    http and websocket are limited; other scopes pass untouched, but for an engine made here, which is closed
-    when the lifespan ends. `scope["ratelimit"]` is set in the server's own scope, not in a copy: what the router
-    writes there (`route`, `endpoint`) is read by middlewares further out.
+    Args:
+        app: The app.
+        config: The rules, as for `RateLimiter`.
+        limiter: An engine that is already made, which several apps may share. It is not closed with this middleware.
+        storage: Where the counters are, as for `RateLimiter`. It is allowed with `config` only.
+
+    Raises:
+        TypeError: Both `config` and `limiter` are given, or neither.
+        ConfigurationError: The rules cannot be used. The error has every problem found.
     """
 
     def __init__(

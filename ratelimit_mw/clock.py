@@ -1,8 +1,10 @@
-"""Where time comes from: the system, or a test's hand."""
+"""The clocks: that of the machine, and the one that tests move."""
 
 import threading
 import time
 from typing import Protocol
+
+__all__ = ["Clock", "ManualClock"]
 
 
 class Clock(Protocol):
@@ -22,10 +24,13 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that moves only when told, for the tests of an app.
+    """A clock for tests. It moves only when it is told to.
 
-    Pass it as `RateLimiter(config, clock=clock)`; it drives the memory store and the Redis scripts
-    alike. `start` and `set` take epoch seconds, `advance` a number of seconds (back, if negative).
+    Pass it as `RateLimiter(config, clock=clock)`. It drives the memory store, the scripts on Redis, the deny cache,
+    leases and bans.
+
+    Args:
+        start: Where the clock stands first, in epoch seconds.
     """
 
     def __init__(self, start: float = 1_700_000_000.0) -> None:
@@ -33,16 +38,24 @@ class ManualClock:
         self._now = _microseconds(start)
 
     def now(self) -> int:
-        """The time it was last set to, in microseconds."""
+        """The time that the clock shows, in microseconds since the epoch."""
         return self._now
 
     def advance(self, seconds: float) -> None:
-        """Move by `seconds`."""
+        """Move the clock.
+
+        Args:
+            seconds: How far. A negative number moves it back.
+        """
         with self._lock:
             self._now += _microseconds(seconds)
 
     def set(self, epoch_seconds: float) -> None:
-        """Move to `epoch_seconds`."""
+        """Move the clock to a point in time.
+
+        Args:
+            epoch_seconds: Where to, in epoch seconds.
+        """
         with self._lock:
             self._now = _microseconds(epoch_seconds)
 

@@ -27,6 +27,8 @@ from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.model import SECOND
 from ratelimit_mw.rules.domains import Rules
 
+__all__ = ["RateLimitMiddleware", "limited", "limiter"]
+
 _log = logging.getLogger("ratelimit_mw")
 _said: set[str] = set()
 
@@ -153,10 +155,14 @@ _made: tuple[Any, RateLimiter, bool] | None = None  # one for a process: middlew
 
 
 def limiter() -> RateLimiter:
-    """The engine of `settings.RATELIMIT`: rules, as RateLimiter takes them, or a limiter of your own.
+    """Return the engine that the setting `RATELIMIT` means.
 
-    A limiter is given as it is, or by its place, as "python:mysite.limits:limiter". Raises ImproperlyConfigured where
-    the setting is missing or of another type, and ConfigurationError with every problem of the rules.
+    The setting has the rules, as `RateLimiter` takes them, or a limiter of your own. A limiter is given as an object,
+    or by its place, as "python:mysite.limits:limiter".
+
+    Raises:
+        ImproperlyConfigured: The setting is missing or has another type.
+        ConfigurationError: The rules cannot be used. The error has every problem found.
     """
     global _made
     wanted = getattr(settings, "RATELIMIT", None)
@@ -183,13 +189,21 @@ def _limiter_of(wanted: Any) -> tuple[RateLimiter, bool]:
 
 
 class RateLimitMiddleware:
-    """Lets through to the project's views what the rules of `settings.RATELIMIT` allow, and answers the rest itself.
+    """Passes to the project's views the requests that the rules allow, and answers all others.
 
-    It stands behind AuthenticationMiddleware in MIDDLEWARE. A rule's `user` is whoever is logged in, by primary key,
-    unless `client.user` says otherwise. `request.ratelimit` is the request's handle, whose methods block and have
-    awaitable twins (`acheck`). Under ASGI it awaits, where Django lets it; under WSGI it refuses rules that name an
-    async function. A request that the WSGI or ASGI middleware around the project has decided by rules of the same
-    domain is not decided again.
+    The setting `RATELIMIT` has the rules, see `limiter`. The place of this middleware in MIDDLEWARE is after
+    AuthenticationMiddleware. The `user` of a rule is the primary key of the logged-in user, unless `client.user` says
+    something else. `request.ratelimit` is the decision, see `TwinHandle`.
+
+    It awaits under ASGI, if Django lets it. Under WSGI it refuses rules that name an async function. A request that
+    the WSGI or ASGI middleware around the project has decided by rules of the same domain is not decided again.
+
+    Args:
+        get_response: The next middleware or the view. Django passes it.
+
+    Raises:
+        ImproperlyConfigured: The setting is missing or has another type.
+        ConfigurationError: The rules cannot be used. The error has every problem found.
     """
 
     sync_capable = async_capable = True
@@ -349,10 +363,18 @@ _View = TypeVar("_View", bound=Callable[..., Any])
 
 
 def limited(rule: str, cost: int = 1) -> Callable[[_View], _View]:
-    """A decorator of views, async ones too: each call is decided by the rule of that name first, and charged `cost`.
+    """Make a decorator for views, async views too. Each call is first decided by one rule.
 
-    Where the rule makes it wait, it waits; where it denies, the response is as the rules file says. Methods take it by
-    Django's `method_decorator`. Raises RuntimeError where the middleware is missing, ValueError for a negative cost.
+    If the rule makes the request wait, the view waits. If it denies, the response is what `response` in the rules
+    says. Decorate methods with Django's `method_decorator`.
+
+    Args:
+        rule: The name of the rule.
+        cost: What the request charges, as a multiple of the rule's `cost`. A whole number from 0.
+
+    Raises:
+        ValueError: The cost is negative.
+        RuntimeError: The middleware is not in MIDDLEWARE. Both are raised when the view is called.
     """
 
     def decorate(view: _View) -> _View:

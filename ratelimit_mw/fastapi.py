@@ -21,15 +21,25 @@ from ratelimit_mw.rules.domains import Rules, require_named
 from ratelimit_mw.settings import ResponseSettings
 from ratelimit_mw.stores import Store
 
+__all__ = ["RateLimited", "add_rate_limits", "limited"]
+
 _POLICY_VIOLATION, _TRY_AGAIN_LATER = 1008, 1013
 _OF_THE_BODY = frozenset({"Content-Type", "Content-Length"})
 
 
 class RateLimited(HTTPException):
-    """A rule has denied the request.
+    """A rule denied the request.
 
-    After `add_rate_limits` it is answered as the rules file says under `response`; else as FastAPI answers any
-    HTTPException, with the same status and headers. `decision` says what was decided, `response` is the answer meant.
+    After `add_rate_limits`, the answer is what `response` in the rules says. Without it, FastAPI answers as for any
+    HTTPException, with the same status and headers.
+
+    Args:
+        decision: What was decided.
+        denial: The status, the headers and the body of the answer.
+
+    Attributes:
+        decision: What was decided.
+        response: The answer that the rules want, as a Starlette response.
     """
 
     def __init__(self, decision: Decision, denial: Denial[str]) -> None:
@@ -67,11 +77,18 @@ class Limited:
 
 
 def limited(rule: str, cost: int = 1) -> Limited:
-    """A dependency that decides by the rule of that name: `Depends(limited("mail"))`.
+    """Make a dependency that decides by one rule, as `Depends(limited("mail"))`.
 
-    It charges `cost` if the request is allowed, waits where the rule makes it wait, and is the Decision to whoever
-    wants it. Raises RateLimited where it is denied, ValueError for a negative cost. It needs the middleware, which
-    `add_rate_limits` adds.
+    The dependency charges the request if it is allowed, waits if the rule makes it wait, and returns the Decision. It
+    needs the middleware, which `add_rate_limits` adds; without it, a request raises RuntimeError.
+
+    Args:
+        rule: The name of the rule.
+        cost: What the request charges, as a multiple of the rule's `cost`. A whole number from 0.
+
+    Raises:
+        RateLimited: The rule denies the request. It is raised when the dependency is called.
+        ValueError: The cost is negative. It is raised when the dependency is called.
     """
     return Limited(rule, cost)
 
@@ -83,11 +100,21 @@ def add_rate_limits(
     limiter: RateLimiter | None = None,
     storage: str | Store | None = None,
 ) -> None:
-    """Add the middleware to `app`, and what `limited` needs besides.
+    """Add the middleware to a FastAPI app, and what `limited` needs.
 
-    Takes what `RateLimitMiddleware` takes, and raises the same errors, at once. Denials by `limited` are answered as
-    the middleware's own, and each operation that has such a dependency documents them in the app's OpenAPI. An app
-    that asks for a rule that there is not, or for one that goes by the response, does not start.
+    Denials by `limited` are answered like those of the middleware. Each operation with such a dependency has the
+    denial in the OpenAPI schema of the app. The app does not start if it asks for a rule that the rules do not have,
+    or for one that depends on the response.
+
+    Args:
+        app: The app.
+        config: The rules, as for `RateLimiter`.
+        limiter: An engine that is already made, which several apps may share. It is not closed with the app.
+        storage: Where the counters are, as for `RateLimiter`. It is allowed with `config` only.
+
+    Raises:
+        TypeError: Both `config` and `limiter` are given, or neither.
+        ConfigurationError: The rules cannot be used. The error has every problem found.
     """
     used = given_or_made(config, limiter, storage)
     app.add_middleware(_Middleware, within=app, limiter=used, owned=limiter is None)

@@ -11,15 +11,25 @@ from ratelimit_mw.http.answers import Denial
 from ratelimit_mw.http.handle import BlockingHandle
 from ratelimit_mw.model import Decision
 
+__all__ = ["RateLimited", "enforce", "limited"]
+
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
 class RateLimited(TooManyRequests):
-    """A rule has denied the request.
+    """A rule denied the request.
 
-    Flask answers it as the rules file says under `response`. An error handler for this class or for 429 may answer
-    otherwise: `decision` says what was decided, `code` is the status and `get_response()` the answer that is meant.
+    Flask answers as `response` in the rules says. An error handler for this class or for 429 may answer in another
+    way. `get_response()` is the answer that the rules want.
+
+    Args:
+        decision: What was decided.
+        denial: The status, the headers and the body of the answer.
+
+    Attributes:
+        decision: What was decided.
+        code: The status of the answer.
     """
 
     def __init__(self, decision: Decision, denial: Denial[str]) -> None:
@@ -30,10 +40,21 @@ class RateLimited(TooManyRequests):
 
 
 def enforce(rule: str, cost: int = 1) -> Decision:
-    """Decide on the current request by the rule of that name, and charge it `cost` if it is allowed.
+    """Decide on the current request by one rule, and charge it if it is allowed.
 
-    Where the rule makes it wait, it waits here. Raises RateLimited where it is denied, ValueError for a negative
-    cost, and RuntimeError where the middleware is not around the app.
+    If the rule makes the request wait, this call waits.
+
+    Args:
+        rule: The name of the rule.
+        cost: What the request charges, as a multiple of the rule's `cost`. A whole number from 0.
+
+    Returns:
+        The decision.
+
+    Raises:
+        RateLimited: The rule denies the request.
+        ValueError: The cost is negative.
+        RuntimeError: The middleware is not around the app.
     """
     handle = request.environ.get("ratelimit.decision")
     if not isinstance(handle, BlockingHandle):
@@ -48,9 +69,16 @@ def enforce(rule: str, cost: int = 1) -> Decision:
 
 
 def limited(rule: str, cost: int = 1) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """A decorator of views, async ones too: each call is decided by the rule of that name first, see `enforce`.
+    """Make a decorator for views, async views too. Each call is first decided by one rule, as `enforce` does.
 
-    It belongs under `@app.route`, which has to see the decorated view.
+    It belongs below `@app.route`, which must see the decorated view.
+
+    Args:
+        rule: The name of the rule.
+        cost: What the request charges, as a multiple of the rule's `cost`. A whole number from 0.
+
+    Raises:
+        RateLimited: The rule denies the request. This and the errors of `enforce` are raised when the view is called.
     """
 
     def decorate(view: Callable[_P, _R]) -> Callable[_P, _R]:

@@ -1,4 +1,7 @@
-"""RateLimiter: what an app calls. It has the rules and the store of an engine, and speaks in decisions."""
+"""RateLimiter: what an app calls. It has the rules and the store of an engine, and speaks in decisions.
+
+Apps import `RateLimiter` from `ratelimit_mw`. This module is internal.
+"""
 
 import asyncio
 import os
@@ -30,12 +33,20 @@ if TYPE_CHECKING:
 
 
 class RateLimiter:
-    """Decides what may pass, by the rules in `config`, over counters in one store.
+    """Decides which requests may pass, by the rules of one configuration and the counters of one store.
 
-    `config` is a path to a rules file or to a folder of them, a mapping of the same shape, or the URL of a rules
-    database; newer rules are taken up without a restart. `storage`, a URL or a store object, wins over the file's.
-    `clock` (a `ManualClock`) replaces the store's own, for tests. Raises ConfigurationError
-    with every problem found. Threads and event loops may share one limiter; it is safe after a fork.
+    Threads and event loops may share one limiter. It is safe after a fork. Close it with `close()` or `aclose()`, or
+    use it as a context manager, with `with` or `async with`. Newer rules are taken up without a restart.
+
+    Args:
+        config: The rules: the path of a YAML file or of a folder of files, a mapping of the same shape, or the URL of
+            a rules database.
+        storage: Where the counters are: a URL, or a store of your own (see `Store`). It takes precedence over
+            `storage.url` in the rules. A store of your own is not closed with the limiter.
+        clock: The clock of all decisions, for tests: a `ManualClock`. Without it, the store's clock counts.
+
+    Raises:
+        ConfigurationError: The rules cannot be used. The error has every problem found.
     """
 
     def __init__(
@@ -51,86 +62,114 @@ class RateLimiter:
             # Overrides lie where the counters do; a store object has no room for them, so the rules' URL holds then.
             retriever.keep_overrides(open_records(self._storage.url))
         self.engine = Engine(retriever, self._storage, clock)
-        """What the middlewares ask: it takes requests, and gives verdicts."""
+        """Internal. The engine that the middlewares ask."""
         self.deferrals = DeferralService(self._storage.url, clock)
-        """The queue of deferred requests, for rules that defer at their limit."""
+        """Internal. The queue of deferred requests."""
         self.overrides = OverrideList(retriever, clock)
-        """What holds for single clients instead of the rules, changed at run time: limits, blocks, exemptions."""
+        """The overrides of single clients, which are set at run time. They are limits, blocks and exemptions."""
         self.switch = Switch(retriever, self.engine.planner.switch, clock)
-        """Turns everything off, or to shadow, at run time."""
+        """The kill switch, which turns all limits off, or to shadow, at run time."""
         self.shadow_denials: Counter[str] = self.engine.shadows.denials
-        """How often each shadow rule would have denied, by its name."""
+        """How many requests each shadow rule would have denied, by the name of the rule."""
         self.shadow_bans: Counter[str] = self._storage.bans.shadows
-        """How many bans each shadow rule would have begun, by its name."""
+        """How many bans each shadow rule would have begun, by the name of the rule."""
         self.shed: Counter[str] = self.engine.planner.shedder.counts
-        """How many requests of each priority were shed."""
+        """How many requests were shed under load, by their priority."""
 
     @property
     def rules(self) -> Rules:
-        """The rules in force."""
+        """Internal. The compiled rules in force."""
         return self._retriever.rules
 
     @property
     def state(self) -> State:
-        """Which version of the rules is in force, since when, and why a newer one is not."""
+        """The version of the rules in force, since when it is, and why a newer version is not in force."""
         return self._retriever.state
 
     @property
     def response(self) -> ResponseSettings:
-        """What a denied client is told."""
+        """Internal. The settings of `response` in the rules in force."""
         return self._retriever.rules.response
 
     @property
     def in_memory(self) -> bool:
-        """Whether the counters are in this process's memory alone."""
+        """Internal. True if the counters are only in the memory of this process."""
         return self._storage.in_memory
 
     def require(self, check: Callable[[Rules], None]) -> None:
-        """Refuse rules for which `check` raises ConfigurationError: those in force, and all that come later."""
+        """Internal. Refuse rules for which `check` raises ConfigurationError, those in force and all later ones."""
         self._retriever.require(check)
 
     def reload(self) -> None:
-        """Fetch the newest rules and overrides now.
+        """Read the newest rules and overrides now.
 
-        Raises ConfigurationError where the rules can't be used, and then the last good ones stay in force;
-        StoreUnavailable where the overrides can't be read.
+        Raises:
+            ConfigurationError: The newest rules cannot be used. The last good rules stay in force.
+            StoreUnavailable: The overrides cannot be read.
         """
         self._retriever.look()
 
     async def areload(self) -> None:
-        """The awaitable twin of `reload`."""
+        """Do what `reload` does, without blocking the event loop."""
         await asyncio.to_thread(self.reload)
 
     def check(self, attributes: Arguments, cost: int = 1, *, domain: str | None = None) -> Decision:
-        """Decide on a request that has these attributes, and charge it `cost` if it is allowed.
+        """Decide on a request and charge it if it is allowed.
 
-        Attributes go by the names that rules use: `remote_address` (or `ip`), `user`, `path`, `header:N` …; what
-        is not given matches no `match`. A list of (key, value) pairs in place of a mapping is one list of entries:
-        the `descriptors` alone are asked, at its exact depth. `domain` asks one file of a folder alone; an unknown
-        one limits nothing. Raises ValueError for a negative cost.
+        Args:
+            attributes: The attributes of the request, by the names that rules use: `remote_address` or `ip`, `user`,
+                `tier`, `method`, `path`, `host`, `header:N`, `cookie:N`, `query:N`, `path:N` and the attributes of the
+                rules file. An attribute that is not given matches no `match`. A list of (key, value) pairs is one
+                Envoy descriptor: only the `descriptors` are asked, and its depth must be exact.
+            cost: What the request charges, as a multiple of the `cost` of each rule. A whole number from 0.
+            domain: The domain whose rules are asked, if the rules have several. None asks all of them. A domain that
+                the rules do not have limits nothing.
+
+        Returns:
+            The decision. If the store is unavailable, it follows from the `on_error` of the rules.
+
+        Raises:
+            ValueError: The cost is negative or is not a whole number.
         """
         rules, plan = self._plan(attributes, cost, domain)
         return self.engine.execute(plan, rules).decision
 
     async def acheck(self, attributes: Arguments, cost: int = 1, *, domain: str | None = None) -> Decision:
-        """The awaitable twin of `check`."""
+        """Do what `check` does, awaitable."""
         rules, plan = self._plan(attributes, cost, domain)
         return (await self.engine.aexecute(plan, rules)).decision
 
     def peek(self, attributes: Arguments, cost: int = 1, *, domain: str | None = None) -> Decision:
-        """Whether `check` would allow it now, and how the counters stand; nothing is charged."""
+        """Tell what `check` would decide now, without charging anything.
+
+        Args:
+            attributes: As for `check`.
+            cost: As for `check`.
+            domain: As for `check`.
+
+        Raises:
+            ValueError: The cost is negative or is not a whole number.
+        """
         rules, plan = self._plan(attributes, cost, domain, commit=False)
         return self.engine.execute(plan, rules, commit=False).decision
 
     async def apeek(self, attributes: Arguments, cost: int = 1, *, domain: str | None = None) -> Decision:
-        """The awaitable twin of `peek`."""
+        """Do what `peek` does, awaitable."""
         rules, plan = self._plan(attributes, cost, domain, commit=False)
         return (await self.engine.aexecute(plan, rules, commit=False)).decision
 
     def explain(self, attributes: Arguments | Request, cost: int = 1, *, domain: str | None = None) -> "Explanation":
-        """Why `check` would decide as it would now: each rule, its counters, and what would have to change.
+        """Explain what `check` would decide now: each rule, its counters, and what would let the request pass.
 
-        Nothing is charged. In place of attributes it takes a request, as those of `ratelimit_mw.identity`.
+        Nothing is charged.
+
+        Args:
+            attributes: As for `check`. Inside the package, a request.
+            cost: As for `check`.
+            domain: As for `check`.
+
+        Raises:
+            ValueError: The cost is negative or is not a whole number.
         """
         rules = of_domain(self.engine.current(), domain)
         question = self._question(rules, described(rules, attributes), cost)
@@ -143,7 +182,7 @@ class RateLimiter:
     async def aexplain(
         self, attributes: Arguments | Request, cost: int = 1, *, domain: str | None = None
     ) -> "Explanation":
-        """The awaitable twin of `explain`."""
+        """Do what `explain` does, awaitable."""
         rules = of_domain(self.engine.current(), domain)
         request = described(rules, attributes)
         if rules.attributes.awaited:
@@ -156,9 +195,14 @@ class RateLimiter:
         return question.answered(reply)
 
     def reset(self, attributes: Arguments, *, domain: str | None = None) -> None:
-        """Forget the counters that `check` would ask for these attributes, and those of CORS preflights beside them.
+        """Forget the counters that `check` would ask for these attributes, and those of the CORS preflights with them.
 
-        Raises StoreUnavailable.
+        Args:
+            attributes: As for `check`.
+            domain: As for `check`.
+
+        Raises:
+            StoreUnavailable: The store does not answer.
         """
         keys = self._keys(attributes, domain)
         if keys:
@@ -166,20 +210,20 @@ class RateLimiter:
             self._storage.store.forget(keys)
 
     async def areset(self, attributes: Arguments, *, domain: str | None = None) -> None:
-        """The awaitable twin of `reset`."""
+        """Do what `reset` does, awaitable."""
         keys = self._keys(attributes, domain)
         if keys:
             self._storage.local.forget(keys)
             await self._storage.store.aforget(keys)
 
     def close(self) -> None:
-        """Look for newer rules no more, and let go of the store's connections, unless the store was handed in."""
+        """Stop looking for newer rules and close the connections to the store. A second call does nothing."""
         self._retriever.stop()
         self.deferrals.close()
         self._storage.close()
 
     async def aclose(self) -> None:
-        """The awaitable twin of `close`."""
+        """Do what `close` does, awaitable."""
         self._retriever.stop()
         self.deferrals.close()
         await self._storage.aclose()

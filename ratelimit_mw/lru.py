@@ -1,4 +1,7 @@
-"""A bounded mapping that drops the entry that was put longest ago."""
+"""A bounded mapping that drops the entry that was put longest ago.
+
+This module is internal: its names may change in any release.
+"""
 
 from collections import OrderedDict
 from collections.abc import Hashable

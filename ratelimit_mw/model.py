@@ -4,6 +4,8 @@ The values made anew for each request are named tuples: a frozen dataclass takes
 to make, and these stand on the hot path. `tuple.__new__`, given all of the fields, makes one in a third of the
 time that its own name takes: the hottest places write it so. Times are whole microseconds; a time of day counts
 from the epoch.
+
+Apps import `Decision` from `ratelimit_mw`. This module is internal: its other names may change in any release.
 """
 
 from collections.abc import Callable, Sequence
@@ -176,14 +178,25 @@ class Charge(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """What became of one request, in seconds (floats).
+    """The decision on one request. All times are in seconds, as floats.
 
-    `rule` and `limit` are None where no rule applied or the store was away. `retry_after` is 0.0 when
-    allowed and `inf` when no waiting helps; `delay` is how long an admitted request waits for its turn;
-    `reset_at` is the epoch second, by the store's clock, at which the counter is as if unused. `over` is
-    "soft" or "elastic" past the limit proper. `policies` holds one Decision for each counter asked. `banned` says
-    that a ban stands in the way. `reason` says why the request is denied: "limited", "banned", "blocked", "shed" (the
-    process has too much to do) or "unavailable" (the store is).
+    If no rule applies, or if the store is unavailable, `rule`, `limit` and `remaining` are None.
+
+    Attributes:
+        allowed: True if the request may pass.
+        rule: The name of the rule that binds most, or of the rule that denies.
+        limit: The limit of its counter.
+        remaining: How much of the limit is left after this request.
+        reset_after: The seconds until the counter is as if unused.
+        retry_after: The seconds after which the same request is admitted. 0.0 if it is allowed, `inf` if it can never
+            pass.
+        delay: The seconds that an admitted request has to wait for its turn.
+        reset_at: The epoch second at which the counter is as if unused, by the clock of the store.
+        over: "soft" or "elastic" if the request is admitted above its limit.
+        policies: One Decision for each counter that was asked.
+        banned: True if the client is banned.
+        reason: Why the request is denied: "limited", "banned", "blocked" (by an override), "shed" (the process is
+            overloaded) or "unavailable" (the store is). None if it is allowed.
     """
 
     allowed: bool

@@ -1,4 +1,7 @@
-"""What belongs to one process: locks that are made lazily, what is restarted after a fork, and work in slices."""
+"""What belongs to one process: locks that are made lazily, what is restarted after a fork, and work in slices.
+
+This module is internal: its names may change in any release.
+"""
 
 import os
 import threading

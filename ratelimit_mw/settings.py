@@ -1,4 +1,7 @@
-"""The parts of a rules file that are not rules, checked and complete: plain values, no behaviour."""
+"""The parts of a rules file that are not rules, checked and complete: plain values, no behaviour.
+
+This module is internal: its names may change in any release.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

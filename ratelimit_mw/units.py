@@ -2,6 +2,8 @@
 
 Inside the package a duration is a whole number of microseconds. A rules file writes `500ms`, `2 seconds`, `1h`, `1 day`
 or `minute`, and every word that takes a duration reads it with `parse_duration`.
+
+This module is internal: its names may change in any release.
 """
 
 import math

@@ -18,6 +18,8 @@ from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.stores import Store
 
+__all__ = ["RateLimitMiddleware"]
+
 # Named here, for the annotations of a function made for each request are evaluated for each request.
 _Headers = list[tuple[str, str]]
 _ExcInfo = tuple[type[BaseException], BaseException, TracebackType] | tuple[None, None, None] | None
@@ -25,24 +27,31 @@ _Write = Callable[[bytes], object]
 
 
 class RateLimitMiddleware:
-    """Lets through to `app` what the rules allow, and answers the rest itself.
+    """Passes to `app` the requests that the rules allow, and answers all others.
 
-    `config` is a rules file or a mapping of the same shape, `storage` wins over the file's URL; or `limiter` is
-    an engine that several apps share. Exactly one of config and limiter, else TypeError. Raises
-    ConfigurationError with every problem found, and where the rules name an async function, which WSGI has no
-    loop for.
+    `environ["ratelimit.decision"]` is the decision, see `BlockingHandle`.
 
-    Frameworks differ in how they read unusual requests, as a cookie that is sent twice; such a request is counted under
-    each value. For a Django app there is one way to read. It is recognised also inside other middlewares, as long as
-    these keep it in `app`, `wsgi_app` or `application`.
+    Frameworks differ in how they read unusual requests, for example a cookie that is sent twice. Such a request is
+    counted under each value. A Django app has one reading. It is recognised inside other middlewares, too, if these
+    keep it in `app`, `wsgi_app` or `application`.
 
-    A request that has to wait for its turn at a bucket waits here, in its thread. `max_waiting` threads do at most,
-    and a request that finds none free to wait is denied.
+    A request that must wait for its turn at a bucket waits here, in its thread. At most `max_waiting` threads wait.
+    A request that finds no free place to wait is denied.
 
-    The app's iterable goes back to the server as it is: nothing is buffered, `close()` is the server's to call,
-    and `wsgi.file_wrapper` still works; only where a limit is `N concurrent`, or goes by the load, it is wrapped, to be
-    followed to its end.
-    `environ["ratelimit.decision"]` is always there.
+    The iterable of the app goes to the server unchanged: nothing is buffered, the server calls `close()`, and
+    `wsgi.file_wrapper` works. It is wrapped only for a limit that is `N concurrent` or depends on the load, because
+    such a limit must know when the response ends.
+
+    Args:
+        app: The app.
+        config: The rules, as for `RateLimiter`.
+        limiter: An engine that is already made, which several apps may share. It is not closed with this middleware.
+        storage: Where the counters are, as for `RateLimiter`. It is allowed with `config` only.
+
+    Raises:
+        TypeError: Both `config` and `limiter` are given, or neither.
+        ConfigurationError: The rules cannot be used. The error has every problem found.
+            Rules that name an async function are refused, because WSGI has no event loop.
     """
 
     def __init__(

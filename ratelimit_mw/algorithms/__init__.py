@@ -2,6 +2,8 @@
 
 An algorithm is two files and one line: `X.py` decides for the memory store and describes the algorithm, `X.lua`
 beside it decides for Redis, and the line in the table names the module. The guide is docs/add-an-algorithm.md.
+
+This package is internal: its names may change in any release.
 """
 
 import itertools

@@ -43,14 +43,22 @@ def refuse_awaited(rules: Rules) -> None:
 
 
 class Enforced(NamedTuple):
-    """What a rule that was asked for by its name has decided, and the response where it denies."""
+    """What a rule that was asked for by name has decided.
+
+    Attributes:
+        decision: The decision.
+        denial: The status, the headers and the body of the answer if the rule denies the request, else None.
+    """
 
     decision: Decision
     denial: Denial[str] | None
 
 
 class Handle:
-    """The request's Decision, with all its fields; it is made when first looked at, for most apps never look."""
+    """The decision on the current request, as the app sees it. It has all fields of `Decision`.
+
+    The Decision is made when a field is first read, because most apps never read one.
+    """
 
     __slots__ = ("_limiter", "_request", "_rules", "_verdict", "told")
 
@@ -60,16 +68,16 @@ class Handle:
         self._request = request
         self._rules = rules
         self.told = verdict
-        """Whose limit the headers of the response speak of."""
+        """The verdict whose limit the headers of the response report."""
 
     @property
     def decision(self) -> Decision:
-        """The Decision itself."""
+        """The Decision as a value of its own."""
         return self._verdict.decision
 
     @property
     def limiter(self) -> RateLimiter:
-        """The engine that decided: its `state` tells which rules are in force, its `overrides` change them."""
+        """The engine that decided. Its `state` tells which rules are in force, its `overrides` change them."""
         return self._limiter
 
     def _enforced(self, verdict: Verdict) -> Enforced:
@@ -99,38 +107,66 @@ class Handle:
 
 
 class AsyncHandle(Handle):
-    """The handle under ASGI.
+    """`scope["ratelimit"]` under ASGI: the decision, and awaitable calls that charge, refund and ask further rules.
 
-    None of its methods raises because the store is away: what could not be charged is free then, what could not be
-    given back stays charged. What is in flight (`N concurrent`) is left alone by all of them.
+    No call raises because the store is unavailable: what cannot be charged is free, what cannot be given back stays
+    charged. Places in flight (`N concurrent`) are left alone by all of them.
     """
 
     __slots__ = ()
 
     async def charge(self, amount: int = 1) -> None:
-        """Charge `amount` more to each counter of this request, into debt if need be. ValueError below 0."""
+        """Charge each counter of this request more, above its limit if need be.
+
+        Args:
+            amount: How much. A whole number from 0.
+
+        Raises:
+            ValueError: The amount is negative.
+        """
         settlement = self._limiter.engine.settlement
         account = settlement.account(self._verdict)
         await settlement.asettle(account, account.more(whole(amount)))
 
     async def refund(self, amount: int | None = None) -> None:
-        """Give `amount` back to each counter of this request, all of it if None; never more than the request took."""
+        """Give back what this request took from each of its counters, never more than it took.
+
+        Args:
+            amount: How much. A whole number from 0; None gives back everything.
+
+        Raises:
+            ValueError: The amount is negative.
+        """
         settlement = self._limiter.engine.settlement
         account = settlement.account(self._verdict)
         await settlement.asettle(account, account.back(None if amount is None else whole(amount)))
 
     async def check(self, rule: str, cost: int = 1) -> Decision:
-        """Decide on this request by the rule of that name alone, and charge it `cost` if it is allowed.
+        """Decide on this request by one rule, and charge it if it is allowed.
 
-        The rule's `match` need not hold, and one `on_demand` applies here only. A name that there is not limits
-        nothing, and is logged once. Raises ValueError for a negative cost.
+        The `match` of the rule need not hold. A rule with `on_demand` applies only here. A name that the rules do not
+        have limits nothing and is logged once.
+
+        Args:
+            rule: The name of the rule.
+            cost: What the request charges, as a multiple of the rule's `cost`. A whole number from 0.
+
+        Raises:
+            ValueError: The cost is negative.
         """
         return (await self._limiter.engine.adecide(self._request, cost, rules=self._rules, rule=rule)).decision
 
     async def enforce(self, rule: str, cost: int = 1) -> Enforced:
-        """Check as `check` does, as a middleware would: it waits for the request's turn, and words the denial.
+        """Do what `check` does, wait for the request's turn, and word the denial.
 
-        The headers of the response speak of this rule from then on, if it binds more than those before.
+        From then on the headers of the response report this rule, if it binds more than those before.
+
+        Args:
+            rule: As for `check`.
+            cost: As for `check`.
+
+        Raises:
+            ValueError: The cost is negative.
         """
         verdict = await self._limiter.engine.adecide(self._request, cost, rules=self._rules, rule=rule)
         if verdict.delay:
@@ -139,7 +175,7 @@ class AsyncHandle(Handle):
 
 
 class BlockingHandle(Handle):
-    """The handle under WSGI: the methods of `AsyncHandle`, blocking."""
+    """`environ["ratelimit.decision"]` under WSGI: as `AsyncHandle`, with calls that block."""
 
     __slots__ = ()
 
@@ -165,7 +201,7 @@ class BlockingHandle(Handle):
 
 
 class TwinHandle(BlockingHandle):
-    """The handle where views may be either: the methods block, and have awaitable twins with an a before."""
+    """`request.ratelimit` under Django: calls that block, and their awaitable twins, with an `a` before the name."""
 
     __slots__ = ()
 

@@ -1,4 +1,7 @@
-"""Who sent a request: from a scope, an environ or a mapping to attributes, and from these to a counter's identity."""
+"""Who sent a request: from a scope, an environ or a mapping to attributes, and from these to a counter's identity.
+
+This package is internal: its names may change in any release.
+"""
 
 from ratelimit_mw.identity.attributes import Attributes, Reader, canonical_name
 from ratelimit_mw.identity.decoding import cleaned

@@ -16,11 +16,9 @@ from ratelimit_mw.units import parse_duration
 
 
 class OverrideList:
-    """The overrides that were set at run time, in every process that shares the storage.
+    """The overrides that are set at run time. They hold in every process that shares the storage.
 
-    `client` says for whom: `{"user": "alice"}`, `{"ip": "192.0.2.1"}`, or several attributes for the one who has them
-    all; a network only to block or exempt it. It is kept hashed, as in a counter's key. `domain` is needed only
-    where the rules have several. Every method may raise StoreUnavailable, and ValueError for what can't be.
+    Every method has an awaitable twin: `aset`, `alist`, `aremove`. Every method may raise StoreUnavailable.
     """
 
     def __init__(self, retriever: Retriever, clock: Clock | None = None) -> None:
@@ -45,10 +43,26 @@ class OverrideList:
         author: str = "",
         domain: str | None = None,
     ) -> Override:
-        """Set one of: another `limit` of a `rule` (as a rule's limit is written), `block`, `exempt`.
+        """Set one override of a client: a `limit`, a `block` or an exemption.
 
-        It holds for `duration`, seconds or as "2h", or until it is removed; here at once, and in other processes
-        when they hear of it: at once, or within the rules' `reload`.
+        It holds in this process at once. Other processes apply it within the `reload` interval of their rules.
+
+        Args:
+            client: The client, by its attributes: `{"user": "alice"}`, `{"ip": "192.0.2.1"}`, or several attributes,
+                which it must all have. A network is allowed for a block or an exemption only. The values are kept
+                hashed, as in the keys of counters.
+            rule: The rule whose limit is another one for this client. It is given with `limit` only.
+            limit: The limit of the client, as in a rules file.
+            block: True denies all requests of the client.
+            exempt: True leaves all requests of the client uncounted.
+            duration: How long it holds: seconds, or a text as "2h". None: until it is removed.
+            comment: A note for people.
+            author: Who sets it.
+            domain: The domain of the rules. It is needed only if the rules have several.
+
+        Raises:
+            ValueError: The arguments do not make one override, or the rules have no such rule or domain.
+            StoreUnavailable: The store does not answer.
         """
         part = self._part(domain)
         kind = _kind(rule, limit, block=block, exempt=exempt)
@@ -66,14 +80,34 @@ class OverrideList:
         return override
 
     def list(self, *, domain: str | None = None) -> tuple[Override, ...]:
-        """Those that hold now, of one domain or of all."""
+        """Return the overrides that hold now.
+
+        Args:
+            domain: The domain whose overrides are listed. None lists those of all domains.
+
+        Raises:
+            ValueError: The rules have no such domain.
+            StoreUnavailable: The store does not answer.
+        """
         parts = self._retriever.rules.parts if domain is None else (self._part(domain),)
         now = self._clock.now() / SECOND
         found = [override for part in parts for override in read_all(self._retriever.records, part.domain)[1]]
         return tuple(override for override in found if override.until is None or now < override.until)
 
     def remove(self, client: Mapping[str, str], *, rule: str | None = None, domain: str | None = None) -> bool:
-        """Remove a client's limit of a `rule`, or without one its block or exemption; False where there is none."""
+        """Remove an override. Return False if there is none.
+
+        Args:
+            client: The client, by its attributes: `{"user": "alice"}`, `{"ip": "192.0.2.1"}`, or several attributes,
+                which it must all have. A network is allowed for a block or an exemption only. The values are kept
+                hashed, as in the keys of counters.
+            rule: The rule whose limit for the client is removed. None removes the block or the exemption.
+            domain: The domain of the rules. It is needed only if the rules have several.
+
+        Raises:
+            ValueError: The rules have no such domain.
+            StoreUnavailable: The store does not answer.
+        """
         part = self._part(domain)
         name = Override(part.domain, identity_of(client, part.attributes), "", rule or "").name
         records = self._retriever.records

@@ -1,4 +1,7 @@
-"""Where counters live, and the table of the URLs that say so."""
+"""Where counters live, and the table of the URLs that say so.
+
+This package is internal: its names may change in any release.
+"""
 
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING

@@ -1,0 +1,125 @@
+"""docs/reference.md lists the public surface, and errors.py all exceptions; both are compared with the code."""
+
+import importlib
+import inspect
+import pkgutil
+import re
+
+import pytest
+
+import ratelimit_mw
+from ratelimit_mw import errors
+from tests.support.apps import ROOT
+
+PAGE = (ROOT / "docs" / "reference.md").read_text("utf-8")
+LISTED = {
+    module: names.split("` `")
+    for module, names in re.findall(r"^\| `(ratelimit_mw(?:\.\w+)?)` \| `(.*)` \|$", PAGE, re.MULTILINE)
+}
+GOT = re.findall(r"^\| `(ratelimit_mw(?:\.\w+)+\.[A-Z]\w+)` \|", PAGE, re.MULTILINE)
+SHOWN = dict(re.findall(r"^\.\. auto\w+:: (ratelimit_mw[\w.]+)\n((?:   :.*\n)*)", PAGE, re.MULTILINE))
+
+
+def modules():
+    names = [info.name for info in pkgutil.walk_packages(ratelimit_mw.__path__, "ratelimit_mw.")]
+    return [ratelimit_mw, *(importlib.import_module(name) for name in names if not name.endswith("__main__"))]
+
+
+def named(path):
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+@pytest.mark.parametrize("module", LISTED)
+def test_a_public_module_exports_the_names_on_the_page(module):
+    exported = importlib.import_module(module).__all__
+    assert sorted(exported) == sorted(LISTED[module])
+
+
+def test_the_public_modules_are_on_the_page():
+    promised = {f"ratelimit_mw.{module}" for module in ("asgi", "wsgi", "fastapi", "flask", "django", "errors")}
+    assert {"ratelimit_mw", *promised} <= LISTED.keys()
+
+
+def test_a_module_that_is_not_on_the_page_says_that_it_is_internal():
+    silent = []
+    for module in modules():
+        parts = module.__name__.split(".")
+        above = [".".join(parts[:length]) for length in range(2, len(parts) + 1)]
+        told = any("internal" in (importlib.import_module(name).__doc__ or "").lower() for name in above)
+        if not told and module.__name__ not in LISTED:
+            silent.append(module.__name__)
+    assert silent == []
+
+
+def test_every_name_is_shown_with_its_docstring():
+    shown = {named(path) for path in SHOWN}
+    listed = {named(f"{module}.{name}") for module, names in LISTED.items() for name in names}
+    assert listed | {named(path) for path in GOT} == shown
+    assert [path for path in SHOWN if not named(path).__doc__] == []
+
+
+NOT_MADE = {named(path) for path in GOT}
+"""Classes that an app gets and does not make."""
+
+
+def callables():
+    """The classes and functions on the page, and the methods that it shows."""
+    found = {}
+    for path, options in SHOWN.items():
+        shown = named(path)
+        if shown not in NOT_MADE:
+            found[path] = shown
+        if ":members:\n" in options:
+            left_out = re.findall(r"[\w]+", "".join(re.findall(r":exclude-members: (.*)", options)))
+            for name, member in vars(shown).items():
+                if inspect.isfunction(member) and not name.startswith("_") and name not in left_out:
+                    found[f"{path}.{name}"] = member
+    return [pytest.param(member, id=path) for path, member in found.items()]
+
+
+@pytest.mark.parametrize("found", callables())
+def test_every_argument_is_documented(found):
+    doc = inspect.getdoc(found) or ""
+    refers = re.match(r"See `[\w.]+`|Do what `\w+` does|The awaitable twin of", doc)  # to where they are documented
+    protocol = getattr(found, "_is_protocol", False)
+    inherits = inspect.isclass(found) and "__init__" not in vars(found)
+    arguments = () if refers or protocol or inherits else inspect.signature(found).parameters
+    assert doc
+    assert [
+        name for name in arguments if name != "self" and not re.search(rf"^    {name}: |`{name}`", doc, re.MULTILINE)
+    ] == []
+
+
+def drawing():
+    """The tree of exceptions in the docstring of errors.py: (parent, name) of each."""
+    found, line_of = [], {}
+    for line in errors.__doc__.splitlines():
+        match = re.match(r"( {4}(?:[│ ]   )*)(?:[├└]── )?(\w[\w.]*)(?: |$)", line)
+        if match and ("── " in line or re.fullmatch(r" {4}[\w.]+", line)):
+            depth = len(line[: match.start(2)]) // 4
+            line_of[depth] = match[2]
+            if "── " in line:
+                found.append((line_of[depth - 1], match[2]))
+    return found
+
+
+def test_the_drawing_has_every_exception_of_the_package_below_its_base():
+    classes = {
+        each
+        for module in modules()
+        for each in vars(module).values()
+        if type(each) is type and issubclass(each, BaseException) and each.__module__.startswith("ratelimit_mw")
+    }
+    defined = sorted((each.__bases__[0].__name__, each.__name__) for each in classes)
+    drawn = sorted((parent.rpartition(".")[2], name) for parent, name in drawing() if name != "ValueError")
+    assert drawn == defined
+
+
+def test_every_exception_of_errors_says_what_it_means():
+    silent = [
+        name
+        for name, each in vars(errors).items()
+        if inspect.isclass(each) and issubclass(each, Exception) and not each.__doc__
+    ]
+    assert silent == []
