@@ -69,7 +69,7 @@ def _of_all(rule: CompiledRule, readings: Sequence["_Reading"], charges: tuple[C
     """What became of a rule that asks `charges`, in all readings of the request."""
     found = [reading.reason(rule) for reading in readings]
     # A rule applies if it does in one reading; else the reading in which it comes closest says most.
-    wanted = [reason for reason in found if reason.status == "applies"] if charges else []
+    wanted = [reason for reason in found if reason.status == "applies"]
     closer = [reason for reason in found if reason.status != "no match"]
     return replace((wanted or closer or found)[0], charges=charges)
 

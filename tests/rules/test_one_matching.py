@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from ratelimit_mw import ConfigurationError, ManualClock, RateLimiter
-from ratelimit_mw.config.load import load
+from ratelimit_mw.config.load import load_rules
 from ratelimit_mw.decision.explanation import reasons
 from ratelimit_mw.rules.compiled import BLOCKED
 from tests.identity.requests import asgi, wsgi
@@ -96,16 +96,16 @@ def files(draw):
         allowed = sorted(WORDS.keys() - {"limit", "replaces"} | ({"replaces"} if name != "first" else set()))
         for word in draw(st.lists(st.sampled_from(allowed), max_size=5, unique=True)):
             wider = {**rule, word: draw(st.sampled_from(WORDS[word]))}
-            if loads({**FRAME, "client": client, "rules": [*config["rules"], wider]}):
+            if is_valid({**FRAME, "client": client, "rules": [*config["rules"], wider]}):
                 rule = wider
         config["rules"].append(rule)
-    assume(loads(config))
+    assume(is_valid(config))
     return config
 
 
-def loads(config):
+def is_valid(config):
     try:
-        load(config, environ={})
+        load_rules(config, environ={})
     except ConfigurationError:
         return False
     return True
@@ -117,7 +117,7 @@ RUNS = settings(deadline=None, derandomize=True, suppress_health_check=list(Heal
 @settings(RUNS, max_examples=80)
 @given(files(), st.sampled_from([asgi, wsgi]), st.lists(REQUESTS, min_size=4, max_size=8))
 def test_a_rule_is_said_to_apply_if_and_only_if_the_plan_charges_it(config, make, requests):
-    rules = load(config, environ={})
+    rules = load_rules(config, environ={})
     for request in requests:
         charges = rules.plan(made(make, **request))
         if charges is BLOCKED:
