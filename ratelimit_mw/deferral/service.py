@@ -63,14 +63,14 @@ def told_page(fate: DeferredStatus | None) -> Page:
 def busy_page() -> Page:
     """To a replay: nothing was done, for now is not the time."""
     page = _page(503, {"message": "not now"})
-    page.headers.extend(((HEADER, "busy_page"), ("Retry-After", "1")))
+    page.headers.extend(((HEADER, "busy"), ("Retry-After", "1")))
     return page
 
 
 def stale_page() -> Page:
     """To a replay: nothing was done, for this attempt is over."""
     page = _page(409, {"message": "this attempt is over"})
-    page.headers.append((HEADER, "stale_page"))
+    page.headers.append((HEADER, "stale"))
     return page
 
 

@@ -100,7 +100,7 @@ def test_a_state_may_be_dropped_when_it_says_so(hammering):
 
 
 @given(rule=bans(), data=st.data())
-def test_lua_says_the_same_of_any_history(connection, rule, data):
+def test_lua_says_the_same_of_any_history(connection, known, rule, data):
     """Of a limit of 0, so that each request is a denial; the clock goes where it will."""
     key, client, now = f"d:{next(_examples)}:ban:{{x}}", Client(rule), T
     units = st.sampled_from(
@@ -110,10 +110,16 @@ def test_lua_says_the_same_of_any_history(connection, rule, data):
         now = max(now + unit * data.draw(st.sampled_from((0, 0, 1, 2))) + more, 0)
         commit = data.draw(st.booleans())
         asks = [Ask(key, client.quota), Ask(key.replace("ban", "fw1"), Quota("fixed_window", 0, SECOND))]
-        (reply,) = connection.carry(converse([(asks, Intent(commit))], now), time.monotonic() + 5)
+        (reply,) = connection.carry(converse([(asks, Intent(commit))], now, known), time.monotonic() + 5)
         kept = client.state
         assert reply.outcomes[0] == (client.denied(now) if commit else client.look(now))
         client.state = client.state if commit else kept
+
+
+@pytest.fixture(scope="module")
+def known(connection):
+    """The scripts that the server has."""
+    return set()
 
 
 @pytest.fixture(scope="module")

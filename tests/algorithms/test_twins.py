@@ -25,6 +25,12 @@ class Keeping(MemoryStore):
 
 
 @pytest.fixture(scope="module")
+def known(connection):
+    """The scripts that the server has."""
+    return set()
+
+
+@pytest.fixture(scope="module")
 def connection(each_server):
     connection = Blocking(each_server.url)
     connection.connect()
@@ -34,7 +40,7 @@ def connection(each_server):
 
 @settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(conversations())
-def test_any_history_has_the_same_outcomes_in_memory_and_on_redis(connection, steps):
+def test_any_history_has_the_same_outcomes_in_memory_and_on_redis(connection, known, steps):
     clock = ManualClock(0)
     memory = Keeping(clock=clock)
     prefix = f"{next(_examples)}:"
@@ -43,7 +49,7 @@ def test_any_history_has_the_same_outcomes_in_memory_and_on_redis(connection, st
         asked = [([ask._replace(key=prefix + ask.key) for ask in asks], intent) for asks, intent in requests]
         expected = [_done(memory, *request) for request in asked]
         widened = [charging(asks, intent.charged_at) if intent.insist else (asks, intent) for asks, intent in asked]
-        replies = connection.carry(converse(widened, now), time.monotonic() + 5)
+        replies = connection.carry(converse(widened, now, known), time.monotonic() + 5)
         said = [_listed(reply) for reply, (_, intent) in zip(replies, asked, strict=True) if not intent.insist]
         assert said == [reply for reply in expected if reply is not None]
 

@@ -10,6 +10,7 @@ import pytest
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import Ask, Quota
 from ratelimit_mw.stores.redis.store import RedisStore
+from tests.support.patience import aeventually
 from tests.support.proxy import Proxy
 
 
@@ -91,7 +92,8 @@ def test_nobody_gets_anothers_reply_while_replies_get_lost(proxy):
             fault(1)
             await asyncio.sleep(0.2)
             proxy.heal()
-            await asyncio.sleep(0.5)
+            healed = asking.answered
+            await aeventually(lambda: asking.answered > healed + 100)  # noqa: B023  it is awaited here
         asking.done.set()
 
     async def main():
@@ -103,7 +105,6 @@ def test_nobody_gets_anothers_reply_while_replies_get_lost(proxy):
         await store.aclose()
 
     asyncio.run(main())
-    assert asking.answered > 500
     assert asking.failed > 0
 
 
