@@ -1,4 +1,4 @@
-"""From a configuration to rules: YAML text → a tree that knows its places → the values of words → a rule set.
+"""Reads a configuration: YAML text → a tree of values with their places → the values of words → a rule set.
 
 This package is internal: its names may change in any release.
 """

@@ -1,4 +1,4 @@
-"""What rules are read from: a file, a folder of files, or a mapping given in code; each becomes a tree."""
+"""Reads the sources of rules: a file, a folder of files, or a mapping from code. Each becomes a tree."""
 
 import math
 import os
@@ -9,28 +9,28 @@ from typing import NamedTuple
 from ratelimit_mw.config.tree import DEEPEST, Items, Map, Node, Place, Problems, Scalar, expand, plain
 
 LARGEST = 4 * 1024 * 1024
-"""Bytes in a file. A thousand rules take a quarter of one megabyte."""
+"""The largest size of a file, in bytes. A thousand rules take a quarter of a megabyte."""
 
 SUFFIXES = (".yaml", ".yml")
-"""The files of a folder that are read. Hidden ones are not."""
+"""The suffixes of the files that are read in a folder. Hidden files are skipped."""
 
 Config = str | os.PathLike[str] | Mapping[str, object]
 
 
 class Document(NamedTuple):
-    """What stands in one file of rules, and the name that messages give it; a mapping has none."""
+    """The content of one rules file, and the file's name in messages. The name of a mapping is ""."""
 
     name: str
     content: bytes | Mapping[str, object]
 
 
 def gather(config: Config, problems: Problems) -> list[Document]:
-    """The documents of `config`. What can't be read is added to `problems`."""
+    """Return the documents of `config`. A file that cannot be read is added to `problems`."""
     if isinstance(config, Mapping):
         return [Document("", config)]
     path = os.fspath(config)
     if "://" in path:
-        # Only its scheme is shown: the rest may hold a password.
+        # Only the scheme is shown, because the rest may contain a password.
         scheme = path.partition("://")[0]
         problems.add(Place(), f"rules are not read from a {scheme}:// address", "a file, a folder or redis://")
         return []
@@ -42,7 +42,7 @@ def gather(config: Config, problems: Problems) -> list[Document]:
 
 
 def files_in(path: str) -> list[str] | None:
-    """The files of rules in a folder, in order; None where it is no folder."""
+    """Return the rules files of a folder, sorted by name. None if `path` is not a folder."""
     try:
         with os.scandir(path) as entries:
             names = [entry.name for entry in entries]
@@ -64,14 +64,14 @@ def _read(file: str, problems: Problems) -> Document | None:
 
 
 def parse(document: Document, environ: Mapping[str, str], problems: Problems) -> Node | None:
-    """The tree of a document, or None where there is none to be had; then a problem says why."""
+    """Return the tree of a document. None if it has none; the reason is then added to `problems`."""
     file, content = document
     if isinstance(content, Mapping):
         return convert(content, environ, problems)
     text = _decoded(file, content, problems)
     if text is None:
         return None
-    from ratelimit_mw.config import yaml  # imported late: PyYAML is needed at start only
+    from ratelimit_mw.config import yaml  # imported here because PyYAML is not needed for a mapping
 
     tree = yaml.parse(text, file, environ, problems)
     if tree is None and not problems:
@@ -95,9 +95,9 @@ def _decoded(file: str, content: bytes, problems: Problems) -> str | None:
 
 
 def convert(config: Mapping[str, object], environ: Mapping[str, str], problems: Problems) -> Node:
-    """The tree of `config`. A place has no line here, only its dotted name.
+    """Return the tree of a mapping. Its places have a dotted name, but no line.
 
-    A text that holds `${NAME}` is read as it would be in a file, and typed after that.
+    `${NAME}` in a text is replaced as in a file, and the result is typed as in a file.
     """
     return _Converter(environ, problems).node(config, "", 1)
 
@@ -123,9 +123,9 @@ class _Converter:
             return items
         return self._scalar(value, place)
 
-    def _map(self, given: Mapping[object, object], place: Place, depth: int) -> Map:
+    def _map(self, source: Mapping[object, object], place: Place, depth: int) -> Map:
         mapping = Map(place)
-        for key, value in given.items():
+        for key, value in source.items():
             if not isinstance(key, str):
                 self._problems.add(place, f"a key must be text, not {key!r}")
                 continue
@@ -135,10 +135,10 @@ class _Converter:
 
     def _scalar(self, value: object, place: Place) -> Scalar:
         if isinstance(value, str):
-            text, wrong = expand(value, self._environ)
-            for message in wrong:
+            text, errors = expand(value, self._environ)
+            for message in errors:
                 self._problems.add(place, message)
-            return Scalar(text, text if text == value else plain(text), place, unusable=bool(wrong))
+            return Scalar(text, text if text == value else plain(text), place, unusable=bool(errors))
         if value is None:
             return Scalar("", None, place)
         if isinstance(value, bool):
@@ -146,7 +146,7 @@ class _Converter:
         if isinstance(value, int):
             return Scalar(f"{value:#x}" if abs(value) > 10**30 else str(value), value, place)
         if isinstance(value, float):
-            # A text, so that whatever wants a number refuses what is none.
+            # NaN and infinity become text, so that every reader of numbers rejects them.
             return Scalar(str(value), value if math.isfinite(value) else str(value), place)
         self._problems.add(place, f"must be text, a number, a list or a mapping, not a {type(value).__name__}")
         return Scalar("", None, place, unusable=True)

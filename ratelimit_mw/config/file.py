@@ -1,4 +1,4 @@
-"""The words of a rules file, its JSON Schema, and what the whole file is compiled to."""
+"""The table of a rules file's words, the file's JSON Schema, and the compilation of a file to a rule set."""
 
 from typing import Any
 
@@ -77,18 +77,18 @@ FILE = Section(
 """The words of a file."""
 
 SHARED: tuple[Word[Any], ...] = (STORAGE, CLIENT, RESPONSE, LOAD, DEFER, RELOAD)
-"""Where rules are in several files, these sections stand in one of them only, and hold for all."""
+"""If the rules are in several files, only one of the files may have each of these sections. It applies to all files."""
 
 
 def read_file(tree: Map, problems: Problems) -> Values:
-    """The values of a file. What is wrong is added to `problems`, and the rest is read all the same."""
+    """Return the values of a file. Errors are added to `problems`; the rest of the file is still read."""
     if "rules" not in tree.keys_at and "descriptors" not in tree.keys_at:
         problems.add(tree.place, "the key 'rules' is missing")
     return FILE.read(tree, problems, home_of)
 
 
 def home_of(key: str, section: str) -> str:
-    """The hint for an unknown `key` that is known in another section. `section` is its dotted name."""
+    """Return the hint for a `key` that is unknown in `section` (its dotted name), but known in another section."""
     top = section.partition(".")[0].partition("[")[0]
     homes = {word.key: word.section() for word in (STORAGE, CLIENT, RESPONSE, DEFER)}
     if top == "rules":
@@ -103,9 +103,13 @@ def home_of(key: str, section: str) -> str:
 def compile_file(
     file: Values, problems: Problems, *, source: str | None = None, logged: set[str] | None = None
 ) -> RuleSet:
-    """The rule set of a file. What is wrong is added to `problems`; then the result is of no use.
+    """Return the rule set of a file.
 
-    `source` is where the rules themselves are, if not in the file. `logged` remembers what was logged already.
+    Args:
+        file: The values of the file.
+        problems: Receives the errors. If there is one, the result must not be used.
+        source: The URL of the rules database, if the rules are not in the file itself.
+        logged: The messages that were logged before, and are not logged again.
     """
     domain = file[DOMAIN]
     client, attributes = compile_client(file, domain, problems, logged)
@@ -164,30 +168,30 @@ def _descriptors(file: Values, attributes: Attributes, problems: Problems, warni
 
 
 def _warn_of_absent(file: Values, warnings: Problems) -> None:
-    """Note where a rule needs an attribute that no request brings; `check()` can still be given it."""
+    """Warn about rules that need an attribute that no request has. A call of `check()` can still pass it."""
     client = file[CLIENT]
     for rule in file[RULES]:
         if rule[LIMIT].tiers is not None and client[TIER] is None:
-            message = "goes by tier, but there is no client.tier: every request has the default"
+            message = "depends on the tier, but client.tier is not set: every request has the default"
             warnings.add(rule.place("limit"), message)
         for index, entry in enumerate(rule[BY]):
             if client[USER] is None and "|" not in entry and "user" in attributes_of(entry):
-                message = "counts by user, but there is no client.user: only Django's middleware knows one"
+                message = "counts by user, but client.user is not set: only Django's middleware knows the user"
                 warnings.add(rule.place("by", index), message)
 
 
 def _warn_of_idle_throttles(file: Values, rules: tuple[CompiledRule, ...], warnings: Problems) -> None:
-    """Note where a throttle is less than one request more, and so nothing."""
+    """Warn about throttles that add less than one request to the limit, and so have no effect."""
     for rule, compiled in zip(file[RULES], rules, strict=True):
         if rule[THROTTLE] is not None and not any(widest(quota).spare for quota in compiled.quotas):
-            warnings.add(rule.place("throttle"), "rounded down, this is not one request more")
+            warnings.add(rule.place("throttle"), "has no effect: rounded down, it adds no request to the limit")
 
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON Schema of a rules file."""
+    """Return the JSON Schema of a rules file."""
     sections: dict[str, Any] = {}
     FILE.as_schema(sections)
     file = sections.pop(FILE.title)

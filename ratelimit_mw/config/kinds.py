@@ -1,4 +1,4 @@
-"""Words of the common kinds: flags, numbers, choices, texts, durations and lists, each with its JSON Schema."""
+"""Makes words of the common kinds: flags, numbers, choices, texts, durations and lists, with their JSON Schemas."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
@@ -18,12 +18,12 @@ FILLED: Schema = {**TEXT, "minLength": 1, "pattern": r"\S"}
 
 
 def or_list(of: Schema, *, at_least: int = 1) -> Schema:
-    """The schema of one such value, or of a list of them."""
+    """Return the schema of one value, or of a list of at least `at_least` values."""
     return {"anyOf": [of, {"type": "array", "items": of, "minItems": at_least}]}
 
 
 def flag(key: str, about: str, **options: Any) -> Word[bool]:
-    """A word that is true or false, and false by default."""
+    """Return a word that is true or false. The default is false."""
     return Word(
         key=key,
         read=readers.flag,
@@ -36,20 +36,20 @@ def flag(key: str, about: str, **options: Any) -> Word[bool]:
 
 
 def number(key: str, least: int, most: int, default: int, about: str, **options: Any) -> Word[int]:
-    """A word that is a whole number from `least` to `most`."""
+    """Return a word that is a whole number from `least` to `most`."""
     schema = {"type": "integer", "minimum": least, "maximum": most}
     read = readers.whole_between(least, most)
     return Word(key=key, read=read, default=default, shown_default=default, schema=schema, about=about, **options)
 
 
 def optional_number(key: str, least: int, most: int, about: str, **options: Any) -> Word[int | None]:
-    """A word that is a whole number from `least` to `most`, or is not there."""
+    """Return a word that is a whole number from `least` to `most`, or None if it is not set."""
     schema = {"type": "integer", "minimum": least, "maximum": most}
     return Word(key=key, read=readers.whole_between(least, most), default=None, schema=schema, about=about, **options)
 
 
 def choice(key: str, words: tuple[str, ...], default: T, about: str, **options: Any) -> Word[T]:
-    """A word whose value is one of `words`. A default of None means that there is none of them."""
+    """Return a word whose value is one of `words`. A default of None is the value of a word that is not set."""
     read = cast("Callable[[Node], T]", readers.one_of(*words))
     schema = {"enum": list(words)}
     return Word(key=key, read=read, default=default, shown_default=default, schema=schema, about=about, **options)
@@ -58,21 +58,21 @@ def choice(key: str, words: tuple[str, ...], default: T, about: str, **options: 
 def text(
     key: str, about: str, default: str = "", read: Callable[[Node], str] = readers.text, **options: Any
 ) -> Word[str]:
-    """A word that is text."""
+    """Return a word that is text."""
     return Word(key=key, read=read, default=default, shown_default=default, schema=TEXT, about=about, **options)
 
 
 def optional_text(
     key: str, about: str, read: Callable[[Node], str | None] = readers.optional_text, **options: Any
 ) -> Word[str | None]:
-    """A word that is text, or None where it is empty or not there."""
+    """Return a word that is text, or None if it is empty or not set."""
     return Word(key=key, read=read, default=None, schema=TEXT, about=about, **options)
 
 
 def duration(
     key: str, least: str, most: str, default: str, about: str, *, example: str = "", **options: Any
 ) -> Word[int]:
-    """A word that is a duration, in microseconds."""
+    """Return a word that is a duration, in microseconds. `least`, `most` and `default` are written as in a file."""
     read = cast("Callable[[Node], int]", readers.duration(least, most, example=example))
     return Word(
         key=key,
@@ -95,7 +95,7 @@ def several(
     default: tuple[T, ...] = (),
     **options: Any,
 ) -> Word[tuple[T, ...]]:
-    """A word that is one value, or a list of them; `of` is the schema of one. `empty` admits an empty list."""
+    """Return a word that is one value or a list. `of` is the schema of one value; `empty` allows an empty list."""
     return Word(
         key=key,
         read=readers.each(read, empty=empty),

@@ -1,4 +1,4 @@
-"""Rules that would load and yet do nothing, or not what they seem to: found by comparing them, for `check`."""
+"""Warnings about rules that load but have no effect. `ratelimit-mw check` finds them by comparing rules."""
 
 import re
 from collections.abc import Iterator
@@ -27,9 +27,10 @@ from ratelimit_mw.units import spell_period
 
 
 def never_full(quota: Quota, stricter: Quota) -> bool:
-    """True where `quota` admits all that `stricter` admits. Every charge to the one is a charge to the other, and more.
+    """Return True if `quota` can never deny a request that `stricter` admits. Return False if that is not certain.
 
-    False where that is not certain. How much an algorithm counts and admits is described with the algorithm.
+    All requests that are charged to `quota` must also be charged to `stricter`. `Algorithm.admits` and
+    `Algorithm.never_denies` say how much each algorithm admits.
     """
     own, other = ALGORITHMS[quota.algorithm], ALGORITHMS[stricter.algorithm]
     if own.never_denies is None or other.admits is None:
@@ -45,7 +46,7 @@ def never_full(quota: Quota, stricter: Quota) -> bool:
 
 
 def covers(wider: Matching, narrower: Matching) -> bool:
-    """True where every request that `narrower` matches is one that `wider` matches."""
+    """Return True if `wider` matches every request that `narrower` matches."""
     return (
         _within(narrower.methods, wider.methods)
         and _networks(wider.networks, narrower.networks)
@@ -76,12 +77,12 @@ def _holds(wider: Network, narrower: Network) -> bool:
 def _paths(wider: tuple[Template, ...], narrower: tuple[Template, ...]) -> bool:
     if not wider:
         return True
-    held = _forms(wider)
-    return bool(narrower) and all(any(_template(own, other) for own in held) for other in _forms(narrower))
+    forms = _forms(wider)
+    return bool(narrower) and all(any(_template(own, other) for own in forms) for other in _forms(narrower))
 
 
 def _forms(templates: tuple[Template, ...]) -> list[Template]:
-    """The templates, and those without a slash at the end that they match as well: a path is tried cleaned, too."""
+    """Return the templates and their cleaned forms, because the cleaned form of a path is matched too."""
     return list(dict.fromkeys([*templates, *(each.cleaned for each in templates)]))
 
 
@@ -95,7 +96,7 @@ def _template(wider: Template, narrower: Template) -> bool:
         )
     if wider.tail == narrower.tail and len(head) == len(narrower.segments):
         return all(map(_segment, head, narrower.segments))
-    # What is left may be anything: all paths that go on behind the head, and for a folder those that end with it too.
+    # The tail matches anything: all paths that continue after the head. A folder also matches the head itself.
     folder = wider.tail.folder
     anything = folder or (not wider.tail.before and not wider.tail.after and not wider.tail.segments)
     known = len(narrower.segments) + (narrower.tail is not None and not narrower.tail.folder)
@@ -119,7 +120,7 @@ _ESCAPED = re.compile("%[0-9A-Fa-f]{2}")
 
 
 def lint(file: Values, rules: RuleSet) -> Problems:
-    """Warnings of the rules of a file that is otherwise right."""
+    """Return the warnings about the rules of a file that has no errors."""
     return _Lint(file, rules).warnings
 
 
@@ -146,7 +147,7 @@ class _Lint:
                 self._attributes(rule, section)
                 self._paths(rule)
                 if section[LIMIT].all() and not section[COST].fixed:
-                    self._warn(rule, "cost", "a cost of 0 charges nothing, so this rule never fills")
+                    self._warn(rule, "cost", "a cost of 0 charges nothing, so the limit is never reached")
                 elif section[LIMIT].tiers is None and rule.rank in self._judged:
                     self._limits(rule, section)
                 if section[SHADOW] and section[REPLACES]:
@@ -159,7 +160,7 @@ class _Lint:
         return f"'{self._sections[rank][NAME]}'{_line(self._sections[rank].place('name'))}"
 
     def _applies(self, rule: CompiledRule, section: Values) -> bool:
-        """Warn where the rule as a whole has no effect."""
+        """Return True if the rule has an effect. Otherwise warn."""
         for n, exempt in enumerate(self._rules.exempt):
             if covers(exempt, rule.match):
                 line = _line(self._file[EXEMPT][n].node.place)
@@ -171,24 +172,24 @@ class _Lint:
                 self._warn(rule, "name", f"has no effect: {replacer} replaces it wherever it matches")
                 return False
         if not section[LIMIT].all() and not rule.replaces and section[PRIORITY] is None:
-            self._warn(rule, "limit", "has no effect: it limits nothing, and replaces no other rule")
+            self._warn(rule, "limit", "has no effect: the rule has no limit and replaces no other rule")
             return False
         return True
 
     def _attributes(self, rule: CompiledRule, section: Values) -> None:
-        """Warn of what no request brings."""
+        """Warn about attributes that no request has."""
         client = self._file[CLIENT]
         absent = {word.key for word in (USER, TIER) if client[word] is None}
         for name in sorted(absent & {each.name for each in rule.match.exact}):
             self.warnings.add(
                 self._sections[rule.rank].place("match", name),
-                f"matches no request, for none has a {name}: there is no client.{name}",
+                f"matches no request: no request has a {name}, because client.{name} is not set",
             )
         for index, entry in enumerate(section[BY]):
             lost = [part for part in attributes_of(entry) if part == "tier" and part in absent]
             lost += [part for part in attributes_of(entry) if part.startswith("path:") and not rule.match.templates]
             if lost and "|" not in entry:
-                why = "there is no client.tier" if lost[0] == "tier" else "only a rule with match.path has parameters"
+                why = "client.tier is not set" if lost[0] == "tier" else "only a rule with match.path has parameters"
                 place = self._sections[rule.rank].place("by", index)
                 self.warnings.add(place, f"counts by {lost[0]}, but {why}: no request is counted")
 
@@ -199,24 +200,24 @@ class _Lint:
                 decoded = unquote(template.text)
                 self.warnings.add(
                     place,
-                    "a path is matched decoded, so this one is hardly ever met",
+                    "hardly ever matches, because paths are decoded before they are matched",
                     f"write {decoded}" if decoded.isprintable() else "",
                 )
 
     def _limits(self, rule: CompiledRule, section: Values) -> None:
-        """Warn of limits that never deny, because a stricter one always does first."""
+        """Warn about limits that never deny, because a stricter limit always denies first."""
         for index, (_, quota) in enumerate(rule.counters):
             found = next(self._stricter(rule, index), None)
             if found is not None:
                 other, stricter = found
-                whose = " beside it" if other is rule else f" of {self._named(other.rank)}"
+                whose = " of the same rule" if other is rule else f" of {self._named(other.rank)}"
                 self.warnings.add(
                     section[LIMIT].default[index].place,
-                    f"{_spelled(quota)} can never deny: {_spelled(stricter)}{whose} always does so first",
+                    f"{_spelled(quota)} can never deny: {_spelled(stricter)}{whose} always denies first",
                 )
 
     def _stricter(self, rule: CompiledRule, index: int) -> Iterator[tuple[CompiledRule, Quota]]:
-        """The limits that leave this one nothing to deny. Of two that are alike it is the first."""
+        """Yield the limits that always deny before this one. Of two equal limits, the first is the stricter."""
         quota = rule.counters[index][1]
         for other in self._strict:
             for place, (_, stricter) in enumerate(other.counters):
@@ -234,7 +235,7 @@ class _Lint:
 
 
 def _counts_all_of(wider: CompiledRule, rule: CompiledRule) -> bool:
-    """True where all that is charged to `rule` is charged to `wider`, on a counter of as many clients or more."""
+    """Return True if all charges to a counter of `rule` are also charged to one counter of `wider`."""
     return (
         rule.cost <= wider.cost
         and covers(wider.match, rule.match)
@@ -243,18 +244,21 @@ def _counts_all_of(wider: CompiledRule, rule: CompiledRule) -> bool:
 
 
 def _wider(ours: str, theirs: str, wider: CompiledRule, rule: CompiledRule) -> bool:
-    """True where an identity of `ours`, an entry of `wider`'s, is shared by all that share one of `theirs`."""
+    """Return True if all requests with the same identity by `theirs` also have the same identity by `ours`.
+
+    `ours` is an entry of `wider.by`, and `theirs` an entry of `rule.by`.
+    """
     own, other = ({canonical_name(part) for part in attributes_of(entry)} for entry in (ours, theirs))
     by_template = any(name == "route" or name.startswith("path:") for name in own)
     if by_template and wider.match.templates != rule.match.templates:
-        return False  # the same words mean something else there
+        return False  # `route` and `path:N` depend on the templates of the rule
     if "|" in ours or "|" in theirs:
         return ours == theirs
     return own == {"global"} or own <= other
 
 
 def _identified(replacing: CompiledRule, rule: CompiledRule) -> bool:
-    """True where `replacing` has a counter whenever `rule` has one."""
+    """Return True if `replacing` has a counter whenever `rule` has one."""
     return any(choice.strip() in _ALWAYS_THERE for entry in replacing.by for choice in entry.split("|")) or all(
         any(_wider(ours, theirs, replacing, rule) for ours in replacing.by) for theirs in rule.by
     )

@@ -1,4 +1,4 @@
-"""From a configuration to rules, or to everything that is wrong with it."""
+"""Loads a configuration: returns the compiled rules, or raises with every problem that was found."""
 
 import logging
 import os
@@ -23,9 +23,14 @@ _KEYS_BESIDE_A_SOURCE = ("domain", *(word.key for word in SHARED), "rules")
 
 
 def load_rules(config: Config, *, environ: Mapping[str, str] = os.environ) -> Rules:
-    """The compiled rules of a YAML file, of a folder of files, or of a mapping of the same shape.
+    """Return the compiled rules of a YAML file, of a folder of files, or of a mapping of the same shape.
 
-    Raises ConfigurationError with every problem found, in the order of the file. `${NAME}` is read from `environ`.
+    Args:
+        config: A path, or a mapping.
+        environ: The environment that `${NAME}` is read from.
+
+    Raises:
+        ConfigurationError: The configuration has errors. It carries every problem found, in the order of the file.
     """
     return _rules_or_raise(examine(config, environ=environ, thorough=False))
 
@@ -37,14 +42,14 @@ def load_documents(
     frame: Document | None = None,
     logged: set[str] | None = None,
 ) -> Rules:
-    """As `load_rules`, of documents that have been read already. See `compose`."""
+    """Return the compiled rules of documents that have been read already. See `load_rules` and `compose`."""
     return _rules_or_raise(compose(documents, environ, frame=frame, logged=logged), logged)
 
 
 def examine(config: Config, *, environ: Mapping[str, str] = os.environ, thorough: bool = True) -> Examined:
-    """The rules of a configuration, with every problem and every warning, in the order of the file.
+    """Return the rules of a configuration, with every problem and every warning, in the order of the file.
 
-    `thorough` also compares the rules with each other, to find those that can have no effect.
+    `thorough` also compares the rules with each other, to find rules that have no effect.
     """
     problems = Problems()
     documents = gather(config, problems)
@@ -62,7 +67,7 @@ def _rules_or_raise(examined: Examined, logged: set[str] | None = None) -> Rules
 
 
 def _log(warnings: Sequence[Problem], logged: set[str] | None) -> None:
-    """Log warnings, but for those that were logged before."""
+    """Log the warnings that were not logged before."""
     for warning in warnings:
         if logged is None or warning.message not in logged:
             logger.warning("%s", warning)
@@ -71,7 +76,7 @@ def _log(warnings: Sequence[Problem], logged: set[str] | None) -> None:
 
 
 class _Part:
-    """One document on its way to rules. `source` is where `rules: {source: …}` says that they are."""
+    """One document while it is compiled. `source` is the URL in `rules: {source: …}`."""
 
     def __init__(self, document: Document, environ: Mapping[str, str]) -> None:
         self.name = document.name or "the mapping"
@@ -79,7 +84,7 @@ class _Part:
         self.source: str | None = None
         tree = parse(document, environ, self.problems)
         if tree is not None and not isinstance(tree, Map):
-            self.problems.add(tree.place, f"a rules file is a mapping, with domain and rules, not {kind(tree)}")
+            self.problems.add(tree.place, f"a rules file must be a mapping with domain and rules, not {kind(tree)}")
         self.tree = tree if isinstance(tree, Map) else None
         self.file = FILE.values()
         if self.tree is not None:
@@ -97,7 +102,7 @@ class _Part:
         self.file = self.file.having(word, file[word])
 
     def release(self) -> None:
-        """Release the tree step by step: freeing it at once would pause the process for milliseconds."""
+        """Free the tree step by step, because freeing it at once would pause the process for milliseconds."""
         for node in self.tree.values() if self.tree is not None else ():
             while isinstance(node, Items) and node:
                 node.pop()
@@ -112,11 +117,15 @@ def compose(
     frame: Document | None = None,
     logged: set[str] | None = None,
 ) -> Examined:
-    """The rules of `documents`, and everything that is wrong with them.
+    """Return the rules of `documents`, with every problem and every warning.
 
-    `frame` is a document whose `rules: {source: …}` named these: what it says of storage, client and response
-    holds for them. `thorough` also compares the rules with each other. `logged` remembers across several
-    configurations what is to be logged once.
+    Args:
+        documents: The files of a folder, or one file, or one mapping.
+        environ: The environment that `${NAME}` is read from.
+        thorough: Also compare the rules with each other.
+        frame: The document whose `rules: {source: …}` refers to `documents`. Its shared sections (storage, client,
+            response …) apply to them.
+        logged: The messages that were logged before, and are not logged again.
     """
     parts = [_Part(document, environ) for document in documents]
     around = _Part(frame, environ) if frame else None
@@ -154,19 +163,19 @@ def _idle_shedding(parts: Sequence[_Part], rules: Rules) -> list[Problem]:
 
 
 def _share(parts: Sequence[_Part]) -> None:
-    """Let what one file says of a shared section hold for all of them."""
+    """Apply a shared section of one file to all files."""
     for word in SHARED:
         holders = [part for part in parts if part.has(word.key)]
         for other in holders[1:]:
-            hint = "it stands in one file only"
-            other.add_problem(word.key, f"{quoted(word.key)} stands in {holders[0].name} already", hint)
+            hint = "only one file may have this section"
+            other.add_problem(word.key, f"{quoted(word.key)} is already in {holders[0].name}", hint)
         if holders and not (word is CLIENT and _client_is_wrong(holders[0])):
             for part in parts:
                 part.use(word, holders[0].file)
 
 
 def _client_is_wrong(part: _Part) -> bool:
-    """True where a client is wrong in a way that would be said again of each file that it holds for."""
+    """Return True if the section `client` has an error that would be reported again for each file."""
     found = Problems()
     compile_client(part.file, part.file[DOMAIN], found)
     return bool(found)
@@ -177,12 +186,12 @@ def _compare_domains(parts: Sequence[_Part], frame: _Part | None) -> None:
     for part in parts:
         domain = part.file[DOMAIN]
         if domain and domain in first:
-            part.add_problem("domain", f"the domain {quoted(domain)} is that of {first[domain].name} already")
+            part.add_problem("domain", f"{first[domain].name} already has the domain {quoted(domain)}")
         first.setdefault(domain, part)
     wanted = frame.file[DOMAIN] if frame else ""
     if frame and wanted and wanted not in first:
-        message = f"the source has no rules of the domain {quoted(wanted)}"
-        frame.add_problem("domain", message, f"it has {', '.join(map(quoted, first))}")
+        message = f"the source has no rules for the domain {quoted(wanted)}"
+        frame.add_problem("domain", message, f"it has rules for {', '.join(map(quoted, first))}")
 
 
 def _compare_attributes(parts: Sequence[_Part]) -> None:
@@ -191,11 +200,11 @@ def _compare_attributes(parts: Sequence[_Part]) -> None:
         for name, source in part.file[ATTRIBUTES].items():
             other, holder = first.setdefault(name, (source, part))
             if other != source:
-                message = f"{quoted(name)} is {quoted(other)} in {holder.name}, here {quoted(source)}"
+                message = f"{quoted(name)} is {quoted(other)} in {holder.name}, but {quoted(source)} here"
                 part.add_problem("attributes", message)
 
 
 def _refuse_sources(parts: Sequence[_Part], *, alone: bool) -> None:
     for part in parts:
         if part.source is not None and not alone:
-            part.add_problem("rules", "rules that have a source stand alone, in one file that nobody refers to")
+            part.add_problem("rules", "'source' is only allowed if the configuration is a single file or mapping")

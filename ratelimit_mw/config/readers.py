@@ -1,4 +1,4 @@
-"""Readers of single values: from a node of the tree to what a word holds. Each raises `Invalid`."""
+"""Readers of single values. A reader returns the value of a node of the tree, or raises `Invalid`."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -15,19 +15,19 @@ from ratelimit_mw.units import parse_duration
 T = TypeVar("T")
 
 LONGEST_NAME = 100
-"""Characters in the name of a domain or a rule."""
+"""The most characters in the name of a domain or a rule."""
 
 TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-"""A header's name, or a method's (RFC 9110)."""
+"""The name of a header or a method: a token of RFC 9110, section 5.6.2."""
 
 PLACEHOLDER = re.compile(r"\{([A-Za-z_-]+)\}")
-"""A placeholder of a message, as {limit}."""
+"""A placeholder in a message, such as {limit}."""
 
 _DIGITS = re.compile("[0-9]{1,10}")
 
 
 def text(node: Node) -> str:
-    """Any text. A scalar that YAML would type otherwise is the text that was written."""
+    """Read any text. A number or a flag is read as the text that was written."""
     if not isinstance(node, Scalar):
         raise Invalid.at(None, f"must be text, not {kind(node)}")
     if node.value is None and node.text:
@@ -36,7 +36,7 @@ def text(node: Node) -> str:
 
 
 def filled(node: Node) -> str:
-    """Text that a request is compared with. No attribute is ever empty or blank, so such a text would match none."""
+    """Read text that an attribute is compared with. It must not be blank, because no attribute is ever blank."""
     found = text(node)
     if not found.strip():
         hint = "write the value, or leave the key out to match every value"
@@ -45,34 +45,34 @@ def filled(node: Node) -> str:
 
 
 def optional_text(node: Node) -> str | None:
-    """Text, or None where it is empty."""
+    """Read text. Empty text is None."""
     return text(node) or None
 
 
 def name(node: Node) -> str:
-    """The name of a domain or a rule: it goes into keys, logs and bodies."""
+    """Read the name of a domain or a rule. It appears in keys, logs and response bodies, so it must be printable."""
     found = text(node)
     if not found.strip():
         raise Invalid.at(None, "must not be empty")
     if not found.isprintable():
-        raise Invalid.at(None, f"{quoted(found)} holds a character that can't be printed")
+        raise Invalid.at(None, f"{quoted(found)} contains a character that can't be printed")
     if len(found) > LONGEST_NAME:
         raise Invalid.at(None, f"longer than {LONGEST_NAME} characters")
     return found
 
 
 def whole(node: Node) -> int:
-    """A whole number."""
+    """Read a whole number."""
     if isinstance(node, Scalar) and isinstance(node.value, int) and not isinstance(node.value, bool):
         return node.value
     hint = ""
     if isinstance(node, Scalar) and _DIGITS.fullmatch(node.text):
-        hint = f"write {int(node.text)}, with neither quotes nor zeros before it"
+        hint = f"write {int(node.text)}, without quotes and leading zeros"
     raise Invalid.at(None, f"must be a whole number, not {kind(node)}", hint)
 
 
 def whole_between(least: int, most: int) -> Callable[[Node], int]:
-    """A reader of whole numbers from `least` to `most`."""
+    """Return a reader of whole numbers from `least` to `most`."""
 
     def read(node: Node) -> int:
         found = whole(node)
@@ -86,7 +86,7 @@ def whole_between(least: int, most: int) -> Callable[[Node], int]:
 
 
 def flag(node: Node) -> bool:
-    """True or false."""
+    """Read true or false."""
     if isinstance(node, Scalar) and isinstance(node.value, bool):
         return node.value
     meant = {"yes": "true", "on": "true", "no": "false", "off": "false"}
@@ -95,7 +95,7 @@ def flag(node: Node) -> bool:
 
 
 def share(node: Node) -> float:
-    """A load, above 0 and at most 1."""
+    """Read a load: a number above 0 and at most 1."""
     value = node.value if isinstance(node, Scalar) else None
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise Invalid.at(node.place, f"must be a load from 0 to 1, not {kind(node)}", "as 0.7")
@@ -105,7 +105,7 @@ def share(node: Node) -> float:
 
 
 def one_of(*words: str, other_names: Mapping[str, str] | None = None) -> Callable[[Node], str]:
-    """A reader of one of these words. `other_names`: see `hints.near`."""
+    """Return a reader of one of these words. For `other_names` see `errors.near`."""
 
     def read(node: Node) -> str:
         word = text(node)
@@ -119,14 +119,14 @@ def one_of(*words: str, other_names: Mapping[str, str] | None = None) -> Callabl
 
 
 def each(read: Callable[[Node], T], *, empty: bool = False) -> Callable[[Node], tuple[T, ...]]:
-    """A reader of one such value or a list of them, which reports every bad one. `empty` admits an empty list."""
+    """Return a reader of one value or a list of values. It reports every bad one. `empty` allows an empty list."""
 
     def several(node: Node) -> tuple[T, ...]:
         if not isinstance(node, Items):
             return (read(node),)
         invalid = Invalid()
         if not node and not empty:
-            invalid.add(None, "an empty list")
+            invalid.add(None, "the list must not be empty")
         found: list[T] = []
         for item in node:
             with invalid.gathering(item.place):
@@ -138,7 +138,7 @@ def each(read: Callable[[Node], T], *, empty: bool = False) -> Callable[[Node], 
 
 
 def duration(least: str, most: str, *, off: bool = False, example: str = "") -> Callable[[Node], int | None]:
-    """A reader of durations in microseconds. With `off`, the word `off` is read as None."""
+    """Return a reader of durations, in microseconds. With `off`, the word `off` is read as None."""
     shortest, longest = parse_duration(least), parse_duration(most)
     or_off = ", or off" if off else ""
 
@@ -158,17 +158,17 @@ def duration(least: str, most: str, *, off: bool = False, example: str = "") -> 
 
 
 def moment(node: Node) -> int:
-    """A day or a time as ISO 8601 writes it, UTC if it has no offset; in microseconds since the epoch."""
+    """Read a date or a time in ISO 8601, as microseconds since the epoch. Without an offset it is UTC."""
     try:
         found = datetime.fromisoformat(text(node))
     except ValueError:
         hint = "as 2026-12-31 or 2026-12-31T18:00:00Z"
-        raise Invalid.at(None, f"{quoted(text(node))} is not a time of ISO 8601", hint) from None
+        raise Invalid.at(None, f"{quoted(text(node))} is not a time in ISO 8601", hint) from None
     return round((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp() * 1_000_000)
 
 
 def network(node: Node) -> Network:
-    """An address or a network in CIDR form. One of IPv4 mapped into IPv6 is that of IPv4."""
+    """Read an address or a network in CIDR notation. An IPv4-mapped IPv6 network is read as the IPv4 network."""
     written = text(node)
     try:
         found = ip_network(written)
@@ -184,12 +184,12 @@ def _not_a_network(written: str) -> Invalid:
     except ValueError:
         hint = "as 10.0.0.0/8, 2001:db8::/32 or 192.0.2.1"
         return Invalid.at(None, f"{quoted(written)} is neither an address nor a network", hint)
-    return Invalid.at(None, f"{quoted(written)} has bits set behind its prefix", f"did you mean '{meant}'?")
+    return Invalid.at(None, f"{quoted(written)} has host bits set", f"did you mean '{meant}'?")
 
 
 def header_name(node: Node) -> str:
-    """A header's name."""
+    """Read the name of a header."""
     word = text(node)
     if not TOKEN.fullmatch(word):
-        raise Invalid.at(None, f"{quoted(word)} is no name of a header", "as X-Forwarded-For")
+        raise Invalid.at(None, f"{quoted(word)} is not a header name", "as X-Forwarded-For")
     return word

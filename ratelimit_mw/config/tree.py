@@ -1,4 +1,4 @@
-"""A configuration as it was written: values with their places, what a scalar means, and the problems found."""
+"""The tree of a configuration: values with their places, the typing of scalars, and the collection of problems."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -27,7 +27,7 @@ _WORDS: dict[str, bool | None] = {
 
 
 def plain(text: str) -> str | int | float | bool | None:
-    """The value of an unquoted scalar."""
+    """Return the value of an unquoted scalar. YAML 1.1's `yes`, `010`, `1:30` and `1e3` stay text."""
     if text in _WORDS:
         return _WORDS[text]
     if _WHOLE.fullmatch(text):
@@ -38,38 +38,45 @@ def plain(text: str) -> str | int | float | bool | None:
 
 
 def expand(text: str, environ: Mapping[str, str]) -> tuple[str, list[str]]:
-    """`text` with its references read from `environ`, and what is wrong with those that can't be.
+    """Replace the references `${NAME}` and `${NAME:-default}` in `text`.
 
-    As in a shell, a default also stands in for a variable that is set and empty. `$${NAME}` is the
-    text `${NAME}`. What a variable holds is never read again: not for references, not as YAML.
+    As in a shell, the default is also used if the variable is set and empty. `$${NAME}` is the text `${NAME}`.
+    The value of a variable is not scanned for references.
+
+    Returns:
+        The text, and a message for each reference that cannot be replaced.
     """
     if "${" not in text:
         return text, []
-    wrong: list[str] = []
+    errors: list[str] = []
 
     def value(reference: re.Match[str]) -> str:
         if reference[0].startswith("$$"):
             return reference[0][1:]
         name, default = reference["name"], reference["default"]
         if name is None or "${" in (default or ""):
-            wrong.append("a reference to the environment is ${NAME} or ${NAME:-default}, and can't hold another")
+            errors.append("a reference to the environment must be ${NAME} or ${NAME:-default}; they can't be nested")
             return reference[0]
         if default is not None:
             return environ.get(name) or default
         if name not in environ:
-            wrong.append(f"the environment variable {name} is not set")
+            errors.append(f"the environment variable {name} is not set")
             return reference[0]
         return environ[name]
 
-    return _REFERENCE.sub(value, text), wrong
+    return _REFERENCE.sub(value, text), errors
 
 
 DEEPEST = 50
-"""Levels of nesting that are read. A rules file has eight."""
+"""The most levels of nesting. A rules file needs eight."""
 
 
 class Place(NamedTuple):
-    """Where something stands. `order` is its rank in the document, `path` its dotted name, as `rules[2].limit`."""
+    """The place of a value or a key.
+
+    `order` is its rank in the document, and `path` its dotted name, such as `rules[2].limit`. Lines and columns count
+    from 1; 0 is unknown.
+    """
 
     order: int = 0
     file: str = ""
@@ -80,9 +87,10 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Scalar:
-    """One value: what it was typed as, and the text that it was written as (after `${NAME}`).
+    """A single value: its `text` as it was written, with references replaced, and the typed `value`.
 
-    `unusable` where that reference could not be resolved, or it is none of these: a problem already noted.
+    A scalar is `unusable` if a reference could not be replaced, or if its type is not supported. The problem has then
+    been reported.
     """
 
     text: str
@@ -92,22 +100,22 @@ class Scalar:
 
 
 class Items(list["Node"]):
-    """A list, and where it begins."""
+    """A list, and the place where it begins."""
 
     def __init__(self, place: Place) -> None:
         super().__init__()
         self.place = place
 
     def put(self, node: "Node") -> None:
-        """Add an item."""
+        """Add an item, unless it is unusable."""
         if not (isinstance(node, Scalar) and node.unusable):
             self.append(node)
 
 
 class Map(dict[str, "Node"]):
-    """A mapping, where it begins, and where each of its keys stands.
+    """A mapping, the place where it begins, and the places of its keys.
 
-    `dropped` names the keys whose values could not be used and so are no longer here.
+    `dropped` holds the keys whose values are unusable and were left out.
     """
 
     def __init__(self, place: Place) -> None:
@@ -117,7 +125,7 @@ class Map(dict[str, "Node"]):
         self.dropped: set[str] = set()
 
     def put(self, key: str, place: Place, node: "Node") -> None:
-        """Add a value, whose key stands at `place`."""
+        """Add a value, unless it is unusable. `place` is the place of its key."""
         self.keys_at[key] = place
         if isinstance(node, Scalar) and node.unusable:
             self.dropped.add(key)
@@ -128,11 +136,11 @@ class Map(dict[str, "Node"]):
 Node = Scalar | Items | Map
 
 Location = tuple[str | int, ...]
-"""The keys and indices that lead to a node."""
+"""The keys and indices that lead from the root to a node."""
 
 
 def node_at(tree: Node, location: Location) -> Node:
-    """The node at a location, or the innermost one that is left around it."""
+    """Return the node at a location, or the innermost existing node around it."""
     for step in location:
         if isinstance(tree, Map):
             tree = tree.get(str(step), tree)
@@ -147,13 +155,13 @@ def place_of(node: Node, *steps: str | int) -> Place:
 
 
 class Problems:
-    """Gathers what is wrong, so that everything can be said at once."""
+    """Collects problems, so that all of them are reported at once."""
 
     def __init__(self) -> None:
         self._found: list[tuple[int, Problem]] = []
 
     def add(self, place: Place, message: str, hint: str = "") -> None:
-        """Note a problem at `place`."""
+        """Add a problem at `place`. The message begins with the dotted name of the place."""
         text = f"{place.path}: {message}" if place.path else message
         self._found.append((place.order, Problem(text, place.file, place.line, place.column, hint)))
 
@@ -161,17 +169,17 @@ class Problems:
         return bool(self._found)
 
     def add_all(self, faults: "Invalid", place: Place) -> None:
-        """Note every fault of a value that stands at `place`."""
+        """Add every fault of a value. `place` is used for faults without a place of their own."""
         for fault in faults.faults:
             self.add(fault.place or place, fault.message, fault.hint)
 
     def in_order(self) -> tuple[Problem, ...]:
-        """Every problem, in the order of the document."""
+        """Return the problems in the order of the document."""
         return tuple(problem for _, problem in sorted(self._found, key=lambda found: found[0]))
 
 
 class Fault(NamedTuple):
-    """One thing that is wrong in a value. `place` is None where it is the value as a whole."""
+    """One error in a value. `place` is None if the error concerns the value as a whole."""
 
     place: Place | None
     message: str
@@ -179,7 +187,7 @@ class Fault(NamedTuple):
 
 
 class Invalid(ValueError):
-    """A value that can't be used. `faults` says why, each with its own place."""
+    """A value that cannot be used. `faults` holds the reasons, each with its place."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -190,31 +198,31 @@ class Invalid(ValueError):
 
     @classmethod
     def at(cls, place: Place | None, message: str, hint: str = "") -> Self:
-        """A single fault, ready to be raised."""
+        """Return an exception with a single fault."""
         invalid = cls()
         invalid.add(place, message, hint)
         return invalid
 
     def add(self, place: Place | None, message: str, hint: str = "") -> None:
-        """Note a fault."""
+        """Add a fault."""
         self.faults.append(Fault(place, message, hint))
 
     @contextmanager
     def gathering(self, place: Place | None = None) -> Iterator[None]:
-        """Take over the faults of an `Invalid` that is raised inside; `place` is that of faults without one."""
+        """Catch an `Invalid` and add its faults. `place` is used for faults without a place of their own."""
         try:
             yield
         except Invalid as other:
             self.faults.extend(fault._replace(place=fault.place or place) for fault in other.faults)
 
     def finish(self) -> None:
-        """Raise, if there is a fault."""
+        """Raise this exception if it has a fault."""
         if self.faults:
             raise self
 
 
 def kind(node: Node) -> str:
-    """What a node is, in words, for "must be a list, not …"."""
+    """Describe a node for messages such as "must be a list, not …"."""
     if isinstance(node, Map):
         return "a mapping"
     if isinstance(node, Items):

@@ -1,8 +1,8 @@
-"""Words: the keys of a rules file. Each is described once, and everything else is derived from the description.
+"""Words: the keys of a rules file. Each word is described once; everything else is derived from the description.
 
-A `Word` says how its value is read, its default, its JSON Schema, what it cannot be combined with, and what it makes
-of a rule. A `Section` is a table of words: it reads a mapping of the file to `Values`, and reports everything that is
-wrong in it. Words that take a section, or a list of sections, are `SectionWord` and `SectionsWord`.
+A `Word` defines how its value is read, its default, its JSON Schema, what it cannot be combined with, and how it
+changes a rule. A `Section` is a table of words: it reads a mapping of the file to `Values` and reports every error.
+A word whose value is a section or a list of sections is a `SectionWord` or a `SectionsWord`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,19 +24,22 @@ Schema = Mapping[str, Any]
 """A JSON Schema, or a part of one."""
 
 HomeOf = Callable[[str, str], str]
-"""(an unknown key, the dotted name of the section that it stands in) → the hint that names its right place, or ""."""
+"""(unknown key, dotted name of its section) → a hint that names the section to which the key belongs, or ""."""
 
 
 def no_home(_key: str, _section: str) -> str:
-    """No hint: the key is not looked for elsewhere."""
+    """Return no hint."""
     return ""
 
 
 class Values:
-    """The values of one section, by word; a word that is not written has its default.
+    """The values of one section, by word. A word that is not set has its default.
 
-    `dropped` has the keys whose values can't be used: the problem has been noted, and further checks must not report
-    what follows from it. An entry of a list that is no section at all has dropped the key "".
+    Attributes:
+        node: The mapping that the values were read from.
+        dropped: The keys whose values cannot be used. The problem has been reported; further checks must not report
+            errors that follow from it. A list item that is not a mapping has dropped the key "".
+        extra: The nodes of keys that are not words, if the section has `open_keys`.
     """
 
     __slots__ = ("_found", "dropped", "extra", "node")
@@ -57,37 +60,40 @@ class Values:
         return cast("T", self._found.get(word.key, word.default))
 
     def __contains__(self, word: object) -> bool:
-        """True where the file has the word, with a value that can be used."""
+        """Return True if the word is set to a value that can be used."""
         return isinstance(word, Word) and word.key in self._found
 
     def __iter__(self) -> Iterator[str]:
-        """The keys that are written and can be used."""
+        """Yield the keys that are set to values that can be used."""
         return iter(self._found)
 
     def __len__(self) -> int:
         return len(self._found) + len(self.extra)
 
     def place(self, *steps: str | int) -> Place:
-        """Where the value at the end of `steps` stands, or the innermost one around it that can be used."""
+        """Return the place of the value at the end of `steps`, or of the innermost usable value around it."""
         if steps and steps[0] in self.dropped:
             return self.node.place
         return node_at(self.node, steps).place
 
     def key_place(self, key: str) -> Place:
-        """Where a key itself stands."""
+        """Return the place of a key itself."""
         return self.node.keys_at[key] if isinstance(self.node, Map) and key in self.node.keys_at else self.node.place
 
     def states(self, key: str) -> bool:
-        """True where the section itself has the key, usable or not. An override's stand-in has none."""
+        """Return True if the section itself has the key, usable or not.
+
+        It is False for the values that an override puts in place of the rule's own, see `having`.
+        """
         return isinstance(self.node, Map) and key in self.node.keys_at
 
     def detached(self) -> "Values":
-        """The same values without the tree that they were read from, to be kept for long."""
+        """Return the same values without the tree that they were read from, which would take memory."""
         found = {key: value.detached() if isinstance(value, Values) else value for key, value in self._found.items()}
         return Values(Map(Place()), found)
 
     def having(self, word: "Word[T]", value: T, node: Node | None = None) -> "Values":
-        """The same values with another one for `word`; `node` replaces the place that problems are reported at."""
+        """Return the same values with another value of `word`. With `node`, problems are reported at its place."""
         found = {**self._found, word.key: value}
         return Values(self.node if node is None else node, found, self.dropped, self.extra)
 
@@ -96,13 +102,19 @@ class Values:
 class Word(Generic[T_co]):
     """One key of a rules file.
 
-    `read` takes the node of its value and raises `Invalid`. `schema` is the value's JSON Schema, or what makes it if it
-    can change; its default and description are `shown_default` and `about`, one sentence for the reference.
-
-    What a word means for a rule is up to four functions, each of which may be missing: `validate` reports what the word
-    cannot be combined with, and why; `alter` makes a counter's quota what the word wants; `fields` are those of
-    `model.Rule`. `compared` says that `check` on the command line may compare rules that have the word: it changes
-    neither what is charged nor when.
+    Args:
+        key: The key.
+        read: Returns the value of a node, or raises `Invalid`.
+        default: The value of a word that is not set.
+        schema: The JSON Schema of the value, or a function that returns it.
+        about: The description in the JSON Schema and in the reference: one sentence.
+        shown_default: The default in the JSON Schema, as a file would write it.
+        required: The key must be set.
+        compared: The word changes neither what is charged nor when, so `ratelimit-mw check` may compare rules that
+            have it.
+        validate: (rule, problems): reports what the word cannot be combined with, and why.
+        alter: (quota, rule, key prefix) → the quota of a counter, as the word changes it.
+        fields: (rule, file) → the fields of `model.Rule` that the word sets.
     """
 
     key: str
@@ -118,11 +130,11 @@ class Word(Generic[T_co]):
     fields: Callable[[Values, Values], Mapping[str, Any]] | None = None
 
     def take(self, node: Node, _problems: Problems, _home_of: HomeOf) -> T_co:
-        """The value of `node`. Raises `Invalid` where it can't be used."""
+        """Return the value of `node`. Raises `Invalid` if it cannot be used."""
         return self.read(node)
 
     def as_schema(self, shared: dict[str, Any]) -> dict[str, Any]:
-        """The JSON Schema of the value. `shared` gathers the sections, which are referred to by name."""
+        """Return the JSON Schema of the value. The schemas of sections are added to `shared` and referenced by name."""
         del shared
         default = {} if self.shown_default in (None, "", ()) else {"default": self.shown_default}
         schema = self.schema() if callable(self.schema) else self.schema
@@ -133,11 +145,11 @@ class Section:
     """A mapping of the file, and the table of its words.
 
     Args:
-        title: Its name in the JSON Schema.
-        about: One sentence for the reference.
-        words: The table, in the order in which words are documented, checked and applied.
-        open_keys: It may have other keys too, whose nodes are `Values.extra`.
-        any_of: Sets of keys of which one must be written.
+        title: The name of the section in the JSON Schema.
+        about: The description in the JSON Schema and in the reference: one sentence.
+        words: The table, in the order in which words are documented, validated and applied.
+        open_keys: Allow keys that are not words. Their nodes are in `Values.extra`.
+        any_of: Sets of keys. All keys of at least one set must be present.
     """
 
     def __init__(
@@ -172,15 +184,15 @@ class Section:
 
     @property
     def keys(self) -> list[str]:
-        """The keys that are known, in the order of the table."""
+        """The known keys, in the order of the table."""
         return list(self._by_key)
 
     def values(self) -> Values:
-        """The defaults: the values of a section that is not written."""
+        """Return the values of a section that is not set: the defaults."""
         return Values(Map(Place()))
 
     def read(self, node: Map, problems: Problems, home_of: HomeOf = no_home) -> Values:
-        """The values of a mapping. What is wrong is added to `problems`, and the rest is read all the same."""
+        """Return the values of a mapping. Errors are added to `problems`; the other words are still read."""
         checkpoint()
         found: dict[str, Any] = {}
         extra: dict[str, Node] = {}
@@ -205,9 +217,9 @@ class Section:
         return Values(node, found, dropped, extra)
 
     def as_schema(self, shared: dict[str, Any]) -> dict[str, Any]:
-        """The JSON Schema of the section, as a reference to `shared`."""
+        """Add the JSON Schema of the section to `shared`, and return a reference to it."""
         if self.title not in shared:
-            shared[self.title] = {}  # a section may hold sections of its own kind
+            shared[self.title] = {}  # set first, because a section may contain sections of its own kind
             made: dict[str, Any] = {
                 "type": "object",
                 "description": self.about,
@@ -225,14 +237,14 @@ class Section:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class SectionWord(Word[Values]):
-    """A word whose value is a section. `example` is the hint where it is something else."""
+    """A word whose value is a section. `example` is the hint for a value that is not a mapping."""
 
     section: Callable[[], Section]
     example: str = ""
     may_be_empty: bool = False
 
     def take(self, node: Node, problems: Problems, home_of: HomeOf) -> Values:
-        """See `Word.take`. A section of which some words can't be used is taken without these."""
+        """See `Word.take`. Words of the section that cannot be used are left out."""
         if self.may_be_empty and is_empty(node):
             return self.default
         if isinstance(node, Map):
@@ -253,7 +265,7 @@ class SectionsWord(Word[tuple[Values, ...]]):
     may_be_empty: bool = False
 
     def take(self, node: Node, problems: Problems, home_of: HomeOf) -> tuple[Values, ...]:
-        """See `Word.take`. An entry that is no section keeps its place in the list."""
+        """See `Word.take`. An item that is not a mapping keeps its place in the list."""
         if self.may_be_empty and is_empty(node):
             return ()
         if not isinstance(node, Items):
@@ -275,10 +287,10 @@ class SectionsWord(Word[tuple[Values, ...]]):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class TextsWord(Word[Mapping[str, str]]):
-    """A word whose value is a mapping with keys of the user's own, and texts behind them."""
+    """A word whose value is a mapping of texts. The user chooses its keys."""
 
     def take(self, node: Node, problems: Problems, _home_of: HomeOf) -> Mapping[str, str]:
-        """See `Word.take`. A text that can't be used is left out."""
+        """See `Word.take`. Texts that cannot be used are left out."""
         if not isinstance(node, Map):
             raise Invalid.at(None, f"must be a mapping, not {kind(node)}")
         found: dict[str, str] = {}
@@ -291,12 +303,12 @@ class TextsWord(Word[Mapping[str, str]]):
 
 
 def is_empty(node: Node) -> bool:
-    """True of a key with nothing behind it."""
+    """Return True if a key has no value."""
     return isinstance(node, Scalar) and node.value is None and not node.text
 
 
 def section_word(key: str, section: Section, **options: Any) -> SectionWord:
-    """The word for a section of its own. `options` are further fields of the word."""
+    """Return the word for a section. `options` are further fields of the word."""
     default, about = section.values(), section.about
     return SectionWord(
         key=key, read=_never_read, default=default, schema={}, about=about, section=lambda: section, **options
@@ -304,12 +316,12 @@ def section_word(key: str, section: Section, **options: Any) -> SectionWord:
 
 
 def sections_word(key: str, section: Callable[[], Section], about: str, **options: Any) -> SectionsWord:
-    """The word for a list of sections. `section` is called when it is needed, so that one may hold its own kind."""
+    """Return the word for a list of sections. `section` is called late, so that a section may contain its own kind."""
     return SectionsWord(key=key, read=_never_read, default=(), schema={}, about=about, section=section, **options)
 
 
 def texts_word(key: str, about: str, **options: Any) -> TextsWord:
-    """The word for a mapping of texts."""
+    """Return the word for a mapping of texts."""
     schema = {"type": "object", "additionalProperties": {"type": "string"}}
     return TextsWord(key=key, read=_never_read, default={}, schema=schema, about=about, **options)
 

@@ -1,7 +1,7 @@
-"""YAML text to a tree that knows where everything stands.
+"""Parses YAML text to a tree of values with their places.
 
-PyYAML's own constructors lose the places, take YAML 1.1's traps for values and recurse as deep as the
-text says. So only its parser is used, and the tree is composed from the parser's events here.
+Only PyYAML's parser is used; the tree is composed from its events. PyYAML's own constructors lose the places, type
+scalars by the rules of YAML 1.1 (`010`, `1:30`, `on`), and recurse without a limit.
 """
 
 import re
@@ -28,13 +28,16 @@ from ratelimit_mw.errors import quoted
 from ratelimit_mw.process_local import checkpoint
 
 MOST_NODES = 500_000
-"""Values in a file, aliases counted as often as they are used."""
+"""The most values in a file. An alias counts as often as it is used, so that no file can expand without a limit."""
 
 _TAB = re.compile(r"found character '\\t'")
 
 
 def parse(text: str, file: str, environ: Mapping[str, str], problems: Problems) -> Node | None:
-    """The tree of `text`, with `${NAME}` read from `environ`; None where it is not YAML or is empty."""
+    """Return the tree of `text`, with `${NAME}` read from `environ`. None if it is empty or not YAML.
+
+    Errors are added to `problems`, with the place in `file`.
+    """
     composer = _Composer(file, environ, problems)
     try:
         return composer.document(_events(text))
@@ -43,19 +46,19 @@ def parse(text: str, file: str, environ: Mapping[str, str], problems: Problems) 
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line, column = (mark.line + 1, mark.column + 1) if mark else (0, 0)
-        message, hint = _in_our_words(error, text.split("\n")[line - 1] if line else "")
+        message, hint = _explained(error, text.split("\n")[line - 1] if line else "")
         problems.add(Place(composer.order, file, line, column), message, hint)
         return None
     except yaml.reader.ReaderError as error:
         before = text[: error.position]
         line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
         character = text[error.position : error.position + 1]
-        problems.add(Place(composer.order, file, line, column), f"the character {character!a} can't stand in YAML")
+        problems.add(Place(composer.order, file, line, column), f"the character {character!a} is not allowed in YAML")
         return None
 
 
 class _Unreadable(Exception):
-    """The rest of the document is not worth reading; the problem has been noted."""
+    """The rest of the document cannot be read. The problem has been reported."""
 
 
 class _Composer:
@@ -74,7 +77,7 @@ class _Composer:
             if isinstance(event, DocumentStartEvent):
                 documents += 1
                 if documents > 1:
-                    self._refuse(event, "", "one file holds one document; another begins here with '---'")
+                    self._refuse(event, "", "a file must contain one document; a second one begins here with '---'")
             elif isinstance(event, (ScalarEvent, SequenceStartEvent, MappingStartEvent, AliasEvent)):
                 tree = self._node(event, events, "", 1)
         return tree
@@ -94,7 +97,7 @@ class _Composer:
         before = self._nodes
         self._nodes += 1
         if self._nodes > MOST_NODES:
-            self._refuse(event, path, f"more than {MOST_NODES} values, counting aliases as often as they are used")
+            self._refuse(event, path, f"more than {MOST_NODES} values (an alias counts each time it is used)")
         if depth > DEEPEST:
             self._refuse(event, "", f"nested more than {DEEPEST} levels deep")
         if isinstance(event, AliasEvent):
@@ -109,7 +112,7 @@ class _Composer:
         else:
             raise _Unreadable
         if event.tag not in (None, "!"):
-            self._problems.add(node.place, f"the tag {quoted(event.tag or '')} is not read here", "leave it out")
+            self._problems.add(node.place, f"the tag {quoted(event.tag or '')} is not supported", "leave it out")
         if event.anchor is not None:
             self._anchors[event.anchor] = node, self._nodes - before
         return node
@@ -117,16 +120,16 @@ class _Composer:
     def _alias(self, event: AliasEvent, path: str) -> Node:
         node, size = self._anchors.get(event.anchor or "", (None, 0))
         if node is None:
-            self._refuse(event, path, f"'*{event.anchor}' stands for nothing above it")
+            self._refuse(event, path, f"the alias '*{event.anchor}' has no anchor above it")
         self._nodes += size
         return node
 
     def _scalar(self, event: ScalarEvent, path: str) -> Scalar:
         place = self._place(event, path)
-        text, wrong = expand(event.value, self._environ)
-        for message in wrong:
+        text, errors = expand(event.value, self._environ)
+        for message in errors:
             self._problems.add(place, message)
-        return Scalar(text, text if event.style else plain(text), place, unusable=bool(wrong))
+        return Scalar(text, text if event.style else plain(text), place, unusable=bool(errors))
 
     def _items(self, start: Event, events: Iterator[Event], path: str, depth: int) -> Items:
         items = Items(self._place(start, path))
@@ -144,19 +147,19 @@ class _Composer:
             text = key.text if isinstance(key, Scalar) else None
             value = self._node(next(events), events, f"{path}.{text}" if path else str(text), depth + 1)
             if text is None:
-                self._problems.add(place, "a key must be a plain word, not a list or a mapping")
+                self._problems.add(place, "a key must be text, not a list or a mapping")
             elif text == "<<":
-                self._problems.add(place, "merge keys ('<<') are not read here", "write the keys out")
+                self._problems.add(place, "merge keys ('<<') are not supported", "write the keys out")
             elif text in mapping.keys_at:
                 first = mapping.keys_at[text]
-                self._problems.add(place, f"the key {quoted(text)} is here twice", f"first at line {first.line}")
+                self._problems.add(place, f"duplicate key {quoted(text)}", f"the first is at line {first.line}")
             else:
                 mapping.put(text, place, value)
         return mapping
 
 
 def _events(text: str) -> Iterator[Event]:
-    # libyaml is ten times as fast, but its messages differ; where it finds a fault, PyYAML's own parser explains it.
+    # libyaml is ten times as fast, but its messages differ: if it finds an error, PyYAML's own parser explains it.
     fast = getattr(yaml, "CSafeLoader", None)
     if fast is not None:
         try:
@@ -165,10 +168,10 @@ def _events(text: str) -> Iterator[Event]:
             for event in yaml.parse(text, Loader=fast):
                 events.append(event)
                 depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
-                if depth > DEEPEST:  # libyaml takes time by the square of the depth
+                if depth > DEEPEST:  # libyaml's time grows with the square of the depth
                     break
                 checkpoint()
-            while events:  # let go of one by one, which makes no pause in the end
+            while events:  # freed one by one, because freeing all of them at once would pause the process
                 yield events.popleft()
             return
         except (yaml.YAMLError, RecursionError):
@@ -176,30 +179,31 @@ def _events(text: str) -> Iterator[Event]:
     yield from yaml.parse(text, Loader=yaml.SafeLoader)
 
 
-_EXPLAINED = (
+_EXPLANATIONS = (
     (
         "mapping values are not allowed here",
-        "a ':' makes a key here, where none can stand",
-        "quote a text that holds ': '; or the line above lacks its ':'",
+        "unexpected ':', which begins a value",
+        "quote a text that contains ': ', or add the ':' that is missing in the line above",
     ),
     ("expected the node content", "a value is missing here, or a '[' or '{' is not closed", ""),
-    ("could not find expected ':'", "a key without its ':'", ""),
-    ("found undefined alias", "an alias stands for nothing above it", ""),
+    ("could not find expected ':'", "the ':' after a key is missing", ""),
+    ("found undefined alias", "the alias has no anchor above it", ""),
     ("found unexpected end of stream", "the text ends inside a quoted value", "close the quote"),
-    ("expected ',' or '}'", "a '{' is not closed, or a ',' is missing", "quote a ${NAME} that stands inside { }"),
-    ("expected ',' or ']'", "a '[' is not closed, or a ',' is missing", "quote a ${NAME} that stands inside [ ]"),
-    ("expected <block end>", "this line is not indented like the ones above it", ""),
+    ("expected ',' or '}'", "a '{' is not closed, or a ',' is missing", "quote a ${NAME} inside { }"),
+    ("expected ',' or ']'", "a '[' is not closed, or a ',' is missing", "quote a ${NAME} inside [ ]"),
+    ("expected <block end>", "this line is not indented like the lines above it", ""),
     ("found character '%'", "a value can't begin with '%'", "quote it"),
     ("found character '@'", "a value can't begin with '@'", "quote it"),
     ("found character '`'", "a value can't begin with '`'", "quote it"),
 )
 
 
-def _in_our_words(error: yaml.MarkedYAMLError, line: str) -> tuple[str, str]:
+def _explained(error: yaml.MarkedYAMLError, line: str) -> tuple[str, str]:
+    """The message and the hint for an error of PyYAML's parser at `line`."""
     problem = str(error.problem or error.context or "")
     if _TAB.search(problem) or line.startswith("\t"):
         return "a tab can't indent YAML", "use spaces"
-    for theirs, ours, hint in _EXPLAINED:
-        if problem.startswith(theirs):
-            return ours, hint
-    return f"this is not YAML: {problem}", ""
+    for beginning, message, hint in _EXPLANATIONS:
+        if problem.startswith(beginning):
+            return message, hint
+    return f"invalid YAML: {problem}", ""

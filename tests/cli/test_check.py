@@ -33,7 +33,7 @@ r.yaml: 2 problems
             RULE + "  - name: b\n    limit: 50 per hour\n  - name: c\n    limit: 500 per hour\n",
             0,
             """\
-r.yaml:8:12: warning: rules[2].limit: 500 per hour can never deny: 5 per minute of 'a' (line 3) always does so first
+r.yaml:8:12: warning: rules[2].limit: 500 per hour can never deny: 5 per minute of 'a' (line 3) always denies first
     8 |     limit: 500 per hour
       |            ^
 
@@ -58,7 +58,7 @@ r.yaml: 1 problem
             "domain: shop\x1b[2J\nrules: []\n",
             1,
             """\
-r.yaml:1:13: error: the character '\\x1b' can't stand in YAML
+r.yaml:1:13: error: the character '\\x1b' is not allowed in YAML
     1 | domain: shop·[2J
       |             ^
 

@@ -8,7 +8,7 @@ from ratelimit_mw.config.tree import expand
 from tests.rules.corpus import load_text, problems_of
 
 ENVIRON = {"NAME": "value", "EMPTY": "", "ZERO": "010", "NUMBER": "7", "NESTED": "${NAME}", "YAML": "x\nrules: [evil"}
-WRONG = "a reference to the environment is ${NAME} or ${NAME:-default}, and can't hold another"
+WRONG = "a reference to the environment must be ${NAME} or ${NAME:-default}; they can't be nested"
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_text_stays_text_whatever_it_looks_like():
 
 def test_a_variable_cannot_write_yaml():
     said = problems_of("domain: ${YAML}\nrules: []\n", ENVIRON)
-    assert said == ["r.yaml:1:9: domain: 'x\\nrules: [evil' holds a character that can't be printed"]
+    assert said == ["r.yaml:1:9: domain: 'x\\nrules: [evil' contains a character that can't be printed"]
 
 
 COSTS = "write a whole number, an attribute, python:package.module:function or response:X-Cost"

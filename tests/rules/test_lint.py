@@ -40,7 +40,7 @@ def test_every_warning_is_said_at_its_place(text, said, tmp_path):
 def test_rules_given_in_code_are_compared_too():
     rules = [{"name": name, "limit": "5 per minute"} for name in "ab"]
     assert [str(warning) for warning in examine({"domain": "d", "rules": rules}).warnings] == [
-        "rules[1].limit: 5 per minute can never deny: 5 per minute of 'a' always does so first"
+        "rules[1].limit: 5 per minute can never deny: 5 per minute of 'a' always denies first"
     ]
 
 

@@ -232,13 +232,13 @@ class TestWarnings:
     def test_a_limit_by_tier_without_a_tier(self, caplog):
         said = self.said("    limit: {default: 5/s, gold: 6/s}\n", caplog)
         assert said == [
-            "5:12: rules[0].limit: goes by tier, but there is no client.tier: every request has the default"
+            "5:12: rules[0].limit: depends on the tier, but client.tier is not set: every request has the default"
         ]
 
     def test_by_user_without_a_user(self, caplog):
         said = self.said("    limit: 5/s\n    by: [user|ip, ip+user]\n", caplog)
         assert said == [
-            "6:19: rules[0].by[1]: counts by user, but there is no client.user: only Django's middleware knows one"
+            "6:19: rules[0].by[1]: counts by user, but client.user is not set: only Django's middleware knows the user"
         ]
 
 

@@ -93,12 +93,12 @@ class TestFolder:
         [
             case(
                 {"a": text(domain="a", response="{status: 420}"), "b": text(domain="b", response="{status: 429}")},
-                ["b.yaml:2:1: 'response' stands in a.yaml already (it stands in one file only)"],
+                ["b.yaml:2:1: 'response' is already in a.yaml (only one file may have this section)"],
                 id="a second response",
             ),
             case(
                 {"a": text(), "b": text()},
-                ["b.yaml:1:1: the domain 'd' is that of a.yaml already"],
+                ["b.yaml:1:1: a.yaml already has the domain 'd'"],
                 id="a domain twice",
             ),
             case(
@@ -106,7 +106,7 @@ class TestFolder:
                     "a": text(domain="a", attributes="{x: 'header:A'}"),
                     "b": text(domain="b", attributes="{x: 'header:B'}"),
                 },
-                ["b.yaml:2:1: 'x' is 'header:A' in a.yaml, here 'header:B'"],
+                ["b.yaml:2:1: 'x' is 'header:A' in a.yaml, but 'header:B' here"],
                 id="an attribute that means two things",
             ),
             case(
@@ -116,7 +116,7 @@ class TestFolder:
                         "a.yaml:3:30: rules[0].limit: 'nonsense' is not a limit (write N per [M] second, minute, hour, "
                         "day, week, month or year, as in 100 per minute; or unlimited)"
                     ),
-                    "b.yaml:1:1: a rules file is a mapping, with domain and rules, not a list",
+                    "b.yaml:1:1: a rules file must be a mapping with domain and rules, not a list",
                 ],
                 id="every file's problems at once",
             ),
@@ -127,7 +127,7 @@ class TestFolder:
             ),
             case(
                 {"a": "domain: a\nrules: {source: 'redis://h/0'}\n", "b": text(domain="b")},
-                ["a.yaml:2:1: rules that have a source stand alone, in one file that nobody refers to"],
+                ["a.yaml:2:1: 'source' is only allowed if the configuration is a single file or mapping"],
                 id="rules that are elsewhere, in a folder",
             ),
         ],
@@ -462,7 +462,11 @@ class TestLimiterOnADatabase:
             case(
                 {"rules": {"source": "URL"}, "exempt": []}, "'exempt' belongs to the rules at the source", id="exempt"
             ),
-            case({"domain": "e", "rules": {"source": "URL"}}, "no rules of the domain 'e' (it has 'd')", id="domain"),
+            case(
+                {"domain": "e", "rules": {"source": "URL"}},
+                "no rules for the domain 'e' (it has rules for 'd')",
+                id="domain",
+            ),
         ],
     )
     def test_a_file_around_it_that_is_wrong(self, any_server, database, frame, said):
