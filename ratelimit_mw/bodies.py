@@ -1,4 +1,8 @@
-"""The bodies of denials, and the choice among them by the client's Accept."""
+"""The bodies of denials, and the choice among them by the client's Accept.
+
+`FORMATS` is the one table of formats. The word `body` with its JSON Schema and hints, the answers, and the OpenAPI
+schemas of FastAPI apps read it. This module is internal: its names may change in any release.
+"""
 
 import json
 import re
@@ -79,24 +83,33 @@ class Said(NamedTuple):
 class Format(NamedTuple):
     """One format of a body. A client who accepts one of `accepted` may get it; it is sent as `content_type`.
 
-    `constant` says that one reason is worded alike for everybody, where its message is.
+    `schema` is the JSON Schema of the body, for OpenAPI. `constant` says that one reason has the same body for all
+    clients, if its message has. `has_page` says that `response.page` may replace the package's own page.
     """
 
     content_type: str
     accepted: tuple[str, ...]
     render: Callable[[Said], bytes]
+    schema: Mapping[str, Any]
     constant: bool = True
+    has_page: bool = False
+
+    @property
+    def media_type(self) -> str:
+        """The content type without its parameters."""
+        return self.content_type.partition(";")[0]
 
 
 def format_of(body: Body, page: str | None) -> Format:
     """The format that the file means by one `body`: a word, or a mapping that is the template of a JSON body."""
-    if body == "html":
-        page = page or _PAGE
-        types = "text/html", "application/xhtml+xml"
-        return Format("text/html; charset=utf-8", types, _html(page), constant=is_constant(page))
     if isinstance(body, str):
-        return _FORMATS[body]
-    return Format(*_JSON, lambda said: _dumped(_filled_in(body, said.words)), constant=is_constant(body))
+        found = FORMATS[body]
+        if page and found.has_page:
+            return found._replace(render=_html(page), constant=is_constant(page))
+        return found
+    return FORMATS["json"]._replace(
+        render=lambda said: _dumped(_filled_in(body, said.words)), schema={"type": "object"}, constant=is_constant(body)
+    )
 
 
 def filled(text: str, words: Words) -> str:
@@ -171,11 +184,30 @@ def _dumped(fields: Any) -> bytes:
     return json.dumps(fields).encode()
 
 
-_JSON = "application/json", ("application/json",)
-_FORMATS = {
-    "json": Format(*_JSON, _json),
-    "problem": Format(
-        "application/problem+json", ("application/problem+json", "application/json"), _problem, constant=False
+def _object(**fields: str) -> dict[str, Any]:
+    """The JSON Schema of an object, by the types of its fields."""
+    return {"type": "object", "properties": {name: {"type": kind} for name, kind in fields.items()}}
+
+
+FORMATS = {
+    "json": Format(
+        "application/json", ("application/json",), _json, _object(message="string", documentation_url="string")
     ),
-    "text": Format("text/plain; charset=utf-8", ("text/plain",), _text),
+    "problem": Format(
+        "application/problem+json",
+        ("application/problem+json", "application/json"),
+        _problem,
+        _object(type="string", title="string", status="integer", detail="string"),
+        constant=False,
+    ),
+    "text": Format("text/plain; charset=utf-8", ("text/plain",), _text, {"type": "string"}),
+    "html": Format(
+        "text/html; charset=utf-8",
+        ("text/html", "application/xhtml+xml"),
+        _html(_PAGE),
+        {"type": "string"},
+        constant=is_constant(_PAGE),
+        has_page=True,
+    ),
 }
+"""The formats of bodies, by the words that name them under `response.body`."""

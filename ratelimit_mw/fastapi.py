@@ -11,6 +11,7 @@ from starlette.requests import HTTPConnection, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ratelimit_mw.asgi import RateLimitMiddleware
+from ratelimit_mw.bodies import format_of
 from ratelimit_mw.errors import ConfigurationError
 from ratelimit_mw.http.answers import Denial, phrase
 from ratelimit_mw.http.handle import AsyncHandle, given_or_made
@@ -211,7 +212,8 @@ def _described(status: int, settings: ResponseSettings) -> dict[str, Any]:
         headers["RateLimit"] = _text("What is left of each policy, r, and in how many seconds there is more, t")
     content: dict[str, Any] = {}
     for body in settings.body:
-        content |= _BODIES[body if isinstance(body, str) else "template"]
+        found = format_of(body, None)
+        content[found.media_type] = {"schema": dict(found.schema)}
     return {"description": phrase(status), "headers": headers, "content": content}
 
 
@@ -221,17 +223,3 @@ def _text(description: str) -> dict[str, Any]:
 
 def _whole(description: str) -> dict[str, Any]:
     return {"description": description, "schema": {"type": "integer"}}
-
-
-def _body(media_type: str, **properties: str) -> dict[str, Any]:
-    fields = {name: {"type": kind} for name, kind in properties.items()}
-    return {media_type: {"schema": {"type": "object", "properties": fields}}}
-
-
-_BODIES = {
-    "json": _body("application/json", message="string", documentation_url="string"),
-    "problem": _body("application/problem+json", type="string", title="string", status="integer", detail="string"),
-    "text": {"text/plain": {"schema": {"type": "string"}}},
-    "html": {"text/html": {"schema": {"type": "string"}}},
-    "template": {"application/json": {"schema": {"type": "object"}}},
-}

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratelimit_mw.http.bodies import preferred
+from ratelimit_mw.bodies import preferred
 
 JSON, HTML = ("application/json",), ("text/html", "application/xhtml+xml")
 

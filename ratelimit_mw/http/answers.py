@@ -6,8 +6,8 @@ from typing import Generic, NamedTuple, TypeVar
 from urllib.parse import quote
 
 from ratelimit_mw.algorithms import ALGORITHMS
+from ratelimit_mw.bodies import Said, filled, format_of, is_constant, preferred
 from ratelimit_mw.decision.verdict import Reason, Verdict
-from ratelimit_mw.http.bodies import Said, filled, format_of, is_constant, preferred
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import NEVER, SECOND, Outcome, Quota, Rule
 from ratelimit_mw.settings import ResponseSettings

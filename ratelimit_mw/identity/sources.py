@@ -64,10 +64,10 @@ class _Fault:
 def compiled(text: str) -> AttributeSource:
     """The source that a rules file names, as "header:Authorization". ValueError says what is wrong with it."""
     kind, _, argument = text.partition(":")
-    compiler = _COMPILERS.get(kind.strip())
+    compiler = SOURCES.get(kind.strip())
     argument = argument.strip()
     if compiler is None or not argument:
-        words = " ".join(f"{word}:" for word in _COMPILERS)
+        words = " ".join(f"{word}:" for word in SOURCES)
         raise ValueError(f"{text!r} is no source; one starts with one of {words} and goes on with a name")
     return compiler(argument, _Fault(text))
 
@@ -253,7 +253,7 @@ def imported(target: str) -> Callable[[Any], Any]:
     return function
 
 
-_COMPILERS: dict[str, Callable[[str, _Fault], AttributeSource]] = {
+SOURCES: dict[str, Callable[[str, _Fault], AttributeSource]] = {
     "header": _header,
     "cookie": _cookie,
     "query": _query,
@@ -261,3 +261,4 @@ _COMPILERS: dict[str, Callable[[str, _Fault], AttributeSource]] = {
     "environ": _environ,
     "python": _python,
 }
+"""The sources by their words. The messages and the description of `client.user` read this table, too."""

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ratelimit_mw.http.bodies import Said, filled, format_of, is_constant
+from ratelimit_mw.bodies import Said, filled, format_of, is_constant
 from tests.shells.asking import ask_asgi, ask_wsgi, limiter
 from tests.structured_fields import read
 

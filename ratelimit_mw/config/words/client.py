@@ -75,7 +75,9 @@ _IP_HEADER = kinds.text(
 )
 _IPV6_PREFIX = kinds.number("ipv6_prefix", 1, 128, 64, "How many bits of an IPv6 address tell clients apart.")
 USER = kinds.optional_text(
-    "user", "Where the user comes from: header: cookie: query: scope: environ: or python:package.module:function."
+    "user",
+    f"Where the user comes from: {' '.join(f'{source}:' for source in sources.SOURCES)} with a name behind it, as"
+    " header:Authorization or python:package.module:function.",
 )
 TIER = kinds.optional_text(
     "tier", "Where the client's tier comes from; set by your gateway, for clients forge headers."

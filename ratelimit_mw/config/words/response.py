@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Literal
 
+from ratelimit_mw.bodies import FORMATS
 from ratelimit_mw.config import kinds, readers
 from ratelimit_mw.config.tree import Invalid, Items, Map, Node, Problems, kind
 from ratelimit_mw.config.word import Section, Values, Word, section_word
@@ -11,9 +12,6 @@ from ratelimit_mw.settings import BODY_PLACEHOLDERS, PLACEHOLDERS, Body, HeaderG
 
 GROUPS = ("x-ratelimit", "ratelimit", "retry-after")
 """The groups of headers."""
-
-FORMATS = ("json", "problem", "text", "html")
-"""The formats of a body that go by a word."""
 
 _WHEN = ("allowed", "denied")
 _groups = readers.each(readers.one_of(*GROUPS), empty=True)
