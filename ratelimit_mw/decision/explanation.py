@@ -15,7 +15,6 @@ from ratelimit_mw.model import NEVER, SECOND, Banned, Charge, Decision, Outcome,
 from ratelimit_mw.rules.compiled import BLOCKED, CompiledRule, Condition, Matching, Overrides
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.rules.matching import Candidate
-from ratelimit_mw.rules.preflights import announced
 from ratelimit_mw.rules.ruleset import RuleSet, Selection
 from ratelimit_mw.units import spell_period
 
@@ -50,7 +49,7 @@ class Reason:
 
 
 def reasons(rules: RuleSet, request: Request, charges: Iterable[Charge]) -> tuple[list[Reason], str]:
-    """What became of each rule of one domain, and why no rule at all is asked (empty where rules are).
+    """What became of each rule of one domain, and what bears on all of them, as an exemption does; maybe nothing.
 
     `charges` is the plan that the domain made for the request. All answers come from what the plan goes by.
     """
@@ -61,8 +60,9 @@ def reasons(rules: RuleSet, request: Request, charges: Iterable[Charge]) -> tupl
     found = [_of_all(rule, readings, tuple(asked.pop(rule.rule.name, ()))) for rule in rules.compiled]
     # What is left was asked by descriptors, which are matched by entries.
     found += [Reason(name, "applies", "", (), tuple(own)) for name, own in asked.items()]
-    # An exemption holds where all readings agree.
-    return found, "" if any(not reading.free for reading in readings) else readings[0].free
+    if all(reading.free for reading in readings):
+        return found, readings[0].free
+    return found, _IN_SHADOW if rules.shadow else readings[0].apart
 
 
 def _of_all(rule: CompiledRule, readings: Sequence["_Reading"], charges: tuple[Charge, ...]) -> Reason:
@@ -94,6 +94,12 @@ class _Reading:
         criteria = _criteria(match, True, (), match.conditions(rules.attributes.address), self._request)
         names = ", ".join(f"{criterion.name} {' '.join(criterion.wanted)}" for criterion in criteria)
         return f"exempt[{len(rules.exempt) + rank}] ({names}) exempts it"
+
+    @property
+    def apart(self) -> str:
+        """What is special about a preflight; empty for other requests."""
+        preflight = self._selection.preflight
+        return "" if preflight is None else f"a CORS preflight for {preflight.view.method}: it has counters of its own"
 
     def reason(self, rule: CompiledRule) -> Reason:
         """What becomes of one rule. It has no charges yet."""
@@ -332,10 +338,7 @@ def _reasons(part: RuleSet, request: Request, cost: int) -> tuple[list[Reason], 
     charges = part.plan(request, cost)
     if charges is BLOCKED:
         return [], "an override blocks this client, with 403"
-    method = announced(request)
-    apart = f"a CORS preflight for {method}: it has counters of its own" if method is not None else ""
-    found, free = reasons(part, request, charges)
-    return found, free or (_IN_SHADOW if part.shadow else apart)
+    return reasons(part, request, charges)
 
 
 def _spelled(request: Request) -> str:
