@@ -1,6 +1,9 @@
 # Needs Python 3.11 or newer and nothing else; everything lands in .venv.
 PYTHON ?= python3
 
+# How many processes share the tests of `make test`: each has servers of its own, on free ports.
+JOBS ?= 2
+
 VENV := .venv
 BIN := $(VENV)/bin
 OLDEST := .venv-oldest
@@ -18,7 +21,7 @@ demo: $(VENV)/.demo ## three clients meet their limits over real HTTP; REDIS=1: 
 	$(BIN)/python examples/demo.py $(if $(REDIS),--redis)
 
 test: lint ## everything that has to hold: style, types, contracts, all tests, coverage
-	$(BIN)/python -m pytest --cov --cov-report=term $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --cov --cov-report=term $(ARGS)
 
 unit: $(VENV)/.dev ## the tests alone: make unit ARGS='-k login -x'
 	$(BIN)/python -m pytest $(ARGS)

@@ -4,6 +4,8 @@
 `any_server`    the newest Valkey alone, for tests to which the version makes no difference
 `fresh_server`  a process of the test's own, to pause, kill and misconfigure
 `each_server`   as `server`, but never flushed: for hypothesis, which runs many examples in one test
+
+Under pytest-xdist each process has servers of its own.
 """
 
 from collections.abc import Iterator

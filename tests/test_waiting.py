@@ -156,8 +156,8 @@ def engine(store, pool):
         def made(*rules, **rule):
             config = {"domain": "d", "rules": [{**QUEUE, **rule}, *rules]}
             limiter = stack.enter_context(RateLimiter(config, storage=store))
-            given = limiter.rules.attributes.given
-            limiter.turn = lambda ip: pool.submit(limiter.engine.decide_in_turn, given({"ip": ip}))
+            request_from = limiter.rules.attributes.request_from
+            limiter.turn = lambda ip: pool.submit(limiter.engine.decide_in_turn, request_from({"ip": ip}))
             return limiter
 
         yield made
@@ -197,8 +197,8 @@ def test_who_turns_out_to_wait_has_the_place_and_the_next_is_denied(store, engin
 def test_those_who_need_no_turn_hold_nobody_up(store, pool, engine):
     made, all_there = engine(by="header:X"), threading.Barrier(8)
     store.gates[None] = all_there  # opens once all are asking at the same time
-    given = made.rules.attributes.given
-    verdicts = pool.map(lambda n: made.engine.decide_in_turn(given({"header:X": str(n)})), range(8))
+    request_from = made.rules.attributes.request_from
+    verdicts = pool.map(lambda n: made.engine.decide_in_turn(request_from({"header:X": str(n)})), range(8))
     assert [verdict.allowed for verdict in verdicts] == [True] * 8
     assert store.asked == [None] * 8
 

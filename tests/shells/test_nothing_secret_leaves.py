@@ -67,9 +67,9 @@ def test_neither_the_store_nor_the_log_nor_the_answer_holds_the_token(ask, secre
     rules = {**RULES, "client": {**RULES["client"], "secret": secret}}
     with monitored as monitor, RateLimiter(rules, storage=any_server.url) as engine:
         answers = [ask(engine) for _ in range(3)]
-        any_server.admin.echo("the end")
+        any_server.admin.echo("last-command-4711")  # words that no script has
         commands = []
-        while "the end" not in (command := monitor.next_command()["command"]):
+        while "last-command-4711" not in (command := monitor.next_command()["command"]):
             commands.append(command)
     assert "429" in answers[1]
     assert any("secrets" in command for command in commands), "the counters were asked"
