@@ -16,7 +16,8 @@ from bench.measure import Figure, in_turn
 from bench.memory_asgi import config
 from ratelimit_mw import RateLimiter
 from ratelimit_mw.model import Ask, Quota
-from ratelimit_mw.stores.redis.codec import DECIDE, Command, encode
+from ratelimit_mw.stores.base import DECIDE
+from ratelimit_mw.stores.redis.codec import Command, encode
 from tests.support.servers import BINARIES, Server
 
 IN_FLIGHT = 100

@@ -20,8 +20,9 @@ from ratelimit_mw.config.file import json_schema
 from ratelimit_mw.config.load import load_rules
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import SECOND, Ask, Quota
+from ratelimit_mw.stores.base import DECIDE
 from ratelimit_mw.stores.memory import MemoryStore
-from ratelimit_mw.stores.redis.codec import DECIDE, decode, encode
+from ratelimit_mw.stores.redis.codec import decode, encode
 from ratelimit_mw.stores.redis.connection import Blocking
 from ratelimit_mw.stores.redis.store import RedisStore
 from tests.support.apps import ROOT

@@ -133,14 +133,15 @@ class HeldStore(MemoryStore):
         self.gates = {}
         self.fault = None
 
-    def decide(self, asks, *, commit=True):
+    def ask(self, request):
+        asks, _ = request
         client = next((ip for ip in (IDLE, BUSY) if f"ip={ip}" in asks[0].key), None)
         self.asked.append(client)
         if gate := self.gates.get(client):
             gate.wait(WITHIN)
         if self.fault:
             raise self.fault
-        return super().decide(asks, commit=commit)
+        return super().ask(request)
 
 
 @pytest.fixture

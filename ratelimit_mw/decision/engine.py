@@ -24,6 +24,7 @@ from ratelimit_mw.model import SECOND, Ask, Charge, Quota, Reply
 from ratelimit_mw.process_local import lazy, lock, reset_after_fork
 from ratelimit_mw.reload.watcher import Retriever
 from ratelimit_mw.rules.domains import Rules
+from ratelimit_mw.stores.base import DECIDE, LOOK
 
 
 class WaitingPlace:
@@ -255,7 +256,7 @@ class Engine:
             return idle(plan)
         store = self._storage.store
         try:
-            reply = store.decide(asks, commit=commit)
+            reply = store.ask((asks, DECIDE if commit else LOOK))
         except StoreUnavailable:
             return self.without_store(plan.charges, commit)
         verdict = Verdict(plan.charges, reply)
@@ -276,7 +277,7 @@ class Engine:
             return idle(plan)
         store = self._storage.store
         try:
-            reply = await store.adecide(asks, commit=commit)
+            reply = await store.aask((asks, DECIDE if commit else LOOK))
         except StoreUnavailable:
             return self.without_store(plan.charges, commit)
         verdict = Verdict(plan.charges, reply)

@@ -4,6 +4,7 @@ This package is internal: its names may change in any release.
 """
 
 from collections.abc import Iterable, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from ratelimit_mw.clock import Clock
@@ -18,26 +19,25 @@ if TYPE_CHECKING:
 
 __all__ = ["SCHEMES", "Store", "banning", "beneath", "deciding_here", "open_store"]
 
-SCHEMES = ("memory", "redis", "rediss", "unix", "redis+sentinel", "redis+cluster")
-"""The words that a storage URL may begin with."""
+SCHEMES = {
+    "memory": "ratelimit_mw.stores.memory",
+    "redis": "ratelimit_mw.stores.redis.store",
+    "rediss": "ratelimit_mw.stores.redis.store",
+    "unix": "ratelimit_mw.stores.redis.store",
+    "redis+sentinel": "ratelimit_mw.stores.redis.store",
+    "redis+cluster": "ratelimit_mw.stores.redis.cluster",
+}
+"""The schemes of storage URLs, and for each the module whose `open_store(settings, clock)` opens its store."""
 
 
 def open_store(settings: StorageSettings, clock: Clock | None = None) -> Store:
     """The store that `settings.url` names. Raises ValueError where it names none. Nothing is connected yet."""
     scheme = settings.url.partition("://")[0]
-    if scheme == "memory":
-        from ratelimit_mw.stores.memory import MemoryStore
-
-        return MemoryStore(max_counters=settings.max_counters, clock=clock)
-    if scheme == "redis+cluster":
-        from ratelimit_mw.stores.redis.cluster import ClusterStore
-
-        return DenyCache(ClusterStore(settings.url, timeout=settings.timeout, clock=clock), clock=clock)
-    if scheme in SCHEMES:
-        from ratelimit_mw.stores.redis.store import RedisStore  # imported late: redis-py takes a while
-
-        return DenyCache(RedisStore(settings.url, timeout=settings.timeout, clock=clock), clock=clock)
-    raise ValueError(f"storage url begins with {scheme!r}: it has to begin with one of {', '.join(SCHEMES)}")
+    if scheme not in SCHEMES:
+        raise ValueError(f"storage url begins with {scheme!r}: it has to begin with one of {', '.join(SCHEMES)}")
+    module = import_module(SCHEMES[scheme])  # imported late: redis-py takes a while
+    store: Store = module.open_store(settings, clock)
+    return DenyCache(store, clock=clock) if store.remote else store
 
 
 def deciding_here(
@@ -52,9 +52,7 @@ def deciding_here(
     if isinstance(store, Bans | DenyCache):
         store.beneath, leases = deciding_here(store.beneath, quotas, clock, interval=interval)
         return store, leases
-    from ratelimit_mw.stores.memory import MemoryStore
-
-    if isinstance(store, MemoryStore):  # it is here, and in one piece
+    if not store.remote:  # there are no calls to save, and no nodes to spread over
         return store, None
     from ratelimit_mw.stores.lease_store import Leases  # imported late: most rules are strict
     from ratelimit_mw.stores.shards import Shards

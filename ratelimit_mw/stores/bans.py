@@ -1,11 +1,12 @@
 """Bans: what a store is asked besides where a rule bans, and what its counters say to who is banned."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
+from typing import Any
 
 from ratelimit_mw.lru import LRU
 from ratelimit_mw.model import NEVER, Ask, Ban, Banned, Outcome, Quota, Reply
-from ratelimit_mw.stores.base import Store
+from ratelimit_mw.stores.base import Call, Store, StoreRequest, Wrapper, forgetting
 
 _MOST = 4096  # clients whose asks are remembered
 
@@ -13,7 +14,7 @@ BanBegun = Callable[[Ask, int, int, int], None]
 """Is told of each ban that begins: its ask, its place in its row, how long it lasts, and when that was."""
 
 
-class Bans:
+class Bans(Wrapper):
     """Asks `store` for the ban before each counter that has one, in the same call.
 
     While a ban stands, what it watches denies with a `Banned` outcome and takes nothing; else the store counts what
@@ -22,59 +23,25 @@ class Bans:
     """
 
     def __init__(self, store: Store, begun: BanBegun) -> None:
-        self.beneath = store
+        super().__init__(store)
         self._begun = begun
         self._asked: LRU[str, tuple[Sequence[Ask], Sequence[Ask]]] = LRU(_MOST)
 
-    def decide(self, asks: Sequence[Ask], *, commit: bool = True) -> Reply:
-        """See `Store.decide`."""
+    def asked(self, request: StoreRequest) -> Call:
+        """Ask for the bans too. The note is what is asked, if there are any."""
+        asks, intent = request
+        if intent.forget:
+            return forgetting(_and_bans([ask.key for ask in asks])), None
+        if not intent.decides:
+            return request, None
         asked = self._with_bans(asks)
         if len(asked) == len(asks):
-            return self.beneath.decide(asks, commit=commit)
-        return self._without_bans(asked, self.beneath.decide(asked, commit=commit))
+            return request, None
+        return (asked, intent), asked
 
-    async def adecide(self, asks: Sequence[Ask], *, commit: bool = True) -> Reply:
-        """See `Store.decide`."""
-        asked = self._with_bans(asks)
-        if len(asked) == len(asks):
-            return await self.beneath.adecide(asks, commit=commit)
-        return self._without_bans(asked, await self.beneath.adecide(asked, commit=commit))
-
-    def forget(self, keys: Sequence[str]) -> None:
-        """See `Store.forget`."""
-        self.beneath.forget(_and_bans(keys))
-
-    async def aforget(self, keys: Sequence[str]) -> None:
-        """See `Store.forget`."""
-        await self.beneath.aforget(_and_bans(keys))
-
-    def refund(self, asks: Sequence[Ask], charged_at: int) -> None:
-        """See `Store.refund`."""
-        self.beneath.refund(asks, charged_at)
-
-    async def arefund(self, asks: Sequence[Ask], charged_at: int) -> None:
-        """See `Store.refund`."""
-        await self.beneath.arefund(asks, charged_at)
-
-    def charge(self, asks: Sequence[Ask], *, instead_of: int | None = None) -> int:
-        """See `Store.charge`."""
-        return self.beneath.charge(asks, instead_of=instead_of)
-
-    async def acharge(self, asks: Sequence[Ask], *, instead_of: int | None = None) -> int:
-        """See `Store.charge`."""
-        return await self.beneath.acharge(asks, instead_of=instead_of)
-
-    def keys(self, prefix: str) -> Iterator[str]:
-        """See `Store.keys`."""
-        return self.beneath.keys(prefix)
-
-    def close(self) -> None:
-        """See `Store.close`."""
-        self.beneath.close()
-
-    async def aclose(self) -> None:
-        """See `Store.close`."""
-        await self.beneath.aclose()
+    def answered(self, asked: StoreRequest, note: Any, reply: Reply) -> Reply:  # noqa: ARG002  the note has the asks
+        """Give the bans their say in what the counters say."""
+        return reply if note is None else self._without_bans(note, reply)
 
     def _with_bans(self, asks: Sequence[Ask]) -> Sequence[Ask]:
         """What is asked in place of `asks`: remembered, for a client who comes again brings the same object."""

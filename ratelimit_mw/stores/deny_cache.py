@@ -2,14 +2,14 @@
 
 import math
 import time
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from ratelimit_mw.clock import Clock
 from ratelimit_mw.lru import LRU
 from ratelimit_mw.model import NEVER, SECOND, Ask, Banned, Outcome, Quota, Reply
 from ratelimit_mw.stores.bans import banned
-from ratelimit_mw.stores.base import Store
+from ratelimit_mw.stores.base import DECIDE, Call, Store, StoreRequest, Wrapper
 
 T = TypeVar("T")
 
@@ -59,7 +59,7 @@ class _Denial(NamedTuple):
         return ends, ends, place + 1
 
 
-class DenyCache:
+class DenyCache(Wrapper):
     """Asks `store`, unless a counter of the request is known to deny it.
 
     Certain, because nothing but time, a reset or another quota opens a counter, and each of these is seen: time
@@ -71,83 +71,35 @@ class DenyCache:
     """
 
     def __init__(self, store: Store, *, clock: Clock | None = None, most: int = 65_536) -> None:
-        self._store = store
+        super().__init__(store)
         self._now = clock.now if clock else _monotonic
         self._denials: LRU[str, _Denial] = LRU(most)
         self._offset = 0
 
-    def decide(self, asks: Sequence[Ask], *, commit: bool = True) -> Reply:
-        """See `Store.decide`. A denial made here speaks of its own counter only."""
+    def asked(self, request: StoreRequest) -> Call | Reply:
+        """Deny at once what is known to be denied; such a reply speaks of its own counter only.
+
+        The note is when it was asked.
+        """
         asked_at = self._now()
-        reply = self._known(asks, asked_at) if commit and self._denials else None
-        if reply is None:
-            reply = self._store.decide(asks, commit=commit)
+        if self._denials and request[1] is DECIDE:
+            known = self._known(request[0], asked_at)
+            if known is not None:
+                return known
+        return request, asked_at
+
+    def answered(self, asked: StoreRequest, note: Any, reply: Reply) -> Reply:
+        """Learn from a denial, and drop what was reset or given back."""
+        asks, intent = asked
+        if intent is DECIDE or intent.decides:
             for outcome in reply.outcomes:
                 if not outcome.allowed:
-                    self._learn(asks, asked_at, reply)
+                    self._learn(asks, note, reply)
                     break
+        elif not intent.insist:
+            for ask in asks:
+                self._denials.drop(ask.key)
         return reply
-
-    async def adecide(self, asks: Sequence[Ask], *, commit: bool = True) -> Reply:
-        """See `decide`."""
-        asked_at = self._now()
-        reply = self._known(asks, asked_at) if commit and self._denials else None
-        if reply is None:
-            reply = await self._store.adecide(asks, commit=commit)
-            for outcome in reply.outcomes:
-                if not outcome.allowed:
-                    self._learn(asks, asked_at, reply)
-                    break
-        return reply
-
-    def forget(self, keys: Sequence[str]) -> None:
-        """See `Store.forget`."""
-        self._store.forget(keys)
-        self._drop(keys)
-
-    async def aforget(self, keys: Sequence[str]) -> None:
-        """See `Store.forget`."""
-        await self._store.aforget(keys)
-        self._drop(keys)
-
-    def refund(self, asks: Sequence[Ask], charged_at: int) -> None:
-        """See `Store.refund`."""
-        self._store.refund(asks, charged_at)
-        self._drop([ask.key for ask in asks])
-
-    async def arefund(self, asks: Sequence[Ask], charged_at: int) -> None:
-        """See `Store.refund`."""
-        await self._store.arefund(asks, charged_at)
-        self._drop([ask.key for ask in asks])
-
-    def charge(self, asks: Sequence[Ask], *, instead_of: int | None = None) -> int:
-        """See `Store.charge`."""
-        return self._store.charge(asks, instead_of=instead_of)
-
-    async def acharge(self, asks: Sequence[Ask], *, instead_of: int | None = None) -> int:
-        """See `Store.charge`."""
-        return await self._store.acharge(asks, instead_of=instead_of)
-
-    def keys(self, prefix: str) -> Iterator[str]:
-        """See `Store.keys`."""
-        return self._store.keys(prefix)
-
-    def close(self) -> None:
-        """See `Store.close`."""
-        self._store.close()
-
-    async def aclose(self) -> None:
-        """See `Store.close`."""
-        await self._store.aclose()
-
-    @property
-    def beneath(self) -> Store:
-        """The store that is asked."""
-        return self._store
-
-    @beneath.setter
-    def beneath(self, store: Store) -> None:
-        self._store = store
 
     def _known(self, asks: Sequence[Ask], now: int) -> Reply | None:
         """The denial that is already certain."""
@@ -197,10 +149,6 @@ class DenyCache:
             # What can't be remembered may be what takes longest, and then only the store can tell how long.
             if denial.counted or told >= longest:
                 self._denials.put(key, denial)
-
-    def _drop(self, keys: Sequence[str]) -> None:
-        for key in keys:
-            self._denials.drop(key)
 
 
 def _watched(row: Sequence[T], place: int, cost: int) -> Sequence[T]:

@@ -3,20 +3,21 @@
 import atexit
 import logging
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from ratelimit_mw.clock import Clock
 from ratelimit_mw.model import Ask, Reply
 from ratelimit_mw.process_local import reset_after_fork
 from ratelimit_mw.stores.bans import has_begun, untold
-from ratelimit_mw.stores.base import Store
+from ratelimit_mw.stores.base import DECIDE, LOOK, Call, Steps, Store, StoreRequest, Wrapper, adrive, drive
 from ratelimit_mw.stores.lease import Claim
-from ratelimit_mw.stores.lease_sync import LeaseSync, Steps, adrive, drive, moment
+from ratelimit_mw.stores.lease_sync import LeaseSync, moment
 
 logger = logging.getLogger("ratelimit_mw")
 
 
-class Leases:
+class Leases(Wrapper):
     """Decides here what shares allow, and asks `store` for the rest, and for new shares.
 
     Every `interval` seconds what is due is settled with the store: shares that were not spent go back, and what was
@@ -26,81 +27,59 @@ class Leases:
     """
 
     def __init__(self, store: Store, clock: Clock | None = None, *, interval: float = 1.0, most: int = 65_536) -> None:
-        self._store = store
+        super().__init__(store)
         self._clock = clock
         self._settler = LeaseSync(store, clock, interval, most)
         _all.add(self)
         reset_after_fork(self)
 
-    def decide(self, asks: Sequence[Ask], *, commit: bool = True) -> Reply:
-        """See `Store.decide`."""
-        reply = self._here(asks, commit)
-        return drive(self._decide(asks, commit)) if reply is None else reply
+    def asked(self, request: StoreRequest) -> Call | Reply | Steps[Reply]:
+        """Decide here if the shares allow it. Strict asks go to the store as they are."""
+        asks, intent = request
+        if not intent.decides:
+            return request, None
+        reply = self._here(asks, intent.commit)
+        if reply is not None:
+            return reply
+        if all(ask.quota.consistency == "strict" for ask in asks):
+            return request, None
+        return self._decide(asks, intent.commit)
 
-    async def adecide(self, asks: Sequence[Ask], *, commit: bool = True) -> Reply:
-        """See `Store.decide`."""
-        reply = self._here(asks, commit)
-        return await adrive(self._decide(asks, commit)) if reply is None else reply
+    def answered(self, asked: StoreRequest, note: Any, reply: Reply) -> Reply:  # noqa: ARG002  no note is needed
+        """Drop the shares of counters that were reset. Those of other processes live on until they end."""
+        asks, intent = asked
+        if intent.forget:
+            with self._settler.guard:
+                self._settler.book.forget([ask.key for ask in asks])
+        return reply
 
     def settle(self) -> None:
         """End every share: what is left of leases goes back, what was admitted on account is charged."""
-        drive(self._settler.all())
+        drive(self.beneath, self._settler.all())
 
     async def asettle(self) -> None:
         """The awaitable twin of `settle`."""
-        await adrive(self._settler.all())
+        await adrive(self.beneath, self._settler.all())
 
     def finish(self) -> None:
         """As `settle`, for the last time: what the store can't be charged is dropped, and that is logged."""
         self._settler.stop()
-        drive(self._settler.rest())
+        drive(self.beneath, self._settler.rest())
 
     async def afinish(self) -> None:
         """The awaitable twin of `finish`."""
         self._settler.stop()
-        await adrive(self._settler.rest())
-
-    def forget(self, keys: Sequence[str]) -> None:
-        """See `Store.forget`. The shares that other processes have live on until they end."""
-        self._store.forget(keys)
-        with self._settler.guard:
-            self._settler.book.forget(keys)
-
-    async def aforget(self, keys: Sequence[str]) -> None:
-        """See `forget`."""
-        await self._store.aforget(keys)
-        with self._settler.guard:
-            self._settler.book.forget(keys)
-
-    def refund(self, asks: Sequence[Ask], charged_at: int) -> None:
-        """See `Store.refund`."""
-        self._store.refund(asks, charged_at)
-
-    async def arefund(self, asks: Sequence[Ask], charged_at: int) -> None:
-        """See `Store.refund`."""
-        await self._store.arefund(asks, charged_at)
-
-    def charge(self, asks: Sequence[Ask], *, instead_of: int | None = None) -> int:
-        """See `Store.charge`."""
-        return self._store.charge(asks, instead_of=instead_of)
-
-    async def acharge(self, asks: Sequence[Ask], *, instead_of: int | None = None) -> int:
-        """See `Store.charge`."""
-        return await self._store.acharge(asks, instead_of=instead_of)
-
-    def keys(self, prefix: str) -> Iterator[str]:
-        """See `Store.keys`."""
-        return self._store.keys(prefix)
+        await adrive(self.beneath, self._settler.rest())
 
     def close(self) -> None:
         """See `Store.close`; every share is settled before."""
         self.finish()
-        self._store.close()
+        super().close()
 
     async def aclose(self) -> None:
         """See `close`."""
         await self.afinish()
-        await self._store.aclose()
+        await super().aclose()
 
     def after_fork(self) -> None:
         """Go on in the child of a fork: the shares are the parent's."""
@@ -117,8 +96,6 @@ class Leases:
             return book.spend(asks, now) if commit else book.look(asks, now)
 
     def _decide(self, asks: Sequence[Ask], commit: bool) -> Steps[Reply]:
-        if all(ask.quota.consistency == "strict" for ask in asks):
-            return (yield from self._settler.ask(asks, commit=commit))
         if self._clock:
             yield from self._settler.due()
         if commit:
@@ -127,7 +104,8 @@ class Leases:
         with self._settler.guard:
             self._settler.book.end(keys, self._settler.now())
         yield from self._settler.these(keys)
-        return (yield from self._settler.ask(asks, commit=False))
+        reply: Reply = yield asks, LOOK
+        return reply
 
     def _claim(self, asks: Sequence[Ask]) -> Steps[Reply]:
         now = self._settler.now()
@@ -184,7 +162,7 @@ class Leases:
         """Put the claims to the store, and learn from what it charged."""
         asks = [claim.enlarged for claim in claims]
         asked_at = self._settler.begin_asking(claims)
-        reply = yield from self._settler.ask(asks, commit=True)
+        reply: Reply = yield asks, DECIDE
         if reply.admits(asks):
             with self._settler.guard:
                 for claim, outcome in zip(claims, reply.outcomes, strict=True):

@@ -7,63 +7,20 @@ import threading
 import time
 import weakref
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import TypeVar
 
 from ratelimit_mw.clock import Clock
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import SECOND, Ask, Quota, Reply
 from ratelimit_mw.process_local import lazy, lock
-from ratelimit_mw.stores.base import Store
+from ratelimit_mw.stores.base import LOOK, Intent, Steps, Store, drive
 from ratelimit_mw.stores.lease import Claim, Due, LeaseLedger
 from ratelimit_mw.stores.redis.cluster import ClusterTime
 from ratelimit_mw.stores.redis.topology import slot_of
 
 T = TypeVar("T")
-
-
-class Call(NamedTuple):
-    """One thing to do and wait for, in both ways."""
-
-    blocking: Callable[[], Any]
-    awaiting: Callable[[], Awaitable[Any]]
-
-
-Steps = Generator[Call, Any, T]
-"""Yields what to do, is sent what came of it."""
-
-
-def drive(steps: Steps[T]) -> T:
-    """Do what `steps` say, blocking."""
-    try:
-        call = next(steps)
-        while True:
-            try:
-                result = call.blocking()
-            except BaseException as error:  # noqa: BLE001  all are the steps' to deal with
-                call = steps.throw(error)
-            else:
-                call = steps.send(result)
-    except StopIteration as end:
-        value: T = end.value
-        return value
-
-
-async def adrive(steps: Steps[T]) -> T:
-    """Do what `steps` say, awaiting."""
-    try:
-        call = next(steps)
-        while True:
-            try:
-                result = await call.awaiting()
-            except BaseException as error:  # noqa: BLE001  all are the steps' to deal with
-                call = steps.throw(error)
-            else:
-                call = steps.send(result)
-    except StopIteration as end:
-        value: T = end.value
-        return value
 
 
 logger = logging.getLogger("ratelimit_mw")
@@ -130,12 +87,6 @@ class LeaseSync:
             ):  # no more threads: shares end unsettled, and the next ask tries again
                 self.thread.start()
 
-    def ask(self, asks: Sequence[Ask], *, commit: bool) -> Steps[Reply]:
-        """The store's reply."""
-        decide, adecide = self._store.decide, self._store.adecide
-        reply: Reply = yield Call(partial(decide, asks, commit=commit), partial(adecide, asks, commit=commit))
-        return reply
-
     def begin_asking(self, claims: Sequence[Claim]) -> int:
         """Note what is on its way as the store is asked, and when that is."""
         with self.guard:
@@ -158,7 +109,7 @@ class LeaseSync:
     def these(self, keys: Sequence[str]) -> Steps[None]:
         """Settle what is owed to these counters, and wait for charges that are on their way."""
         while (under_way := (yield from self._pay(keys))) is not None:
-            yield Call(under_way.result, under_way.awaited)
+            yield under_way
 
     def all(self) -> Steps[StoreUnavailable | None]:
         """End every share, and settle it. Where the store is away, what it has to be charged is owed still."""
@@ -185,7 +136,7 @@ class LeaseSync:
         """Learn what remains of shares on account."""
         asks = [claim.ask for claim in claims]
         asked_at = self.begin_asking(claims)
-        reply = yield from self.ask(asks, commit=False)
+        reply: Reply = yield asks, LOOK
         with self.guard:
             for claim, outcome in zip(claims, reply.outcomes, strict=True):
                 self.book.learn(claim, outcome, moment(reply.now, claim.ask.key), asked_at)
@@ -224,7 +175,7 @@ class LeaseSync:
         for start, counters in together.items():
             for bill in _parts([*counters.items()]):
                 asks = [Ask(key, quota, sum(due.amount for due in dues)) for (key, quota), dues in bill]
-                yield Call(partial(self._store.refund, asks, start), partial(self._store.arefund, asks, start))
+                yield asks, Intent(charged_at=start)
                 flight.paid.update(id(due) for _, dues in bill for due in dues)
 
     def _land(self, flight: "_Flight") -> None:
@@ -252,7 +203,7 @@ class LeaseSync:
     def _keep_settling(self, stopped: threading.Event) -> None:
         wait = self._interval
         while not stopped.wait(wait):
-            drive(self.due())
+            drive(self._store, self.due())
             with self.guard:
                 if not len(self.book) and not self.book.owed:
                     self.thread = None

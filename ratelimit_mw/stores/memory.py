@@ -6,10 +6,12 @@ from collections.abc import Iterator, Sequence
 from operator import itemgetter
 from struct import Struct
 
-from ratelimit_mw.algorithms import ANSWER, DECIDE, REFUND, ban, widened
+from ratelimit_mw.algorithms import ANSWER, REFUND, ban, widened
 from ratelimit_mw.clock import Clock, SystemClock
 from ratelimit_mw.model import Ask, Outcome, Reply
 from ratelimit_mw.process_local import reset_after_fork
+from ratelimit_mw.settings import StorageSettings
+from ratelimit_mw.stores.base import DECIDE, Store, StoreRequest
 
 _STAMP = Struct("<QB")  # when the counter is as if unused, and how much of it is used (0 to 255)
 _STAMP_SIZE = _STAMP.size
@@ -33,7 +35,7 @@ class _Segment(dict[str, bytes]):
         self.hand: list[str] = []
 
 
-class MemoryStore:
+class MemoryStore(Store):
     """At most `max_counters` counters, in dicts guarded by one lock.
 
     Expired counters go as new ones come. A full store drops, of a sample, the counter of whose limit the smallest
@@ -42,6 +44,8 @@ class MemoryStore:
     Values are plain bytes, which the garbage collector does not visit, and the dicts are many and small, so that
     neither makes a pause.
     """
+
+    remote = shared = False
 
     def __init__(self, *, max_counters: int = 1_000_000, clock: Clock | None = None) -> None:
         if max_counters < 1:
@@ -57,9 +61,10 @@ class MemoryStore:
         """The number of counters held, expired ones among them."""
         return sum(map(len, self._segments))
 
-    def decide(self, asks: Sequence[Ask], *, commit: bool = True) -> Reply:
-        """See `Store.decide`."""
-        if len(asks) == 1 and commit:  # the common case, and it has nobody to agree with
+    def ask(self, request: StoreRequest) -> Reply:
+        """See `Store`."""
+        asks, intent = request
+        if len(asks) == 1 and intent is DECIDE:  # the common case: no other counter has to agree
             key, quota, cost, _ = asks[0]
             with self._lock:
                 now = self._clock.now()
@@ -69,68 +74,24 @@ class MemoryStore:
                 if state is not None:
                     self._save(segment, asks[0], outcome, state, now)
             return tuple.__new__(Reply, (now, (outcome,), None))
+        outcomes: Sequence[Outcome] = ()
         with self._lock:
             now = self._clock.now()
-            found = [self._ask(ask, ask.cost, now) for ask in asks]
-            denied = not all(outcome.allowed for outcome, _ in found)
-            if denied:
-                self._withhold(asks, found, now)
-            charged = commit and (
-                not denied or all(outcome.allowed or ask.shadow for ask, (outcome, _) in zip(asks, found, strict=True))
-            )
-            if not charged:
-                for place, ask in enumerate(asks):
-                    if found[place][0].allowed:
-                        found[place] = self._unasked(ask, found[place][0].delay, now)
-            if commit:
-                for ask, (outcome, state) in zip(asks, found, strict=True):
-                    if state is not None:
-                        self._save(self._segment(ask.key), ask, outcome, state, now)
-                if denied:
-                    self._count_denials(asks, found, now)
-        return Reply(now, [outcome for outcome, _ in found])
+            if intent.decides:
+                outcomes = self._decide(asks, intent.commit, now)
+            elif intent.forget:
+                for ask in asks:
+                    self._segment(ask.key).pop(ask.key, None)
+            else:
+                if intent.charged_at is not None:
+                    self._give_back(asks, intent.charged_at, now)
+                if intent.insist:
+                    self._charge(asks, now)
+        return Reply(now, outcomes)
 
-    async def adecide(self, asks: Sequence[Ask], *, commit: bool = True) -> Reply:
-        """See `Store.decide`; it never waits."""
-        return self.decide(asks, commit=commit)
-
-    def forget(self, keys: Sequence[str]) -> None:
-        """See `Store.forget`."""
-        with self._lock:
-            for key in keys:
-                self._segment(key).pop(key, None)
-
-    async def aforget(self, keys: Sequence[str]) -> None:
-        """See `Store.forget`; it never waits."""
-        self.forget(keys)
-
-    def refund(self, asks: Sequence[Ask], charged_at: int) -> None:
-        """See `Store.refund`."""
-        with self._lock:
-            self._give_back(asks, charged_at, self._clock.now())
-
-    async def arefund(self, asks: Sequence[Ask], charged_at: int) -> None:
-        """See `Store.refund`; it never waits."""
-        self.refund(asks, charged_at)
-
-    def charge(self, asks: Sequence[Ask], *, instead_of: int | None = None) -> int:
-        """See `Store.charge`."""
-        with self._lock:
-            now = self._clock.now()
-            if instead_of is not None:
-                self._give_back(asks, instead_of, now)
-            for ask in asks:
-                wide = ask._replace(quota=widened(ask.quota))
-                room = self._ask(wide, 0, now)[0].remaining
-                _, state = self._ask(wide, min(ask.cost, room), now)
-                if state is not None:
-                    outcome, _ = DECIDE[ask.quota.algorithm](state, ask.quota, 0, now)
-                    self._save(self._segment(ask.key), ask, outcome, state, now)
-        return now
-
-    async def acharge(self, asks: Sequence[Ask], *, instead_of: int | None = None) -> int:
-        """See `Store.charge`; it never waits."""
-        return self.charge(asks, instead_of=instead_of)
+    async def aask(self, request: StoreRequest) -> Reply:
+        """See `Store`; it never waits."""
+        return self.ask(request)
 
     def keys(self, prefix: str) -> Iterator[str]:
         """See `Store.keys`."""
@@ -139,11 +100,34 @@ class MemoryStore:
                 found = [key for key in segment if key.startswith(prefix)]
             yield from found
 
-    def close(self) -> None:
-        """Nothing is held open."""
+    def _decide(self, asks: Sequence[Ask], commit: bool, now: int) -> Sequence[Outcome]:
+        found = [self._ask(ask, ask.cost, now) for ask in asks]
+        denied = not all(outcome.allowed for outcome, _ in found)
+        if denied:
+            self._withhold(asks, found, now)
+        charged = commit and (
+            not denied or all(outcome.allowed or ask.shadow for ask, (outcome, _) in zip(asks, found, strict=True))
+        )
+        if not charged:
+            for place, ask in enumerate(asks):
+                if found[place][0].allowed:
+                    found[place] = self._unasked(ask, found[place][0].delay, now)
+        if commit:
+            for ask, (outcome, state) in zip(asks, found, strict=True):
+                if state is not None:
+                    self._save(self._segment(ask.key), ask, outcome, state, now)
+            if denied:
+                self._count_denials(asks, found, now)
+        return [outcome for outcome, _ in found]
 
-    async def aclose(self) -> None:
-        """Nothing is held open."""
+    def _charge(self, asks: Sequence[Ask], now: int) -> None:
+        for ask in asks:
+            wide = ask._replace(quota=widened(ask.quota))
+            room = self._ask(wide, 0, now)[0].remaining
+            _, state = self._ask(wide, min(ask.cost, room), now)
+            if state is not None:
+                outcome, _ = ANSWER[ask.quota.algorithm](state, ask.quota, 0, now)
+                self._save(self._segment(ask.key), ask, outcome, state, now)
 
     def _ask(self, ask: Ask, cost: int, now: int) -> _Found:
         key, quota, _, _ = ask
@@ -222,6 +206,11 @@ class MemoryStore:
     def after_fork(self) -> None:
         """Go on in the child of a fork."""
         self._lock = threading.Lock()  # the thread that held it may not exist here
+
+
+def open_store(settings: StorageSettings, clock: Clock | None) -> Store:
+    """The store of memory://."""
+    return MemoryStore(max_counters=settings.max_counters, clock=clock)
 
 
 def _living(segment: _Segment, count: int, now: int) -> list[tuple[int, str]]:

@@ -2,14 +2,13 @@
 
 import random
 import re
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import NamedTuple
 
 from ratelimit_mw.model import NEVER, Ask, Outcome, Quota, Reply
 from ratelimit_mw.stores.bans import has_begun, untold
-from ratelimit_mw.stores.base import Store
+from ratelimit_mw.stores.base import DECIDE, LOOK, Call, Steps, StoreRequest, Wrapper, forgetting
 
 _SHARDED = re.compile(r"[^{]*x([0-9]+):\{")
 """The key of a sharded counter says so before its identity: `shop:api:fw60x8:{…}`."""
@@ -18,17 +17,7 @@ _SHARD = re.compile(r"([^{]*x[0-9]+:\{.*)#[0-9]+\}", re.DOTALL)
 """The key of one shard: `shop:api:fw60x8:{…#3}`."""
 
 
-class _Round(NamedTuple):
-    """One call to the store."""
-
-    asks: Sequence[Ask]
-    commit: bool
-
-
-_Rounds = Generator[_Round, Reply, Reply]
-
-
-class Shards:
+class Shards(Wrapper):
     """Asks `store` for one shard of each sharded counter, picked at random, and for another where that one denies.
 
     Never admits more than the limit, for the parts add up to it. Denies only where no shard has room for the whole
@@ -36,63 +25,24 @@ class Shards:
     algorithm weighs (`sliding_window`). What remains is estimated from the shard that was asked.
     """
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def asked(self, request: StoreRequest) -> Call | Steps[Reply]:
+        """Ask shards in place of counters.
 
-    def decide(self, asks: Sequence[Ask], *, commit: bool = True) -> Reply:
-        """See `Store.decide`."""
+        What is charged or given back goes to shards picked at random; what one of them has not got stays charged.
+        """
+        asks, intent = request
+        if intent.forget:
+            return forgetting(_all_keys([ask.key for ask in asks])), None
         if all(ask.quota.shards == 1 for ask in asks):
-            return self._store.decide(asks, commit=commit)
-        rounds = _rounds(asks, commit)
-        now = next(rounds)
-        try:
-            while True:
-                now = rounds.send(self._store.decide(now.asks, commit=now.commit))
-        except StopIteration as end:
-            reply: Reply = end.value
-            return reply
-
-    async def adecide(self, asks: Sequence[Ask], *, commit: bool = True) -> Reply:
-        """See `Store.decide`."""
-        if all(ask.quota.shards == 1 for ask in asks):
-            return await self._store.adecide(asks, commit=commit)
-        rounds = _rounds(asks, commit)
-        now = next(rounds)
-        try:
-            while True:
-                now = rounds.send(await self._store.adecide(now.asks, commit=now.commit))
-        except StopIteration as end:
-            reply: Reply = end.value
-            return reply
-
-    def forget(self, keys: Sequence[str]) -> None:
-        """See `Store.forget`."""
-        self._store.forget(_all_keys(keys))
-
-    async def aforget(self, keys: Sequence[str]) -> None:
-        """See `Store.forget`."""
-        await self._store.aforget(_all_keys(keys))
-
-    def refund(self, asks: Sequence[Ask], charged_at: int) -> None:
-        """See `Store.refund`. It goes to shards picked at random; what one of them has not got stays charged."""
-        self._store.refund(_anywhere(asks), charged_at)
-
-    async def arefund(self, asks: Sequence[Ask], charged_at: int) -> None:
-        """See `refund`."""
-        await self._store.arefund(_anywhere(asks), charged_at)
-
-    def charge(self, asks: Sequence[Ask], *, instead_of: int | None = None) -> int:
-        """See `Store.charge`. It goes to shards picked at random, as a refund does."""
-        return self._store.charge(_anywhere(asks), instead_of=instead_of)
-
-    async def acharge(self, asks: Sequence[Ask], *, instead_of: int | None = None) -> int:
-        """See `charge`."""
-        return await self._store.acharge(_anywhere(asks), instead_of=instead_of)
+            return request, None
+        if not intent.decides:
+            return (_anywhere(asks), intent), None
+        return _charging(asks) if intent.commit else _looking(asks)
 
     def keys(self, prefix: str) -> Iterator[str]:
         """See `Store.keys`. A sharded counter is there once, under the key that rules give it."""
         sharded: set[str] = set()
-        for key in self._store.keys(prefix):
+        for key in self.beneath.keys(prefix):
             shard = _SHARD.fullmatch(key)
             if not shard:
                 yield key
@@ -100,36 +50,24 @@ class Shards:
                 sharded.add(shard[1])
                 yield f"{shard[1]}}}"
 
-    def close(self) -> None:
-        """See `Store.close`."""
-        self._store.close()
 
-    async def aclose(self) -> None:
-        """See `Store.close`."""
-        await self._store.aclose()
-
-
-def _rounds(asks: Sequence[Ask], commit: bool) -> _Rounds:
-    return _charging(asks) if commit else _looking(asks)
-
-
-def _looking(asks: Sequence[Ask]) -> _Rounds:
+def _looking(asks: Sequence[Ask]) -> Steps[Reply]:
     """Look at every shard."""
-    reply = yield _Round([shard for ask in asks for shard in _shards(ask)], commit=False)
+    reply: Reply = yield [shard for ask in asks for shard in _shards(ask)], LOOK
     if reply.only is not None:
         return reply
     said = iter(reply.outcomes)
     return Reply(reply.now, [_summed([next(said) for _ in range(ask.quota.shards)]) for ask in asks])
 
 
-def _charging(asks: Sequence[Ask]) -> _Rounds:
+def _charging(asks: Sequence[Ask]) -> Steps[Reply]:
     """Ask one shard, and where it denies, look at all of them and ask again where one has room."""
     picked = [random.randrange(ask.quota.shards) for ask in asks]
     outcomes: dict[int, Outcome] = {}
     asked: Sequence[int] = range(len(asks))
     while True:
         round_ = [_shard(asks[place], picked[place]) for place in asked]
-        reply = yield _Round(round_, commit=True)
+        reply: Reply = yield round_, DECIDE
         if reply.only is not None:
             return reply._replace(only=asked[reply.only])
         moved = []
@@ -138,7 +76,7 @@ def _charging(asks: Sequence[Ask]) -> _Rounds:
                 continue  # it is said once
             outcomes[place] = _scaled(asks[place], outcome)
             if not outcome.allowed and asks[place].quota.shards > 1:
-                seen = yield _Round(_shards(asks[place]), commit=False)
+                seen: Reply = yield _shards(asks[place]), LOOK
                 outcomes[place] = _summed(seen.outcomes)._replace(allowed=False)
                 better = [shard for shard, outcome in enumerate(seen.outcomes) if outcome.allowed]
                 if better:

@@ -5,7 +5,7 @@ import itertools
 from hypothesis import strategies as st
 
 from ratelimit_mw.model import SECOND, Ask, Ban, Quota
-from ratelimit_mw.stores.redis.codec import Intent
+from ratelimit_mw.stores.base import Intent
 
 NAMES = (
     *("fixed_window", "sliding_log", "sliding_window", "bucketed_window", "token_bucket", "leaky_bucket"),

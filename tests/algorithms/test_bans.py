@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from ratelimit_mw.algorithms import ban
 from ratelimit_mw.model import SECOND, Ask, Ban, Quota
-from ratelimit_mw.stores.redis.codec import Intent, converse
+from ratelimit_mw.stores.base import Intent
+from ratelimit_mw.stores.redis.codec import converse
 from ratelimit_mw.stores.redis.connection import Blocking
 from tests.algorithms.histories import START as T
 from tests.algorithms.histories import bans

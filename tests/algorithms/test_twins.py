@@ -8,8 +8,9 @@ from hypothesis import HealthCheck, given, settings
 
 from ratelimit_mw import ManualClock
 from ratelimit_mw.model import Reply
+from ratelimit_mw.stores.base import Intent
 from ratelimit_mw.stores.memory import MemoryStore
-from ratelimit_mw.stores.redis.codec import Intent, charging, converse
+from ratelimit_mw.stores.redis.codec import converse
 from ratelimit_mw.stores.redis.connection import Blocking
 from tests.algorithms.histories import conversations
 
@@ -48,8 +49,7 @@ def test_any_history_has_the_same_outcomes_in_memory_and_on_redis(connection, kn
         clock._now = now
         asked = [([ask._replace(key=prefix + ask.key) for ask in asks], intent) for asks, intent in requests]
         expected = [_done(memory, *request) for request in asked]
-        widened = [charging(asks, intent.charged_at) if intent.insist else (asks, intent) for asks, intent in asked]
-        replies = connection.carry(converse(widened, now, known), time.monotonic() + 5)
+        replies = connection.carry(converse(asked, now, known), time.monotonic() + 5)
         said = [_listed(reply) for reply, (_, intent) in zip(replies, asked, strict=True) if not intent.insist]
         assert said == [reply for reply in expected if reply is not None]
 

@@ -7,8 +7,9 @@ from redis.crc import key_slot
 
 from ratelimit_mw.errors import CounterError, ErrorReply, Redirected, StoreUnavailable, WrongNode
 from ratelimit_mw.model import Ask, Outcome, Quota, Reply
+from ratelimit_mw.stores.base import Intent
 from ratelimit_mw.stores.redis.cluster import MultiSlotRequest, by_slot
-from ratelimit_mw.stores.redis.codec import Intent, away, encode
+from ratelimit_mw.stores.redis.codec import away, encode
 from ratelimit_mw.stores.redis.topology import _table, converse_by_slot, slot_of
 
 QUOTA = Quota("fixed_window", 5, 1_000_000)
@@ -178,7 +179,7 @@ class TestSpanning:
     YES, NO = Outcome(True, 1, 9), Outcome(False, 0, 9, 5)
 
     def request(self, commit=True):
-        return MultiSlotRequest(self.ASKS, by_slot([ask.key for ask in self.ASKS]), commit=commit)
+        return MultiSlotRequest((self.ASKS, Intent(commit)), by_slot([ask.key for ask in self.ASKS]))
 
     def test_where_one_denies_the_other_is_given_back_at_its_own_time(self):
         request = self.request()

@@ -15,7 +15,7 @@ PACKING = """
     from ratelimit_mw.model import Ask, Quota
     from ratelimit_mw.stores.redis.topology import converse_by_slot
     from ratelimit_mw.stores.redis.connection import packed
-    from ratelimit_mw.stores.redis.codec import DECIDE
+    from ratelimit_mw.stores.base import DECIDE
     from ratelimit_mw.stores.redis.codec import converse
 
     class Interrupted(Exception):

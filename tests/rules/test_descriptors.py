@@ -481,15 +481,17 @@ class TestQuotaMode:
 class Away(MemoryStore):
     """A store that nobody reaches."""
 
-    def decide(self, asks, *, commit=True):
+    def ask(self, request):
         raise StoreUnavailable("away")
 
 
 class KeepsAll(MemoryStore):
     """A store that is gone when something is to be given back."""
 
-    def refund(self, asks, charged_at):
-        raise StoreUnavailable("away")
+    def ask(self, request):
+        if request[1].charged_at is not None:
+            raise StoreUnavailable("away")
+        return super().ask(request)
 
 
 TREE = [

@@ -26,9 +26,9 @@ class Counted(MemoryStore):
 
     asked = 0
 
-    def decide(self, asks, *, commit=True):
+    def ask(self, request):
         self.asked += 1
-        return super().decide(asks, commit=commit)
+        return super().ask(request)
 
 
 @pytest.fixture

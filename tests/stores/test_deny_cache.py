@@ -25,9 +25,9 @@ class Counted(MemoryStore):
         super().__init__(**options)
         self.asked = 0
 
-    def decide(self, asks, *, commit=True):
+    def ask(self, request):
         self.asked += 1
-        return super().decide(asks, commit=commit)
+        return super().ask(request)
 
 
 @pytest.fixture
@@ -130,8 +130,8 @@ def test_a_denial_speaks_of_its_own_counter(cache, store):
     [
         pytest.param(lambda cache: cache.forget(["d:r:{x}"]), id="forget"),
         pytest.param(lambda cache: asyncio.run(cache.aforget(["d:r:{x}"])), id="aforget"),
-        pytest.param(lambda cache: cache.refund([ask()], cache._store._clock.now()), id="refund"),
-        pytest.param(lambda cache: asyncio.run(cache.arefund([ask()], cache._store._clock.now())), id="arefund"),
+        pytest.param(lambda cache: cache.refund([ask()], cache.beneath._clock.now()), id="refund"),
+        pytest.param(lambda cache: asyncio.run(cache.arefund([ask()], cache.beneath._clock.now())), id="arefund"),
     ],
 )
 def test_what_opens_a_counter_here_shows_at_once(cache, undo):

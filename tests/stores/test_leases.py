@@ -15,7 +15,7 @@ import pytest
 from ratelimit_mw import ManualClock
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import SECOND, Ask, Quota
-from ratelimit_mw.stores.base import worst_over_admission, worst_under_admission
+from ratelimit_mw.stores.base import Store, worst_over_admission, worst_under_admission
 from ratelimit_mw.stores.deny_cache import DenyCache
 from ratelimit_mw.stores.lease import PART
 from ratelimit_mw.stores.lease_store import Leases
@@ -31,7 +31,7 @@ def quota(limit, consistency="lease", name="fixed_window", period=MINUTE):
     return Quota(name, limit, period, consistency=consistency)
 
 
-class Counted:
+class Counted(Store):
     """A memory store that counts what it is asked, and may be away."""
 
     def __init__(self, clock):
@@ -39,37 +39,18 @@ class Counted:
         self.decided = self.settled = 0
         self.away = False
 
-    def decide(self, asks, *, commit=True):
-        self._here()
-        self.decided += 1
-        return self.store.decide(asks, commit=commit)
-
-    async def adecide(self, asks, *, commit=True):
-        return self.decide(asks, commit=commit)
-
-    def refund(self, asks, charged_at):
-        self._here()
-        self.settled += 1
-        self.store.refund(asks, charged_at)
-
-    async def arefund(self, asks, charged_at):
-        self.refund(asks, charged_at)
-
-    def forget(self, keys):
-        self.store.forget(keys)
-
-    async def aforget(self, keys):
-        self.store.forget(keys)
-
-    def close(self):
-        self.store.close()
-
-    async def aclose(self):
-        self.store.close()
-
-    def _here(self):
+    def ask(self, request):
         if self.away:
             raise StoreUnavailable("away")
+        self.decided += request[1].decides
+        self.settled += not request[1].decides
+        return self.store.ask(request)
+
+    async def aask(self, request):
+        return self.ask(request)
+
+    def keys(self, prefix):
+        return self.store.keys(prefix)
 
     def taken(self, ask):
         quota = replace(ask.quota, limit=10**9)
@@ -320,7 +301,7 @@ def test_a_share_that_ended_meanwhile_gives_back_what_a_denied_request_had_of_it
     clock.advance(90)  # a slow answer: the window ends on the way, and the next is half over
     admitted(leases, local, 1)
     with pytest.raises(StopIteration):
-        steps.send(call.blocking())
+        steps.send(store.ask(call))
     leases.close()
     assert store.taken(local) == 40 / 2 + 1
 
@@ -393,7 +374,7 @@ def test_a_lease_that_arrives_after_a_reset_is_not_kept(leases, store):
     admitted(leases, ask, 3)  # the next takes more than one
     steps = leases._decide([ask], commit=True)
     call = next(steps)
-    result = call.blocking()
+    result = store.ask(call)
     leases.forget([ask.key])
     with pytest.raises(StopIteration):
         steps.send(result)
@@ -556,9 +537,9 @@ def test_a_reply_from_before_a_charge_is_not_believed(leases, store):
     ask = Ask("d:r:{x}", quota(20, "write_back"))
     early, other = leases._decide([ask], commit=True), leases._decide([ask], commit=True)
     calls = next(early), next(other)
-    said = calls[0].blocking()
+    said = store.ask(calls[0])
     with pytest.raises(StopIteration):
-        other.send(calls[1].blocking())
+        other.send(store.ask(calls[1]))
     total = 2 + admitted(leases, ask, 17)  # up to what may be in flight
     total += admitted(leases, ask, 1)
     with pytest.raises(StopIteration):
@@ -570,7 +551,7 @@ def test_a_reply_from_before_a_charge_in_the_background_is_not_believed(leases, 
     ask = Ask("d:r:{x}", quota(20, "write_back"))
     first, second = leases._decide([ask], commit=True), leases._decide([ask], commit=True)
     calls = next(first), next(second)
-    said = [call.blocking() for call in calls]
+    said = [store.ask(call) for call in calls]
     with pytest.raises(StopIteration):
         first.send(said[0])
     total = 2 + admitted(leases, ask, 10)
@@ -579,7 +560,7 @@ def test_a_reply_from_before_a_charge_in_the_background_is_not_believed(leases, 
     charge = next(settling)
     with pytest.raises(StopIteration):
         second.send(said[1])
-    charge.blocking()
+    store.ask(charge)
     settling.close()
     clock.advance(-1)
     assert total + admitted(leases, ask, 40) <= 20
@@ -591,17 +572,16 @@ def test_a_reply_on_its_way_while_a_charge_leaves_is_not_believed(leases, store,
     big = ask._replace(cost=70)
     steps = leases._decide([big], commit=True)  # too much: what was spent is charged before the store is asked
     call = next(steps)
-    assert call.blocking.args[0][0].cost == -39
+    assert call[0][0].cost == -39
     small = leases._decide([ask], commit=True)  # and who comes meanwhile waits for that
     waits = next(small)
-    assert waits.blocking.__name__ == "result"
-    call = steps.send(call.blocking())
-    assert waits.blocking() is None
+    call = steps.send(store.ask(call))
+    assert waits.result() is None
     with pytest.raises(StopIteration) as end:
-        steps.send(call.blocking())
+        steps.send(store.ask(call))
     assert not end.value.value.admits([big])
     with pytest.raises(StopIteration):
-        small.send(small.send(None).blocking())
+        small.send(store.ask(small.send(None)))
     assert admitted(leases, ask, 100) == 59
 
 
@@ -737,7 +717,7 @@ def test_one_lease_at_a_time_is_asked_for(leases, store):
     admitted(leases, ask, 7)  # and nothing is left
     under_way = [leases._decide([ask], commit=True) for _ in range(100)]
     calls = [next(steps) for steps in under_way]
-    costs = [call.blocking.args[0][0].cost for call in calls]
+    costs = [call[0][0].cost for call in calls]
     assert sorted(costs)[-2:] == [1, 8]
 
 

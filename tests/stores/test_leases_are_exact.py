@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ratelimit_mw import ManualClock
 from ratelimit_mw.model import SECOND, Ask, Quota
-from ratelimit_mw.stores.base import worst_over_admission
+from ratelimit_mw.stores.base import DECIDE, worst_over_admission
 from ratelimit_mw.stores.lease_store import Leases
 from ratelimit_mw.stores.memory import MemoryStore
 from tests.algorithms.model import MODELS
@@ -49,8 +49,9 @@ class Request:
 
     def advance(self):
         if not self.executed:
-            self.result = self.call.blocking()
-            if self.result is not None and not self.world.looking(self.call):
+            is_request = isinstance(self.call, tuple)
+            self.result = self.world.store.ask(self.call) if is_request else self.call.result()
+            if is_request and self.call[1] is DECIDE:
                 self.decided_at = self.result.now
             self.executed = True
         else:
@@ -75,10 +76,6 @@ class World:
         self.processes = [Leases(self.store, LocalClock(self.clock, skew)) for skew in skews]
         self.under_way = []
         self.admitted = []
-
-    @staticmethod
-    def looking(call):
-        return not call.blocking.keywords.get("commit", True)
 
     def request(self, number, cost):
         process, ask = self.processes[number % PROCESSES], Ask("d:r:{x}", self.quota, cost)
@@ -106,8 +103,7 @@ class World:
     @staticmethod
     def _blocked(request):
         """Is it waiting for another's charge to arrive?"""
-        flight = getattr(request.call.blocking, "__self__", None)
-        return not request.executed and flight is not None and hasattr(flight, "done") and not flight.done()
+        return not request.executed and not isinstance(request.call, tuple) and not request.call.over
 
     def end_calls(self):
         while self.under_way:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ratelimit_mw import ManualClock
 from ratelimit_mw.model import NEVER, SECOND, Ask, Quota
-from ratelimit_mw.stores.base import worst_unused_of_shards
+from ratelimit_mw.stores.base import Wrapper, worst_unused_of_shards
 from ratelimit_mw.stores.deny_cache import DenyCache
 from ratelimit_mw.stores.memory import MemoryStore
 from ratelimit_mw.stores.redis.store import RedisStore
@@ -29,19 +29,14 @@ def ask(limit, shards=8, cost=1, name="fixed_window", *, shadow=False, rule="r")
     return Ask(f"d:{rule}:fw60x{shards}:{{x}}", Quota(name, limit, MINUTE, burst, shards=shards), cost, shadow)
 
 
-class Counted:
+class Counted(Wrapper):
     """Counts the calls to a memory store."""
 
-    def __init__(self, clock):
-        self.store = MemoryStore(clock=clock)
-        self.calls = 0
+    calls = 0
 
-    def decide(self, asks, *, commit=True):
+    def asked(self, request):
         self.calls += 1
-        return self.store.decide(asks, commit=commit)
-
-    def __getattr__(self, name):
-        return getattr(self.store, name)
+        return super().asked(request)
 
 
 @pytest.fixture
@@ -51,7 +46,7 @@ def clock():
 
 @pytest.fixture
 def store(clock):
-    return Counted(clock)
+    return Counted(MemoryStore(clock=clock))
 
 
 @pytest.fixture

@@ -5,13 +5,15 @@ import contextlib
 import itertools
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Self
 
 from ratelimit_mw.clock import Clock
 from ratelimit_mw.errors import Redirected, StoreUnavailable, WrongNode
-from ratelimit_mw.model import Ask, Outcome, Reply
-from ratelimit_mw.stores.redis.codec import Conversation, Intent, StoreRequest, charging, forgetting
+from ratelimit_mw.model import Outcome, Reply
+from ratelimit_mw.settings import StorageSettings
+from ratelimit_mw.stores.base import Intent, Store, StoreRequest
+from ratelimit_mw.stores.redis.codec import Conversation
 from ratelimit_mw.stores.redis.connection import FIRST_CONNECTION, GRACE, HANDSHAKE_TIMEOUT, Blocking
 from ratelimit_mw.stores.redis.endpoint import Address, Direct, Spread
 from ratelimit_mw.stores.redis.store import Server
@@ -66,38 +68,12 @@ def by_slot(keys: Sequence[str]) -> dict[int, list[int]]:
     return places or {0: []}
 
 
-def forgetting_all(keys: Sequence[str]) -> list[StoreRequest]:
-    """The requests that make these counters as if unused."""
-    return [forgetting([keys[place] for place in places], slot) for slot, places in by_slot(keys).items()]
+def _within(intent: Intent, slot: int) -> Intent:
+    """The intent for the asks that lie in `slot`."""
+    return intent._replace(slot=slot, charged_at=_in_slot(intent.charged_at, slot))
 
 
-def refunds(asks: Sequence[Ask], charged_at: int) -> list[StoreRequest]:
-    """The requests that give back what was charged at that moment."""
-    return [
-        ([asks[place] for place in places], Intent(charged_at=_in_slot(charged_at, slot), slot=slot))
-        for slot, places in by_slot([ask.key for ask in asks]).items()
-    ]
-
-
-def charges(asks: Sequence[Ask], slots: Mapping[int, Sequence[int]], instead_of: int | None) -> list[StoreRequest]:
-    """The requests that charge these asks, which lie in `slots` as `by_slot` says."""
-    return [
-        charging([asks[place] for place in places], None if instead_of is None else _in_slot(instead_of, slot), slot)
-        for slot, places in slots.items()
-    ]
-
-
-def when(slots: Iterable[int], results: Sequence[Result]) -> int:
-    """When it was done, in each slot. Raises StoreUnavailable where some slot is silent."""
-    times: dict[int, int] = {}
-    for slot, result in zip(slots, results, strict=True):
-        if isinstance(result, StoreUnavailable):
-            raise result
-        times[slot] = result.now
-    return ClusterTime.latest(times)
-
-
-def _in_slot(moment: int, slot: int) -> int:
+def _in_slot(moment: int | None, slot: int) -> int | None:
     """A moment by the clock of the node that serves `slot`."""
     return moment.of_slot.get(slot, moment) if isinstance(moment, ClusterTime) else moment
 
@@ -108,15 +84,16 @@ _SILENT = Outcome(True, 0, 0)
 class MultiSlotRequest:
     """One request's way from `requests`, one a slot, over what `returns` gives back, to its `reply`.
 
-    Its parts are all or nothing: where one denies, what the others took is given back.
+    The parts of a decision are all or nothing: where one denies, what the others took is given back.
     """
 
-    def __init__(self, asks: Sequence[Ask], places: Mapping[int, Sequence[int]], *, commit: bool) -> None:
+    def __init__(self, request: StoreRequest, places: Mapping[int, Sequence[int]]) -> None:
+        asks, intent = request
         self._asks = asks
         self._places = places
-        self._commit = commit
+        self._intent = intent
         self.requests: list[StoreRequest] = [
-            ([asks[place] for place in own], Intent(commit, slot=slot)) for slot, own in places.items()
+            ([asks[place] for place in own], _within(intent, slot)) for slot, own in places.items()
         ]
         self._results: list[Result] = []
         self._returned: list[int] = []
@@ -127,6 +104,8 @@ class MultiSlotRequest:
         Where a part is silent and no other denies, the request goes by `on_error`, and the rest stays charged.
         """
         self._results = list(results)
+        if not self._intent.decides or not self._intent.commit:
+            return []
         taken: dict[int, StoreRequest] = {}
         denied = False
         for number, (request, result) in enumerate(zip(self.requests, results, strict=True)):
@@ -135,7 +114,7 @@ class MultiSlotRequest:
                     taken[number] = _refund(request, result)
                 else:
                     denied = True
-        if not denied or not self._commit:
+        if not denied:
             return []
         self._returned = list(taken)
         return list(taken.values())
@@ -143,8 +122,8 @@ class MultiSlotRequest:
     def reply(self, looks: Sequence[Result]) -> Reply:
         """The reply to the whole, now that `looks` came to what was returned.
 
-        Raises StoreUnavailable where a part is silent, unless another denies: that is certain enough, and of the
-        silent one the reply says that it does not deny.
+        Raises StoreUnavailable where a part is silent, unless another denies the request: that is certain enough, and
+        of the silent one the reply says that it does not deny.
         """
         for number, look in zip(self._returned, looks, strict=True):
             was = self._results[number]
@@ -161,7 +140,7 @@ class MultiSlotRequest:
                     said[place] = outcome
             else:
                 silence = result
-        if silence and not (moments and self._denied(said)):
+        if silence and not (moments and self._intent.decides and self._denied(said)):
             raise silence
         return Reply(ClusterTime.latest(moments), said)
 
@@ -184,7 +163,7 @@ _PAUSE = 0.004
 """Seconds between two questions about a slot that is on the move, from the third on."""
 
 
-class ClusterStore:
+class ClusterStore(Store):
     """Decides on `url` (redis+cluster://user:password@host:port,host:port), within `timeout` seconds.
 
     The asks of one slot are decided in one script call on its node, atomically; an identity's counters lie in one
@@ -204,54 +183,27 @@ class ClusterStore:
         self._nodes: dict[Address, Node] = {}
         self._endpoint(spread.addresses[0])  # what can't be read raises here, at start
 
-    def decide(self, asks: Sequence[Ask], *, commit: bool = True) -> Reply:
-        """See `Store.decide`."""
+    def ask(self, request: StoreRequest) -> Reply:
+        """See `Store`."""
         deadline = time.monotonic() + self._timeout
+        asks, intent = request
         places = by_slot([ask.key for ask in asks])
         if len(places) == 1:
-            return self._inquire((asks, Intent(commit, slot=next(iter(places)))), deadline)
-        request = MultiSlotRequest(asks, places, commit=commit)
-        back = request.returns(self._inquire_all(request.requests, deadline))
-        return request.reply(self._inquire_all(back, deadline))
+            return self._ask((asks, _within(intent, next(iter(places)))), deadline)
+        whole = MultiSlotRequest(request, places)
+        back = whole.returns(self._ask_all(whole.requests, deadline))
+        return whole.reply(self._ask_all(back, deadline))
 
-    async def adecide(self, asks: Sequence[Ask], *, commit: bool = True) -> Reply:
-        """See `Store.decide`."""
+    async def aask(self, request: StoreRequest) -> Reply:
+        """See `Store`."""
         deadline = asyncio.get_running_loop().time() + self._timeout
+        asks, intent = request
         places = by_slot([ask.key for ask in asks])
         if len(places) == 1:
-            return await self._ainquire((asks, Intent(commit, slot=next(iter(places)))), deadline)
-        request = MultiSlotRequest(asks, places, commit=commit)
-        back = request.returns(await self._ainquire_all(request.requests, deadline))
-        return request.reply(await self._ainquire_all(back, deadline))
-
-    def forget(self, keys: Sequence[str]) -> None:
-        """See `Store.forget`."""
-        _insist(self._inquire_all(forgetting_all(keys), time.monotonic() + self._timeout))
-
-    async def aforget(self, keys: Sequence[str]) -> None:
-        """See `Store.forget`."""
-        _insist(await self._ainquire_all(forgetting_all(keys), asyncio.get_running_loop().time() + self._timeout))
-
-    def refund(self, asks: Sequence[Ask], charged_at: int) -> None:
-        """See `Store.refund`."""
-        _insist(self._inquire_all(refunds(asks, charged_at), time.monotonic() + self._timeout))
-
-    async def arefund(self, asks: Sequence[Ask], charged_at: int) -> None:
-        """See `Store.refund`."""
-        deadline = asyncio.get_running_loop().time() + self._timeout
-        _insist(await self._ainquire_all(refunds(asks, charged_at), deadline))
-
-    def charge(self, asks: Sequence[Ask], *, instead_of: int | None = None) -> int:
-        """See `Store.charge`."""
-        places = by_slot([ask.key for ask in asks])
-        results = self._inquire_all(charges(asks, places, instead_of), time.monotonic() + self._timeout)
-        return when(places, results)
-
-    async def acharge(self, asks: Sequence[Ask], *, instead_of: int | None = None) -> int:
-        """See `Store.charge`."""
-        places = by_slot([ask.key for ask in asks])
-        deadline = asyncio.get_running_loop().time() + self._timeout
-        return when(places, await self._ainquire_all(charges(asks, places, instead_of), deadline))
+            return await self._aask((asks, _within(intent, next(iter(places)))), deadline)
+        whole = MultiSlotRequest(request, places)
+        back = whole.returns(await self._aask_all(whole.requests, deadline))
+        return whole.reply(await self._aask_all(back, deadline))
 
     def keys(self, prefix: str) -> Iterator[str]:
         """See `Store.keys`. Each node is asked for its own, one after the other."""
@@ -287,12 +239,12 @@ class ClusterStore:
         for node in list(self._nodes.values()):
             await node.aclose()
 
-    def _inquire(self, request: StoreRequest, deadline: float) -> Reply:
+    def _ask(self, request: StoreRequest, deadline: float) -> Reply:
         """The reply of whoever serves the request's slot."""
         node, left = self._node(self._topology.serving(request[1].slot)), self._timeout
         for pause in _pauses():
             try:
-                return node.inquire(request, left)
+                return node.ask(request, left)
             except WrongNode as error:
                 node, request = self._follow(error, node, request)
             left = deadline - time.monotonic() - pause
@@ -302,18 +254,18 @@ class ClusterStore:
                 time.sleep(pause)
         raise _unsettled(request)
 
-    async def _ainquire(self, request: StoreRequest, deadline: float) -> Reply:
-        """The awaitable twin of `_inquire`; `deadline` is by the loop's clock."""
+    async def _aask(self, request: StoreRequest, deadline: float) -> Reply:
+        """The awaitable twin of `_ask`; `deadline` is by the loop's clock."""
         node = self._node(self._topology.serving(request[1].slot))
         try:
-            return await node.ainquire(request)
+            return await node.aask(request)
         except WrongNode as error:
             node, request = self._follow(error, node, request)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(deadline):
                 for pause in _pauses():
                     try:
-                        return await node.ainquire(request)
+                        return await node.aask(request)
                     except WrongNode as error:
                         node, request = self._follow(error, node, request)
                     await asyncio.sleep(pause)
@@ -330,41 +282,41 @@ class ClusterStore:
             self._topology.correct(intent.slot, address)
         return self._node(address), (asks, intent._replace(asking=error.asking))
 
-    def _inquire_all(self, requests: Sequence[StoreRequest], deadline: float) -> list[Result]:
+    def _ask_all(self, requests: Sequence[StoreRequest], deadline: float) -> list[Result]:
         """What becomes of each, all under way at once: the first in this thread, the others in threads of their own."""
         results: list[Result] = [_unsettled(request) for request in requests]
 
-        def inquire(place: int) -> None:
+        def ask_one(place: int) -> None:
             try:
-                results[place] = self._inquire(requests[place], deadline)
+                results[place] = self._ask(requests[place], deadline)
             except StoreUnavailable as error:
                 results[place] = error
 
         threads = []
         for place in range(1, len(requests)):
-            thread = threading.Thread(target=inquire, args=(place,), name="ratelimit_mw slot", daemon=True)
+            thread = threading.Thread(target=ask_one, args=(place,), name="ratelimit_mw slot", daemon=True)
             try:
                 thread.start()
             except RuntimeError:  # no more threads: one after the other, then
-                inquire(place)
+                ask_one(place)
             else:
                 threads.append(thread)
         if requests:
-            inquire(0)
+            ask_one(0)
         for thread in threads:
             thread.join()
         return results
 
-    async def _ainquire_all(self, requests: Sequence[StoreRequest], deadline: float) -> list[Result]:
-        """The awaitable twin of `_inquire_all`."""
+    async def _aask_all(self, requests: Sequence[StoreRequest], deadline: float) -> list[Result]:
+        """The awaitable twin of `_ask_all`."""
 
-        async def inquire(request: StoreRequest) -> Result:
+        async def ask_one(request: StoreRequest) -> Result:
             try:
-                return await self._ainquire(request, deadline)
+                return await self._aask(request, deadline)
             except StoreUnavailable as error:
                 return error
 
-        return await asyncio.gather(*map(inquire, requests))
+        return await asyncio.gather(*map(ask_one, requests))
 
     def _node(self, address: Address) -> Node:
         return self._nodes.get(address) or self._nodes.setdefault(
@@ -382,10 +334,9 @@ class ClusterStore:
         return Direct(self._url, max(HANDSHAKE_TIMEOUT, self._timeout), address)
 
 
-def _insist(results: Sequence[Result]) -> None:
-    for result in results:
-        if isinstance(result, StoreUnavailable):
-            raise result
+def open_store(settings: StorageSettings, clock: Clock | None) -> Store:
+    """The store of redis+cluster://."""
+    return ClusterStore(settings.url, timeout=settings.timeout, clock=clock)
 
 
 def _pauses() -> Iterator[float]:

@@ -10,9 +10,10 @@ from itertools import count
 from struct import Struct, error
 from typing import Any, NamedTuple
 
-from ratelimit_mw.algorithms import ALGORITHMS, NOTHING, PARTS, Part, lua, widened
+from ratelimit_mw.algorithms import ALGORITHMS, PARTS, Part, lua, widened
 from ratelimit_mw.errors import CounterError, Late, StoreUnavailable, WrongNode
-from ratelimit_mw.model import Ask, Outcome, Quota, Reply
+from ratelimit_mw.model import Outcome, Quota, Reply
+from ratelimit_mw.stores.base import DECIDE, StoreRequest
 
 SEVERAL = 1
 """The part for requests that want more than to take from one counter."""
@@ -51,40 +52,6 @@ def _constants(needed: Sequence[Part]) -> str:
 
 def _own(name: str) -> str:
     return files("ratelimit_mw.stores.redis").joinpath(f"{name}.lua").read_text(encoding="utf-8")
-
-
-class Intent(NamedTuple):
-    """What is to be done about a request's asks: to decide on them, unless it says something else.
-
-    `commit=False` looks without charging; `forget` drops the counters. With `charged_at` nothing is decided: what a
-    decision of that time charged is given back, and the outcomes are a look at what is left. With `insist` everything
-    is charged, and what was charged at that time is given back before; the outcomes are of no use. On a cluster all
-    keys lie in `slot`, and `asking` follows its redirection.
-    """
-
-    commit: bool = True
-    forget: bool = False
-    charged_at: int | None = None
-    slot: int = 0
-    asking: bool = False
-    insist: bool = False
-
-
-DECIDE = Intent()
-
-StoreRequest = tuple[Sequence[Ask], Intent]
-"""One request's asks, decided together: a plain pair, for one is made for each request."""
-
-
-def charging(asks: Sequence[Ask], instead_of: int | None, slot: int = 0) -> StoreRequest:
-    """The request that charges these asks, over the limit too."""
-    wide = [ask._replace(quota=widened(ask.quota)) for ask in asks]
-    return wide, Intent(charged_at=instead_of, insist=True, slot=slot)
-
-
-def forgetting(keys: Sequence[str], slot: int = 0) -> StoreRequest:
-    """The request that makes these counters as if unused."""
-    return [Ask(key, NOTHING) for key in keys], Intent(forget=True, slot=slot)
 
 
 def away(result: object) -> bool:
@@ -172,6 +139,8 @@ def encode(requests: Sequence[StoreRequest], now: int | None, number: int | None
         common = 0 if commit else _PEEK
         if forget or insist or charged_at is not None:
             common |= _FORGET * forget | _INSIST * insist | _REFUND * (charged_at is not None)
+            if insist:  # what must not be denied may go into debt
+                asks = [ask._replace(quota=widened(ask.quota)) for ask in asks]  # noqa: PLW2901
         for key, quota, cost, shadow in asks:
             keys.append(key.encode())
             known = _packed.get(id(quota))

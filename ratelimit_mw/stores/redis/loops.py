@@ -9,7 +9,8 @@ from time import monotonic
 
 from ratelimit_mw.errors import Late, StoreUnavailable
 from ratelimit_mw.model import Reply
-from ratelimit_mw.stores.redis.codec import MOST, Conversation, StoreRequest, away
+from ratelimit_mw.stores.base import StoreRequest
+from ratelimit_mw.stores.redis.codec import MOST, Conversation, away
 from ratelimit_mw.stores.redis.connection import GRACE
 from ratelimit_mw.stores.redis.streaming import Streaming
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from ratelimit_mw.errors import Late, NoAnswer
 from ratelimit_mw.model import Reply
-from ratelimit_mw.stores.redis.codec import StoreRequest
+from ratelimit_mw.stores.base import StoreRequest
 from ratelimit_mw.stores.redis.threads import ThreadBatcher
 
 _FAR = 0.4

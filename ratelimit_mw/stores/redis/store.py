@@ -8,24 +8,20 @@ import random
 import threading
 import time
 import weakref
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 from ratelimit_mw.algorithms import NOTHING
 from ratelimit_mw.clock import Clock
 from ratelimit_mw.errors import CounterError, StoreUnavailable
 from ratelimit_mw.model import Ask, Reply
 from ratelimit_mw.process_local import event, lazy, reset_after_fork
+from ratelimit_mw.settings import StorageSettings
+from ratelimit_mw.stores.base import Intent, Store, StoreRequest
 from ratelimit_mw.stores.redis.codec import (
-    DECIDE,
     Conversation,
-    Intent,
-    StoreRequest,
     away,
-    charging,
     converse,
-    forgetting,
 )
 from ratelimit_mw.stores.redis.connection import FIRST_CONNECTION, HANDSHAKE_TIMEOUT, Blocking
 from ratelimit_mw.stores.redis.endpoint import SCHEME, Direct, Endpoint, Sentinels, shown
@@ -136,7 +132,7 @@ _AWAY = "the store is away"
 _PROBE = replace(NOTHING, limit=1_000_000_000, period=1_000_000)
 
 
-class Server:
+class Server(Store):
     """Asks the server at `endpoint`, called `name` in the log, within `timeout` seconds for each request.
 
     Threads share one connection and each running event loop has its own; both carry together what waits
@@ -192,7 +188,7 @@ class Server:
         """True while the server is left alone."""
         return self._breaker.open
 
-    def inquire(self, request: StoreRequest, timeout: float | None = None) -> Reply:
+    def ask(self, request: StoreRequest, timeout: float | None = None) -> Reply:
         """The server's reply within the timeout, its own or the one given, or StoreUnavailable."""
         breaker = self._breaker
         if breaker.open:
@@ -204,8 +200,8 @@ class Server:
             self._learn(error, request, breaker, seen)
             raise
 
-    async def ainquire(self, request: StoreRequest) -> Reply:
-        """The awaitable twin of `inquire`, within the server's own timeout."""
+    async def aask(self, request: StoreRequest) -> Reply:
+        """The awaitable twin of `ask`, within the server's own timeout."""
         breaker = self._breaker
         if breaker.open:
             raise StoreUnavailable(_AWAY)
@@ -300,9 +296,6 @@ _inherited: list[object] = []
 """What a fork's child got from its parent and must neither use nor close."""
 
 
-_LOOK = Intent(commit=False)
-
-
 class RedisStore(Server):
     """Decides in one script call on `url`: redis://, rediss://, unix:// or redis+sentinel://.
 
@@ -314,34 +307,7 @@ class RedisStore(Server):
         endpoint = Sentinels(url, patience) if url.startswith(SCHEME) else Direct(url, patience)
         super().__init__(endpoint, shown(url), timeout=timeout, clock=clock)
 
-    def decide(self, asks: Sequence[Ask], *, commit: bool = True) -> Reply:
-        """See `Store.decide`."""
-        return self.inquire((asks, DECIDE if commit else _LOOK))
 
-    def adecide(self, asks: Sequence[Ask], *, commit: bool = True) -> Coroutine[Any, Any, Reply]:
-        """See `Store.decide`."""
-        return self.ainquire((asks, DECIDE if commit else _LOOK))
-
-    def forget(self, keys: Sequence[str]) -> None:
-        """See `Store.forget`."""
-        self.inquire(forgetting(keys))
-
-    async def aforget(self, keys: Sequence[str]) -> None:
-        """See `Store.forget`."""
-        await self.ainquire(forgetting(keys))
-
-    def refund(self, asks: Sequence[Ask], charged_at: int) -> None:
-        """See `Store.refund`."""
-        self.inquire((asks, Intent(charged_at=charged_at)))
-
-    async def arefund(self, asks: Sequence[Ask], charged_at: int) -> None:
-        """See `Store.refund`."""
-        await self.ainquire((asks, Intent(charged_at=charged_at)))
-
-    def charge(self, asks: Sequence[Ask], *, instead_of: int | None = None) -> int:
-        """See `Store.charge`."""
-        return self.inquire(charging(asks, instead_of)).now
-
-    async def acharge(self, asks: Sequence[Ask], *, instead_of: int | None = None) -> int:
-        """See `Store.charge`."""
-        return (await self.ainquire(charging(asks, instead_of))).now
+def open_store(settings: StorageSettings, clock: Clock | None) -> Store:
+    """The store of redis://, rediss://, unix:// and redis+sentinel://."""
+    return RedisStore(settings.url, timeout=settings.timeout, clock=clock)

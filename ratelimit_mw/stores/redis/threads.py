@@ -22,7 +22,8 @@ from collections.abc import Callable, Sequence
 
 from ratelimit_mw.errors import NoAnswer, StoreUnavailable
 from ratelimit_mw.model import Reply
-from ratelimit_mw.stores.redis.codec import MOST, Batch, Conversation, StoreRequest, away
+from ratelimit_mw.stores.base import StoreRequest
+from ratelimit_mw.stores.redis.codec import MOST, Batch, Conversation, away
 from ratelimit_mw.stores.redis.connection import GRACE, Blocking, Exchange
 
 _LOST = 1.0

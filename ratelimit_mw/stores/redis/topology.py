@@ -10,11 +10,11 @@ from redis.crc import key_slot
 
 from ratelimit_mw.errors import CounterError, Redirected, StoreUnavailable, WrongNode
 from ratelimit_mw.model import Reply
+from ratelimit_mw.stores.base import StoreRequest
 from ratelimit_mw.stores.redis.codec import (
     Command,
     Conversation,
     Message,
-    StoreRequest,
     called,
     decode,
     encode,
