@@ -139,11 +139,15 @@ def test_an_explanation_names_it(added):
     [
         pytest.param(
             {"consistency": "lease"},
-            "not with gcra_again: what is charged early or late is refilled early or late (write algorithm: "
-            "fixed_window, sliding_window or bucketed_window)",
+            "can't be combined with gcra_again: a charge at another time would be refilled at another time "
+            "(write algorithm: fixed_window, sliding_window or bucketed_window)",
             id="a lease",
         ),
-        pytest.param({"consistency": "write_back"}, "not with gcra_again: what is charged", id="a write-back"),
+        pytest.param(
+            {"consistency": "write_back"},
+            "can't be combined with gcra_again: a charge at another time",
+            id="a write-back",
+        ),
         pytest.param({"buckets": 10}, "gcra_again has no buckets", id="buckets"),
         pytest.param({"max_wait": "1s"}, "with gcra_again no request waits", id="a wait"),
         pytest.param({"burst": 1, "cost": 2}, "a cost of 2 can never fit into a burst of 1", id="a cost"),
@@ -219,7 +223,7 @@ def test_an_algorithm_that_is_incomplete_is_an_error_at_once(package, files, err
 def test_a_description_that_says_nothing_of_leases_refuses_them(package):
     algorithms.add(package(module=re.sub(r", no_\w+=_NO_LEASE", "", MODULE)))
     try:
-        with pytest.raises(ConfigurationError, match="not with gcra_again: it is not known to count"):
+        with pytest.raises(ConfigurationError, match="can't be combined with gcra_again: its description does not say"):
             load_rules({**FILE, "rules": [{**RULE, "consistency": "lease"}]})
     finally:
         algorithms.remove("gcra_again")

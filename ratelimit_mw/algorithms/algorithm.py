@@ -32,7 +32,7 @@ Admits = Callable[[Quota, int], int]
 GREATEST = 4_000_000_000
 """The most that a debt may bring a count to: counts are stored in four bytes."""
 
-_NOT_STATED = "it is not known to count a request alike wherever in its window it comes"
+_NOT_STATED = "its description does not say that a charge counts alike anywhere in its window"
 
 
 @dataclass(frozen=True, slots=True)

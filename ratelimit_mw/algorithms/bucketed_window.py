@@ -88,7 +88,7 @@ ALGORITHM = Algorithm(
     refund=refund,
     has_buckets=True,
     no_lease="",
-    no_write_back="it is chosen for never admitting too many, and write_back may",
+    no_write_back="it never exceeds its limit, but write_back may",
     admits=admitted_anywhere,
     never_denies=_never_denies,
 )

@@ -35,7 +35,7 @@ ALGORITHM = Algorithm(
     refund=refund,
     requires=("bucketed_window",),
     in_flight=True,
-    no_lease="what is in flight has to be given back one by one",
-    no_write_back="what is in flight has to be given back one by one",
-    no_shards="what is in flight has one place",
+    no_lease="requests in flight are returned one by one",
+    no_write_back="requests in flight are returned one by one",
+    no_shards="requests in flight need a single counter",
 )

@@ -63,7 +63,7 @@ ALGORITHM = Algorithm(
     has_burst=True,
     can_wait=True,
     queue=True,
-    no_lease="how long a request has to wait is known to the store alone",
-    no_write_back="how long a request has to wait is known to the store alone",
-    no_shards="a queue has one place",
+    no_lease="only the store knows how long a request must wait",
+    no_write_back="only the store knows how long a request must wait",
+    no_shards="a queue needs a single counter",
 )

@@ -77,8 +77,8 @@ ALGORITHM = Algorithm(
     also_called=("gcra",),
     has_burst=True,
     can_wait=True,
-    no_lease="what is charged early or late is refilled early or late",
-    no_write_back="what is charged early or late is refilled early or late",
+    no_lease="a charge at another time would be refilled at another time",
+    no_write_back="a charge at another time would be refilled at another time",
     admits=_admits,
     never_denies=_never_denies,
 )

@@ -636,10 +636,9 @@ class TestWarnings:
 
     def test_entries_that_no_request_sends(self, caplog):
         text = "descriptors:\n  - {key: a, value: b, rate_limit: {unit: day, requests_per_unit: 1}}\n"
-        hint = "(attributes: says where a request's entries come from, entries: which are sent)"
-        assert self.said(text, caplog) == [
-            f"3:36: descriptors[0].rate_limit: no request sends the entries of 'a=b': only check([...]) can {hint}"
-        ]
+        hint = "(attributes: defines the values of entries, entries: defines which are sent)"
+        message = "no request sends the entries of 'a=b': only check([...]) can send them"
+        assert self.said(text, caplog) == [f"3:36: descriptors[0].rate_limit: {message} {hint}"]
 
     def test_a_user_without_a_source(self, caplog):
         limits = "rate_limit: {unit: day, requests_per_unit: 1}"
@@ -650,12 +649,12 @@ class TestWarnings:
     def test_a_name_that_no_limit_has(self, caplog):
         text = "descriptors:\n  - {key: method, value: GET, rate_limit: {unlimited: true, replaces: [{name: x}]}}\n"
         assert self.said(text, caplog) == [
-            "3:43: descriptors[0].rate_limit: replaces 'x', and no limit in this file has that name"
+            "3:43: descriptors[0].rate_limit: replaces 'x', but no limit in this file has that name"
         ]
 
     def test_an_address_that_no_request_has(self, caplog):
         limits = "rate_limit: {unit: day, requests_per_unit: 1}"
         text = f"descriptors:\n  - {{key: remote_address, value: '2001:db8::1', {limits}}}\n"
         assert self.said(text, caplog) == [
-            "3:34: descriptors[0].value: requests send this address as 2001:db8::/64, and so never match '2001:db8::1'"
+            "3:34: descriptors[0].value: never matches: requests have it as 2001:db8::/64, not as '2001:db8::1'"
         ]

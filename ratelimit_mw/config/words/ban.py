@@ -1,4 +1,4 @@
-"""`ban`: what many denials by a rule bring, and what it cannot be combined with."""
+"""`ban`: after many denials by a rule, the rule denies the client everything for a time."""
 
 import re
 from dataclasses import replace
@@ -29,7 +29,7 @@ _ONE_OF_THEM = "leave one of the two out"
 
 
 class BanSpec(NamedTuple):
-    """What a rule says of its bans: see `model.Ban`, which has the prefix of their keys as well."""
+    """The bans of a rule, in denials and microseconds. See `model.Ban`, which also has the prefix of their keys."""
 
     after: int = 1
     within: int = SECOND
@@ -39,7 +39,7 @@ class BanSpec(NamedTuple):
 
 
 def read_ban(node: Node) -> BanSpec:
-    """The bans that `node` states. Raises `Invalid` with everything that is wrong in it."""
+    """Read a ban. Raises `Invalid` with every error in it."""
     if not isinstance(node, Map):
         raise Invalid.at(None, f"must be a mapping, not {kind(node)}", _FORM)
     invalid = Invalid()
@@ -61,7 +61,7 @@ def read_ban(node: Node) -> BanSpec:
 
 
 def _denials(node: Node) -> tuple[int, int]:
-    """How many denials, and within which time."""
+    """Return the number of denials, and the time within which they count (microseconds)."""
     written = _text(node)
     found = _AFTER.fullmatch(written.strip())
     if found is None:
@@ -71,10 +71,10 @@ def _denials(node: Node) -> tuple[int, int]:
         raise Invalid.at(node.place, f"{found[1]} denials are out of range", f"from 1 to {_MOST_DENIALS}")
     if found[2] is None and after > 1:
         hint = f"as {after} denials in 1 minute"
-        raise Invalid.at(node.place, f"{quoted(written)} does not say within which time", hint)
+        raise Invalid.at(node.place, f"{quoted(written)} lacks the time within which the denials count", hint)
     within = SECOND if found[2] is None else _time(node.place, found[2])
     if within > _LONGEST_WINDOW:
-        raise Invalid.at(node.place, f"denials of {spell_duration(within)} are too many to remember", "at most 30 days")
+        raise Invalid.at(node.place, f"denials can't be counted over {spell_duration(within)}", "at most 30 days")
     return after, within
 
 
@@ -85,10 +85,10 @@ def _lasts(node: Node) -> int:
 
 
 def _growth(node: Node, lasts: int) -> tuple[int, int]:
-    """How many times longer each ban is than the one before, and how long it is at most."""
+    """Return the factor by which each ban is longer than the one before, and the longest ban (microseconds)."""
     found = _GROWING.fullmatch(_text(node).strip())
     if found is None:
-        raise Invalid.at(node.place, f"must say how bans grow, not {kind(node)}", _GROWING_FORM)
+        raise Invalid.at(node.place, f"must be a factor and a longest ban, not {kind(node)}", _GROWING_FORM)
     growth = int(found[1]) if len(found[1]) < 10 else 0
     if not 2 <= growth <= _MOST_GROWTH:
         raise Invalid.at(node.place, f"{found[1]}x is out of range", f"from 2x to {_MOST_GROWTH}x")
@@ -106,7 +106,7 @@ def _time(place: Place, written: str) -> int:
         hint = error.hint if error.hint.startswith(("did you", "known")) else _TIME_FORM
         raise Invalid.at(place, str(error), hint) from None
     if found > _LONGEST:
-        raise Invalid.at(place, f"{spell_duration(found)} are too long for a ban", "at most 1 year")
+        raise Invalid.at(place, f"a ban of {spell_duration(found)} is too long", "at most 1 year")
     return found
 
 
@@ -120,19 +120,19 @@ def _alter(quota: Quota, rule: Values, prefix: str) -> Quota:
 
 
 def _validate(rule: Values, problems: Problems) -> None:
-    """Report bans that could never come, and those whose denials would be made where they are not counted."""
+    """Report bans that can never begin, and bans whose denials would not all be counted in one place."""
     if rule[BAN] is None:
         return
     place = rule.place("ban")
-    # An override, whose place has no `ban`, may well lift the limit: its client is not banned either.
+    # An override may lift the limit: it is not the place of `ban`, and its client is never banned.
     if rule.states("ban") and "limit" not in rule.dropped and not rule[LIMIT].all():
-        problems.add(place, "a rule without a limit denies nobody, and so bans nobody", "leave it out")
+        problems.add(place, "a rule without a limit never denies, so it can't ban", "leave it out")
     if rule[CONSISTENCY] != "strict" or rule[SHARDS] > 1:
         word = "consistency" if rule[CONSISTENCY] != "strict" else "shards"
-        message = "not with a ban: each denial has to be counted in one place"
+        message = "can't be combined with ban: all denials must be counted in one place"
         problems.add(rule.place(word), message, _ONE_OF_THEM)
     if rule[ON_LIMIT] == "defer":
-        message = "not with on_limit: what is carried out later is not denied, and should bring nobody nearer to a ban"
+        message = "can't be combined with on_limit: defer: a deferred request is not denied, and must not lead to a ban"
         problems.add(place, message, _ONE_OF_THEM)
 
 
@@ -150,7 +150,7 @@ BAN: Word[BanSpec | None] = Word(
         "required": ["after", "for"],
         "additionalProperties": False,
     },
-    about="After how many denials the rule denies a client everything for a time, and for how long.",
+    about="After how many denials the rule bans a client, and for how long. A ban denies every request of the client.",
     validate=_validate,
     alter=_alter,
 )

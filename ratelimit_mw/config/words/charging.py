@@ -1,4 +1,4 @@
-"""`cost` and `count`: what a request takes, and which responses are charged."""
+"""`cost` and `count`: how much a request is charged, and for which responses."""
 
 import logging
 import re
@@ -25,29 +25,32 @@ _FORM = "write a whole number, an attribute, python:package.module:function or r
 
 
 class Cost(NamedTuple):
-    """`fixed`, or what `source` says. A request whose source says nothing costs 1, which is `fixed` then."""
+    """The cost of a request: `fixed`, or the value of `source`.
+
+    With a source, `fixed` is 1: the cost of a request without a value.
+    """
 
     fixed: int = 1
     source: str = ""
 
     @property
     def header(self) -> str:
-        """The response's header that says it, in lower case; empty where none does."""
+        """The response header that contains the cost, in lower case. Empty if the cost is not in a response."""
         return self.source.removeprefix(_RESPONSE).strip().lower() if self.source.startswith(_RESPONSE) else ""
 
 
 def read_cost(node: Node) -> Cost:
-    """The cost that `node` states. Raises `Invalid`."""
+    """Read a cost. Raises `Invalid`."""
     if not isinstance(node, Scalar) or not isinstance(node.value, str) or not _NAME.match(node.text.strip()):
         return Cost(readers.whole_between(0, MOST)(node))
     cost = Cost(1, node.text.strip())
     if cost.source.startswith(_RESPONSE) and not readers.TOKEN.fullmatch(cost.header):
-        raise Invalid.at(None, f"{quoted(cost.header)} is no name of a header", "as response:X-Cost")
+        raise Invalid.at(None, f"{quoted(cost.header)} is not a header name", "as response:X-Cost")
     return cost
 
 
 def compile_cost(rule: Values, attributes: Attributes, problems: Problems) -> Weigh | None:
-    """What finds a request's cost in the request; None where it is fixed, or known from the response only."""
+    """Return a function from a request to its cost. None if the cost is fixed, or known only from the response."""
     cost = rule[COST]
     source = cost.source
     if not source or cost.header:
@@ -66,7 +69,7 @@ def compile_cost(rule: Values, attributes: Attributes, problems: Problems) -> We
 
 
 def cost_after(cost: Cost) -> CostAfter | None:
-    """What finds a request's cost in the headers of its response; None where it was known before."""
+    """Return a function from a response's headers to the cost. None if the cost does not depend on the response."""
     header = cost.header
     if not header:
         return None
@@ -84,7 +87,7 @@ def _weighing(read: Reader, source: str) -> Weigh:
 
 
 class _Number:
-    """Reads costs. The first text that is not a cost is logged, without the text itself, which may be secret."""
+    """Reads costs. The first invalid one is logged, without its text, because the text may be secret."""
 
     def __init__(self, source: str) -> None:
         self._source = source
@@ -95,7 +98,7 @@ class _Number:
             return 1
         digits = text.strip()
         if digits.isascii() and digits.isdigit():
-            # One more than the largest cost is one that no limit admits.
+            # No limit admits more than MOST, so a larger cost is cut to one that is denied.
             return min(int(digits.lstrip("0")[:11] or "0"), MOST + 1)
         if not self._logged:
             self._logged = True
@@ -107,11 +110,11 @@ def _validate(rule: Values, problems: Problems) -> None:
     if not rule[COST].header:
         return
     if is_concurrent(rule):
-        message = "what is in flight has no response yet: a concurrent limit can't wait for its cost"
-        hint = "leave it out" if is_concurrent_only(rule) else "make two rules of it"
+        message = "can't be combined with a concurrent limit: its cost must be known before the response"
+        hint = "leave it out" if is_concurrent_only(rule) else "split it into two rules"
         problems.add(rule.place("cost"), message, hint)
     if rule[ON_DEMAND]:
-        message = f"not with on_demand: {CHARGED_AT_ONCE}, before there is a response"
+        message = f"can't be combined with on_demand: {CHARGED_AT_ONCE}, before the response is known"
         problems.add(rule.place("cost"), message)
 
 
@@ -126,7 +129,7 @@ COST: Word[Cost] = Word(
             {**kinds.TEXT, "examples": ["header:X-Cost", "python:package.module:function", "response:X-Cost"]},
         ]
     },
-    about="What a request takes: a whole number, an attribute, a python: function, or a header of its response.",
+    about="The cost of a request: a whole number, an attribute, a python: function, or a header of its response.",
     compared=True,
     validate=_validate,
     fields=lambda rule, _file: {"cost_after": cost_after(rule[COST])},
@@ -140,7 +143,7 @@ _LEAST, _MOST = 100, 599
 
 
 def read_count(node: Node) -> frozenset[int]:
-    """The statuses that `node` states. Raises `Invalid`."""
+    """Read the statuses that are charged. Raises `Invalid`."""
     if not isinstance(node, Map):
         raise Invalid.at(None, f"must be a mapping, not {kind(node)}", _COUNT_FORM)
     invalid = Invalid()
@@ -152,12 +155,12 @@ def read_count(node: Node) -> frozenset[int]:
     status = node.get("status")
     found: set[int] = set()
     if isinstance(status, Items) and not status:
-        invalid.add(status.place, "an empty list would charge nobody")
+        invalid.add(status.place, "with an empty list, no request would be charged")
     for item in status if isinstance(status, Items) else () if status is None else (status,):
         with invalid.gathering():
             found.update(_statuses(item))
     if len(found) > _MOST - _LEAST:
-        invalid.add(node.place, "every status counts", "leave count out")
+        invalid.add(node.place, "every status would be charged, as it is without count", "leave count out")
     invalid.finish()
     return frozenset(found)
 
@@ -188,11 +191,11 @@ def _validate_count(rule: Values, problems: Problems) -> None:
     if rule[COUNT] is None:
         return
     if is_concurrent(rule):
-        message = "what is in flight has no status yet: a concurrent limit counts everything"
-        hint = "leave count out" if is_concurrent_only(rule) else "make two rules of it"
+        message = "can't be combined with a concurrent limit: a request in flight has no status yet"
+        hint = "leave count out" if is_concurrent_only(rule) else "split it into two rules"
         problems.add(rule.place("count"), message, hint)
     if rule[ON_DEMAND]:
-        message = f"not with on_demand: {CHARGED_AT_ONCE}, whatever its response will be"
+        message = f"can't be combined with on_demand: {CHARGED_AT_ONCE}, before the status is known"
         problems.add(rule.place("count"), message)
 
 
@@ -210,7 +213,7 @@ COUNT: Word[frozenset[int] | None] = Word(
         "required": ["status"],
         "additionalProperties": False,
     },
-    about="Which responses are charged, by their status; the charge of any other is given back.",
+    about="The statuses of the responses that are charged. The charge of any other response is refunded.",
     validate=_validate_count,
     alter=_alter,
     fields=lambda rule, _file: {"counts": rule[COUNT]},

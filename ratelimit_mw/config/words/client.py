@@ -1,4 +1,4 @@
-"""`client` and `attributes`: who a client is; and `by`: what a rule counts by."""
+"""`client` and `attributes`: how clients are identified; `by`: what a rule counts by."""
 
 import re
 
@@ -14,11 +14,11 @@ from ratelimit_mw.settings import ClientSettings
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 _TAKEN = ("ip", "remote_address", "user", "tier", "method", "methods", "path", "host", "route", "global", "connection")
-_STAND_IN = "header:x"  # in place of a source that is wrong, so that the rules that name it are not wrong as well
+_VALID_SOURCE = "header:x"  # replaces an invalid source, so that the rules that use it are not reported as well
 
 
 def client_settings(file: Values, domain: str, problems: Problems) -> ClientSettings:
-    """How a client is known, with the attributes of the file."""
+    """Return the settings of `client`, with the attributes of the file."""
     client = file[CLIENT]
     return ClientSettings(
         domain=domain,
@@ -36,7 +36,7 @@ def client_settings(file: Values, domain: str, problems: Problems) -> ClientSett
 def compile_client(
     file: Values, domain: str, problems: Problems, logged: set[str] | None = None
 ) -> tuple[ClientSettings, Attributes]:
-    """The client's settings, and the attributes that rules may name. `logged`: see `Attributes`."""
+    """Return the settings of `client`, and the attributes that rules may use. For `logged` see `Attributes`."""
     settings = client_settings(file, domain, problems)
     return settings, Attributes(settings, logged)
 
@@ -46,12 +46,12 @@ def _named(file: Values, problems: Problems) -> dict[str, str]:
     for name, source in file[ATTRIBUTES].items():
         place = file.place("attributes", name)
         if name in _TAKEN:
-            problems.add(place, f"every request has the attribute {quoted(name)}", "choose another name")
+            problems.add(place, f"the attribute {quoted(name)} is built in", "choose another name")
         elif not _NAME.fullmatch(name):
             hint = "letters, digits, '_', '-' and '.', at most 64"
-            problems.add(place, f"{quoted(name)} is no name for an attribute", hint)
+            problems.add(place, f"{quoted(name)} is not an attribute name", hint)
         else:
-            named[name] = _source(source, place, problems) or _STAND_IN
+            named[name] = _source(source, place, problems) or _VALID_SOURCE
     return named
 
 
@@ -62,38 +62,40 @@ def _source(text: str | None, place: Place, problems: Problems) -> str | None:
         sources.compiled(text)
     except ValueError as error:
         problems.add(place, str(error))
-        return _STAND_IN
+        return _VALID_SOURCE
     return text
 
 
 _TRUSTED_PROXIES = kinds.several(
-    "trusted_proxies", readers.network, "The proxies whose word about the client's address is taken.", empty=True
+    "trusted_proxies", readers.network, "The proxies that are trusted to report the client's address.", empty=True
 )
-_TRUSTED_HOPS = kinds.number("trusted_hops", 0, 32, 0, "How many proxies stand before the app, whatever their address.")
+_TRUSTED_HOPS = kinds.number(
+    "trusted_hops", 0, 32, 0, "The number of proxies in front of the app, whatever their addresses."
+)
 _IP_HEADER = kinds.text(
-    "ip_header", "The header in which a trusted proxy names the client.", "X-Forwarded-For", readers.header_name
+    "ip_header", "The header in which trusted proxies report the client.", "X-Forwarded-For", readers.header_name
 )
-_IPV6_PREFIX = kinds.number("ipv6_prefix", 1, 128, 64, "How many bits of an IPv6 address tell clients apart.")
+_IPV6_PREFIX = kinds.number("ipv6_prefix", 1, 128, 64, "The number of leading bits that identify an IPv6 client.")
 USER = kinds.optional_text(
     "user",
     f"Where the user comes from: {' '.join(f'{source}:' for source in sources.SOURCES)} with a name behind it, as"
     " header:Authorization or python:package.module:function.",
 )
 TIER = kinds.optional_text(
-    "tier", "Where the client's tier comes from; set by your gateway, for clients forge headers."
+    "tier", "Where the client's tier comes from. Your gateway must set it, because clients can forge headers."
 )
-_SECRET = kinds.text("secret", "Keys the hashes of what clients send; the same in every process.")
+_SECRET = kinds.text("secret", "The key of the hashes of users, tokens and cookies. The same in every process.")
 
 CLIENT = section_word(
     "client",
     Section(
         "Client",
-        "How a client is known.",
+        "How clients are identified.",
         (_TRUSTED_PROXIES, _TRUSTED_HOPS, _IP_HEADER, _IPV6_PREFIX, USER, TIER, _SECRET),
     ),
 )
 
-ATTRIBUTES = texts_word("attributes", "Attributes of your own: a name, and the source that it comes from.")
+ATTRIBUTES = texts_word("attributes", "Your own attributes: a name, and the source of its value.")
 
 
 _WITHOUT_ATTRIBUTE = ("global", "route", "connection")
@@ -102,7 +104,7 @@ _WITHOUT_ATTRIBUTE = ("global", "route", "connection")
 def compile_by(
     rule: Values, templates: tuple[Template, ...], attributes: Attributes, problems: Problems
 ) -> tuple[Identifier, ...]:
-    """One identifier for each entry of the rule's `by`."""
+    """Return one identifier for each entry of the rule's `by`."""
     identifiers: list[Identifier] = []
     seen: set[str] = set()
     for index, entry in enumerate(rule[BY]):
@@ -125,10 +127,10 @@ def _faults(entry: str, templates: tuple[Template, ...], attributes: Attributes)
     for part in attributes_of(entry):
         if not part:
             hint = "as ip+user, user|ip, or global" if entry.strip() else "as ip, user or global"
-            return [(f"{quoted(entry)} lacks an attribute", hint)]
+            return [(f"an attribute is missing in {quoted(entry)}", hint)]
         if part == "route" and not templates:
-            message = "'route' is the template that matched, and this rule has no match.path"
-            found.append((message, "add one, or write path"))
+            message = "'route' is the path template that matched, but this rule has no match.path"
+            found.append((message, "add match.path, or write path"))
         elif part.startswith("path:") and templates and part.removeprefix("path:") not in parameters:
             message = f"no template of match.path has the parameter {{{part.removeprefix('path:')}}}"
             known = [f"path:{name}" for name in sorted(parameters)]
@@ -140,9 +142,9 @@ def _faults(entry: str, templates: tuple[Template, ...], attributes: Attributes)
 
 
 def _instead(part: str) -> str:
-    """The hint for what is meant for several attributes, or for a header's name."""
+    """Return the hint for a text that looks like several attributes or like a header name."""
     if re.search("[,&]| and ", part):
-        return "write [ip, user] for a counter each, ip+user for one of both, user|ip for the first there is"
+        return "write [ip, user] for one counter each, ip+user for the pair, user|ip for the first that is present"
     return f"did you mean 'header:{part}'?" if re.match("x-|authorization$", part, re.IGNORECASE) else ""
 
 

@@ -1,4 +1,4 @@
-"""`consistency` and `shards`: where a rule's counters are kept, and which rules allow which."""
+"""`consistency` and `shards`: where a rule's counters are kept, and which rules may use them."""
 
 from dataclasses import replace
 from typing import Literal
@@ -15,40 +15,40 @@ from ratelimit_mw.model import Quota
 
 
 def _validate_consistency(rule: Values, problems: Problems) -> None:
-    """Report a consistency that the rule's algorithm can't have."""
+    """Report a consistency that the rule's algorithm does not support."""
     consistency = rule[CONSISTENCY]
     if consistency != "strict":
         algorithm = ALGORITHMS[rule[ALGORITHM]]
         why = algorithm.no_lease if consistency == "lease" else algorithm.no_write_back
         if why:
-            message = f"not with {rule[ALGORITHM]}: {why}"
+            message = f"can't be combined with {rule[ALGORITHM]}: {why}"
             problems.add(rule.place("consistency"), message, _instead(algorithm, lease=consistency == "lease"))
         _validate_what_comes_back(rule, "consistency", problems)
 
 
 def _instead(algorithm: Algorithm, *, lease: bool) -> str:
     if algorithm.queue or algorithm.in_flight:
-        return "leave it out"  # another algorithm would be no queue, and not count what is in flight
+        return "leave it out"  # no other algorithm is a queue, or counts requests in flight
     others = named(lambda other: not (other.no_lease if lease else other.no_write_back))
     return f"write algorithm: {others}" + ("" if algorithm.no_lease else ", or consistency: lease")
 
 
 def _validate_shards(rule: Values, problems: Problems) -> None:
-    """Report shards that make no sense."""
+    """Report shards that the rule cannot have."""
     place, shards = rule.place("shards"), rule[SHARDS]
     if shards < 2:
         return
     if rule[CONSISTENCY] != "strict":
-        message = f"shards spread the calls that {rule[CONSISTENCY]} saves: a rule has one or the other"
-        problems.add(place, message, "leave shards out: with fewer calls there is nothing left to spread")
+        message = f"can't be combined with consistency: {rule[CONSISTENCY]}"
+        problems.add(place, message, "leave shards out: the store gets too few calls to spread them")
         return
     _validate_what_comes_back(rule, "shards", problems)
-    why = ALGORITHMS[rule[ALGORITHM]].no_shards or (rule[MAX_WAIT] is not None and "a queue has one place")
+    why = ALGORITHMS[rule[ALGORITHM]].no_shards or (rule[MAX_WAIT] is not None and "a queue needs a single counter")
     if why:
-        problems.add(place, f"{why}, and can't be spread over {shards}", "leave shards out")
+        problems.add(place, f"{why}, so it can't have {shards} shards", "leave shards out")
         return
     fixed = rule[COST].fixed
-    # An override has fewer shards where its limit is small, and so is not held to this.
+    # The limit of an override is not checked: an override with a small limit has fewer shards.
     for window, _ in rule[LIMIT].all() if rule.states("shards") else ():
         for whole, what in ((window.limit, "limit"), (window.burst or rule[BURST] or 0, "burst")):
             if 0 < whole < shards:
@@ -61,15 +61,15 @@ def _validate_shards(rule: Values, problems: Problems) -> None:
 
 
 def _validate_what_comes_back(rule: Values, word: str, problems: Problems) -> None:
-    """Report limits whose charges have to come back to where they were taken."""
+    """Report limits whose charges may be refunded, because a refund must reach the counter that was charged."""
     if is_concurrent(rule) and not ALGORITHMS[rule[ALGORITHM]].in_flight:
-        message = "not with a concurrent limit: what is in flight is counted in one place, one by one"
-        hint = "leave it out" if is_concurrent_only(rule) else "make two rules of it"
+        message = "can't be combined with a concurrent limit: requests in flight are counted in one place, one by one"
+        hint = "leave it out" if is_concurrent_only(rule) else "split it into two rules"
         problems.add(rule.place(word), message, hint)
     if rule[COUNT] is not None or rule[COST].header:
-        what = "count" if rule[COUNT] is not None else "a cost that the response tells"
-        message = "what is taken here may come back later, and has to come back to where it was taken"
-        problems.add(rule.place(word), f"not with {what}: {message}")
+        what = "count" if rule[COUNT] is not None else "cost: response:…"
+        message = "a charge may be refunded later, and the refund must reach the counter that was charged"
+        problems.add(rule.place(word), f"can't be combined with {what}: {message}")
 
 
 def _keep(quota: Quota, rule: Values, _prefix: str) -> Quota:
@@ -88,7 +88,7 @@ CONSISTENCY: Word[Literal["strict", "lease", "write_back"]] = kinds.choice(
     "consistency",
     ("strict", "lease", "write_back"),
     "strict",
-    "Where requests are decided: on the store each time, or in the process, which settles with the store.",
+    "Where requests are decided: always in the store, or in the process, which synchronises with the store.",
     compared=True,
     validate=_validate_consistency,
     alter=_keep,

@@ -1,4 +1,4 @@
-"""`on_limit` and `defer`: requests that are put off instead of denied, and how they are kept."""
+"""`on_limit` and `defer`: requests that are deferred instead of denied, and how they are kept."""
 
 import re
 from typing import Literal
@@ -19,33 +19,35 @@ _ONE_OF_THEM = "leave one of the two out"
 
 
 def _validate(rule: Values, problems: Problems) -> None:
-    """Report what `on_limit: defer` cannot be combined with, each with the reason."""
+    """Report what `on_limit: defer` cannot be combined with, and why."""
     if rule[ON_LIMIT] != "defer":
         return
     place = rule.place("on_limit")
     if rule[SHADOW]:
-        problems.add(place, "a shadow rule denies nobody, and so has nothing to defer", _ONE_OF_THEM)
+        problems.add(place, "can't be combined with shadow: a shadow rule denies no request", _ONE_OF_THEM)
     if rule[ON_DEMAND]:
-        message = "not with on_demand: an app that asks for a rule by its name has begun to respond already"
+        message = (
+            "can't be combined with on_demand: when the app asks for a rule by name, it handles the request already"
+        )
         problems.add(place, message, _ONE_OF_THEM)
     if rule[MESSAGES] is not None:
-        problems.add(place, "a message of a WebSocket is no request, and can't be deferred", _ONE_OF_THEM)
+        problems.add(place, "can't be combined with messages: WebSocket messages can't be deferred", _ONE_OF_THEM)
     for window, limit_place in rule[LIMIT].all():
         if not window.limit:
-            problems.add(limit_place, "what never passes can't be deferred, for its time would never come")
+            problems.add(limit_place, "a limit of 0 never admits, so a deferred request would never be replayed")
 
 
 def read_folder(node: Node) -> str:
-    """A path of our own, below which the status pages lie; without a slash at its end."""
+    """Read the path of the folder of the status pages, without a slash at its end."""
     written = readers.text(node)
     found = written.rstrip("/")
     if not _FOLDER.fullmatch(found) or cleaned(found) != found:
-        raise Invalid.at(None, f"{quoted(written)} is no folder for pages", "as /.ratelimit/deferred")
+        raise Invalid.at(None, f"{quoted(written)} is not a path of a folder", "as /.ratelimit/deferred")
     return found
 
 
 def defer_settings(file: Values) -> DeferSettings:
-    """The settings of the section `defer`."""
+    """Return the settings of the section `defer`."""
     defer = file[DEFER]
     headers = defer[_HEADERS]
     return DeferSettings(
@@ -61,16 +63,16 @@ def defer_settings(file: Values) -> DeferSettings:
 
 
 _PATH = kinds.text("path", "The folder of the status pages.", "/.ratelimit/deferred", read_folder)
-_MAX_LENGTH = kinds.number("max_length", 1, 1_000_000, 1_000, "How many requests the queue holds at most.")
-_MAX_EACH = kinds.number("max_each", 1, 1_000_000, 100, "How many requests of one client it holds at most.")
-_MAX_BODY = kinds.number("max_body", 0, 16_777_216, 65_536, "The largest body that is kept, in bytes.")
-_MAX_ATTEMPTS = kinds.number("max_attempts", 1, 100, 5, "After how many failures a request is parked.")
+_MAX_LENGTH = kinds.number("max_length", 1, 1_000_000, 1_000, "The most requests in the queue.")
+_MAX_EACH = kinds.number("max_each", 1, 1_000_000, 100, "The most requests of one client in the queue.")
+_MAX_BODY = kinds.number("max_body", 0, 16_777_216, 65_536, "The largest request body, in bytes.")
+_MAX_ATTEMPTS = kinds.number("max_attempts", 1, 100, 5, "The number of failures after which a request is parked.")
 _KEEP = kinds.duration(
     "keep",
     "1s",
     "30 days",
     "1d",
-    "How long a request waits at most, and its result is kept.",
+    "The longest time that a request waits, and that its result is kept.",
     example="1h, 12 hours or 2 days",
 )
 _BELOW: Word[float] = Word(
@@ -86,14 +88,14 @@ _HEADERS: Word[tuple[str, ...] | None] = Word(
     read=readers.each(readers.header_name, empty=True),
     default=None,
     schema=kinds.or_list(kinds.TEXT, at_least=0),
-    about="The headers that are kept; all, if it is not set.",
+    about="The request headers that are kept. All, if it is not set.",
 )
 
 DEFER = section_word(
     "defer",
     Section(
         "Defer",
-        "How requests are put off that a rule with `on_limit: defer` would deny.",
+        "How the requests are deferred that a rule with `on_limit: defer` would deny.",
         (_PATH, _MAX_LENGTH, _MAX_EACH, _MAX_BODY, _MAX_ATTEMPTS, _KEEP, _BELOW, _HEADERS),
     ),
 )
@@ -102,7 +104,7 @@ ON_LIMIT: Word[Literal["deny", "defer"]] = kinds.choice(
     "on_limit",
     ("deny", "defer"),
     "deny",
-    "What becomes of a request past the limit: it is denied, or put off for later.",
+    "What happens to a request past the limit: it is denied, or deferred and replayed later.",
     validate=_validate,
     fields=lambda rule, _file: {"defers": rule[ON_LIMIT] == "defer"},
 )

@@ -1,4 +1,4 @@
-"""`entries`: the lists of entries that a request sends to the descriptors."""
+"""`descriptors` and `entries`: rules in the format of envoyproxy/ratelimit, and the entries that requests send."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -29,12 +29,12 @@ UNIT_NAMES = tuple(unit for unit in UNITS if unit != "millisecond")
 """The units of envoyproxy/ratelimit."""
 
 _SECRET = re.compile(r"cookie:|header:.*(auth|cookie|key|secret|token)", re.IGNORECASE)
-"""The sources whose values must not be read in a key or a name, not even those that the file has."""
+"""Sources whose values are secret. They are hashed in keys and names, even if the rules file contains them."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Path:
-    """Where a descriptor stands in the tree: as a counter's key has it, and as people read it."""
+    """The path of a descriptor in the tree: as part of a counter's key, and as a readable name."""
 
     key: str = ""
     name: str = ""
@@ -42,7 +42,7 @@ class _Path:
 
 @dataclass(slots=True)
 class DescriptorCompiler:
-    """Compiles the descriptors of one file. `limits` gathers the limits, each with its place."""
+    """Compiles the descriptors of one file. `limits` collects the limits, each with its place."""
 
     file: Values
     domain: str
@@ -52,13 +52,13 @@ class DescriptorCompiler:
     limits: list[tuple[DescriptorLimit, Place]] = field(default_factory=list)
 
     def tree(self) -> DescriptorNode:
-        """The root of the compiled tree, which stands for no entry at all."""
+        """Return the root of the compiled tree. The root matches the empty list of entries."""
         root = DescriptorNode(branches=self._level(self.file[DESCRIPTORS], _Path()))
         self._warn_of_names()
         return root
 
     def _level(self, descriptors: Sequence[Values], path: _Path) -> dict[str, Branch]:
-        """The branches of one list of descriptors."""
+        """Return the branches of one list of descriptors."""
         branches: dict[str, Branch] = {}
         first: dict[tuple[str, str], Place] = {}
         for descriptor in descriptors:
@@ -86,7 +86,7 @@ class DescriptorCompiler:
         value, shared = descriptor[_VALUE], descriptor[_SHARE_THRESHOLD]
         many = "*" in value
         if shared and not many and "value" not in descriptor.dropped:
-            message = "what shares its limit is the values that a '*' matches, and there is no '*' in the value"
+            message = "applies to the values that a '*' matches, but the value has no '*'"
             self.problems.add(descriptor.place("share_threshold"), message)
         self._warn_of_address(descriptor)
         path = self._path(descriptor, parent)
@@ -120,10 +120,10 @@ class DescriptorCompiler:
         limit = DescriptorLimit(
             rule=Rule(stated[_NAME] or path.name, self.file[STORAGE][STORAGE_ON_ERROR], shadow, quotas),
             name=stated[_NAME],
-            # A rule's name is escaped, and so never begins with a slash.
+            # A path begins with a slash. The escaped name of a rule does not, so the keys never collide.
             key=f"{escaped(self.domain)}:{path.key}:fw{period}:{{",
             quota=quota,
-            # What is not enforced can't stand in for what is.
+            # A limit in shadow mode is not enforced, so it replaces nothing.
             replaces=frozenset() if descriptor[_SHADOW_MODE] else frozenset(each[_NAME] for each in stated[_REPLACES]),
         )
         self.limits.append((limit, descriptor.place("rate_limit")))
@@ -138,7 +138,7 @@ class DescriptorCompiler:
         unit, requests = stated[_UNIT], stated[_REQUESTS]
         if stated[_UNLIMITED]:
             if unit is not None:
-                self.problems.add(stated.place("unit"), "what is unlimited has no unit", "leave out one of them")
+                self.problems.add(stated.place("unit"), "can't be combined with unlimited", "leave out one of the two")
             return None
         if "unlimited" in stated.dropped:
             return None
@@ -146,25 +146,25 @@ class DescriptorCompiler:
             hint = f"one of {', '.join(UNIT_NAMES)}; or write unlimited: true"
             self.problems.add(stated.node.place, "the key 'unit' is missing", hint)
         if requests is None and "requests_per_unit" not in stated.dropped:
-            self.problems.add(stated.node.place, "the key 'requests_per_unit' is missing", "0 lets nothing pass")
+            self.problems.add(stated.node.place, "the key 'requests_per_unit' is missing", "0 denies every request")
         return None if unit is None or requests is None else Quota("fixed_window", requests, unit)
 
     def _warn_of_address(self, descriptor: Values) -> None:
-        """Note where the address in a value is written as no request has it."""
+        """Warn about a value that is an address in a spelling that no request has."""
         value = descriptor[_VALUE]
         if canonical_name(descriptor[_KEY]) != "ip" or "*" in value:
             return
         sent = self.attributes.network(value)
         if sent is not None and sent != value:
-            message = f"requests send this address as {sent}, and so never match {quoted(value)}"
+            message = f"never matches: requests have it as {sent}, not as {quoted(value)}"
             self.warnings.add(descriptor.place("value"), message)
 
     def _warn_of_names(self) -> None:
-        """Note where `replaces` names no limit."""
+        """Warn about a name in `replaces` that no limit has."""
         known = {limit.name for limit, _ in self.limits}
         for limit, place in self.limits:
             for name in sorted(limit.replaces - known):
-                self.warnings.add(place, f"replaces {quoted(name)}, and no limit in this file has that name")
+                self.warnings.add(place, f"replaces {quoted(name)}, but no limit in this file has that name")
 
 
 def _or_absent(read: Callable[[Node], T], absent: T) -> Callable[[Node], T]:
@@ -190,7 +190,7 @@ def _read_unit(node: Node) -> int:
 
 
 def _read_metadata(node: Node) -> None:
-    """Any mapping: it is for metrics, and nothing is decided by it."""
+    """Accept any mapping. Metadata is for metrics and does not affect decisions."""
     if not isinstance(node, Map):
         raise Invalid.at(None, f"must be a mapping, not {kind(node)}")
 
@@ -231,33 +231,31 @@ _RATE_LIMIT = section_word(
     "rate_limit",
     Section(
         "RateLimit",
-        "A limit: so many requests in each unit of time, or none.",
+        "A limit: a number of requests in each unit of time, or unlimited.",
         (_UNIT, _REQUESTS, _UNLIMITED, _NAME, _REPLACES),
     ),
     may_be_empty=True,
 )
 
 _KEY = _text("key", "The key of the entry.", required=True)
-_VALUE = _text("value", "The value of the entry; a * stands for any text, no value for any value.")
+_VALUE = _text("value", "The value of the entry. A * matches any text. Without a value, every value matches.")
 _SHADOW_MODE = _flag("shadow_mode", "The limit is counted and reported, and never enforced.")
 _QUOTA_MODE = _flag("quota_mode", "The request is denied only where all limits in quota mode deny it.")
-_DETAILED_METRIC = _flag("detailed_metric", "For metrics.")
-_VALUE_TO_METRIC = _flag("value_to_metric", "For metrics.")
+_DETAILED_METRIC = _flag("detailed_metric", "For metrics; ignored here.")
+_VALUE_TO_METRIC = _flag("value_to_metric", "For metrics; ignored here.")
 _SHARE_THRESHOLD = _flag("share_threshold", "The values that a * matches share one counter.")
 _METADATA: Word[None] = Word(
     key="metadata",
     read=_or_absent(_read_metadata, None),
     default=None,
     schema={"type": "object"},
-    about="For metrics.",
+    about="For metrics; ignored here.",
 )
-_CHILDREN = sections_word(
-    "descriptors", lambda: _DESCRIPTOR, "The descriptors of the entry after this one.", may_be_empty=True
-)
+_CHILDREN = sections_word("descriptors", lambda: _DESCRIPTOR, "The descriptors of the next entry.", may_be_empty=True)
 
 _DESCRIPTOR: Section = Section(
     "Descriptor",
-    "One descriptor: what an entry has to be, its limit, and the descriptors of the entry after it.",
+    "One descriptor: the entry that it matches, its limit, and the descriptors of the next entry.",
     (
         _KEY,
         _VALUE,
@@ -275,19 +273,21 @@ _DESCRIPTOR: Section = Section(
 DESCRIPTORS = sections_word(
     "descriptors",
     lambda: _DESCRIPTOR,
-    "Rules of envoyproxy/ratelimit, as they stand in that project's files.",
+    "Rules in the format of envoyproxy/ratelimit, as in that project's files.",
     may_be_empty=True,
 )
 
 
+# The lists of entries that requests send to the descriptors.
+
 UNKNOWN = "?"
-"""The value of an address that is not known: all requests without one share the counters that they meet."""
+"""The value of an unknown address. All requests without an address share their counters."""
 
 Keys = tuple[str, ...]
 
 
 def read_entries(node: Node) -> tuple[Keys, ...]:
-    """The lists that requests send, each a name of an attribute or a list of them. Raises `Invalid`."""
+    """Read the lists of entries: each is an attribute or a list of attributes. Raises `Invalid`."""
     if not isinstance(node, Items):
         hint = "as [[message_type, to_number]]"
         raise Invalid.at(None, f"must be a list of lists of attributes, not {kind(node)}", hint)
@@ -303,7 +303,7 @@ def read_entries(node: Node) -> tuple[Keys, ...]:
 def compile_entries(
     file: Values, root: DescriptorNode, attributes: Attributes, problems: Problems
 ) -> list[EntryReaders]:
-    """The lists that may end at a limit of the tree under `root`, each with what reads its values."""
+    """Return the lists that can end at a limit of the tree under `root`, with the readers of their values."""
     stated = file[ENTRIES]
     lists = _default(file, root, attributes) if stated is None else _stated(file, stated, attributes, problems)
     return [tuple((key, _reader(key, attributes)) for key in keys) for keys in lists if any(limits_at(root, keys))]
@@ -316,7 +316,7 @@ def warn_of_unreached(
     limits: Sequence[tuple[DescriptorLimit, Place]],
     warnings: Problems,
 ) -> None:
-    """Note that there are limits which no request reaches; `check()` can still be given their entries."""
+    """Warn about limits that no request reaches. A call of `check()` can still pass their entries."""
     client = file[CLIENT]
     absent = {word.key for word in (USER, TIER) if client[word] is None}
     sent = [keys for sources in lists if not absent & set(keys := tuple(key for key, _ in sources))]
@@ -325,12 +325,12 @@ def warn_of_unreached(
     if apart:
         limit, place = apart[0]
         more = f" (and {len(apart) - 1} more)" if len(apart) > 1 else ""
-        message = f"no request sends the entries of {quoted(limit.rule.name)}{more}: only check([...]) can"
-        warnings.add(place, message, "attributes: says where a request's entries come from, entries: which are sent")
+        message = f"no request sends the entries of {quoted(limit.rule.name)}{more}: only check([...]) can send them"
+        warnings.add(place, message, "attributes: defines the values of entries, entries: defines which are sent")
 
 
 def limits_at(root: DescriptorNode, keys: Keys) -> Iterator[DescriptorLimit]:
-    """The limits at which a list of entries with these keys may end."""
+    """Return the limits at which a list of entries with these keys can end."""
     nodes = [root]
     for key in keys:
         nodes = [child for node in nodes if key in node.branches for child in node.branches[key].nodes()]
@@ -338,9 +338,9 @@ def limits_at(root: DescriptorNode, keys: Keys) -> Iterator[DescriptorLimit]:
 
 
 def _default(file: Values, root: DescriptorNode, attributes: Attributes) -> list[Keys]:
-    """Each attribute alone, and all of them in the file's order.
+    """Return the lists that are sent if `entries` is not set: each attribute alone, and all in the order of the file.
 
-    An attribute of this file's own is always one. Those that every request has are where a descriptor names them.
+    All attributes that the file defines are sent. Built-in attributes are sent if a descriptor has them as its key.
     """
     own = tuple(file[ATTRIBUTES])
     named = tuple(key for key in dict.fromkeys(_keys(root)) if key not in own and _is_attribute(key, attributes))
@@ -367,7 +367,7 @@ def _stated(file: Values, stated: tuple[Keys, ...], attributes: Attributes, prob
                 place = file.place("entries", n, index)
                 problems.add(place, f"there is no attribute {quoted(key)}", nearest(key, names))
         if keys in first:
-            problems.add(file.place("entries", n), "this list of entries is here twice")
+            problems.add(file.place("entries", n), "duplicate list of entries")
         first.add(keys)
     return [] if problems else list(stated)
 
@@ -394,5 +394,5 @@ ENTRIES: Word[tuple[Keys, ...] | None] = Word(
         "type": "array",
         "items": {"anyOf": [kinds.TEXT, {"type": "array", "items": kinds.TEXT, "minItems": 1}]},
     },
-    about="The lists of entries that a request sends to the descriptors, each of attributes.",
+    about="The lists of entries that a request sends to the descriptors. Each entry is an attribute.",
 )
