@@ -5,7 +5,8 @@ to make, and these stand on the hot path. `tuple.__new__`, given all of the fiel
 time that its own name takes: the hottest places write it so. Times are whole microseconds; a time of day counts
 from the epoch.
 
-Apps import `Decision` from `ratelimit_mw`. This module is internal: its other names may change in any release.
+Apps import `Decision` from `ratelimit_mw`. Stores of an app's own use `Ask`, `Quota`, `Outcome` and
+`Reply`. All other names of this module are internal.
 """
 
 from collections.abc import Callable, Sequence

@@ -60,7 +60,7 @@ def test_every_name_is_shown_with_its_docstring():
 
 
 NOT_MADE = {named(path) for path in GOT}
-"""Classes that an app gets and does not make."""
+"""Classes that an app gets and does not make, and those of a store of its own."""
 
 
 def callables():
@@ -70,7 +70,7 @@ def callables():
         shown = named(path)
         if shown not in NOT_MADE:
             found[path] = shown
-        if ":members:\n" in options:
+        if ":members:\n" in options and not path.startswith("ratelimit_mw.stores."):
             left_out = re.findall(r"[\w]+", "".join(re.findall(r":exclude-members: (.*)", options)))
             for name, member in vars(shown).items():
                 if inspect.isfunction(member) and not name.startswith("_") and name not in left_out:
