@@ -80,12 +80,12 @@ class _Reading:
     def __init__(self, rules: RuleSet, request: Request, selection: Selection) -> None:
         self._rules = rules
         self._request = request
-        self._selection = selection
+        _, self._replaced, self._exemption, self._preflight = selection
         self.free = self._free()
         """Why no rule is asked; empty where rules are."""
 
     def _free(self) -> str:
-        rank, rules = self._selection.free, self._rules
+        rank, rules = self._exemption, self._rules
         if rank is None:
             return ""
         if rank >= 0:
@@ -98,12 +98,12 @@ class _Reading:
     @property
     def apart(self) -> str:
         """What is special about a preflight; empty for other requests."""
-        preflight = self._selection.preflight
+        preflight = self._preflight
         return "" if preflight is None else f"a CORS preflight for {preflight.view.method}: it has counters of its own"
 
     def reason(self, rule: CompiledRule) -> Reason:
         """What becomes of one rule. It has no charges yet."""
-        preflight = self._selection.preflight
+        preflight = self._preflight
         request = self._request if preflight is None else preflight.asked_of(rule)
         candidate = self._rules.candidate(rule, self._request)
         address = self._rules.attributes.address
@@ -125,7 +125,7 @@ class _Reading:
             return "no match", "; ".join(unmet)
         if self.free:
             return "exempt", self.free
-        other = self._selection.replaced.get(rule.rank)
+        other = self._replaced.get(rule.rank)
         if other is not None:
             return "replaced", f"it matches, but '{other}' does too, and replaces it"
         absent = self._absent(rule, candidate, request)
@@ -135,7 +135,7 @@ class _Reading:
             return "no counter", f"it matches, but has nothing to count by: {absent}"
         if self._charges(candidate, None):
             return "unlimited", "it matches, and an override makes it unlimited for this client"
-        if self._selection.preflight and any(ALGORITHMS[quota.algorithm].in_flight for quota in rule.quotas):
+        if self._preflight and any(ALGORITHMS[quota.algorithm].in_flight for quota in rule.quotas):
             return "unlimited", "it matches, but a CORS preflight takes no place in flight"
         return "unlimited", "it matches, and is unlimited"
 

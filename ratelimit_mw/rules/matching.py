@@ -168,10 +168,8 @@ class Index:
         found: list[Candidate] = []
         if self.paths is not None:
             programs = self._programs
-            found = [
-                (owner, programs[owner], route, parameters, strict)
-                for owner, route, parameters, strict in self.paths.hits(request)
-            ]
+            for owner, route, parameters, strict in self.paths.hits(request):
+                found.append((owner, programs[owner], route, parameters, strict))
         for lookup in self._lookups:
             found += lookup(request)
         return sorted((*self._always, *found)) if found else self._always

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.clock import Clock, SystemClock
@@ -140,27 +140,20 @@ def _in(reading: Reading, request: Request, ask: Callable[[Request], T]) -> T:
     return said
 
 
-class Selection(NamedTuple):
-    """The rules that apply to one reading of a request. The plan charges them, and an explanation reads it.
+Selection = tuple[Sequence[Candidate], Mapping[int, str], int | None, Preflight | None]
+"""The rules that apply to one reading of a request. The plan charges them, and an explanation reads it.
 
-    `candidates` are what the index found. Those in `replaced` do not apply: it has their ranks, and the name of the
-    rule that replaces each. `free` is None unless no rule is asked: then it is the (negative) rank of an exemption, or
-    `EXEMPTED` or `REFUSED`. A CORS preflight is decided by `preflight` alone.
-    """
-
-    candidates: Sequence[Candidate] = ()
-    replaced: Mapping[int, str] = {}
-    free: int | None = None
-    preflight: Preflight | None = None
-
-
-_NONE: Mapping[int, str] = {}
+First the candidates that the index found. Then those which do not apply: their ranks, each with the name of the rule
+that replaces it. Then None, unless no rule is asked: the (negative) rank of an exemption, or `EXEMPTED` or `REFUSED`.
+Last what decides on a CORS preflight; None for other requests. It is a plain tuple, which is made for each request.
+"""
 
 EXEMPTED, REFUSED = 0, 1
-"""Values of `Selection.free`: an override exempts, or blocks, the client."""
+"""In a `Selection`: an override exempts, or blocks, the client."""
 
-_EXEMPTED = Selection(free=EXEMPTED)
-_REFUSED = Selection(free=REFUSED)
+_NONE: Mapping[int, str] = {}
+_EXEMPTED: Selection = (), _NONE, EXEMPTED, None
+_REFUSED: Selection = (), _NONE, REFUSED, None
 
 
 class RuleSet(Features):
@@ -332,12 +325,12 @@ class RuleSet(Features):
                 return _EXEMPTED
         candidates = self._index.candidates(request)
         if self._exempting and (rank := exemption(candidates, request)) is not None:
-            return Selection(free=rank)
+            return (), _NONE, rank, None
         if request.method == "OPTIONS" and (method := announced(request)) is not None:
             preflight = self._preflights.select(candidates, request, method)
-            return Selection(candidates, preflight.replaced, None, preflight)
+            return candidates, preflight.replaced, None, preflight
         replaced = replaced_by(candidates, request) if self._replacing else _NONE
-        return tuple.__new__(Selection, (candidates, replaced, None, None))
+        return candidates, replaced, None, None
 
     def _charges(self, selection: Selection, request: Request, cost: int) -> tuple[Charge, ...]:
         """What the selected rules, and the descriptors, have to ask for one reading of a request."""
