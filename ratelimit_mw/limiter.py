@@ -26,7 +26,7 @@ from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.rules.preflights import preflight_key, sent_with_preflights
 from ratelimit_mw.settings import ResponseSettings
 from ratelimit_mw.stores import Store
-from ratelimit_mw.stores.records import open_records
+from ratelimit_mw.stores.records import RECORD_SCHEMES, open_records
 
 if TYPE_CHECKING:
     from ratelimit_mw.decision.explanation import Explanation, Question
@@ -58,7 +58,7 @@ class RateLimiter:
     ) -> None:
         self._retriever = retriever = Retriever(config, clock)
         self._storage = Storage(retriever.rules, storage, clock)
-        if not self._storage.url.startswith("memory:"):
+        if self._storage.url.partition(":")[0] in RECORD_SCHEMES:
             # Overrides lie where the counters do; a store object has no room for them, so the rules' URL holds then.
             retriever.keep_overrides(open_records(self._storage.url))
         self.engine = Engine(retriever, self._storage, clock)

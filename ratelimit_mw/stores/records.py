@@ -109,6 +109,10 @@ class MemoryRecords:
         """Nothing is held open."""
 
 
+RECORD_SCHEMES = frozenset({"redis", "rediss", "unix", "redis+sentinel", "redis+cluster"})
+"""The schemes of storage URLs at which records lie. With any other, overrides are this process's own."""
+
+
 def open_records(url: str) -> Records:
     """Records at a storage URL. Raises ValueError for one that can't be read; nothing is connected yet."""
     if url.startswith("memory:"):
