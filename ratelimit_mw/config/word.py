@@ -32,6 +32,10 @@ def no_home(_key: str, _section: str) -> str:
     return ""
 
 
+_NOT_WRITTEN = Map(Place())
+"""The mapping that the values of a section that is not set were read from. It stays empty."""
+
+
 class Values:
     """The values of one section, by word. A word that is not set has its default.
 
@@ -90,7 +94,7 @@ class Values:
     def detached(self) -> "Values":
         """Return the same values without the tree that they were read from, which would take memory."""
         found = {key: value.detached() if isinstance(value, Values) else value for key, value in self._found.items()}
-        return Values(Map(Place()), found)
+        return Values(_NOT_WRITTEN, found)
 
     def having(self, word: "Word[T]", value: T, node: Node | None = None) -> "Values":
         """Return the same values with another value of `word`. With `node`, problems are reported at its place."""
@@ -189,7 +193,7 @@ class Section:
 
     def values(self) -> Values:
         """Return the values of a section that is not set: the defaults."""
-        return Values(Map(Place()))
+        return Values(_NOT_WRITTEN)
 
     def read(self, node: Map, problems: Problems, home_of: HomeOf = no_home) -> Values:
         """Return the values of a mapping. Errors are added to `problems`; the other words are still read."""

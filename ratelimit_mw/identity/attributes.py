@@ -71,6 +71,8 @@ class Attributes:
         self._masked = lru_cache(maxsize=4096)(lambda whole: address.masked(whole, client.ipv6_prefix))
         self.digest = digester(client.secret, client.domain)
         """The keyed hash of what must not be read in a counter's key: 20 characters of [A-Za-z0-9_-]."""
+        self.identifiers: dict[str, Callable[..., str | None]] = {}
+        """Those that `identifier` has compiled, by the text of `by`."""
         self.awaited: tuple[tuple[str, Fetch], ...] = ()
         """The async functions behind the attributes asked for so far; `resolve` awaits them."""
         self.address: Reader = _remembered(_ADDRESS, self._address_reader())

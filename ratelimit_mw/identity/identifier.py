@@ -36,12 +36,17 @@ _NO_SECRET = ("method", "tier", "host")
 def identifier(by: str, attributes: Attributes) -> Identifier:
     """Compile one entry of `by`: an attribute, "a+b" for the pair, "a|b" for the first that is present.
 
-    `+` binds tighter than `|`. ValueError says what is wrong with it.
+    `+` binds tighter than `|`. ValueError says what is wrong with it. Rules that count by the same share one function.
     """
+    known = attributes.identifiers.get(by)
+    if known is not None:
+        return known
     choices = [[part.strip() for part in choice.split("+")] for choice in by.split("|")]
     if not all(part for parts in choices for part in parts):
         raise ValueError(f"{by!r} has nothing on one side of a + or a |; write as ip+user or user|ip")
-    return _first([_pair([_part(name, attributes) for name in parts]) for parts in choices])
+    made = _first([_pair([_part(name, attributes) for name in parts]) for parts in choices])
+    attributes.identifiers[by] = made
+    return made
 
 
 def attributes_of(by: str) -> list[str]:
