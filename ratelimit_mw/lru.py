@@ -12,11 +12,11 @@ V = TypeVar("V")
 
 
 class LRU(OrderedDict[K, V]):
-    """At most `most` values by their keys; whichever was put longest ago is forgotten first, one at a time.
+    """At most `most` values by key. The entry that was put longest ago is dropped first, one at a time.
 
-    Any thread may use it: the worst that two can do to each other is to forget too soon. That is with keys that are
-    hashed and compared without Python code, as texts and tuples of them are: in the middle of such code another thread
-    may come, and an OrderedDict does not survive it. `get` is the dict's own, for it stands on the hot path.
+    It is safe to use from several threads; at worst, an entry is dropped too early. Keys must be hashed and compared
+    without Python code, as texts and tuples of texts are: a thread switch inside such code would corrupt an
+    OrderedDict. `get` is the method of the dict itself, because it is on the hot path.
     """
 
     def __init__(self, most: int) -> None:
@@ -24,12 +24,12 @@ class LRU(OrderedDict[K, V]):
         self._most = most
 
     def put(self, key: K, value: V) -> None:
-        """Remember `value`."""
-        self.pop(key, None)  # put anew, it is the newest
+        """Store `value` as the newest entry."""
+        self.pop(key, None)  # so that the key becomes the newest
         self[key] = value
         while len(self) > self._most:
             self.popitem(last=False)
 
     def drop(self, key: K) -> None:
-        """Forget it."""
+        """Remove the value of `key`, if there is one."""
         self.pop(key, None)

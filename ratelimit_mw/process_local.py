@@ -1,4 +1,4 @@
-"""What belongs to one process: locks that are made lazily, what is restarted after a fork, and work in slices.
+"""State of one process: locks created lazily, objects that are reset after a fork, and work in slices.
 
 This module is internal: its names may change in any release.
 """
@@ -15,12 +15,12 @@ T = TypeVar("T")
 
 
 class lazy(Generic[T]):  # noqa: N801  a descriptor, as `property` is one
-    """An attribute that `make` makes when it is first asked for, once, whichever threads ask.
+    """An attribute that `make` creates on first use. All threads get the same object.
 
-    For locks and events under which somebody may wait. Under `gunicorn --preload -k gevent` an app is loaded and forked
-    before `threading` is patched: a lock of that time knows nothing of greenlets, and the first that had to wait for
-    it would stop the whole worker. So `make` is one of those below, which look up what they call.
-    `vars(instance).pop(name, None)` has it made anew.
+    It is for locks and events on which a thread may wait. Under `gunicorn --preload -k gevent`, an app is loaded and
+    forked before `threading` is patched. A lock created at that time does not know greenlets: the first greenlet that
+    waited for it would stop the whole worker. `make` must therefore be one of the functions below, which look up the
+    class when they are called. `vars(instance).pop(name, None)` discards the object; the next use creates a new one.
     """
 
     def __init__(self, make: Callable[[], T]) -> None:
@@ -61,10 +61,10 @@ def condition() -> threading.Condition:
 
 
 class Forked(Protocol):
-    """Something that is of no use to a fork's child as it is."""
+    """An object that must be reset in the child of a fork."""
 
     def after_fork(self) -> None:
-        """Go on in the child of a fork."""
+        """Reset the object in the child of a fork."""
 
 
 def reset_after_fork(each: Forked) -> None:

@@ -37,7 +37,7 @@ _NOT_STATED = "its description does not say that a charge counts alike anywhere 
 
 @dataclass(frozen=True, slots=True)
 class Largest:
-    """The largest limit of an algorithm, `why` it is not larger, and the hint for somebody who needs more."""
+    """The largest limit of an algorithm, `why` it is not larger, and the hint for users who need a larger one."""
 
     limit: int
     why: str

@@ -1,8 +1,9 @@
-"""Bans: who is denied again and again by a rule is denied by it for a time, whatever its counters say.
+"""Bans: after too many denials by a rule, the rule denies the client for a time, whatever its counters say.
 
-A ban is asked before the counters that it watches, and takes nothing. State: the moment at which the last ban ends,
-how many bans have followed each other, and the moments of the denials since, fewer than bring the next one. The row of
-bans is forgotten when the longest of them could have passed without another; the denials, when a ban begins.
+A ban is asked before the counters that it watches, and is charged nothing. State: the end of the last ban, the number
+of bans that followed each other (the row), and the times of the denials since then, which are fewer than begin a ban.
+The row is forgotten when no ban has begun for the length of the longest ban. The denials are forgotten when a ban
+begins.
 """
 
 from collections.abc import Sequence
@@ -16,9 +17,9 @@ _HEAD = Struct("<QQ")
 
 
 def decide(state: bytes, quota: Quota, _cost: int, now: int) -> tuple[Outcome, bytes | None]:
-    """Whether no ban stands at `now`, and the state to store (None: leave it as it is).
+    """Return whether no ban is active at `now`, and the state to store (None: leave it as it is).
 
-    Allowed, `remaining` is how many more denials bring one; denied, `retry_after` is until its end.
+    If allowed, `remaining` is how many more denials begin a ban. If denied, `retry_after` is the time until its end.
     """
     ban = cast("Ban", quota.ban)
     ends, row, denials = _read(state)
@@ -33,9 +34,9 @@ def decide(state: bytes, quota: Quota, _cost: int, now: int) -> tuple[Outcome, b
 
 
 def deny(state: bytes, quota: Quota, now: int) -> tuple[Outcome, bytes]:
-    """Note that something that the ban watches denies at `now`, while no ban stands.
+    """Record a denial at `now` by a counter that the ban watches, while no ban is active.
 
-    If that begins one, the outcome is denied, and its `delay` is the place of the ban in its row, from 1 on.
+    If the denial begins a ban, the outcome is denied, and its `delay` is the number of the ban in its row, from 1 on.
     """
     ban = cast("Ban", quota.ban)
     ends, row, denials = _read(state)
@@ -63,12 +64,12 @@ def _packed(ends: int, row: int, denials: Sequence[int]) -> bytes:
 
 
 def _lately(denials: Sequence[int], ban: Ban, now: int) -> list[int]:
-    """The denials of the time that counts. Those of a clock that stepped back since are as of now."""
+    """Return the denials within `ban.within`. If the clock stepped back, denials after `now` count as at `now`."""
     return [min(denial, now) for denial in denials if now - ban.within < denial <= now + ban.within]
 
 
 def _length(ban: Ban, row: int) -> int:
-    """How long the ban at that place of its row lasts; the one at 0 is none."""
+    """Return how long the ban with this number in its row lasts. Number 0 is no ban."""
     if row == 0:
         return 0
     length, place = ban.lasts, 1
@@ -78,7 +79,7 @@ def _length(ban: Ban, row: int) -> int:
 
 
 def _quiet(ban: Ban) -> int:
-    """How long after its end a ban is remembered."""
+    """Return how long a ban is remembered after its end."""
     return ban.longest if ban.growth > 1 else 0
 
 

@@ -1,8 +1,7 @@
-"""Concurrency: requests in flight, each with a lease that ends with it, or by itself after a period at most.
+"""Concurrency: limits the requests in flight. Each is charged when it begins and refunded when it ends.
 
-State: as that of a bucketed window, whose slices hold the leases that were taken in each. A request that ends is
-refunded, one that lasts is charged anew in place of the old charge, and one whose process has died is forgotten as any
-charge is.
+State: that of a bucketed window, whose slices hold the charges taken in each. A request that takes longer than a
+period is charged again, in place of the old charge. The charge of a process that died expires with its slice.
 """
 
 from ratelimit_mw.algorithms import bucketed_window
@@ -10,7 +9,7 @@ from ratelimit_mw.algorithms.algorithm import Algorithm
 from ratelimit_mw.model import NEVER, SECOND, Outcome, Quota
 
 PERIOD = 10 * SECOND
-"""How long a lease lasts that nobody renews; and one slice longer at most."""
+"""How long a charge lasts that is not renewed, in microseconds. It may last one slice longer."""
 
 BUCKETS = 10
 
@@ -18,7 +17,7 @@ BUCKETS = 10
 def decide(state: bytes, quota: Quota, cost: int, now: int) -> tuple[Outcome, bytes | None]:
     """What `quota` says to `cost` at `now`, and the state to store (None: leave it as it is).
 
-    Nobody knows when a request will end: to come back after a second is a guess.
+    It is unknown when a request in flight will end, so the `retry_after` of one second is a guess.
     """
     outcome, state_after = bucketed_window.decide(state, quota, cost, now)
     if outcome.retry_after != NEVER and not outcome.allowed:

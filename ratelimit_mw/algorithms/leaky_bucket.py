@@ -1,10 +1,10 @@
 """Leaky bucket: a queue of `burst` places that moves on at limit per period, one request every ⌈period ÷ limit⌉.
 
-State: the moment at which the bucket has run dry, the turn that the next request will get, and the moment at which
-both were written. The first two are the same until something is given back: that makes room in the bucket, but a
-turn that somebody else has behind it stays theirs, so nobody is given the same one. Admits while level + cost stays
-within the burst and the turn is no more than `max_wait` away; `delay` is the time until that turn. Like the token
-bucket, it tells a clock that stepped back from a burst that was lowered.
+State: the time at which the bucket is empty, the turn of the next request, and the time at which both were written.
+The first two are equal until a charge is refunded. A refund makes room in the bucket, but it moves no turn, because
+later requests already have theirs. Admits while level + cost ≤ burst and the turn is at most `max_wait` away; `delay`
+is the time until that turn. The time of writing tells a clock that stepped back from a burst that was lowered, as in
+the token bucket.
 """
 
 from struct import Struct

@@ -47,8 +47,8 @@ def decide(state: bytes, quota: Quota, cost: int, now: int) -> tuple[Outcome, by
 def refund(state: bytes, quota: Quota, cost: int, _charged_at: int, now: int) -> bytes | None:
     """The state with `cost` more tokens in the bucket, or None where it is full by now.
 
-    A token that came back by itself meanwhile, because the bucket was full between, comes back a second time: the
-    bucket does not know when it was last full.
+    If the bucket was full in between, the token has been refilled already and comes back a second time, because the
+    state does not hold when the bucket was last full.
     """
     if not quota.limit or len(state) != _STATE.size:
         return None

@@ -40,7 +40,7 @@ def demo(*, as_json: Json = False) -> None:
         )
         return
     say("A client sends twelve requests. Its limit is 5 per 10 seconds.\n")
-    say_table((">second", *names), ((f"{second:g}", *map(_told, decided)) for second, decided in rows))
+    say_table((">second", *names), ((f"{second:g}", *map(_cell, decided)) for second, decided in rows))
     passed = [sum(decided[place].allowed for _, decided in rows) for place in range(len(names))]
     say(f"\npassed: {', '.join(f'{name} {count}' for name, count in zip(names, passed, strict=True))}")
     say("A fixed window forgets at once what was before it, so twice the limit may pass around its end.")
@@ -51,7 +51,7 @@ def _rules(algorithm: str) -> dict[str, Any]:
     return {"domain": "demo", "rules": [rule]}
 
 
-def _told(decision: Decision) -> str:
+def _cell(decision: Decision) -> str:
     return f"passes, {decision.remaining} left" if decision.allowed else f"429, {decision.retry_after:.1f} s to wait"
 
 

@@ -41,7 +41,7 @@ Storage = Annotated[
 def an_address(value: str | None) -> str | None:
     """The option's value, if it is an address. Raises typer.BadParameter."""
     if value is not None and canonical(value) is None:
-        raise typer.BadParameter(f"{value!r} is no address (as 192.0.2.1)")
+        raise typer.BadParameter(f"{value!r} is not an address (as 192.0.2.1)")
     return value
 
 
@@ -69,7 +69,7 @@ def attributes(ip: str | None, user: str | None, tier: str | None, others: list[
     return given
 
 
-_WIDE = 200  # columns where nobody looks: a pipe's reader wants whole lines
+_WIDE = 200  # columns if the output is not a terminal: programs that read a pipe want whole lines
 
 
 class Exit(IntEnum):
@@ -134,11 +134,11 @@ def plain(value: Any) -> Any:
 _LONGEST = 160
 
 
-def diagnostics(told: Iterable[tuple[Problem, str]]) -> list[str]:
-    """The lines that say problems, each of its kind ("error", say), in the order of their files."""
+def diagnostics(found: Iterable[tuple[Problem, str]]) -> list[str]:
+    """Return the lines that report problems, sorted by file and line. Each comes with its kind, such as "error"."""
     lines: list[str] = []
     sources: dict[str, list[str]] = {}
-    for problem, kind in sorted(told, key=lambda each: (each[0].file, each[0].line, each[0].column)):
+    for problem, kind in sorted(found, key=lambda each: (each[0].file, each[0].line, each[0].column)):
         if problem.file not in sources:
             sources[problem.file] = _source(problem.file)
         lines += [*_quotation(problem, kind, sources[problem.file]), ""]
@@ -170,7 +170,7 @@ def _quotation(problem: Problem, kind: str, source: Sequence[str]) -> list[str]:
 
 
 def _blank(text: str) -> str:
-    """White space as wide as `text`; a tab stays a tab, for nobody knows how wide that is."""
+    """Return white space as wide as `text`. A tab stays a tab, because its width depends on the terminal."""
     return "".join("\t" if sign == "\t" else " " * cell_len(_printable(sign)) for sign in text)
 
 
@@ -205,15 +205,15 @@ def shared_store(rules: Rules, storage: str | None) -> Store:
     if url.startswith("memory:"):
         fail(
             "the counters are in the memory of the app's processes, where no other process can see them; "
-            "where they are in Redis, say --storage redis://…",
+            "if they are in Redis, use --storage redis://…",
             Exit.USAGE,
         )
-    # One who looks is not to see that a counter is spread over shards.
+    # Shards are added up, so that a command shows one counter, not its shards.
     return Shards(open_store(replace(rules.storage, url=url, timeout=_PATIENCE)))
 
 
 def patiently(ask: Callable[[], T]) -> T:
-    """What the store says, asked again for a while; or the end of the command."""
+    """Return the store's answer. Ask again for a while if it does not answer, then end the command."""
     give_up = time.monotonic() + _PATIENCE
     while True:
         try:

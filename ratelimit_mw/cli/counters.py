@@ -70,7 +70,7 @@ class Found:
 
 
 class CounterIndex:
-    """What each counter's key means, by the rules in force."""
+    """Maps the keys of counters to their rules and quotas, by the rules in force."""
 
     def __init__(self, rules: Rules) -> None:
         self._known: dict[str, tuple[RuleSet, str, CompiledRule | None, Quota]] = {}
@@ -249,7 +249,7 @@ def print_counters(counters: Iterable[Found], *, as_json: bool) -> None:
     if as_json:
         say_json(counters)
     elif not counters:
-        say("no counters: nobody has been counted lately")
+        say("no counters: no request has been counted lately")
     else:
         columns = ("rule", "client", "limit", "algorithm", ">used", ">left", ">as if unused in")
         say_table(columns, map(_row, counters))
@@ -304,7 +304,7 @@ def reset(
     """
     client = attributes(ip, user, tier, attribute)
     if (rule is None) != everything or (everything and client):
-        fail("say a rule, and perhaps a client; or --all alone", Exit.USAGE)
+        fail("name a rule, and optionally a client; or use --all alone", Exit.USAGE)
     with opened(config, storage) as limiter:
         index = CounterIndex(limiter.rules)
         if rule is not None:

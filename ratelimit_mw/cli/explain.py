@@ -48,9 +48,9 @@ def check(
         say_json({"ok": fine, "files": [_as_mapping(file, found) for file, found in examined.items()]})
     else:
         for file, found in examined.items():
-            told = [(problem, "error") for problem in found.problems]
-            told += [(warning, "warning") for warning in found.warnings]
-            say_lines([*diagnostics(told), _summary(file, found)])
+            reported = [(problem, "error") for problem in found.problems]
+            reported += [(warning, "warning") for warning in found.warnings]
+            say_lines([*diagnostics(reported), _summary(file, found)])
     raise typer.Exit(Exit.OK if fine else Exit.PROBLEMS)
 
 

@@ -1,4 +1,4 @@
-"""What commands of operators share, overrides for single clients, and the kill switch."""
+"""Commands of operators: overrides for single clients, and the kill switch."""
 
 import getpass
 import os
@@ -41,22 +41,22 @@ Author = Annotated[str | None, typer.Option("--author", help="Who says so, if no
 
 
 def shared(config: str, storage: str | None, what: str, instead: str = "") -> RateLimiter:
-    """A limiter whose records other processes see; or the end of the command.
+    """Return a limiter whose records other processes see, or end the command with an error.
 
-    `what` begins the sentence, and `instead` ends it.
+    `what` begins the sentence of the error, and `instead` ends it.
     """
     limiter = opened(config, storage)
     if isinstance(limiter.overrides.records, MemoryRecords):
         fail(
             f"{what} where the counters do, and these are in the memory of the app's processes; "
-            f"where they are in Redis, say --storage redis://…{instead}",
+            f"if they are in Redis, use --storage redis://…{instead}",
             Exit.USAGE,
         )
     return limiter
 
 
-def told(ask: Callable[[], T]) -> T:
-    """What was asked for; or the end of the command."""
+def result_of(ask: Callable[[], T]) -> T:
+    """Return the result of `ask`, or end the command if it fails."""
     try:
         return ask()
     except ValueError as error:
@@ -121,7 +121,7 @@ def set_(
     client = attributes(ip, user, tier, attribute)
     limits = limit[0] if limit and len(limit) == 1 else limit or None
     with shared(config, storage, _KEPT) as limiter:
-        made = told(
+        made = result_of(
             lambda: limiter.overrides.set(
                 client,
                 rule=rule,
@@ -146,7 +146,7 @@ def list_(
 ) -> None:
     """List what holds now. Users and tokens are shown as they are kept: hashed."""
     with shared(config, storage, _KEPT) as limiter:
-        found = told(lambda: limiter.overrides.list(domain=domain))
+        found = result_of(lambda: limiter.overrides.list(domain=domain))
     if as_json:
         say_json(found)
     elif not found:
@@ -171,11 +171,11 @@ def remove(
     """Remove a client's limit of a rule, or without `--rule` its block or exemption. Exit 1 where there is none."""
     client = attributes(ip, user, tier, attribute)
     with shared(config, storage, _KEPT) as limiter:
-        gone = told(lambda: limiter.overrides.remove(client, rule=rule, domain=domain))
+        gone = result_of(lambda: limiter.overrides.remove(client, rule=rule, domain=domain))
     if as_json:
         say_json({"removed": gone})
     else:
-        say("removed" if gone else "there is none such")
+        say("removed" if gone else "no such override")
     if not gone:
         raise typer.Exit(Exit.PROBLEMS)
 
@@ -208,9 +208,11 @@ def switch(
     """
     with shared(config, storage, "the switch lies", f"; else start the app with {SWITCH}=off") as limiter:
         if word is None:
-            found = told(limiter.switch.kept)
+            found = result_of(limiter.switch.kept)
         else:
-            found = told(lambda: limiter.switch.set(word, duration=lasting, comment=comment, author=author_of(author)))
+            found = result_of(
+                lambda: limiter.switch.set(word, duration=lasting, comment=comment, author=author_of(author))
+            )
         rules = limiter.rules
     if as_json:
         say_json({"domains": [part.domain for part in rules.parts], **found._asdict()})

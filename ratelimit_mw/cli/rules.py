@@ -48,7 +48,7 @@ def push(
     """Make a file or a folder the newest version, if it would load. Exit 1 if not, and nothing changes."""
     with _opened(database) as rules:
         number = rules.push(file, author=author_of(author), comment=comment, base=base)
-    _tell(number, as_json=as_json)
+    _print_version(number, as_json=as_json)
 
 
 @app.command()
@@ -126,13 +126,13 @@ def rollback(
     author: Author = None,
     as_json: Json = False,
 ) -> None:
-    """Push an earlier version anew, as the newest one."""
+    """Push an earlier version again, as the newest one."""
     with _opened(database) as rules:
         number = rules.rollback(version, author=author_of(author), comment=comment)
-    _tell(number, as_json=as_json)
+    _print_version(number, as_json=as_json)
 
 
-def _tell(number: int, *, as_json: bool) -> None:
+def _print_version(number: int, *, as_json: bool) -> None:
     if as_json:
         say_json({"version": number})
     else:

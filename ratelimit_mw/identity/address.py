@@ -72,9 +72,9 @@ def masked(address: str, ipv6_prefix: int) -> str:
 class ClientAddress:
     """Finds the client's address by the settings `trusted_proxies`, `trusted_hops` and `ip_header`.
 
-    Trusted is a hop in one of the networks, or one of the first `trusted_hops`: these are trusted
-    whatever their address, so also a peer without one, as a proxy behind a unix socket is. With nobody
-    trusted `header` is None, and no header is ever read.
+    A hop is trusted if its address is in one of the networks, or if it is one of the first `trusted_hops`. The latter
+    are trusted whatever their address, even without one, as a proxy on a unix socket. If no hop is trusted, `header`
+    is None and no header is read.
     """
 
     __slots__ = ("_hops", "_networks", "_reported", "_within", "header")
@@ -121,11 +121,11 @@ def _unmapped_network(network: Network) -> Network:
     return network
 
 
-# What each kind of header reports, nearest hop first; None is a hop that can't be read, and nobody asks on.
+# What each kind of header reports, nearest hop first. None is an unreadable hop, which ends the walk.
 
 
 def _listed(lines: Sequence[str]) -> Iterator[str | None]:
-    """X-Forwarded-For: a list to which each proxy appends, in as many lines as it pleases."""
+    """X-Forwarded-For: a list to which each proxy appends, in one line or in several."""
     for line in reversed(lines):
         end = len(line)
         while end >= 0:

@@ -18,8 +18,8 @@ _CACHED = 256  # characters; the cache must not grow with the length of what cli
 def digester(secret: str, domain: str) -> Callable[[str], str]:
     """A function from a text to 20 characters of [A-Za-z0-9_-], the same in every process that has the secret.
 
-    Without a secret the domain stands in. That keeps texts out of sight, but whoever knows the domain
-    can check a guess.
+    Without a secret, the domain is the key. The texts are then unreadable, but a reader who knows the domain can test
+    guesses.
     """
     material = b"secret:" + secret.encode() if secret else b"domain:" + domain.encode()
     keyed = blake2b(digest_size=15, key=blake2b(material, digest_size=32).digest(), person=b"ratelimit_mw")
@@ -121,7 +121,7 @@ class Attributes:
         return request.reread(self._framework_readers) if self._framework_readers else ()
 
     def reads(self, name: str) -> bool:
-        """True where somebody has asked for the reader of that name."""
+        """Return True if a rule uses the attribute of that name."""
         return name in self._readers
 
     @property
@@ -175,7 +175,7 @@ class Attributes:
                 request.values[name] = await fetch(request.context)
 
     def warn_without_secret(self) -> None:
-        """Say, once, that only the domain keys the hashes. For who compiles the first secret attribute."""
+        """Log, once, that the hashes are keyed by the domain alone. Called if an attribute is secret."""
         if not self._client.secret and "secret" not in self._logged:
             self._logged.add("secret")
             logger.warning(
@@ -185,7 +185,7 @@ class Attributes:
             )
 
     def report_unknown_address(self) -> None:
-        """Say, once, that a request has no address."""
+        """Log, once, that a request has no address."""
         if "address" not in self._logged:
             self._logged.add("address")
             logger.warning(

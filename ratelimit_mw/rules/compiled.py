@@ -1,4 +1,4 @@
-"""What rules and overrides are compiled to: conditions, counters, and what holds for single clients instead."""
+"""Compiled rules and overrides: conditions on requests, counters, and exceptions for single clients."""
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping
@@ -157,9 +157,9 @@ Tiers = Mapping[str | None, tuple[Counter, ...]]
 class CompiledRule:
     """One rule. `rank` is its place in the file, `replaces` the ranks of those that do not apply where it does.
 
-    `tiers` is None unless the limit depends on the tier; `counters` are those of everybody else. `by` has the words
-    that the identifiers were made of. `cost` is what a request takes, unless `weigh` finds that in the request. A rule
-    `on_demand` applies to no request by itself.
+    `tiers` is None unless the limit depends on the tier; `counters` are those of clients without a tier that is named.
+    `by` holds the entries of `by` from which the identifiers were compiled. `cost` is the cost of a request, unless
+    `weigh` reads it from the request. A rule `on_demand` applies only when the app asks for it by name.
     """
 
     rank: int
@@ -176,7 +176,7 @@ class CompiledRule:
 
     @property
     def quotas(self) -> list[Quota]:
-        """Everything that anybody is held to."""
+        """The quotas of all counters, of all tiers."""
         return [quota for counters in (self.counters, *(self.tiers or {}).values()) for _, quota in counters]
 
 
@@ -200,7 +200,7 @@ class CompiledOverride(NamedTuple):
 
 
 BLOCKED: tuple[Charge, ...] = (Charge(Rule("block"), Ask("", NOTHING)),)
-"""The plan of a client who may do nothing: itself, never a copy, and never asked of a store."""
+"""The plan of a blocked client. It is compared by identity, never copied, and never sent to a store."""
 
 
 class Recompiling(Protocol):
@@ -212,14 +212,14 @@ class Recompiling(Protocol):
 
 
 def blocks_and_exemptions(held: Iterable[CompiledOverride]) -> tuple[CompiledOverride, ...]:
-    """Those that bear on all that a client does: exemptions and blocks."""
+    """Return the overrides that apply to all rules: exemptions and blocks."""
     return tuple(override for override in held if override.kind != "limit")
 
 
 def identity_of(client: Mapping[str, str], attributes: Attributes) -> str:
     """The identity that has these attributes. Raises ValueError for what is none."""
     if not client:
-        raise ValueError("an override is for somebody: name a client, as ip=192.0.2.1 or user=alice")
+        raise ValueError("an override needs a client, as ip=192.0.2.1 or user=alice")
     parts = []
     for given, value in client.items():
         name = canonical_name(given)
@@ -230,7 +230,7 @@ def identity_of(client: Mapping[str, str], attributes: Attributes) -> str:
             raise ValueError(f"{given} is empty")
         parts.append(_address(value, attributes) if name == "ip" else spelling(name, attributes)(value))
     if len(parts) > 1 and names_network(client):
-        raise ValueError("a network stands alone, without further attributes")
+        raise ValueError("a network can't be combined with further attributes")
     return "+".join(sorted(parts))
 
 
@@ -249,10 +249,10 @@ def _address(value: str, attributes: Attributes) -> str:
         try:
             return f"ip={ip_network(value)}"
         except ValueError:
-            raise ValueError(f"{value!r} is no network (as 192.0.2.0/24)") from None
+            raise ValueError(f"{value!r} is not a network (as 192.0.2.0/24)") from None
     network = attributes.network(value)
     if network is None:
-        raise ValueError(f"{value!r} is no address (as 192.0.2.1)")
+        raise ValueError(f"{value!r} is not an address (as 192.0.2.1)")
     return f"ip={network}"
 
 

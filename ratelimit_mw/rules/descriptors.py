@@ -1,7 +1,8 @@
-"""Descriptors, compiled: a tree that a list of entries is walked down, and the limits where the walk may end.
+"""Compiled descriptors: a tree of keys and values, along which a list of entries is matched.
 
-The order of matching is envoyproxy/ratelimit's: of one entry the exact value first, then the values with a `*` in
-the order of the file, then the bare key; what has matched is never taken back. A limit applies where the list ends.
+The order of matching is that of envoyproxy/ratelimit. For each entry: first the exact value, then the values with a `*`
+in the order of the file, then the key without a value. There is no backtracking. A limit applies if the last entry of
+the list matches its descriptor.
 """
 
 from collections.abc import Callable, Iterable, Sequence

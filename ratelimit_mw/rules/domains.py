@@ -44,7 +44,7 @@ class Domains(Features):
         self.warnings = tuple(warning for part in parts for warning in part.warnings)
 
     def of(self, domain: str) -> RuleSet | None:
-        """The rules of one domain, if there is such a one."""
+        """Return the rules of one domain, or None if no file has it."""
         return next((part for part in self.parts if part.domain == domain), None)
 
     def plan(self, request: Request, cost: int = 1) -> Sequence[Charge]:
@@ -58,7 +58,7 @@ class Domains(Features):
         return charges
 
     def plan_rule(self, name: str, request: Request, cost: int = 1) -> Sequence[Charge] | None:
-        """See `RuleSet.plan_rule`; of several domains that have such a rule the first has it."""
+        """See `RuleSet.plan_rule`. If several domains have a rule of this name, the first one's is used."""
         for part in self.parts:
             found = part.plan_rule(name, request, cost)
             if found is not None:
@@ -66,7 +66,7 @@ class Domains(Features):
         return None
 
     def classify(self, request: Request, name: str | None = None) -> Sequence[Charge] | None:
-        """See `RuleSet.classify`. What one domain exempts no other one's priorities make a request that is shed."""
+        """See `RuleSet.classify`. A request that one domain exempts is not shed because of another domain."""
         if name is not None:
             return next((said for part in self.parts if (said := part.classify(request, name)) is not None), None)
         charges: list[Charge] = []
@@ -108,7 +108,7 @@ Rules = RuleSet | Domains
 
 
 class Examined(NamedTuple):
-    """What there is to say of a configuration: its rules, None where it would not load, and why not."""
+    """The result of examining a configuration: its rules (None if it has problems), its problems and its warnings."""
 
     rules: Rules | None
     problems: tuple[Problem, ...]
@@ -116,7 +116,12 @@ class Examined(NamedTuple):
 
 
 def require_named(rules: Rules, names: Iterable[str]) -> None:
-    """Raises ConfigurationError for each of `names` that no rule has, or one that has to wait for the response."""
+    """Check the rule names that an app asks for.
+
+    Raises:
+        ConfigurationError: A name is unknown, or the rule depends on the response, which does not exist yet when the
+            app asks for it.
+    """
     rules_by_name = {rule.rule.name: rule for part in reversed(rules.parts) for rule in part.compiled}
     problems = []
     for name in sorted(set(names)):
@@ -124,7 +129,7 @@ def require_named(rules: Rules, names: Iterable[str]) -> None:
         if rule is None:
             problems.append(
                 Problem(
-                    f"the app asks for the rule {quoted(name)}, which there is not",
+                    f"the app asks for the rule {quoted(name)}, which does not exist",
                     hint=near(name, rules_by_name) or "a rule for this is on_demand: true",
                 )
             )
@@ -141,5 +146,5 @@ def _settled_by(counts: bool, cost_after: bool) -> str:
 
 
 def _late(name: str, what: str) -> Problem:
-    message = f"the app asks for the rule {quoted(name)}: {what} goes by the response, which is not there yet"
-    return Problem(message, hint="give the rule a match, and the middleware follows the response")
+    message = f"the app asks for the rule {quoted(name)}, but {what} depends on the response, which does not exist yet"
+    return Problem(message, hint="give the rule a match instead: the middleware sees the response")

@@ -116,7 +116,7 @@ def test_a_reset_of_all_rules_leaves_other_keys_alone(ask, any_server):
         code, printed, _ = ask("reset", "--all", "--yes", "--json")
         assert (code, len(json.loads(printed)["reset"])) == (0, 7)
         assert sorted(client.keys()) == ["other:everything:sw60:{ip=::1}", "shop:else"]
-    assert ask("top") == (0, "no counters: nobody has been counted lately\n", "")
+    assert ask("top") == (0, "no counters: no request has been counted lately\n", "")
 
 
 def test_counters_of_a_former_limit_are_reset_with_the_rule(ask, any_server):
@@ -135,8 +135,10 @@ def test_counters_of_a_former_limit_are_reset_with_the_rule(ask, any_server):
             "none of tier makes a counter of 'login', which counts by ip, user",
             id="not what it counts by",
         ),
-        pytest.param(["reset"], "say a rule, and perhaps a client; or --all alone", id="reset of nothing"),
-        pytest.param(["reset", "login", "--all"], "say a rule, and perhaps a client; or --all alone", id="both"),
+        pytest.param(["reset"], "name a rule, and optionally a client; or use --all alone", id="reset of nothing"),
+        pytest.param(
+            ["reset", "login", "--all"], "name a rule, and optionally a client; or use --all alone", id="both"
+        ),
     ],
 )
 def test_wrong_usage(ask, words, said):

@@ -149,8 +149,8 @@ def test_programs_get_json(run):
     [
         pytest.param(["GET", "/", "-H", "nonsense"], 2, "'nonsense' is not NAME:VALUE", id="a header without colon"),
         pytest.param(["GET", "/", "-a", "nonsense"], 2, "'nonsense' is not NAME=VALUE", id="an attribute without ="),
-        pytest.param(["GET", "/", "--ip", "nonsense"], 2, "'nonsense' is no address", id="no address"),
-        pytest.param(["GET", "/", "--peer", "10.0.0.0/8"], 2, "'10.0.0.0/8' is no address", id="a network"),
+        pytest.param(["GET", "/", "--ip", "nonsense"], 2, "'nonsense' is not an address", id="no address"),
+        pytest.param(["GET", "/", "--peer", "10.0.0.0/8"], 2, "'10.0.0.0/8' is not an address", id="a network"),
         pytest.param(["GET"], 2, "Missing argument", id="no path"),
         pytest.param(["GET", "/", "-c", "none.yaml"], 1, "none.yaml: these rules would not load", id="no rules"),
         pytest.param(

@@ -114,7 +114,7 @@ class TestOverride:
             assert limiter.peek({"ip": "203.0.113.7"}).limit == 1000
             assert not limiter.peek({"ip": "198.51.100.3"}).allowed
         assert override("remove", "--ip", "203.0.113.7", "--rule", "everything") == (0, "removed\n", "")
-        assert override("remove", "--ip", "203.0.113.7", "--rule", "everything") == (1, "there is none such\n", "")
+        assert override("remove", "--ip", "203.0.113.7", "--rule", "everything") == (1, "no such override\n", "")
 
     def test_for_programs(self, override):
         made = json.loads(override("set", "-a", "header:X-Plan=gold", "--block", "--json")[1])
@@ -132,8 +132,8 @@ class TestOverride:
         ("words", "said"),
         [
             pytest.param(("--ip", "203.0.113.7"), "one of limit, block and exempt", id="nothing to set"),
-            pytest.param(("--block",), "an override is for somebody", id="nobody"),
-            pytest.param(("--ip", "x", "--block"), "'x' is no address", id="no address"),
+            pytest.param(("--block",), "an override needs a client", id="nobody"),
+            pytest.param(("--ip", "x", "--block"), "'x' is not an address", id="no address"),
             pytest.param(
                 ("--ip", "203.0.113.7", "--rule", "logn", "--limit", "1/h"), "did you mean 'login'", id="rule"
             ),

@@ -188,10 +188,12 @@ def test_without_the_middleware_it_says_what_is_missing(asking):
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
-        pytest.param("mial", r"the rule 'mial', which there is not \(did you mean 'mail'\?\)", id="misspelt"),
-        pytest.param("logins", r"the rule 'logins': count goes by the response, .*give the rule a match", id="count"),
-        pytest.param("costs", r"'costs': a cost that the response tells goes by the response", id="cost"),
-        pytest.param("slots", r"'slots': a concurrent limit goes by the response", id="concurrent"),
+        pytest.param("mial", r"the rule 'mial', which does not exist \(did you mean 'mail'\?\)", id="misspelt"),
+        pytest.param(
+            "logins", r"the rule 'logins', but count depends on the response, .*give the rule a match", id="count"
+        ),
+        pytest.param("costs", r"'costs', but a cost that the response tells depends on the response", id="cost"),
+        pytest.param("slots", r"'slots', but a concurrent limit depends on the response", id="concurrent"),
     ],
 )
 def test_an_app_does_not_start_that_asks_for_what_there_is_not(asking, rule, message):
