@@ -1,4 +1,8 @@
-"""A lease: what a process may decide by itself; and the ledger of all leases of a process."""
+"""Leases: what a process may decide by itself. `LeaseLedger` keeps all leases of a process. No I/O happens here.
+
+With `consistency: lease`, a process takes a part of what remains of a counter from the store in advance and returns
+what it does not use. With `consistency: write_back`, it decides on its own ("on account") and charges the store later.
+"""
 
 from collections.abc import Container, Iterable, Sequence
 from heapq import heappop, heappush
@@ -10,19 +14,38 @@ from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.model import Ask, Outcome, Quota, Reply
 
 PART = 8
-"""A lease takes one in so many of what remains at most, so that it does not starve other processes."""
+"""A lease takes 1/PART of what remains at most, so that it does not starve other processes."""
 
 
-def shareable(quota: Quota) -> bool:
-    """May a process decide by itself? With `consistency`, and where the algorithm can be kept so."""
+def leasable(quota: Quota) -> bool:
+    """Whether a process may decide by itself: `consistency` is not strict, and the algorithm supports it."""
     if quota.consistency == "strict":
         return False
     algorithm = ALGORITHMS[quota.algorithm]
     return not (algorithm.no_lease if quota.consistency == "lease" else algorithm.no_write_back)
 
 
-class LeaseShare:
-    """The share of one counter: `room` can still be spent, `spent` was."""
+class Lease:
+    """The lease of one counter.
+
+    Attributes:
+        key: the key of the counter.
+        quota: the quota of the counter.
+        on_account: whether it is a `write_back` lease, which charges the store afterwards.
+        room: what can still be spent.
+        spent: what was spent since the last settlement.
+        beyond: what remains in the store in addition to `room`.
+        size: the estimate of what this process spends in an interval.
+        wanted: what `size` amounts to in the lifetime of the lease.
+        since, until: the local times between which it is valid, in microseconds.
+        start: the start of the store's window or slice.
+        resets: the store's time at which the counter is as if unused.
+        offset: the store's time minus the local time.
+        at: the newest reply, as its time and the negated remaining amount.
+        turn: rises when the lease ends.
+        charges: rises when a charge becomes owed, and when it has arrived.
+        asking: the claims that are being asked of the store.
+    """
 
     __slots__ = (
         "_asker",
@@ -50,30 +73,26 @@ class LeaseShare:
         self.quota = quota
         self.on_account = quota.consistency == "write_back"
         self.room = self.spent = 0
-        self.beyond = 0  # what remains besides
-        self.size = 0  # how much this process is thought to spend in an interval
-        self.wanted = 0  # how much of it there was time for
-        self.since = self.until = 0  # local time
-        self.start = self.resets = self.offset = 0  # the store's: its window or slice, and when it is as if unused
-        self.at: tuple[int, int] = (0, 0)  # the newest reply: its time, and less what remained
-        self.turn = 0  # rises when the share ends
-        self.charges = 0  # rises when a charge is owed, and when it has arrived
-        # What is being asked of the store, and which of that asks for a lease. Both are known weakly: what an exception
-        # from elsewhere has interrupted is asked no more.
+        self.beyond = self.size = self.wanted = 0
+        self.since = self.until = 0
+        self.start = self.resets = self.offset = 0
+        self.at: tuple[int, int] = (0, 0)
+        self.turn = self.charges = 0
+        # Weak references, so that a claim whose thread was interrupted by an asynchronous exception disappears.
         self.asking: WeakSet[Claim] = WeakSet()
         self._asker: ref[Claim] | None = None
 
     def fits(self, quota: Quota, cost: int, now: int) -> bool:
-        """May it spend `cost`?"""
+        """Whether the lease covers `cost` at the local time `now`."""
         return cost <= self.room and self.since <= now < self.until and (quota is self.quota or quota == self.quota)
 
     def outcome(self, store_now: int) -> Outcome:
-        """What there is to say of the counter."""
+        """The outcome of the counter, at the store's time `store_now`."""
         return Outcome(True, self.beyond + self.room, max(self.resets - store_now, 0))
 
     @property
     def asker(self) -> "Claim | None":
-        """Which claim asks for a lease."""
+        """The claim that asks the store for more than its cost; None if no claim does."""
         return None if self._asker is None else self._asker()
 
     @asker.setter
@@ -82,18 +101,18 @@ class LeaseShare:
 
     @property
     def asked(self) -> int:
-        """The cost of what is being asked of the store."""
+        """The total cost of the claims that are being asked of the store."""
         return sum(claim.ask.cost for claim in self.asking)
 
     def spend(self, cost: int) -> None:
-        """Take `cost`; below 0 it is put back."""
+        """Spend `cost`. A negative cost is put back."""
         self.room -= cost
         self.spent += cost
 
     def more(self, cost: int, now: int, interval: int) -> int:
-        """How much to lease beyond `cost`: twice as much as last time where that was used up before its time."""
+        """The amount to lease beyond `cost`. It doubles if the last lease was used up before its end."""
         if not self.start:
-            return 0  # seen for the first time
+            return 0  # the first request for this counter
         if now < self.until and self.spent >= self.wanted:
             self.size = 2 * self.size + cost
         store_now = now + self.offset
@@ -101,16 +120,16 @@ class LeaseShare:
         self.wanted = -(-self.size * life // interval)
         return min(self.wanted, (self.beyond + self.room) // PART)
 
-    def heeds(self, claim: "Claim", reply_now: int, remaining: int) -> bool:
-        """May the reply to a claim begin it anew?"""
+    def accepts(self, claim: "Claim", reply_now: int, remaining: int) -> bool:
+        """Whether the reply to a claim may start the lease again."""
         if not self.on_account:
             return self.asker is claim
-        # A charge that was owed or on its way meanwhile may or may not be in what remains.
+        # A charge that was owed or under way during the claim may or may not be included in `remaining`.
         unmoved = self.turn == claim.turn and self.charges == claim.charges
         return unmoved and (reply_now, -remaining) >= self.at
 
     def begin(self, claim: "Claim", outcome: Outcome, reply_now: int, asked_at: int, interval: int) -> None:
-        """Be good from `asked_at` on, for what the reply to a claim says of the window that it came in."""
+        """Start the lease at the local time `asked_at`, with what the reply to a claim grants in its window."""
         self.start, end = unit(self.quota, reply_now)
         self.at = reply_now, -outcome.remaining
         self.offset = reply_now - asked_at
@@ -118,18 +137,18 @@ class LeaseShare:
         self.since = asked_at
         self.until = asked_at + min(end - reply_now, interval * (1 + self.on_account))
         if self.on_account:
-            # What others of this process are asking for at this moment may not be charged yet.
+            # What other claims of this process are asking for may not be charged yet.
             self.room, self.beyond = outcome.remaining - self.spent - (self.asked - claim.ask.cost), 0
         else:
             self.room, self.beyond, self.spent = self.room + claim.extra, outcome.remaining, 0
 
     @property
     def owes(self) -> int:
-        """What goes back to the store as it ends; below 0 it is to be charged."""
+        """The amount to return to the store at the end; negative for an amount to charge."""
         return -self.spent if self.on_account else self.room
 
     def end(self, now: int, interval: int) -> None:
-        """Be good for nothing any more."""
+        """End the lease, and update the estimate of what the process spends."""
         if not self.on_account:
             rate = self.spent * interval // max(min(now, self.until) - self.since, 1)
             self.size = min(rate, 2 * self.size + 1)
@@ -138,10 +157,10 @@ class LeaseShare:
         self.turn += 1
 
     def due(self, start: int, amount: int, interval: int) -> "Due":
-        """What the store has to hear of its window at `start`, as long as it matters.
+        """What the store must be charged or refunded for the window at `start`.
 
-        That is in its own window, and in the next where that one looks back. One interval longer, for the store's
-        time may be less than thought by as much as a call takes.
+        It matters in this window, and in the next if the algorithm looks back one window. One interval is added,
+        because the estimate of the store's time may be off by the duration of a call.
         """
         windows = ALGORITHMS[self.quota.algorithm].windows
         until = start + windows * self.quota.period - self.offset + interval
@@ -149,11 +168,15 @@ class LeaseShare:
 
 
 class Claim:
-    """One ask on its way: `here` it was spent from `share`, else the store is asked for its cost and `extra`."""
+    """One ask of a request that is being decided.
+
+    If `here`, its cost was spent from `lease`. Otherwise the store is asked for its cost and, for a new lease, for
+    `extra` in addition. `lease` is None if the counter is decided strictly.
+    """
 
     __slots__ = ("__weakref__", "ask", "charges", "extra", "here", "share", "start", "turn")
 
-    def __init__(self, ask: Ask, share: LeaseShare | None) -> None:
+    def __init__(self, ask: Ask, share: Lease | None) -> None:
         self.ask = ask
         self.share = share
         self.here = False
@@ -162,60 +185,66 @@ class Claim:
 
     @property
     def enlarged(self) -> Ask:
-        """What is asked of the store."""
+        """The ask for the store: its cost and `extra`."""
         return self.ask._replace(cost=self.ask.cost + self.extra)
 
-    def outcome(self, said: Outcome | None, now: int) -> Outcome:
-        """What is said of its counter: by the store, or by the share; and what is held here remains too."""
+    def outcome(self, answer: Outcome | None, now: int) -> Outcome:
+        """The outcome for the client: the store's `answer` plus what is leased here, or that of the lease alone."""
         share = self.share
         if share is None:
-            return said or Outcome(True, 0, 0)
-        if said is None:
+            return answer or Outcome(True, 0, 0)
+        if answer is None:
             return share.outcome(now)
-        return said if share.on_account else said._replace(remaining=said.remaining + share.room)
+        return answer if share.on_account else answer._replace(remaining=answer.remaining + share.room)
 
 
 class Due(NamedTuple):
-    """What the store has to hear: `amount` goes back to `key` as charged at `start`; below 0 it is charged."""
+    """What the store must be told: refund `amount`, charged at `start`, to `key`; a negative amount is charged."""
 
     start: int
     key: str
     quota: Quota
     amount: int
     until: int
-    """The local time from which on it matters no more."""
+    """The local time from which it no longer matters."""
 
 
 def unit(quota: Quota, now: int) -> tuple[int, int]:
-    """The window or slice in which a request at `now` counts: its start and its end."""
+    """The start and end of the window or slice in which a request at `now` counts."""
     width = -(-quota.period // quota.buckets) if ALGORITHMS[quota.algorithm].has_buckets else quota.period
     start = now - now % width
     return start, start + width
 
 
 _UNSETTLED = -1
-"""In place of a claim's `charges`: the store was asked before it knew of all charges, and its reply opens nothing."""
+"""In place of a claim's `charges`: charges were still to arrive when the store was asked, so its reply starts no lease.
+"""
 
 
 class LeaseLedger:
-    """The shares of a process, of `most` counters at most. `interval` is in microseconds."""
+    """All leases of a process, and what it owes to the store. Callers must hold the guard of `LeaseSync`.
+
+    Args:
+        interval: microseconds between two settlements with the store.
+        most: the most counters that may have a lease.
+    """
 
     def __init__(self, interval: int, most: int) -> None:
         self.owed: list[Due] = []
         self.due_at = 0
-        """No share has to be looked after before then."""
+        """The local time at which the next lease is due; 0 if there is none."""
         self._interval = interval
         self._most = most
-        self._shares: dict[str, LeaseShare] = {}
-        self._queue: list[tuple[int, int, LeaseShare]] = []
+        self._shares: dict[str, Lease] = {}
+        self._queue: list[tuple[int, int, Lease]] = []
         self._numbers = count()
 
     def __len__(self) -> int:
-        """How many counters have a share."""
+        """The number of counters with a lease."""
         return len(self._shares)
 
     def spend(self, asks: Sequence[Ask], now: int) -> Reply | None:
-        """The reply where every ask can be decided here; else nothing is spent."""
+        """Spend from the leases and return the reply; None, with nothing spent, unless all asks are covered."""
         shares, outcomes, store_now = self._shares, [], 0
         for place, (key, quota, cost, _) in enumerate(asks):
             share = shares.get(key)
@@ -230,7 +259,7 @@ class LeaseLedger:
         return Reply(store_now, outcomes) if outcomes else None
 
     def look(self, asks: Sequence[Ask], now: int) -> Reply | None:
-        """As `spend`, with nothing spent."""
+        """As `spend`, without spending."""
         reply = self.spend(asks, now)
         if reply is None:
             return None
@@ -239,16 +268,17 @@ class LeaseLedger:
         return reply._replace(outcomes=[self._shares[ask.key].outcome(reply.now) for ask in asks])
 
     def claim(self, asks: Sequence[Ask], now: int, claims: list[Claim]) -> None:
-        """Spend here where that can be, else say what to ask of the store: in `claims`, for `conclude` to end.
+        """Append one claim for each ask to `claims`: spent here if a lease covers it, otherwise for the store.
 
-        An exception may come from elsewhere at any line: what is in `claims` can be concluded then, too.
+        `conclude` must be called for the claims in the end. They are appended to a list of the caller, so that an
+        asynchronous exception at any line leaves the caller with the claims to conclude.
         """
         for ask in asks:
             self._claim(ask, now, claims)
 
     def _claim(self, ask: Ask, now: int, claims: list[Claim]) -> None:
         key, quota, cost, _ = ask
-        if not cost or not shareable(quota):
+        if not cost or not leasable(quota):
             claims.append(Claim(ask, None))
             return
         share = self._shares.get(key)
@@ -256,7 +286,7 @@ class LeaseLedger:
             if len(self._shares) >= self._most:
                 claims.append(Claim(ask, None))
                 return
-            share = self._shares[key] = LeaseShare(key, quota)
+            share = self._shares[key] = Lease(key, quota)
             self._watch(share, now)
         elif share.fits(quota, cost, now):
             share.spend(cost)
@@ -275,7 +305,7 @@ class LeaseLedger:
             claim.extra = share.more(cost, now, self._interval)
 
     def begin_asking(self, claims: Iterable[Claim], under_way: Container[str]) -> None:
-        """Note which charges are still to arrive as the store is asked: those owed, and those `under_way`."""
+        """Record, before the store is asked, which claims have charges that are owed or `under_way`."""
         owed = {due.key for due in self.owed if due.amount < 0}
         for claim in claims:
             share = claim.share
@@ -284,22 +314,22 @@ class LeaseLedger:
                 claim.charges = _UNSETTLED if unsettled else share.charges
 
     def learn(self, claim: Claim, outcome: Outcome, reply_now: int, asked_at: int) -> None:
-        """Open the share that a reply gives. Its ask was charged, or cost nothing."""
+        """Start the lease that a reply grants. The claim's ask was charged, or cost nothing."""
         share, quota = claim.share, claim.ask.quota
         if share is None or self._shares.get(share.key) is not share or share.quota != quota:
             return
-        if not share.heeds(claim, reply_now, outcome.remaining):
+        if not share.accepts(claim, reply_now, outcome.remaining):
             return
         if share.start != unit(quota, reply_now)[0]:
             self._end(share, asked_at)
-            if not claim.ask.cost:  # a look: what no decision has charged yet can't be charged afterwards
+            if not claim.ask.cost:  # a peek does not start a new window: nothing was charged in it yet
                 return
-            if share.on_account and share.charges != claim.charges:  # a sliding window weighs what is owed now
+            if share.on_account and share.charges != claim.charges:  # ending the lease has made a new charge owed
                 return
         share.begin(claim, outcome, reply_now, asked_at, self._interval)
 
     def conclude(self, claims: Sequence[Claim], admitted: bool, now: int) -> None:
-        """End the claims; what was spent here for a request that another counter denied is as if never spent."""
+        """End the claims. If the request was not admitted, what was spent here is put back."""
         for claim in claims:
             share = claim.share
             if share is None:
@@ -314,8 +344,11 @@ class LeaseLedger:
                 else:
                     self._owe(share, claim.start, claim.ask.cost, now)
 
-    def due(self, now: int, most: int) -> list[LeaseShare]:
-        """End the leases that are due. Those on account that are, and go on: what they spent is owed now."""
+    def due(self, now: int, most: int) -> list[Lease]:
+        """Handle up to `most` leases that are due: end them, or settle the leases on account that continue.
+
+        Returns the leases on account that continue. What they spent is now owed.
+        """
         going_on = []
         for _ in range(most):
             if not self._queue or self._queue[0][0] > now:
@@ -336,16 +369,16 @@ class LeaseLedger:
                         self._watch(share, now)
                     else:
                         del self._shares[share.key]
-            heappop(self._queue)  # last: where an exception from elsewhere comes before, the share is still in it
+            heappop(self._queue)  # last, so that after an asynchronous exception the lease is still in the queue
         self.due_at = self._queue[0][0] if self._queue else 0
         return going_on
 
     def is_due(self, now: int) -> bool:
-        """Whether a share has to be looked after."""
+        """Whether a lease is due."""
         return bool(self._queue) and self._queue[0][0] <= now
 
     def owing(self, keys: Sequence[str], now: int) -> set[str]:
-        """Those of the counters of which something is owed, their shares once ended."""
+        """End the leases of these counters, and return the keys for which something is owed."""
         self.end(keys, now)
         wanted = set(keys)
         return {due.key for due in self.owed if due.key in wanted}
@@ -353,7 +386,14 @@ class LeaseLedger:
     def take_owed(
         self, now: int, keys: Iterable[str] | None = None, *, but: Container[str] = (), into: list[Due] | None = None
     ) -> list[Due]:
-        """What is owed to `keys` (None: to all) `but` those, `into` that list; it is owed no longer."""
+        """Remove and return what is owed.
+
+        Args:
+            now: the local time. What no longer matters by then is dropped.
+            keys: only what is owed for these counters; None for all.
+            but: except what is owed for these counters.
+            into: the list to which it is moved; None for a new one.
+        """
         wanted = None if keys is None else set(keys)
         taken: list[Due] = [] if into is None else into
         left: list[Due] = []
@@ -366,46 +406,46 @@ class LeaseLedger:
         return taken
 
     def charged(self, keys: Iterable[str]) -> None:
-        """Charges to these counters have arrived, or been lost."""
+        """Record that charges to these counters have arrived or are lost."""
         for key in keys:
             if share := self._shares.get(key):
                 share.charges += 1
 
     def end(self, keys: Sequence[str], now: int) -> None:
-        """End the shares of these counters: what has to be settled is owed."""
+        """End the leases of these counters. What must be settled becomes owed."""
         for key in keys:
             if share := self._shares.get(key):
                 self._end(share, now)
 
     def end_all(self, now: int) -> None:
-        """End every share."""
+        """End all leases."""
         self.end(list(self._shares), now)
         self._shares.clear()
         self._queue.clear()
 
     def forget(self, keys: Sequence[str]) -> None:
-        """Drop the shares of these counters, and what is owed: the store has forgotten them."""
+        """Drop the leases of these counters and what is owed, because the store has forgotten the counters."""
         for key in keys:
             self._shares.pop(key, None)
         self.take_owed(0, keys)
 
-    def _watch(self, share: LeaseShare, now: int) -> None:
+    def _watch(self, share: Lease, now: int) -> None:
         heappush(self._queue, (now + self._interval, next(self._numbers), share))
         self.due_at = self._queue[0][0]
 
-    def _end(self, share: LeaseShare, now: int) -> None:
+    def _end(self, share: Lease, now: int) -> None:
         if share.until:
             owes = share.owes
-            # An exception from elsewhere may come between the two. So a charge is noted before, which may be twice, and
-            # what goes back is noted afterwards, which may be never: both are the safe side.
+            # An asynchronous exception may be raised between the steps. So a charge is recorded before the end (it
+            # may be made twice), and a refund afterwards (it may be lost): neither admits too much.
             if owes < 0:
                 self._owe(share, share.start, owes, now)
             share.end(now, self._interval)
             if owes > 0:
                 self._owe(share, share.start, owes, now)
 
-    def _owe(self, share: LeaseShare, start: int, amount: int, now: int) -> None:
-        """Owe it to the store, if it still matters."""
+    def _owe(self, share: Lease, start: int, amount: int, now: int) -> None:
+        """Record that `amount` is owed to the store, if it still matters."""
         due = share.due(start, amount, self._interval)
         if amount and now < due.until:
             self.owed.append(due)

@@ -1,4 +1,8 @@
-"""How leases are taken from the store, and settled with it."""
+"""Settles leases with the store: returns what was not used, and charges what was spent on account.
+
+The logic is written once for threads and tasks, as generators (`Steps`) that yield the calls to make; `drive` and
+`adrive` make them.
+"""
 
 import asyncio
 import contextlib
@@ -26,22 +30,28 @@ T = TypeVar("T")
 logger = logging.getLogger("ratelimit_mw")
 
 _TOGETHER = 100
-"""Counters settled in one call at most, so that no call holds the store for long."""
+"""The most counters in one call, so that no call occupies the store for long."""
 
 _AT_ONCE = 1_000
-"""Shares looked after at once at most, so that no request waits for long meanwhile."""
+"""The most leases handled while the guard is held, so that no request waits for long."""
 
 
 _LOOK_AGAIN = 1.0
-"""Seconds after which those who wait for charges look whether the thread that pays them is gone."""
+"""Seconds after which waiting threads and tasks check whether the thread that settles has died."""
 
 
 class LeaseSync:
-    """Keeps the `book` of a process's shares and settles it with `store`; whoever opens it holds the `guard`.
+    """Keeps the ledger of a process's leases and settles it with `store`. Access to `ledger` requires the `guard`.
 
-    Shares that were not spent go back, and what was spent on account is charged. Its thread, which lives only while
-    there are shares, does it every `interval` seconds; under a `clock` handed in, whoever decides takes the steps of
-    `due` before. What is returned as steps is for the caller to take.
+    What is left of leases is returned, and what was spent on account is charged. A thread does so every `interval`
+    seconds; it runs only while there are leases. Under a user's clock, the caller runs the steps of `due` before
+    each decision. Methods that return `Steps` do nothing until the caller runs them.
+
+    Args:
+        store: the store.
+        clock: the user's clock, or None for the system's.
+        interval: seconds between two settlements.
+        most: the most counters that may have a lease.
     """
 
     guard = lazy(lock)
@@ -56,7 +66,7 @@ class LeaseSync:
         self.begin()
 
     def begin(self) -> None:
-        """Start with no shares and no thread: at first, and in the child of a fork."""
+        """Start without leases and without a thread: at first, and in the child of a fork."""
         vars(self).pop("guard", None)
         self.book = LeaseLedger(round(self._interval * SECOND), self._most)
         self._flights: dict[str, _Flight] = {}
@@ -64,15 +74,15 @@ class LeaseSync:
         self._stopped = threading.Event()
 
     def stop(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         self._stopped.set()
 
     def now(self) -> int:
-        """The time by which shares live, in microseconds."""
+        """The local time by which leases are timed, in microseconds."""
         return self._clock.now() if self._clock else _local_time()
 
     def start(self) -> None:
-        """Have a thread that settles, unless there is one."""
+        """Start the thread that settles, unless it runs or there are no leases."""
         if self.thread and self.thread.is_alive():
             return
         with self.guard:
@@ -82,19 +92,17 @@ class LeaseSync:
             self.thread = threading.Thread(
                 target=self._keep_settling, args=(self._stopped,), name="ratelimit_mw settle", daemon=True
             )
-            with contextlib.suppress(
-                RuntimeError
-            ):  # no more threads: shares end unsettled, and the next ask tries again
+            with contextlib.suppress(RuntimeError):  # no thread available: the next request tries again
                 self.thread.start()
 
     def begin_asking(self, claims: Sequence[Claim]) -> int:
-        """Note what is on its way as the store is asked, and when that is."""
+        """Record which charges are under way before the store is asked. Returns the local time."""
         with self.guard:
             self.book.begin_asking(claims, self._flying())
             return self.now()
 
     def due(self) -> Steps[None]:
-        """Settle what is due. Where the store is away, what it has to be charged waits for its return."""
+        """Settle the leases that are due. While the store is unavailable, charges stay owed."""
         more = True
         while more:
             with self.guard:
@@ -107,12 +115,12 @@ class LeaseSync:
                     yield from self._look([Claim(Ask(share.key, share.quota, 0), share) for share in shares])
 
     def these(self, keys: Sequence[str]) -> Steps[None]:
-        """Settle what is owed to these counters, and wait for charges that are on their way."""
+        """Settle what is owed for these counters, and wait for their charges that are under way."""
         while (under_way := (yield from self._pay(keys))) is not None:
             yield under_way
 
     def all(self) -> Steps[StoreUnavailable | None]:
-        """End every share, and settle it. Where the store is away, what it has to be charged is owed still."""
+        """End and settle all leases. Returns the error if the store is unavailable; charges then stay owed."""
         with self.guard:
             self.book.end_all(self.now())
             keys = [*self._flights, *(due.key for due in self.book.owed)]
@@ -123,7 +131,7 @@ class LeaseSync:
         return None
 
     def rest(self) -> Steps[None]:
-        """As `all`, before the process ends: what could not be charged is dropped, and that is logged."""
+        """As `all`, before the process ends: what could not be charged is dropped and logged."""
         error = yield from self.all()
         with self.guard:
             lost = [due for due in self.book.take_owed(self.now()) if due.amount < 0]
@@ -133,7 +141,7 @@ class LeaseSync:
             logger.warning(message, cost, counters, error)
 
     def _look(self, claims: Sequence[Claim]) -> Steps[None]:
-        """Learn what remains of shares on account."""
+        """Read from the store what remains for leases on account."""
         asks = [claim.ask for claim in claims]
         asked_at = self.begin_asking(claims)
         reply: Reply = yield asks, LOOK
@@ -142,10 +150,10 @@ class LeaseSync:
                 self.book.learn(claim, outcome, moment(reply.now, claim.ask.key), asked_at)
 
     def _pay(self, keys: Sequence[str] | None) -> "Steps[_Flight | None]":
-        """Tell the store what is owed to these counters (None: to all), unless charges to one of them are under way.
+        """Pay the store what is owed for these counters (None for all), unless charges to one of them are under way.
 
-        Returns those that are under way, to be waited for. Raises StoreUnavailable; what was to be charged is owed
-        again then, and where an exception comes from elsewhere.
+        Returns the flight of these charges, for which the caller must wait; None if the debt was paid.
+        Raises StoreUnavailable. After any exception, the charges are owed again.
         """
         payer = _Payer()
         flight = _Flight(payer)
@@ -160,15 +168,15 @@ class LeaseSync:
                 yield from self._bill(flight)
             return under_way
         finally:
-            # What goes back is not sent a second time, for it may have arrived; to charge twice is the safe side.
+            # A refund is not repeated, because it may have arrived; a charge is, because that does not over-admit.
             try:
                 self._land(flight)
             except BaseException:
-                self._land(flight)  # twice is fine
+                self._land(flight)  # it may run twice
                 raise
 
     def _bill(self, flight: "_Flight") -> Steps[None]:
-        """Tell the store what it has to hear."""
+        """Make the calls that pay what is in `flight`."""
         together: defaultdict[int, defaultdict[tuple[str, Quota], list[Due]]] = defaultdict(lambda: defaultdict(list))
         for due in flight.owed:
             together[due.start][due.key, due.quota].append(due)
@@ -179,14 +187,14 @@ class LeaseSync:
                 flight.paid.update(id(due) for _, dues in bill for due in dues)
 
     def _land(self, flight: "_Flight") -> None:
-        """Owe again what was not charged, and let go on those who wait."""
+        """Record what was not charged as owed again, and wake those who wait for the flight."""
         if not flight.owed:
             flight.land()
             return
         charges = [due for due in flight.owed if due.amount < 0]
         keys = {due.key for due in charges}
         with self.guard:
-            owed = set(map(id, self.book.owed))  # an exception from elsewhere may have left it there
+            owed = set(map(id, self.book.owed))  # an asynchronous exception may have left it there
             self.book.owed += [due for due in charges if id(due) not in flight.paid and id(due) not in owed]
             self.book.charged(keys)
             for key in keys:
@@ -195,9 +203,9 @@ class LeaseSync:
         flight.land()
 
     def _flying(self) -> "dict[str, _Flight]":
-        """The charges that are under way, by the keys of their counters."""
+        """The flights that are under way, by the keys of their counters."""
         for key in [key for key, flight in self._flights.items() if flight.over]:
-            del self._flights[key]  # whoever paid was interrupted in the middle of landing
+            del self._flights[key]  # the payer was interrupted while landing
         return self._flights
 
     def _keep_settling(self, stopped: threading.Event) -> None:
@@ -212,15 +220,16 @@ class LeaseSync:
 
 
 class _Payer:
-    """Stands for the one who pays: it lives in the frame that does."""
+    """Represents the thread or task that pays. It is referenced only by the paying frame, and dies with it."""
 
     __slots__ = ("__weakref__",)
 
 
 class _Flight:
-    """What is owed and is being paid: the charges among it are under way until it lands, or its payer is gone.
+    """What is being paid. Its charges are under way until it lands, or until its payer is gone.
 
-    No `concurrent.futures.Future`: an exception from elsewhere can leave the lock of its condition held for ever.
+    `concurrent.futures.Future` is not used, because an asynchronous exception can leave the lock of its condition
+    held.
     """
 
     def __init__(self, payer: _Payer) -> None:
@@ -232,18 +241,18 @@ class _Flight:
 
     @property
     def over(self) -> bool:
-        """Whether nothing is under way any more."""
+        """Whether the flight has landed or its payer is gone."""
         return self._landed or self._payer() is None
 
     def land(self) -> None:
-        """Let go on those who wait."""
+        """Wake all that wait."""
         self._landed = True
         while self._wake:
-            with contextlib.suppress(RuntimeError):  # its event loop is closed
+            with contextlib.suppress(RuntimeError):  # the event loop of the waiting task is closed
                 self._wake.pop()()
 
     def result(self) -> None:
-        """Wait until it is over."""
+        """Block until the flight is over."""
         gate = threading.Lock()
         gate.acquire()
         self._wake.append(gate.release)
@@ -260,7 +269,7 @@ class _Flight:
 
 
 def moment(now: int, key: str) -> int:
-    """When the counter of `key` was decided: each node of a cluster has a clock of its own."""
+    """The time at which the counter of `key` was decided: each node of a cluster has its own clock."""
     return now.of_slot[slot_of(key)] if isinstance(now, ClusterTime) else now
 
 
@@ -274,4 +283,4 @@ def _local_time() -> int:
 
 
 _GOES_ON = getattr(time, "CLOCK_BOOTTIME", None)
-"""A monotonic clock that goes on while the machine sleeps, where there is one: a share must not outlive a nap."""
+"""A monotonic clock that includes the time in suspend (Linux), because a lease must not outlive it."""

@@ -1,6 +1,6 @@
-"""Named texts under a key, all of one version: rules and overrides lie there.
+"""Records: named texts under a key, with a common version. Rules, overrides and the kill switch are kept in them.
 
-This is off the request's path: a question may take a second.
+Requests do not use records, so each call may take a second.
 """
 
 import threading
@@ -11,56 +11,56 @@ from ratelimit_mw.errors import Conflict
 
 
 class Records(Protocol):
-    """Texts by name under each key. Every question may raise StoreUnavailable. Safe after a fork."""
+    """Texts by name under each key. Every method may raise StoreUnavailable. Safe after a fork."""
 
     name: str
-    """What a log calls it."""
+    """The name of the storage in logs."""
 
     def version(self, key: str) -> int:
-        """How often the texts under `key` were changed; 0 where there are none."""
+        """The number of changes to the texts under `key`; 0 if there are none."""
         ...
 
     def read(self, key: str, names: Sequence[str] | None = None) -> tuple[int, dict[str, str]]:
-        """The version, and its texts: all of them, or those of these names that there are."""
+        """The version and its texts. With `names`, only those of these texts that exist."""
         ...
 
     def write(
         self, key: str, put: Mapping[str, str], drop: Collection[str] = (), *, expected: int | None = None
     ) -> int:
-        """Change some texts at once, and return the new version.
+        """Set the texts `put` and delete the names `drop` in one atomic step, and return the new version.
 
-        Raises Conflict, and changes nothing, where the version is not the `expected` one.
+        Raises Conflict, without a change, if the version is not the `expected` one (None for any).
         """
         ...
 
     def listener(self) -> "Listener":
-        """What a thread of its own waits with for changes. Nothing is connected yet."""
+        """A listener, with which a thread waits for changes. It connects on first use."""
         ...
 
     def close(self) -> None:
-        """Let go of what is held open. Twice is fine."""
+        """Close all connections. May be called twice."""
 
 
 class Listener(Protocol):
-    """Waits for changes. One thread may wait, and closes it in the end; `wake` may be called from any."""
+    """Waits for changes. One thread waits and closes it in the end; any thread may call `wake`."""
 
     def wait(self, seconds: float, keys: Sequence[str]) -> None:
-        """Return after `seconds`, or as soon as something under `keys` may have changed. Raises nothing."""
+        """Return after `seconds`, or as soon as a text under `keys` may have changed. Never raises."""
 
     def wake(self) -> None:
-        """Let who waits return at once."""
+        """Make `wait` return at once."""
 
     def close(self) -> None:
-        """Let go of what is held open."""
+        """Close all connections."""
 
 
 class Timer:
-    """Waits where nobody tells of changes."""
+    """A listener that only waits, for records that do not announce changes."""
 
     def __init__(self) -> None:
         self._woken = threading.Event()
 
-    def wait(self, seconds: float, keys: Sequence[str] = ()) -> None:  # noqa: ARG002  nobody tells of any
+    def wait(self, seconds: float, keys: Sequence[str] = ()) -> None:  # noqa: ARG002  part of the protocol
         """See `Listener`."""
         self._woken.wait(seconds)
 
@@ -69,11 +69,11 @@ class Timer:
         self._woken.set()
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: there are no connections."""
 
 
 class MemoryRecords:
-    """Texts of this process alone."""
+    """Records in the memory of this process."""
 
     def __init__(self) -> None:
         self.name = "this process's memory"
@@ -102,11 +102,11 @@ class MemoryRecords:
             return version + 1
 
     def listener(self) -> Listener:
-        """See `Records`. Nobody else can change them."""
+        """See `Records`. Other processes cannot change these records."""
         return Timer()
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: there are no connections."""
 
 
 RECORD_SCHEMES = frozenset({"redis", "rediss", "unix", "redis+sentinel", "redis+cluster"})
@@ -114,9 +114,9 @@ RECORD_SCHEMES = frozenset({"redis", "rediss", "unix", "redis+sentinel", "redis+
 
 
 def open_records(url: str) -> Records:
-    """Records at a storage URL. Raises ValueError for one that can't be read; nothing is connected yet."""
+    """Records at a storage URL. They connect on first use. Raises ValueError for a malformed URL."""
     if url.startswith("memory:"):
         return MemoryRecords()
-    from ratelimit_mw.stores.redis.records import RedisRecords  # imported late: redis-py takes a while
+    from ratelimit_mw.stores.redis.records import RedisRecords  # imported on demand: redis-py is slow to import
 
     return RedisRecords(url)

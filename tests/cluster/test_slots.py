@@ -29,8 +29,8 @@ def answer(command):
     return nonce + struct.pack("<d", int(time or 1)) + struct.pack("<?qqqq", True, 4, 1, 0, 0) * keys
 
 
-def names(volley):
-    return [command[0].decode() for command in volley]
+def names(pipeline):
+    return [command[0].decode() for command in pipeline]
 
 
 def scripts(requests):
@@ -38,70 +38,72 @@ def scripts(requests):
 
 
 def held(requests, react, known=None):
-    """The results, and the names of the commands of each volley; `react(command, volley number)` makes the replies."""
+    """The results, and the names of the commands of each pipeline; `react(command, number)` makes the replies."""
     conversation = converse_by_slot(requests, 7, scripts(requests) if known is None else known)
-    volleys = []
+    pipelines = []
     try:
-        volley = next(conversation)
+        pipeline = next(conversation)
         while True:
-            volleys.append(names(volley))
-            volley = conversation.send([react(command, len(volleys) - 1) for command in volley])
+            pipelines.append(names(pipeline))
+            pipeline = conversation.send([react(command, len(pipelines) - 1) for command in pipeline])
     except StopIteration as end:
-        return end.value, volleys
+        return end.value, pipelines
 
 
-def test_each_slot_has_a_call_of_its_own_in_one_volley():
-    results, volleys = held([request(1), request(2), request(1)], lambda command, _: answer(command))
+def test_each_slot_has_a_call_of_its_own_in_one_pipeline():
+    results, pipelines = held([request(1), request(2), request(1)], lambda command, _: answer(command))
     assert results == [Reply(7, (Outcome(True, 4, 1),))] * 3
-    assert volleys == [["EVALSHA", "EVALSHA"]]
+    assert pipelines == [["EVALSHA", "EVALSHA"]]
 
 
-def test_the_first_call_of_the_next_volley_teaches_the_script():
-    results, volleys = held([request(1), request(2)], lambda command, volley: answer(command) if volley else NO_SCRIPT)
+def test_the_first_call_of_the_next_pipeline_teaches_the_script():
+    results, pipelines = held(
+        [request(1), request(2)], lambda command, number: answer(command) if number else NO_SCRIPT
+    )
     assert all(isinstance(result, Reply) for result in results)
-    assert volleys == [["EVALSHA", "EVALSHA"], ["EVAL", "EVALSHA"]]
+    assert pipelines == [["EVALSHA", "EVALSHA"], ["EVAL", "EVALSHA"]]
 
 
-def test_each_script_of_a_volley_is_taught_by_the_first_call_that_needs_it():
+def test_each_script_of_a_pipeline_is_taught_by_the_first_call_that_needs_it():
     other = Quota("token_bucket", 5, 1_000_000, burst=5)
     asked = [request(1), request(2), *(([Ask(f"d:r:{{{n}}}", other)], Intent(slot=n)) for n in (3, 4))]
-    results, volleys = held(asked, lambda command, volley: answer(command) if volley else NO_SCRIPT)
+    results, pipelines = held(asked, lambda command, number: answer(command) if number else NO_SCRIPT)
     assert all(isinstance(result, Reply) for result in results)
-    assert volleys == [["EVALSHA"] * 4, ["EVAL", "EVALSHA", "EVAL", "EVALSHA"]]
+    assert pipelines == [["EVALSHA"] * 4, ["EVAL", "EVALSHA", "EVAL", "EVALSHA"]]
 
 
 def test_a_script_that_the_node_has_not_had_yet_travels_with_the_first_call():
     known = set()
     for names_of_commands in (["EVAL", "EVALSHA"], ["EVALSHA", "EVALSHA"]):
-        results, volleys = held([request(1), request(2)], lambda command, _: answer(command), known)
+        results, pipelines = held([request(1), request(2)], lambda command, _: answer(command), known)
         assert all(isinstance(result, Reply) for result in results)
-        assert volleys == [names_of_commands]
+        assert pipelines == [names_of_commands]
 
 
 def test_a_node_that_never_learns_is_away():
-    results, volleys = held([request(1)], lambda *_: NO_SCRIPT)
+    results, pipelines = held([request(1)], lambda *_: NO_SCRIPT)
     assert away(results[0])
-    assert len(volleys) == 4
+    assert len(pipelines) == 4
 
 
 def test_what_shares_a_slot_that_moves_is_asked_alone():
-    def react(command, volley):
-        return answer(command) if volley else MOVING
+    def react(command, pipeline):
+        return answer(command) if pipeline else MOVING
 
-    results, volleys = held([request(1), request(1), request(2)], react)
+    results, pipelines = held([request(1), request(1), request(2)], react)
     assert isinstance(results[0], Reply)
     assert isinstance(results[1], Reply)
     assert type(results[2]) is WrongNode
-    assert volleys == [["EVALSHA", "EVALSHA"], ["EVALSHA", "EVALSHA"]]
+    assert pipelines == [["EVALSHA", "EVALSHA"], ["EVALSHA", "EVALSHA"]]
 
 
 def test_whoever_was_sent_here_asks_for_it_and_alone():
     def react(command, _):
         return b"OK" if command == (b"ASKING",) else answer(command)
 
-    results, volleys = held([request(1, asking=True), request(1, asking=True), request(1)], react)
+    results, pipelines = held([request(1, asking=True), request(1, asking=True), request(1)], react)
     assert all(isinstance(result, Reply) for result in results)
-    assert volleys == [["ASKING", "EVALSHA", "ASKING", "EVALSHA", "EVALSHA"]]
+    assert pipelines == [["ASKING", "EVALSHA", "ASKING", "EVALSHA", "EVALSHA"]]
 
 
 @pytest.mark.parametrize(

@@ -26,15 +26,15 @@ PACKING = """
 
     asks = [Ask(f"d:r{n}:{{x}}", Quota("fixed_window", 100, 3_600_000_000)) for n in range(50)]
     converse = {"one server": converse, "a cluster": converse_by_slot}[sys.argv[1]]
-    volley = next(converse([(asks, DECIDE)], 10**15, set()))
-    assert all(type(word) is bytes for command in volley for word in command)
+    pipeline = next(converse([(asks, DECIDE)], 10**15, set()))
+    assert all(type(word) is bytes for command in pipeline for word in command)
     signal.signal(signal.SIGALRM, interrupt)
     times = 0
     while times < 3_000:
         try:
             signal.setitimer(signal.ITIMER_REAL, 0.0001)  # once
             while True:
-                packed(volley)
+                packed(pipeline)
         except Interrupted:
             times += 1
     print("fine")

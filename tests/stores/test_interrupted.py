@@ -69,7 +69,7 @@ class Queue:
     def __init__(self, store):
         self.store, self.batcher, self.results, self.threads = store, store._threads, [], []
         self.holder = _Job((ASKS, None), time.monotonic() + 60)
-        assert self.batcher._takes_lead(self.holder)
+        assert self.batcher._become_leader(self.holder)
 
     def join(self, work):
         thread = threading.Thread(target=work)
@@ -85,7 +85,7 @@ class Queue:
             self.results.append(error)
 
     def go(self):
-        self.batcher._give_back(self.holder)
+        self.batcher._release(self.holder)
         self.batcher._wake_next()
         for thread in self.threads:
             thread.join(60)

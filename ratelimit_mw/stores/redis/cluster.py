@@ -1,4 +1,4 @@
-"""Counters on a Redis Cluster: a request's counters are asked where their slots are."""
+"""The store on a Redis Cluster: each counter of a request is asked on the node that serves its slot."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ from ratelimit_mw.stores.redis.topology import Topology, converse_by_slot, slot_
 
 
 class Node(Server):
-    """One node. It is back when it decides again, or when others serve its slots."""
+    """One node of the cluster. It counts as back when it decides again, or when other nodes serve its slots."""
 
     def __init__(
         self, address: Address, topology: Topology, endpoint: Direct, timeout: float, clock: Clock | None
@@ -34,34 +34,35 @@ class Node(Server):
         return converse_by_slot(requests, self._clock.now() if self._clock else None, self._scripts)
 
     def _probe(self, domain: str) -> None:
-        self._topology.ask()
+        self._topology.refresh()
         tag = self._topology.tag_at(self.address)
         if tag is not None:
             self._decide_alone(f"{domain}:probe:{tag}", slot_of(tag))
 
 
 Result = Reply | StoreUnavailable
-"""What became of an request."""
+"""The result of a request."""
 
 
 class ClusterTime(int):
-    """When a request over several slots was decided: the latest of their nodes' clocks, and each in `of_slot`.
+    """The time of a decision over several slots: the latest of the nodes' clocks, and each of them in `of_slot`.
 
-    Who gives something back says when it was charged, by the number in the reply; each node wants its own.
+    A refund names the time of the charge, as reported in the reply, and each node must be given the time of its own
+    clock.
     """
 
     of_slot: Mapping[int, int]
 
     @classmethod
     def latest(cls, of_slot: Mapping[int, int]) -> Self:
-        """The one number that stands for all."""
-        moment = cls(max(of_slot.values()))
-        moment.of_slot = of_slot
-        return moment
+        """The time for these slots."""
+        time = cls(max(of_slot.values()))
+        time.of_slot = of_slot
+        return time
 
 
 def by_slot(keys: Sequence[str]) -> dict[int, list[int]]:
-    """The slots in which `keys` lie, and the places of those in each. To ask nothing any slot will do."""
+    """The indices of the keys in each slot. Without keys, slot 0 with no indices."""
     places: dict[int, list[int]] = {}
     for place, key in enumerate(keys):
         places.setdefault(slot_of(key), []).append(place)
@@ -78,11 +79,11 @@ def _in_slot(moment: int | None, slot: int) -> int | None:
     return moment.of_slot.get(slot, moment) if isinstance(moment, ClusterTime) else moment
 
 
-_SILENT = Outcome(True, 0, 0)
+_NO_OUTCOME = Outcome(True, 0, 0)
 
 
 class MultiSlotRequest:
-    """One request's way from `requests`, one a slot, over what `returns` gives back, to its `reply`.
+    """A request whose counters lie in several slots. It is charged in all slots or in none.
 
     The parts of a decision are all or nothing: where one denies, what the others took is given back.
     """
@@ -99,9 +100,9 @@ class MultiSlotRequest:
         self._returned: list[int] = []
 
     def returns(self, results: Sequence[Result]) -> list[StoreRequest]:
-        """The requests that give back what was taken, now that `results` came; none unless some part denies.
+        """The refunds that follow from the `results` of `requests`; none unless a slot denies.
 
-        Where a part is silent and no other denies, the request goes by `on_error`, and the rest stays charged.
+        If a slot did not answer and no other denies, `on_error` decides, and the other slots stay charged.
         """
         self._results = list(results)
         if not self._intent.decides or not self._intent.commit:
@@ -120,37 +121,37 @@ class MultiSlotRequest:
         return list(taken.values())
 
     def reply(self, looks: Sequence[Result]) -> Reply:
-        """The reply to the whole, now that `looks` came to what was returned.
+        """The reply to the whole request. `looks` are the results of the refunds.
 
         Raises StoreUnavailable where a part is silent, unless another denies the request: that is certain enough, and
         of the silent one the reply says that it does not deny.
         """
         for number, look in zip(self._returned, looks, strict=True):
-            was = self._results[number]
-            if isinstance(look, Reply) and isinstance(was, Reply):
-                outcomes = zip(was.outcomes, look.outcomes, strict=True)
-                self._results[number] = Reply(was.now, [new if old.allowed else old for old, new in outcomes])
-        said = [_SILENT] * len(self._asks)
-        moments: dict[int, int] = {}
-        silence: StoreUnavailable | None = None
+            first = self._results[number]
+            if isinstance(look, Reply) and isinstance(first, Reply):
+                pairs = zip(first.outcomes, look.outcomes, strict=True)
+                self._results[number] = Reply(first.now, [new if old.allowed else old for old, new in pairs])
+        outcomes = [_NO_OUTCOME] * len(self._asks)
+        times: dict[int, int] = {}
+        failure: StoreUnavailable | None = None
         for (slot, own), result in zip(self._places.items(), self._results, strict=True):
             if isinstance(result, Reply):
-                moments[slot] = result.now
+                times[slot] = result.now
                 for place, outcome in zip(own, result.outcomes, strict=True):
-                    said[place] = outcome
+                    outcomes[place] = outcome
             else:
-                silence = result
-        if silence and not (moments and self._intent.decides and self._denied(said)):
-            raise silence
-        return Reply(ClusterTime.latest(moments), said)
+                failure = result
+        if failure and not (times and self._intent.decides and self._denied(outcomes)):
+            raise failure
+        return Reply(ClusterTime.latest(times), outcomes)
 
-    def _denied(self, said: Sequence[Outcome]) -> bool:
-        return not all(outcome.allowed or ask.shadow for ask, outcome in zip(self._asks, said, strict=True))
+    def _denied(self, outcomes: Sequence[Outcome]) -> bool:
+        return not all(outcome.allowed or ask.shadow for ask, outcome in zip(self._asks, outcomes, strict=True))
 
 
 def _refund(request: StoreRequest, reply: Reply) -> StoreRequest:
     asks, intent = request
-    # What a shadow rule would have denied was not taken.
+    # A counter of a shadow rule that denied was not charged.
     taken = [
         ask if outcome.allowed else ask._replace(cost=0) for ask, outcome in zip(asks, reply.outcomes, strict=True)
     ]
@@ -160,16 +161,24 @@ def _refund(request: StoreRequest, reply: Reply) -> StoreRequest:
 _PORT = 6379
 
 _PAUSE = 0.004
-"""Seconds between two questions about a slot that is on the move, from the third on."""
+"""Seconds between two attempts at a slot that is being migrated, from the third attempt on."""
 
 
 class ClusterStore(Store):
     """Decides on `url` (redis+cluster://user:password@host:port,host:port), within `timeout` seconds.
 
-    The asks of one slot are decided in one script call on its node, atomically; an identity's counters lie in one
-    slot. Where a request has several, all are asked at once; if one denies, what the others took is returned, and
-    what can't be returned stays charged. Each node has a breaker of its own: limits on the others go on holding.
-    `tls=true` among the options asks for TLS. Safe after a fork. Raises ValueError for a URL that can't be read.
+    The asks of one slot are decided atomically, in one script call on its node. The counters of one identity are in
+    one slot. If a request has counters in several slots, all are asked at once. If one denies, the charges of the
+    others are refunded; a charge that cannot be refunded stays. Each node has its own circuit breaker, so limits on
+    the other nodes remain in force. Safe after a fork.
+
+    Args:
+        url: `redis+cluster://user:password@host:port,host:port`. The option `tls=true` enables TLS.
+        timeout: seconds for one decision.
+        clock: the user's clock, or None for the clocks of the nodes.
+
+    Raises:
+        ValueError: the URL is malformed.
     """
 
     def __init__(self, url: str, *, timeout: float = 0.1, clock: Clock | None = None) -> None:
@@ -181,7 +190,7 @@ class ClusterStore(Store):
         self._clock = clock
         self._topology = Topology(spread.addresses, self._connect, self._is_away)
         self._nodes: dict[Address, Node] = {}
-        self._endpoint(spread.addresses[0])  # what can't be read raises here, at start
+        self._endpoint(spread.addresses[0])  # raises for a malformed URL
 
     def ask(self, request: StoreRequest) -> Reply:
         """See `Store`."""
@@ -206,14 +215,14 @@ class ClusterStore(Store):
         return whole.reply(await self._aask_all(back, deadline))
 
     def keys(self, prefix: str) -> Iterator[str]:
-        """See `Store.keys`. Each node is asked for its own, one after the other."""
+        """See `Store.keys`. The nodes are scanned one after the other."""
         for address in sorted(self._topology.nodes()):
             yield from self._node(address).keys(prefix)
 
     def connect(self) -> None:
-        """See `Connectable`. Asks which nodes there are, and connects to each that serves a slot."""
+        """See `Connectable`. Reads the map of slots, and connects to each node that serves a slot."""
         thread = threading.Thread(target=self._connect_to_all, name="ratelimit_mw connect", daemon=True)
-        with contextlib.suppress(RuntimeError):  # no more threads
+        with contextlib.suppress(RuntimeError):  # no thread available
             thread.start()
             thread.join(FIRST_CONNECTION)
 
@@ -223,7 +232,7 @@ class ClusterStore(Store):
                 self._node(address).connect()
 
     async def aconnect(self) -> None:
-        """See `Connectable`. Asks which nodes there are, and connects to each that serves a slot."""
+        """See `Connectable`. Reads the map of slots, and connects to each node that serves a slot."""
         with contextlib.suppress(StoreUnavailable, TimeoutError):
             async with asyncio.timeout(FIRST_CONNECTION):
                 nodes = await asyncio.to_thread(self._topology.nodes)
@@ -252,7 +261,7 @@ class ClusterStore(Store):
                 break
             if pause:
                 time.sleep(pause)
-        raise _unsettled(request)
+        raise _no_answer(request)
 
     async def _aask(self, request: StoreRequest, deadline: float) -> Reply:
         """The awaitable twin of `_ask`; `deadline` is by the loop's clock."""
@@ -269,12 +278,12 @@ class ClusterStore(Store):
                     except WrongNode as error:
                         node, request = self._follow(error, node, request)
                     await asyncio.sleep(pause)
-        raise _unsettled(request)
+        raise _no_answer(request)
 
     def _follow(self, error: WrongNode, node: Node, request: StoreRequest) -> tuple[Node, StoreRequest]:
-        """Whom to ask instead, and what."""
+        """The node to ask next after a redirection, and the request for it."""
         asks, intent = request
-        if not isinstance(error, Redirected):  # a slot on the move, with some keys here and some there
+        if not isinstance(error, Redirected):  # a migrating slot, whose keys are on two nodes
             return self._node(self._topology.serving(intent.slot)), (asks, intent._replace(asking=False))
         host, port = error.address
         address = (host or node.address[0], port)
@@ -284,7 +293,7 @@ class ClusterStore(Store):
 
     def _ask_all(self, requests: Sequence[StoreRequest], deadline: float) -> list[Result]:
         """What becomes of each, all under way at once: the first in this thread, the others in threads of their own."""
-        results: list[Result] = [_unsettled(request) for request in requests]
+        results: list[Result] = [_no_answer(request) for request in requests]
 
         def ask_one(place: int) -> None:
             try:
@@ -343,5 +352,5 @@ def _pauses() -> Iterator[float]:
     return itertools.chain((0, 0), itertools.repeat(_PAUSE))
 
 
-def _unsettled(request: StoreRequest) -> StoreUnavailable:
+def _no_answer(request: StoreRequest) -> StoreUnavailable:
     return StoreUnavailable(f"no node answered for slot {request[1].slot} within the deadline")

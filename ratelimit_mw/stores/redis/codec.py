@@ -1,4 +1,8 @@
-"""How decisions travel to Redis and back: the script, what a call asks, and its packing. No I/O here."""
+"""Encodes requests into calls of the Redis script and decodes the replies. No I/O happens here.
+
+The script is assembled from Lua files: only the algorithms and features that a call needs. The layout of its
+arguments and its reply is described in `decide.lua`.
+"""
 
 import hashlib
 import re
@@ -16,14 +20,14 @@ from ratelimit_mw.model import Outcome, Quota, Reply
 from ratelimit_mw.stores.base import DECIDE, StoreRequest
 
 SEVERAL = 1
-"""The part for requests that want more than to take from one counter."""
+"""The bit of `several.lua`, for requests that do more than take from one counter."""
 
 _REFUNDS = "\nrefunds["
-"""Where the second half of an algorithm's file begins, which is for `SEVERAL` alone."""
+"""The beginning of the second half of an algorithm's Lua file, which only `SEVERAL` needs."""
 
 
 class Script(NamedTuple):
-    """A script, and what the server calls it."""
+    """The text of a script and its SHA-1 digest, by which the server knows it."""
 
     text: bytes
     digest: bytes
@@ -31,7 +35,7 @@ class Script(NamedTuple):
 
 @cache
 def script(parts: int) -> Script:
-    """The script of these parts, a sum of bits: `SEVERAL`, and the bits of each algorithm."""
+    """The script made of these parts, a sum of bits: `SEVERAL` and the bit of each algorithm."""
     several = bool(parts & SEVERAL)
     needed = [part for part in PARTS.values() if parts & 1 << part.number]
     algorithms = [part.lua for part in needed]
@@ -39,13 +43,13 @@ def script(parts: int) -> Script:
         algorithms = [text.partition(_REFUNDS)[0] for text in algorithms]
     ours = ["common", "several", "decide"] if several else ["common", "decide"]
     text = "\n".join([_constants(needed), lua("arithmetic"), *algorithms, *map(_own, ours)])
-    # Redis names scripts so; nothing secret hangs on it.
     encoded = text.encode()
+    # Redis identifies scripts by their SHA-1 digest; it is not used for security.
     return Script(encoded, hashlib.sha1(encoded, usedforsecurity=False).hexdigest().encode())
 
 
 def _constants(needed: Sequence[Part]) -> str:
-    """The numbers by the names that the Lua files have for them; several.lua knows that of a ban."""
+    """Lua constants for the numbers of the algorithms, and for that of bans, which several.lua uses."""
     constants = dict.fromkeys((*needed, PARTS["ban"]))
     return "\n".join(f"local {part.constant} = {part.number}" for part in constants)
 
@@ -55,38 +59,38 @@ def _own(name: str) -> str:
 
 
 def away(result: object) -> bool:
-    """True for an answer after which its connection is worth nothing: a master turned replica, a full memory."""
+    """Whether a result shows that the server as a whole is unavailable, such as a replica or a full memory."""
     return isinstance(result, StoreUnavailable) and not isinstance(result, CounterError | WrongNode | Late)
 
 
 _QUOTA = Struct("<Bdddd")
 _CHARGE = Struct("<dd")
 _FLAGS = [bytes((flags,)) for flags in range(64)]
-_nonces = count(secrets.randbits(48), 4096)  # a reply is told from the others on its connection; it is no secret
+_nonces = count(secrets.randbits(48), 4096)  # tells the replies on a connection apart; not secret
 _NONCE = Struct("<Q")
 _REPLY = Struct("<8sd")
 _OUTCOME = Struct("<?qqqq")
 _outcome = partial(tuple.__new__, Outcome)
 _SHADOW, _LAST, _PEEK, _FORGET, _REFUND, _INSIST = 1, 2, 4, 8, 16, 32
-_FAILED = -2  # in the place of retry_after
-_NO_SCRIPT = ("NOSCRIPT", "No matching script")  # as the server says it, and as redis-py does
+_FAILED = -2  # stands in place of retry_after
+_NO_SCRIPT = ("NOSCRIPT", "No matching script")  # the messages of the server and of redis-py
 _GENERAL = re.compile(
     r"\b(OOM|READONLY|MISCONF|NOREPLICAS|MASTERDOWN|NOPERM|NOAUTH|LOADING|BUSY|CLUSTERDOWN|MOVED|ASK|TRYAGAIN)\b"
 )
-"""What a script says when the server refuses to write at all, with or without the script's line before it."""
+"""Error codes that mean that the server refuses all writes, also inside the message of a script error."""
 
 Command = tuple[bytes, ...]
-"""A command and its arguments. Bytes alone: hiredis crashes where a signal's handler raises while it converts."""
+"""A command and its arguments, as bytes: hiredis crashes if a signal handler raises while it converts other types."""
 
 
 MOST = 128
-"""Counters from which on a batch takes no further request: no call holds the server for more than about 2 ms."""
+"""A batch with this many counters takes no further request, so that no call occupies the server for more than 2 ms."""
 
 
 class Batch(list[StoreRequest]):
-    """Inquiries that travel together. `nonce` is the first of the numbers by which the replies to them are known.
+    """Requests that are sent together. `nonce` is the first of the numbers that identify the replies.
 
-    A conversation about one batch can be held again from its beginning: it asks for the same by the same numbers.
+    A conversation about a batch can be repeated from its beginning, because it uses the same numbers again.
     """
 
     __slots__ = ("nonce",)
@@ -97,12 +101,20 @@ class Batch(list[StoreRequest]):
 
 
 def numbers(requests: Sequence[StoreRequest]) -> "count[int]":
-    """The numbers for the calls of one conversation, in turn."""
+    """Iterates over the numbers for the calls of one conversation."""
     return count(requests.nonce if isinstance(requests, Batch) else next(_nonces))
 
 
 class Message(NamedTuple):
-    """A script call: the script and its arguments, and what a reply to it has to show."""
+    """A script call: the script, its arguments, and what its reply must contain.
+
+    Attributes:
+        script: the script to call.
+        arguments: the arguments of EVAL or EVALSHA after the script.
+        nonce: the bytes with which the reply must begin.
+        asked: the number of outcomes in the reply.
+        alone: whether each request has exactly one ask.
+    """
 
     script: Script
     arguments: Command
@@ -112,9 +124,12 @@ class Message(NamedTuple):
 
 
 def encode(requests: Sequence[StoreRequest], now: int | None, number: int | None = None) -> Message:
-    """The script call that decides `requests` in order, at `now` or by the server's clock.
+    """Encode the script call that decides `requests` in order.
 
-    `number` marks its reply; without one the call has the number of the batch, or a new one.
+    Args:
+        requests: the requests.
+        now: the time in microseconds, or None for the server's clock.
+        number: identifies the reply; None for the number of the batch, or a new one.
     """
     if number is None:
         number = requests.nonce if type(requests) is Batch else next(_nonces)
@@ -122,9 +137,9 @@ def encode(requests: Sequence[StoreRequest], now: int | None, number: int | None
     keys: list[bytes] = []
     packed: list[bytes] = []
     parts = 0
-    alone = True  # each request has one ask, as most have
+    alone = True
     for asks, intent in requests:
-        if intent is DECIDE and len(asks) == 1:  # nearly always, and it is to take one
+        if intent is DECIDE and len(asks) == 1:  # the usual case: take 1 from one counter
             key, quota, cost, shadow = asks[0]
             known = _packed.get(id(quota))
             if cost == 1 and not shadow and known is not None and known.quota is quota:
@@ -159,24 +174,27 @@ def encode(requests: Sequence[StoreRequest], now: int | None, number: int | None
 
 
 def decode(reply: Any, message: Message, requests: Sequence[StoreRequest]) -> list[Reply | StoreUnavailable]:
-    """What the script said to each request. Raises StoreUnavailable for the reply to some other call.
+    """Decode the reply to a script call into one result for each request.
 
-    A request whose counters could not be read or written gets a StoreUnavailable in its place: a `CounterError` where
-    only these counters are at fault. The others get their replies.
+    If the counters of a request could not be read or written, its result is a `StoreUnavailable`, or its subclass
+    `CounterError` if only these counters are at fault. The other requests get their replies.
+
+    Raises:
+        StoreUnavailable: the reply is malformed or belongs to another call.
     """
     try:
-        nonce, time = _REPLY.unpack_from(reply)  # the unpacking itself is the check
+        nonce, time = _REPLY.unpack_from(reply)  # raises for what is not bytes of this length
         now, end = int(time), _REPLY.size + message.asked * _OUTCOME.size
         outcomes: list[Outcome] = list(map(_outcome, _OUTCOME.iter_unpack(reply[_REPLY.size : end])))
         complaint = reply[end:]
     except (TypeError, ValueError, OverflowError, error):
-        raise StoreUnavailable(f"the store answered with something else than a decision: {reply!r:.80}") from None
+        raise StoreUnavailable(f"the store's reply is not a decision: {reply!r:.80}") from None
     if nonce != message.nonce or len(outcomes) != message.asked:
-        raise StoreUnavailable("the store answered another request than the one that was asked")
+        raise StoreUnavailable("the store's reply belongs to another request")
     if message.alone and not complaint:
         return [tuple.__new__(Reply, (now, (outcome,), None)) for outcome in outcomes]
     if complaint and all(outcome.retry_after != _FAILED for outcome in outcomes):
-        raise StoreUnavailable("the store answered with more than was asked")
+        raise StoreUnavailable("the store's reply is longer than expected")
     replies: list[Reply | StoreUnavailable] = []
     start = 0
     for asks, *_ in requests:
@@ -193,7 +211,7 @@ def _failure(complaint: bytes) -> StoreUnavailable:
 
 
 class _Packed(NamedTuple):
-    """A quota packed, the part of the script that it needs, and an ask that takes one and is its request's last."""
+    """A packed quota, the part of the script that it needs, and a packed ask that takes 1 and ends its request."""
 
     quota: Quota
     part: int
@@ -220,32 +238,34 @@ def _numbers(quota: Quota) -> tuple[int, int, int, int]:
 
 
 _packed: dict[int, _Packed] = {}
-"""By identity, for a quota's hash costs more than packing it. It keeps the quota, whose id is else used again."""
+"""Packed quotas by the id of the quota, because hashing a quota costs more than packing it. Each entry also holds its
+quota, so that the id cannot be reused."""
 
 _MOST_QUOTAS = 4096
 
 
 Conversation = Generator[Sequence[Command], Any, list[Reply | StoreUnavailable]]
-"""Yields volleys of commands, is sent a list of their replies for each, returns what was decided.
+"""A generator that yields pipelines of commands, is sent the list of their replies, and returns the results.
 
-The I/O is the caller's; an error reply is an exception, given as a value.
+The caller does the I/O. An error reply is sent as an exception object.
 """
 
 
 def converse(requests: Sequence[StoreRequest], now: int | None, known: set[bytes]) -> Conversation:
-    """Decide `requests` in one script call. `known` are the digests of those that the server has.
+    """Decide `requests` in one script call.
 
-    A script travels with the first call that needs it: to ask for it by name first would take two round trips.
+    `known` has the digests of the scripts that the server has. The first call that needs a script sends its text,
+    because trying EVALSHA first would take two round trips.
     """
     message = encode(requests, now)
     digest = message.script.digest
     if digest in known:
         (reply,) = yield ((b"EVALSHA", digest, *message.arguments),)
     else:
-        (reply,) = yield (called(message, by_name=False),)
+        (reply,) = yield (script_call(message, by_name=False),)
     if isinstance(reply, Exception):
-        if unknown(reply):
-            (reply,) = yield (called(message, by_name=False),)
+        if is_unknown_script(reply):
+            (reply,) = yield (script_call(message, by_name=False),)
         if isinstance(reply, Exception):
             raise StoreUnavailable(str(reply))
     if digest not in known:
@@ -253,13 +273,13 @@ def converse(requests: Sequence[StoreRequest], now: int | None, known: set[bytes
     return decode(reply, message, requests)
 
 
-def called(message: Message, *, by_name: bool) -> Command:
-    """The command for a script call: by the script's name, or with its text."""
+def script_call(message: Message, *, by_name: bool) -> Command:
+    """The command for a script call: EVALSHA if `by_name`, otherwise EVAL with the text of the script."""
     if by_name:
         return (b"EVALSHA", message.script.digest, *message.arguments)
     return (b"EVAL", message.script.text, *message.arguments)
 
 
-def unknown(reply: object) -> bool:
-    """True where the server does not know the script."""
+def is_unknown_script(reply: object) -> bool:
+    """Whether the reply says that the server does not have the script."""
     return isinstance(reply, Exception) and str(reply).startswith(_NO_SCRIPT)

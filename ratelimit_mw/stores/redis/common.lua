@@ -1,26 +1,26 @@
--- Decides a batch of requests, each alone and in order of arrival, and each all or nothing.
+-- Decides a batch of requests, one after the other in order of arrival. Each request is charged entirely or not at all.
 --
 -- KEYS  the counters of all asks, in order
--- ARGV  1  a nonce of eight bytes, which the reply returns
---       2  the time in microseconds, or '' for the server's own
---       3  the asks, packed one after the other: flags, algorithm, limit, period, burst or buckets, how long a
---             request may wait, cost, and when what is given back was charged
--- Reply    the nonce, the time, the outcomes in order (allowed, remaining, reset, retry or FAILED, delay), packed one
---          after the other, and the first error's text
+-- ARGV  1  a nonce of eight bytes, which the reply repeats
+--       2  the time in microseconds, or '' for the server's clock
+--       3  the packed asks: flags, algorithm, limit, period, burst or buckets, max_wait, cost, and the time at which
+--          a charge to be refunded was made; times are in microseconds
+-- Reply    the nonce, the time, the packed outcomes in order (allowed, remaining, reset_after, retry_after or FAILED,
+--          delay), and the text of the first error
 local SHADOW, LAST, PEEK, FORGET, REFUND, INSIST = 1, 2, 4, 8, 16, 32
 local FAILED = -2
 local ASK = '<BBdddddd'
 local ASK_SIZE = 50
 
--- Under a clock that is moved by hand nothing may expire by the server's.
+-- Under a clock that is moved by hand, keys must not expire by the server's clock: a TTL is one hour at least.
 local now, least_ttl = tonumber(ARGV[2]), 3600000
 if not now then
   local time = redis.call('TIME')
   now, least_ttl = time[1] * 1000000 + time[2], 0
 end
 
--- The value and its TTL are written together: Lua is no rollback, and a key without a TTL would stay for ever. One that
--- is written `in_place` has the length and the end of the one before, and to overwrite that is half the work.
+-- Writes a value together with its TTL: a failed script is not rolled back, and a key without a TTL would never expire.
+-- A value that is written `in_place` has the length and the expiry of the previous one; overwriting takes half the time.
 local function save(key, reset_after, write, in_place)
   if not write then return end
   if in_place then
@@ -41,5 +41,5 @@ local function reply(allowed, remaining, reset_after, retry_after, _, delay)
   replies[#replies + 1] = struct.pack('<Bi8i8i8i8', allowed and 1 or 0, remaining, reset_after, retry_after, delay or 0)
 end
 
--- From several.lua, where that is a part of the script.
+-- Defined in several.lua, if the script includes it.
 local carry_out

@@ -1,4 +1,8 @@
-"""The connection of threads, and what it shares with that of tasks."""
+"""The connection of threads (`Blocking`), and what it shares with that of tasks: the reply parser and redis-py's setup.
+
+redis-py makes and authenticates the connection; its private attributes are used only in this file. Commands and
+replies are sent and read here, because redis-py's own reading has no deadline over several reads.
+"""
 
 import selectors
 import time
@@ -16,13 +20,13 @@ from ratelimit_mw.model import Reply
 from ratelimit_mw.stores.redis.codec import Command, Conversation
 
 PENDING = object()
-"""What `Replies.get` returns until the next reply is there as a whole."""
+"""What `Replies.get` returns until the next reply is complete."""
 
-MOST_ITEMS = 1_000_000
-"""Items of one reply, at all depths together. The largest that is asked for is a cluster's table of slots."""
+MAX_ITEMS = 1_000_000
+"""The most items in one reply, at all depths together. The largest expected reply is a cluster's map of slots."""
 
-_MOST_BYTES = 64 * 1024 * 1024
-"""Bytes of one text. The largest that is asked for is a file of rules."""
+_MAX_BYTES = 64 * 1024 * 1024
+"""The most bytes in one text. The largest expected text is a file of rules."""
 
 _LONGEST_LINE = 64 * 1024
 _DEEPEST = 8
@@ -31,20 +35,20 @@ _TEXT, _ARRAY, _NUMBER, _STATUS, _ERROR = b"$*:+-"
 
 
 class Replies:
-    """Takes bytes as they arrive, and gives the replies in them, one at a time.
+    """An incremental parser of the Redis protocol (RESP2): takes bytes as they arrive and returns whole replies.
 
-    `items` is how many items the arrays of one reply may have together; 0 takes no arrays at all.
+    `items` is the most items that the arrays of one reply may have together; with 0, arrays are refused.
     """
 
-    def __init__(self, items: int = MOST_ITEMS) -> None:
+    def __init__(self, items: int = MAX_ITEMS) -> None:
         self._items = items
         self._data = bytearray()
         self._open: list[tuple[list[object], int]] = []
-        """The arrays that are not complete, the outermost first, and how many items each is to have."""
+        """The incomplete arrays, the outermost first, each with its expected number of items."""
         self._left = items
 
     def only(self, data: bytes) -> bytes | None:
-        """The text that these bytes are, as nearly always where one reply is awaited; else None, and they are fed."""
+        """The text, if `data` is exactly one text reply, which is the usual case. Otherwise feed it and return None."""
         if data[:1] == b"$" and not self._data and not self._open:
             start = data.find(b"\r\n", 1, 12) + 2
             if (
@@ -57,11 +61,14 @@ class Replies:
         return None
 
     def feed(self, data: bytes) -> None:
-        """Take more bytes."""
+        """Add more bytes."""
         self._data += data
 
     def get(self) -> object:
-        """The next reply, an error as an ErrorReply; or PENDING. Raises StoreUnavailable for what is no reply."""
+        """The next reply, or PENDING. An error reply is returned as an ErrorReply.
+
+        Raises StoreUnavailable if the bytes are not a valid reply.
+        """
         if not self._data:
             return PENDING
         while True:
@@ -84,10 +91,10 @@ class Replies:
                 return value
 
     def _begin(self, items: int) -> bool:
-        """Open an array; False for one that is empty, and so complete."""
+        """Open an array. Returns False if it is empty, and so complete."""
         self._left -= items
         if self._left < 0 or len(self._open) >= _DEEPEST:
-            raise StoreUnavailable(f"the server sent an array of {items} items, which nothing has asked for")
+            raise StoreUnavailable(f"the server sent an unexpected array of {items} items")
         if items:
             self._open.append(([], items))
         return items > 0
@@ -97,13 +104,13 @@ class Replies:
         data = self._data
         end = data.find(b"\r\n")
         if end < 0:
-            # What no reply begins with is refused at once: a line of it may never end.
+            # Refuse an invalid first byte at once, because its line may never end.
             if len(data) > _LONGEST_LINE or (data and data[0] not in b"$*:+-"):
                 raise self._garbled()
             return PENDING
         kind = data[0]
         if kind == _TEXT:
-            size = self._size(end, _MOST_BYTES)
+            size = self._size(end, _MAX_BYTES)
             if size < 0:
                 del data[: end + 2]
                 return None
@@ -115,7 +122,7 @@ class Replies:
                 raise self._garbled()
             value: object = bytes(data[start:end])
         elif kind == _ARRAY:
-            size = self._size(end, MOST_ITEMS)
+            size = self._size(end, MAX_ITEMS)
             value = _Header(size) if size >= 0 else None
         elif kind == _NUMBER:
             value = self._number(end)
@@ -141,11 +148,11 @@ class Replies:
             raise self._garbled() from None
 
     def _garbled(self) -> StoreUnavailable:
-        return StoreUnavailable(f"the server sent something that is no reply: {bytes(self._data[:40])!r}")
+        return StoreUnavailable(f"the server sent an invalid reply: {bytes(self._data[:40])!r}")
 
 
 class _Header:
-    """The beginning of an array."""
+    """The header of an array, with its number of items."""
 
     __slots__ = ("items",)
 
@@ -154,24 +161,31 @@ class _Header:
 
 
 GRACE = 0.01
-"""Seconds a deadline is held open for a reply that lies unread because the process itself was held up."""
+"""Seconds by which a deadline is extended for a reply that has arrived while the process itself was held up."""
 
 HANDSHAKE_TIMEOUT = 1.0
-"""Seconds that each step of connecting may take. No request waits that long: connecting goes on beside it."""
+"""Seconds that each step of connecting may take. Requests do not wait for it: connecting goes on in the background."""
 
 FIRST_CONNECTION = 1.0
-"""Seconds that requests may wait for the very first connection of a process: it has the most to do."""
+"""Seconds that requests may wait for the very first connection of a process, which takes longest."""
 
 _OF_POOLS = ("max_connections", "timeout")
-"""What a URL may say to redis-py's pools alone; there is none here."""
+"""Options of a URL that are for redis-py's connection pools, which are not used here."""
 
 _pack: Callable[[Command], bytes] = hiredis.pack_command  # type: ignore[assignment]  # it takes any tuple of bytes
 
 
 def connection(url: str, module: Any, patience: float, place: Mapping[str, str | int]) -> tuple[Any, list[Command]]:
-    """redis-py's connection, of one of its modules, not connected yet; and what to tell the server at first.
+    """An unconnected connection of redis-py, and the commands that must be sent first.
 
-    Raises ValueError for a URL that redis-py can't read.
+    Args:
+        url: the URL, as redis-py reads it.
+        module: `redis.connection` or `redis.asyncio.connection`.
+        patience: seconds for each step of connecting.
+        place: `host` and `port`, which replace those of the URL; may be empty.
+
+    Raises:
+        ValueError: redis-py cannot read the URL.
     """
     options = module.parse_url(url) | place
     kind = options.pop("connection_class", module.Connection)
@@ -180,90 +194,90 @@ def connection(url: str, module: Any, patience: float, place: Mapping[str, str |
     options |= {
         "socket_timeout": patience,
         "socket_connect_timeout": patience,
-        # A retry of redis-py's would count a request again whose reply was lost after the commit.
+        # A retry would charge a request twice if only its reply was lost.
         "retry": Retry(NoBackoff(), 0),
         "retry_on_timeout": False,
         "retry_on_error": [],
         "health_check_interval": 0,
         "decode_responses": False,
         "protocol": 2,
-        "redis_connect_func": _say_nothing,
+        "redis_connect_func": _skip_handshake,
     }
     try:
         return kind(**options), _introduction(options)
-    except TypeError as error:  # an option after the "?" that no connection has
+    except TypeError as error:  # an unknown option in the query of the URL
         raise ValueError(str(error)) from None
 
 
 def socket_of(connected: Any) -> Any:
-    """The socket of a blocking connection of redis-py's; None where it is closed."""
+    """The socket of a blocking connection of redis-py; None if it is closed."""
     return connected._sock  # noqa: SLF001  redis-py's own reading has no deadline over several reads
 
 
 def transport_of(connected: Any) -> Any:
-    """The transport of an awaitable connection of redis-py's, which is connected."""
+    """The transport of a connected asyncio connection of redis-py."""
     return connected._writer.transport  # noqa: SLF001  its streams would wake a task for each reply
 
 
 def forget_streams(connected: Any) -> None:
-    """Have an awaitable connection of redis-py's know that it is closed; else it warns that it never was."""
+    """Mark an asyncio connection of redis-py as closed, because otherwise it warns that it was never closed."""
     connected._reader = connected._writer = None  # noqa: SLF001
 
 
 def unavailable(error: Exception) -> StoreUnavailable:
-    """What a failure of redis-py's or of the socket's is to the rest of the package."""
+    """The StoreUnavailable for an exception of redis-py or of the socket."""
     return StoreUnavailable(str(error) or type(error).__name__)
 
 
-def packed(volley: Sequence[Command]) -> bytes:
-    """Some commands, as they go over the wire."""
-    return b"".join(map(_pack, volley))
+def packed(pipeline: Sequence[Command]) -> bytes:
+    """Commands encoded in the Redis protocol."""
+    return b"".join(map(_pack, pipeline))
 
 
-def introduced(replies: Sequence[object]) -> None:
-    """Raises StoreUnavailable where the server refuses what it was told at first."""
+def check_handshake(replies: Sequence[object]) -> None:
+    """Raise StoreUnavailable if the server refuses one of the handshake commands."""
     for reply in replies:
         if isinstance(reply, ErrorReply):
             raise StoreUnavailable(str(reply))
 
 
 def _introduction(options: Mapping[str, Any]) -> list[Command]:
-    """Who asks and for which database: all in one volley, so that it takes one round trip, and none if it is empty."""
+    """The handshake commands: AUTH, CLIENT SETNAME and SELECT, as needed. They are sent in one round trip."""
     username, password = options.get("username"), options.get("password")
-    volley: list[Command] = []
+    pipeline: list[Command] = []
     if username:
-        volley.append((b"AUTH", username.encode(), (password or "").encode()))
+        pipeline.append((b"AUTH", username.encode(), (password or "").encode()))
     elif password:
-        volley.append((b"AUTH", password.encode()))
+        pipeline.append((b"AUTH", password.encode()))
     if name := options.get("client_name"):
-        volley.append((b"CLIENT", b"SETNAME", name.encode()))
+        pipeline.append((b"CLIENT", b"SETNAME", name.encode()))
     if database := options.get("db"):
-        volley.append((b"SELECT", b"%d" % database))
-    return volley
+        pipeline.append((b"SELECT", b"%d" % database))
+    return pipeline
 
 
-def _say_nothing(_connected: object) -> None:
-    """In the place of redis-py's own handshake."""
+def _skip_handshake(_connected: object) -> None:
+    """Replaces redis-py's own handshake, which takes several round trips."""
 
 
 _IDLE = 0.05
-"""Seconds after which a connection is looked at before it is used: the server may have closed it meanwhile."""
+"""Seconds of idleness after which a connection is checked before use, because the server may have closed it."""
 
 
-_NO_ANSWER = "no answer within the deadline"
+NO_ANSWER = "no answer within the deadline"
 
 _OURS = ("ratelimit_mw", "socket", "ssl", "gevent", "eventlet")
-"""The packages that raise what a socket has to say."""
+"""The packages whose exceptions come from the socket."""
 
 
-_MUCH = (65536,)
-"""Bytes to be read at once, as an argument."""
+_READ_SIZE = (65536,)
+"""The most bytes to read at once, as the arguments of `recv`."""
 
 
 class Exchange:
-    """A conversation on its way: what was sent and received of it, in order.
+    """The progress of a conversation: what was sent and received, in order.
 
-    `converse` begins the conversation, each time the same one. So an exchange that was interrupted can be carried on.
+    `converse` starts the same conversation each time it is called, so an interrupted exchange can be continued.
     """
 
     __slots__ = ("began", "connection", "converse", "received", "sent")
@@ -277,10 +291,15 @@ class Exchange:
 
 
 class Blocking:
-    """A connection for threads; one at a time may use it. Every failure is a StoreUnavailable.
+    """A connection for threads. Only one thread may use it at a time. Every failure is a StoreUnavailable.
 
-    Raises ValueError for a URL that redis-py can't read. `patience`: seconds for each step of connecting. A `host`
-    and a `port` win over the URL's.
+    Args:
+        url: the URL of the server, as redis-py reads it.
+        patience: seconds for each step of connecting.
+        place: `host` and `port`, which replace those of the URL.
+
+    Raises:
+        ValueError: redis-py cannot read the URL.
     """
 
     def __init__(self, url: str, patience: float = HANDSHAKE_TIMEOUT, **place: str | int) -> None:
@@ -293,60 +312,63 @@ class Blocking:
         """Connect, authenticate and select the database."""
         try:
             self._connection.connect()
-        except (RedisError, OSError, ValueError) as error:  # ValueError: a host name that is none
+        except (RedisError, OSError, ValueError) as error:  # ValueError: an invalid host name
             self.close()
             raise unavailable(error) from error
         if self._introduction:
             try:
-                introduced(self.carry(_say(self._introduction), time.monotonic() + self._patience))
+                check_handshake(self.carry(_one_pipeline(self._introduction), time.monotonic() + self._patience))
             except BaseException:
                 self.close()
                 raise
         self._used = time.monotonic()
 
     def carry(self, conversation: Conversation, deadline: float) -> list[Reply | StoreUnavailable]:
-        """Hold `conversation` with the server, and return its result. `deadline` is monotonic seconds."""
+        """Hold `conversation` with the server and return its result. `deadline` is by the monotonic clock."""
         return self.carry_on(Exchange(lambda: conversation), deadline)
 
     def carry_on(self, exchange: "Exchange", deadline: float) -> list[Reply | StoreUnavailable]:
-        """As `carry`; where `exchange` was interrupted, go on after what was sent and received already."""
+        """As `carry`. If `exchange` was interrupted, continue after what was already sent and received."""
         if exchange.began:
             self._replies = Replies()
             for chunk in exchange.received:
                 self._replies.feed(chunk)
         exchange.began = True
         conversation = exchange.converse()
-        volley = next(conversation)
+        pipeline = next(conversation)
         number = 0
         try:
             while True:
-                volley = conversation.send(self._exchange(exchange, number, volley, deadline))
+                pipeline = conversation.send(self._exchange(exchange, number, pipeline, deadline))
                 number += 1
         except StopIteration as end:
             result: list[Reply | StoreUnavailable] = end.value
             return result
 
-    def _exchange(self, exchange: "Exchange", number: int, volley: Sequence[Command], deadline: float) -> list[object]:
-        """Send some commands in one write and return their replies, an error reply as a value."""
-        sock, received = self._socket, exchange.received
+    def _exchange(
+        self, exchange: "Exchange", number: int, pipeline: Sequence[Command], deadline: float
+    ) -> list[object]:
+        """Send a pipeline of commands in one write and return the replies. Error replies are returned as values."""
+        sock, received = self.socket, exchange.received
         late = False
         replies: list[object] = []
         try:
             if len(exchange.sent) == number:
                 sock.settimeout(max(deadline - time.monotonic(), GRACE))
-                # Done and written down in one step of C: an exception that comes from elsewhere comes before or after.
-                exchange.sent.extend(map(sock.sendall, (packed(volley),)))
-            while len(replies) < len(volley):
+                # `extend(map(...))` sends and records the send without running bytecode in between, so an
+                # asynchronous exception is raised before or after both.
+                exchange.sent.extend(map(sock.sendall, (packed(pipeline),)))
+            while len(replies) < len(pipeline):
                 if (reply := self._replies.get()) is not PENDING:
                     replies.append(reply)
                     continue
                 left = deadline - time.monotonic()
                 if left <= GRACE:
                     if late:
-                        raise NoAnswer(_NO_ANSWER)
-                    late, left = True, GRACE  # once: a reply that drips in is not waited for
+                        raise NoAnswer(NO_ANSWER)
+                    late, left = True, GRACE  # only once, so that a slowly dripping reply is not waited for
                 sock.settimeout(left)
-                received.extend(map(sock.recv, _MUCH))
+                received.extend(map(sock.recv, _READ_SIZE))
                 if not received[-1]:
                     raise ConnectionError("the server closed the connection")
                 only = self._replies.only(received[-1])
@@ -355,40 +377,41 @@ class Blocking:
         except OSError as error:
             if _is_foreign(error):
                 raise
-            raise (NoAnswer(_NO_ANSWER) if isinstance(error, TimeoutError) else unavailable(error)) from error
-        except AttributeError:  # there is no socket: closed by another thread
+            raise (NoAnswer(NO_ANSWER) if isinstance(error, TimeoutError) else unavailable(error)) from error
+        except AttributeError:  # the socket is None: another thread closed the connection
             raise StoreUnavailable("the connection was closed") from None
         self._used = time.monotonic()
         return replies
 
     @property
     def usable(self) -> bool:
-        """False where the server is seen to have closed it while it was idle."""
-        sock = self._socket
+        """Whether the connection is open; False if the server has closed it while it was idle."""
+        sock = self.socket
         if sock is None or sock.fileno() < 0:
             return False
         if time.monotonic() - self._used < _IDLE:
             return True
         with selectors.DefaultSelector() as selector:
             selector.register(sock, selectors.EVENT_READ)
-            return not selector.select(0)  # nobody asked it anything: readable means closed
+            return not selector.select(0)  # no reply is expected, so readable means closed
 
     @property
-    def _socket(self) -> Any:
+    def socket(self) -> Any:
+        """The socket; None if the connection is closed."""
         return socket_of(self._connection)
 
     def close(self) -> None:
-        """Close the socket. A thread that waits for its reply finds that out at once."""
+        """Close the socket. A thread that waits for its reply fails at once."""
         self._connection.disconnect()
 
 
-def _say(volley: Sequence[Command]) -> Any:
-    """The conversation that is one volley. Its result is the replies."""
-    return (yield volley)
+def _one_pipeline(pipeline: Sequence[Command]) -> Any:
+    """A conversation of one pipeline, whose result is the list of replies."""
+    return (yield pipeline)
 
 
 def _is_foreign(error: BaseException) -> bool:
-    """True of what a signal's handler raised: many raise TimeoutError, and the store has no part in that."""
+    """Whether a signal handler raised the exception. Many raise TimeoutError, which is not a failure of the store."""
     frame = error.__traceback__
     while frame is not None and frame.tb_next is not None:
         frame = frame.tb_next

@@ -1,4 +1,4 @@
--- Decides on a request that asks one counter, as most do.
+-- Decides a request that asks one counter.
 local function decide_one(key, algorithm, limit, period, extra, max_wait, cost)
   local allowed, remaining, reset_after, retry_after, write, delay, in_place =
     algorithms[algorithm](key, limit, period, extra, cost, now, max_wait)
@@ -24,7 +24,7 @@ for number, key in ipairs(KEYS) do
       pending = {}
     end
   end
-  if not fine then -- one request's counters are not to spoil the others' decisions
+  if not fine then -- an error of one request must not affect the other requests
     if type(problem) == 'table' then problem = problem.err end
     if not algorithms[algorithm] then problem = 'this script has no algorithm number ' .. algorithm end
     if complaint == '' then complaint = tostring(problem) end

@@ -1,4 +1,4 @@
-"""Where servers are: storage URLs, the connections to a server, and Sentinels."""
+"""Storage URLs, and the endpoints that they name: one server (`Direct`) or a master known to Sentinels."""
 
 import re
 import time
@@ -14,7 +14,7 @@ _URL = re.compile(r"(?P<scheme>[^:/?#]*)://(?P<netloc>[^/?#]*)(?P<path>[^?#]*)(?
 
 
 class Parts(NamedTuple):
-    """The parts of `scheme://credentials@hosts/path?query`, each as it is written."""
+    """The parts of `scheme://credentials@hosts/path?query`, not decoded."""
 
     scheme: str
     credentials: str
@@ -24,9 +24,9 @@ class Parts(NamedTuple):
 
 
 def split(url: str) -> Parts:
-    """The parts of a URL. Raises ValueError where it has none.
+    """The parts of a URL. Raises ValueError if it is malformed.
 
-    The library's own `urlsplit` takes one host, and refuses several of which one is an IPv6 address.
+    `urllib.parse.urlsplit` cannot be used: it refuses several hosts if one of them is an IPv6 address.
     """
     found = _URL.match(url)
     if not found:
@@ -36,7 +36,7 @@ def split(url: str) -> Parts:
 
 
 def shown(url: str) -> str:
-    """The URL without its user, password and options, for a log."""
+    """The URL without its user, password and options, for logs."""
     parts = split(url)
     return f"{parts.scheme}://{parts.hosts}{parts.path}"
 
@@ -48,7 +48,7 @@ _YES = ("1", "true", "yes", "on")
 
 
 def redirection(error: str) -> Address | None:
-    """The address in an error that sends elsewhere, `MOVED slot host:port`; None where it has none."""
+    """The address in a redirection such as `MOVED slot host:port`; None if there is none."""
     host, _, port = error.rpartition(" ")[2].rpartition(":")
     if error.count(" ") != 2 or not (port.isascii() and port.isdigit() and 0 < int(port[:6]) < 65_536):
         return None
@@ -56,7 +56,7 @@ def redirection(error: str) -> Address | None:
 
 
 class Endpoint(Protocol):
-    """Makes connections. `connect` and `aconnect` raise StoreUnavailable, and may take seconds."""
+    """Makes connections to a server. Both methods raise StoreUnavailable and may take seconds."""
 
     def connect(self) -> Blocking:
         """A connection for threads, ready for use."""
@@ -68,16 +68,22 @@ class Endpoint(Protocol):
 
 
 class Direct:
-    """The server that `url` names, or the one at `address` with all else that `url` says.
+    """One server.
 
-    Raises ValueError for a URL that redis-py can't read. `patience`: seconds for each step of connecting.
+    Args:
+        url: the URL of the server, as redis-py reads it.
+        patience: seconds for each step of connecting.
+        address: replaces the host and port of the URL.
+
+    Raises:
+        ValueError: redis-py cannot read the URL.
     """
 
     def __init__(self, url: str, patience: float = HANDSHAKE_TIMEOUT, address: Address | None = None) -> None:
         self._url = url
         self._patience = patience
         self._place: dict[str, str | int] = dict(zip(("host", "port"), address, strict=True)) if address else {}
-        Blocking(url, patience, **self._place)  # what can't be read raises here, at start
+        Blocking(url, patience, **self._place)  # raises for a malformed URL
 
     def connect(self) -> Blocking:
         """See `Endpoint`."""
@@ -93,7 +99,7 @@ class Direct:
 
 
 class Spread(NamedTuple):
-    """A URL with several addresses, taken apart."""
+    """The parts of a URL with several addresses. `options` are those of its query."""
 
     addresses: tuple[Address, ...]
     path: tuple[str, ...]
@@ -103,9 +109,14 @@ class Spread(NamedTuple):
 
     @classmethod
     def parse(cls, url: str, port: int) -> "Spread":
-        """The parts of `…://user:password@host:port,host:port/path?options`. Raises ValueError.
+        """Split `…://user:password@host:port,host:port/path?options`.
 
-        `port` is that of an address without one; `tls=true` among the options asks for TLS to every server.
+        Args:
+            url: the URL. Its option `tls=true` enables TLS to every server.
+            port: the port of an address without one.
+
+        Raises:
+            ValueError: the URL is malformed.
         """
         parts = split(url)
         addresses = []
@@ -120,30 +131,35 @@ class Spread(NamedTuple):
         return cls(tuple(addresses), path, options, scheme, parts.credentials)
 
     def url(self, database: str = "0") -> str:
-        """The URL of one server, at an address that is still to be told."""
+        """The URL of one server, with a placeholder for its address (see `Direct`)."""
         query = f"?{urlencode(self.options)}" if self.options else ""
         credentials = f"{self.credentials}@" if self.credentials else ""
         return f"{self.scheme}://{credentials}localhost/{database}{query}"
 
 
 SCHEME = "redis+sentinel://"
-"""How such a URL begins."""
+"""The scheme of the URLs that `Sentinels` reads."""
 
 _PORT = 26379
 
-_MOST_FIELDS = 1_000
-"""Names and values in a Sentinel's description of a master. There are about sixty."""
+_MAX_FIELDS = 1_000
+"""The most names and values in a Sentinel's description of a master. There are about sixty."""
 
 _DOWN = frozenset({"s_down", "o_down"})
-"""What a Sentinel says of a master that is not to be used."""
+"""The flags of a master that is down, as seen by this Sentinel or by a majority."""
 
 
 class Sentinels:
-    """The master of one service: `redis+sentinel://user:password@host:port,host:port/service/database`.
+    """The current master of one service, as the Sentinels name it.
 
-    User, password and options are those of the master. `sentinel_username` and `sentinel_password` among the
-    options go to the Sentinels, `tls=true` and what begins with `ssl_` to both. Raises ValueError for a URL that
-    can't be read.
+    Args:
+        url: `redis+sentinel://user:password@host:port,host:port/service/database?options`. The user, the password
+            and the options are those of the master. The options `sentinel_username` and `sentinel_password` are for
+            the Sentinels; `tls=true` and the options that begin with `ssl_` are for both.
+        patience: seconds for each step of connecting.
+
+    Raises:
+        ValueError: the URL is malformed.
     """
 
     def __init__(self, url: str, patience: float = HANDSHAKE_TIMEOUT) -> None:
@@ -159,14 +175,14 @@ class Sentinels:
         self._service = service
         self._watch = watch.url()
         self._addresses = spread.addresses
-        Direct(self._url, patience)  # what can't be read raises here, at start
+        Direct(self._url, patience)  # raises for a malformed URL
 
     def connect(self) -> Blocking:
         """See `Endpoint`."""
-        failure = StoreUnavailable("there is none")
+        failure = StoreUnavailable("the URL has no address")
         for address in self._addresses:
             try:
-                master = self._named_by(address)
+                master = self._ask_sentinel(address)
             except StoreUnavailable as error:
                 failure = error
             else:
@@ -175,35 +191,35 @@ class Sentinels:
 
     async def aconnect(self) -> Streaming:
         """See `Endpoint`."""
-        failure = StoreUnavailable("there is none")
+        failure = StoreUnavailable("the URL has no address")
         for address in self._addresses:
             try:
-                master = await self._anamed_by(address)
+                master = await self._aask_sentinel(address)
             except StoreUnavailable as error:
                 failure = error
             else:
                 return await Direct(self._url, self._patience, master).aconnect()
         raise _unknown(failure)
 
-    def _named_by(self, sentinel: Address) -> Address:
-        """The master that this Sentinel knows to be in service. Raises StoreUnavailable where it knows none."""
-        # Half the time: a Sentinel that is gone with its master must not take all of it.
+    def _ask_sentinel(self, sentinel: Address) -> Address:
+        """The master that this Sentinel reports as up. Raises StoreUnavailable if it reports none."""
+        # Half of the time, so that a Sentinel that failed with the master does not use it all.
         connection = Direct(self._watch, self._patience / 2, sentinel).connect()
         try:
-            rows = connection.carry(_question(self._service), time.monotonic() + self._patience / 2)
+            rows = connection.carry(_master_of(self._service), time.monotonic() + self._patience / 2)
         finally:
             connection.close()
         return _address(rows)
 
-    async def _anamed_by(self, sentinel: Address) -> Address:
-        """The awaitable twin of `_named_by`."""
+    async def _aask_sentinel(self, sentinel: Address) -> Address:
+        """The awaitable twin of `_ask_sentinel`."""
         host, port = sentinel
-        connection = Streaming(self._watch, self._patience / 2, {"host": host, "port": port}, items=_MOST_FIELDS)
+        connection = Streaming(self._watch, self._patience / 2, {"host": host, "port": port}, items=_MAX_FIELDS)
         await connection.connect()
         try:
-            rows = await connection.ask(_question(self._service))
+            rows = await connection.ask(_master_of(self._service))
         finally:
-            connection.close(StoreUnavailable("it has been asked"))
+            connection.close(StoreUnavailable("the Sentinel has been asked"))
         return _address(rows)
 
 
@@ -211,7 +227,7 @@ def _unknown(failure: StoreUnavailable) -> StoreUnavailable:
     return StoreUnavailable(f"no Sentinel names a master: {failure}")
 
 
-def _question(service: str) -> Any:
+def _master_of(service: str) -> Any:
     (reply,) = yield ((b"SENTINEL", b"MASTER", service.encode()),)
     if isinstance(reply, ErrorReply):
         raise StoreUnavailable(str(reply))
@@ -219,13 +235,16 @@ def _question(service: str) -> Any:
 
 
 def _address(rows: Any) -> Address:
-    """The address in a Sentinel's description of a master, a list of names and values. Raises StoreUnavailable."""
+    """The address in a Sentinel's description of a master, a list of names and values.
+
+    Raises StoreUnavailable if the description is malformed or if the master is down.
+    """
     try:
         texts: Sequence[str] = [text.decode() for text in rows]
-        said = dict(zip(texts[::2], texts[1::2], strict=True))
-        host, port, flags = said["ip"], int(said["port"]), said["flags"].split(",")
+        fields = dict(zip(texts[::2], texts[1::2], strict=True))
+        host, port, flags = fields["ip"], int(fields["port"]), fields["flags"].split(",")
     except (TypeError, ValueError, AttributeError, KeyError):
-        raise StoreUnavailable(f"no description of a master: {rows!r:.80}") from None
+        raise StoreUnavailable(f"unexpected reply to SENTINEL MASTER: {rows!r:.80}") from None
     if "master" not in flags or not _DOWN.isdisjoint(flags):
-        raise StoreUnavailable(f"the master at {host}:{port} is {said['flags']}")
+        raise StoreUnavailable(f"the master at {host}:{port} is {fields['flags']}")
     return host, port

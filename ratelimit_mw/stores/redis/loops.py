@@ -1,4 +1,4 @@
-"""Decisions of tasks: what waits in one event loop travels together, and several batches may be under way."""
+"""Batches the decisions of the tasks of one event loop. Several batches may be under way at once."""
 
 import asyncio
 from collections import deque
@@ -11,44 +11,46 @@ from ratelimit_mw.errors import Late, StoreUnavailable
 from ratelimit_mw.model import Reply
 from ratelimit_mw.stores.base import StoreRequest
 from ratelimit_mw.stores.redis.codec import MOST, Conversation, away
-from ratelimit_mw.stores.redis.connection import GRACE
+from ratelimit_mw.stores.redis.connection import GRACE, NO_ANSWER
 from ratelimit_mw.stores.redis.streaming import Streaming
 
 _UNDER_WAY = 2
-"""Batches that a near server has at once: it decides one while this process reads and writes the other."""
+"""The batches that a near server has at once: it decides one while this process reads and writes the other."""
 
 _HELD_BACK = 1 / 50
-"""The share of the timeout for which a request waits for one of them to come back. A far server gets more batches."""
+"""The share of the timeout for which a request waits for one of these batches to return. If none returns, the server
+is far away, and more batches are sent."""
 
 _WHOLE = 0.9
-"""The share of the timeout that counts as all of it: a batch may leave a little later than it was asked for."""
+"""The share of the timeout that counts as all of it, because a batch may be sent a little after its requests came."""
 
 _EARLY = 0.001
-"""Seconds by which a timer may go off before its time."""
+"""Seconds by which a timer may fire early."""
 
 _WORTH_HALVING = 32
-"""Inquiries from which on a batch leaves in two halves, so that there is another for the server."""
+"""The number of requests from which a batch is sent in two halves, so that the server always has one to decide."""
 
 
 class LoopBatcher:
-    """Shares one connection among the tasks of one event loop, and round trips among those who wait together.
+    """Shares one connection among the tasks of one event loop, and a round trip among requests that wait together.
 
-    What the tasks of one turn of the loop ask leaves at its end, at once and without a timer; what a task asks that
-    was alone of late leaves in the middle. There is no task between a request and its reply: the connection's reader
-    resolves the futures that requests wait for, so that no request's cancellation touches it. The batcher holds no
-    reference to the loop while it has no connection.
+    Requests of one iteration of the loop are sent together at its end, without a timer. If the last batch had a
+    single request, the next request is sent at once. No task runs between a request and its reply: the connection's
+    reader resolves the futures that requests wait for, so the cancellation of one request does not affect others.
+    The batcher holds no reference to the loop while it has no connection.
 
-    Each request has its own deadline. One that passes fails that request alone as long as others are answered in
-    time. Where the connection was silent for the whole timeout, everything that waits fails, and the store counts as
-    away. The silent connection stays: if it speaks again, `back` is called, and the store is back at once. If requests
-    come before that, another connection is made beside it, and they travel on the one that answers first.
+    Each request has its own deadline. If it passes while other requests are answered in time, this request fails
+    alone. If the connection was silent for the whole timeout, all waiting requests fail, and the store counts as
+    unavailable. The silent connection is kept: when it delivers a reply, `back` is called, and the store is back at
+    once. If requests come earlier, a second connection is made, and the first of the two to answer is used.
 
     Args:
-        connect: makes a connection. However long that takes, it goes on beside the requests.
-        converse: the conversation with the store about some requests.
+        connect: makes a connection. It may take any time, because it runs in the background.
+        converse: starts the conversation with the store about some requests.
         timeout: seconds for a request.
-        allowance: called as connecting begins; the seconds for which requests wait beyond their timeout for it.
-        back: called when the store answers after this batcher has said that it is away.
+        allowance: returns the seconds for which requests wait beyond their timeout for a new connection. It is called
+            when connecting begins.
+        back: called when the store answers after this batcher has reported it as unavailable.
     """
 
     def __init__(
@@ -67,11 +69,11 @@ class LoopBatcher:
         self._back = back
         self._waiting: deque[_Job] = deque()
         self._under_way: deque[_Batch] = deque()
-        self._deadline = 0.0  # of what is asked in this turn
+        self._deadline = 0.0  # of the requests of this iteration of the loop, by the loop's clock
         self._answered_at = 0.0  # when a request was last answered in time, by the monotonic clock
-        self._attempted_at = 0.0  # when connecting began, by the same
+        self._attempted_at = 0.0  # when connecting began, by the monotonic clock
         self._connected_by = 0.0  # until when requests wait for a connection, whatever their own deadlines
-        self._silent = False  # it was told that the store is away, for want of an answer or of a connection
+        self._silent = False  # all requests failed because the connection was silent or could not be made in time
         self._flushing = False
         self._pressing = False
         self._watch_timer: asyncio.TimerHandle | None = None
@@ -79,11 +81,14 @@ class LoopBatcher:
         self._attempt: asyncio.Task[Streaming] | None = None
         self._connection: Streaming | None = None
         self._guard: AsyncGenerator[None, None] | None = None
-        # A context of its own: what belongs to the first request is not to live on in the connection.
+        # A separate context, so that the context variables of the first request are not kept by the connection.
         self._context = Context()
 
     def decide(self, request: StoreRequest, loop: asyncio.AbstractEventLoop) -> "asyncio.Future[Reply]":
-        """The store's reply to `request` within the timeout, or StoreUnavailable. `loop` is the one that runs."""
+        """A future of the store's reply to `request`. It fails with StoreUnavailable, after the timeout at the latest.
+
+        `loop` must be the running loop.
+        """
         future: asyncio.Future[Reply] = loop.create_future()
         if self._flushing:
             self._waiting.append((request, future, self._deadline))
@@ -97,7 +102,7 @@ class LoopBatcher:
         return future
 
     async def connect(self) -> None:
-        """Connect before the first request comes, for at most as long as that one would wait. Never raises."""
+        """Connect before the first request. Waits as long as that request would at most. Never raises."""
         if self._connection is None and self._attempt is None:
             self._context.run(self._begin_connecting)
         if self._attempt:
@@ -105,7 +110,7 @@ class LoopBatcher:
             await asyncio.wait([self._attempt], timeout=max(left, self._timeout))
 
     async def aclose(self) -> None:
-        """Close the connection; what still waits gets StoreUnavailable. The next request makes a new one."""
+        """Close the connection and fail all waiting requests. The next request makes a new connection."""
         attempt, guard = self._attempt, self._guard
         if attempt:
             attempt.cancel()
@@ -119,7 +124,7 @@ class LoopBatcher:
         loop.call_soon(self._flush, context=self._context)
 
     def _flush(self) -> None:
-        """Send what waits, as far as the server may have it now."""
+        """Send waiting requests, up to the limit of batches under way."""
         self._flushing = False
         connection = self._connection
         if connection is not None and not connection.usable:
@@ -136,13 +141,13 @@ class LoopBatcher:
         self._watch()
 
     def _press(self) -> None:
-        """Send all that waits: the server is too far away to wait until it has answered what it has."""
+        """Send all waiting requests: the server is too far away to wait for the batches under way."""
         self._pressing = False
         if self._connection is not None and self._connection.usable and not self._silent:
             self._send(self._connection, len(self._under_way) + len(self._waiting))
 
     def _send(self, connection: Streaming, most: int) -> None:
-        """Send batches of what waits, so that at most so many are under way."""
+        """Send waiting requests in batches until `most` batches are under way."""
         while self._waiting and len(self._under_way) < most and self._connection is connection:
             jobs = self._next_jobs()
             if jobs:
@@ -152,7 +157,7 @@ class LoopBatcher:
                 connection.carry(conversation, partial(self._answered, connection, batch))
 
     def _next_jobs(self) -> "list[_Job]":
-        """Those who waited longest; what was cancelled in the meantime is not asked, and so not charged."""
+        """The requests of the next batch, the oldest first. Cancelled requests are dropped, and so not charged."""
         count = len(self._waiting)
         if count >= _WORTH_HALVING and not self._under_way:
             count = (count + 1) // 2
@@ -175,11 +180,11 @@ class LoopBatcher:
             for job in batch[1]:
                 _fail(job, results)
             if connection is self._connection:
-                if self._silent and self._attempt:  # those who wait, wait for another
+                if self._silent and self._attempt:  # the waiting requests wait for the new connection
                     self._connection = None
                     connection.close(results)
                 else:
-                    self._fail(results)  # those who still wait would find the same
+                    self._fail(results)  # the waiting requests would fail in the same way
             return
         jobs = batch[1]
         gone: StoreUnavailable | None = None
@@ -198,24 +203,24 @@ class LoopBatcher:
             self._fail(gone)
             return
         if self._silent:
-            self._heard_again()
+            self._store_answered()
         if self._waiting and not self._flushing:
             self._flush_soon(asyncio.get_running_loop())
 
-    def _heard_again(self) -> None:
-        """The store does answer."""
+    def _store_answered(self) -> None:
+        """Record that the store answers again."""
         self._silent = False
         self._back()
 
     def _fail(self, error: StoreUnavailable) -> None:
-        """Drop the connection, and all that waits: a late reply must go to no later request."""
+        """Drop the connection and fail all requests. No later request may receive a late reply."""
         connection, self._connection = self._connection, None
         self._silent = False
         if connection:
-            connection.close(error)  # which ends what is under way
+            connection.close(error)  # fails the requests under way
         while self._waiting:
             _fail(self._waiting.popleft(), error)
-        self._stop_watching()  # a timer holds its loop
+        self._stop_watching()  # a timer would keep a reference to the loop
 
     def _begin_connecting(self) -> None:
         loop = asyncio.get_running_loop()
@@ -239,30 +244,30 @@ class LoopBatcher:
             return
         new, old = attempt.result(), self._connection
         if old is not None and old.usable and not self._silent:
-            new.close(StoreUnavailable("the connection before it has come back"))
+            new.close(StoreUnavailable("the previous connection works again"))
             return
         self._connection = new
         if old is not None:
             old.close(Late("the server did not answer on this connection"))
         deadline = asyncio.get_running_loop().time() + self._timeout
-        if self._connected_by > deadline - self._timeout:  # the first of the process: what waits has its time yet
+        if self._connected_by > deadline - self._timeout:  # the allowance of a first connection: extend the deadlines
             self._waiting = deque((request, future, deadline) for request, future, _ in self._waiting)
         self._connected_by = 0.0
-        self._stop_watching()  # the timer may be set for when there was no connection
+        self._stop_watching()  # the timer may be set by deadlines without a connection
         if self._silent:
-            self._heard_again()
+            self._store_answered()
         self._flush()
 
     async def _close_with_the_loop(self) -> AsyncGenerator[None, None]:
-        """Close the connection when the loop shuts its generators down: test clients make and drop many loops."""
+        """Close the connection when the loop shuts down its async generators: test clients make and drop many loops."""
         try:
             yield
         finally:
             self._guard = None
-            self._fail(StoreUnavailable("the event loop ends"))
+            self._fail(StoreUnavailable("the event loop was closed"))
 
     def _watch(self) -> None:
-        """Look again when the oldest deadline is near. One timer serves all, for they wait equally long."""
+        """Set a timer for the oldest deadline. One timer is enough, because all requests have the same timeout."""
         if self._watch_timer is not None:
             return
         oldest = self._oldest()
@@ -279,28 +284,28 @@ class LoopBatcher:
         self._watch_timer = None
         loop, oldest = asyncio.get_running_loop(), self._oldest()
         if oldest and loop.time() >= self._due(oldest) - GRACE:
-            # Only from now on: where the loop was held up, what has arrived in the meantime gets its turn first.
+            # The grace begins now: if the loop was held up, replies that have arrived are handled first.
             self._watch_timer = loop.call_later(GRACE, self._expire, context=self._context)
         else:
             self._watch()
 
     def _expire(self) -> None:
-        """Fail those whose deadline has passed; and everything, where no request was answered for that long."""
+        """Fail the requests whose deadline has passed; fail all requests if the store was silent for the timeout."""
         self._watch_timer = None
         now = asyncio.get_running_loop().time() + _EARLY
         for job in self._pending():
             if self._due(job) > now:
                 break
-            if self._hears_nothing():
-                self._tell_all()
+            if self._store_is_silent():
+                self._fail_all()
                 break
-            _fail(job, Late("no answer within the deadline"))
+            _fail(job, Late(NO_ANSWER))
         self._watch()
 
-    def _hears_nothing(self) -> bool:
-        """Whether the store had the whole timeout for an answer, and gave none that came in time.
+    def _store_is_silent(self) -> bool:
+        """Whether the store has answered nothing in time for a whole timeout.
 
-        A request may be late where the loop itself was held up before it was sent. That says nothing of the store.
+        A request may also be late because the loop was held up before it was sent, which is not the store's failure.
         """
         if self._connection is None or self._attempt:
             asked_at = self._attempted_at
@@ -310,8 +315,8 @@ class LoopBatcher:
             return False
         return monotonic() - max(asked_at, self._answered_at) > self._timeout * _WHOLE
 
-    def _tell_all(self) -> None:
-        """Fail all requests. The connection stays: what is under way may be answered yet, and shows that it is well."""
+    def _fail_all(self) -> None:
+        """Fail all requests but keep the connection: a later reply shows that the store is back."""
         self._silent = True
         what = "no answer" if self._connection else "no connection"
         error = StoreUnavailable(f"{what} within the deadline")
@@ -320,11 +325,11 @@ class LoopBatcher:
         self._waiting.clear()
 
     def _oldest(self) -> "_Job | None":
-        """The request that has waited longest, and still does."""
+        """The request that has waited longest; None if none waits."""
         return next(self._pending(), None)
 
     def _pending(self) -> "Iterator[_Job]":
-        """The requests that wait for an answer, the oldest first."""
+        """The requests without a result, the oldest first."""
         for batch in self._under_way:
             for job in batch[1]:
                 if not job[1].done():
@@ -338,14 +343,14 @@ class LoopBatcher:
 
 
 _Job = tuple[StoreRequest, "asyncio.Future[Reply]", float]
-"""An request on its way, the future at which its task waits, and its deadline."""
+"""A request, the future that its task awaits, and its deadline by the loop's clock."""
 
 
 _Batch = tuple[float, list[_Job]]
-"""When some requests were sent, and these. Those that are late stay in it until its reply."""
+"""The monotonic time at which some requests were sent, and these requests. Late ones stay until the reply comes."""
 
 
 def _fail(job: _Job, error: StoreUnavailable) -> None:
-    """Tell its task, unless it was cancelled."""
+    """Set the exception of its future, unless the task was cancelled."""
     if not job[1].done():
         job[1].set_exception(error)

@@ -1,8 +1,8 @@
-"""Several connections for threads, where the server is so far away that one is not enough.
+"""Several connections for threads, for a server that is so far away that one connection is not enough.
 
-Threads share one connection, and those that come while it is in use travel together with its next exchange. So a
-request may wait for two round trips. Where these do not fit into the timeout, each request gets a connection that no
-other uses at that moment.
+Threads normally share one connection. Requests that come while it is in use are sent together afterwards, so a
+request may wait for two round trips. If two round trips do not fit into the timeout, each request gets a connection
+that no other request uses at that moment.
 """
 
 import time
@@ -14,19 +14,25 @@ from ratelimit_mw.stores.base import StoreRequest
 from ratelimit_mw.stores.redis.threads import ThreadBatcher
 
 _FAR = 0.4
-"""The share of the timeout beyond which two round trips may not fit into it."""
+"""The round-trip time, as a share of the timeout, beyond which two round trips may not fit into the timeout."""
 
-_MOST = 128
-"""Connections at most. Beyond that, requests share them."""
+_MAX_CONNECTIONS = 128
+"""The most connections. Beyond that, requests share them."""
 
 _LOST = 1.0
-"""Seconds past its deadline after which a request counts as lost: its thread was interrupted at an unlucky moment."""
+"""Seconds past its deadline after which a request counts as lost: its thread was interrupted before it could clean up.
+"""
 
 
 class ConnectionPool:
-    """Decides on one connection, or on several where the server is far away. The first is `first`, `make` makes others.
+    """Decides on one connection, or on several if the server is far away.
 
-    `timeout` is in seconds. A request that is late while others are answered in time fails alone, as `Late`.
+    A request that gets no answer in time while others do fails alone, with `Late`.
+
+    Args:
+        first: the batcher of the first connection.
+        make: makes the batcher of another connection.
+        timeout: seconds for one request.
     """
 
     def __init__(self, first: ThreadBatcher, make: Callable[[], ThreadBatcher], timeout: float) -> None:
@@ -35,12 +41,12 @@ class ConnectionPool:
         self._timeout = timeout
         self._far = timeout * _FAR
         self._lanes = [first]
-        self._taken: dict[ThreadBatcher, _Use] = {}  # set and taken away in one step each
+        self._taken: dict[ThreadBatcher, _Use] = {}  # changed only in atomic steps
 
     def decide(self, request: StoreRequest, timeout: float | None = None) -> Reply:
         """See `ThreadBatcher.decide`."""
         first = self._first
-        if first.round_trip < self._far:  # nearly always
+        if first.round_trip < self._far:  # the usual case
             try:
                 return first.decide(request, timeout)
             except NoAnswer as error:
@@ -69,15 +75,15 @@ class ConnectionPool:
                 self._taken.pop(lane, None)
 
     def _take(self, use: "_Use", now: float) -> ThreadBatcher:
-        """A lane that no other request uses; another one where all are in use."""
+        """A lane that no other request uses; a new one if all are in use."""
         number = 0
         while True:
             if number == len(self._lanes):
-                if number >= _MOST:
-                    return self._lanes[hash(use) % _MOST]
+                if number >= _MAX_CONNECTIONS:
+                    return self._lanes[hash(use) % _MAX_CONNECTIONS]
                 self._lanes.append(self._make())
             lane = self._lanes[number]
-            if lane.busy:  # with what was begun before it was known that the server is far away
+            if lane.busy:  # with a batch that began before the server was known to be far away
                 number += 1
                 continue
             other = self._taken.setdefault(lane, use)
@@ -85,8 +91,8 @@ class ConnectionPool:
                 self._taken.pop(lane, None)
                 other = self._taken.setdefault(lane, use)
             if other is use:
-                if number + 1 == len(self._lanes) < _MOST:
-                    # One more than are in use, so that the next request finds it connected.
+                if number + 1 == len(self._lanes) < _MAX_CONNECTIONS:
+                    # Keep one spare lane, so that the next request finds it connected.
                     spare = self._make()
                     spare.begin_connecting()
                     self._lanes.append(spare)
@@ -95,7 +101,7 @@ class ConnectionPool:
 
 
 class _Use:
-    """One request's use of a lane, and the monotonic time until which it may last."""
+    """The use of a lane by one request. `until` is the monotonic time at which the request counts as lost."""
 
     __slots__ = ("until",)
 

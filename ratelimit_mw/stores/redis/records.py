@@ -1,4 +1,4 @@
-"""Records in Redis, and single commands for what is off the request's path."""
+"""Records in Redis (rules, overrides, switches), and a client for single commands outside of requests."""
 
 import contextlib
 import logging
@@ -19,24 +19,27 @@ from ratelimit_mw.stores.redis.endpoint import SCHEME as SENTINEL
 from ratelimit_mw.stores.redis.endpoint import Address, Direct, Sentinels, Spread, redirection, shown
 
 _PAGE = 500
-"""Keys that the server looks at in one step."""
+"""The keys that the server examines in one step of a SCAN."""
 
 _PATIENCE = 5.0
-"""Seconds for one step. No request waits for it."""
+"""Seconds for one step of a SCAN. No request waits for it."""
 
 
 def scan(connection: Blocking, prefix: str) -> Iterator[str]:
-    """The keys that begin with `prefix`, each once. Closes the connection. Raises StoreUnavailable."""
+    """Iterate over the keys that begin with `prefix`, each once. Closes `connection` at the end.
+
+    Raises StoreUnavailable.
+    """
     pattern = (re.sub(r"([*?\[\]\\^])", r"\\\1", prefix) + "*").encode()
     seen: set[bytes] = set()
     cursor = b"0"
     try:
         while True:
-            # A conversation may come to anything; those of decisions come to replies.
+            # The declared result type is that of decisions; this conversation returns the reply to SCAN.
             page: Any = connection.carry(_page(cursor, pattern), time.monotonic() + _PATIENCE)
             cursor, keys = page
             for key in keys:
-                if key not in seen:  # SCAN may say one twice
+                if key not in seen:  # SCAN may return a key twice
                     seen.add(key)
                     yield key.decode(errors="replace")
             if cursor == b"0":
@@ -57,16 +60,16 @@ _CLUSTER = "redis+cluster://"
 
 
 class CommandClient:
-    """Asks at any storage URL but memory://, one question at a time. Threads may share it; it is safe after a fork.
+    """Sends single commands to the server or cluster at a storage URL, one at a time.
 
-    Raises ValueError for a URL that can't be read; nothing is connected yet.
+    Connects on first use. Threads may share it, and it is safe after a fork. Raises ValueError for a malformed URL.
     """
 
     _lock = lazy(lock)
 
     def __init__(self, url: str) -> None:
-        self.connect, self._at = _ways(url)
-        """A new connection, which belongs to who asked for it."""
+        self.connect, self._connect_to = _connectors(url)
+        """Makes a new connection, which the caller must close."""
         self._begin()
 
     def _begin(self) -> None:
@@ -76,40 +79,49 @@ class CommandClient:
         self._where: dict[str, Address] = {}
 
     def ask(self, key: str, *command: str | bytes | int, within: float = HANDSHAKE_TIMEOUT) -> Any:
-        """The reply to one command about `key`, within so many seconds; or StoreUnavailable."""
+        """Send one command and return the reply.
+
+        Args:
+            key: the key of the command, which determines the node of a cluster.
+            command: the command and its arguments.
+            within: the timeout in seconds.
+
+        Raises:
+            StoreUnavailable: no reply, or an error reply.
+        """
         self._check_process()
         with self._lock:
-            return self._asked(key, _encoded(command), within)
+            return self._send(key, _encoded(command), within)
 
     def close(self) -> None:
-        """Let go of what is held open. Twice is fine, and the next question begins anew."""
+        """Close all connections. May be called twice; the next command connects again."""
         self._check_process()
         with self._lock:
-            self._hang_up()
+            self._disconnect()
 
     def _check_process(self) -> None:
-        """Begin anew in the child of a fork; what the parent uses is left alone, neither used nor closed."""
+        """Reset in the child of a fork. The parent's connections are neither used nor closed."""
         if self._pid != os.getpid():
             _inherited.append(self._connections)
             self._begin()
 
-    def _asked(self, key: str, command: Command, within: float) -> Any:
+    def _send(self, key: str, command: Command, within: float) -> Any:
         try:
             return self._redirected(key, command, within)
-        except BaseException:  # an exception from elsewhere, too: no other question may read the reply to this one
-            self._hang_up()
+        except BaseException:  # also an asynchronous exception: the next command must not read this command's reply
+            self._disconnect()
             raise
 
     def _redirected(self, key: str, command: Command, within: float) -> Any:
         for _ in range(_REDIRECTIONS):
-            reply = say(self._connection(self._where.get(key)), command, within)
+            reply = send_command(self._connection(self._where.get(key)), command, within)
             if not isinstance(reply, Exception):
                 return reply
             address = redirection(str(reply)) if str(reply).startswith("MOVED ") else None
             if address is None:
                 raise StoreUnavailable(str(reply))
             self._where[key] = address
-        raise StoreUnavailable("redirected again and again")
+        raise StoreUnavailable(f"the cluster redirected a command {_REDIRECTIONS} times")
 
     def _connection(self, address: Address | None) -> Blocking:
         connection = self._connections.get(address)
@@ -117,21 +129,21 @@ class CommandClient:
             connection.close()
             connection = None
         if connection is None:
-            connection = self._connections[address] = self.connect() if address is None else self._at(address)
+            connection = self._connections[address] = self.connect() if address is None else self._connect_to(address)
         return connection
 
-    def _hang_up(self) -> None:
+    def _disconnect(self) -> None:
         while self._connections:
             self._connections.popitem()[1].close()
         self._where.clear()
 
 
 _inherited: list[object] = []
-"""What a fork's child got from its parent."""
+"""The connections that the child of a fork inherited. They are kept so that they are not closed."""
 
 
-def say(connection: Blocking, command: Command, within: float = HANDSHAKE_TIMEOUT) -> Any:
-    """The reply to one command; an error reply as a value."""
+def send_command(connection: Blocking, command: Command, within: float = HANDSHAKE_TIMEOUT) -> Any:
+    """Send one command and return its reply. An error reply is returned as a value."""
 
     def conversation() -> Any:
         return (yield (command,))
@@ -143,8 +155,8 @@ def _encoded(words: Sequence[str | bytes | int]) -> Command:
     return tuple(word if isinstance(word, bytes) else str(word).encode() for word in words)
 
 
-def _ways(url: str) -> tuple[Callable[[], Blocking], Callable[[Address], Blocking]]:
-    """How to connect at first, and how to one address of a cluster."""
+def _connectors(url: str) -> tuple[Callable[[], Blocking], Callable[[Address], Blocking]]:
+    """Two functions: one connects to any server of the URL, the other to one address of a cluster."""
     if url.startswith(SENTINEL):
         sentinels = Sentinels(url)
         return sentinels.connect, lambda _address: sentinels.connect()
@@ -172,7 +184,7 @@ logger = logging.getLogger("ratelimit_mw")
 
 _VERSION = "version"
 
-# Published in a pcall, for a user may lack the right: whoever listens looks from time to time as well.
+# PUBLISH is in a pcall because the user may lack the permission. Listeners also check the version periodically.
 _WRITE = """
 local version = tonumber(redis.call('HGET', KEYS[1], 'version') or '0')
 if ARGV[1] ~= '' and tonumber(ARGV[1]) ~= version then return {0, version} end
@@ -186,13 +198,20 @@ return {1, version + 1}
 
 
 class RedisRecords:
-    """Texts in a hash for each key, at any storage URL but memory://. Raises ValueError for one that can't be read."""
+    """Records in Redis: the texts of a key are the fields of a hash, with the version in the field `version`.
+
+    Args:
+        url: any storage URL except memory://.
+
+    Raises:
+        ValueError: the URL is malformed.
+    """
 
     def __init__(self, url: str) -> None:
         self.name = shown(url)
-        self._questions = CommandClient(url)
+        self._client = CommandClient(url)
         self._unreadable: set[str] = set()
-        self._ask = self._questions.ask
+        self._ask = self._client.ask
 
     def version(self, key: str) -> int:
         """See `Records`."""
@@ -227,17 +246,17 @@ class RedisRecords:
 
     def listener(self) -> "RedisListener":
         """See `Records`."""
-        return RedisListener(self._questions.connect)
+        return RedisListener(self._client.connect)
 
     def close(self) -> None:
         """See `Records`."""
-        self._questions.close()
+        self._client.close()
 
     @contextlib.contextmanager
     def _readable(self, key: str) -> Iterator[None]:
-        """Take a reply that is not of the expected form for a store that is away, and log it once for each key.
+        """Raise StoreUnavailable for a reply of an unexpected form, and log it once for each key.
 
-        Another program may have written to the key, and what is asked again and again must not log each time.
+        Another program may have written to the key. The key is read periodically, so it is not logged each time.
         """
         try:
             yield
@@ -246,13 +265,13 @@ class RedisRecords:
             if key not in self._unreadable:
                 self._unreadable.add(key)
                 logger.warning("%s", message)
-            self._questions.close()  # the reply may be another question's
+            self._client.close()  # the reply may belong to another command
             raise StoreUnavailable(message) from None
         self._unreadable.discard(key)
 
 
 class RedisListener:
-    """Listens to what `RedisRecords` publish, on a connection that is made by `connect` when first needed."""
+    """Subscribes to the changes that `RedisRecords` publish, on a connection that `connect` makes on first use."""
 
     def __init__(self, connect: Callable[[], Blocking]) -> None:
         self._connect = connect
@@ -265,12 +284,12 @@ class RedisListener:
         deadline = time.monotonic() + seconds
         try:
             if self._connection is None or self._channels != tuple(keys):
-                self._hang_up()
+                self._disconnect()
                 self._listen(tuple(keys))
-                return  # what was published before is to be looked for
-            self._hear(self._connection, seconds)
+                return  # something may have changed before the subscription
+            self._wait_for_message(self._connection, seconds)
         except (StoreUnavailable, OSError):
-            self._hang_up()
+            self._disconnect()
             self._readable([], max(deadline - time.monotonic(), 0.0))
 
     def wake(self) -> None:
@@ -280,21 +299,21 @@ class RedisListener:
 
     def close(self) -> None:
         """See `Listener`."""
-        self._hang_up()
+        self._disconnect()
         self._wake_recv.close()
         self._wake_send.close()
 
     def _listen(self, channels: tuple[str, ...]) -> None:
         connection = self._connect()
-        reply = say(connection, (b"SUBSCRIBE", *map(str.encode, channels)))
+        reply = send_command(connection, (b"SUBSCRIBE", *map(str.encode, channels)))
         if isinstance(reply, Exception):
             connection.close()
             raise StoreUnavailable(str(reply))
         self._connection, self._channels = connection, channels
 
-    def _hear(self, connection: Blocking, seconds: float) -> None:
-        """Wait until something comes; what it says does not matter."""
-        sock = connection._socket  # noqa: SLF001  what is published comes unasked, and no conversation expects it
+    def _wait_for_message(self, connection: Blocking, seconds: float) -> None:
+        """Wait until a message arrives. Its content does not matter."""
+        sock = connection.socket  # messages arrive unasked, so there is no conversation
         if not self._readable([sock], seconds):
             return
         sock.setblocking(False)
@@ -304,7 +323,7 @@ class RedisListener:
             raise StoreUnavailable("the server closed the connection")
 
     def _readable(self, socks: Sequence[socket.socket], seconds: float) -> bool:
-        """Wait until one of these has something to read, or the bell rings."""
+        """Wait until one of the sockets is readable or `wake` is called. Returns whether a socket is readable."""
         with selectors.DefaultSelector() as selector:
             for sock in (*socks, self._wake_recv):
                 selector.register(sock, selectors.EVENT_READ)
@@ -313,7 +332,7 @@ class RedisListener:
             self._wake_recv.recv(64)
         return any(sock in found for sock in socks)
 
-    def _hang_up(self) -> None:
+    def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()

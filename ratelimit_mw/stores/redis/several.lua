@@ -1,13 +1,13 @@
--- Carries out what a request may want beyond taking from one counter: several counters, shadows, bans, a look without
--- a charge, something given back. Left out of calls that want none of it. `asks` are a request's, `flags` the last one's.
+-- Carries out requests that do more than take from one counter: several counters, shadow rules, bans, peeks, refunds.
+-- Calls without such requests use a script without this part. `asks` are the asks of one request.
 local function flag(flags, bit) return math.floor(flags / bit) % 2 == 1 end
 
 local function ask(key, a, cost)
   return {algorithms[a.algorithm](key, a.limit, a.period, a.extra, cost, now, a.max_wait)}
 end
 
--- A ban stands before the asks that it watches, and its cost is their number. What a shadow's ban would have denied is
--- not taken.
+-- A ban precedes the asks that it watches, and its cost is their number. Asks that the ban of a shadow rule would have
+-- denied are not charged.
 local function withhold(asks, outcomes)
   for i, a in ipairs(asks) do
     if a.algorithm == BAN and not outcomes[i][1] and flag(a.flags, SHADOW) then
@@ -44,7 +44,7 @@ local function decide(asks)
   for i, a in ipairs(asks) do
     if outcomes[i][1] and not (admitted and charged) then
       local delay = outcomes[i][6]
-      outcomes[i] = ask(a.key, a, 0) -- what it would have taken is not taken
+      outcomes[i] = ask(a.key, a, 0) -- report the counter without the charge
       outcomes[i][6] = delay
     end
     if charged then save(a.key, outcomes[i][3], outcomes[i][5], outcomes[i][7]) end
@@ -67,7 +67,7 @@ local function refund(asks)
   end
 end
 
--- Charges as much as there is room for: the quotas have been widened.
+-- Charges as much as there is room for. The caller has widened the quotas, so that a counter can go into debt.
 local function charge(asks)
   for _, a in ipairs(asks) do
     if flag(a.flags, REFUND) then give_back(a) end

@@ -1,4 +1,4 @@
-"""Counters on one Redis server: who asks it, and a circuit breaker for the time while it is away."""
+"""The store on one Redis server, with a circuit breaker for the time when the server is unavailable."""
 
 import asyncio
 import contextlib
@@ -34,83 +34,87 @@ from ratelimit_mw.stores.redis.threads import ThreadBatcher
 _log = logging.getLogger("ratelimit_mw")
 
 _PAUSE = 0.25, 0.4
-"""Seconds from one probe to the next, drawn each time so that many processes do not probe together."""
+"""The range of seconds between two probes. Each pause is random, so that processes do not probe at the same time."""
 
 _AT_ONCE = 4
-"""Probes under way from which on the pauses become longer."""
+"""The number of unfinished probes from which the pauses become longer."""
 
 _LONGEST_PAUSE = 1.0
-"""Seconds from one probe to the next where those before have not ended: the store is not left alone for longer."""
+"""The longest pause between two probes, in seconds."""
 
 
 class Breaker:
-    """Closed, the store is asked; open, it is left alone, until `probe` succeeds.
+    """A circuit breaker: while it is closed, the store is asked; while it is open, requests fail at once.
 
-    `probe` is called from threads of the breaker's own, which live only while it is open, so no request ever
-    pays for it; it raises to say that the store is still away. A probe that waits in vain does not hold up the next.
-    One line is logged on opening, one on closing. `closings` counts how often the store came back.
+    It closes when a probe succeeds. Probes run in the breaker's own threads, which exist only while it is open, so
+    no request waits for them. A probe that hangs does not delay the next. One line is logged on opening and one on
+    closing. `closings` counts how often the store came back.
 
-    The breaker is open exactly as long as its watching thread lives, and there is no lock. So a thread that is
-    interrupted by an exception from elsewhere, at whatever line, can't leave it open.
+    The breaker is open exactly as long as its watching thread lives, and it has no lock. An asynchronous exception
+    in any thread can therefore not leave it open.
     """
 
     _stopped = lazy(event)
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._watching: dict[None, threading.Thread] = {}  # set and taken away in one step
+        self._watching: dict[None, threading.Thread] = {}  # changed only in atomic steps
         self.closings = 0
 
     @property
     def open(self) -> bool:
-        """True while the store is left alone."""
-        if not self._watching:  # nearly always
+        """Whether requests fail at once."""
+        if not self._watching:  # the usual case
             return False
         watching = self._watching.get(None)
         return watching is not None and watching.is_alive()
 
     def trip(self, reason: object, probe: Callable[[], object], seen: int) -> None:
-        """Open, because of `reason`, until `probe` returns.
+        """Open until a probe succeeds.
 
-        `seen` is what `closings` was when that began which failed: news from before the last return is old.
+        Args:
+            reason: the failure, for the log.
+            probe: tries the store; raises if it is still unavailable.
+            seen: the value of `closings` when the failed request began. If the store has come back since, the failure
+                is outdated and ignored.
         """
         if self._watching or self._stopped.is_set() or seen != self.closings:
             return
         watch = threading.Thread(target=self._watch, args=(probe, seen), name="ratelimit_mw probe", daemon=True)
         try:
-            if self._watching.setdefault(None, watch) is watch:  # else another thread was first
+            if self._watching.setdefault(None, watch) is watch:  # otherwise another thread was first
                 _log.warning("store %s is away (%s): each rule's on_error applies until it is back", self._name, reason)
                 watch.start()
         except BaseException as error:
-            self._end(watch)  # if it did start, it finds that it is not wanted
-            if not isinstance(error, RuntimeError):  # no more threads: every request finds out for itself
+            self._end(watch)  # if the thread did start, it ends by itself
+            if not isinstance(error, RuntimeError):  # no thread available: stay closed
                 raise
 
     def stop(self) -> None:
-        """Probe no more."""
+        """Stop probing, and do not open again."""
         self._stopped.set()
 
     def close(self, seen: int | None = None) -> None:
-        """Close, if it is open: the store has answered. With `seen`, only if it has not closed since."""
+        """Close, because the store has answered. With `seen`, only if `closings` is still that number."""
         watch = self._watching.get(None)
         if watch is not None and seen in (None, self.closings):
-            self.closings += 1  # before, so that what failed until now does not open it again
+            self.closings += 1  # first, so that failures until now do not open it again
             if self._end(watch):
                 _log.warning("store %s is back: limits hold again", self._name)
 
     def _end(self, watch: threading.Thread) -> bool:
-        """Be closed; False where another thread has closed it, or it was opened again."""
+        """Close; False if another thread has closed it or opened it again."""
         return self._watching.get(None) is watch and self._watching.pop(None, None) is watch
 
     def _watch(self, probe: Callable[[], object], seen: int) -> None:
-        """Begin one probe after the other until the store is back."""
+        """Start probes until the store is back."""
         probes: list[threading.Thread] = []
         try:
             while not self._stopped.wait(min(random.uniform(*_PAUSE) * max(len(probes) / _AT_ONCE, 1), _LONGEST_PAUSE)):
                 if self.closings != seen or self._watching.get(None) is not threading.current_thread():
                     return
                 thread = threading.Thread(target=self._try, args=(probe, seen), name="ratelimit_mw probe", daemon=True)
-                with contextlib.suppress(RuntimeError):  # no more threads: the next may have more luck
+                with contextlib.suppress(RuntimeError):  # no thread available: try again after the pause
                     thread.start()
                 probes = [each for each in (*probes, thread) if each.is_alive()]
         finally:
@@ -119,7 +123,7 @@ class Breaker:
     def _try(self, probe: Callable[[], object], seen: int) -> None:
         try:
             probe()
-        except Exception as error:  # noqa: BLE001  whatever is wrong with it, the store is not back
+        except Exception as error:  # noqa: BLE001  any failure means that the store is not back
             _log.debug("store %s is still away: %s", self._name, error)
         else:
             self.close(seen)
@@ -135,8 +139,14 @@ _PROBE = replace(NOTHING, limit=1_000_000_000, period=1_000_000)
 class Server(Store):
     """Asks the server at `endpoint`, called `name` in the log, within `timeout` seconds for each request.
 
-    Threads share one connection and each running event loop has its own; both carry together what waits
-    together. The server's clock counts, unless `clock` is given. Safe after a fork.
+    Threads share one connection, and each event loop has its own. Requests that wait at the same time are sent
+    together. Safe after a fork.
+
+    Args:
+        endpoint: makes connections to the server.
+        name: the name of the store in the log.
+        timeout: seconds for one request.
+        clock: the user's clock, or None for the clock of the server.
     """
 
     def __init__(self, endpoint: Endpoint, name: str, *, timeout: float = 0.1, clock: Clock | None = None) -> None:
@@ -144,20 +154,20 @@ class Server(Store):
         self._name = name
         self._timeout = timeout
         self._clock = clock
-        self._complained = False
+        self._counter_error_logged = False
         self._breaker: Breaker
         self._threads: ThreadBatcher
         self._begin()
         reset_after_fork(self)
 
     def close(self) -> None:
-        """Close the threads' connection. Those of event loops close with their loops, or by `aclose`."""
+        """Close the connection of threads. Those of event loops close with their loops, or by `aclose`."""
         self._breaker.stop()
         self._breaker = Breaker(self._name)
         self._lanes.close()
 
     async def aclose(self) -> None:
-        """Close the running loop's connection as well."""
+        """Close the connection of threads and that of the running loop."""
         self.close()
         self._latest = _NO_LOOP
         batcher = self._loops.pop(asyncio.get_running_loop(), None)
@@ -165,7 +175,7 @@ class Server(Store):
             await batcher.aclose()
 
     def after_fork(self) -> None:
-        """Go on in the child of a fork, with nothing that the parent uses."""
+        """Reset in the child of a fork. The parent's connections are neither used nor closed."""
         _inherited.append((self._lanes, dict(self._loops)))
         self._begin()
 
@@ -177,7 +187,7 @@ class Server(Store):
         self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopBatcher] = weakref.WeakKeyDictionary()
         self._scripts: set[bytes] = set()
         self._reached = False
-        self._latest = _NO_LOOP  # spares most requests a look-up
+        self._latest = _NO_LOOP  # the last loop and its batcher, which saves a look-up
         self._adding = threading.Lock()
 
     def _thread_batcher(self) -> ThreadBatcher:
@@ -185,7 +195,7 @@ class Server(Store):
 
     @property
     def away(self) -> bool:
-        """True while the server is left alone."""
+        """Whether the server is unavailable, so that requests fail at once."""
         return self._breaker.open
 
     def ask(self, request: StoreRequest, timeout: float | None = None) -> Reply:
@@ -193,11 +203,11 @@ class Server(Store):
         breaker = self._breaker
         if breaker.open:
             raise StoreUnavailable(_AWAY)
-        seen = breaker.closings  # so that what failed before the store came back is known as old
+        seen = breaker.closings  # tells a failure from before the store came back
         try:
             return self._lanes.decide(request, timeout)
         except StoreUnavailable as error:
-            self._learn(error, request, breaker, seen)
+            self._handle_failure(error, request, breaker, seen)
             raise
 
     async def aask(self, request: StoreRequest) -> Reply:
@@ -213,11 +223,11 @@ class Server(Store):
         try:
             return await batcher.decide(request, loop)
         except StoreUnavailable as error:
-            self._learn(error, request, breaker, seen)
+            self._handle_failure(error, request, breaker, seen)
             raise
 
     def keys(self, prefix: str) -> Iterator[str]:
-        """The keys on the server that begin with `prefix`, asked for on a connection of their own."""
+        """Iterate over the keys that begin with `prefix`, on a separate connection. Raises StoreUnavailable."""
         return scan(self._endpoint.connect(), prefix)
 
     def _batcher(self, loop: asyncio.AbstractEventLoop) -> LoopBatcher:
@@ -234,11 +244,11 @@ class Server(Store):
         return batcher
 
     def connect(self) -> None:
-        """Connect for threads, before requests come, for a second at most. Never raises."""
+        """Connect for threads before the first request. Takes a second at most. Never raises."""
         self._threads.connect()
 
     async def aconnect(self) -> None:
-        """Connect the running loop, before requests come, for a second at most. Never raises."""
+        """Connect the running loop before the first request. Takes a second at most. Never raises."""
         await self._batcher(asyncio.get_running_loop()).connect()
 
     def _connect(self) -> Blocking:
@@ -254,33 +264,33 @@ class Server(Store):
             self._reached = True
 
     def _allowance(self) -> float:
-        """Seconds for which requests wait for a connection: none, but for the first of the process."""
+        """The seconds for which requests wait for a connection: 0, except for the first of the process."""
         return 0.0 if self._reached else FIRST_CONNECTION
 
     def _back(self) -> None:
-        """The server has answered after all."""
+        """Close the breaker, because the server has answered."""
         self._breaker.close()
 
     def _converse(self, requests: Sequence[StoreRequest]) -> Conversation:
         return converse(requests, self._clock.now() if self._clock else None, self._scripts)
 
-    def _learn(self, error: StoreUnavailable, request: StoreRequest, breaker: Breaker, seen: int) -> None:
-        """Draw the conclusions from a failure."""
+    def _handle_failure(self, error: StoreUnavailable, request: StoreRequest, breaker: Breaker, seen: int) -> None:
+        """Open the breaker if the server is unavailable; log a failing counter once."""
         if away(error):
-            self._scripts.clear()  # it may come back as another
+            self._scripts.clear()  # the server may be replaced by one without the scripts
             asks, _ = request
             domain = asks[0].key.partition(":")[0] if asks else ""
             breaker.trip(error, lambda: self._probe(domain), seen)
-        elif isinstance(error, CounterError) and not self._complained:
-            self._complained = True  # once: whoever can spoil a key can do it often
+        elif isinstance(error, CounterError) and not self._counter_error_logged:
+            self._counter_error_logged = True  # once, because every request for this counter fails
             _log.warning("store %s refuses a counter (%s): on_error applies to its requests", self._name, error)
 
     def _probe(self, domain: str) -> None:
-        """Raise while the server is away."""
+        """Raise StoreUnavailable while the server is unavailable."""
         self._decide_alone(f"{domain}:probe:{{{os.getpid()}}}")
 
     def _decide_alone(self, key: str, slot: int = 0) -> None:
-        """Make one decision on a connection of its own: what answers a PING may still refuse to write."""
+        """Make one decision on a separate connection. A PING would not do: the server may still refuse to write."""
         connection = self._endpoint.connect()
         try:
             deadline = time.monotonic() + self._timeout
@@ -293,13 +303,19 @@ class Server(Store):
 
 
 _inherited: list[object] = []
-"""What a fork's child got from its parent and must neither use nor close."""
+"""The connections that the child of a fork inherited. They are kept so that they are not closed."""
 
 
 class RedisStore(Server):
-    """Decides in one script call on `url`: redis://, rediss://, unix:// or redis+sentinel://.
+    """Decides each request in one script call on a Redis server.
 
-    A decision takes `timeout` seconds at most. Raises ValueError for a URL that can't be read.
+    Args:
+        url: redis://, rediss://, unix:// or redis+sentinel://.
+        timeout: seconds for one decision.
+        clock: the user's clock, or None for the clock of the server.
+
+    Raises:
+        ValueError: the URL is malformed.
     """
 
     def __init__(self, url: str, *, timeout: float = 0.1, clock: Clock | None = None) -> None:

@@ -16,24 +16,29 @@ from ratelimit_mw.stores.redis.connection import (
     HANDSHAKE_TIMEOUT,
     PENDING,
     Replies,
+    check_handshake,
     connection,
     forget_streams,
-    introduced,
     packed,
     transport_of,
     unavailable,
 )
 
 Done = Callable[[list[Reply | StoreUnavailable] | StoreUnavailable], None]
-"""Takes what a conversation came to, or what ended it."""
+"""Receives the result of a conversation, or the failure that ended it."""
 
 
 class Streaming:
-    """A connection for the tasks of one event loop; several conversations may be under way at once.
+    """A connection for the tasks of one event loop. Several conversations may be under way at once.
 
-    redis-py connects, with all that a URL may ask for. Then its streams, which wake a task for each reply, give way
-    to a protocol that hands each reply to whom it belongs. `items` is how many items a reply may have: a decision is
-    one text.
+    redis-py connects, with all options of the URL. Its streams, which would wake a task for each reply, are then
+    replaced by a protocol that passes each reply to its conversation.
+
+    Args:
+        url: the URL of the server, as redis-py reads it.
+        patience: seconds for each step of connecting.
+        place: `host` and `port`, which replace those of the URL.
+        items: the most items in the arrays of one reply; 0 because a decision is one text.
     """
 
     def __init__(
@@ -53,7 +58,7 @@ class Streaming:
         try:
             await self._connection.connect()
         except BaseException as error:
-            with contextlib.suppress(RuntimeError):  # its event loop is closed, and so is all that it held
+            with contextlib.suppress(RuntimeError):  # the event loop is closed, and its transports with it
                 await self._connection.disconnect(nowait=True)
             if isinstance(error, RedisError | OSError | ValueError):
                 raise unavailable(error) from error
@@ -65,21 +70,21 @@ class Streaming:
             await self.ask(_introduction(self._introduction))
 
     def carry(self, conversation: Conversation, done: Done) -> None:
-        """Hold `conversation` with the server; `done` gets its result, or the StoreUnavailable that ended it."""
+        """Hold `conversation` with the server. `done` is called with its result or the failure that ended it."""
         self._line.begin(conversation, done)
 
     @property
     def usable(self) -> bool:
-        """False where the server is seen to have closed it."""
+        """Whether the connection is open."""
         return self._line.ended is None
 
     def close(self, reason: StoreUnavailable) -> None:
-        """Close the socket, without waiting; what is under way ends with `reason`."""
+        """Close the socket without waiting. Conversations under way fail with `reason`."""
         self._line.end(reason)
         forget_streams(self._connection)
 
     async def ask(self, conversation: Conversation) -> Any:
-        """What `conversation` comes to, off the path of requests. A failure closes the connection."""
+        """The result of `conversation`, for commands outside of requests. A failure closes the connection."""
         answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
         def done(result: list[Reply | StoreUnavailable] | StoreUnavailable) -> None:
@@ -103,13 +108,13 @@ class Streaming:
             raise
 
 
-def _introduction(volley: Sequence[Command]) -> Conversation:
-    introduced((yield volley))
+def _introduction(pipeline: Sequence[Command]) -> Conversation:
+    check_handshake((yield pipeline))
     return []
 
 
-class _Talk:
-    """A conversation under way: the replies so far to its last volley of `asked` commands."""
+class _Ongoing:
+    """A conversation under way, with the replies so far to its last pipeline of `asked` commands."""
 
     __slots__ = ("asked", "conversation", "done", "replies")
 
@@ -121,67 +126,67 @@ class _Talk:
 
 
 class _Line(asyncio.Protocol):
-    """The conversations on one connection: the server answers in the order in which it was asked."""
+    """The conversations on one connection. The server replies in the order of the commands."""
 
     def __init__(self, items: int) -> None:
         self.transport: Any = None
         self.ended: StoreUnavailable | None = None
         self._replies = Replies(items)
-        self._talks: deque[_Talk] = deque()
+        self._ongoing: deque[_Ongoing] = deque()
 
     def begin(self, conversation: Conversation, done: Done) -> None:
-        """Say the first volley."""
+        """Start a conversation and send its first pipeline."""
         if self.ended:
             done(self.ended)
         else:
-            self._say(next(conversation), _Talk(conversation, done))
+            self._send(next(conversation), _Ongoing(conversation, done))
 
     def end(self, error: StoreUnavailable) -> None:
-        """Hang up, and tell all who wait for an answer."""
+        """Close the connection and fail all conversations under way."""
         if self.ended is None:
             self.ended = error
-            with contextlib.suppress(RuntimeError):  # its event loop is closed, and so is all that it held
+            with contextlib.suppress(RuntimeError):  # the event loop is closed, and its transports with it
                 self.transport.abort()
-            while self._talks:
-                self._talks.popleft().done(error)
+            while self._ongoing:
+                self._ongoing.popleft().done(error)
 
     def data_received(self, data: bytes) -> None:
-        """Hand each whole reply on."""
+        """Pass each complete reply to its conversation."""
         try:
             only = self._replies.only(data)
             if only is not None:
-                self._hear(only)
+                self._receive(only)
                 return
             while self.ended is None and (reply := self._replies.get()) is not PENDING:
-                self._hear(reply)
+                self._receive(reply)
         except StoreUnavailable as error:
             self.end(error)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The other end is gone."""
+        """Fail all conversations: the connection is closed."""
         self.end(unavailable(exc) if exc else StoreUnavailable("the server closed the connection"))
 
-    def _say(self, volley: Sequence[Command], talk: _Talk) -> None:
-        talk.asked, talk.replies = len(volley), []
-        self._talks.append(talk)
-        self.transport.write(packed(volley))
+    def _send(self, pipeline: Sequence[Command], ongoing: _Ongoing) -> None:
+        ongoing.asked, ongoing.replies = len(pipeline), []
+        self._ongoing.append(ongoing)
+        self.transport.write(packed(pipeline))
 
-    def _hear(self, reply: object) -> None:
-        if not self._talks:
-            # A server that has too many clients, say, tells a new one so and hangs up.
+    def _receive(self, reply: object) -> None:
+        if not self._ongoing:
+            # A server with too many clients, for example, sends an error unasked and closes the connection.
             text = str(reply) if isinstance(reply, ErrorReply) else "unexpected reply from the server"
             self.end(StoreUnavailable(text))
             return
-        talk = self._talks[0]
-        talk.replies.append(reply)
-        if len(talk.replies) < talk.asked:
+        ongoing = self._ongoing[0]
+        ongoing.replies.append(reply)
+        if len(ongoing.replies) < ongoing.asked:
             return
-        self._talks.popleft()
+        self._ongoing.popleft()
         try:
-            volley = talk.conversation.send(talk.replies)
+            pipeline = ongoing.conversation.send(ongoing.replies)
         except StopIteration as last:
-            talk.done(last.value)
+            ongoing.done(last.value)
         except StoreUnavailable as error:
-            talk.done(error)
+            ongoing.done(error)
         else:
-            self._say(volley, talk)
+            self._send(pipeline, ongoing)

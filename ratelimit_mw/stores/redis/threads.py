@@ -1,16 +1,19 @@
-"""Decisions of threads over one connection: whoever comes first leads, and takes along those who came in the meantime.
+"""Batches the decisions of threads over one connection.
 
-An exception may come to a serving thread at any line: a signal handler raises, another thread uses
-PyThreadState_SetAsyncExc, a gevent.Timeout expires. The store must go on deciding after it, for the other requests of
-that batch too. Four rules ensure that:
+The first thread becomes the leader: it holds the connection, and sends its request together with those of the threads
+that wait (its followers).
 
-1. There is no lock and no flag. Each change is one atomic step of a dict or a deque, and the step that takes the
-   connection writes down which job did. So what an interrupted thread held is known, and can be given back.
-2. A job that leads has all that leading needs: the followers and the exchange. Each step of leading can be
-   repeated. What an interrupted thread has begun, a thread of the batcher's own does again from the beginning, and
-   passes over the steps that are done: nothing is sent twice, and every reply is read.
-3. Where that is not certain, the connection is closed: no call may read a reply to another.
-4. A job that holds the connection a second past its deadline has lost its thread. The next one takes it over.
+An asynchronous exception may be raised in a thread at any line: by a signal handler, by PyThreadState_SetAsyncExc, or
+by a gevent.Timeout. The store must go on deciding afterwards, also for the other requests of the batch. Four rules
+ensure this:
+
+1. There are no locks and no flags. Each change is one atomic step on a dict or a deque, and the step that takes the
+   connection records which job took it. So it is known what an interrupted thread held, and it can be released.
+2. The leader's job has everything that its batch needs: the followers and the exchange. Each step can be repeated. If
+   the thread is interrupted, another thread repeats the batch from its beginning and skips the steps that are done:
+   nothing is sent twice, and every reply is read.
+3. If this is not certain, the connection is closed, so that no request reads the reply to another.
+4. A job that holds the connection a second past its deadline has lost its thread. The next job takes over.
 """
 
 import _thread
@@ -24,18 +27,20 @@ from ratelimit_mw.errors import NoAnswer, StoreUnavailable
 from ratelimit_mw.model import Reply
 from ratelimit_mw.stores.base import StoreRequest
 from ratelimit_mw.stores.redis.codec import MOST, Batch, Conversation, away
-from ratelimit_mw.stores.redis.connection import GRACE, Blocking, Exchange
+from ratelimit_mw.stores.redis.connection import GRACE, NO_ANSWER, Blocking, Exchange
 
 _LOST = 1.0
 """Seconds past its deadline after which a job that holds the connection counts as lost."""
 
-_NO_ANSWER = "no answer within the deadline"
-
 
 class ThreadBatcher:
-    """Shares one connection among the threads of a process, and round trips among those who come together.
+    """Shares one connection among the threads of a process, and a round trip among requests that wait together.
 
-    `connect` makes a connection, ready for use, and `converse` the conversation with the store about some requests.
+    Args:
+        connect: makes a connection that is ready for use.
+        converse: starts the conversation with the store about some requests.
+        timeout: seconds for one request.
+        allowance: returns the seconds for which requests wait beyond their timeout for a new connection.
     """
 
     def __init__(
@@ -54,19 +59,19 @@ class ThreadBatcher:
         self._connection: Blocking | None = None
         self._attempt: _Attempt | None = None
         self.round_trip = 0.0
-        """Seconds of the shortest of the last three exchanges: the machine itself may make one longer."""
+        """Seconds of the shortest of the last three exchanges: a busy machine may delay a single one."""
         self._trips = (float("inf"), float("inf"))
         self._served_at = float("-inf")
 
     def decide(self, request: StoreRequest, timeout: float | None = None) -> Reply:
-        """The store's reply to `request` within the timeout, or StoreUnavailable."""
+        """The store's reply to `request`. Raises StoreUnavailable, after `timeout` seconds at the latest."""
         deadline = time.monotonic() + (self._timeout if timeout is None else timeout)
         if self._connection is None:
             deadline += self._allowance()
         job = _Job(request, deadline)
         try:
-            if not self._waiting and self._takes_lead(job):
-                self._lead(job)
+            if not self._waiting and self._become_leader(job):
+                self._run_batch(job)
             else:
                 self._wait(job)
         except BaseException:
@@ -75,35 +80,35 @@ class ThreadBatcher:
         result = job.result
         if isinstance(result, Reply):
             return result
-        raise result or NoAnswer(_NO_ANSWER)
+        raise result or NoAnswer(NO_ANSWER)
 
     @property
     def busy(self) -> bool:
-        """Whether its connection is in use."""
+        """Whether the connection is in use."""
         return bool(self._leader)
 
     def served_since(self, moment: float) -> bool:
-        """Whether some request was answered in time since that moment of the monotonic clock."""
+        """Whether a request was answered in time since `moment` of the monotonic clock."""
         return self._served_at > moment
 
     def connect(self) -> None:
-        """Connect before the first request comes, for at most as long as that one would wait. Never raises."""
+        """Connect before the first request. Waits as long as that request would at most. Never raises."""
         seconds = max(self._allowance(), self._timeout)
         attempt = self.begin_connecting()
         if attempt is not None:
             attempt.wait(seconds)
 
     def begin_connecting(self) -> "_Attempt | None":
-        """Connect beside the requests, where there is no connection yet. Never raises."""
+        """Connect in the background if there is no connection. Never raises."""
         if self._connection is not None or self._attempt is not None:
             return self._attempt
         try:
             return self._begin_connecting()
-        except StoreUnavailable:  # no more threads
+        except StoreUnavailable:  # no thread available
             return None
 
     def close(self) -> None:
-        """Close the connection; what is under way on it gets StoreUnavailable. The next request makes a new one."""
+        """Close the connection. Requests under way get StoreUnavailable; the next request makes a new connection."""
         attempt, self._attempt = self._attempt, None
         if attempt:
             attempt.wanted = False
@@ -111,67 +116,67 @@ class ThreadBatcher:
         if connection:
             connection.close()
 
-    def _takes_lead(self, job: "_Job") -> bool:
-        """Have the job hold the connection, unless another does."""
+    def _become_leader(self, job: "_Job") -> bool:
+        """Let the job hold the connection, unless another job does. Returns whether it does."""
         leader = self._leader.setdefault(None, job)
         if leader is job:
             return True
         if time.monotonic() <= leader.deadline + _LOST:
             return False
         self._drop(self._connection)  # a reply may still come
-        self._give_back(leader)
-        # Two that find the same leader lost may both get here: the numbers of the replies keep them apart.
+        self._release(leader)
+        # Two jobs may both get here for the same lost leader: the numbers in the replies tell them apart.
         return self._leader.setdefault(None, job) is job
 
-    def _give_back(self, job: "_Job") -> None:
-        """Let another lead."""
+    def _release(self, job: "_Job") -> None:
+        """Release the connection, if the job holds it."""
         if self._leader.get(None) is job:
             self._leader.pop(None, None)
 
     def _wake_next(self) -> None:
-        """Have whoever has waited longest try to lead, if nobody does."""
+        """Wake the oldest waiting thread if there is no leader."""
         waiting = self._waiting
         if waiting and not self._leader:
             try:
                 waiting[0].wake()
-            except IndexError:  # it has gone
+            except IndexError:  # it has left
                 return
 
     def _wait(self, job: "_Job") -> None:
-        """Be taken along, or lead once there is no leader and it is this one's turn."""
+        """Wait until a leader has answered the job, or until it is this job's turn to lead."""
         turn = job.turn
         turn.acquire()
         self._waiting.append(job)
         while job.result is None:
-            if self._is_next(job) and self._takes_lead(job):
+            if self._is_next(job) and self._become_leader(job):
                 self._leave(job)
-                if not job.done:  # in the meantime
-                    self._lead(job)
-                self._give_back(job)
+                if not job.done:  # a leader may have answered it just before
+                    self._run_batch(job)
+                self._release(job)
                 break
-            # Where all threads were held up, the leader gets its chance first.
+            # If all threads were held up, the leader gets time to finish first.
             left = max(job.deadline - time.monotonic() - GRACE, 0)
             if not turn.acquire(timeout=left) and not turn.acquire(timeout=GRACE):
                 self._leave(job)
                 break
-        self._wake_next()  # it may have been this one's turn
+        self._wake_next()  # this job may have been woken to lead
 
     def _is_next(self, job: "_Job") -> bool:
-        """Whether no other has waited longer. So each one that is woken finds the lead free."""
+        """Whether no other job has waited longer."""
         try:
             return self._waiting[0] is job
-        except IndexError:  # it was taken along
+        except IndexError:  # it is a follower by now
             return False
 
     def _leave(self, job: "_Job") -> None:
-        """Wait no longer."""
+        """Remove the job from the waiting ones."""
         try:
             self._waiting.remove(job)
-        except ValueError:  # it was taken along, or has not come so far
+        except ValueError:  # it is a follower by now, or was not added yet
             return
 
-    def _lead(self, job: "_Job") -> None:
-        """Ask for oneself and for those who wait, tell them, and let another lead."""
+    def _run_batch(self, job: "_Job") -> None:
+        """Ask for the leader and its followers, pass on the results, and release the connection."""
         try:
             results = self._results(job)
         except StoreUnavailable as error:
@@ -181,11 +186,11 @@ class ThreadBatcher:
             for place, follower in enumerate(job.followers, 1):
                 follower.result = results[place]
                 follower.wake()
-        self._give_back(job)
+        self._release(job)
         self._wake_next()
 
     def _fail(self, job: "_Job", error: Exception) -> None:
-        """Tell all whom the job led, and those who still wait: they would find the same."""
+        """Fail the job, its followers and all waiting jobs, which would fail in the same way."""
         job.result = job.result or _same(error)
         for follower in job.followers:
             follower.fail(error)
@@ -194,19 +199,19 @@ class ThreadBatcher:
                 self._waiting.popleft().fail(error)
 
     def _results(self, job: "_Job") -> Sequence[Reply | StoreUnavailable]:
-        """The replies to the batch of a job that leads."""
+        """The results of the leader's batch."""
         exchange = job.exchange
         if exchange is None:
-            exchange = job.exchange = self._begun(job)
-        deadline = max(job.deadline, time.monotonic() + GRACE)  # the lead may come late
+            exchange = job.exchange = self._new_exchange(job)
+        deadline = max(job.deadline, time.monotonic() + GRACE)  # the job may have become leader late
         connection = exchange.connection
         if connection is None:
-            connection = exchange.connection = self._ready(deadline)
+            connection = exchange.connection = self._usable_connection(deadline)
         began = time.monotonic()
-        deadline = min(deadline, began + self._timeout)  # where the first connection took longer than a request may
+        deadline = min(deadline, began + self._timeout)  # the wait for the first connection may exceed the timeout
         try:
             results = connection.carry_on(exchange, deadline)
-        except StoreUnavailable:  # a reply may still come for what was sent
+        except StoreUnavailable:  # a reply may still come
             self._drop(connection)
             raise
         self._served_at = time.monotonic()
@@ -220,8 +225,8 @@ class ThreadBatcher:
                 break
         return results
 
-    def _begun(self, job: "_Job") -> Exchange:
-        """An exchange for the job and for those who wait, as many as one call to the server may carry."""
+    def _new_exchange(self, job: "_Job") -> Exchange:
+        """An exchange for the job and the waiting jobs, as many as one call to the server may have."""
         requests = [job.request]
         if self._waiting:
             followers: list[_Job] = []
@@ -231,7 +236,7 @@ class ThreadBatcher:
             while room > 0:
                 try:
                     follower = waiting[0]
-                    followers.append(follower)  # before it goes from the other, so that it is always in one of them
+                    followers.append(follower)  # first, so that the follower is always in one of the two lists
                     waiting.remove(follower)
                 except IndexError:
                     break
@@ -244,44 +249,44 @@ class ThreadBatcher:
         return Exchange(lambda: self._converse(batch))
 
     def _abandon(self, job: "_Job") -> None:
-        """Leave nothing behind of a thread that was interrupted: others may depend on what it has begun."""
+        """Clean up after a thread that was interrupted. Its followers may depend on a batch that it has begun."""
         self._leave(job)
         if self._leader.get(None) is job:
-            if job.exchange is None:  # nothing was asked yet
+            if job.exchange is None:  # nothing was sent yet
                 self._waiting.extendleft([each for each in reversed(job.followers) if each not in self._waiting])
-                self._give_back(job)
+                self._release(job)
             elif job.result is not None and not job.followers:
-                self._give_back(job)
+                self._release(job)
             else:
                 try:
-                    # Not by a Thread, whose `start` waits for it: a second exception can keep it from coming up.
+                    # Not with `Thread`, whose `start` waits for the thread: a second exception could interrupt it.
                     _thread.start_new_thread(self._finish, (job,))
-                except RuntimeError:  # no more threads
+                except RuntimeError:  # no thread available
                     self._drop(self._connection)
-                    self._give_back(job)
+                    self._release(job)
         self._wake_next()
 
     def _finish(self, job: "_Job") -> None:
-        """Lead to the end, in the place of a thread that was interrupted."""
+        """Finish the batch of a leader that was interrupted."""
         try:
-            self._lead(job)
-        except Exception as error:  # noqa: BLE001  those who wait have to hear of it
+            self._run_batch(job)
+        except Exception as error:  # noqa: BLE001  the followers must get a result
             self._drop(self._connection)
             self._fail(job, error)
         finally:
-            self._give_back(job)
+            self._release(job)
             self._wake_next()
 
-    def _ready(self, deadline: float) -> Blocking:
-        """The connection, once there is one."""
-        attempt = self._attempt  # before the connection, for one that succeeds becomes the connection
+    def _usable_connection(self, deadline: float) -> Blocking:
+        """Wait for a usable connection and return it. Raises StoreUnavailable if there is none by the deadline."""
+        attempt = self._attempt  # read before the connection, which a successful attempt replaces
         connection = self._connection
         if connection and connection.usable:
             return connection
         self._drop(connection)
         if attempt is None or attempt.dead:
             attempt = self._begin_connecting()
-        # Half the time is kept for the exchange: begun too late it would fail, and cost the new connection.
+        # Half of the time is kept for the exchange: one that begins too late fails and closes the new connection.
         made = attempt.wait(max(deadline - self._timeout / 2 - time.monotonic(), 0))
         if isinstance(made, Blocking):
             return made
@@ -290,24 +295,24 @@ class ThreadBatcher:
         raise StoreUnavailable(str(made))
 
     def _begin_connecting(self) -> "_Attempt":
-        """Connect beside the requests, however long the handshake takes."""
+        """Connect in a background thread. Raises StoreUnavailable if no thread can be started."""
         attempt = _Attempt(self._make)
         try:
             self._attempt = attempt
             attempt.thread.start()
         except BaseException as error:
-            self._attempt = None  # a thread that did start finds that it is not wanted
-            if isinstance(error, RuntimeError):  # no more threads, or the interpreter is shutting down
+            self._attempt = None  # if the thread did start, it drops its connection
+            if isinstance(error, RuntimeError):  # no thread available, or the interpreter is shutting down
                 raise StoreUnavailable(str(error)) from error
             raise
         return attempt
 
     def _make(self, attempt: "_Attempt") -> None:
-        """The connecting thread: make a connection, and take it into use if it is still wanted."""
+        """Run in the connecting thread: make a connection, and use it if it is still wanted."""
         outcome: Blocking | StoreUnavailable
         try:
             outcome = self._connect()
-        except Exception as error:  # noqa: BLE001  whatever it is, those who wait have to hear of it
+        except Exception as error:  # noqa: BLE001  the waiting requests must get a result
             outcome = error if isinstance(error, StoreUnavailable) else StoreUnavailable(repr(error))
         else:
             if self._attempt is attempt:
@@ -320,7 +325,7 @@ class ThreadBatcher:
         attempt.end(outcome)
 
     def _drop(self, connection: Blocking | None) -> None:
-        """Close a connection, and use it no more."""
+        """Close a connection and stop using it."""
         if connection is not None:
             if self._connection is connection:
                 self._connection = None
@@ -328,12 +333,21 @@ class ThreadBatcher:
 
 
 def _same(error: Exception) -> StoreUnavailable:
-    """The error as another thread raises it."""
+    """A copy of the error, to be raised in another thread."""
     return type(error)(*error.args) if isinstance(error, NoAnswer) else StoreUnavailable(str(error))
 
 
 class _Job:
-    """An request on its way, the gate at which its thread waits, and what leading takes if it leads."""
+    """A request that waits or is under way.
+
+    Attributes:
+        request: the request.
+        deadline: monotonic seconds.
+        turn: the lock at which its thread waits; `wake` releases it.
+        result: the reply or the failure, once there is one.
+        followers: the jobs that a leader sends together with its own.
+        exchange: the progress of a leader's conversation.
+    """
 
     __slots__ = ("deadline", "exchange", "followers", "request", "result", "turn")
 
@@ -347,24 +361,24 @@ class _Job:
 
     @property
     def done(self) -> bool:
-        """Whether it has its result."""
+        """Whether the job has its result."""
         return self.result is not None
 
     def wake(self) -> None:
-        """Let its thread look what has become of it."""
+        """Wake its thread."""
         try:
             self.turn.release()
-        except RuntimeError:  # it was woken already
+        except RuntimeError:  # it is awake already
             return
 
     def fail(self, error: Exception) -> None:
-        """Tell its thread that there is no reply, unless there is."""
+        """Fail the job, unless it has a result."""
         self.result = self.result or _same(error)
         self.wake()
 
 
 class _Attempt:
-    """A connection in the making, in a thread of its own. `wanted` until the store is closed."""
+    """A connection that is being made in its own thread. `wanted` is False once the store is closed."""
 
     def __init__(self, make: "Callable[[_Attempt], None]") -> None:
         self.wanted = True
@@ -375,16 +389,16 @@ class _Attempt:
 
     @property
     def dead(self) -> bool:
-        """True where nothing will come of it any more."""
+        """Whether its thread has ended without an outcome."""
         return self._outcome is None and not self.thread.is_alive()
 
     def wait(self, seconds: float) -> Blocking | StoreUnavailable | None:
-        """What came of it, None where nothing has within so many seconds. Several threads may wait."""
+        """The outcome; None if there is none within `seconds`. Several threads may wait."""
         if self._outcome is None and self._done.acquire(timeout=seconds):
             self._done.release()  # wakes the next thread that waits
         return self._outcome
 
     def end(self, outcome: Blocking | StoreUnavailable) -> None:
-        """Wake the threads that wait."""
+        """Set the outcome and wake the threads that wait."""
         self._outcome = outcome
         self._done.release()

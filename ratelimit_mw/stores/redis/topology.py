@@ -1,4 +1,4 @@
-"""The slots of a Redis Cluster, and which node has them."""
+"""The slots of a Redis Cluster: the conversation with a node about several slots, and the map from slots to nodes."""
 
 import random
 import threading
@@ -15,56 +15,57 @@ from ratelimit_mw.stores.redis.codec import (
     Command,
     Conversation,
     Message,
-    called,
     decode,
     encode,
+    is_unknown_script,
     numbers,
+    script_call,
 )
-from ratelimit_mw.stores.redis.codec import unknown as unknown_script
 from ratelimit_mw.stores.redis.connection import HANDSHAKE_TIMEOUT, Blocking
 from ratelimit_mw.stores.redis.endpoint import Address, redirection
 
 SLOTS = 16_384
 
 _ROUNDS = 4
-"""Volleys at most: a script was not there, a slot that moves makes its requests travel alone, which may need other
-scripts, and once more."""
+"""The most round trips: the node lacks a script; a migrating slot's requests are repeated one by one, which may need
+other scripts; and one in reserve."""
 
 
 def slot_of(key: str) -> int:
-    """The slot in which `key` lies: that of what stands in its first braces."""
+    """The slot of `key`, which is the hash of the text in its first braces (the hash tag)."""
     return key_slot(key.encode())
 
 
 def converse_by_slot(requests: Sequence[StoreRequest], now: int | None, known: set[bytes]) -> Conversation:
-    """Decide `requests`, each slot's in a script call of its own, for no call may reach over several.
+    """Decide `requests` with one script call for each slot, because a call must not use several slots.
 
-    The answer to an request that this node would not take is an `WrongNode`. `known` are the scripts that it has.
+    The result of a request whose slot this node does not serve is a `WrongNode`. `known` has the digests of the
+    scripts that the node has.
     """
-    results: list[Reply | StoreUnavailable] = [StoreUnavailable("the node would not take the script")] * len(requests)
+    results: list[Reply | StoreUnavailable] = [StoreUnavailable("the node refuses to load the script")] * len(requests)
     calls = _by_slot(requests)
     number = numbers(requests)
     for _ in range(_ROUNDS):
         asked = [[requests[place] for place in call] for call in calls]
         messages = [encode(group, now, next(number)) for group in asked]
-        volley: list[Command] = []
-        taught: set[bytes] = set()
+        pipeline: list[Command] = []
+        sent: set[bytes] = set()
         for group, message in zip(asked, messages, strict=True):
             if _is_asking(group):
-                volley.append((b"ASKING",))
-            volley.append(called(message, by_name=message.script.digest in taught | known))
-            taught.add(message.script.digest)  # by the first of a volley
-        replies = iter((yield volley))
+                pipeline.append((b"ASKING",))
+            pipeline.append(script_call(message, by_name=message.script.digest in sent | known))
+            sent.add(message.script.digest)  # the first call of a pipeline loads the script for the others
+        replies = iter((yield pipeline))
         again: list[list[int]] = []
         for call, group, message in zip(calls, asked, messages, strict=True):
             if _is_asking(group):
                 next(replies)
             reply = next(replies)
-            if unknown_script(reply):
+            if is_unknown_script(reply):
                 known.discard(message.script.digest)
                 again.append(call)
             elif len(call) > 1 and _moves(reply):
-                again += [[place] for place in call]  # some of its keys are here and some are gone already
+                again += [[place] for place in call]  # some keys are still on this node, others have moved
             else:
                 answers = _answers(reply, message, group)
                 for place, answer in zip(call, answers, strict=True):
@@ -78,7 +79,7 @@ def converse_by_slot(requests: Sequence[StoreRequest], now: int | None, known: s
 
 
 def _by_slot(requests: Sequence[StoreRequest]) -> list[list[int]]:
-    """The places of the requests that may share a script call."""
+    """The indices of the requests, grouped by the script call that they may share."""
     calls: dict[int, list[int]] = {}
     for place, (_, intent) in enumerate(requests):
         calls.setdefault(-1 - place if intent.asking else intent.slot, []).append(place)
@@ -86,7 +87,7 @@ def _by_slot(requests: Sequence[StoreRequest]) -> list[list[int]]:
 
 
 def _is_asking(group: Sequence[StoreRequest]) -> bool:
-    """Whether its slot is on its way to this node, which says no unless it is told that we know."""
+    """Whether the slot is being imported by this node, which then requires ASKING before the call."""
     return group[0][1].asking
 
 
@@ -96,31 +97,35 @@ def _moves(reply: object) -> bool:
 
 def _answers(reply: object, message: Message, group: Sequence[StoreRequest]) -> Sequence[Reply | StoreUnavailable]:
     if isinstance(reply, Exception):
-        return [_refusal(str(reply)) for _ in group]  # each raises its own
+        return [_refusal(str(reply)) for _ in group]  # one exception for each request, because each raises it
     return decode(reply, message, group)
 
 
 def _refusal(text: str) -> StoreUnavailable:
-    """What an error reply to a whole call means."""
+    """The exception for an error reply to a whole call."""
     word = text.partition(" ")[0]
     if word in ("MOVED", "ASK") and (address := redirection(text)):
         return Redirected(address, asking=word == "ASK")
     if word == "TRYAGAIN":
         return WrongNode(text)
     if "slot not served" in text:
-        return CounterError(text)  # no node has this slot; the others are well
+        return CounterError(text)  # no node has this slot, but the other slots are served
     return StoreUnavailable(text)
 
 
-_AGE = 1.0
-"""Seconds between two questions about all slots, however many redirections come."""
+_MIN_INTERVAL = 1.0
+"""Seconds between two CLUSTER SLOTS commands, however many redirections arrive."""
 
 
 class Topology:
-    """The slots' addresses: none at first, then what some node says, corrected by each redirection.
+    """The map from slots to addresses. It is read from a node with CLUSTER SLOTS and corrected by each redirection.
 
-    `seeds` are the addresses to begin with, `connect` makes a connection to one, and `away` tells which are better
-    not asked. No request waits for any of this: it asks a node that it knows, and hears which other one to ask.
+    Requests do not wait for the map: they are sent to a node that is known, which redirects them if necessary.
+
+    Args:
+        seeds: the addresses in the storage URL.
+        connect: makes a connection to an address.
+        away: whether the node at an address is unavailable; such nodes are asked last.
     """
 
     def __init__(
@@ -130,73 +135,73 @@ class Topology:
         self._connect = connect
         self._away = away
         self._slots: list[Address | None] = [None] * SLOTS
-        self._asker: threading.Thread | None = None
-        self._asked = float("-inf")
+        self._refresher: threading.Thread | None = None
+        self._refreshed_at = float("-inf")
 
     def serving(self, slot: int) -> Address:
-        """Who serves `slot`, or else somebody who knows."""
+        """The address of the node that serves `slot`; if it is not known, a seed, which redirects."""
         address = self._slots[slot]
         if address is None:
-            self._ask_soon()
+            self._refresh_soon()
             return min(self._seeds, key=self._away)
         return address
 
     def nodes(self) -> set[Address]:
-        """Those that serve a slot, as some node says now. Raises StoreUnavailable where none answers."""
-        self.ask()
+        """The addresses of all nodes that serve a slot, read anew. Raises StoreUnavailable if no node answers."""
+        self.refresh()
         return set(filter(None, self._slots))
 
     def tag_at(self, address: Address) -> str | None:
-        """A hash tag whose slot `address` serves; None where it serves none by now."""
+        """A hash tag whose slot the node at `address` serves; None if it serves no slot."""
         tags = (f"{{{number}}}" for number in range(SLOTS))
         return next((tag for tag in tags if self._slots[slot_of(tag)] == address), None)
 
     def correct(self, slot: int, address: Address) -> None:
-        """Learn that `slot` has moved, and soon what else has."""
+        """Record that `slot` has moved, and refresh the whole map soon."""
         self._slots[slot] = address
-        self._ask_soon()
+        self._refresh_soon()
 
-    def ask(self) -> None:
-        """Ask one node after the other about all slots. Raises StoreUnavailable where none answers."""
+    def refresh(self) -> None:
+        """Read the map from the first node that answers. Raises StoreUnavailable if no node answers."""
         known = {*self._seeds, *filter(None, self._slots)}
         failure = StoreUnavailable("the cluster has no node")
         for address in sorted(known, key=lambda address: (self._away(address), random.random())):
             try:
-                self._slots = self._told_by(address)
+                self._slots = self._read_from(address)
             except StoreUnavailable as error:
                 failure = error
             else:
                 return
         raise failure
 
-    def _ask_soon(self) -> None:
-        """Ask in a thread, which ends with the answer."""
+    def _refresh_soon(self) -> None:
+        """Refresh the map in a separate thread."""
         now = time.monotonic()
-        if now < self._asked + _AGE or (self._asker and self._asker.is_alive()):
+        if now < self._refreshed_at + _MIN_INTERVAL or (self._refresher and self._refresher.is_alive()):
             return
-        self._asked = now
-        self._asker = threading.Thread(target=self._ask_quietly, name="ratelimit_mw cluster", daemon=True)
+        self._refreshed_at = now
+        self._refresher = threading.Thread(target=self._refresh_quietly, name="ratelimit_mw cluster", daemon=True)
         try:
-            self._asker.start()
-        except RuntimeError:  # no more threads: the redirections have to do
-            self._asker = None
+            self._refresher.start()
+        except RuntimeError:  # no thread available: redirections still correct the map
+            self._refresher = None
 
-    def _ask_quietly(self) -> None:
+    def _refresh_quietly(self) -> None:
         try:
-            self.ask()
+            self.refresh()
         except StoreUnavailable:
-            return  # the requests find out for themselves
+            return  # requests to these nodes fail and report it
 
-    def _told_by(self, address: Address) -> list[Address | None]:
+    def _read_from(self, address: Address) -> list[Address | None]:
         connection = self._connect(address)
         try:
-            rows = connection.carry(_question(), time.monotonic() + HANDSHAKE_TIMEOUT)
+            rows = connection.carry(_cluster_slots(), time.monotonic() + HANDSHAKE_TIMEOUT)
         finally:
             connection.close()
         return _table(rows, address[0])
 
 
-def _question() -> Any:
+def _cluster_slots() -> Any:
     (reply,) = yield ((b"CLUSTER", b"SLOTS"),)
     if isinstance(reply, Exception):
         raise StoreUnavailable(str(reply))
@@ -204,12 +209,12 @@ def _question() -> Any:
 
 
 def _table(rows: Any, asked: str) -> list[Address | None]:
-    """What CLUSTER SLOTS says. A node that does not know its own name is at the host that was `asked`."""
+    """The map in a reply to CLUSTER SLOTS. A node without a host name is at the host that was `asked`."""
     slots: list[Address | None] = [None] * SLOTS
     try:
         for start, end, (host, port, *_), *_ in rows:
             address = (host.decode() if host else asked, int(port))
             slots[start : end + 1] = [address] * (end + 1 - start)
     except (TypeError, ValueError, AttributeError):
-        raise StoreUnavailable(f"no table of slots: {rows!r:.80}") from None
+        raise StoreUnavailable(f"unexpected reply to CLUSTER SLOTS: {rows!r:.80}") from None
     return slots
