@@ -38,7 +38,7 @@ def _quality(parameters: Sequence[str]) -> float:
 
 
 def _liked(media: str, ranges: dict[str, float]) -> float:
-    """The quality that the most specific range gives."""
+    """The quality that the most specific matching range gives."""
     for matching in (media, f"{media.partition('/')[0]}/*", "*/*"):
         if matching in ranges:
             return ranges[matching]
@@ -63,7 +63,7 @@ _PAGE = """\
 """
 
 Words = Mapping[str, str | int | None]
-"""The values of placeholders; None where there is none."""
+"""The values of the placeholders; None for a value that is unknown."""
 
 
 class Said(NamedTuple):
@@ -113,12 +113,12 @@ def format_of(body: Body, page: str | None) -> Format:
 
 
 def filled(text: str, words: Words) -> str:
-    """`text` with its placeholders filled, once: what they are filled with is not looked at again."""
+    """`text` with its placeholders replaced in one pass: inserted values are not searched for placeholders."""
     return _PLACEHOLDER.sub(lambda found: _shown(found[1], words), text) if "{" in text else text
 
 
 def is_constant(template: object) -> bool:
-    """True where no text in a template has a placeholder that another request would fill otherwise."""
+    """Whether no text in a template has a placeholder whose value depends on the request."""
     if isinstance(template, str):
         return _VARYING.search(template) is None
     if isinstance(template, Mapping):
@@ -127,7 +127,7 @@ def is_constant(template: object) -> bool:
 
 
 def _shown(word: str, words: Words) -> str:
-    if word not in words:  # a message is filled before the words have it
+    if word not in words:  # the message itself is filled before it is a value
         return f"{{{word}}}"
     value = words[word]
     if value is None:
@@ -169,7 +169,7 @@ def _html(page: str) -> Callable[[Said], bytes]:
 
 
 def _filled_in(template: object, words: Words) -> object:
-    """A template with its placeholders filled; a text that is one placeholder and nothing else becomes its value."""
+    """A template with its placeholders replaced. A text that is exactly one placeholder becomes its value."""
     if isinstance(template, str):
         alone = _PLACEHOLDER.fullmatch(template)
         return words[alone[1]] if alone else filled(template, words)

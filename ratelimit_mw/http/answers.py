@@ -1,4 +1,7 @@
-"""From a verdict to the status, headers and body of a response: X-RateLimit, and the two fields of the IETF draft."""
+"""Words the answers to requests: the status, headers and body of denials, and the rate-limit headers.
+
+The headers are X-RateLimit-* and the two fields of the IETF draft (draft-ietf-httpapi-ratelimit-headers).
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from http import HTTPStatus
@@ -32,7 +35,7 @@ class Policy(NamedTuple):
     timed: bool = True
 
     def stands(self, outcome: Outcome) -> str:
-        """The item of RateLimit; its `t`, in whole seconds, is left out where nothing tells when more comes back."""
+        """The item of the RateLimit field. `t`, in whole seconds, is left out if it is unknown."""
         item = f"{self.begins}{outcome.remaining}"
         if not self.timed or outcome.retry_after == NEVER:
             return item
@@ -40,7 +43,7 @@ class Policy(NamedTuple):
 
     def _until_more(self, outcome: Outcome) -> int:
         _, remaining, reset_after, retry_after, _ = outcome
-        if not outcome.allowed:  # Retry-After must not speak of an earlier moment
+        if not outcome.allowed:  # `t` must not be earlier than Retry-After
             return min(reset_after, retry_after)
         if not self.interval or not reset_after:
             return reset_after
@@ -49,19 +52,19 @@ class Policy(NamedTuple):
 
 
 class Policies:
-    """The policies of the rules that requests meet, each made when it is first met."""
+    """The policies of the IETF draft for the rules that requests meet. Each is made when it is first needed."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, int], tuple[Rule, Quota, Policy]] = {}
 
     def of(self, rule: Rule, quota: Quota) -> Policy:
-        """The policy of a rule's limit."""
-        # By identity, for hashing either would take longer than all else here; what is remembered is held, so that
-        # no other takes its place in memory.
+        """The policy of the limit of a rule."""
+        # By identity, because hashing the rule or the quota would take longer than everything else. The entry holds
+        # both, so that their ids cannot be reused.
         key = id(rule), id(quota)
         known = self._known.get(key)
         if known is None:
-            if len(self._known) >= _MOST_KNOWN:  # limits of single clients, and by the load, come and go
+            if len(self._known) >= _MOST_KNOWN:  # overrides and elastic limits make new quotas
                 self._known.clear()
             known = self._known[key] = rule, quota, _policy(rule, quota)
         return known[2]
@@ -114,7 +117,7 @@ def _policy(rule: Rule, quota: Quota) -> Policy:
 
 
 def _printable(name: str) -> str:
-    """`name` in the characters of a String: what is not printable ASCII is written in percent signs, as in a URL."""
+    """`name` as a String of RFC 9651: characters other than printable ASCII are percent-encoded."""
     return quote(name, _PRINTABLE, errors="replace")
 
 
@@ -152,15 +155,15 @@ class RateFields(Generic[_Text]):
         )
         self._policy, self._standing = name("RateLimit-Policy"), name("RateLimit")
         self.wanted = self._classic or self._draft
-        """Whether there are any."""
+        """Whether any headers are configured."""
         classic, draft = (self._limit, self._remaining, self._reset), (self._policy, self._standing)
         self.names = frozenset(
             field.lower() for field in (*(classic if self._classic else ()), *(draft if self._draft else ()))
         )
-        """Their names, in lower case."""
+        """The names of the headers, in lower case."""
 
     def lines(self, verdict: Verdict) -> list[tuple[_Text, _Text]]:
-        """The lines for a response to this request, for which some rule binds; none where no rule may be spoken of."""
+        """The header lines for a response to a request for which a rule binds; empty if every such rule is hidden."""
         binding = verdict.binding
         rule, ask = verdict.charges[binding]
         if rule.hidden:
@@ -189,7 +192,7 @@ class RateFields(Generic[_Text]):
 
 
 class _Problem(NamedTuple):
-    """A type of problem (RFC 9457), and its title; none where that of the status says it all."""
+    """A problem type (RFC 9457) and its title; both empty if the status says it all."""
 
     type: str
     title: str | None = None
@@ -228,7 +231,7 @@ _ANSWERS: dict[Reason, _Answer] = {
 
 
 class Denial(NamedTuple, Generic[_Text]):
-    """A response in place of the app's. `body` is empty for HEAD, and the headers are those of GET."""
+    """A response in place of the app's. For HEAD, `body` is empty, and the headers are those of GET."""
 
     status: int
     headers: list[tuple[_Text, _Text]]
@@ -259,7 +262,7 @@ class Answers(Generic[_Text]):
         self._allowed = RateFields(headers.allowed, policies, epoch=epoch, name=name, value=value)
         self._denied = RateFields(headers.denied, policies, epoch=epoch, name=name, value=value)
         self.rated = self._allowed.wanted
-        """Whether an allowed response says anything of its limit."""
+        """Whether allowed responses have rate-limit headers."""
         self._retry_after = name("Retry-After") if "retry-after" in headers.denied else None
         self._content_length = name("Content-Length")
         self._formats = [format_of(body, settings.page) for body in settings.body]
@@ -286,7 +289,7 @@ class Answers(Generic[_Text]):
         return headers
 
     def denial(self, verdict: Verdict, request: Request) -> Denial[_Text]:
-        """The response to a request that `verdict` does not allow."""
+        """The response to a request that `verdict` denies."""
         value = self._value
         reason = verdict.reason or "limited"
         answer, settings, rule, outcome = _ANSWERS[reason], self._settings, verdict.rule, verdict.outcome
@@ -328,13 +331,13 @@ class Answers(Generic[_Text]):
 
 
 def phrase(status: int) -> str:
-    """The reason phrase of a status."""
+    """The reason phrase of a status; "Unknown" if it has none."""
     try:
         return HTTPStatus(status).phrase
-    except ValueError:  # 420 and its like
+    except ValueError:  # not a registered status, such as 420
         return "Denied"
 
 
 def _seconds(wait: int) -> int | None:
-    """What Retry-After says: whole seconds, never early and never 0; None where no waiting helps."""
+    """The value of Retry-After: whole seconds, rounded up and at least 1; None if no waiting helps."""
     return None if wait == NEVER else max(1, -(-wait // SECOND))

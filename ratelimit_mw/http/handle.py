@@ -1,4 +1,4 @@
-"""What both middlewares do with a request: ask, answer, and let the app look at the decision."""
+"""What both middlewares share for each request: the choice of the limiter, and the handle that the app sees."""
 
 import asyncio
 import os
@@ -21,7 +21,7 @@ def given_or_made(
     limiter: RateLimiter | None,
     storage: str | Store | None,
 ) -> RateLimiter:
-    """The limiter that a middleware is to use. Raises TypeError unless it gets exactly one of config and limiter."""
+    """The limiter of a middleware. Raises TypeError unless exactly one of `config` and `limiter` is given."""
     if config is not None and limiter is None:
         return RateLimiter(config, storage=storage)
     if limiter is None or config is not None:
@@ -34,7 +34,7 @@ def given_or_made(
 
 
 def refuse_awaited(rules: Rules) -> None:
-    """Raises ConfigurationError where the rules need a loop: for shells that have none."""
+    """Raise ConfigurationError if the rules need an event loop. For servers without one."""
     if rules.attributes.awaited:
         names = ", ".join(name for name, _ in rules.attributes.awaited)
         raise ConfigurationError(
@@ -95,7 +95,7 @@ class Handle:
         return self._rules.domain
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # copy and pickle ask before there is a verdict
+        if name.startswith("_"):  # copy and pickle look up attributes before __init__ has run
             raise AttributeError(name)
         return getattr(self.decision, name)
 
@@ -207,8 +207,8 @@ class TwinHandle(BlockingHandle):
 
     @classmethod
     def of(cls, other: Handle, request: Request) -> Self:
-        """What another handle speaks of, by a request of which more may be known."""
-        return cls(other._verdict, other._limiter, request, other._rules)  # noqa: SLF001  one of its own kind
+        """A handle for the decision of `other`, with a request of which more is known."""
+        return cls(other._verdict, other._limiter, request, other._rules)  # noqa: SLF001  the same class
 
     @property
     def _twin(self) -> AsyncHandle:

@@ -1,4 +1,4 @@
-"""Responses on their way out, under ASGI and WSGI: their headers, and what is settled when they end."""
+"""Sends responses under ASGI and WSGI: adds their headers, and settles the request's account when they end."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping, Sequence
@@ -36,7 +36,7 @@ class AsgiResponseTracker:
         self._concluded = self._trailing = False
 
     async def serve(self, app: Callable[[Send], Awaitable[None]]) -> None:
-        """Let `app` send."""
+        """Run `app` and track its response."""
         try:
             await app(self.send)
         except Exception:
@@ -48,7 +48,7 @@ class AsgiResponseTracker:
         await self._end()
 
     async def send(self, message: Message) -> None:
-        """Pass on what the app sends."""
+        """Pass on a message of the app."""
         kind = message["type"]
         if not self._concluded:
             if kind in _STARTS:
@@ -119,18 +119,18 @@ def accompanying(app: _App, limiter: RateLimiter, *, owned: bool) -> _App:
 
 
 def failing(error: Exception) -> _App:
-    """A lifespan that fails at startup because of `error`, so that the server says why and stops."""
+    """A lifespan that fails at startup with `error`, so that the server shows it and stops."""
 
     async def lifespan(_scope: _Message, receive: _Receive, send: _Send) -> None:
         await receive()
         await send({"type": "lifespan.startup.failed", "message": f"RateLimitMiddleware can't start:\n{error}"})
-        raise error  # for test clients; servers have heard it already
+        raise error  # for test clients; servers know it from the message
 
     return lifespan
 
 
 def asyncio_runs() -> bool:
-    """True where an asyncio loop runs the caller; hypercorn can run apps by trio instead."""
+    """Whether an asyncio event loop runs the caller. Hypercorn can also run apps with trio."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -184,7 +184,7 @@ class WsgiResponseTracker:
         self._headers: list[tuple[str, str]] = []
 
     def serve(self, app: Callable[[StartResponse], Iterable[bytes]]) -> Iterable[bytes]:
-        """The response of `app`; its own iterable where nothing is to be settled any more."""
+        """The response of `app`. It is the app's own iterable if nothing is left to settle."""
         try:
             body = app(self.start_response)
         except BaseException as error:
@@ -192,7 +192,7 @@ class WsgiResponseTracker:
                 self.conclude(_WSGI_RESPONSE_FAILED)
             self.end()
             raise
-        if not self._status:  # it starts to respond when it is asked for the first part
+        if not self._status:  # a generator calls start_response with its first part
             return _Body(body, self)
         self.conclude(self._status)
         return _Body(body, self) if self._account.holds else body
@@ -200,17 +200,17 @@ class WsgiResponseTracker:
     def start_response(
         self, status: str, headers: list[tuple[str, str]], exc_info: _ExcInfo | None = None
     ) -> Callable[[bytes], object]:
-        """Pass on what the app starts with; our own headers tell already what will remain."""
+        """Pass on the start of the response. Our headers already show what will remain."""
         self._status, self._headers = int(status[:3]), headers
         self._account.show(self._status, self._header)
         return self._start_response(status, headers, exc_info) if exc_info else self._start_response(status, headers)
 
     def conclude(self, status: int) -> None:
-        """Settle what depends on the status that the app has started with, or on this one if it never did."""
+        """Settle by the status of the app's response; by `status` if the app never started one."""
         self._settlement.settle(self._account, self._account.conclude(self._status or status, self._header))
 
     def end(self) -> None:
-        """Give back what was held."""
+        """Release the concurrent places of the request."""
         self._settlement.settle(self._account, self._account.end())
 
     def _header(self, name: str) -> str | None:
@@ -218,7 +218,7 @@ class WsgiResponseTracker:
 
 
 class _Body:
-    """The app's iterable, part by part as it gives them."""
+    """The app's iterable."""
 
     def __init__(self, body: Iterable[bytes], following: WsgiResponseTracker) -> None:
         self._body = body
@@ -233,14 +233,14 @@ class _Body:
             self._parts = iter(self._body)
         try:
             part = next(self._parts)
-        except Exception:  # StopIteration among them: there will be no other status
+        except Exception:  # also StopIteration: the status is final
             self._following.conclude(_WSGI_RESPONSE_FAILED)
             raise
         self._following.conclude(_WSGI_RESPONSE_FAILED)
         return part
 
     def close(self) -> None:
-        """The server is done with it."""
+        """End the response: the server is done with it."""
         try:
             close: Any = getattr(self._body, "close", None)
             if close is not None:
@@ -265,7 +265,7 @@ class Ending:
         return iter(self._body)
 
     def close(self) -> None:
-        """The server is done with it."""
+        """Close the iterable and run the final step: the server is done with it."""
         try:
             close: Any = getattr(self._body, "close", None)
             if close is not None:
@@ -280,4 +280,4 @@ class Ending:
         then = self._then
         if then is not None:
             then()
-            self._then = None  # last: where an exception from elsewhere comes before, it is done again
+            self._then = None  # last, so that it runs again after an asynchronous exception

@@ -1,4 +1,4 @@
-"""WebSockets: messages that are counted, and the end of a connection that the server does not report."""
+"""WebSockets: limits on messages, and detection of a closed connection that the server does not report."""
 
 import asyncio
 import copy
@@ -21,9 +21,9 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 LOOK_EVERY = 1.0
-"""Seconds between two looks at whether the connection is over, while the app waits."""
+"""Seconds between two checks whether the connection is closed, while the app waits."""
 
-_ABNORMAL_CLOSURE = 1006  # a code of RFC 6455: the connection ended without a close frame
+_ABNORMAL_CLOSURE = 1006  # RFC 6455: the connection ended without a close frame
 
 
 def hearing_of_the_end(scope: MutableMapping[str, Any], receive: Receive, send: Send) -> tuple[Receive, Send]:
@@ -62,7 +62,7 @@ def hearing_of_the_end(scope: MutableMapping[str, Any], receive: Receive, send: 
 
 
 async def _is_done(stream: Any, sending: Awaitable[None]) -> bool:
-    """Await what is sent, and return True; or give up, and return False, once the stream is closed."""
+    """Wait for `send` and return True; return False as soon as the stream is closed."""
     task = asyncio.ensure_future(sending)
     try:
         while not task.done():
@@ -75,7 +75,7 @@ async def _is_done(stream: Any, sending: Awaitable[None]) -> bool:
     return True
 
 
-_TOO_MANY = (1008, "too many messages")  # codes of RFC 6455 and its registry
+_TOO_MANY = (1008, "too many messages")  # a close code of RFC 6455
 _CLOSES: dict[Reason | None, tuple[int, str]] = {
     "unavailable": (1013, "try again later"),
     "blocked": (1008, "forbidden"),
@@ -118,7 +118,7 @@ class Messages:
         self._left = False
 
     async def receive(self) -> Message:
-        """The next message that the app is to see."""
+        """The next message for the app."""
         async with self._in_turn:
             while self._closed is None:
                 message = self._held
@@ -139,11 +139,11 @@ class Messages:
                 if close is not None:
                     await self._close(close)
                 else:
-                    await asyncio.sleep(0)  # who floods a socket is not to have the loop for itself
+                    await asyncio.sleep(0)  # a client that floods the socket must not block the loop
             return self._closed
 
     async def send(self, message: Message) -> None:
-        """Pass on what the app sends, until the socket is closed."""
+        """Pass on a message of the app, until the socket is closed."""
         if self._closed is None:
             self._left = self._left or message["type"] == "websocket.close"
             await self._send(message)
@@ -153,7 +153,7 @@ class Messages:
     async def _close(self, close: Message) -> None:
         self._closed = {**close, "type": "websocket.disconnect"}
         if not self._left:
-            with suppress(OSError):  # the client was faster
+            with suppress(OSError):  # the client has closed it
                 await self._send(close)
 
     async def _decide(self) -> _Fate:

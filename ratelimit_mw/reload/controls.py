@@ -1,4 +1,4 @@
-"""What operators set at run time, as it is stored and read: overrides of single clients, and the switch."""
+"""What operators set at run time, as it is stored and read: overrides for single clients, and the kill switch."""
 
 import json
 import logging
@@ -16,9 +16,13 @@ from ratelimit_mw.stores.records import MemoryRecords, Records
 
 
 class Override(NamedTuple):
-    """What holds for one client. `identity` is as in a counter's key, `kind` limit, exempt or block.
+    """One override, which holds for one client.
 
-    `rule` and `limit` belong to a limit. `until` and `at`, when it was set, are epoch seconds; None is for good.
+    Attributes:
+        identity: the client, as in the key of a counter.
+        kind: `limit`, `exempt` or `block`.
+        rule, limit: the rule and its new limit, if the kind is `limit`.
+        until, at: when it ends and when it was set, in epoch seconds; `until` is None if it does not end.
     """
 
     domain: str
@@ -33,15 +37,15 @@ class Override(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What it is kept under: one limit for a rule and an identity, and one block or exemption."""
+        """The name of its record: one limit per rule and identity, and one block or exemption per identity."""
         return f"{self.rule or '*'} {self.identity}"
 
     def text(self) -> str:
-        """What is kept."""
+        """The text of its record."""
         return json.dumps(self._asdict(), ensure_ascii=False)
 
     def compiled(self, rules: RuleSet) -> CompiledOverride:
-        """The override for the hot path. Raises ValueError where `rules` have nothing that it can change."""
+        """The compiled override. Raises ValueError if `rules` have nothing that it could change."""
         until = NEVER if self.until is None else round(self.until * SECOND)
         if self.kind != "limit":
             return CompiledOverride(self.identity, self.kind, until)
@@ -51,18 +55,18 @@ class Override(NamedTuple):
 
 
 def key_of(domain: str) -> str:
-    """The key of a domain's overrides. It begins as those of its counters do."""
+    """The key of a domain's records. It has the same prefix as the keys of its counters."""
     return f"{quote(domain, safe='').replace('~', '%7E')}:overrides"
 
 
 def read_all(records: Records, domain: str) -> tuple[int, tuple[Override, ...]]:
-    """The overrides of a domain, and their version. What can't be read is left out. Raises StoreUnavailable."""
+    """The overrides of a domain, and their version. Unreadable records are left out. Raises StoreUnavailable."""
     version, texts = records.read(key_of(domain))
     return version, overrides_in(texts, domain)
 
 
 def overrides_in(texts: Mapping[str, str], domain: str) -> tuple[Override, ...]:
-    """The overrides among the records of a domain. What can't be read is left out."""
+    """The overrides among the records of a domain. Unreadable records are left out."""
     found = (_read(domain, text) for _, text in sorted(texts.items()))
     return tuple(override for override in found if override is not None)
 
@@ -81,7 +85,7 @@ logger = logging.getLogger("ratelimit_mw")
 
 
 class Controls:
-    """What operators have set for the domains of some rules. `records` is where it is kept, `clock` tells its end."""
+    """The overrides and the switch for the domains of some rules. `clock` decides when they end."""
 
     def __init__(self, clock: Clock) -> None:
         self.records: Records = MemoryRecords()
@@ -90,10 +94,10 @@ class Controls:
         self._settings: dict[str, Setting] = {}
         self._said: set[str] = set()
         self.changes = 0
-        """How often something was fetched that is new."""
+        """The number of changes that were fetched."""
 
     def fetch(self, rules: Rules) -> None:
-        """Fetch what is newest. Raises StoreUnavailable."""
+        """Fetch the newest records. Raises StoreUnavailable."""
         for part in rules.parts:
             key = key_of(part.domain)
             known, _ = self._overrides.get(part.domain, (0, ()))
@@ -102,19 +106,19 @@ class Controls:
                 overrides = overrides_in(texts, part.domain)
                 self._settings[part.domain] = kept_in(texts, self.records.name)
                 self.changes += 1
-                self._overrides[part.domain] = version, overrides  # last: what is interrupted before is fetched again
+                self._overrides[part.domain] = version, overrides  # last, so that an interrupted fetch is repeated
 
     def setting(self, rules: Rules) -> Setting:
-        """What the switch is set to."""
+        """The setting of the switch."""
         kept = [self._settings[part.domain] for part in rules.parts if part.domain in self._settings]
         return strongest(kept, self._clock.now() / SECOND)
 
     def count(self, rules: Rules) -> int:
-        """How many overrides there are."""
+        """The number of overrides."""
         return sum(len(self._of(part)) for part in rules.parts)
 
     def applied_to(self, rules: Rules) -> Rules:
-        """The same rules, with what overrides them."""
+        """The same rules with the overrides applied."""
         parts = [part.overridden(self._held(part), self._clock) for part in rules.parts]
         return rules.overridden(parts) if isinstance(rules, Domains) else parts[0]
 
@@ -125,7 +129,7 @@ class Controls:
         for override in self._of(part):
             try:
                 yield override.compiled(part)
-            except ValueError as error:  # its rule may be gone, or may be another by now
+            except ValueError as error:  # the rule may have been removed or changed
                 text = f"the override of {override.identity} has no effect: {error}"
                 if text not in self._said:
                     self._said.add(text)

@@ -1,4 +1,4 @@
-"""A rules database in Redis: versions of the rules, of which one is in force."""
+"""The rules database in Redis: numbered versions of the rules, of which the newest is in force."""
 
 import difflib
 import json
@@ -17,13 +17,13 @@ from ratelimit_mw.reload.source import Snapshot
 from ratelimit_mw.stores.records import Listener, Records, open_records
 
 KEPT = 100
-"""Versions that are kept; older ones go as new ones come."""
+"""The number of versions that are kept. Older ones are removed when new ones are pushed."""
 
 _TRIES = 1_000
 
 
 class Version(NamedTuple):
-    """One push. `at` is its time in epoch seconds."""
+    """One version. `at` is the time of its push in epoch seconds."""
 
     number: int
     author: str
@@ -33,10 +33,15 @@ class Version(NamedTuple):
 
 
 class RulesDatabase:
-    """Rules in Redis, at `redis://…` or another storage URL that processes share.
+    """Rules in Redis, or in another storage that processes share.
 
-    One Redis holds several databases where the URL ends with a name: `redis://localhost/0#shop`. Raises ValueError
-    for a URL that can't be read. Everything else may raise StoreUnavailable.
+    Every method may raise StoreUnavailable.
+
+    Args:
+        url: a storage URL. A name after `#` selects one of several databases: `redis://localhost/0#shop`.
+
+    Raises:
+        ValueError: the URL is malformed.
     """
 
     settling = 0.0
@@ -68,7 +73,7 @@ class RulesDatabase:
         return self._records.listener()
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._records.close()
 
     def push(
@@ -82,15 +87,18 @@ class RulesDatabase:
     ) -> int:
         """Make a file, a folder or documents the newest version, and return its number.
 
-        Raises ConfigurationError, and pushes nothing, where they would not load. With `base`, the number of the
-        version that was changed, raises Conflict where somebody else has pushed since.
+        `base` is the number of the version that was edited; None skips this check.
+
+        Raises:
+            ConfigurationError: the rules cannot be loaded. Nothing is pushed.
+            Conflict: `base` is not the newest version any more.
         """
         documents = _documents(config)
         _check(documents, environ)
         return self._append(documents, author, comment, base)
 
     def pull(self, number: int | None = None) -> tuple[Document, ...]:
-        """The documents of a version, the newest if none is named. Raises LookupError where none can be read."""
+        """The documents of a version; the newest if `number` is None. Raises LookupError if it does not exist."""
         number = number or self._records.version(self._key)
         if not number:
             raise LookupError(f"{self.name} has no rules yet")
@@ -111,7 +119,7 @@ class RulesDatabase:
         return tuple(_version(number, texts[name]) for number in numbers if (name := f"about:{number}") in texts)
 
     def diff(self, old: int, new: int | None = None) -> str:
-        """What changed from one version to another, the newest if none is named; "" where nothing did."""
+        """The difference between two versions (the newest if none is named) as a unified diff; "" if they are equal."""
         before, after = (_texts(self.pull(number)) for number in (old, new))
         return "".join(
             line if line.endswith("\n") else f"{line}\n"
@@ -127,7 +135,7 @@ class RulesDatabase:
     def rollback(
         self, number: int, *, author: str = "", comment: str = "", environ: Mapping[str, str] = os.environ
     ) -> int:
-        """Push an earlier version anew, and return the number that it has now. Raises as `push` does."""
+        """Push an earlier version again, and return its new number. Raises as `push` does."""
         return self.push(self.pull(number), author=author, comment=comment or f"as version {number}", environ=environ)
 
     def _append(self, documents: Sequence[Document], author: str, comment: str, base: int | None) -> int:
@@ -143,13 +151,13 @@ class RulesDatabase:
             drop = (f"rules:{number - KEPT}", f"about:{number - KEPT}") if number > KEPT else ()
             try:
                 return self._records.write(self._key, put, drop, expected=before)
-            except Conflict:  # somebody was faster, and keeps his version: this one is the next
+            except Conflict:  # another push was first: take the next number
                 time.sleep(random.uniform(0, 0.01))
-        raise StoreUnavailable("somebody else pushes all the time")
+        raise StoreUnavailable("other pushes keep changing the rules database; try again")
 
 
 def _documents(config: Config | Sequence[Document]) -> list[Document]:
-    """What is to be pushed; a file goes by its own name, wherever it lies."""
+    """The documents to push. A single file is named by its file name, without its folder."""
     if isinstance(config, Sequence) and not isinstance(config, str):
         return list(config)
     problems = Problems()
@@ -184,16 +192,19 @@ def _version(number: int, text: str) -> Version:
 
 
 NAME = "switch"
-"""What it is kept under. An override's name has a blank in it."""
+"""The name of its record. It cannot be the name of an override, which has a blank in it."""
 
 WORDS = ("on", "shadow", "off")
-"""From the strictest on: limits hold; all is counted and nothing denied; everything passes, uncounted."""
+"""The settings: limits hold; all requests are counted and none denied; all requests pass, uncounted."""
 
 
 class Setting(NamedTuple):
-    """What the switch is set to. `until` and `at`, when that was, are epoch seconds; None is for good.
+    """The setting of the kill switch.
 
-    `source` says who has: "environment", or where operators keep it; empty where nobody has.
+    Attributes:
+        word: `on`, `shadow` or `off`.
+        until, at: when it ends and when it was set, in epoch seconds; `until` is None if it does not end.
+        source: where it was set: "environment", the name of the storage, or empty for the default.
     """
 
     word: str = "on"
@@ -204,18 +215,18 @@ class Setting(NamedTuple):
     source: str = ""
 
     def text(self) -> str:
-        """What is kept."""
+        """The text of its record."""
         kept = self._asdict()
         del kept["source"]
         return json.dumps(kept, ensure_ascii=False)
 
     def lasts(self, now: float) -> bool:
-        """Whether it has not ended by `now`, epoch seconds."""
+        """Whether it still holds at `now`, in epoch seconds."""
         return self.until is None or now < self.until
 
 
 def kept_in(texts: Mapping[str, str], source: str) -> Setting:
-    """The setting among the records of a domain; on, where there is none that can be read."""
+    """The setting among the records of a domain; `on` if there is no readable one."""
     try:
         setting = Setting(**{**json.loads(texts.get(NAME, "{}")), "source": source})
         until = setting.until if setting.until is None else float(setting.until)
@@ -225,6 +236,6 @@ def kept_in(texts: Mapping[str, str], source: str) -> Setting:
 
 
 def strongest(settings: Iterable[Setting], now: float) -> Setting:
-    """What holds for a process with several domains: what lets most pass of all that has not ended by `now`."""
+    """The setting for a process with several domains: the most permissive of those that still hold."""
     standing = [setting for setting in settings if setting.lasts(now)]
     return max(standing, key=lambda setting: WORDS.index(setting.word), default=Setting())

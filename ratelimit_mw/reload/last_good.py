@@ -1,4 +1,4 @@
-"""The last good rules of a running server, for a worker that starts while the file is broken."""
+"""Keeps the last good rules of a running server, for a worker that starts while the file is broken."""
 
 import contextlib
 import json
@@ -23,20 +23,20 @@ _FORKED = 0x40
 """The kernel's PF_FORKNOEXEC: this process is a fork that still runs its parent's program."""
 
 _STALE = 7 * 86_400
-"""Seconds after which a file that no process has refreshed is removed, whatever its parent is."""
+"""Seconds after which a file that was not refreshed is removed, whether or not its server still runs."""
 
 _WRITING = 60
-"""Seconds that a write takes at most; what is older was left by a process that died in the middle."""
+"""The longest time that a write takes, in seconds. An older temporary file was left by a process that died."""
 
 _REFRESH = 3_600
-"""Seconds between two refreshes: some systems remove files from the temporary folder after some days."""
+"""Seconds between two refreshes. Some systems remove files from the temporary folder after some days."""
 
 _LARGEST = 256 * 1024 * 1024
-"""Bytes that are read back at most."""
+"""The most bytes that are read."""
 
 
 class Kept(NamedTuple):
-    """What was left: the rules, and the file around them where a file says that they are in a database."""
+    """The stored rules, and the file that refers to them if they are in a database."""
 
     frame: Snapshot | None
     rules: Snapshot
@@ -45,8 +45,8 @@ class Kept(NamedTuple):
 class LastGood:
     """The last good text of one configuration, shared by the workers of one server.
 
-    No method raises: where nothing can be kept or read, a worker starts as if nothing had been left. A folder that
-    another user could have prepared is refused, and that is logged once.
+    No method raises. If nothing can be stored or read, a worker starts without these rules. A folder that another user
+    could have prepared is refused, and this is logged once.
     """
 
     def __init__(self, config: Config) -> None:
@@ -81,7 +81,7 @@ class LastGood:
         self._in_folder(leave)
 
     def take(self, database: str | None) -> Kept | None:
-        """What a worker of the same server has left; None where there is nothing that can be trusted and read."""
+        """The rules that a worker of the same server has stored; None if none can be trusted and read."""
         server = _server()
         if server is None:
             return None
@@ -93,7 +93,7 @@ class LastGood:
         return kept
 
     def refresh(self, database: str | None) -> None:
-        """Keep the file from being cleaned up, at most once an hour; write it again if it is gone."""
+        """Update the file's time, at most once an hour, so that it is not removed. Write it again if it is gone."""
         text = self._text
         if text is None or time.monotonic() - self._refreshed_at < _REFRESH:
             return
@@ -118,7 +118,7 @@ class LastGood:
         return f"{server.prefix}-{server.parent}-{server.started}-{digest}.json"
 
     def _in_folder(self, work: Callable[[int], T]) -> T | None:
-        """What `work` returns when given a descriptor of the folder; None where it can't be done."""
+        """What `work` returns for a descriptor of the folder; None if it fails."""
         try:
             folder = _open_folder()
             try:
@@ -150,7 +150,7 @@ class _Server(NamedTuple):
 
 
 def _server() -> _Server | None:
-    """The server that started this process as one of its workers; None where there is none, or no telling.
+    """The server that started this process as a worker; None if there is none, or if it is unknown.
 
     A worker is a fork that runs its parent's program (gunicorn, uWSGI), or a child of Python's multiprocessing
     (uvicorn, hypercorn, granian). What a shell, an init system or a supervisor starts is neither: that is a fresh

@@ -1,4 +1,4 @@
-"""The overrides of single clients that are set at run time."""
+"""The overrides for single clients, which operators set at run time."""
 
 import asyncio
 import time
@@ -27,7 +27,7 @@ class OverrideList:
 
     @property
     def records(self) -> Records:
-        """Where they are kept."""
+        """The records in the storage that keep them."""
         return self._retriever.records
 
     def set(
@@ -173,7 +173,7 @@ def _kind(rule: str | None, limit: object, *, block: bool, exempt: bool) -> str:
 
 
 def in_seconds(duration: str | float) -> float:
-    """A duration, seconds or as "2h". Raises ValueError."""
+    """A duration in seconds, or as text such as "2h". Raises ValueError."""
     if not isinstance(duration, str):
         return duration
     try:

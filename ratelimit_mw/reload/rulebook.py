@@ -1,4 +1,4 @@
-"""The newest rules that can be used, and the table of the sources that they come from."""
+"""Loads the newest usable rules, and has the table of the sources that they may come from."""
 
 import logging
 import os
@@ -26,11 +26,11 @@ def _database(url: str) -> Source:
 SCHEMES: dict[str, Callable[[str], Source]] = dict.fromkeys(
     ("redis", "rediss", "unix", "redis+sentinel", "redis+cluster"), _database
 )
-"""What opens a source, by the scheme of its URL."""
+"""The functions that open a source, by the scheme of its URL."""
 
 
 def open_source(config: Config) -> Source:
-    """The source of a file, a folder, a mapping or a URL. Raises ConfigurationError for a URL that can't be read."""
+    """The source of a file, a folder, a mapping or a URL. Raises ConfigurationError for a malformed URL."""
     if isinstance(config, Mapping):
         return MappingSource(config)
     path = os.fspath(config)
@@ -47,13 +47,17 @@ logger = logging.getLogger("ratelimit_mw")
 
 
 _TRIES = 5
-"""How often a file that can't be used is read at the start, while it goes on changing."""
+"""How many times an unusable file is read at the start while it keeps changing."""
 
 
 class Rulebook:
-    """The rules of a configuration. `version` is theirs, `refused` whether the newest ones can't be used.
+    """The rules of a configuration, and where they come from.
 
-    `used` is the text of the rules that were returned last, `behind` why they are not the newest.
+    Attributes:
+        version: the version of the rules that were returned last.
+        refused: whether the newest rules are unusable.
+        used: the text of the rules that were returned last.
+        behind: why they are not the newest; None if they are.
     """
 
     def __init__(self, config: Config, environ: Mapping[str, str] = os.environ) -> None:
@@ -73,19 +77,18 @@ class Rulebook:
 
     @property
     def name(self) -> str:
-        """Where the rules are."""
+        """The name of the source in logs."""
         return (self._further or self._source).name
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """What is to be watched: the source, and the one that it names."""
+        """The sources to watch: that of the configuration, and the database that it may name."""
         return (self._source, self._further) if self._further else (self._source,)
 
     def begin(self) -> Rules:
         """The rules to start with. Raises ConfigurationError.
 
-        A file that can't be used may be half written: it is read again after the settling time, and as long as it
-        changes.
+        An unusable file may be half written. It is read again after the settling time, and as long as it changes.
         """
         refused = ConfigurationError([])
         for _ in range(_TRIES):
@@ -99,13 +102,13 @@ class Rulebook:
             else:
                 if rules is not None:
                     return rules
-                break  # the file is still what was refused
+                break  # the file has not changed since it was refused
         raise refused
 
     def load(self) -> Rules | None:
-        """The rules, or None where the newest are those that were returned, or refused, the last time.
+        """The newest rules; None if they were already returned or refused.
 
-        Raises ConfigurationError where they can't be had, or can't be used.
+        Raises ConfigurationError if they cannot be read or are unusable.
         """
         self.behind = None
         top = _fetched(self._source)
@@ -127,11 +130,11 @@ class Rulebook:
         return self._load_further(top)
 
     def forget(self) -> None:
-        """Have the newest rules loaded again, even if they are those of the last time."""
+        """Load the newest rules again at the next call, even if they have not changed."""
         self._tried, self._frame, self.refused = (), None, False
 
     def _begin(self, frame: Snapshot, none: Rules) -> Rules:
-        """Start, and if need be without rules: a worker has to come up while the database is away."""
+        """Start, without rules if necessary: a worker must come up while the database is unavailable."""
         try:
             return self._load_further(frame) or none
         except ConfigurationError as error:
@@ -146,7 +149,7 @@ class Rulebook:
             return none
 
     def _load_further(self, frame: Snapshot) -> Rules | None:
-        """The rules that the frame says are elsewhere."""
+        """The rules in the database that the configuration names."""
         if self._further is None:
             return None
         snapshot = _fetched(self._further)
@@ -159,20 +162,20 @@ class Rulebook:
         return rules
 
     def leave(self, kept: Kept, *, over: bool) -> None:
-        """Leave rules that this process can use for the workers that the same server starts later.
+        """Store usable rules for workers that the same server starts later.
 
-        With `over`, they replace what another worker has left.
+        With `over`, they replace what another worker has stored.
         """
         self._last_good.leave(kept, self._further_url, over=over)
 
     def keep_left(self) -> None:
-        """Keep what was left from being cleaned up."""
+        """Keep the stored rules from being removed."""
         self._last_good.refresh(self._further_url)
 
     def recall(self, *checks: Callable[[Rules], None]) -> Rules | None:
-        """The rules that another worker of the same server has left; None where there are none that can be used.
+        """The rules that another worker of the same server has stored; None if there are none that are usable.
 
-        Each of `checks` may raise ConfigurationError for rules that can't be used here.
+        Each of `checks` may raise ConfigurationError for rules that cannot be used here.
         """
         kept = self._last_good.take(self._further_url)
         if kept is None or kept.rules.version == self.version:
@@ -192,14 +195,14 @@ class Rulebook:
         return rules
 
     def close(self) -> None:
-        """Let go of what the sources hold open."""
+        """Close the sources."""
         for source in self.sources:
             source.close()
 
     def _compiled(self, snapshot: Snapshot, frame: Snapshot | None = None) -> Rules:
         self.refused = True
         around = frame.documents[0] if frame else None
-        with in_slices() if self.version else nullcontext():  # at the start nobody is served yet
+        with in_slices() if self.version else nullcontext():  # at the start no requests are served yet
             rules = load_documents(snapshot.documents, environ=self._environ, frame=around, logged=self._said)
         self.refused = False
         return rules

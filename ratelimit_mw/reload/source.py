@@ -1,4 +1,4 @@
-"""Where rules come from: a file, a folder, a mapping, or a rules database."""
+"""The sources of rules: `Source`, a file or folder, and a mapping. The rules database is in `database`."""
 
 import os
 import time
@@ -14,43 +14,42 @@ from ratelimit_mw.stores.records import Listener, Timer
 
 
 class Snapshot(NamedTuple):
-    """The documents of one version. Two that are equal in `version` hold the same."""
+    """The documents of one version of the rules. Snapshots with the same `version` have the same content."""
 
     version: str
     documents: tuple[Document, ...]
 
 
 class Source(Protocol):
-    """Rules as they are written. `name` is for logs, and holds no password."""
+    """A source of rules. `name` is for logs and contains no password."""
 
     name: str
     channels: tuple[str, ...]
-    """What its listener listens to; () where nobody tells of changes."""
+    """The channels on which changes are published; () if they are not."""
 
     settling: float
-    """Seconds after which documents that can't be used are fetched once more at the start: they may be half written."""
+    """Seconds after which unusable documents are fetched again at the start, because they may be half written."""
 
     def fetch(self) -> Snapshot:
-        """The documents as they are now.
+        """The current documents. Raises ConfigurationError if they cannot be read.
 
-        Asked again and again: cheap where nothing has changed, and the same object then. Raises
-        ConfigurationError where they can't be read.
+        It is called periodically, so it is cheap if nothing has changed, and then returns the same object.
         """
         ...
 
     def listener(self) -> Listener | None:
-        """What a thread of its own waits with for changes; None where there are none."""
+        """A listener with which a thread waits for changes; None if the source cannot change."""
         ...
 
     def close(self) -> None:
-        """Let go of what is held open."""
+        """Close all connections."""
 
 
 _FRESH = 2_000_000_000
-"""Nanoseconds for which a file is read again though it looks the same: a clock of the file system may tick slowly."""
+"""Nanoseconds for which a file is read again although it looks unchanged: file times may be coarse."""
 
 SETTLING = 0.02
-"""Seconds for which a file has to stay as it is: some programs write it in several steps."""
+"""Seconds for which a file must stay unchanged, because some programs write it in several steps."""
 
 _TRIES = 5
 
@@ -60,9 +59,9 @@ _Look = tuple[object, ...]
 class FilesSource:
     """A file, or a folder in which each file is a domain.
 
-    A file that is replaced, whether by an editor's rename or by the symbolic links of a Kubernetes ConfigMap, is
-    seen by its inode. One that is written to is seen by its times and its size: a program may set the time of the
-    last write back, but not that of the last change (ctime). What looks different is then compared by its content.
+    A replaced file (by an editor's rename, or by the symbolic links of a Kubernetes ConfigMap) is noticed by its inode.
+    A changed file is noticed by its size and times, including ctime, which programs cannot set back. The content is
+    then compared.
     """
 
     channels: tuple[str, ...] = ()
@@ -89,10 +88,10 @@ class FilesSource:
         return Timer()
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: there are no connections."""
 
     def _read(self, look: _Look) -> None:
-        """Read all the files, again where one was changed meanwhile: never some old ones and some new."""
+        """Read all files, again if one has changed during the read, so that old and new files are never mixed."""
         for _ in range(_TRIES):
             self._read_at = time.time_ns()
             problems = Problems()
@@ -111,20 +110,20 @@ class FilesSource:
             return
 
     def _look(self) -> _Look:
-        """What tells, without reading them, that the files are others."""
+        """The inodes, sizes and times of the files, which tell whether they have changed."""
         return tuple(_stat(file) for file in files_in(self._path) or [self._path])
 
 
 def _stat(file: str) -> tuple[object, ...]:
     try:
-        found = Path(file).stat()  # of what the links lead to
+        found = Path(file).stat()  # follows symbolic links
     except (OSError, ValueError):
         return (file,)
     return file, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_size, found.st_dev
 
 
 def _newest(look: _Look) -> int:
-    """When a file was last written to or changed, in nanoseconds since the epoch."""
+    """The time at which a file was last written or changed, in nanoseconds since the epoch."""
     return max((moment for each in look if isinstance(each, tuple) for moment in each[1:3]), default=0)
 
 
@@ -137,7 +136,7 @@ def _digest(documents: list[Document]) -> str:
 
 
 class MappingSource:
-    """A mapping of the shape of a rules file."""
+    """A mapping of the same structure as a rules file."""
 
     channels: tuple[str, ...] = ()
     settling = 0.0
@@ -155,4 +154,4 @@ class MappingSource:
         return
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: there are no connections."""

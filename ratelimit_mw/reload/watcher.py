@@ -1,4 +1,4 @@
-"""The retriever: watches the source of the rules, and swaps the rule set as a whole."""
+"""The retriever holds the rules in force. Its threads watch the sources and replace the rule set as a whole."""
 
 import logging
 import os
@@ -24,13 +24,14 @@ from ratelimit_mw.stores.records import Listener, MemoryRecords, Records
 logger = logging.getLogger("ratelimit_mw")
 
 Pause = tuple[float, tuple[str, ...]] | None
-"""How long to wait before the next look, and for what to listen; None where nobody wants to know any more."""
+"""Returns the seconds to wait before the next check and the keys to listen to; None to stop watching."""
 
 
 class Watch:
-    """Watches a source, or without one the overrides, as long as somebody holds whose methods `look` and `pause` are.
+    """A thread that watches one source, or the overrides.
 
-    Waits with `listener`, which it closes in the end.
+    It runs as long as the owner of the methods `look` and `pause` exists. It waits with `listener`, and closes it in
+    the end.
     """
 
     def __init__(
@@ -49,18 +50,18 @@ class Watch:
 
     @property
     def alive(self) -> bool:
-        """Whether its thread runs."""
+        """Whether the thread runs."""
         return self._thread.is_alive()
 
     def begin(self) -> None:
-        """Start the thread; where there can be no more threads, that is logged."""
+        """Start the thread. If no thread is available, this is logged."""
         try:
             self._thread.start()
         except RuntimeError as error:  # no more threads
             logger.warning("rules and overrides are not watched: %s", error)
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop."""
         self._stopped.set()
         self._listener.wake()
 
@@ -72,7 +73,7 @@ class Watch:
             self._listener.close()
 
     def _round(self) -> Pause:
-        """Look once."""
+        """Check once."""
         look, pause = self._look(), self._pause()
         if look is None or pause is None:
             return None
@@ -85,20 +86,20 @@ class Watch:
         return pause(self.source)
 
 
-_chance = random.Random()  # its own: a thread of ours is not to disturb what an app draws from the shared one
+_chance = random.Random()  # separate, so that the app's seeded random numbers are not disturbed
 _REST = 0.0003
-"""Seconds in which others have their turn."""
+"""Seconds of a pause in which other threads can run."""
 
 _LONGEST = 0.8
-"""Seconds between two looks for what operators set: a switch works within one, whether or not pub/sub reaches."""
+"""Seconds between two checks for what operators set, so that a switch applies within a second without pub/sub."""
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What rules are in force: of which `version` of which `source`, since when (epoch seconds).
+    """Which rules are in force: the `version` of the `source`, and since when (epoch seconds).
 
-    `error` says why newer ones are not, in the words of the log; None where these are the newest. `overrides`
-    counts those that were set at run time.
+    `error` is the log message that says why newer rules are not in force; None if these are the newest. `overrides` is
+    the number of overrides set at run time.
     """
 
     source: str
@@ -109,12 +110,14 @@ class State:
 
 
 class Retriever:
-    """Holds the `rules` in force, each version whole: a request reads the attribute once, and goes by what it got.
+    """Holds the `rules` in force. They are replaced as a whole: a request reads the attribute once.
 
-    A daemon thread for each source that can change looks every `reload` seconds or a little sooner, and at once where
-    a change is published. They begin with the first call of `watch`, in the process that serves; a fork's child
-    begins its own.
-    Raises ConfigurationError where there are no rules to begin with.
+    A daemon thread for each source that can change checks it every `reload` seconds or a little more often, and at once
+    if a change is published. The first call of `watch` starts the threads, so they run in the process that serves. The
+    child of a fork starts its own.
+
+    Raises:
+        ConfigurationError: there are no usable rules to start with.
     """
 
     _lock = lazy(rlock)
@@ -131,7 +134,7 @@ class Retriever:
         self._composed = 0
         self.state = State(self._book.name, "", time.time())
         self._inherited = False
-        """Whether the rules in force are those of a fork's parent; its other workers may have newer ones."""
+        """Whether the rules in force are those of a fork's parent. Its other workers may have newer ones."""
         self._base = self.rules = rules = self._begin_rules()
         self._kept = self._book.used
         self._left = False
@@ -142,19 +145,19 @@ class Retriever:
 
     @property
     def records(self) -> Records:
-        """Where overrides are kept."""
+        """The records in the storage that keep the overrides."""
         return self._controls.records
 
     def keep_overrides(self, records: Records) -> None:
-        """Read overrides from `records`, where a memory of this process's own was before."""
+        """Read overrides from `records` instead of from the memory of this process."""
         self._controls.records = records
 
     def connect(self, switch: Callable[[Setting], None]) -> None:
-        """Have `switch` called with what operators set the switch to, each time that they do and when it ends."""
+        """Call `switch` with the setting of the kill switch, each time that it is set or ends."""
         self._switch = switch
 
     def require(self, check: Callable[[Rules], None]) -> None:
-        """Have `check` raise ConfigurationError for rules that can't be used here, now or later."""
+        """Register a check that raises ConfigurationError for rules that cannot be used here, now or after a reload."""
         try:
             check(self.rules)
         except ConfigurationError as error:
@@ -163,17 +166,17 @@ class Retriever:
         self._checks.append(check)
 
     def watch(self) -> None:
-        """Begin to look for newer rules and overrides, if that has not begun in this process."""
+        """Start watching for newer rules and overrides, unless this process already does."""
         with self._starting:
             if not self.watching:
                 self._leave(over=not self._inherited and self._refused is None)
                 self._watch_sources()
                 if not isinstance(self.records, MemoryRecords) and not self._is_watched(None):
                     self._begin(Watch(self.look_for_overrides, self.pause, None, self.records.listener()))
-                self.watching = True  # last: where an exception from elsewhere comes before, the next request begins
+                self.watching = True  # last, so that after an asynchronous exception the next request starts it
 
     def stop(self) -> None:
-        """Look no more, until `watch` is called again."""
+        """Stop watching until `watch` is called again."""
         with self._starting:
             watches, self._watches, self.watching = self._watches, {}, False
         for watch in watches.values():
@@ -182,7 +185,7 @@ class Retriever:
         self.records.close()
 
     def look(self) -> None:
-        """Fetch what is newest, now. Raises ConfigurationError where it can't be used, and StoreUnavailable."""
+        """Fetch the newest rules and overrides now. Raises ConfigurationError or StoreUnavailable."""
         try:
             self.look_for_rules()
         except (ConfigurationError, StoreUnavailable):
@@ -195,7 +198,7 @@ class Retriever:
         self.look_for_overrides()
 
     def look_for_rules(self) -> None:
-        """Fetch the newest rules. Raises ConfigurationError where they can't be used; the last good ones stay."""
+        """Fetch the newest rules. Raises ConfigurationError if they are unusable; the last good ones stay in force."""
         with self._lock:
             self._book.keep_left()
             try:
@@ -221,11 +224,11 @@ class Retriever:
 
     @property
     def setting(self) -> Setting:
-        """What operators have set the switch to, as last fetched."""
+        """The setting of the switch, as last fetched."""
         return self._controls.setting(self._base)
 
     def look_for_overrides(self) -> None:
-        """Fetch what operators have set: the newest overrides, and the switch. Raises StoreUnavailable."""
+        """Fetch the newest overrides and the switch. Raises StoreUnavailable."""
         with self._lock:
             try:
                 self._controls.fetch(self._base)
@@ -237,9 +240,9 @@ class Retriever:
                     self._compose()
 
     def pause(self, source: Source | None) -> Pause:
-        """How long to wait before the next look, and for what to listen; None where `source` is not watched any more.
+        """The seconds to wait before the next check and the keys to listen to; None if `source` is no longer watched.
 
-        The source of overrides is None.
+        The source of the overrides is None.
         """
         seconds = self._base.reload
         if source is None:
@@ -250,7 +253,7 @@ class Retriever:
         return seconds * _chance.uniform(0.8, 1), source.channels
 
     def _watch_sources(self) -> None:
-        """Begin to watch the sources of rules that are not watched yet."""
+        """Start watching the sources of rules that are not watched yet."""
         for source in self._book.sources:
             listener = None if self._is_watched(source) else source.listener()
             if listener is not None:
@@ -293,7 +296,7 @@ class Retriever:
             logger.error(message, self._book.name, self.state.version, error)
 
     def _begin_rules(self) -> Rules:
-        """The rules to start with: the newest; or, in a worker of a running server, those that another has left."""
+        """The rules to start with: the newest or, in a worker of a running server, those that another worker stored."""
         try:
             rules = self._book.begin()
         except ConfigurationError as error:
@@ -306,7 +309,7 @@ class Retriever:
         return rules
 
     def _recall(self, error: ConfigurationError, *checks: Callable[[Rules], None]) -> bool:
-        """Go by the rules that another worker of this server has left, where they can be used. `error` says why."""
+        """Use the rules that another worker of this server has stored, if they are usable. `error` says why."""
         self._inherited = False
         rules = self._book.recall(*self._checks, *checks)
         if rules is None:
@@ -316,7 +319,7 @@ class Retriever:
         return True
 
     def _note(self, behind: ConfigurationError | None) -> None:
-        """Note which rules are in force. `behind` says why they are not the newest, and that is logged."""
+        """Record which rules are in force. `behind` says why they are not the newest, and is logged."""
         self._refused = behind
         text = None if behind is None else str(behind)
         self.state = State(self._book.name, self._book.version, time.time(), text)
@@ -325,20 +328,20 @@ class Retriever:
             logger.error(message, self._book.name, self._book.version, behind)
 
     def _leave(self, *, over: bool) -> None:
-        """Leave the rules in force for workers that the same server starts later."""
+        """Store the rules in force for workers that the same server starts later."""
         if self._kept is not None and not self._left:
             self._book.leave(self._kept, over=over)
             self._left = over
 
     def _compose(self) -> None:
-        """Put the rules and what overrides them into force, at once."""
+        """Put the rules and their overrides into force in one step."""
         changes = self._controls.changes
         self.rules = self._controls.applied_to(self._base)
         self.state = replace(self.state, overrides=self._controls.count(self._base))
         self._composed = changes
 
     def after_fork(self) -> None:
-        """Go on in the child of a fork, where the threads are not."""
+        """Reset in the child of a fork, which does not have the parent's threads."""
         _inherited.append(self._watches)
         vars(self).pop("_lock", None)
         vars(self).pop("_starting", None)
@@ -349,13 +352,13 @@ class Retriever:
 
 
 def _nobody(_setting: Setting) -> None:
-    """Whom the switch is told while nobody has asked for it."""
+    """The switch before `connect`: it does nothing."""
 
 
 def _of_the_store(storage: StorageSettings) -> StorageSettings:
-    """What can't be changed without a restart: all but the policy, which the rules have taken over."""
+    """What cannot be changed without a restart: the storage settings, except those that the rules have taken over."""
     return replace(storage, on_error="")
 
 
 _inherited: list[object] = []
-"""What a fork's child got from its parent and must neither use nor close."""
+"""What the child of a fork inherited and must neither use nor close."""

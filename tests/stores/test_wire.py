@@ -76,7 +76,7 @@ def test_a_call_takes_what_it_needs_of_the_script(requests, several):
 )
 def test_a_reply_to_something_else_is_nobody_s(spoil):
     message = encode([(ONE, DECIDE)], None)
-    with pytest.raises(StoreUnavailable, match="the store answered"):
+    with pytest.raises(StoreUnavailable, match="the store's reply"):
         decode(spoil(message), message, [(ONE, DECIDE)])
 
 
