@@ -303,7 +303,7 @@ class TestAtRunTime:
             case(ANN, {"rule": "all", "limit": "lots"}, "'lots' is not a limit", id="no limit"),
             case(ANN, {"rule": "all", "limit": {"default": "1/h"}}, "leave the tiers out", id="tiers"),
             case({"ip": "192.0.2.0/24"}, {"rule": "all", "limit": "1/h"}, "for one address", id="a network's limit"),
-            case({}, {"block": True}, "for somebody", id="nobody"),
+            case({}, {"block": True}, "needs a client", id="nobody"),
             case(ANN, {"block": True, "duration": "soon"}, "'soon' is no duration", id="no duration"),
         ],
     )
