@@ -114,7 +114,7 @@ class RateLimitMiddleware:
             verdict = Verdict((), None) if replayed else await self._engine.adecide(request, rules=rules)
             scope["ratelimit"] = handle = AsyncHandle(verdict, self._limiter, request, rules)
             answered, answers = self._latest
-            if answered is not rules.response:  # which each version has anew
+            if answered is not rules.response:  # each version of the rules has its own
                 answers = _answers(rules)
                 self._latest = rules.response, answers
             if not verdict.allowed:

@@ -45,7 +45,7 @@ class Environ(DjangoRequest):
 
     @property
     def user(self) -> str | None:
-        """The primary key of the user who is logged in; None where nobody is."""
+        """The primary key of the user who is logged in; None where no user is."""
         return user_of(self._visit)
 
 
@@ -90,9 +90,9 @@ def visitor(visit: Any) -> Environ | Scope:
 
 
 def user_of(visit: Any) -> str | None:
-    """The primary key of whoever is logged in, by the session or as the view's REST framework finds out.
+    """The primary key of the user who is logged in, by the session or as the view's REST framework finds out.
 
-    It may ask the database, and so it blocks. What goes wrong is logged once and means that nobody is.
+    It may ask the database, and so it blocks. An error is logged once and means that no user is logged in.
     """
     try:
         user: Any = getattr(visit, "user", None)
@@ -109,7 +109,7 @@ def user_of(visit: Any) -> str | None:
 
 
 def _by_rest_framework(visit: Any) -> Any:
-    """Whom the view's own authenticators recognise; the view will ask them again, for it is its request."""
+    """The user that the view's authenticators recognise. The view asks them again for its own request."""
     try:
         view = resolve(visit.path_info, getattr(visit, "urlconf", None)).func
     except Resolver404:
@@ -151,7 +151,7 @@ def tell(answers: Answers[str], response: HttpResponseBase, verdict: Verdict) ->
 
 
 _lock = threading.Lock()
-_made: tuple[Any, RateLimiter, bool] | None = None  # one for a process: middlewares are made anew for each test client
+_made: tuple[Any, RateLimiter, bool] | None = None  # one for a process: each test client makes its own middleware
 
 
 def limiter() -> RateLimiter:
@@ -297,7 +297,7 @@ class RateLimitMiddleware:
     ) -> tuple[TwinHandle, Answers[str]]:
         handle = TwinHandle(verdict, self._limiter, asked, rules)
         request.ratelimit = handle
-        if self._latest is None or self._latest[0] is not rules.response:  # which each version has anew
+        if self._latest is None or self._latest[0] is not rules.response:  # each version of the rules has its own
             self._latest = rules.response, Answers(rules.response, rules.attributes.address, name=str, value=str)
         return handle, self._latest[1]
 

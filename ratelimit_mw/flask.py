@@ -33,7 +33,7 @@ class RateLimited(TooManyRequests):
     """
 
     def __init__(self, decision: Decision, denial: Denial[str]) -> None:
-        # A list, for of bytes werkzeug would write the length anew, which for HEAD is that of no body.
+        # A list: for bytes, werkzeug would set the length again, and a HEAD response has no body.
         super().__init__(response=Response([denial.body], denial.status, denial.headers))
         self.code = denial.status
         self.decision = decision

@@ -1,6 +1,6 @@
 """The values that travel between the parts: what is asked of a store, and what it says.
 
-The values made anew for each request are named tuples: a frozen dataclass takes three times as long
+The values that are made for each request are named tuples: a frozen dataclass takes three times as long
 to make, and these stand on the hot path. `tuple.__new__`, given all of the fields, makes one in a third of the
 time that its own name takes: the hottest places write it so. Times are whole microseconds; a time of day counts
 from the epoch.

@@ -117,7 +117,7 @@ GET / from 192.0.2.1: would be denied by 'r0', for 60 s
       3 per minute, fixed_window: 0 left; room in 60 s; as if unused in 60 s
 
 What would change that, each by itself:
-  - 60 s pass, and nobody else takes what comes free
+  - 60 s pass, and no other request takes what comes free
   - 'r0' may do more than 5 per minute
   - the counters of 'r0' are reset"""
     )
@@ -125,7 +125,7 @@ What would change that, each by itself:
 
 def test_a_cost_that_is_too_high_now_or_for_ever():
     assert told({}, before=1, cost=3).changes == (
-        "60 s pass, and nobody else takes what comes free",
+        "60 s pass, and no other request takes what comes free",
         "the request costs no more than 2",
         "'r0' may do more than 5 per minute",
         "the counters of 'r0' are reset",

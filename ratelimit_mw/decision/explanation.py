@@ -190,7 +190,7 @@ def _place(criterion: Criterion) -> int:
     return {"the method": 0, "the address": 1}.get(criterion.name, 2)
 
 
-_IN_SHADOW = "the whole file is in shadow: it denies nobody"
+_IN_SHADOW = "the whole file is in shadow: it denies no request"
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,7 +382,7 @@ def _changes(verdict: Verdict, rules: Sequence[RuleExplanation]) -> list[str]:
     changes = []
     wait = max((counter.retry_after for counter in counters), default=math.inf)
     if wait < math.inf:
-        changes.append(f"{seconds(wait)} pass, and nobody else takes what comes free")
+        changes.append(f"{seconds(wait)} pass, and no other request takes what comes free")
     least = min((counter.remaining for counter in counters), default=0)
     if 0 < least < min((counter.cost for counter in counters), default=0):
         changes.append(f"the request costs no more than {least}")

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 app = typer.Typer(
     name="deferred",
-    help="Deferred requests that were given up, or of which nobody knows what became of them.",
+    help="Deferred requests that were given up, or whose result is not known.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
 )
@@ -68,7 +68,7 @@ def retry(
     storage: Storage = None,
     as_json: Json = False,
 ) -> None:
-    """Queue parked requests again. One of which nobody knows what became of it may be applied a second time."""
+    """Queue parked requests again. One whose result is not known may be applied a second time."""
     if bool(requests) == everything:
         fail("say which requests, or --all", Exit.USAGE)
     with deferring(config, storage) as limiter:

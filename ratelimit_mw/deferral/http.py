@@ -148,7 +148,7 @@ def respond_wsgi(found: Page, method: str, start_response: StartResponse) -> Ite
 
 
 def _wsgi_body(environ: dict[str, Any], length: str | None, most: int) -> bytes | None:
-    """The whole body; None where it is longer than that, cut short, or of a length that nobody can know."""
+    """The whole body; None where it is longer than that, cut short, or of unknown length."""
     if length:
         wanted = int(length)
     elif environ.get("wsgi.input_terminated"):

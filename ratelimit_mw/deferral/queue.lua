@@ -16,7 +16,7 @@ local function touch(...)
   for _, key in ipairs({...}) do redis.call('PEXPIRE', key, span) end
 end
 
--- The first of a lane may be tried. What has expired meanwhile is passed over.
+-- The first of a lane may be tried. Expired requests are skipped.
 local function advance(lane)
   local id = redis.call('LINDEX', list(lane), 0)
   while id do
@@ -128,7 +128,7 @@ function commands.settle(id, entry, state, keep, most, ...)
   return 1
 end
 
--- A parked request begins anew, at the end of its lane.
+-- A parked request starts again, at the end of its lane.
 function commands.retry(id)
   redis.call('ZREM', parked, id)
   local state, lane = unpack(redis.call('HMGET', record(id), 'state', 'lane'))

@@ -23,7 +23,7 @@ _SHOWN = ("state", "status", "type", "answer", "reason", "since", "attempts")
 class Queue:
     """The queue of `domain` at a storage URL. Every method blocks, and may raise StoreUnavailable.
 
-    Any thread may use it; `next` holds up whoever else asks through the same object. With `clock` its time counts, not
+    Any thread may use it; `next` blocks all other callers of the same object. With `clock` its time counts, not
     the server's. Raises ValueError for a URL that can't be read.
     """
 
@@ -53,7 +53,7 @@ class Queue:
         return found
 
     def promote(self) -> float | None:
-        """Let those be tried whose time has come; the seconds until that of the next, None where nobody waits."""
+        """Let those be tried whose time has come; the seconds until that of the next, None where none waits."""
         left = self._do("promote")
         return None if left < 0 else left / SECOND
 

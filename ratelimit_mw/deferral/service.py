@@ -29,7 +29,7 @@ _SAYINGS = {
     "running": "it is under way",
     "done": "the response is below",
     "parked": "it was given up; an operator may try it again",
-    "unknown": "it was under way when nobody could say any more what became of it: it may have been applied",
+    "unknown": "its result was lost while it was under way: it may have been applied",
 }
 
 
@@ -75,7 +75,7 @@ def stale_page() -> Page:
 
 
 def away_page() -> Page:
-    """Nobody can tell what became of a request now."""
+    """The store is away, so the status of a request is not known now."""
     page = _page(503, {"message": "Service temporarily unavailable"})
     page.headers.append(("Retry-After", "1"))
     return page
@@ -171,7 +171,7 @@ class DeferralService:
     ) -> Page | None:
         """Queue a request and say so; None where it has to be refused after all.
 
-        So it is where nobody could send it again as it came, and where the queue is full or away.
+        None also where it could not be sent again as it came, and where the queue is full or away.
         `root` is what the app is mounted at. Of one `lane` requests are tried in their order.
         """
         if time.monotonic() < self._left_alone_until or not envelope.replayable():

@@ -12,7 +12,7 @@ from ratelimit_mw.identity.request import Reading, Request
 
 
 class Entry(NamedTuple):
-    """A request's place in the stream, by which whoever was handed it speaks of it."""
+    """A request's place in the stream: the worker that has it names it so."""
 
     id: str
     lane: str

@@ -38,10 +38,10 @@ _TRIED_AGAIN = frozenset({429, *range(500, 600)})
 class Worker:
     """Carries out what lies in the queue of `limiter`, at `target`; `at_once` requests are under way at most.
 
-    A request is replayed when the limits of whoever sent it allow it, which are charged then, and when the app has
-    time. It is tried again where the app has said that it failed (5xx, 429) or has not heard of it. Where nobody can
-    say what became of it (it took longer than `timeout` seconds, the connection broke, a worker died), it is reported
-    as unknown and never sent again by itself. Of one identity requests keep their order.
+    A request is replayed when its client's limits allow it, which are charged then, and when the app has time. It is
+    tried again where the app answered that it failed (5xx, 429) or did not receive it. Where its result is not known
+    (it took longer than `timeout` seconds, the connection broke, a worker died), it is reported as unknown and is never
+    sent again by itself. The requests of one identity keep their order.
 
     One look into an empty queue takes `listen` seconds, which is the longest until a worker hears that it is to stop.
     """
@@ -63,7 +63,7 @@ class Worker:
         self._away = False
         self._mislaid = False
         self._rules = limiter.rules
-        # A connection of its own: whoever listens holds up all others.
+        # A connection of its own: a listener blocks all other users of its connection.
         self._listener = limiter.deferrals.another_queue(self._rules)
 
     def stop(self) -> None:
@@ -108,7 +108,7 @@ class Worker:
             entry = await self._mislaid_entry() if self._mislaid else None
             if entry is None and time.monotonic() >= self._looked_for_dead + self._idle / 4:
                 entry = await asyncio.to_thread(self._queue.claim, self._name, self._idle)
-                if entry is None:  # else whoever left one may have left more
+                if entry is None:  # else the worker that left one may have left more
                     self._looked_for_dead = time.monotonic()
                 elif entry.number in self._under_way.values():  # it is our own, and a slow one
                     entry = None
@@ -118,7 +118,7 @@ class Worker:
         except StoreUnavailable as error:
             if not self._away:
                 _log.warning("worker: the queue is away (%s)", error)
-            self._away = self._mislaid = True  # it may have answered, and nobody has heard
+            self._away = self._mislaid = True  # it may have answered, and the answer was lost
             await asyncio.sleep(_SOON)
             return None
         if self._away:
@@ -171,7 +171,7 @@ class Worker:
             await self._postpone(entry, min(verdict.outcome.retry_after / SECOND, left + _SOON))
 
     async def _decided(self, envelope: StoredRequest) -> Verdict:
-        """What the limits of whoever sent it say now. Nothing is waited for: others may go meanwhile."""
+        """What its client's limits say now. It does not wait, so other requests may go first."""
         request = DeferredRequest(envelope)
         if self._rules.attributes.awaited:
             await self._rules.attributes.resolve(request)
@@ -208,7 +208,7 @@ class Worker:
             await self._postpone(entry, _SOON)
         except (Lost, TimeoutError) as error:
             reason = f"no answer within {self._timeout:g} s" if isinstance(error, TimeoutError) else str(error)
-            await self._settle(entry, "unknown", {"reason": f"nobody knows what the app made of it: {reason}"})
+            await self._settle(entry, "unknown", {"reason": f"the result of the app is not known: {reason}"})
         else:
             await self._conclude(entry, attempt, account, answer)
         finally:
@@ -221,7 +221,7 @@ class Worker:
             await self._postpone(entry, _SOON, counted=False)
             return
         if said == "stale":
-            await self._give_back(account)  # it was taken over meanwhile, and reported by whoever did
+            await self._give_back(account)  # another worker has taken it over, and reports it
             return
         await self._limiter.engine.settlement.asettle(account, account.conclude(answer.status, answer.headers.get))
         shown: dict[str, str | bytes | int] = {
@@ -261,7 +261,7 @@ class Worker:
             _log.warning("worker: %s is %s, but another worker has reported it otherwise", entry.id, state)
 
     async def _insist(self, say: Callable[[], T]) -> T:
-        """Tell the queue what is known by now, again and again if it is away: nobody else can."""
+        """Report the result to the queue. It tries again while the store is away: only this worker has the result."""
         give_up = time.monotonic() + self._idle
         while True:
             try:

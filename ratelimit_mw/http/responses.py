@@ -24,7 +24,7 @@ class AsgiResponseTracker:
 
     Nothing the app sends waits for the store. What is sent first settles before the server can read the client's next
     request: its task was made before, and tasks go in order. An app that raises, or that ends without a response, is
-    answered for with 500; one that is cancelled gets nothing back, for nobody knows what it would have said.
+    answered for with 500; one that is cancelled gets nothing back: its answer is not known.
     """
 
     def __init__(self, settlement: Settlement, account: Account, send: Send) -> None:

@@ -209,7 +209,7 @@ class Attributes:
             raise ValueError(f"{name!r} is no attribute; there are {', '.join(self.names())}")
         if name.startswith(_RAW):
             return self._of_source(name, sources.compiled(name))
-        if name == "user":  # without a source: whom the framework knows, where it tells
+        if name == "user":  # without a source: the user that the framework knows
             return _remembered(name, lambda request: getattr(request, "user", None))
         return lambda request: request.values.get(name)  # a path parameter
 

@@ -232,7 +232,7 @@ class Retriever:
         with self._lock:
             try:
                 self._controls.fetch(self._base)
-            finally:  # it ends by itself, also while nobody answers
+            finally:  # it ends by itself, also while the store does not answer
                 self._switch(self.setting)
                 # What was fetched before a failure is put into force too. The rules are new then, so that no plan
                 # that was made in the meantime is remembered.

@@ -248,7 +248,7 @@ class RuleSet(Features):
 
     @property
     def pieces(self) -> list[object]:
-        """What is large of it: let go of one after the other, a set that nobody needs any more makes no pause."""
+        """Large parts, released step by step, so that freeing an old rule set does not pause the process."""
         return [self.recompiler, *self._index.pieces, self.compiled]
 
     @property

@@ -1,4 +1,4 @@
-"""Bans: what a store is asked besides where a rule bans, and what its counters say to who is banned."""
+"""Bans: what a store is also asked where a rule bans, and what its counters answer to a banned client."""
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache

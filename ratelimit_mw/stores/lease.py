@@ -1,7 +1,7 @@
 """Leases: what a process may decide by itself. `LeaseLedger` keeps all leases of a process. No I/O happens here.
 
-With `consistency: lease`, a process takes a part of what remains of a counter from the store in advance and returns
-what it does not use. With `consistency: write_back`, it decides on its own ("on account") and charges the store later.
+With `consistency: lease`, a process takes a part of what remains from the store in advance and returns the rest.
+With `consistency: write_back`, it decides on its own ("on account") and charges the store later.
 """
 
 from collections.abc import Container, Iterable, Sequence
@@ -38,12 +38,10 @@ class Lease:
         size: the estimate of what this process spends in an interval.
         wanted: what `size` amounts to in the lifetime of the lease.
         since, until: the local times between which it is valid, in microseconds.
-        start: the start of the store's window or slice.
-        resets: the store's time at which the counter is as if unused.
+        start, resets: the store's times at which its window or slice starts, and the counter is as if unused.
         offset: the store's time minus the local time.
         at: the newest reply, as its time and the negated remaining amount.
-        turn: rises when the lease ends.
-        charges: rises when a charge becomes owed, and when it has arrived.
+        turn, charges: rise when the lease ends; when a charge becomes owed, and when it has arrived.
         asking: the claims that are being asked of the store.
     """
 

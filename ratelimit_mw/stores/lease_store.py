@@ -128,7 +128,7 @@ class Leases(Wrapper):
         return Reply(reply.now, [claim.outcome(next(said) if not claim.here else None, reply.now) for claim in claims])
 
     def _put(self, claims: Sequence[Claim]) -> Steps[Reply]:
-        """Ask the store: for a share besides, and where that is denied, for the bare cost."""
+        """Ask the store for the cost and a share; where that is denied, for the cost alone."""
         on_account = [claim.ask.key for claim in claims if claim.share and claim.share.on_account]
         if on_account:
             yield from self._settler.these(on_account)

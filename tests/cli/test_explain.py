@@ -41,7 +41,7 @@ POST /login from 203.0.113.7: would be denied by 'login', for T
 · api         no match: the path is /login, and has to be /api/items/{id:int}
 
 What would change that, each by itself:
-  - T pass, and nobody else takes what comes free
+  - T pass, and no other request takes what comes free
   - 'login' may do more than 5 per minute
   - the counters of 'login' are reset
 """

@@ -169,7 +169,7 @@ def test_any_bytes_are_replies_or_unavailable(chunks):
     ],
 )
 def test_the_items_of_one_reply_are_bounded(data, items):
-    with pytest.raises(StoreUnavailable, match="an array of"):
+    with pytest.raises(StoreUnavailable, match="an unexpected array of"):
         parsed([data], items=items)
 
 

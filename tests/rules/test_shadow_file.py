@@ -49,7 +49,7 @@ def test_descriptors_are_in_shadow_too(more):
     with engine(descriptors=descriptors) as limiter:
         assert all(limiter.check([("kind", "sms")]).allowed for _ in range(3))
         assert limiter.shadow_denials == {"kind=sms": 2}
-        assert limiter.explain([("kind", "sms")]).note == "the whole file is in shadow: it denies nobody"
+        assert limiter.explain([("kind", "sms")]).note == "the whole file is in shadow: it denies no request"
 
 
 def test_of_a_folder_each_file_is_by_itself(tmp_path):
@@ -59,7 +59,7 @@ def test_of_a_folder_each_file_is_by_itself(tmp_path):
     with RateLimiter(tmp_path, clock=ManualClock(START)) as limiter:
         assert [limiter.check(CLIENT).allowed for _ in range(2)] == [True, False]
         explanation = limiter.explain(CLIENT)
-        assert explanation.note == "b: the whole file is in shadow: it denies nobody"
+        assert explanation.note == "b: the whole file is in shadow: it denies no request"
         assert [(rule.name, rule.shadow) for rule in explanation.rules] == [("a: all", False), ("b: all", True)]
 
 

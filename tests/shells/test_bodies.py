@@ -1,4 +1,4 @@
-"""Bodies of denials, through both middlewares: templates, HTML for whoever accepts it, words of a rule's own."""
+"""Bodies of denials, through both middlewares: templates, HTML for clients that accept it, words of a rule's own."""
 
 import json
 

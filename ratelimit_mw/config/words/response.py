@@ -160,7 +160,7 @@ def validate_page(file: Values, problems: Problems) -> None:
     response = file[RESPONSE]
     if response[_PAGE] is not None and "html" not in response[_BODY]:
         place = response.place("page")
-        problems.add(place, "no response has the format html", "write body: [json, html] for whoever accepts it")
+        problems.add(place, "no response has the format html", "write body: [json, html]")
 
 
 _groups_schema = kinds.or_list({"enum": list(GROUPS)}, at_least=0)

@@ -90,7 +90,7 @@ def compile_rule(  # noqa: PLR0917 - all of them are needed, and nothing else
     checkpoint()
     validate_rule(rule, problems)
     counters, tiers = compile_counters(domain, rule)
-    # A shadow rule denies nobody, so it can't stand in for one that does. Where the whole file is in shadow none does.
+    # A shadow rule denies no request, so it can't stand in for one that does. In a shadow file, none does.
     replaced = () if rule[SHADOW] else rule[REPLACES]
     return CompiledRule(
         rank=rank,

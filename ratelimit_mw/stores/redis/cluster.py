@@ -249,7 +249,7 @@ class ClusterStore(Store):
             await node.aclose()
 
     def _ask(self, request: StoreRequest, deadline: float) -> Reply:
-        """The reply of whoever serves the request's slot."""
+        """The reply of the node that serves the request's slot."""
         node, left = self._node(self._topology.serving(request[1].slot)), self._timeout
         for pause in _pauses():
             try:

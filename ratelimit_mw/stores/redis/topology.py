@@ -147,7 +147,7 @@ class Topology:
         return address
 
     def nodes(self) -> set[Address]:
-        """The addresses of all nodes that serve a slot, read anew. Raises StoreUnavailable if no node answers."""
+        """The addresses of all nodes that serve a slot, read again. Raises StoreUnavailable if no node answers."""
         self.refresh()
         return set(filter(None, self._slots))
 
