@@ -491,7 +491,7 @@ def test_a_rule_by_its_name_knows_its_template(engine):
 TWO = {"name": "two", "limit": "2 concurrent"}
 
 
-class CompiledOverride:
+class HeldApp:
     """An app whose responses last until they are let go; each shell counts its requests in flight."""
 
     def __init__(self):
@@ -527,7 +527,7 @@ class CompiledOverride:
 
 
 def test_at_most_so_many_in_flight_under_asgi(engine):
-    limiter, held = engine(TWO), CompiledOverride()
+    limiter, held = engine(TWO), HeldApp()
 
     async def main():
         limited = Asgi(held.asgi, limiter=limiter)
@@ -549,7 +549,7 @@ def test_at_most_so_many_in_flight_under_asgi(engine):
 
 
 def test_at_most_so_many_in_flight_under_wsgi(engine):
-    limiter, held = engine(TWO), CompiledOverride()
+    limiter, held = engine(TWO), HeldApp()
     limited = Wsgi(held.wsgi, limiter=limiter)
 
     def ask(_):
@@ -594,7 +594,7 @@ def test_an_app_that_raises_frees_its_place(engine, ask):
 
 
 def test_a_cancelled_request_frees_its_place(engine):
-    limiter, held = engine({"name": "one", "limit": "1 concurrent"}), CompiledOverride()
+    limiter, held = engine({"name": "one", "limit": "1 concurrent"}), HeldApp()
 
     async def main():
         limited = Asgi(held.asgi, limiter=limiter)
