@@ -16,6 +16,8 @@ from ratelimit_mw.errors import ConfigurationError, Conflict, Problem, StoreUnav
 from ratelimit_mw.reload.source import Snapshot
 from ratelimit_mw.stores.records import Listener, Records, open_records
 
+_chance = random.Random()  # separate, so that the app's seeded random numbers are not disturbed
+
 KEPT = 100
 """The number of versions that are kept. Older ones are removed when new ones are pushed."""
 
@@ -152,7 +154,7 @@ class RulesDatabase:
             try:
                 return self._records.write(self._key, put, drop, expected=before)
             except Conflict:  # another push was first: take the next number
-                time.sleep(random.uniform(0, 0.01))
+                time.sleep(_chance.uniform(0, 0.01))
         raise StoreUnavailable("other pushes keep changing the rules database; try again")
 
 

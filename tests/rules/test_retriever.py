@@ -192,7 +192,7 @@ class TestBadRules:
             rule = f"  - {{name: b, by: user, limit: {limit} per minute}}\n"
             replaced(file, text() + rule)
             limiter.reload()
-        assert caplog.text.count("there is no client.user") == 1
+        assert caplog.text.count("client.user is not set") == 1
         assert caplog.text.count("client.secret is empty") == 1
 
     def test_a_fault_of_the_retriever_ends_nothing(self, file, limiter, caplog):

@@ -31,6 +31,8 @@ from ratelimit_mw.stores.redis.records import scan
 from ratelimit_mw.stores.redis.streaming import Streaming
 from ratelimit_mw.stores.redis.threads import ThreadBatcher
 
+_chance = random.Random()  # separate, so that the app's seeded random numbers are not disturbed
+
 _log = logging.getLogger("ratelimit_mw")
 
 _PAUSE = 0.25, 0.4
@@ -110,7 +112,9 @@ class Breaker:
         """Start probes until the store is back."""
         probes: list[threading.Thread] = []
         try:
-            while not self._stopped.wait(min(random.uniform(*_PAUSE) * max(len(probes) / _AT_ONCE, 1), _LONGEST_PAUSE)):
+            while not self._stopped.wait(
+                min(_chance.uniform(*_PAUSE) * max(len(probes) / _AT_ONCE, 1), _LONGEST_PAUSE)
+            ):
                 if self.closings != seen or self._watching.get(None) is not threading.current_thread():
                     return
                 thread = threading.Thread(target=self._try, args=(probe, seen), name="ratelimit_mw probe", daemon=True)

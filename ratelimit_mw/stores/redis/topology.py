@@ -24,6 +24,8 @@ from ratelimit_mw.stores.redis.codec import (
 from ratelimit_mw.stores.redis.connection import HANDSHAKE_TIMEOUT, Blocking
 from ratelimit_mw.stores.redis.endpoint import Address, redirection
 
+_chance = random.Random()  # separate, so that the app's seeded random numbers are not disturbed
+
 SLOTS = 16_384
 
 _ROUNDS = 4
@@ -165,7 +167,7 @@ class Topology:
         """Read the map from the first node that answers. Raises StoreUnavailable if no node answers."""
         known = {*self._seeds, *filter(None, self._slots)}
         failure = StoreUnavailable("the cluster has no node")
-        for address in sorted(known, key=lambda address: (self._away(address), random.random())):
+        for address in sorted(known, key=lambda address: (self._away(address), _chance.random())):
             try:
                 self._slots = self._read_from(address)
             except StoreUnavailable as error:
