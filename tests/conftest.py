@@ -4,6 +4,8 @@
 `any_server`    the newest Valkey alone, for tests to which the version makes no difference
 `fresh_server`  a process of the test's own, to pause, kill and misconfigure
 `each_server`   as `server`, but never flushed: for hypothesis, which runs many examples in one test
+`clock`         a clock that stands still until the test moves it
+`storage`       the URL of a store: once in memory, once on `any_server`
 
 Under pytest-xdist each process has servers of its own.
 """
@@ -14,6 +16,7 @@ from contextlib import ExitStack
 import pytest
 from hypothesis import settings
 
+from ratelimit_mw import ManualClock
 from tests.support.processes import dismiss
 from tests.support.servers import BINARIES, Binary, Server
 
@@ -63,6 +66,18 @@ def each_server(request: pytest.FixtureRequest, _pool: _Pool) -> Server:
 def server(each_server: Server) -> Server:
     each_server.flush()
     return each_server
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    """A clock that stands at 20 seconds into a minute, as windows are counted."""
+    return ManualClock(1_700_000_000)
+
+
+@pytest.fixture(params=["memory", "Redis"])
+def storage(request: pytest.FixtureRequest) -> str:
+    """The URL of a store of each kind."""
+    return "memory://" if request.param == "memory" else request.getfixturevalue("any_server").url
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import time
 
 import pytest
 
-from ratelimit_mw import ManualClock
 from ratelimit_mw.decision.storage import InFlight
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import SECOND, Ask, Quota
@@ -43,11 +42,6 @@ class Store(MemoryStore):
 
     def held(self, key=KEY):
         return 10 - self.decide([Ask(key, QUOTA, 0)], commit=False).outcomes[0].remaining
-
-
-@pytest.fixture
-def clock():
-    return ManualClock(1_700_000_000)
 
 
 @pytest.fixture

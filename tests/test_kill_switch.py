@@ -32,11 +32,6 @@ def allowed(limiter, number=3):
     return [limiter.check(CLIENT).allowed for _ in range(number)]
 
 
-@pytest.fixture(params=["memory", "Redis"])
-def storage(request):
-    return "memory://" if request.param == "memory" else request.getfixturevalue("any_server").url
-
-
 class TestHere:
     def test_off_lets_everything_pass_uncounted(self, storage):
         with engine(storage=storage) as limiter:

@@ -162,7 +162,10 @@ class TestReset:
         assert call(limiter, "peek", OTHER).remaining == 1
 
     def test_where_nothing_counts_there_is_nothing_to_forget(self, call):
-        call(engine(rule(match={"path": "/login"})), "reset", CLIENT)
+        limiter = engine(rule(match={"path": "/login"}))
+        call(limiter, "check", {**CLIENT, "path": "/login"})
+        call(limiter, "reset", CLIENT)
+        assert call(limiter, "peek", {**CLIENT, "path": "/login"}).remaining == 1
 
     def test_says_so_where_the_store_is_away(self, call):
         with engine(storage=AWAY) as limiter, pytest.raises(StoreUnavailable):

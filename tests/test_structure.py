@@ -3,6 +3,7 @@
 A file is walked if a function of it runs. Imports are done before the count.
 """
 
+import ast
 import asyncio
 import re
 import sys
@@ -128,3 +129,19 @@ def test_a_file_is_neither_short_nor_long_without_a_reason():
 def test_no_text_has_an_archaic_word():
     texts = [*PACKAGE.rglob("*.py"), *(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
     assert [path.relative_to(ROOT).as_posix() for path in texts if ARCHAIC.search(path.read_text("utf-8"))] == []
+
+
+def calls(function):
+    """The names of what a function calls, without the objects that they belong to."""
+    found = (node.func for node in ast.walk(function) if isinstance(node, ast.Call))
+    return {each.attr if isinstance(each, ast.Attribute) else getattr(each, "id", "") for each in found}
+
+
+def test_every_test_asserts_something():
+    """By an `assert` of its own, by `pytest.raises`, or by calling a function of the tests that has an `assert`."""
+    nodes = [node for path in (ROOT / "tests").rglob("*.py") for node in ast.walk(ast.parse(path.read_text("utf-8")))]
+    functions = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    asserts = [node for node in functions if any(isinstance(part, ast.Assert) for part in ast.walk(node))]
+    helpers = {node.name for node in asserts} | {"raises"}
+    tests = [node for node in functions if node.name.startswith("test_") and node not in asserts]
+    assert [test.name for test in tests if not calls(test) & helpers] == []

@@ -5,15 +5,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from ratelimit_mw import ManualClock, RateLimiter
+from ratelimit_mw import RateLimiter
 from ratelimit_mw.stores.redis.topology import slot_of
 
 BAN = {"after": "3 denials in 1 minute", "for": "10 minutes"}
-
-
-@pytest.fixture
-def clock():
-    return ManualClock(1_700_000_000)
 
 
 @pytest.fixture

@@ -88,11 +88,6 @@ def fates(engine, locations):
     return [state(ask_wsgi, engine, location)["state"] for location in locations]
 
 
-@pytest.fixture
-def clock():
-    return ManualClock(START)
-
-
 @pytest.mark.parametrize("shell", ["asgi", "wsgi"])
 def test_each_goes_when_the_limit_allows_it_in_its_order(any_server, clock, shell):
     with limiter(any_server, clock=clock) as engine:
@@ -284,6 +279,7 @@ def test_all_that_a_dead_worker_had_begun_is_found_one_after_the_other(any_serve
             numbers = [entry.number for entry in entries]
             client.xclaim("{shop:deferred}:stream", "workers", "dead", 0, numbers, idle=3_600_000)
         asyncio.run(_work(engine, Site(engine), lambda: set(fates(engine, locations)) == {"unknown"}))
+        assert fates(engine, locations) == ["unknown"] * 8
 
 
 def test_what_a_worker_was_handed_and_never_heard_of_is_taken_up_again(any_server, clock):
@@ -558,6 +554,7 @@ def test_a_worker_outlives_its_redis(fresh_server, clock, caplog):
                 await until(lambda: fates(engine, locations) == ["done"], clock)
 
         asyncio.run(scenario())
+        assert site.bodies[-1] == "later"
 
 
 def put_off_again(engine):

@@ -6,19 +6,14 @@ from contextlib import contextmanager
 
 import pytest
 
-from ratelimit_mw import ManualClock, RateLimiter
+from ratelimit_mw import RateLimiter
 from ratelimit_mw.deferral.replay import in_process
-from tests.deferral.asking import REPORTS, START, limiter
+from tests.deferral.asking import REPORTS, limiter
 from tests.deferral.test_worker import WITHIN, Site, fates, put_off, until, working
 from tests.shells.asking import IP
 from tests.support.proxy import Proxy
 
 STREAM = "{shop:deferred}:stream"
-
-
-@pytest.fixture
-def clock():
-    return ManualClock(START)
 
 
 async def _tenant(scope):

@@ -156,8 +156,10 @@ def test_replies_are_read_as_hiredis_reads_them_however_they_are_cut(replies, pl
 
 @given(st.lists(st.binary(max_size=30) | st.sampled_from([b"*3\r\n", b"$5\r\n", b":1\r\n", b"\r\n", b"*-1\r\n"])))
 def test_any_bytes_are_replies_or_unavailable(chunks):
+    found = []
     with contextlib.suppress(StoreUnavailable):
-        parsed(chunks)
+        found = parsed(chunks)
+    assert all(isinstance(each, int | bytes | list | ErrorReply | hiredis.ReplyError | None) for each in found)
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,10 @@ from wsgiref.util import setup_testing_defaults
 
 import pytest
 
-from ratelimit_mw import ManualClock, RateLimiter
+from ratelimit_mw import RateLimiter
 from ratelimit_mw.asgi import RateLimitMiddleware as Asgi
 from ratelimit_mw.wsgi import RateLimitMiddleware as Wsgi
-from tests.shells.asking import IP, START, exchange, http_scope
+from tests.shells.asking import IP, exchange, http_scope
 
 ORIGIN = "https://shop.example"
 PREFLIGHT = {"origin": ORIGIN, "access-control-request-method": "POST"}
@@ -49,16 +49,6 @@ def ask_wsgi(engine, method="POST", headers=(), *, status=200, cost=None):
 @pytest.fixture(params=[ask_asgi, ask_wsgi], ids=["ASGI", "WSGI"])
 def ask(request):
     return request.param
-
-
-@pytest.fixture(params=["memory", "Redis"])
-def storage(request):
-    return "memory://" if request.param == "memory" else request.getfixturevalue("any_server").url
-
-
-@pytest.fixture
-def clock():
-    return ManualClock(START)
 
 
 @pytest.fixture

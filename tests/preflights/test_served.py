@@ -18,11 +18,6 @@ APPS = [
 ]
 
 
-@pytest.fixture(params=["memory", "Redis"])
-def storage(request):
-    return "memory://" if request.param == "memory" else request.getfixturevalue("any_server").url
-
-
 @pytest.fixture
 def served(tmp_path):
     """Starts an app under rules, and returns a client of it."""

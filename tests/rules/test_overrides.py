@@ -179,6 +179,7 @@ class TestBlock:
     def test_reset_forgets_nothing_of_theirs(self, limiter):
         limiter.overrides.set({"ip": "192.0.2.1"}, block=True)
         limiter.reset({"ip": "192.0.2.1"})
+        assert not limiter.check({"ip": "192.0.2.1"}).allowed
 
     @pytest.mark.parametrize(("switch", "allowed"), [("off", True), ("shadow", True), ("on", False)])
     def test_the_kill_switch_lets_them_pass(self, monkeypatch, switch, allowed):

@@ -367,4 +367,5 @@ def test_compiling_leaves_the_garbage_collector_alone(monkeypatch):
     for name in ("disable", "enable", "freeze", "unfreeze", "set_threshold", "collect"):
         monkeypatch.setattr(gc, name, None)  # calling it would raise
     with process_local.in_slices():
-        load_documents([Document("r.yaml", text("5/s").encode())], environ={})
+        made = load_documents([Document("r.yaml", text("5/s").encode())], environ={})
+    assert len(made.rules) == 1

@@ -26,11 +26,6 @@ app = RateLimitMiddleware({kind}, "ratelimits.yaml")
 """
 
 
-@pytest.fixture(params=["memory", "Redis"])
-def storage(request):
-    return "memory://" if request.param == "memory" else request.getfixturevalue("any_server").url
-
-
 @pytest.fixture(params=[("asgi", uvicorn), ("wsgi", gunicorn)], ids=["uvicorn", "gunicorn"])
 def serve_under_load(request, tmp_path, storage):
     """Starts an app under `rules`, which come behind a domain, a load and a storage.

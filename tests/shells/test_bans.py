@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from ratelimit_mw import ManualClock, RateLimiter
+from ratelimit_mw import RateLimiter
 from ratelimit_mw.asgi import RateLimitMiddleware as Asgi
 from ratelimit_mw.config.load import load_rules
 from tests.shells.asking import EACH_SHELL, IP, exchange, http_scope
@@ -20,11 +20,6 @@ START = 1_700_000_000
 PAGE = re.findall(r"^```yaml\n(.*?)^```$", (ROOT / "docs/bans.md").read_text(), re.MULTILINE | re.DOTALL)
 BAN = {"after": "3 denials in 1 minute", "for": "10 minutes"}
 RULE = {"name": "r", "limit": "2 per minute", "algorithm": "sliding_log", "ban": BAN}
-
-
-@pytest.fixture
-def clock():
-    return ManualClock(START)
 
 
 @pytest.fixture

@@ -32,11 +32,6 @@ def level():
     loads.level = 0.0
 
 
-@pytest.fixture
-def clock():
-    return ManualClock(START)
-
-
 def limiter(*rules, clock=None, storage="memory://", shed=None, **sections):
     load = {"source": "python:tests.shells.loads:load", **({"shed": shed} if shed else {})}
     config = {"domain": "d", "load": load, "rules": list(rules or (EVERYBODY, ANALYTICS, PAY)), **sections}

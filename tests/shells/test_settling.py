@@ -7,7 +7,7 @@ from wsgiref.util import setup_testing_defaults
 
 import pytest
 
-from ratelimit_mw import ManualClock, RateLimiter
+from ratelimit_mw import RateLimiter
 from ratelimit_mw.asgi import RateLimitMiddleware as Asgi
 from ratelimit_mw.identity.http_request import AsgiRequest
 from ratelimit_mw.wsgi import RateLimitMiddleware as Wsgi
@@ -16,11 +16,6 @@ from tests.support.patience import aeventually, eventually
 
 START = 1_700_000_000
 TRIES = {"name": "tries", "limit": "3 per minute", "algorithm": "sliding_log", "count": {"status": [401, 403]}}
-
-
-@pytest.fixture
-def clock():
-    return ManualClock(START)
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from ratelimit_mw import ManualClock
 from ratelimit_mw.model import NEVER, SECOND, Ask, Ban, Banned, Quota
 from ratelimit_mw.stores.bans import Bans, key_of_ban
 from ratelimit_mw.stores.deny_cache import DenyCache
@@ -29,11 +28,6 @@ class Counted(MemoryStore):
     def ask(self, request):
         self.asked += 1
         return super().ask(request)
-
-
-@pytest.fixture
-def clock():
-    return ManualClock(1_700_000_040)
 
 
 @pytest.fixture

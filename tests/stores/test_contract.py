@@ -1,10 +1,8 @@
-import asyncio
-
 import pytest
 
 from ratelimit_mw.settings import StorageSettings
 from ratelimit_mw.stores import open_store
-from tests.stores.contract import Contract
+from tests.stores.contract import Awaited, Contract
 
 
 def opened(url, *, clock=None, timeout=2):
@@ -23,29 +21,13 @@ class TestRedis(Contract):
         return lambda **options: opened(server.url, **options)
 
 
-class _Awaited(Contract):
-    """Asks from an event loop, a new one each time."""
-
-    def decide(self, store, asks, *, commit=True):
-        return asyncio.run(store.adecide(asks, commit=commit))
-
-    def forget(self, store, keys):
-        asyncio.run(store.aforget(keys))
-
-    def refund(self, store, asks, charged_at):
-        asyncio.run(store.arefund(asks, charged_at))
-
-    def charge(self, store, asks, instead_of=None):
-        return asyncio.run(store.acharge(asks, instead_of=instead_of))
-
-
-class TestMemoryAwaited(_Awaited):
+class TestMemoryAwaited(Awaited, Contract):
     @pytest.fixture
     def make(self):
         return lambda **options: opened("memory://", **options)
 
 
-class TestRedisAwaited(_Awaited):
+class TestRedisAwaited(Awaited, Contract):
     @pytest.fixture
     def make(self, server):
         return lambda **options: opened(server.url, **options)

@@ -12,7 +12,6 @@ from dataclasses import replace
 
 import pytest
 
-from ratelimit_mw import ManualClock
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import SECOND, Ask, Quota
 from ratelimit_mw.stores.base import Store, worst_over_admission, worst_under_admission
@@ -21,7 +20,7 @@ from ratelimit_mw.stores.lease import PART
 from ratelimit_mw.stores.lease_store import Leases
 from ratelimit_mw.stores.memory import MemoryStore
 from ratelimit_mw.stores.redis.store import RedisStore
-from tests.stores.contract import KINDS, Contract
+from tests.stores.contract import KINDS, Awaited, Contract
 
 MINUTE = 60 * SECOND
 START = 1_700_000_040  # on the minute
@@ -55,11 +54,6 @@ class Counted(Store):
     def taken(self, ask):
         quota = replace(ask.quota, limit=10**9)
         return 10**9 - self.store.decide([Ask(ask.key, quota, 0)], commit=False).outcomes[0].remaining
-
-
-@pytest.fixture
-def clock():
-    return ManualClock(START)
 
 
 @pytest.fixture
@@ -117,22 +111,13 @@ class TestWriteBackOnRedis(_Local):
         return lambda *, clock=None, timeout=2: Leases(RedisStore(any_server.url, timeout=timeout, clock=clock), clock)
 
 
-class TestLeasesAwaited(_Local):
+class TestLeasesAwaited(Awaited, _Local):
     @pytest.fixture
     def make(self, any_server):
         return lambda *, clock=None, timeout=2: Leases(RedisStore(any_server.url, timeout=timeout, clock=clock), clock)
 
     def decide(self, store, asks, *, commit=True):
-        return asyncio.run(store.adecide([self._kept(ask) for ask in asks], commit=commit))
-
-    def forget(self, store, keys):
-        asyncio.run(store.aforget(keys))
-
-    def refund(self, store, asks, charged_at):
-        asyncio.run(store.arefund(asks, charged_at))
-
-    def charge(self, store, asks, instead_of=None):
-        return asyncio.run(store.acharge(asks, instead_of=instead_of))
+        return super().decide(store, [self._kept(ask) for ask in asks], commit=commit)
 
 
 # --------------------------------------------------------------------------------- what is decided here

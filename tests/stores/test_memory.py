@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from ratelimit_mw import ManualClock
 from ratelimit_mw.model import SECOND, Ask, Ban, Quota
 from ratelimit_mw.stores.bans import quota_of
 from ratelimit_mw.stores.memory import MemoryStore
@@ -19,11 +18,6 @@ HOUR = 3_600 * SECOND
 
 def one(key, limit=5, name="fixed_window", period=HOUR, cost=1):
     return [Ask(key, quota(limit, name, period), cost)]
-
-
-@pytest.fixture
-def clock():
-    return ManualClock(1_700_000_040)
 
 
 @pytest.mark.parametrize("most", [1, 2, 7, 100, 2_048, 4_095, 10_000])

@@ -18,7 +18,7 @@ from ratelimit_mw.stores.memory import MemoryStore
 from ratelimit_mw.stores.redis.store import RedisStore
 from ratelimit_mw.stores.redis.topology import slot_of
 from ratelimit_mw.stores.shards import Shards
-from tests.stores.contract import Contract
+from tests.stores.contract import Awaited, Contract
 
 MINUTE = 60 * SECOND
 NAMES = ("fixed_window", "sliding_log", "sliding_window", "bucketed_window", "token_bucket")
@@ -40,11 +40,6 @@ class Counted(Wrapper):
 
 
 @pytest.fixture
-def clock():
-    return ManualClock(1_700_000_040)
-
-
-@pytest.fixture
 def store(clock):
     return Counted(MemoryStore(clock=clock))
 
@@ -62,18 +57,8 @@ class TestContract(Contract):
         return lambda *, clock=None, timeout=None: Shards(MemoryStore(clock=clock))
 
 
-class TestContractAwaited(TestContract):
-    def decide(self, store, asks, *, commit=True):
-        return asyncio.run(store.adecide(asks, commit=commit))
-
-    def forget(self, store, keys):
-        asyncio.run(store.aforget(keys))
-
-    def refund(self, store, asks, charged_at):
-        asyncio.run(store.arefund(asks, charged_at))
-
-    def charge(self, store, asks, instead_of=None):
-        return asyncio.run(store.acharge(asks, instead_of=instead_of))
+class TestContractAwaited(Awaited, TestContract):
+    """The same, from event loops."""
 
 
 def admitted(store, ask, times):
