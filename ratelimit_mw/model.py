@@ -48,11 +48,12 @@ class Quota:
     over: Literal["soft", "elastic"] | None = None
     elastic: "Elastic | None" = field(default=None, compare=False, repr=False)
     ban: "Ban | None" = None
+    shown_limit: int = field(init=False, compare=False, repr=False)
+    """The limit that clients are told. A bucket's limit is its rate, which no throttle raises."""
 
-    @property
-    def shown_limit(self) -> int:
-        """The limit that clients are told. A bucket's limit is its rate, which no throttle raises."""
-        return self.limit if self.burst else self.limit - self.spare
+    def __post_init__(self) -> None:
+        # Computed once, because each response needs it.
+        object.__setattr__(self, "shown_limit", self.limit if self.burst else self.limit - self.spare)
 
 
 @dataclass(frozen=True, slots=True)

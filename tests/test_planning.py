@@ -142,6 +142,15 @@ def test_what_is_recent_has_bounded_room():
     assert {recent.get(n) for n in range(101)} == {None}
 
 
+def test_plans_have_bounded_room(engine):
+    plans = engine(ALL).rules.plans
+    for n in range(5000):
+        plans.put(("GET", n), n)
+    assert len(plans) == 4096
+    assert plans.get(("GET", 0)) is None
+    assert plans.get(("GET", 4999)) == 4999
+
+
 def scope_of(path="/a", method="GET", client="192.0.2.1", **headers):
     fields = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
     return {"type": "http", "method": method, "path": path, "client": (client, 1), "headers": fields}

@@ -32,8 +32,9 @@ from ratelimit_mw.cli.common import (
 )
 from ratelimit_mw.decision.explanation import seconds
 from ratelimit_mw.errors import StoreUnavailable, nearest
+from ratelimit_mw.identity.address import UNKNOWN_ADDRESS
 from ratelimit_mw.identity.attributes import canonical_name
-from ratelimit_mw.identity.identifier import UNKNOWN_ADDRESS, attributes_of
+from ratelimit_mw.identity.identifier import attributes_of
 from ratelimit_mw.model import SECOND, Ask, Outcome, Quota
 from ratelimit_mw.rules.compiled import CompiledRule
 from ratelimit_mw.rules.domains import Rules

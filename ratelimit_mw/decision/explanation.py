@@ -428,7 +428,8 @@ class Question:
         return self._explained(self._engine.without_store(self._plan.charges, commit=False), str(error))
 
     def _explained(self, verdict: Verdict, error: str = "") -> Explanation:
-        note, priority = self._engine.planner.switch.note, ""
+        switch, priority = self._engine.planner.switch, ""
+        note = switch.note if switch.thrown else ""
         shed: Verdict | None = None
         if self._rules.shedding:
             standing = self._engine.planner.shedder.standing(self._rules, self._request, commit=False)

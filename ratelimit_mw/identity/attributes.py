@@ -7,7 +7,8 @@ from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
 
-from ratelimit_mw.identity import address, sources
+from ratelimit_mw.identity import sources
+from ratelimit_mw.identity.address import ClientAddress, canonical
 from ratelimit_mw.identity.decoding import cleaned, host_name
 from ratelimit_mw.identity.request import FrameworkReader, MappingRequest, Reading, Request
 from ratelimit_mw.settings import ClientSettings
@@ -38,7 +39,6 @@ logger = logging.getLogger("ratelimit_mw")
 Reader = Callable[[Request], str | None]
 Fetch = Callable[[Any], Awaitable[str | None]]
 
-_ADDRESS = " address"  # its key in a request's values; no attribute's name starts with a space
 _BUILT_IN = ("ip", "user", "tier", "method", "path", "host")
 _PREFIXES = ("header", "cookie", "query", "path")
 _RAW = ("header:", "cookie:", "query:")
@@ -62,25 +62,25 @@ class Attributes:
 
     def __init__(self, client: ClientSettings, logged: set[str] | None = None) -> None:
         self._client = client
-        self._address = address.ClientAddress(client)
         self._sources = _compiled(client)
         self._readers: dict[str, Reader] = {}
         self._framework_readers: dict[str, FrameworkReader] = {}
         self._logged: set[str] = set() if logged is None else logged
         self._spelled = lru_cache(maxsize=1024)(self._known_name)
-        self._masked = lru_cache(maxsize=4096)(lambda whole: address.masked(whole, client.ipv6_prefix))
+        self.client_address = ClientAddress(client, self._logged)
+        """Reads the attribute `ip`."""
         self.digest = digester(client.secret, client.domain)
         """The keyed hash of what must not be read in a counter's key: 20 characters of [A-Za-z0-9_-]."""
         self.identifiers: dict[str, Callable[..., str | None]] = {}
         """Those that `identifier` has compiled, by the text of `by`."""
         self.awaited: tuple[tuple[str, Fetch], ...] = ()
         """The async functions behind the attributes asked for so far; `resolve` awaits them."""
-        self.address: Reader = _remembered(_ADDRESS, self._address_reader())
+        self.address: Reader = self.client_address.read
         """The client's whole address, not cut to its network: for messages, and for what matches networks."""
 
     def from_proxy(self, request: Request) -> bool:
         """True where the request comes from a proxy that is trusted to say what happened before."""
-        return self._address.trusts(address.canonical(request.peer), 0)
+        return self.client_address.trusts(canonical(request.peer), 0)
 
     def known(self, name: str) -> bool:
         """True where `reader` knows the name."""
@@ -130,7 +130,7 @@ class Attributes:
 
         None where something is, or may be, read from anything else.
         """
-        found = {self._address.header} if self._address.header else set()
+        found = {self.client_address.header} if self.client_address.header else set()
         for name in self._readers:
             headers = self._headers_of(name)
             if headers is None:
@@ -140,7 +140,7 @@ class Attributes:
 
     def request_from(self, attributes: Mapping[str, object]) -> MappingRequest:
         """A request of attributes given by hand, under any spelling of their names; unknown names are ignored."""
-        values: dict[str, str | None] = {"ip": None, _ADDRESS: None, "method": None, "path": None, "host": None}
+        values: dict[str, str | None] = {"ip": None, "method": None, "path": None, "host": None}
         raw: dict[str, str] = {}
         for name, value in attributes.items():
             canonical = self._spelled(name)
@@ -149,9 +149,7 @@ class Attributes:
             if text and canonical is not None:
                 (raw if canonical.startswith(_RAW) else values)[canonical] = text
         method, path, host = values["method"] or "", values["path"] or "", values["host"]
-        if values["ip"]:
-            values[_ADDRESS] = address.canonical(values["ip"].partition("/")[0])
-            values["ip"] = self.network(values["ip"])
+        values |= self.client_address.spelled(values["ip"])
         if method:
             method = method.upper()
             values["method"] = _counted_method(method)
@@ -163,8 +161,7 @@ class Attributes:
 
     def network(self, text: str) -> str | None:
         """The address in `text` as the attribute `ip` has it: in its one spelling, cut to its network if it is IPv6."""
-        whole = address.canonical(text.partition("/")[0])
-        return whole and self._masked(whole)
+        return self.client_address.spelled(text)["ip"]
 
     async def resolve(self, request: Request) -> None:
         """Await the `awaited` functions for a request, so that the readers find their values."""
@@ -184,18 +181,9 @@ class Attributes:
                 self._client.domain,
             )
 
-    def report_unknown_address(self) -> None:
-        """Log, once, that a request has no address."""
-        if "address" not in self._logged:
-            self._logged.add("address")
-            logger.warning(
-                "a request came without a client address: all such requests share one counter (said once). "
-                "Behind a proxy on a unix socket, set client.trusted_hops to the number of proxies"
-            )
-
     def _made(self, name: str) -> Reader:
         if name == "ip":
-            return _remembered("ip", self._ip_reader())
+            return self.client_address.network
         if name == "host":
             self._framework_readers[name] = lambda request, framework: request.host_as(framework)
         if name in _DIRECT:
@@ -228,27 +216,6 @@ class Attributes:
 
     def _known_name(self, name: str) -> str | None:
         return canonical_name(name) if self.known(name) else None
-
-    def _address_reader(self) -> Reader:
-        header, find, trusts = self._address.header, self._address.find, self._address.trusts
-        if header is None:
-            return lambda request: address.canonical(request.peer)
-
-        def read(request: Request) -> str | None:
-            peer = request.peer
-            whole = address.canonical(peer)
-            return find(peer, request.header_lines(header)) if trusts(whole, 0) else whole
-
-        return read
-
-    def _ip_reader(self) -> Reader:
-        whole, masked = self.address, self._masked
-
-        def read(request: Request) -> str | None:
-            found = whole(request)
-            return masked(found) if found is not None else None
-
-        return read
 
 
 def _remembered(name: str, read: Reader) -> Reader:

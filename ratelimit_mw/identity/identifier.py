@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from urllib.parse import quote
 
+from ratelimit_mw.identity.address import UNKNOWN_ADDRESS
 from ratelimit_mw.identity.attributes import Attributes, canonical_name
 from ratelimit_mw.identity.request import Request
 
@@ -25,9 +26,6 @@ SPELLED = " path"
 
 No parameter's name starts with a space.
 """
-
-UNKNOWN_ADDRESS = "ip=?"
-"""The identity that all requests without an address share."""
 
 _HARMLESS = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 _NO_SECRET = ("method", "tier", "host")
@@ -110,25 +108,13 @@ def _part(name: str, attributes: Attributes) -> Identifier:
     if not attributes.known(name):
         raise ValueError(f"{name!r} is nothing to count by; there are global, route, {', '.join(attributes.names())}")
     if name == "ip":
-        return _by_ip(attributes)
+        attributes.reader("ip")  # so that `attributes` knows of its use
+        return attributes.client_address.identify
     if name == "path":
         return _by_path(attributes)
     if name.startswith("path:"):
         return _by_parameter(name, attributes)
     return _by_attribute(name, attributes)
-
-
-def _by_ip(attributes: Attributes) -> Identifier:
-    read = attributes.reader("ip")
-
-    def identify(request: Request, _params: Mapping[str, str], _route: str) -> str:
-        ip = read(request)
-        if ip is None:
-            attributes.report_unknown_address()
-            return UNKNOWN_ADDRESS
-        return "ip=" + ip
-
-    return identify
 
 
 def _by_parameter(name: str, attributes: Attributes) -> Identifier:

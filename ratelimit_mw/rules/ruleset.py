@@ -1,6 +1,7 @@
 """The compiled rules of one file: from a request to what has to be asked of the store."""
 
 import copy
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Self, TypeVar
 
@@ -9,7 +10,6 @@ from ratelimit_mw.clock import Clock, SystemClock
 from ratelimit_mw.errors import Problem
 from ratelimit_mw.identity.attributes import Attributes, Reader
 from ratelimit_mw.identity.request import Entry, Reading, Request
-from ratelimit_mw.lru import LRU
 from ratelimit_mw.model import NEVER, Charge
 from ratelimit_mw.rules.compiled import (
     BLOCKED,
@@ -63,15 +63,25 @@ _MOST = 4096  # about 3 MB
 _LONG = 512  # characters: longer texts are remembered nowhere
 
 
-class Plans(LRU[Hashable, Any]):
-    """The plans of rules that read requests through `attributes`, and that neither the time nor the load changes."""
+class Plans(OrderedDict[Hashable, Any]):
+    """The plans of rules that read requests through `attributes`, and that neither the time nor the load changes.
+
+    At most `_MOST` plans are kept; the oldest is dropped first. It is safe to use from several threads, because keys
+    are texts and tuples of texts: a thread switch in Python code that hashes a key would corrupt an OrderedDict.
+    """
 
     def __init__(self, attributes: Iterable[Attributes]) -> None:
-        super().__init__(_MOST)
+        super().__init__()
         read: set[str] | None = set()
         for each in attributes:
             read = None if read is None or each.headers is None else read | each.headers
         self._headers = None if read is None else tuple(sorted(read))
+
+    def put(self, key: Hashable, plan: object) -> None:
+        """Keep `plan`."""
+        self[key] = plan
+        if len(self) > _MOST:
+            self.popitem(last=False)
 
     def key(self, request: Request) -> Hashable | None:
         """All of a request that its plan may follow from; None where that can't be told, or is too much."""

@@ -380,7 +380,7 @@ def _reader(key: str, attributes: Attributes) -> Reader:
     def known_or_not(request: Request) -> str:
         value = read(request)
         if value is None:
-            attributes.report_unknown_address()
+            attributes.client_address.report_unknown()
         return value or UNKNOWN
 
     return known_or_not
