@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Self
 from ratelimit_mw.clock import Clock
 from ratelimit_mw.decision.engine import Engine
 from ratelimit_mw.decision.kill_switch import Switch
-from ratelimit_mw.decision.planning import Arguments, Plan, described, of_domain, planned
+from ratelimit_mw.decision.planning import Arguments, Plan, of_domain, planned, request_of
 from ratelimit_mw.decision.storage import Storage
 from ratelimit_mw.deferral.service import DeferralService
 from ratelimit_mw.errors import StoreUnavailable
@@ -172,7 +172,7 @@ class RateLimiter:
             ValueError: The cost is negative or is not a whole number.
         """
         rules = of_domain(self.engine.current(), domain)
-        question = self._question(rules, described(rules, attributes), cost)
+        question = self._question(rules, request_of(rules, attributes), cost)
         try:
             reply = self._storage.store.decide(question.asks, commit=False) if question.asks else None
         except StoreUnavailable as error:
@@ -184,7 +184,7 @@ class RateLimiter:
     ) -> "Explanation":
         """Do what `explain` does, awaitable."""
         rules = of_domain(self.engine.current(), domain)
-        request = described(rules, attributes)
+        request = request_of(rules, attributes)
         if rules.attributes.awaited:
             await rules.attributes.resolve(request)
         question = self._question(rules, request, cost)
@@ -267,5 +267,5 @@ class RateLimiter:
 
 
 def _keys_asked(rules: Rules, attributes: Arguments) -> list[str]:
-    charges = planned(rules, described(rules, attributes), 1)
+    charges = planned(rules, request_of(rules, attributes), 1)
     return [] if charges is BLOCKED else [charge.ask.key for charge in charges]

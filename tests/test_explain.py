@@ -32,36 +32,36 @@ def told(*rules, ip="192.0.2.1", before=0, cost=1, more=None, **attributes):
             [{"match": {"path": ["/a", "/b"]}}],
             {},
             "no match",
-            "the path is /, and has to be one of /a, /b",
+            "the path is /, but must be one of /a, /b",
             id="another path",
         ),
         pytest.param(
             [{"match": {"methods": ["POST"], "ip": "10.0.0.0/8"}}],
             {},
             "no match",
-            "the method is GET, and has to be POST; the address is 192.0.2.1, and has to be 10.0.0.0/8",
+            "the method is GET, but must be POST; the address is 192.0.2.1, but must be 10.0.0.0/8",
             id="another method and address",
         ),
         pytest.param(
             [{"match": {"host": "example.com"}}],
             {"host": "example.org:80"},
             "no match",
-            "host is example.org, and has to be example.com",
+            "host is example.org, but must be example.com",
             id="another host",
         ),
         pytest.param(
             [{"match": {"header:X-Key": "letmein"}}],
             {"header:X-Key": "hunter2"},
             "no match",
-            "header:X-Key is another, and has to be letmein",
+            "header:X-Key is another, but must be letmein",
             id="another header, which is not told",
         ),
         pytest.param(
-            [{"match": {"cookie:a": "1"}}], {}, "no match", "cookie:a is absent, and has to be 1", id="no cookie"
+            [{"match": {"cookie:a": "1"}}], {}, "no match", "cookie:a is absent, but must be 1", id="no cookie"
         ),
         pytest.param([{"match": {"query:a": "1"}}], {"query:a": "1"}, "applies", "", id="the query"),
         pytest.param(
-            [{}, {"replaces": "r0"}], {}, "replaced", "it matches, but 'r1' does too, and replaces it", id="replaced"
+            [{}, {"replaces": "r0"}], {}, "replaced", "it matches, but 'r1' matches too and replaces it", id="replaced"
         ),
         pytest.param(
             [{}, {"replaces": "r0", "by": "tier"}], {}, "applies", "", id="not replaced by who has no counter"
@@ -74,7 +74,11 @@ def told(*rules, ip="192.0.2.1", before=0, cost=1, more=None, **attributes):
             id="an attribute is absent",
         ),
         pytest.param(
-            [{"by": ["ip", "user"]}], {}, "applies", "in part, for the request has no user", id="one of two counters"
+            [{"by": ["ip", "user"]}],
+            {},
+            "applies",
+            "in part, because the request has no user",
+            id="one of two counters",
         ),
         pytest.param(
             [{"by": "path:id", "match": {"path": "/{id}"}}], {"path": "/7"}, "applies", "", id="a parameter of the path"
@@ -117,7 +121,7 @@ GET / from 192.0.2.1: would be denied by 'r0', for 60 s
       3 per minute, fixed_window: 0 left; room in 60 s; as if unused in 60 s
 
 What would change that, each by itself:
-  - 60 s pass, and no other request takes what comes free
+  - 60 s pass without another request
   - 'r0' may do more than 5 per minute
   - the counters of 'r0' are reset"""
     )
@@ -125,7 +129,7 @@ What would change that, each by itself:
 
 def test_a_cost_that_is_too_high_now_or_for_ever():
     assert told({}, before=1, cost=3).changes == (
-        "60 s pass, and no other request takes what comes free",
+        "60 s pass without another request",
         "the request costs no more than 2",
         "'r0' may do more than 5 per minute",
         "the counters of 'r0' are reset",

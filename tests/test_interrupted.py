@@ -98,7 +98,7 @@ def test_the_places_of_threads_that_wait_for_their_turn():
         return app(dict(ENVIRON), lambda *_: lambda _: None)
 
     def check(place):
-        assert len(engine._waiting._asking) + len(engine._waiting._waiting) + len(engine._waiting._held_up) == 0, place
+        assert len(engine._waiting._asking) + len(engine._waiting._waiting) + len(engine._waiting._blocked) == 0, place
         assert serve() == [], place  # it has to wait for a microsecond
 
     lines = at_every_line(serve, check, before=serve)
@@ -149,7 +149,7 @@ def test_renewing_what_is_in_flight():
     in_flight = limiter._storage.in_flight
 
     def check(place):
-        assert not any(lease.renewing for lease in in_flight._held), place
+        assert not any(lease.renewing for lease in in_flight._places), place
         for _ in range(5):
             clock.advance(4)
             in_flight.renew()

@@ -131,7 +131,7 @@ class TestHere:
             limiter.switch.set("shadow", author="ada")
             allowed(limiter)
             explanation = limiter.explain(CLIENT)
-            assert explanation.note == "the switch is at shadow: all is counted, and nothing denied (ada)"
+            assert explanation.note == "the switch is at shadow: all requests are counted, none is denied (ada)"
             assert explanation.outcome == "would pass, uncounted"
 
     @pytest.mark.parametrize(

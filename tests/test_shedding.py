@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratelimit_mw.decision.load import EASES, NONE, RETURNS_IN, comes_back_in, pressed, share_shed, turn
+from ratelimit_mw.decision.load import EASES, NONE, RETURNS_IN, pressure_after, retry_after_shed, share_shed, turn
 from ratelimit_mw.settings import Bands
 
 LOADS = st.floats(0, 1)
@@ -43,7 +43,7 @@ def test_pressure_rises_with_the_load_and_falls_at_its_own_pace(history):
     now, before = 100.0, NONE
     for span, load in history:
         now += span
-        after = pressed(before, load, now)
+        after = pressure_after(before, load, now)
         assert load <= after.level <= max(load, before.level)
         if before is not NONE:
             assert after.level >= before.level - EASES * span - 1e-9
@@ -52,19 +52,21 @@ def test_pressure_rises_with_the_load_and_falls_at_its_own_pace(history):
 
 @given(LOADS, LOADS, SPANS, SPANS)
 def test_one_step_or_two_under_the_same_load_are_the_same(level, load, first, second):
-    before = pressed(NONE, level, 0.0)
-    once = pressed(before, load, first + second)
-    assert once.level == pytest.approx(pressed(pressed(before, load, first), load, first + second).level, abs=1e-9)
+    before = pressure_after(NONE, level, 0.0)
+    once = pressure_after(before, load, first + second)
+    assert once.level == pytest.approx(
+        pressure_after(pressure_after(before, load, first), load, first + second).level, abs=1e-9
+    )
 
 
 def test_a_spike_is_over_in_a_quarter_of_a_minute():
-    spike = pressed(NONE, 1.0, 0.0)
-    shares = [share_shed(pressed(spike, 0.1, 2.5 * step).level, Bands().low) for step in range(8)]
+    spike = pressure_after(NONE, 1.0, 0.0)
+    shares = [share_shed(pressure_after(spike, 0.1, 2.5 * step).level, Bands().low) for step in range(8)]
     assert shares == pytest.approx([1, 1, 1, 1, 2 / 3, 1 / 3, 0, 0])
 
 
 def test_a_clock_that_steps_back_eases_nothing():
-    assert pressed(pressed(NONE, 0.9, 10.0), 0.0, 3.0).level == 0.9
+    assert pressure_after(pressure_after(NONE, 0.9, 10.0), 0.0, 3.0).level == 0.9
 
 
 @given(st.floats(0, 1), st.integers(0, 10**6), st.integers(1, 2_000), st.integers(1, 4))
@@ -78,10 +80,10 @@ def test_who_is_shed_comes_back_after_five_to_ten_seconds(number, share):
     drawn = turn(number)
     assert 0 <= drawn < 1
     if drawn < share:
-        assert RETURNS_IN <= comes_back_in(drawn, share) < 2 * RETURNS_IN
+        assert RETURNS_IN <= retry_after_shed(drawn, share) < 2 * RETURNS_IN
 
 
 def test_they_do_not_come_back_together():
-    waits = [comes_back_in(turn(number), 0.5) for number in range(1, 1_001) if turn(number) < 0.5]
+    waits = [retry_after_shed(turn(number), 0.5) for number in range(1, 1_001) if turn(number) < 0.5]
     for second in range(5, 10):
         assert sum(second <= wait < second + 1 for wait in waits) == pytest.approx(len(waits) / 5, abs=3)

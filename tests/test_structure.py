@@ -36,7 +36,7 @@ SHORT = {
 }
 """Files under 40 lines, each with the reason."""
 
-LONG: dict[str, str] = {}
+LONG = {"decision/explanation.py": "the values that an explanation consists of, each field documented for users"}
 """Files over 450 lines, each with the reason."""
 
 ARCHAIC = re.compile(r"\b(nobody|whoever|whom|anew|besides|meanwhile)\b", re.IGNORECASE)

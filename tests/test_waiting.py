@@ -33,7 +33,7 @@ def waiting():
 
 
 def held_up(waiting, number=1):
-    eventually(lambda: len(waiting._held_up) == number, every=0.001)
+    eventually(lambda: len(waiting._blocked) == number, every=0.001)
 
 
 def places(number):
@@ -43,7 +43,7 @@ def places(number):
 def test_a_thread_that_finds_all_places_taken_by_those_who_ask_hears_of_them_first(waiting, pool):
     first, second, third, fourth = places(4)
     assert [waiting.enter(place, 2) for place in (first, second, third)] == [True, True, False]
-    late = pool.submit(waiting.enter_at_last, fourth, 2)
+    late = pool.submit(waiting.enter_when_free, fourth, 2)
     held_up(waiting)
     waiting.decided(first)
     held_up(waiting)  # the other may yet turn out not to wait
@@ -54,7 +54,7 @@ def test_a_thread_that_finds_all_places_taken_by_those_who_ask_hears_of_them_fir
 def test_it_finds_no_place_once_all_belong_to_threads_that_wait(waiting, pool):
     first, second, third, fourth = places(4)
     assert [waiting.enter(place, 2) for place in (first, second)] == [True, True]
-    late = pool.submit(waiting.enter_at_last, third, 2)
+    late = pool.submit(waiting.enter_when_free, third, 2)
     held_up(waiting)
     waiting.decided(first)
     waiting.decided(second)
@@ -67,7 +67,7 @@ def test_it_finds_no_place_once_all_belong_to_threads_that_wait(waiting, pool):
 def test_no_thread_gets_in_before_one_that_is_held_up(waiting, pool):
     first, second, third = places(3)
     assert waiting.enter(first, 1)
-    late = pool.submit(waiting.enter_at_last, second, 1)
+    late = pool.submit(waiting.enter_when_free, second, 1)
     held_up(waiting)
     assert not waiting.enter(third, 10)
     waiting.leave(first)
@@ -78,7 +78,7 @@ def test_no_thread_gets_in_before_one_that_is_held_up(waiting, pool):
 def test_each_goes_by_the_number_of_places_of_its_own_rule(waiting, pool):
     first, second, third, fourth, fifth = places(5)
     assert [waiting.enter(place, 2) for place in (first, second)] == [True, True]
-    few, many = pool.submit(waiting.enter_at_last, third, 1), pool.submit(waiting.enter_at_last, fourth, 3)
+    few, many = pool.submit(waiting.enter_when_free, third, 1), pool.submit(waiting.enter_when_free, fourth, 3)
     assert many.result(WITHIN)
     held_up(waiting)
     waiting.decided(first)
@@ -91,7 +91,7 @@ def test_all_who_are_held_up_hear_of_a_place_that_is_left(waiting, pool):
     assert waiting.enter(first, 2)
     waiting.decided(first)
     assert waiting.enter(second, 2)
-    late = [pool.submit(waiting.enter_at_last, place, 2) for place in others]
+    late = [pool.submit(waiting.enter_when_free, place, 2) for place in others]
     held_up(waiting, 2)
     waiting.leave(first)
     eventually(lambda: any(each.done() for each in late), every=0.001)
@@ -103,7 +103,7 @@ def test_all_who_are_held_up_hear_of_a_place_that_is_left(waiting, pool):
 def test_a_place_ends_with_the_request_that_had_it(waiting, pool):
     first, second = places(2)
     assert waiting.enter(first, 1)
-    late = pool.submit(waiting.enter_at_last, second, 1)
+    late = pool.submit(waiting.enter_when_free, second, 1)
     held_up(waiting)
     del first  # its thread was interrupted before it gave the place back
     assert late.result(WITHIN)
@@ -112,7 +112,7 @@ def test_a_place_ends_with_the_request_that_had_it(waiting, pool):
 def test_a_child_of_a_fork_has_all_its_places(waiting, pool):
     first, second, third, fourth = places(4)
     assert waiting.enter(first, 1)
-    late = pool.submit(waiting.enter_at_last, second, 1)
+    late = pool.submit(waiting.enter_when_free, second, 1)
     held_up(waiting)
     with waiting._lock:  # as another thread may, at the moment of the fork
         child = os.fork()

@@ -1,4 +1,4 @@
-"""The decision maker: from a request to its plan, one call to the store, and what follows from it.
+"""The decision maker: plans a request, makes one store call and turns the reply into a verdict.
 
 This package is internal: its names may change in any release.
 """

@@ -37,13 +37,13 @@ class Waiting:
     """The places for threads that wait for their turn at a bucket, counted for this process.
 
     A place is taken by a thread that waits, or by a thread that asks the store whether it must wait. If all places
-    are taken, a thread that must wait is held up as long as some places belong to asking threads, because those may
-    turn out not to wait. New threads get no place during that time, so it lasts as long as the running decisions.
-    The child of a fork starts with no places taken.
+    are taken, a thread that must wait blocks while asking threads have some of them, because those threads may not
+    have to wait. New threads get no place while a thread blocks. It therefore blocks no longer than the decisions
+    that are running. The child of a fork starts with no places taken.
 
     An asynchronous exception (gevent's timeouts, `PyThreadState_SetAsyncExc`) may be raised at any line. Places are
-    therefore held in weak sets, so that they end with the request at the latest. `threading.Condition` is not used,
-    because an exception inside it can leave its lock held.
+    therefore kept in weak sets, so that they end with the request at the latest. `threading.Condition` is not used,
+    because an exception inside it can leave its lock locked.
     """
 
     _lock = lazy(lock)
@@ -55,28 +55,31 @@ class Waiting:
     def _begin(self) -> None:
         self._asking: WeakSet[WaitingPlace] = WeakSet()
         self._waiting: WeakSet[WaitingPlace] = WeakSet()
-        self._held_up: WeakSet[WaitingPlace] = WeakSet()
+        self._blocked: WeakSet[WaitingPlace] = WeakSet()
         self._gates: list[threading.Lock] = []
 
     def after_fork(self) -> None:
-        """Reset in the child of a fork. The lock is replaced, because the parent may have held it."""
+        """Reset in the child of a fork. The lock is replaced, because a thread of the parent may have locked it."""
         vars(self).pop("_lock", None)
         self._begin()
 
     def enter(self, place: WaitingPlace, most: int) -> bool:
         """Take one of `most` places before asking the store.
 
-        Returns False if all places are taken or if a thread is held up.
+        Returns False if all places are taken or if a thread is blocked.
         """
         with self._lock:
-            if self._held_up or len(self._asking) + len(self._waiting) >= most:
+            if self._blocked or len(self._asking) + len(self._waiting) >= most:
                 return False
             self._asking.add(place)
             return True
 
-    def enter_at_last(self, place: WaitingPlace, most: int) -> bool:
-        """Block until one of `most` places is free and take it. Returns False once all belong to waiting threads."""
-        self._held_up.add(place)
+    def enter_when_free(self, place: WaitingPlace, most: int) -> bool:
+        """Block until one of `most` places is free, and take it.
+
+        Returns False as soon as waiting threads have all places.
+        """
+        self._blocked.add(place)
         try:
             while True:
                 gate = threading.Lock()
@@ -88,12 +91,12 @@ class Waiting:
                         self._asking.add(place)
                         return True
                     self._gates.append(gate)
-                gate.acquire(timeout=_LOOK_AGAIN)
+                gate.acquire(timeout=_CHECK_AGAIN)
         finally:
-            self._held_up.discard(place)
+            self._blocked.discard(place)
 
     def decided(self, place: WaitingPlace) -> None:
-        """Turn the place of an asking thread into that of a waiting thread."""
+        """Record that the asking thread with this place now waits."""
         with self._lock:
             self._waiting.add(place)
             self._asking.discard(place)
@@ -107,13 +110,13 @@ class Waiting:
             self._wake()
 
     def _wake(self) -> None:
-        """Wake all threads that are held up, so that they check again."""
+        """Wake all blocked threads, so that they check again."""
         while self._gates:
             self._gates.pop().release()
 
 
-_LOOK_AGAIN = 1.0
-"""Seconds after which a held-up thread checks by itself. A thread may have ended without giving its place back."""
+_CHECK_AGAIN = 1.0
+"""Seconds after which a blocked thread checks by itself. A thread may have ended without giving its place back."""
 
 
 def most_waiting(charges: Sequence[Charge]) -> int | None:
@@ -125,19 +128,19 @@ def most_waiting(charges: Sequence[Charge]) -> int | None:
     return min(waits, default=None)
 
 
-def impatient(charges: Sequence[Charge]) -> Sequence[Charge]:
-    """The same charges without `max_wait`, so that a request that would wait is denied.
+def without_max_wait(charges: Sequence[Charge]) -> Sequence[Charge]:
+    """The same charges without `max_wait`: a request that would have to wait is denied instead.
 
     Such a denial does not count towards a ban.
     """
     return [
-        Charge(rule, ask._replace(quota=_impatient(ask.quota))) if _may_wait(ask) else Charge(rule, ask)
+        Charge(rule, ask._replace(quota=_without_max_wait(ask.quota))) if _may_wait(ask) else Charge(rule, ask)
         for rule, ask in charges
     ]
 
 
-def lacks_patience(charges: Sequence[Charge], verdict: Verdict) -> bool:
-    """Whether a request that was denied under `impatient` charges could pass if it waits.
+def only_waiting_helps(charges: Sequence[Charge], verdict: Verdict) -> bool:
+    """Whether a request that was denied under charges `without_max_wait` could pass if it waits.
 
     That is the case if only buckets with a `max_wait` deny it.
     """
@@ -154,7 +157,7 @@ def _may_wait(ask: Ask) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def _impatient(quota: Quota) -> Quota:
+def _without_max_wait(quota: Quota) -> Quota:
     return replace(quota, max_wait=0, ban=quota.ban and replace(quota.ban, after=0))
 
 
@@ -182,7 +185,7 @@ class Engine:
         self.shadows = Shadows()
         self.planner = Planner(self.shadows, clock)
         self.settlement = Settlement(storage)
-        retriever.require(storage.decide_here)
+        retriever.require(storage.wrap_for)
         retriever.connect(self.planner.switch.turn)
 
     def connect(self) -> None:
@@ -245,15 +248,19 @@ class Engine:
         return await self.aexecute(plan, rules, commit=commit)
 
     def execute(self, plan: Plan, rules: Rules, *, commit: bool = True, again: bool = False) -> Verdict:
-        """Carry out a plan that was made by `rules`.
+        """Carry out a plan that was made by `rules`, and block until the store has answered.
 
-        `again` says that the request was decided before: its shadow denials are already counted.
+        Args:
+            plan: the plan of one request.
+            rules: the rules that made the plan.
+            commit: whether to charge; False only looks (`peek`).
+            again: the request was decided before, so its shadow denials are already counted.
         """
         if rules.settling and self._clock:
             self._storage.renew()  # the renewing thread cannot follow a clock that is moved by hand
         asks = plan.asks
         if not asks:
-            return idle(plan)
+            return verdict_without_counters(plan)
         store = self._storage.store
         try:
             reply = store.ask((asks, DECIDE if commit else LOOK))
@@ -274,7 +281,7 @@ class Engine:
             await asyncio.to_thread(self._storage.renew)
         asks = plan.asks
         if not asks:
-            return idle(plan)
+            return verdict_without_counters(plan)
         store = self._storage.store
         try:
             reply = await store.aask((asks, DECIDE if commit else LOOK))
@@ -288,8 +295,8 @@ class Engine:
                     await store.arefund(verdict.owed, reply.now)
         return verdict
 
-    def decide_here(self, charges: Sequence[Charge]) -> Verdict:
-        """Decide by the counters of this process alone."""
+    def decide_locally(self, charges: Sequence[Charge]) -> Verdict:
+        """Decide by the local store alone, which counts for this process."""
         verdict = self._conclude(charges, self._storage.local.decide([charge.ask for charge in charges]), commit=True)
         verdict.local = True
         return verdict
@@ -302,9 +309,11 @@ class Engine:
         If `max_waiting` threads are waiting already, a request that would have to wait is denied.
 
         A thread takes its place before it asks the store, because a turn that a bucket has assigned cannot be
-        returned. A thread without a place asks with `impatient` charges, so that a request that need not wait is
-        never held up. If only waiting would help, the thread is held up until a place is free and asks a second
-        time, or it is denied.
+        returned. A thread without a place asks with charges `without_max_wait`, so that a request that need not
+        wait never blocks. If only waiting would help, the thread blocks until a place is free and asks a second
+        time, or the request is denied.
+
+        The arguments and errors are those of `decide`.
         """
         rules = rules or self.current()
         plan = self.planner.admit(rules, request, cost, rule)
@@ -314,14 +323,14 @@ class Engine:
         waiting, place, again = self._waiting, WaitingPlace(), False
         try:
             if not waiting.enter(place, most):
-                verdict = self.execute(Plan(impatient(plan.charges)), rules)
-                again = lacks_patience(plan.charges, verdict) and waiting.enter_at_last(place, most)
+                verdict = self.execute(Plan(without_max_wait(plan.charges)), rules)
+                again = only_waiting_helps(plan.charges, verdict) and waiting.enter_when_free(place, most)
                 if not again:
                     return verdict
             verdict = self.execute(plan, rules, again=again)
             if verdict.delay:
                 waiting.decided(place)
-                self.settlement.account(verdict)  # the request holds its concurrent places while it waits
+                self.settlement.account(verdict)  # keeps the concurrent places of the request while it waits
                 time.sleep(verdict.delay / SECOND)
             return verdict
         finally:
@@ -349,8 +358,8 @@ class Engine:
         return verdict
 
 
-def idle(plan: Plan) -> Verdict:
-    """The verdict on a plan that asks no counter: shed, blocked or free."""
+def verdict_without_counters(plan: Plan) -> Verdict:
+    """The verdict on a plan that asks no counter: the request is shed, blocked or free."""
     if isinstance(plan, Refusal):
         return plan.verdict
     return _BLOCKED if plan.charges else _FREE

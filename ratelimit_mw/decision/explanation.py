@@ -1,11 +1,14 @@
-"""Why a request would be decided as it would be: each rule, its counters, and what would have to change."""
+"""Explains the decision on a request: each rule, its counters, and what would change the outcome.
+
+`Question` asks the counters without a charge. `Explanation` is the answer that users get.
+"""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ratelimit_mw.algorithms import ALGORITHMS, NOTHING
-from ratelimit_mw.decision.engine import Engine, idle
+from ratelimit_mw.decision.engine import Engine, verdict_without_counters
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.identity.attributes import canonical_name
@@ -21,7 +24,14 @@ from ratelimit_mw.units import spell_period
 
 @dataclass(frozen=True, slots=True)
 class Criterion:
-    """One thing that a `match` asks for. `found` says what the request has, in words where that may be secret."""
+    """One condition of a `match`.
+
+    Attributes:
+        name: what the condition is about, such as "the path" or "header:X-Plan".
+        wanted: the values that meet the condition.
+        found: the value in the request. A value that may be secret is only described ("another", "absent").
+        met: whether the request meets the condition.
+    """
 
     name: str
     wanted: tuple[str, ...]
@@ -30,15 +40,20 @@ class Criterion:
 
     def __str__(self) -> str:
         wanted = self.wanted[0] if len(self.wanted) == 1 else f"one of {', '.join(self.wanted)}"
-        return f"{self.name} is {self.found}, and has to be {wanted}"
+        return f"{self.name} is {self.found}, but must be {wanted}"
 
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """What became of one rule. `why` is a sentence, empty where the rule applies and nothing is to be said.
+    """Whether one rule applies to the request, and why.
 
-    `status`: "applies"; "no match"; "replaced" by another rule; "no counter", as what it counts by is absent;
-    "unlimited"; "exempt", as the request or its client is.
+    Attributes:
+        rule: the name of the rule.
+        status: "applies"; "no match"; "replaced" (another rule replaces it); "no counter" (the attribute that it
+            counts by is absent); "unlimited"; "exempt" (the request or its client is exempt).
+        why: the reason in words; empty if the rule applies without restriction.
+        criteria: the conditions of its `match`.
+        charges: the counters that it asks.
     """
 
     rule: str
@@ -49,40 +64,48 @@ class Reason:
 
 
 def reasons(rules: RuleSet, request: Request, charges: Iterable[Charge]) -> tuple[list[Reason], str]:
-    """What became of each rule of one domain, and what bears on all of them, as an exemption does; maybe nothing.
+    """The reason for each rule of one domain, and a note that concerns all of them.
 
-    `charges` is the plan that the domain made for the request. All answers come from what the plan goes by.
+    The reasons are found with the same matching code as the plan.
+
+    Args:
+        rules: the rules of the domain.
+        request: the request.
+        charges: what `rules` planned for the request.
+
+    Returns:
+        The reasons in the order of the rules, and the note, such as an exemption. The note may be empty.
     """
     asked: dict[str, list[Charge]] = {}
     for charge in charges:
         asked.setdefault(charge.rule.name, []).append(charge)
     readings = [_Reading(rules, view, selection) for view, selection in rules.selections(request)]
-    found = [_of_all(rule, readings, tuple(asked.pop(rule.rule.name, ()))) for rule in rules.compiled]
-    # What is left was asked by descriptors, which are matched by entries.
+    found = [_reason_of_all(rule, readings, tuple(asked.pop(rule.rule.name, ()))) for rule in rules.compiled]
+    # The remaining charges come from descriptors, which match entries instead of requests.
     found += [Reason(name, "applies", "", (), tuple(own)) for name, own in asked.items()]
     if all(reading.free for reading in readings):
         return found, readings[0].free
     return found, _IN_SHADOW if rules.shadow else readings[0].apart
 
 
-def _of_all(rule: CompiledRule, readings: Sequence["_Reading"], charges: tuple[Charge, ...]) -> Reason:
-    """What became of a rule that asks `charges`, in all readings of the request."""
+def _reason_of_all(rule: CompiledRule, readings: Sequence["_Reading"], charges: tuple[Charge, ...]) -> Reason:
+    """The reason for a rule that asks `charges`, over all readings of the request."""
     found = [reading.reason(rule) for reading in readings]
-    # A rule applies if it does in one reading; else the reading in which it comes closest says most.
+    # A rule applies if it applies in one reading. Otherwise a reading in which it matches explains more than others.
     wanted = [reason for reason in found if reason.status == "applies"]
     closer = [reason for reason in found if reason.status != "no match"]
     return replace((wanted or closer or found)[0], charges=charges)
 
 
 class _Reading:
-    """One reading of a request, and what the plan selects for it."""
+    """One way to read a request (frameworks read some requests differently), and the rules selected for it."""
 
     def __init__(self, rules: RuleSet, request: Request, selection: Selection) -> None:
         self._rules = rules
         self._request = request
         _, self._replaced, self._exemption, self._preflight = selection
         self.free = self._free()
-        """Why no rule is asked; empty where rules are."""
+        """Why the request is exempt from all rules; empty if it is not."""
 
     def _free(self) -> str:
         rank, rules = self._exemption, self._rules
@@ -90,19 +113,19 @@ class _Reading:
             return ""
         if rank >= 0:
             return "an override exempts this client"
-        match = rules.exempt[rank]  # negative ranks are places, counted from the end
+        match = rules.exempt[rank]  # a negative rank is an index from the end
         criteria = _criteria(match, True, (), match.conditions(rules.attributes.address), self._request)
         names = ", ".join(f"{criterion.name} {' '.join(criterion.wanted)}" for criterion in criteria)
         return f"exempt[{len(rules.exempt) + rank}] ({names}) exempts it"
 
     @property
     def apart(self) -> str:
-        """What is special about a preflight; empty for other requests."""
+        """A note if the request is a CORS preflight; empty for other requests."""
         preflight = self._preflight
         return "" if preflight is None else f"a CORS preflight for {preflight.view.method}: it has counters of its own"
 
     def reason(self, rule: CompiledRule) -> Reason:
-        """What becomes of one rule. It has no charges yet."""
+        """The reason for one rule, still without its charges."""
         preflight = self._preflight
         request = self._request if preflight is None else preflight.asked_of(rule)
         candidate = self._rules.candidate(rule, self._request)
@@ -117,7 +140,7 @@ class _Reading:
         self, rule: CompiledRule, candidate: Candidate | None, criteria: Iterable[Criterion], request: Request
     ) -> tuple[str, str]:
         if rule.on_demand:
-            return "no match", "it applies where the app asks for it"
+            return "no match", "it applies only when the app asks for it by name"
         if rule.rule.messages:
             return "no match", "it counts the messages of WebSockets, not requests"
         unmet = [str(criterion) for criterion in criteria if not criterion.met]
@@ -127,10 +150,10 @@ class _Reading:
             return "exempt", self.free
         other = self._replaced.get(rule.rank)
         if other is not None:
-            return "replaced", f"it matches, but '{other}' does too, and replaces it"
+            return "replaced", f"it matches, but '{other}' matches too and replaces it"
         absent = self._absent(rule, candidate, request)
         if self._charges(candidate, self._rules.overrides):
-            return "applies", f"in part, for {absent}" if absent else ""
+            return "applies", f"in part, because {absent}" if absent else ""
         if not self._counts(candidate):
             return "no counter", f"it matches, but has nothing to count by: {absent}"
         if self._charges(candidate, None):
@@ -143,7 +166,7 @@ class _Reading:
         return self._rules.charges_alone(candidate, self._request, 1, overrides)
 
     def _counts(self, candidate: Candidate, identifiers: tuple[Identifier, ...] = ()) -> bool:
-        """Whether the rule finds something to count by; with `identifiers`, whether these do."""
+        """Whether the request has an attribute that the rule counts by; with `identifiers`, that one of these needs."""
         rank, program, route, parameters, strict = candidate
         probe = program._replace(
             counters=_PROBE, tiers=None, weigh=None, identifiers=identifiers or program.identifiers
@@ -151,7 +174,7 @@ class _Reading:
         return bool(self._charges((rank, probe, route, parameters, strict), None))
 
     def _absent(self, rule: CompiledRule, candidate: Candidate, request: Request) -> str:
-        """Which counters a rule has not, for want of an attribute."""
+        """The absent attributes for which the rule lacks a counter, in words; empty if none is absent."""
         names: dict[str, None] = {}
         for entry, identify in zip(rule.by, rule.identifiers, strict=True):
             if not self._counts(candidate, (identify,)):
@@ -166,27 +189,32 @@ class _Reading:
 
 
 _PROBE = (("", NOTHING),)
-"""A counter that every rule with an identity asks."""
+"""Replaces the counters of a rule, to see whether its identifiers find anything to count by."""
 
 
 def _criteria(
     match: Matching, found: bool, looked_up: Iterable[Condition], tried: Iterable[Condition], request: Request
 ) -> tuple[Criterion, ...]:
-    """What a `match` asks for. The index has looked the rule up by its path, or `looked_up`, and has `found` it or not.
+    """The conditions of a `match`: the path first, then the method, the address and the others.
 
-    `tried` are the conditions that the plan tries one by one.
+    Args:
+        match: the `match` of the rule.
+        found: whether the index of the rules has found the rule for this request.
+        looked_up: the conditions that the index tests, as it tests the path.
+        tried: the conditions that the plan tests one by one.
+        request: the request.
     """
     criteria = []
     if match.templates:
         wanted = tuple(template.text for template in match.templates)
         criteria.append(Criterion("the path", wanted, request.path or "not given", found))
     met = dict.fromkeys(looked_up, found) | {each: each.holds(request) for each in tried}
-    told = [Criterion(each.name, each.wanted, each.found(request), met[each]) for each in met]
-    return (*criteria, *sorted(told, key=_place))
+    others = [Criterion(each.name, each.wanted, each.found(request), met[each]) for each in met]
+    return (*criteria, *sorted(others, key=_order))
 
 
-def _place(criterion: Criterion) -> int:
-    """The method comes first, the address second."""
+def _order(criterion: Criterion) -> int:
+    """Sort the method first and the address second."""
     return {"the method": 0, "the address": 1}.get(criterion.name, 2)
 
 
@@ -195,9 +223,18 @@ _IN_SHADOW = "the whole file is in shadow: it denies no request"
 
 @dataclass(frozen=True, slots=True)
 class CounterState:
-    """One counter as it is now. Times are in seconds; `retry_after` is `inf` where no waiting helps.
+    """The state of one counter before the request is charged.
 
-    `cost` is what the request would take, `remaining` what there is before it does. `limit` is in words.
+    Attributes:
+        key: the key of the counter in the store.
+        limit: the limit in words, such as "5 per minute".
+        algorithm: the name of the algorithm.
+        cost: what the request would take.
+        allowed: whether the counter has room for that cost.
+        remaining: what is left before the request.
+        reset_after: the seconds until the counter is as if unused.
+        retry_after: the seconds until the counter has room; 0 if it has room now, `inf` if it never will.
+        banned: whether a ban denies the request.
     """
 
     key: str
@@ -222,9 +259,17 @@ class CounterState:
 
 @dataclass(frozen=True, slots=True)
 class RuleExplanation:
-    """What became of one rule; `status` and `why` are those of `Reason`.
+    """Whether one rule applies to the request, and the state of its counters.
 
-    `keys` are those of its counters, and `counters` their states, missing where the store did not answer.
+    Attributes:
+        name: the name of the rule. If there are several domains, the domain comes first ("shop: login").
+        status: "applies"; "no match"; "replaced" (another rule replaces it); "no counter" (the attribute that it
+            counts by is absent); "unlimited"; "exempt" (the request or its client is exempt).
+        why: the reason in words; empty if the rule applies without restriction.
+        shadow: whether the rule is only counted, never enforced.
+        criteria: the conditions of its `match`.
+        counters: the states of its counters; empty if the store did not answer.
+        keys: the keys of its counters in the store.
     """
 
     name: str
@@ -237,17 +282,24 @@ class RuleExplanation:
 
     @property
     def allowed(self) -> bool:
-        """False where one of its counters has no room."""
+        """Whether all counters of the rule have room for the request."""
         return all(counter.allowed for counter in self.counters)
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What would become of a request now, and why. Nothing was charged. `str()` tells it in lines.
+    """How a request would be decided now, and why. Nothing is charged. `str()` returns all of it as text.
 
-    `client` is the address that the request comes from, as the rules see it. `note` says what bears on all rules: an
-    exemption, a block, the kill switch, a store that is away; `error` is then what it said. `changes` are the ways to
-    another outcome. `priority` tells of the request's priority and what is shed of its like, where rules have any.
+    Attributes:
+        decision: the decision that the request would get.
+        request: the request in words, such as "POST /login".
+        client: the address of the client as the rules see it; None if it is unknown.
+        note: what concerns all rules: an exemption, a block, the kill switch or an unavailable store. May be empty.
+        error: the error of the store if it is unavailable; otherwise empty.
+        rules: all rules, in the order of the file.
+        changes: what would let a denied request pass. Each entry is enough by itself.
+        priority: the priority of the request and the share of such requests that is shed; empty if the rules
+            shed no requests.
     """
 
     decision: Decision
@@ -265,7 +317,7 @@ class Explanation:
     def lines(self) -> list[str]:
         """The explanation, line by line."""
         lines = [f"{self.request} from {self.client or 'an unknown address'}: {self.outcome}"]
-        lines += [f"  {said}" for said in (self.note, self.priority) if said]
+        lines += [f"  {line}" for line in (self.note, self.priority) if line]
         width = max([len(rule.name) for rule in self.rules], default=0)
         for rule in self.rules:
             mark = "·" if rule.status != "applies" else "✓" if rule.allowed else "○" if rule.shadow else "✗"
@@ -282,7 +334,7 @@ class Explanation:
 
     @property
     def outcome(self) -> str:
-        """What would become of the request, in words."""
+        """The outcome in words, such as "would pass, uncounted"."""
         decision = self.decision
         if not decision.allowed:
             by = f" by '{decision.rule}'" if decision.rule else ""
@@ -290,8 +342,8 @@ class Explanation:
             return f"would be {'shed' if decision.reason == 'shed' else 'denied'}{by}{wait}"
         if decision.rule is None:
             return "would pass, uncounted"
-        late = f" after a wait of {seconds(decision.delay)}" if decision.delay else ""
-        return f"would pass{late}; '{decision.rule}' has {decision.remaining} of {decision.limit} left"
+        delay = f" after a wait of {seconds(decision.delay)}" if decision.delay else ""
+        return f"would pass{delay}; '{decision.rule}' has {decision.remaining} of {decision.limit} left"
 
 
 def explain(
@@ -305,21 +357,29 @@ def explain(
     priority: str = "",
     shed: Verdict | None = None,
 ) -> Explanation:
-    """Put together what the rules of each domain plan for a request, and what the store said to a peek.
+    """Make the explanation from the rules and the outcomes of the counters.
 
-    `error` is what it said where it did not answer. `shed` is the denial of a request that would not come that far.
+    Args:
+        parts: the rules of each domain.
+        request: the request.
+        cost: multiplies the cost of each rule.
+        verdict: the verdict on the request, from a call that charged nothing.
+        note: a note that concerns all rules; may be empty.
+        error: the error of the store; empty if it answered.
+        priority: the priority of the request in words; may be empty.
+        shed: the verdict that denies the request if it would be shed, otherwise None.
     """
-    said = {}
+    outcomes = {}
     if error:
         note = note or f"the store did not answer ({error}), so on_error decides"
     else:
-        said = dict(zip((charge.ask.key for charge in verdict.charges), verdict.outcomes, strict=True))
+        outcomes = dict(zip((charge.ask.key for charge in verdict.charges), verdict.outcomes, strict=True))
     rules: list[RuleExplanation] = []
     for part in parts:
         domain = f"{part.domain}: " if len(parts) > 1 else ""
         found, why = _reasons(part, request, cost)
         note = note or (f"{domain}{why}" if why else "")
-        rules += [_explained(reason, domain, said) for reason in found]
+        rules += [_explained(reason, domain, outcomes) for reason in found]
     client = parts[0].attributes.address(request)
     changes = [*(["the load falls"] if shed is not None else []), *_changes(verdict, rules)]
     decision = (shed or verdict).decision
@@ -347,10 +407,11 @@ def _spelled(request: Request) -> str:
     return f"{request.method} {request.path}".strip() or "a request"
 
 
-def _explained(reason: Reason, domain: str, said: Mapping[str, Outcome]) -> RuleExplanation:
+def _explained(reason: Reason, domain: str, outcomes: Mapping[str, Outcome]) -> RuleExplanation:
     keys = tuple(charge.ask.key for charge in reason.charges)
     shadow = any(charge.ask.shadow for charge in reason.charges)
-    states = tuple(_state(charge, said[charge.ask.key]) for charge in reason.charges if charge.ask.key in said)
+    asked = [charge for charge in reason.charges if charge.ask.key in outcomes]
+    states = tuple(_state(charge, outcomes[charge.ask.key]) for charge in asked)
     return RuleExplanation(domain + reason.rule, reason.status, reason.why, shadow, reason.criteria, states, keys)
 
 
@@ -372,7 +433,7 @@ def _state(charge: Charge, outcome: Outcome) -> CounterState:
 
 
 def _changes(verdict: Verdict, rules: Sequence[RuleExplanation]) -> list[str]:
-    """What would let a denied request pass."""
+    """What would let a denied request pass, in words. Each entry is enough by itself."""
     if verdict.reason == "unavailable":
         return ["the store answers again", "on_error of the rules that apply is allow or local"]
     if verdict.allowed:
@@ -382,7 +443,7 @@ def _changes(verdict: Verdict, rules: Sequence[RuleExplanation]) -> list[str]:
     changes = []
     wait = max((counter.retry_after for counter in counters), default=math.inf)
     if wait < math.inf:
-        changes.append(f"{seconds(wait)} pass, and no other request takes what comes free")
+        changes.append(f"{seconds(wait)} pass without another request")
     least = min((counter.remaining for counter in counters), default=0)
     if 0 < least < min((counter.cost for counter in counters), default=0):
         changes.append(f"the request costs no more than {least}")
@@ -401,7 +462,7 @@ def _listed(words: Sequence[str]) -> str:
 
 
 def seconds(number: float) -> str:
-    """Seconds in words, rounded up to where a person stops reading."""
+    """A duration in seconds as text, rounded up: to tenths of a second below two minutes, then to minutes or hours."""
     if number < 120:
         return f"{math.ceil(number * 10) / 10:g} s"
     minutes = math.ceil(number / 60)
@@ -409,7 +470,10 @@ def seconds(number: float) -> str:
 
 
 class Question:
-    """Why `engine` would decide on a request as it would; `asks` are what to peek at, maybe nothing."""
+    """A request that is to be explained.
+
+    The caller passes `asks` to the store without a charge and its reply to `answered`. `asks` may be empty.
+    """
 
     def __init__(self, engine: Engine, rules: Rules, request: Request, cost: int) -> None:
         self._engine = engine
@@ -420,11 +484,13 @@ class Question:
         self.asks = self._plan.asks
 
     def answered(self, reply: Reply | None) -> Explanation:
-        """The explanation, by what the store said."""
-        return self._explained(Verdict(self._plan.charges, reply) if self.asks else idle(self._plan))
+        """The explanation with the reply of the store; None if there was nothing to ask."""
+        return self._explained(
+            Verdict(self._plan.charges, reply) if self.asks else verdict_without_counters(self._plan)
+        )
 
     def unanswered(self, error: StoreUnavailable) -> Explanation:
-        """The explanation where the store said nothing."""
+        """The explanation if the store is unavailable. `error` is its error."""
         return self._explained(self._engine.without_store(self._plan.charges, commit=False), str(error))
 
     def _explained(self, verdict: Verdict, error: str = "") -> Explanation:

@@ -1,4 +1,4 @@
-"""The kill switch turns all limits off or into shadow limits, by the environment or at run time."""
+"""The kill switch turns all limits off or into shadow limits, through the environment or at run time."""
 
 import asyncio
 import logging
@@ -24,7 +24,7 @@ SWITCH = "RATELIMIT_MW"
 
 _MEANINGS = {
     "on": "the switch is on again: limits hold",
-    "shadow": "the switch is at shadow: all is counted, and nothing denied",
+    "shadow": "the switch is at shadow: all requests are counted, none is denied",
     "off": "the switch is off: everything passes, uncounted",
 }
 
@@ -33,7 +33,12 @@ class KillSwitch:
     """The setting of the switch in this process.
 
     If `RATELIMIT_MW` is set when the object is made, that setting is final. Otherwise operators change it (`turn`).
-    Raises ConfigurationError if the variable is neither `on`, `off` nor `shadow`.
+
+    Args:
+        clock: the clock by which a setting expires; None for the system's.
+
+    Raises:
+        ConfigurationError: the variable is neither `on`, `off` nor `shadow`.
     """
 
     def __init__(self, clock: Clock | None = None) -> None:
@@ -44,7 +49,7 @@ class KillSwitch:
         self._fixed = bool(word)
         self._setting = Setting(word, source="environment") if word else Setting()
         self.thrown = word in WORDS[1:]
-        """Whether the switch is not `on`, so that plans must pass through `left`."""
+        """Whether the switch is not `on`. Plans must then pass through `apply`."""
 
     @property
     def setting(self) -> Setting:
@@ -62,7 +67,7 @@ class KillSwitch:
 
     @property
     def note(self) -> str:
-        """A sentence about the setting for people; empty if the switch is on."""
+        """The setting in words; empty if the switch is on."""
         setting = self.setting
         if setting.word == "on":
             return ""
@@ -70,8 +75,8 @@ class KillSwitch:
             return f"{SWITCH}={setting.word} is set"
         return f"{_MEANINGS[setting.word]}{_by(setting)}"
 
-    def left(self, charges: Sequence[Charge]) -> Sequence[Charge]:
-        """The charges of a plan under the current setting: none if off, shadow charges if at shadow."""
+    def apply(self, charges: Sequence[Charge]) -> Sequence[Charge]:
+        """The charges of a plan under the current setting: none if it is off, shadow charges if it is at shadow."""
         word = self.setting.word
         if word == "on":  # the setting has expired
             return charges
@@ -88,8 +93,8 @@ def _by(setting: Setting) -> str:
 class Switch:
     """The switch that operators turn at run time, for all processes that share the storage.
 
-    It switches all domains of the configuration. If one of its domains is `off`, the whole process is off. The
-    variable `RATELIMIT_MW` takes precedence in its process, also if it is `on`.
+    It applies to all domains of the configuration. If one of the domains is `off`, the whole process is off. The
+    variable `RATELIMIT_MW` takes precedence in its process, even if it is `on`.
     """
 
     def __init__(self, retriever: Retriever, switch: KillSwitch, clock: Clock | None = None) -> None:

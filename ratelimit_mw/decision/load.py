@@ -16,16 +16,16 @@ from ratelimit_mw.model import Charge
 from ratelimit_mw.process_local import lazy, lock
 from ratelimit_mw.settings import Band, LoadSettings
 
-_MIN_INTERVAL = 0.5  # seconds between two readings; the clocks are too coarse for a shorter span
+_MIN_INTERVAL = 0.5  # seconds between two readings; the processor's clocks are too coarse for a shorter interval
 _CGROUP = Path("/sys/fs/cgroup")
 
 
 class Processor:
     """Measures the share of the processor in use, from 0 to 1, over half a second or more.
 
-    It is the greater of two shares: the CPU time of the process relative to one core (Python hardly uses more), and
-    the CPU time of its control group relative to the quota of that group, if it has one (Linux, cgroup v2). The
-    share is 0 until there are two readings to compare.
+    It is the greater of two shares. The first is the CPU time of the process relative to one core, because Python
+    hardly uses more. The second is the CPU time of its control group relative to the quota of that group, if it has
+    one (Linux, cgroup v2). The share is 0 until there are two readings to compare.
     """
 
     def __init__(self, cgroup: Path | None = None) -> None:
@@ -76,8 +76,8 @@ def _read(path: Path) -> str:
 
 
 EASES = 0.02
-"""The pressure falls by at most this much per second: from full load to no shedding takes 15 seconds. If it fell much
-faster, more requests would be admitted than there is room for before the load shows it."""
+"""The pressure falls by at most this much per second. It takes 15 seconds from full load to no shedding. If it fell
+much faster, too many requests would be admitted before the load shows them."""
 
 RETURNS_IN = 5.0
 """The shortest wait, in seconds, that a shed request is asked for. The longest is twice that."""
@@ -96,32 +96,32 @@ NONE = Pressure(0.0, -inf)
 """The pressure before the load was first measured."""
 
 
-def pressed(before: Pressure, load: float, now: float) -> Pressure:
-    """The pressure at `now` under `load`: it rises with the load at once and falls by `EASES` per second."""
+def pressure_after(before: Pressure, load: float, now: float) -> Pressure:
+    """The pressure at `now` under `load`. It rises with the load at once and falls by `EASES` per second."""
     at = max(now, before.at)
     return Pressure(max(load, before.level - EASES * (at - before.at), 0.0), at)
 
 
 def share_shed(level: float, band: Band) -> float:
-    """The share of requests to shed at a pressure, from 0 to 1: it grows linearly within `band`."""
-    begins, all_of_it = band
+    """The share of requests to shed at a pressure, from 0 to 1. It grows linearly within `band`."""
+    begins, full = band
     if level <= begins:
         return 0.0
-    return 1.0 if level >= all_of_it else (level - begins) / (all_of_it - begins)
+    return 1.0 if level >= full else (level - begins) / (full - begins)
 
 
 def turn(number: int) -> float:
-    """A number from 0 to 1: the `number`-th request is shed if this is less than the share.
+    """A number from 0 to 1. The `number`-th request is shed if it is less than the share to shed.
 
     The fractional parts of the multiples of the golden ratio fill the interval evenly (Knuth, TAOCP vol. 3, 6.4,
-    theorem S). Of n requests in a row, n × share ± 3 are shed. Two clients whose requests alternate are shed alike,
-    which shedding every second request would not achieve.
+    theorem S). Of n requests in a row, n × share ± 3 are shed. Two clients whose requests alternate lose the same
+    share. If every second request were shed, one of them would lose all.
     """
     return number * _GOLDEN % 1.0
 
 
-def comes_back_in(drawn: float, share: float) -> float:
-    """The seconds that a shed request with the turn `drawn` must wait, spread so that not all return at once."""
+def retry_after_shed(drawn: float, share: float) -> float:
+    """The seconds that a shed request with the turn `drawn` must wait. They differ, so that not all return at once."""
     return RETURNS_IN * (1.0 + drawn / share)
 
 
@@ -133,20 +133,23 @@ FULL_QUEUE = 0.1
 
 OPENS_IN = 5.0
 CLOSES_IN = 1.0
-"""Seconds in which an elastic limit opens and closes fully. It closes faster, but does not react to a short spike."""
+"""Seconds in which an elastic limit opens and closes fully. It closes faster, but not at once: a spike may be short."""
 
 _REOPENS_AT = 0.9
 _MEMORY = 1.0  # time constant of the smoothed load, in seconds
 
 BRISK = 0.3
-"""Time constant, in seconds, of the load that sheds requests: a queue grows faster than a limit needs to close."""
+"""Time constant, in seconds, of the load that sheds requests. Shorter than `_MEMORY`, because queues grow fast."""
 
 
 class Signals(NamedTuple):
     """The measurements that make up the load. Each is 0 if it was not measured.
 
-    `lag` is how late the event loop wakes up, and `queued` how long a request waited for a thread, both in seconds.
-    `busy` is the share of the capacity taken by requests in flight. `cpu` is the share of the processor in use.
+    Attributes:
+        lag: how late the event loop wakes up, in seconds.
+        queued: how long a request waited for a thread, in seconds.
+        busy: the share of the capacity that requests in flight take.
+        cpu: the share of the processor in use.
     """
 
     lag: float = 0.0
@@ -156,7 +159,7 @@ class Signals(NamedTuple):
 
 
 def load_of(signals: Signals) -> float:
-    """The load from 0 to 1: that of the scarcest resource."""
+    """The load from 0 to 1. It is the load of the scarcest resource."""
     lag, queued, busy, cpu = signals
     return min(max(lag / FULL_LAG, queued / FULL_QUEUE, busy, cpu, 0.0), 1.0)
 
@@ -174,15 +177,15 @@ class Opening(NamedTuple):
     at: float
 
 
-def begun(load: float, below: float, now: float) -> Opening:
-    """The opening of a limit that is asked for the first time: fully open or fully closed."""
+def first_opening(load: float, below: float, now: float) -> Opening:
+    """The opening of a limit that is asked for the first time. It is fully open or fully closed."""
     return Opening(1.0, True, now) if load < below else Opening(0.0, False, now)
 
 
-def moved(opening: Opening, load: float, below: float, now: float) -> Opening:
-    """The opening at `now`, under a load that held since the last call.
+def opening_after(opening: Opening, load: float, below: float, now: float) -> Opening:
+    """The opening at `now`, if the load was `load` since `opening` was calculated.
 
-    After it has closed, a limit opens again only below 90 % of `below` (hysteresis).
+    A limit that has begun to close opens again only at a load below 90 % of `below` (hysteresis).
     """
     elapsed = max(now - opening.at, 0.0)
     rising = load < (below if opening.rising else below * _REOPENS_AT)
@@ -200,8 +203,8 @@ _YEAR_2286 = 10**10  # in seconds; a greater number is in milliseconds or micros
 
 ASGI_CAPACITY = 100
 WSGI_CAPACITY = 8
-"""The defaults of `load: {capacity: N}`: the requests in flight of an event loop, and of a threaded server, that are
-taken for a full load."""
+"""The defaults of `load: {capacity: N}`, for an event loop and for a threaded server: how many requests in flight count
+as a full load."""
 
 
 def time_in_queue(request: Request, trusted: Callable[[Request], bool]) -> float:
@@ -223,11 +226,15 @@ def time_in_queue(request: Request, trusted: Callable[[Request], bool]) -> float
 class Meter:
     """Turns what the middlewares report about requests, event loops and queues into a load from 0 to 1.
 
-    Without a middleware (`check()` in a program that serves no requests), the load is that of the processor. With
+    Without a middleware (`check()` in a program that serves no requests), only the processor is measured. With
     `settings.source`, the load is what that function returns. If the function fails, the load counts as 1, so that
-    no elastic limit is opened on a guess, and the pressure as 0, so that no request is shed on a guess.
+    no elastic limit opens on a guess, and the pressure counts as 0, so that no request is shed on a guess.
 
-    Any thread may call it. `clock` returns seconds.
+    Any thread may use a meter.
+
+    Args:
+        settings: the `load` section of the rules.
+        clock: returns the time in seconds.
     """
 
     _lock = lazy(lock)
@@ -264,7 +271,7 @@ class Meter:
         self._asked_at = self._clock()
 
     def left(self, request: object | None = None) -> None:
-        """Count a request out whose response has ended. Without `request`, any one of them."""
+        """Stop counting a request whose response has ended. Without `request`, any one request is meant."""
         if request is not None:
             self._here.discard(request)
         elif self._here:
@@ -279,7 +286,7 @@ class Meter:
         self._queued = max(self._queued, seconds)
 
     def watch(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Measure how late this loop wakes up, as long as requests come."""
+        """Measure how late this loop wakes up. The measurement stops when no request has come for a while."""
         if loop not in self._loops:
             self._loops.add(loop)
             self._wake(loop)
@@ -305,14 +312,14 @@ class Meter:
         """How far an elastic limit with this `below` is open, from 0 to 1."""
         load, now = self.load(), self._clock()
         before = self._openings.get(below)
-        opening = begun(load, below, now) if before is None else moved(before, load, below, now)
+        opening = first_opening(load, below, now) if before is None else opening_after(before, load, below, now)
         self._openings[below] = opening
         return opening.share
 
     def pressure(self) -> float:
         """The recent peak of the load, from 0 to 1. It decides which requests are shed."""
         self.load()
-        self._pressure = pressure = pressed(self._pressure, self._brisk, self._clock())
+        self._pressure = pressure = pressure_after(self._pressure, self._brisk, self._clock())
         return pressure.level
 
     def stretched(self, charges: Sequence[Charge]) -> Sequence[Charge]:
@@ -322,13 +329,13 @@ class Meter:
             elastic = charge.ask.quota.elastic
             if elastic is not None:
                 quota = elastic.quotas[int(self.share(elastic.below) * (len(elastic.quotas) - 1))]
-                charge = Charge(charge.rule, charge.ask._replace(quota=quota))  # noqa: PLW2901 - as it is asked now
+                charge = Charge(charge.rule, charge.ask._replace(quota=quota))  # noqa: PLW2901 - the charge as it is asked now
             found.append(charge)
         return found
 
     def _signals(self, now: float) -> Signals:
         overdue = now - self._due if self._due is not None else 0.0
-        # The request that is being decided is in flight itself; alone it is no load.
+        # The request that is being decided is in flight too. Alone it is no load.
         busy = max(self._in_flight - 1, 0) / self._capacity
         signals = Signals(max(self._lag, overdue), self._queued, busy, self._processor.share(now))
         self._lag = self._queued = 0.0

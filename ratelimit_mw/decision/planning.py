@@ -1,4 +1,4 @@
-"""Makes the plan of a request: the counters to ask, in one store call."""
+"""Makes the plan of a request: the counters to ask in one store call, each with its rule."""
 
 import logging
 import time
@@ -22,11 +22,11 @@ Arguments = Mapping[str, str] | Sequence[tuple[str, str]]
 """What `check()` takes: a mapping of attribute names to values, or one Envoy descriptor as a list of entries."""
 
 _MAX_COST = 10**15
-"""A greater cost is reduced to this. It is above every limit, and every store can represent it exactly."""
+"""A greater cost is reduced to this number. It is above every limit, and every store represents it exactly."""
 
 
-def described(rules: Rules, given: Arguments | Request) -> Request:
-    """A request with the attributes that `given` describes. A request is returned as it is."""
+def request_of(rules: Rules, given: Arguments | Request) -> Request:
+    """A request with the attributes in `given`. If `given` is a request, it is returned unchanged."""
     if isinstance(given, Mapping):
         return rules.attributes.request_from(given)
     return EntriesRequest(given) if isinstance(given, Sequence) else given
@@ -61,9 +61,9 @@ _MAX_CACHED = 512  # characters: the plan for a longer mapping of attributes is 
 
 
 class Plan:
-    """The counters that a request asks, each with its rule. It is immutable and may be cached for alike requests.
+    """The counters that a request asks, each with its rule. A plan is immutable, so similar requests may share it.
 
-    A plan without `asks` means that the request is free, or blocked if `charges` is `BLOCKED`.
+    If there are no `asks`, the request is blocked if `charges` is `BLOCKED`, and free otherwise.
     """
 
     __slots__ = ("asks", "charges")
@@ -84,7 +84,12 @@ class Refusal(Plan):
 
 
 class Planner:
-    """Makes the plans of requests. `clock` is the user's clock, or None for the system's."""
+    """Makes the plans of requests.
+
+    Args:
+        shadows: counts the requests that shadow rules would have shed.
+        clock: the user's clock, or None for the system's.
+    """
 
     def __init__(self, shadows: Shadows, clock: Clock | None) -> None:
         self._clock = clock
@@ -94,7 +99,10 @@ class Planner:
         self._logged: set[str] = set()
 
     def plan(self, rules: Rules, request: Request, cost: int = 1, name: str | None = None) -> Plan:
-        """The plan of `request` or, with `name`, of that rule alone. Raises ValueError for a bad cost."""
+        """The plan of `request` or, with `name`, of that rule alone, whether or not the request is shed.
+
+        Raises ValueError unless `cost` is a whole number from 0 on.
+        """
         if type(cost) is not int or cost != 1:
             cost = whole(cost)
         known = rules.plans if name is None and cost == 1 and not self.switch.thrown else None
@@ -104,7 +112,7 @@ class Planner:
         plan: Plan | None = known.get(key)
         if plan is None:
             plan = self._planned(rules, request, cost, name)
-            # Do not cache the plan if the switch was thrown in between, or if it depends on more than the key.
+            # Do not cache the plan if the switch was turned during the call or if it depends on more than the key.
             if not (self.switch.thrown or request.doubtful):
                 known.put(key, plan)
         return plan
@@ -112,7 +120,7 @@ class Planner:
     def _planned(self, rules: Rules, request: Request, cost: int, name: str | None) -> Plan:
         charges = planned(rules, request, cost) if name is None else self._by_name(name, rules, request, cost)
         if self.switch.thrown:
-            charges = self.switch.left(charges)
+            charges = self.switch.apply(charges)
         if rules.settling and (name is not None or request.context is None) and charges is not BLOCKED:
             # A concurrent place is released at the end of a response, and a direct call has no response.
             charges = [charge for charge in charges if not ALGORITHMS[charge.ask.quota.algorithm].in_flight]
@@ -123,7 +131,7 @@ class Planner:
     def admit(
         self, rules: Rules, request: Request, cost: int = 1, name: str | None = None, *, commit: bool = True
     ) -> Plan:
-        """The plan of a request, or a `Refusal` if it is shed. With `commit` it counts as one of the requests seen."""
+        """The plan of a request, or a `Refusal` if it is shed. `commit` says whether the shedder counts the request."""
         if rules.shedding and (shed := self.shedder.shed(rules, request, name, commit=commit)) is not None:
             return Refusal(shed)
         return self.plan(rules, request, cost, name)
@@ -132,14 +140,14 @@ class Planner:
         """The plan for the arguments of `check()`, cached if it depends on these arguments alone."""
         known = rules.plans
         if known is None or self.switch.thrown or type(given) is not dict or type(cost) is not int:
-            return self.admit(rules, described(rules, given), cost, commit=commit)
+            return self.admit(rules, request_of(rules, given), cost, commit=commit)
         key = cost, *given.items()
         try:
             plan: Plan | None = known.get(key)
         except TypeError:  # an unhashable value
-            return self.plan(rules, described(rules, given), cost)
+            return self.plan(rules, request_of(rules, given), cost)
         if plan is None:
-            plan = self.plan(rules, described(rules, given), cost)
+            plan = self.plan(rules, request_of(rules, given), cost)
             if _cacheable(given) and not self.switch.thrown:
                 known.put(key, plan)
         return plan
@@ -154,7 +162,7 @@ class Planner:
     def _time(self, load: LoadSettings) -> Callable[[], float]:
         """The clock of the meter, in seconds.
 
-        A user's clock applies to a load that a function reports. A measured load always uses real time.
+        A load that a function reports is timed by the user's clock. A measured load always uses real time.
         """
         clock = self._clock
         return time.monotonic if clock is None or load.source is None else lambda: clock.now() / SECOND
@@ -200,7 +208,7 @@ def _settled_late(charge: Charge) -> bool:
 
 
 def planned(rules: Rules, request: Request, cost: int) -> Sequence[Charge]:
-    """The charges that the rules alone yield, without the kill switch and the load."""
+    """The charges by the rules alone. The kill switch and the load are not applied."""
     if isinstance(request, EntriesRequest):
         return rules.plan_entries(request.entries, cost)
     return rules.plan(request, cost)

@@ -1,4 +1,4 @@
-"""Settles charges: by the response, or by calls of the app, charges are kept, refunded or increased."""
+"""Settles the charges of a request: the response or calls of the app keep, refund or increase them."""
 
 import asyncio
 import threading
@@ -16,14 +16,17 @@ from ratelimit_mw.process_local import lazy, lock
 from ratelimit_mw.stores import Store
 
 ReadHeader = Callable[[str], str | None]
-"""Reads a response's header, whose name is given in lower case."""
+"""Returns the value of a response header by its name in lower case; None if there is no such header."""
 
 
 class Move(NamedTuple):
     """One call to the store.
 
-    It refunds `asks`, which were charged at `charged_at`. If `charged_at` is None, it charges `asks` instead, into
-    debt if need be, and `takers` are the charges that grow.
+    Attributes:
+        asks: the counters, each with the cost to refund or to charge.
+        charged_at: the time of the charge that is refunded. If it is None, the call charges `asks`, even above
+            the limit.
+        takers: for a charge, the records that grow by it, in the order of `asks`.
     """
 
     asks: Sequence[Ask]
@@ -32,7 +35,7 @@ class Move(NamedTuple):
 
 
 class _Taken:
-    """What the request took from one counter: `parts` are pairs of a time and an amount."""
+    """What the request took from one counter. `parts` are pairs of the time of a charge and its amount."""
 
     __slots__ = ("ask", "closed", "parts", "place", "remaining", "rule")
 
@@ -82,14 +85,16 @@ class Account:
         self._in_flight = in_flight
         self._taken: list[_Taken] = []
         self._concluded = False
-        held: list[Ask] = []
+        in_flight_asks: list[Ask] = []
         if verdict.allowed:
             for place, ((rule, ask), outcome) in enumerate(zip(verdict.charges, verdict.outcomes, strict=True)):
                 if outcome.allowed and ALGORITHMS[ask.quota.algorithm].in_flight:
-                    held += [ask] if ask.cost else []
+                    in_flight_asks += [ask] if ask.cost else []
                 elif outcome.allowed:
                     self._taken.append(_Taken(place, rule, ask, verdict.now, outcome.remaining))
-        self._in_flight_place: InFlightPlace | None = in_flight.hold(held, verdict.now) if held else None
+        self._in_flight_place: InFlightPlace | None = (
+            in_flight.hold(in_flight_asks, verdict.now) if in_flight_asks else None
+        )
         self.holds = self._in_flight_place is not None
         """Whether the request holds a concurrent place until the response has ended."""
         self.settles = self.holds or any(
@@ -98,7 +103,7 @@ class Account:
         """Whether the charges depend on the response."""
 
     def more(self, amount: int) -> list[Move]:
-        """Charge `amount` more to each counter."""
+        """Return the moves that charge `amount` more to each counter."""
         with self._lock:
             takers = [taken for taken in self._taken if not taken.closed]
             for taken in takers:
@@ -107,7 +112,7 @@ class Account:
         return [Move(asks, None, takers)] if amount and asks else []
 
     def back(self, amount: int | None) -> list[Move]:
-        """Refund `amount` to each counter; None refunds everything."""
+        """Return the moves that refund `amount` to each counter; None refunds everything."""
         with self._lock:
             return self._returns([(taken, taken.amount if amount is None else amount) for taken in self._taken])
 
@@ -124,7 +129,10 @@ class Account:
                 self._show(taken, taken.remaining - taken.due(status, header))
 
     def conclude(self, status: int, header: ReadHeader) -> list[Move]:
-        """Settle by the response: refund what does not count, charge what costs more. Only the first call settles."""
+        """Return the moves that settle by the response: refunds for what does not count, charges for what costs more.
+
+        Only the first call settles. Later calls return no moves.
+        """
         with self._lock:
             if self._concluded:
                 return []
@@ -142,7 +150,7 @@ class Account:
         return moves
 
     def end(self) -> list[Move]:
-        """Release the concurrent places of the request."""
+        """Return the moves that release the concurrent places of the request."""
         place, self._in_flight_place = self._in_flight_place, None
         at = None if place is None else self._in_flight.end(place)
         return [] if place is None or at is None else [Move(place.asks, at)]
@@ -178,7 +186,7 @@ class Settlement:
         self._storage = storage
 
     def account(self, verdict: Verdict) -> Account:
-        """The account of the request that `verdict` decided. Made on the first call."""
+        """The account of the request that `verdict` decided. It is opened on the first call."""
         if verdict.account is None:
             with self._opening:
                 if verdict.account is None:

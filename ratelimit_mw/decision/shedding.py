@@ -1,4 +1,4 @@
-"""Shedding: under load, requests are refused by their priority."""
+"""Shedding: an overloaded process denies requests, those with a low priority first."""
 
 import logging
 import time
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ratelimit_mw.config.words.load import PRIORITIES
 from ratelimit_mw.decision.kill_switch import KillSwitch
-from ratelimit_mw.decision.load import Meter, comes_back_in, share_shed, turn
+from ratelimit_mw.decision.load import Meter, retry_after_shed, share_shed, turn
 from ratelimit_mw.decision.storage import Shadows
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.identity.request import EntriesRequest, Request
@@ -41,7 +41,7 @@ class Standing(NamedTuple):
 
     @property
     def denial(self) -> Verdict | None:
-        """The verdict on a request that is shed; None if it is not."""
+        """The verdict that denies the request if it is shed, otherwise None."""
         return None if self.wait is None else Verdict((), None, denied="shed", wait=round(self.wait * SECOND))
 
     def __str__(self) -> str:
@@ -52,7 +52,16 @@ class Standing(NamedTuple):
 
 
 class Shedder:
-    """Decides which requests are shed. Threads may share it. `counts` has the shed requests by their priority."""
+    """Decides which requests are shed. Threads may share it.
+
+    Attributes:
+        counts: the number of shed requests of each priority.
+
+    Args:
+        meter: returns the meter of the load for these rules.
+        switch: the kill switch. Unless it is `on`, no request is shed.
+        shadows: counts the requests that shadow rules would have shed.
+    """
 
     _lock = lazy(lock)
 
@@ -62,12 +71,16 @@ class Shedder:
         self._switch = switch
         self._shadows = shadows
         self._asked: Counter[Priority] = Counter()
-        self._said: dict[Priority, float] = {}
+        self._logged_at: dict[Priority, float] = {}
 
     def shed(self, rules: Rules, request: Request, name: str | None, *, commit: bool) -> Verdict | None:
-        """The denial of a request that is shed, or None.
+        """The verdict that denies the request if it is shed, otherwise None.
 
-        With `name`, the priority is that of this rule alone. With `commit`, the request counts as one of those seen.
+        Args:
+            rules: the rules in force.
+            request: the request.
+            name: take the priority of the rule of this name alone; None for all rules that apply.
+            commit: whether to count the request. False only looks.
         """
         if self._meter(rules).pressure() <= rules.load.shed.low[0]:  # below this, no priority is shed
             return None
@@ -79,12 +92,12 @@ class Shedder:
         return standing.denial
 
     def standing(self, rules: Rules, request: Request, name: str | None = None, *, commit: bool) -> Standing | None:
-        """How a request stands, or None if it is never shed: it is exempt, or no enforced rule applies to it."""
+        """How a request stands. None if it is never shed, because it is exempt or no enforced rule applies to it."""
         if isinstance(request, EntriesRequest):
             return None
         charges = rules.classify(request, name) or ()
         if self._switch.thrown:
-            charges = self._switch.left(charges)
+            charges = self._switch.apply(charges)
         if charges is BLOCKED:
             return None
         enforced = [charge for charge in charges if not charge.ask.shadow]
@@ -104,7 +117,7 @@ class Shedder:
             if commit:
                 self._asked[priority] = number
         drawn = turn(number)
-        return Standing(priority, rule, pressure, share, comes_back_in(drawn, share) if drawn < share else None)
+        return Standing(priority, rule, pressure, share, retry_after_shed(drawn, share) if drawn < share else None)
 
     def _count_shadow(self, rules: Rules, charges: Sequence[Charge], found: Standing | None) -> None:
         """Count the request for a shadow rule if it would be shed with that rule enforced."""
@@ -118,9 +131,9 @@ class Shedder:
         with self._lock:
             self.counts[priority] += 1
             so_far = self.counts[priority]
-            silent = now - self._said.get(priority, -_PAUSE) < _PAUSE
+            silent = now - self._logged_at.get(priority, -_PAUSE) < _PAUSE
             if not silent:
-                self._said[priority] = now
+                self._logged_at[priority] = now
         if not silent:
             _log.warning(
                 "shedding %d %% of %s requests at a load of %.2f (%d shed so far)",

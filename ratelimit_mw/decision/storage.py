@@ -1,8 +1,8 @@
-"""The stores of a limiter with their wrappers, and what accompanies decisions.
+"""The stores of a limiter with their wrappers.
 
-* `InFlight` renews the concurrent places of requests in flight.
-* `BanLog` logs bans, `Shadows` counts and logs the denials of shadow rules.
 * `Storage` opens, wraps and closes the stores.
+* `InFlight` renews the concurrent places of requests in flight.
+* `BanLog` logs bans, and `Shadows` counts and logs the denials of shadow rules.
 """
 
 import logging
@@ -25,7 +25,7 @@ from ratelimit_mw.model import SECOND, Ask
 from ratelimit_mw.process_local import lazy, lock, reset_after_fork
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.settings import StorageSettings
-from ratelimit_mw.stores import Store, banning, beneath, deciding_here, open_store
+from ratelimit_mw.stores import Store, innermost, open_store, with_bans, with_leases_and_shards
 from ratelimit_mw.stores.base import Connectable
 from ratelimit_mw.stores.memory import MemoryStore
 from ratelimit_mw.units import spell_duration
@@ -38,10 +38,10 @@ _MAX_PER_CALL = 100
 
 
 class InFlightPlace:
-    """The concurrent places that one request holds until it ends.
+    """The concurrent places that one request occupies until it ends.
 
-    `at` is the time by which the store charged them, or None if it is unknown. The code that serves the request must
-    keep a reference: a place that is garbage collected is not renewed, and expires.
+    `at` is the time at which the store charged them, by its own clock; None if it is unknown. The code that serves
+    the request must keep a reference. A place that is garbage collected is not renewed and expires.
     """
 
     __slots__ = ("__weakref__", "asks", "at", "ended", "renewed_at", "renewing")
@@ -54,7 +54,7 @@ class InFlightPlace:
 
 
 class InFlight:
-    """Renews the places that `store` has charged until they are ended.
+    """Renews the concurrent places of requests until the requests end.
 
     A thread renews each place after a third of its lifetime. The thread runs only while requests are in flight, and
     is independent of event loops. Under a user's `clock`, the engine also calls `renew` before each decision. The
@@ -72,44 +72,47 @@ class InFlight:
         self._store = store
         self._clock = clock
         self._every = every
-        self._held: weakref.WeakSet[InFlightPlace]
+        self._places: weakref.WeakSet[InFlightPlace]
         self._renewer: threading.Thread | None
         self._stopped: threading.Event
         self._begin()
         reset_after_fork(self)
 
     def __len__(self) -> int:
-        """The number of requests that hold a place."""
-        return len(self._held)
+        """The number of requests whose places are renewed."""
+        return len(self._places)
 
     def hold(self, asks: Sequence[Ask], at: int) -> InFlightPlace:
-        """Renew from now on what the store charged to `asks` at its time `at` (microseconds)."""
+        """Renew from now on what the store charged to `asks` at its time `at` (microseconds).
+
+        Returns the place to pass to `end`.
+        """
         place = InFlightPlace(asks, at, self._now())
         with self._lock:
-            self._held.add(place)
+            self._places.add(place)
             if self._renewer is None or not self._renewer.is_alive():
                 self._start()
         return place
 
     def end(self, place: InFlightPlace) -> int | None:
-        """Stop renewing a place. Returns the time by which to refund it, or None if there is nothing to refund."""
+        """Stop renewing a place. Returns the time of the charge to refund; None if there is nothing to refund."""
         with self._lock:
-            mine = place in self._held
-            self._held.discard(place)
+            mine = place in self._places
+            self._places.discard(place)
             ended, place.ended = place.ended, True
-            # A place that is being renewed is refunded by the renewing thread, which alone learns its new time.
+            # The renewing thread refunds a place that it is renewing, because only that thread learns its new time.
             return place.at if mine and not ended and not place.renewing else None
 
     def renew(self) -> None:
-        """Renew all places that are due: charge them again in place of the previous charge."""
+        """Renew all places that are due: charge each again and refund the previous charge in the same step."""
         due: list[InFlightPlace] = []
         try:
             with self._lock:
                 now = self._now()
-                due += [place for place in self._held if now - place.renewed_at >= self._every and not place.renewing]
+                due += [place for place in self._places if now - place.renewed_at >= self._every and not place.renewing]
                 for place in due:
                     place.renewing = True
-            for places in _alike(due):
+            for places in _groups(due):
                 self._renew(places)
         finally:
             for place in due:  # after an exception: the places that were not renewed
@@ -127,7 +130,7 @@ class InFlight:
 
     def _begin(self) -> None:
         vars(self).pop("_lock", None)
-        self._held = weakref.WeakSet()
+        self._places = weakref.WeakSet()
         self._renewer = None
         self._stopped = threading.Event()
 
@@ -135,7 +138,7 @@ class InFlight:
         return self._clock.now() if self._clock else time.monotonic_ns() // 1000
 
     def _renew(self, places: Sequence[InFlightPlace]) -> None:
-        """Renew places that were charged in the same slice, and refund those that have ended during the call."""
+        """Renew places that were charged in the same second. Refund those whose requests have ended during the call."""
         at = places[0].at
         charged_at: int | None = None
         # After a failure, a possible charge is left to expire: a second refund could free another request's place.
@@ -166,13 +169,13 @@ class InFlight:
         while not stopped.wait(self._every / SECOND):
             self.renew()
             with self._lock:
-                if not self._held and not stopped.is_set():
+                if not self._places and not stopped.is_set():
                     self._renewer = None
                     return
 
 
-def _alike(places: Sequence[InFlightPlace]) -> list[list[InFlightPlace]]:
-    """Groups of places that one call can renew: charged in the same slice, and not too many."""
+def _groups(places: Sequence[InFlightPlace]) -> list[list[InFlightPlace]]:
+    """Group the places that one call can renew: those charged in the same second, at most `_MAX_PER_CALL` of them."""
     slices: defaultdict[object, list[InFlightPlace]] = defaultdict(list)
     for place in places:
         # The time of a cluster (`ClusterTime`) has one value for each node, so such places are not grouped.
@@ -193,7 +196,7 @@ def _summed(places: Sequence[InFlightPlace]) -> list[Ask]:
 _log = logging.getLogger("ratelimit_mw")
 
 _MAX_LINES = 10
-"""The most bans of one rule that are logged in a minute. The first line of the next minute has the number omitted."""
+"""How many bans of one rule are logged in a minute. The first line of the next minute says how many were omitted."""
 
 
 class BanLog:
@@ -236,7 +239,7 @@ class BanLog:
             )
 
     def _count(self, rule: str, minute: int) -> tuple[int, int]:
-        """Count a ban. Returns the number of bans in this minute, and how many of the last one were not logged."""
+        """Count a ban. Returns how many there were in this minute, and how many of the last minute were not logged."""
         before, number = self._counts.get(rule, (minute, 0))
         omitted = 0
         if before != minute:
@@ -250,7 +253,7 @@ _PAUSE = 60 * SECOND
 
 
 class Shadows:
-    """Counts and logs the denials that shadow rules would have made. `denials` has them by the name of the rule."""
+    """Counts and logs the denials that shadow rules would have made. `denials` counts them by the name of the rule."""
 
     _counting = lazy(lock)
 
@@ -265,7 +268,7 @@ class Shadows:
                 self.add(rule.name, verdict.now)
 
     def add(self, rule: str, now: int) -> None:
-        """Count one denial that the rule of that name would have made at `now` (microseconds)."""
+        """Count one denial that the rule with this name would have made at `now` (microseconds)."""
         with self._counting:
             self.denials[rule] += 1
             so_far = self.denials[rule]
@@ -301,9 +304,9 @@ class Storage:
         self._leases: Leases | None = None
         self.bans = BanLog(rules.client.secret)
         self.store = _opened(settings, given, clock)
-        self._server = beneath(self.store)
+        self._server = innermost(self.store)
         self.local: Store = MemoryStore(max_counters=settings.max_counters, clock=clock)
-        self.decide_here(rules)
+        self.wrap_for(rules)
         self.in_flight = InFlight(self.store, clock)
         self.in_flight_here = InFlight(self.local, clock)
 
@@ -312,13 +315,13 @@ class Storage:
         """Whether the counters are only in the memory of this process."""
         return isinstance(self._server, MemoryStore)
 
-    def decide_here(self, rules: Rules) -> None:
+    def wrap_for(self, rules: Rules) -> None:
         """Wrap the stores with what `rules` need: bans, leases and shards. Called again after each reload."""
         quotas = [quota for part in rules.parts for rule in part.compiled for quota in rule.quotas]
         if self._leases is None:
-            self.store, self._leases = deciding_here(self.store, quotas, self._clock, interval=self._interval)
-        self.store = banning(self.store, quotas, self.bans.begun)
-        self.local = banning(self.local, quotas, self.bans.begun)
+            self.store, self._leases = with_leases_and_shards(self.store, quotas, self._clock, interval=self._interval)
+        self.store = with_bans(self.store, quotas, self.bans.begun)
+        self.local = with_bans(self.local, quotas, self.bans.begun)
 
     def connect(self) -> None:
         """Connect to the store for threads, if it takes connections. Never raises."""

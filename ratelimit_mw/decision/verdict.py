@@ -1,4 +1,4 @@
-"""Combines the outcomes of the counters into the verdict on a request."""
+"""The verdict on a request, made from the outcomes of its counters."""
 
 import math
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from ratelimit_mw.model import NEVER, SECOND, Ask, Banned, Charge, Decision, Outcome, Quota, Reply, Rule
 
-_SILENCE = Reply(0, ())
+_NO_REPLY = Reply(0, ())
 _NONE: frozenset[int] = frozenset()
 _POLICIES = Decision._fields.index("policies")
 _decision = partial(tuple.__new__, Decision)
@@ -35,16 +35,16 @@ class Verdict:
             the one with the least remaining; -1 if no enforced counter was asked. Of rules that deny only together
             (`Rule.quota_group`), the one with the most remaining is taken.
         delay: how long an admitted request must wait for its turn, in microseconds.
-        wait: how long a request denied without a counter is asked to wait, in microseconds; 0 if unknown.
+        wait: for a request that no counter denies, how long it is asked to wait, in microseconds; 0 if unknown.
         shadowed: whether a shadow rule was asked.
-        local: whether the local store decided, because the other was unavailable.
+        local: whether the local store decided instead of the shared one.
         account: what the request took (`settlement.Account`); None until it is opened.
 
     Args:
         charges: the charges of the plan.
         reply: the reply of the store; None if it was not asked.
-        denied: the reason to deny the request, whatever the counters decided.
-        wait: see above.
+        denied: the reason to deny the request, whatever the counters decided; None to go by the counters.
+        wait: the attribute of that name.
     """
 
     __slots__ = (
@@ -69,7 +69,7 @@ class Verdict:
     ) -> None:
         self.now: int
         self.outcomes: Sequence[Outcome]
-        self.now, self.outcomes, only = reply or _SILENCE
+        self.now, self.outcomes, only = reply or _NO_REPLY
         self.charges = charges = charges if only is None else (charges[only],)
         self._denied: Reason | None = denied
         self.wait = wait
@@ -111,7 +111,7 @@ class Verdict:
                 for place, (quota, outcome) in enumerate(pairs)
                 if outcome.allowed and outcome.remaining < quota.spare
             )
-            self.outcomes = [_promised(quota, outcome) if quota.spare else outcome for quota, outcome in pairs]
+            self.outcomes = [_without_spare(quota, outcome) if quota.spare else outcome for quota, outcome in pairs]
 
     def _longest_delay(self) -> int:
         pairs = zip(self.charges, self.outcomes, strict=True)
@@ -140,9 +140,9 @@ class Verdict:
 
     @property
     def owed(self) -> list[Ask]:
-        """What must be refunded: the store charges a request that only a group of rules denies together.
+        """The asks to refund if only a group of rules (`Rule.quota_group`) denies the request.
 
-        The store does not know of these groups (`Rule.quota_group`).
+        The store does not know of these groups, so it has charged the request.
         """
         asked = [(charge.ask, outcome) for charge, outcome in zip(self.charges, self.outcomes, strict=True)]
         if self.allowed or any(not outcome.allowed and not ask.shadow for ask, outcome in asked):
@@ -160,7 +160,7 @@ class Verdict:
     def shown(self) -> int:
         """The index of the counter that the headers show if the binding rule is hidden; -1 for none.
 
-        On a denial there is none, because the headers could only show the rule that denies.
+        It is -1 on a denial, because a denial may only show the rule that denies, and that rule is hidden.
         """
         if not self.allowed:
             return -1
@@ -258,13 +258,13 @@ class Verdict:
         ]
 
 
-def _promised(quota: Quota, outcome: Outcome) -> Outcome:
-    """The outcome as clients are shown it, without the spare part of the throttle.
+def _without_spare(quota: Quota, outcome: Outcome) -> Outcome:
+    """The outcome that clients are shown: without the spare part of the throttle.
 
-    An elastic limit may close at any time, so `retry_after` must not rely on its spare part.
+    An elastic limit may close at any time, so `retry_after` must not rely on the spare part.
     """
     remaining, wait = max(outcome.remaining - quota.spare, 0), outcome.retry_after
     if wait > 0 and quota.over == "elastic":
-        # The latest moment: then a request passes whatever the load is.
+        # The latest moment: from then on, a request passes under any load.
         wait = wait + quota.spare * -(-quota.period // quota.limit) if quota.burst else outcome.reset_after
     return outcome._replace(remaining=remaining, retry_after=wait)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from ratelimit_mw.decision.engine import impatient
+from ratelimit_mw.decision.engine import without_max_wait
 from ratelimit_mw.decision.planning import Plan
 from ratelimit_mw.decision.settlement import Account
 from ratelimit_mw.decision.verdict import Verdict
@@ -178,7 +178,7 @@ class Worker:
         engine = self._limiter.engine
         plan = engine.planner.plan(self._rules, request)
         if self._rules.waiting and plan.asks:
-            plan = Plan(impatient(plan.charges))
+            plan = Plan(without_max_wait(plan.charges))
         return await engine.aexecute(plan, self._rules)
 
     async def _replay(self, entry: Entry, job: Job, envelope: StoredRequest, verdict: Verdict) -> None:

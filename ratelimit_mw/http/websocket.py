@@ -7,7 +7,7 @@ from contextlib import suppress
 from secrets import token_hex
 from typing import Any, NamedTuple
 
-from ratelimit_mw.decision.engine import Engine, idle
+from ratelimit_mw.decision.engine import Engine, verdict_without_counters
 from ratelimit_mw.decision.planning import Plan
 from ratelimit_mw.decision.verdict import Reason, Verdict
 from ratelimit_mw.identity.http_request import AsgiRequest
@@ -168,10 +168,10 @@ class Messages:
         plan = self._engine.planner.plan(limiting, self._request)
         charges = plan.charges
         if charges is BLOCKED:
-            return _denied(idle(plan), charges)
+            return _denied(verdict_without_counters(plan), charges)
         here = [charge for charge in charges if self._connection in charge.ask.key]
         shared = [charge for charge in charges if self._connection not in charge.ask.key] if here else charges
-        verdict = own = self._engine.decide_here(here) if here else None
+        verdict = own = self._engine.decide_locally(here) if here else None
         if shared and (own is None or own.allowed):
             verdict = await self._engine.aexecute(Plan(shared), limiting)
             if own is not None and not verdict.allowed:

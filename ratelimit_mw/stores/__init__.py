@@ -17,7 +17,7 @@ from ratelimit_mw.stores.deny_cache import DenyCache
 if TYPE_CHECKING:
     from ratelimit_mw.stores.lease_store import Leases
 
-__all__ = ["SCHEMES", "Store", "banning", "beneath", "deciding_here", "open_store"]
+__all__ = ["SCHEMES", "Store", "innermost", "open_store", "with_bans", "with_leases_and_shards"]
 
 SCHEMES = {
     "memory": "ratelimit_mw.stores.memory",
@@ -40,7 +40,7 @@ def open_store(settings: StorageSettings, clock: Clock | None = None) -> Store:
     return DenyCache(store, clock=clock) if store.remote else store
 
 
-def deciding_here(
+def with_leases_and_shards(
     store: Store, quotas: Sequence[Quota], clock: Clock | None = None, *, interval: float = 1.0
 ) -> "tuple[Store, Leases | None]":
     """The store to ask where `quotas` want their counters kept here or spread, and what has to be settled at the end.
@@ -50,7 +50,7 @@ def deciding_here(
     if all(quota.consistency == "strict" and quota.shards == 1 for quota in quotas):
         return store, None
     if isinstance(store, Bans | DenyCache):
-        store.beneath, leases = deciding_here(store.beneath, quotas, clock, interval=interval)
+        store.beneath, leases = with_leases_and_shards(store.beneath, quotas, clock, interval=interval)
         return store, leases
     if not store.remote:  # there are no calls to save, and no nodes to spread over
         return store, None
@@ -61,13 +61,13 @@ def deciding_here(
     return leases, leases
 
 
-def beneath(store: Store) -> Store:
+def innermost(store: Store) -> Store:
     """The store that is asked in the end, beneath the bans and the deny cache."""
     while isinstance(store, Bans | DenyCache):
         store = store.beneath
     return store
 
 
-def banning(store: Store, quotas: Iterable[Quota], begun: BanBegun) -> Store:
+def with_bans(store: Store, quotas: Iterable[Quota], begun: BanBegun) -> Store:
     """The store to ask where some of `quotas` bans; `begun` is told of its bans. Else, or where it is one, `store`."""
     return Bans(store, begun) if not isinstance(store, Bans) and any(quota.ban for quota in quotas) else store

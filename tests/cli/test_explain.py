@@ -26,7 +26,7 @@ def test_a_newcomer_finds_out_why_a_login_got_a_429(run, any_server):
         == """\
 POST /login from 203.0.113.7: would be denied by 'login', for T
 
-· everything  replaced: it matches, but 'login' does too, and replaces it
+· everything  replaced: it matches, but 'login' matches too and replaces it
 
 ✗ login       applies
     shop:login:sl60:{ip=203.0.113.7}
@@ -38,10 +38,10 @@ POST /login from 203.0.113.7: would be denied by 'login', for T
     shop:login:sl3600:{user=HASH}
       20 per hour, sliding_log: 15 left; as if unused in T
 
-· api         no match: the path is /login, and has to be /api/items/{id:int}
+· api         no match: the path is /login, but must be /api/items/{id:int}
 
 What would change that, each by itself:
-  - T pass, and no other request takes what comes free
+  - T pass without another request
   - 'login' may do more than 5 per minute
   - the counters of 'login' are reset
 """
