@@ -6,7 +6,7 @@ from typing import Any
 
 from ratelimit_mw.lru import LRU
 from ratelimit_mw.model import NEVER, Ask, Ban, Banned, Outcome, Quota, Reply
-from ratelimit_mw.stores.base import Call, Store, StoreRequest, Wrapper, forgetting
+from ratelimit_mw.stores.base import Call, Store, StoreRequest, Wrapper, forget_request
 
 _MOST = 4096  # clients whose asks are remembered
 
@@ -31,7 +31,7 @@ class Bans(Wrapper):
         """Ask for the bans too. The note is what is asked, if there are any."""
         asks, intent = request
         if intent.forget:
-            return forgetting(_and_bans([ask.key for ask in asks])), None
+            return forget_request(_and_bans([ask.key for ask in asks])), None
         if not intent.decides:
             return request, None
         asked = self._with_bans(asks)

@@ -1,4 +1,7 @@
-"""What a store is, what it is asked, and how one store wraps another; and the bounds of what stores admit."""
+"""The interface of stores, the requests that they answer, and the base class of stores that wrap others.
+
+The functions at the end calculate how inexact leased and sharded counters may be.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Generator, Iterator, Sequence
@@ -12,21 +15,18 @@ T = TypeVar("T")
 
 
 class Intent(NamedTuple):
-    """What a store does about the asks of a request. It decides on them, unless a field says something else.
+    """What a store does with the asks of a request. By default it decides on them.
 
-    With `commit=False` it looks: it answers what it would decide, and charges nothing.
-
-    With `forget` it makes the counters as if unused.
-
-    With `charged_at` it gives back the cost of each ask, as a decision charged it whose `Reply.now` was `charged_at`.
-    Best effort: a counter never falls below zero, and what time has taken back already is not looked for in later
-    windows. A cost below zero is charged, over the limit too, to a window that a decision has charged before.
-
-    With `insist` it charges the cost of each ask now, over the limit too. What is beyond the limit is a debt; see
-    `algorithms.widened`. What was charged at `charged_at`, if that is set too, is given back in the same step.
-
-    `slot` and `asking` are for the nodes of a Redis Cluster: all keys lie in `slot`, and `asking` follows its
-    redirection. Every other store ignores them.
+    Attributes:
+        commit: whether to charge. With False, the store only looks: it replies what it would decide.
+        forget: make the counters as if unused.
+        charged_at: refund the cost of each ask. The time is the `Reply.now` of the call that charged it. The refund
+            is best effort: a counter never falls below zero, and a charge that has left its window is not refunded
+            in a later one. A negative cost is charged, even above the limit, to a window that was charged before.
+        slot: the slot that all keys belong to, for the nodes of a Redis Cluster. Other stores ignore it.
+        asking: whether to follow a redirection with ASKING, for the nodes of a Redis Cluster. Other stores ignore it.
+        insist: charge the cost of each ask now, even above the limit. What exceeds the limit is a debt (see
+            `algorithms.widened`). If `charged_at` is set too, that charge is refunded in the same step.
     """
 
     commit: bool = True
@@ -38,7 +38,7 @@ class Intent(NamedTuple):
 
     @property
     def decides(self) -> bool:
-        """Whether the reply has an outcome for each ask: this is a decision, or a look at one."""
+        """Whether the store decides or looks, so that the reply has an outcome for each ask."""
         return not self.forget and not self.insist and self.charged_at is None
 
 
@@ -46,47 +46,53 @@ DECIDE = Intent()
 """Admit the request if all its enforced asks allow it, and only then charge them."""
 
 LOOK = Intent(commit=False)
-"""Say what would be decided."""
+"""Reply what would be decided, and charge nothing."""
 
 StoreRequest = tuple[Sequence[Ask], Intent]
-"""The asks of one request, answered together: a plain pair, because one is made for each request."""
+"""The asks that a store answers in one step, and what to do with them.
+
+It is a plain pair because one is made for each request.
+"""
 
 
-def forgetting(keys: Sequence[str]) -> StoreRequest:
+def forget_request(keys: Sequence[str]) -> StoreRequest:
     """The request that makes these counters as if unused."""
     return [Ask(key, NOTHING) for key in keys], Intent(forget=True)
 
 
 @runtime_checkable
 class Connectable(Protocol):
-    """A store that can be connected before the first request comes. Both methods wait for a second at most."""
+    """A store that can connect before the first request comes. Both methods return after a second at the latest."""
 
     def connect(self) -> None:
-        """Connect for threads. A store that is away is no error: requests find out for themselves."""
+        """Connect for threads. Never raises: if the store is unavailable, the requests will see that."""
 
     async def aconnect(self) -> None:
-        """Connect the running event loop."""
+        """Connect the running event loop. Never raises."""
 
 
 class Store(ABC):
-    """Counters, decided several at a time and all or nothing, by the store's own clock.
+    """Counters under keys. A store decides on several counters in one atomic step, by its own clock.
 
-    A store defines `ask`, `aask` and `keys`, and `close` if it holds something open. All other methods put their
-    question as a request. Every method may be called from any thread, and every `a…` twin from any event loop.
-    A store that can't answer in time raises StoreUnavailable, and nothing else.
+    A subclass defines `ask`, `aask` and `keys`, and `close` if it keeps connections. All other methods call `ask` or
+    `aask`. Any thread may call any method, and any event loop may call the methods whose names begin with `a`.
+
+    Every method raises StoreUnavailable, and no other error, if the store cannot answer in time.
     """
 
     remote: ClassVar[bool] = True
-    """Whether a call goes over a network. Only then denials are remembered, and leases and shards are used."""
+    """Whether a call goes over a network. Only such a store gets a deny cache, leases and shards."""
 
     shared: ClassVar[bool] = True
     """Whether other processes see the same counters."""
 
     @abstractmethod
     def ask(self, request: StoreRequest) -> Reply:
-        """Do what the request's intent says. `Reply.now` is the store's clock.
+        """Carry out the intent of the request on its asks.
 
-        A decision or a look has one outcome for each ask, in order. The outcomes of other intents have no meaning.
+        Returns:
+            The time of the store (`Reply.now`) and, for a decision or a look, one outcome for each ask in order. The
+            outcomes of other intents have no meaning.
         """
 
     @abstractmethod
@@ -95,13 +101,13 @@ class Store(ABC):
 
     @abstractmethod
     def keys(self, prefix: str) -> Iterator[str]:
-        """The counters whose keys begin with `prefix`, in no order: for operators, never for a request.
+        """The keys of counters that begin with `prefix`, in no order. For operators; requests do not use it.
 
-        Counters that come or go during the call may be among them or not, and so may other keys of the same prefix.
+        A counter that is made or dropped during the call may be missing. Keys that are no counters may be included.
         """
 
-    def close(self) -> None:  # noqa: B027  most stores in memory hold nothing open
-        """Let go of what the store holds open. Twice is fine."""
+    def close(self) -> None:  # noqa: B027  a store in memory has nothing to close
+        """Close all connections. May be called twice."""
 
     async def aclose(self) -> None:
         """The awaitable twin of `close`."""
@@ -110,7 +116,7 @@ class Store(ABC):
     def decide(self, asks: Sequence[Ask], *, commit: bool = True) -> Reply:
         """Admit the request if all its enforced asks allow it, and only then charge them.
 
-        `commit=False` says what would be decided, and charges nothing.
+        With `commit=False`, reply what would be decided, and charge nothing.
         """
         return self.ask((asks, DECIDE if commit else LOOK))
 
@@ -120,14 +126,14 @@ class Store(ABC):
 
     def forget(self, keys: Sequence[str]) -> None:
         """Make these counters as if unused."""
-        self.ask(forgetting(keys))
+        self.ask(forget_request(keys))
 
     async def aforget(self, keys: Sequence[str]) -> None:
         """The awaitable twin of `forget`."""
-        await self.aask(forgetting(keys))
+        await self.aask(forget_request(keys))
 
     def refund(self, asks: Sequence[Ask], charged_at: int) -> None:
-        """Give back what a decision charged at `charged_at`; see `Intent`."""
+        """Refund the cost of each ask, which was charged at the time `charged_at` of the store; see `Intent`."""
         self.ask((asks, Intent(charged_at=charged_at)))
 
     async def arefund(self, asks: Sequence[Ask], charged_at: int) -> None:
@@ -135,9 +141,14 @@ class Store(ABC):
         await self.aask((asks, Intent(charged_at=charged_at)))
 
     def charge(self, asks: Sequence[Ask], *, instead_of: int | None = None) -> int:
-        """Charge the asks now, over the limit too, and return when that was, to refund it by; see `Intent`.
+        """Charge the asks now, even above the limit; see `Intent`.
 
-        With `instead_of`, what was charged at that time is given back in the same step.
+        Args:
+            asks: the counters, each with the cost to charge.
+            instead_of: the time of an earlier charge, which is refunded in the same step; None for none.
+
+        Returns:
+            The time of the charge, which `refund` takes as `charged_at`.
         """
         return self.ask((asks, Intent(charged_at=instead_of, insist=True))).now
 
@@ -147,41 +158,52 @@ class Store(ABC):
 
 
 class Wait(Protocol):
-    """Something that ends by itself, for steps to wait for."""
+    """Something that steps can wait for, such as the call of another thread."""
 
     def result(self) -> object:
-        """Wait until it is over."""
+        """Block until it has ended."""
 
     async def awaited(self) -> object:
         """The awaitable twin of `result`."""
 
 
 Steps = Generator[StoreRequest | Wait, Any, T]
-"""What takes several calls: yields requests for the store beneath, and is sent their replies. It may yield a `Wait`."""
+"""A generator that makes several calls. It yields requests for the store beneath and is sent their replies.
+
+It may also yield a `Wait`. What it returns is the result.
+"""
 
 Call = tuple[StoreRequest, Any]
-"""The request for the store beneath, and a note that `answered` gets with the reply to it."""
+"""The request for the store beneath, and a note that is passed to `answered` with the reply."""
 
 
 class Wrapper(Store):
-    """A store around the store `beneath`. Two hooks transform what is asked and what is answered.
+    """A store that wraps the store `beneath`. Two hooks transform the requests and the replies.
 
-    A subclass overrides `asked`, and `answered` where the reply matters. Neither does any I/O: the blocking and the
-    awaiting way are written once, here.
+    A subclass overrides `asked`, and also `answered` if it uses the replies. The hooks do no I/O. The blocking and
+    the awaiting calls are both made here.
     """
 
     def __init__(self, beneath: Store) -> None:
         self.beneath = beneath
 
     def asked(self, request: StoreRequest) -> Call | Reply | Steps[Reply]:
-        """Return what to ask beneath in place of `request`: one call, or steps if it takes several; or the reply.
+        """Return how to answer `request`.
 
-        `answered` is called only after one call. Steps conclude by themselves: they return the reply.
+        Returns:
+            A `Call` to the store beneath, whose reply is passed to `answered`; or `Steps` if several calls are needed,
+            which return the reply themselves; or the `Reply`, without a call.
         """
         return request, None
 
     def answered(self, asked: StoreRequest, note: Any, reply: Reply) -> Reply:  # noqa: ARG002  for subclasses
-        """Return the reply to the request for which `asked` was asked beneath, now that `reply` came."""
+        """Return the reply to the original request.
+
+        Args:
+            asked: the request that the store beneath has answered.
+            note: the note that `asked()` returned with that request.
+            reply: the reply of the store beneath.
+        """
         return reply
 
     def ask(self, request: StoreRequest) -> Reply:
@@ -218,13 +240,13 @@ class Wrapper(Store):
 
 
 def drive(store: Store, steps: Steps[T]) -> T:
-    """Take the steps over `store`, blocking, and return what they return."""
+    """Carry out the steps over `store`, with blocking calls, and return their result."""
     try:
         step = next(steps)
         while True:
             try:
                 result: object = store.ask(step) if isinstance(step, tuple) else step.result()
-            except BaseException as error:  # noqa: BLE001  the steps deal with all of them
+            except BaseException as error:  # noqa: BLE001  the steps handle all exceptions
                 step = steps.throw(error)
             else:
                 step = steps.send(result)
@@ -240,7 +262,7 @@ async def adrive(store: Store, steps: Steps[T]) -> T:
         while True:
             try:
                 result: object = await store.aask(step) if isinstance(step, tuple) else await step.awaited()
-            except BaseException as error:  # noqa: BLE001  the steps deal with all of them
+            except BaseException as error:  # noqa: BLE001  the steps handle all exceptions
                 step = steps.throw(error)
             else:
                 step = steps.send(result)
@@ -254,10 +276,16 @@ def worst_over_admission(
 ) -> int:
     """How much more than `limit` a `write_back` counter may admit in a window, while the store answers.
 
-    No process admits more than the limit by its own count, so P of them admit (P − 1) × limit too much. With `rate`,
-    what one process is asked for per second, it is also at most 2 × P × rate × (interval + delay): what a process
-    admits is charged within `interval` and the `delay` of the call (both in seconds), and known to the others as
-    long after that again.
+    No process admits more than the limit by its own count. P processes therefore admit at most (P − 1) × limit too
+    much. If the `rate` is known, the bound is also 2 × P × rate × (interval + delay). The reason is that a process
+    charges what it admits within (interval + delay), and the others learn of it within the same time again.
+
+    Args:
+        processes: the number of processes, P.
+        limit: the limit of the counter.
+        rate: the most that one process is asked for per second; None if it is unknown.
+        interval: the seconds between two calls of a process to the store.
+        delay: the seconds that a call takes at most.
     """
     most = (processes - 1) * limit
     if rate is None:
@@ -270,9 +298,15 @@ def worst_under_admission(
 ) -> int:
     """How much of `limit` a `lease` counter may leave unused when it denies a request of `cost`.
 
-    That is what the other processes hold and have not spent. Each holds at most twice what it spent in the interval
-    before (`rate`: the most that one process is asked for per second), and `cost` more; all of them never more than
-    the limit.
+    This is the unspent part of the leases of the other processes. The lease of a process is at most twice what the
+    process spent in the last interval, plus `cost`. All leases together are at most the limit.
+
+    Args:
+        processes: the number of processes.
+        limit: the limit of the counter.
+        rate: the most that one process is asked for per second; None if it is unknown.
+        interval: the seconds between two calls of a process to the store.
+        cost: the cost of the request.
     """
     if processes == 1:
         return cost - 1
@@ -281,9 +315,10 @@ def worst_under_admission(
     return min(limit, ceil((processes - 1) * (2 * rate * interval + cost)) + cost - 1)
 
 
-def worst_unused_of_shards(shards: int, cost: int = 1, *, weighs: bool = False) -> int:
-    """How much of a sharded limit may be left when it denies a request of `cost`: more fits into no single shard.
+def worst_unused_of_shards(shards: int, cost: int = 1, *, sliding_window: bool = False) -> int:
+    """How much of a sharded limit may be unused when it denies a request of `cost`.
 
-    `weighs` is for `sliding_window`, which rounds what the previous window weighs up in each shard.
+    Each shard may have up to `cost` − 1 left, which is too little for the request. A `sliding_window` also rounds the
+    share of the previous window up in each shard.
     """
-    return shards * (cost - 1) + (shards - 1 if weighs else 0)
+    return shards * (cost - 1) + (shards - 1 if sliding_window else 0)

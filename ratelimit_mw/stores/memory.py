@@ -1,4 +1,4 @@
-"""Counters in this process's memory: no server, and no sharing with other processes."""
+"""The store for `memory://`: counters in the memory of this process, not shared with other processes."""
 
 import random
 import threading
@@ -13,36 +13,47 @@ from ratelimit_mw.process_local import reset_after_fork
 from ratelimit_mw.settings import StorageSettings
 from ratelimit_mw.stores.base import DECIDE, Store, StoreRequest
 
-_STAMP = Struct("<QB")  # when the counter is as if unused, and how much of it is used (0 to 255)
+# Each value is a stamp, followed by the state of the algorithm. The stamp is the time in microseconds at which the
+# counter is as if unused, and the share of its limit that is used (0 to 255).
+_STAMP = Struct("<QB")
 _STAMP_SIZE = _STAMP.size
-_SEGMENT = 2048  # counters to a dict: a bigger one makes a pause when it grows
-_SAMPLE = 8
-_MOST_LOOKED_AT = 32  # counters of a full segment, where all of a sample are used up
+_SEGMENT = 2048  # counters in one dict; a larger dict would pause the process when it grows
+_SAMPLE = 8  # counters that a full segment compares to drop one of them
+_MAX_SAMPLE = 32  # the sample grows to this size if all counters in it are used up
 _USED_UP = 255
 _BARELY_USED = 32  # an eighth of the limit
-_CHECKED = 2  # old counters looked at for each new one
+_CHECKED = 2  # old counters that are checked for expiry for each new one
 
 _Found = tuple[Outcome, bytes | None]
-_share = itemgetter(0)
+_used = itemgetter(0)
 
 
 class _Segment(dict[str, bytes]):
-    """Some of the counters; `hand` has the keys that are looked at next to make room."""
+    """Some of the counters by their keys. `upcoming` has the keys that are checked next to make room."""
 
-    __slots__ = ("hand",)
+    __slots__ = ("upcoming",)
 
     def __init__(self) -> None:
-        self.hand: list[str] = []
+        self.upcoming: list[str] = []
 
 
 class MemoryStore(Store):
-    """At most `max_counters` counters, in dicts guarded by one lock.
+    """At most `max_counters` counters, in dicts that one lock guards.
 
-    Expired counters go as new ones come. A full store drops, of a sample, the counter of whose limit the smallest
-    share is used, whatever its window, so that a flood of new identities can't free an exhausted one. A flood of
-    counters that a request or two use up takes the place of its own kind: those of the same rule and attribute.
-    Values are plain bytes, which the garbage collector does not visit, and the dicts are many and small, so that
-    neither makes a pause.
+    For each new counter, a few old ones are checked and dropped if they have expired. A full store takes a sample and
+    drops the counter that has used the smallest share of its limit, whatever its window. A flood of new identities
+    therefore cannot evict an exhausted counter. A flood of counters with such low limits that one or two requests
+    exhaust them evicts counters of its own kind, which have the same rule and attribute.
+
+    The values are plain bytes, which the garbage collector does not visit, and there are many small dicts. Neither
+    the collector nor a growing dict therefore pauses the process.
+
+    Args:
+        max_counters: the most counters to keep, at least 1.
+        clock: the user's clock; None for the system's.
+
+    Raises:
+        ValueError: `max_counters` is below 1.
     """
 
     remote = shared = False
@@ -58,13 +69,13 @@ class MemoryStore(Store):
         reset_after_fork(self)
 
     def __len__(self) -> int:
-        """The number of counters held, expired ones among them."""
+        """The number of counters, including expired ones that are not dropped yet."""
         return sum(map(len, self._segments))
 
     def ask(self, request: StoreRequest) -> Reply:
         """See `Store`."""
         asks, intent = request
-        if len(asks) == 1 and intent is DECIDE:  # the common case: no other counter has to agree
+        if len(asks) == 1 and intent is DECIDE:  # the common case: no other counter can deny
             key, quota, cost, _ = asks[0]
             with self._lock:
                 now = self._clock.now()
@@ -90,7 +101,7 @@ class MemoryStore(Store):
         return Reply(now, outcomes)
 
     async def aask(self, request: StoreRequest) -> Reply:
-        """See `Store`; it never waits."""
+        """See `Store`. It returns at once, because there is no I/O."""
         return self.ask(request)
 
     def keys(self, prefix: str) -> Iterator[str]:
@@ -135,24 +146,27 @@ class MemoryStore(Store):
         return ANSWER[quota.algorithm](stored[_STAMP_SIZE:] if stored else b"", quota, cost, now)
 
     def _unasked(self, ask: Ask, delay: int, now: int) -> _Found:
-        """As it is while what it would have taken is not taken; it would have waited `delay`."""
+        """The outcome and the state if nothing is charged. `delay` is what the request would have had to wait."""
         outcome, state = self._ask(ask, 0, now)
         return (outcome._replace(delay=delay) if delay else outcome), state
 
     def _withhold(self, asks: Sequence[Ask], found: list[_Found], now: int) -> None:
-        """Leave untaken what a shadow's ban would have denied: it stands before as many asks as it costs."""
+        """Leave uncharged the asks that the ban of a shadow rule would have denied.
+
+        The ask for a ban stands before the asks that it watches, and its cost is their number.
+        """
         for place, (_, quota, watched, shadow) in enumerate(asks):
             if quota.algorithm == "ban" and shadow and not found[place][0].allowed:
                 for behind in range(place + 1, place + 1 + watched):
                     found[behind] = self._ask(asks[behind], 0, now)
 
     def _count_denials(self, asks: Sequence[Ask], found: list[_Found], now: int) -> None:
-        """Tell each ban that does not stand of a denial by what it watches."""
+        """Count the denial for each ban that is not in force, if a counter that it watches has denied."""
         for place, ask in enumerate(asks):
             key, quota, watched, _ = ask
             behind = found[place + 1 : place + 1 + watched]
             counts = quota.algorithm == "ban" and quota.limit and found[place][0].allowed
-            if counts and not all(said.allowed for said, _ in behind):
+            if counts and not all(outcome.allowed for outcome, _ in behind):
                 segment = self._segment(key)
                 outcome, state = ban.deny(segment.get(key, b"")[_STAMP_SIZE:], quota, now)
                 self._save(segment, ask, outcome, state, now)
@@ -165,11 +179,11 @@ class MemoryStore(Store):
             state = REFUND[quota.algorithm](stored[_STAMP_SIZE:], quota, cost, charged_at, now)
             if state is not None:
                 expires, used = _STAMP.unpack_from(stored)
-                holds = quota.burst or quota.limit or 1
-                segment[key] = _STAMP.pack(expires, min(max(used - _USED_UP * cost // holds, 0), _USED_UP)) + state
+                size = quota.burst or quota.limit or 1
+                segment[key] = _STAMP.pack(expires, min(max(used - _USED_UP * cost // size, 0), _USED_UP)) + state
 
     def _segment(self, key: str) -> _Segment:
-        """Where the counter of that key is, or would be."""
+        """The segment that the key belongs to."""
         return self._segments[hash(key) % self._count]
 
     def _save(self, segment: _Segment, ask: Ask, outcome: Outcome, state: bytes, now: int) -> None:
@@ -180,41 +194,41 @@ class MemoryStore(Store):
         if remaining < cost:  # the next such request is denied
             used = _USED_UP
         else:
-            holds = quota.burst or quota.limit or 1
-            used = _USED_UP * (holds - remaining) // holds if remaining < holds else 0
+            size = quota.burst or quota.limit or 1
+            used = _USED_UP * (size - remaining) // size if remaining < size else 0
         if shadow:
-            used //= 2  # it protects nothing: what is enforced stays longer
+            used //= 2  # a shadow counter protects nothing, so enforced ones stay longer
         segment[key] = _STAMP.pack(now + reset_after, used) + state
 
     def _make_room(self, segment: _Segment, now: int) -> None:
-        """Drop a few expired counters of a segment, and one that has not expired where it is full."""
+        """Drop expired counters of a segment. If it is full, drop one that has not expired."""
         if len(segment) < self._room:
             for key in _next(segment, _CHECKED):
                 if _STAMP.unpack_from(segment[key])[0] <= now:
                     del segment[key]
             return
-        sample = _living(segment, _SAMPLE, now)
+        sample = _unexpired(segment, _SAMPLE, now)
         while len(segment) >= self._room:
-            least = min(sample, key=_share)
-            if least[0] == _USED_UP and len(sample) < min(_MOST_LOOKED_AT, self._room):
-                sample += _living(segment, _SAMPLE, now)
+            least = min(sample, key=_used)
+            if least[0] == _USED_UP and len(sample) < min(_MAX_SAMPLE, self._room):
+                sample += _unexpired(segment, _SAMPLE, now)
                 continue
             if least[0] >= _BARELY_USED:
-                least = _of_the_flood(sample, least)
+                least = _evicted(sample, least)
             del segment[least[1]]
 
     def after_fork(self) -> None:
-        """Go on in the child of a fork."""
-        self._lock = threading.Lock()  # the thread that held it may not exist here
+        """Reset in the child of a fork. The counters stay, but the lock is replaced."""
+        self._lock = threading.Lock()  # a thread that had locked it may not exist here
 
 
 def open_store(settings: StorageSettings, clock: Clock | None) -> Store:
-    """The store of memory://."""
+    """The store for `memory://`."""
     return MemoryStore(max_counters=settings.max_counters, clock=clock)
 
 
-def _living(segment: _Segment, count: int, now: int) -> list[tuple[int, str]]:
-    """How much is used of the next counters of a segment, and their keys. Those that have expired are dropped."""
+def _unexpired(segment: _Segment, count: int, now: int) -> list[tuple[int, str]]:
+    """The used share (0 to 255) and the key of the next `count` counters of a segment. Expired ones are dropped."""
     found = []
     for key in _next(segment, count):
         expires, used = _STAMP.unpack_from(segment[key])
@@ -225,37 +239,40 @@ def _living(segment: _Segment, count: int, now: int) -> list[tuple[int, str]]:
     return found
 
 
-def _of_the_flood(sample: list[tuple[int, str]], least: tuple[int, str]) -> tuple[int, str]:
-    """What to drop of a sample that has no counter which is barely used: `least`, or one of the kind that crowds it.
+def _evicted(sample: list[tuple[int, str]], least: tuple[int, str]) -> tuple[int, str]:
+    """The counter to drop from a sample without barely used counters: `least`, or one of the most frequent kind.
 
-    Where most of a store is used up, one kind of counter is likely to be flooding it: counters that few requests use
-    up, by something that a client makes up. Dropping the least used would then free the other rules' counters each
-    time that they are used a little.
+    Counters of one kind have the same rule and attribute. If most counters of a store are used up, one kind probably
+    floods it: a client invents values of an attribute, and a few requests exhaust each counter. If the least used
+    counter were dropped then, the counters of other rules would be lost as soon as they are used a little.
     """
     kinds = [key.partition("=")[0] for _, key in sample]
-    crowd = max(set(kinds), key=kinds.count)
-    if least[0] < _USED_UP and 4 * kinds.count(crowd) < 3 * len(kinds):
+    frequent = max(set(kinds), key=kinds.count)
+    if least[0] < _USED_UP and 4 * kinds.count(frequent) < 3 * len(kinds):
         return least
-    return min((one for one, kind in zip(sample, kinds, strict=True) if kind == crowd), key=_share)
+    return min((one for one, kind in zip(sample, kinds, strict=True) if kind == frequent), key=_used)
 
 
 def _next(segment: _Segment, count: int) -> list[str]:
-    """The next keys of a segment, round and round; at least one where it has any."""
-    hand = segment.hand
+    """The next `count` keys of a segment, in rounds over all keys.
+
+    The last keys of a round may be fewer. The result is empty only if the segment is.
+    """
+    upcoming = segment.upcoming
     found: list[str] = []
     while len(found) < count:
-        if not hand:
+        if not upcoming:
             if found or not segment:
                 break
-            # Each sample is taken from old and new counters alike, for counters of one age are often alike.
+            # Each sample has old and new counters, because counters of the same age are often similar.
             keys = list(segment)
-            apart = len(keys) // _SAMPLE
-            if apart < 2:
-                hand += keys
+            distance = len(keys) // _SAMPLE
+            if distance < 2:
+                upcoming += keys
             else:
-                for start in random.sample(range(apart), apart):
-                    hand += keys[start::apart]
-        key = hand.pop()
+                for start in random.sample(range(distance), distance):
+                    upcoming += keys[start::distance]
+        key = upcoming.pop()
         if key in segment:
             found.append(key)
     return found

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from ratelimit_mw.model import NEVER, Ask, Outcome, Quota, Reply
 from ratelimit_mw.stores.bans import has_begun, untold
-from ratelimit_mw.stores.base import DECIDE, LOOK, Call, Steps, StoreRequest, Wrapper, forgetting
+from ratelimit_mw.stores.base import DECIDE, LOOK, Call, Steps, StoreRequest, Wrapper, forget_request
 
 _SHARDED = re.compile(r"[^{]*x([0-9]+):\{")
 """The key of a sharded counter says so before its identity: `shop:api:fw60x8:{…}`."""
@@ -32,7 +32,7 @@ class Shards(Wrapper):
         """
         asks, intent = request
         if intent.forget:
-            return forgetting(_all_keys([ask.key for ask in asks])), None
+            return forget_request(_all_keys([ask.key for ask in asks])), None
         if all(ask.quota.shards == 1 for ask in asks):
             return request, None
         if not intent.decides:

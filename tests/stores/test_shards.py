@@ -103,7 +103,7 @@ def test_a_sliding_window_in_shards_never_admits_more_and_wastes_little(seed, st
                 assert whole.decide([told]).admits([told])
             else:
                 left = whole.decide([told._replace(cost=0)], commit=False).outcomes[0].remaining
-                assert left <= worst_unused_of_shards(5, weighs=True)
+                assert left <= worst_unused_of_shards(5, sliding_window=True)
 
 
 def test_one_call_where_there_is_room_and_two_for_a_denial(shards, store):

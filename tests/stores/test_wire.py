@@ -7,7 +7,7 @@ import pytest
 
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import Ask, Outcome, Quota
-from ratelimit_mw.stores.base import DECIDE, Intent, forgetting
+from ratelimit_mw.stores.base import DECIDE, Intent, forget_request
 from ratelimit_mw.stores.redis.codec import _OUTCOME, decode, encode
 
 MINUTE = Quota("fixed_window", 3, 60_000_000)
@@ -48,7 +48,7 @@ def test_each_inquiry_gets_the_outcomes_of_its_own_asks(asked):
         pytest.param([([Ask("d:a:{x}", MINUTE, shadow=True)], DECIDE)], True, id="a shadow"),
         pytest.param([(ONE, Intent(charged_at=1))], True, id="something given back"),
         pytest.param([(ONE, Intent(insist=True))], True, id="a charge past the limit"),
-        pytest.param([forgetting(["d:a:{x}"])], True, id="a counter forgotten"),
+        pytest.param([forget_request(["d:a:{x}"])], True, id="a counter forgotten"),
     ],
 )
 def test_a_call_takes_what_it_needs_of_the_script(requests, several):
