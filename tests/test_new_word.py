@@ -76,14 +76,15 @@ def test_a_wrong_value_is_refused_with_its_place_and_a_hint(added, tmp_path, val
         load_rules(path)
     (problem,) = caught.value.problems
     message = f"rules[0].reserve: '{value}' is not a share of a limit"
-    assert (problem.message, problem.hint) == (message, "from 1% to 99%, as 20%")
+    assert (problem.message, problem.hint) == (message, "from 1% to 99%, for example 20%")
     assert (problem.line, problem.column) == (5, 14)
 
 
 def test_a_combination_is_refused_with_its_reason(added):
     (refused,) = refusals(limit="5 concurrent")
     assert refused.endswith(
-        "reserve: not with a concurrent limit: a place that is held back could never be taken (leave it out)"
+        "reserve: can't be combined with a concurrent limit: a place that is held back could never be taken"
+        " (remove reserve)"
     )
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ratelimit_mw.config import kinds, readers
+from ratelimit_mw.config import kinds
 from ratelimit_mw.config.tree import Map, Problems
 from ratelimit_mw.config.word import Section, Values, Word, sections_word
 from ratelimit_mw.config.words.client import ATTRIBUTES, BY, CLIENT, TIER, USER, compile_client
@@ -12,7 +12,7 @@ from ratelimit_mw.config.words.descriptors import (
     ENTRIES,
     DescriptorCompiler,
     compile_entries,
-    warn_of_unreached,
+    warn_of_unreachable_limits,
 )
 from ratelimit_mw.config.words.limit import LIMIT
 from ratelimit_mw.config.words.load import LOAD, priority_rules
@@ -21,7 +21,7 @@ from ratelimit_mw.config.words.match import (
     MATCH,
     MATCH_SECTION,
     compile_match,
-    ints_apart_from_floats,
+    restrict_ints_beside_floats,
     validate_exempt,
 )
 from ratelimit_mw.config.words.messages import validate_replaced_kinds
@@ -37,14 +37,7 @@ from ratelimit_mw.rules.compiled import CompiledRule, blocks_and_exemptions
 from ratelimit_mw.rules.descriptors import Descriptors
 from ratelimit_mw.rules.ruleset import RuleSet
 
-DOMAIN: Word[str] = Word(
-    key="domain",
-    read=readers.name,
-    default="",
-    schema={**kinds.TEXT, "minLength": 1, "maxLength": readers.LONGEST_NAME},
-    about="The first part of every counter's key.",
-    required=True,
-)
+DOMAIN = kinds.name("domain", "The first part of every counter's key.")
 
 RULES = sections_word(
     "rules",
@@ -84,20 +77,20 @@ def read_file(tree: Map, problems: Problems) -> Values:
     """Return the values of a file. Errors are added to `problems`; the rest of the file is still read."""
     if "rules" not in tree.keys_at and "descriptors" not in tree.keys_at:
         problems.add(tree.place, "the key 'rules' is missing")
-    return FILE.read(tree, problems, home_of)
+    return FILE.read(tree, problems, key_hint)
 
 
-def home_of(key: str, section: str) -> str:
+def key_hint(key: str, section: str) -> str:
     """Return the hint for a `key` that is unknown in `section` (its dotted name), but known in another section."""
     top = section.partition(".")[0].partition("[")[0]
-    homes = {word.key: word.section() for word in (STORAGE, CLIENT, RESPONSE, DEFER)}
+    sections = {word.key: word.section() for word in (STORAGE, CLIENT, RESPONSE, DEFER)}
     if top == "rules":
-        homes = {"match": MATCH_SECTION, **homes}
-    elif not top or top in homes:
-        homes = {"a rule: indent it": RULE, **homes}
+        sections = {"match": MATCH_SECTION, **sections}
+    elif not top or top in sections:
+        sections = {"a rule: indent it": RULE, **sections}
     else:
         return ""
-    return next((f"it is a key of {home}" for home, known in homes.items() if key in known.keys), "")
+    return next((f"it is a key of {name}" for name, known in sections.items() if key in known.keys), "")
 
 
 def compile_file(
@@ -117,7 +110,7 @@ def compile_file(
     validate_names(file[RULES], problems)
     validate_exempt(file[EXEMPT], problems)
     validate_replaced_kinds(file[RULES], problems)
-    exempt, matches = ints_apart_from_floats(
+    exempt, matches = restrict_ints_beside_floats(
         tuple(compile_match(entry, attributes, problems) for entry in file[EXEMPT]),
         tuple(compile_match(rule[MATCH], attributes, problems) for rule in file[RULES]),
     )
@@ -128,8 +121,8 @@ def compile_file(
     )
     validate_page(file, problems)
     descriptors = _descriptors(file, attributes, problems, warnings)
-    _warn_of_absent(file, warnings)
-    _warn_of_idle_throttles(file, rules, warnings)
+    _warn_of_missing_attributes(file, warnings)
+    _warn_of_ineffective_throttles(file, rules, warnings)
     overrides = compile_overrides(file[OVERRIDES], domain, file[RULES], attributes, problems)
     sections: dict[str, Any] = {
         "domain": domain,
@@ -162,17 +155,17 @@ def _descriptors(file: Values, attributes: Attributes, problems: Problems, warni
     compiler = DescriptorCompiler(file, file[DOMAIN], attributes, problems, warnings)
     root = compiler.tree()
     lists = compile_entries(file, root, attributes, problems)
-    warn_of_unreached(file, root, lists, compiler.limits, warnings)
+    warn_of_unreachable_limits(file, root, lists, compiler.limits, warnings)
     limits = [limit for limit, _ in compiler.limits]
     return Descriptors(root, lists, limits) if limits else None
 
 
-def _warn_of_absent(file: Values, warnings: Problems) -> None:
+def _warn_of_missing_attributes(file: Values, warnings: Problems) -> None:
     """Warn about rules that need an attribute that no request has. A call of `check()` can still pass it."""
     client = file[CLIENT]
     for rule in file[RULES]:
         if rule[LIMIT].tiers is not None and client[TIER] is None:
-            message = "depends on the tier, but client.tier is not set: every request has the default"
+            message = "depends on the tier, but client.tier is not set: every request has the default limit"
             warnings.add(rule.place("limit"), message)
         for index, entry in enumerate(rule[BY]):
             if client[USER] is None and "|" not in entry and "user" in attributes_of(entry):
@@ -180,7 +173,7 @@ def _warn_of_absent(file: Values, warnings: Problems) -> None:
                 warnings.add(rule.place("by", index), message)
 
 
-def _warn_of_idle_throttles(file: Values, rules: tuple[CompiledRule, ...], warnings: Problems) -> None:
+def _warn_of_ineffective_throttles(file: Values, rules: tuple[CompiledRule, ...], warnings: Problems) -> None:
     """Warn about throttles that add less than one request to the limit, and so have no effect."""
     for rule, compiled in zip(file[RULES], rules, strict=True):
         if rule[THROTTLE] is not None and not any(widest(quota).spare for quota in compiled.quotas):

@@ -12,8 +12,7 @@ T = TypeVar("T")
 
 TEXT: Schema = {"type": "string"}
 
-
-FILLED: Schema = {**TEXT, "minLength": 1, "pattern": r"\S"}
+NON_BLANK: Schema = {**TEXT, "minLength": 1, "pattern": r"\S"}
 """Text that is not blank."""
 
 
@@ -69,10 +68,33 @@ def optional_text(
     return Word(key=key, read=read, default=None, schema=TEXT, about=about, **options)
 
 
+def name(key: str, about: str, **options: Any) -> Word[str]:
+    """Return a required word that is the name of a domain or a rule."""
+    return Word(
+        key=key,
+        read=readers.name,
+        default="",
+        schema={**TEXT, "minLength": 1, "maxLength": readers.LONGEST_NAME},
+        about=about,
+        required=True,
+        **options,
+    )
+
+
 def duration(
     key: str, least: str, most: str, default: str, about: str, *, example: str = "", **options: Any
 ) -> Word[int]:
-    """Return a word that is a duration, in microseconds. `least`, `most` and `default` are written as in a file."""
+    """Return a word that is a duration, in microseconds.
+
+    Args:
+        key: The key.
+        least: The shortest duration, as a file would write it. `most` and `default` are written in the same way.
+        most: The longest duration.
+        default: The default.
+        about: See `Word`.
+        example: Examples for the hint. Empty: those of `DurationError`.
+        options: Further fields of the word.
+    """
     read = cast("Callable[[Node], int]", readers.duration(least, most, example=example))
     return Word(
         key=key,
@@ -95,7 +117,17 @@ def several(
     default: tuple[T, ...] = (),
     **options: Any,
 ) -> Word[tuple[T, ...]]:
-    """Return a word that is one value or a list. `of` is the schema of one value; `empty` allows an empty list."""
+    """Return a word that is one value or a list of values.
+
+    Args:
+        key: The key.
+        read: The reader of one value.
+        about: See `Word`.
+        of: The schema of one value.
+        empty: True allows an empty list.
+        default: The default.
+        options: Further fields of the word.
+    """
     return Word(
         key=key,
         read=readers.each(read, empty=empty),

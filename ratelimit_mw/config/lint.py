@@ -58,15 +58,19 @@ def covers(wider: Matching, narrower: Matching) -> bool:
     )
 
 
+# The functions below compare one part of two rules. Each returns True if the first (`wider`) includes all requests of
+# the second (`narrower`), and False if that is not certain: a missing warning does less harm than a wrong one.
+
+
 def _within(narrower: tuple[str, ...], wider: tuple[str, ...]) -> bool:
     return not wider or (bool(narrower) and set(narrower) <= set(wider))
 
 
 def _networks(wider: tuple[Network, ...], narrower: tuple[Network, ...]) -> bool:
-    return not wider or (bool(narrower) and all(any(_holds(own, other) for own in wider) for other in narrower))
+    return not wider or (bool(narrower) and all(any(_contains(own, other) for own in wider) for other in narrower))
 
 
-def _holds(wider: Network, narrower: Network) -> bool:
+def _contains(wider: Network, narrower: Network) -> bool:
     return (
         wider.version == narrower.version
         and wider.prefixlen <= narrower.prefixlen
@@ -125,6 +129,13 @@ def lint(file: Values, rules: RuleSet) -> Problems:
 
 
 class _Lint:
+    """Collects the warnings of one file.
+
+    Only rules whose words are all `compared` are compared with others: other words change what is charged, or when.
+    A rule may make another one useless only if it always applies: it must not be a shadow rule, have a limit by tier,
+    or be replaced itself.
+    """
+
     def __init__(self, file: Values, rules: RuleSet) -> None:
         self.warnings = Problems()
         self._file = file
@@ -132,14 +143,14 @@ class _Lint:
         compared = {word.key for word in RULE.words if word.compared}
         self._rules = rules
         replaced = {rank for rule in rules.compiled for rank in rule.replaces}
-        judged = [
+        comparable = [
             rule
             for rule in rules.compiled
             if set(self._sections[rule.rank]) <= compared and not self._sections[rule.rank][COST].source
         ]
-        self._judged = {rule.rank for rule in judged}
+        self._comparable = {rule.rank for rule in comparable}
         self._strict = [
-            rule for rule in judged if not rule.rule.shadow and rule.tiers is None and rule.rank not in replaced
+            rule for rule in comparable if not rule.rule.shadow and rule.tiers is None and rule.rank not in replaced
         ]
         for rule in rules.compiled:
             section = self._sections[rule.rank]
@@ -148,7 +159,7 @@ class _Lint:
                 self._paths(rule)
                 if section[LIMIT].all() and not section[COST].fixed:
                     self._warn(rule, "cost", "a cost of 0 charges nothing, so the limit is never reached")
-                elif section[LIMIT].tiers is None and rule.rank in self._judged:
+                elif section[LIMIT].tiers is None and rule.rank in self._comparable:
                     self._limits(rule, section)
                 if section[SHADOW] and section[REPLACES]:
                     self._warn(rule, "replaces", "a shadow rule replaces nothing")
@@ -200,7 +211,7 @@ class _Lint:
                 decoded = unquote(template.text)
                 self.warnings.add(
                     place,
-                    "hardly ever matches, because paths are decoded before they are matched",
+                    "almost never matches, because paths are decoded before they are matched",
                     f"write {decoded}" if decoded.isprintable() else "",
                 )
 
@@ -213,7 +224,7 @@ class _Lint:
                 whose = " of the same rule" if other is rule else f" of {self._named(other.rank)}"
                 self.warnings.add(
                     section[LIMIT].default[index].place,
-                    f"{_spelled(quota)} can never deny: {_spelled(stricter)}{whose} always denies first",
+                    f"{_format_limit(quota)} can never deny: {_format_limit(stricter)}{whose} always denies first",
                 )
 
     def _stricter(self, rule: CompiledRule, index: int) -> Iterator[tuple[CompiledRule, Quota]]:
@@ -264,7 +275,7 @@ def _identified(replacing: CompiledRule, rule: CompiledRule) -> bool:
     )
 
 
-def _spelled(quota: Quota) -> str:
+def _format_limit(quota: Quota) -> str:
     return f"{quota.limit} per {spell_period(quota.period)}"
 
 

@@ -10,7 +10,7 @@ from ratelimit_mw.config.lint import lint
 from ratelimit_mw.config.tree import Items, Map, Problems, kind
 from ratelimit_mw.config.word import Values, Word
 from ratelimit_mw.config.words.client import ATTRIBUTES, CLIENT, compile_client
-from ratelimit_mw.config.words.load import warn_of_idle_shedding
+from ratelimit_mw.config.words.load import warn_of_unused_shedding
 from ratelimit_mw.config.words.storage import take_source
 from ratelimit_mw.errors import ConfigurationError, Problem, quoted
 from ratelimit_mw.process_local import checkpoint
@@ -99,7 +99,7 @@ class _Part:
             self.problems.add(self.tree.keys_at[key], message, hint)
 
     def use(self, word: Word[object], file: Values) -> None:
-        self.file = self.file.having(word, file[word])
+        self.file = self.file.with_value(word, file[word])
 
     def release(self) -> None:
         """Free the tree step by step, because freeing it at once would pause the process for milliseconds."""
@@ -138,7 +138,7 @@ def compose(
         compiled = [compile_file(part.file, part.problems, source=part.source, logged=logged) for part in parts]
         if not any(part.problems for part in everything):
             rules = compiled[0] if len(compiled) == 1 else Domains(compiled)
-            warnings = _idle_shedding(everything, rules)
+            warnings = _unused_shedding(everything, rules)
             for part, made in zip(parts, compiled, strict=True):
                 warnings += _warnings(part, made, thorough=thorough)
             for part in parts:
@@ -152,13 +152,13 @@ def _warnings(part: _Part, rules: RuleSet, *, thorough: bool) -> list[Problem]:
     return sorted((*rules.warnings, *ineffective.in_order()), key=lambda problem: (problem.line, problem.column))
 
 
-def _idle_shedding(parts: Sequence[_Part], rules: Rules) -> list[Problem]:
+def _unused_shedding(parts: Sequence[_Part], rules: Rules) -> list[Problem]:
     found = Problems()
     if rules.shedding:
         return []
     for part in parts:
         if part.tree is not None:
-            warn_of_idle_shedding(part.tree, found)
+            warn_of_unused_shedding(part.tree, found)
     return list(found.in_order())
 
 
@@ -169,12 +169,12 @@ def _share(parts: Sequence[_Part]) -> None:
         for other in holders[1:]:
             hint = "only one file may have this section"
             other.add_problem(word.key, f"{quoted(word.key)} is already in {holders[0].name}", hint)
-        if holders and not (word is CLIENT and _client_is_wrong(holders[0])):
+        if holders and not (word is CLIENT and _client_has_errors(holders[0])):
             for part in parts:
                 part.use(word, holders[0].file)
 
 
-def _client_is_wrong(part: _Part) -> bool:
+def _client_has_errors(part: _Part) -> bool:
     """Return True if the section `client` has an error that would be reported again for each file."""
     found = Problems()
     compile_client(part.file, part.file[DOMAIN], found)

@@ -1,14 +1,14 @@
 """Readers of single values. A reader returns the value of a node of the tree, or raises `Invalid`."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from ipaddress import IPv4Network as IPv4
 from ipaddress import IPv6Network, ip_network
 from typing import TypeVar
 
-from ratelimit_mw.config.tree import Invalid, Items, Node, Scalar, kind
-from ratelimit_mw.errors import DurationError, near, quoted
+from ratelimit_mw.config.tree import Invalid, Items, Map, Node, Scalar, kind
+from ratelimit_mw.errors import DurationError, near, nearest, quoted
 from ratelimit_mw.settings import Network
 from ratelimit_mw.units import parse_duration
 
@@ -31,15 +31,15 @@ def text(node: Node) -> str:
     if not isinstance(node, Scalar):
         raise Invalid.at(None, f"must be text, not {kind(node)}")
     if node.value is None and node.text:
-        raise Invalid.at(None, f"must be text, not {kind(node)}", "quote it if it is meant as text")
+        raise Invalid.at(None, f"must be text, not {kind(node)}", "put it in quotes if it is text")
     return node.text
 
 
-def filled(node: Node) -> str:
-    """Read text that an attribute is compared with. It must not be blank, because no attribute is ever blank."""
+def non_blank(node: Node) -> str:
+    """Read the text that an attribute is compared with. It must not be blank, because an attribute never is."""
     found = text(node)
     if not found.strip():
-        hint = "write the value, or leave the key out to match every value"
+        hint = "write a value, or remove the key to match every value"
         raise Invalid.at(None, f"{quoted(found) if found else 'an empty value'} matches no request", hint)
     return found
 
@@ -67,7 +67,7 @@ def whole(node: Node) -> int:
         return node.value
     hint = ""
     if isinstance(node, Scalar) and _DIGITS.fullmatch(node.text):
-        hint = f"write {int(node.text)}, without quotes and leading zeros"
+        hint = f"write {int(node.text)} without quotes and without leading zeros"
     raise Invalid.at(None, f"must be a whole number, not {kind(node)}", hint)
 
 
@@ -94,18 +94,18 @@ def flag(node: Node) -> bool:
     raise Invalid.at(None, f"must be true or false, not {kind(node)}", hint)
 
 
-def share(node: Node) -> float:
+def load(node: Node) -> float:
     """Read a load: a number above 0 and at most 1."""
     value = node.value if isinstance(node, Scalar) else None
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise Invalid.at(node.place, f"must be a load from 0 to 1, not {kind(node)}", "as 0.7")
+        raise Invalid.at(node.place, f"must be a load from 0 to 1, not {kind(node)}", "for example 0.7")
     if not 0 < value <= 1:
-        raise Invalid.at(node.place, f"a load of {value} is out of range", "above 0, at most 1")
+        raise Invalid.at(node.place, f"a load of {value} is out of range", "must be above 0 and at most 1")
     return float(value)
 
 
 def one_of(*words: str, other_names: Mapping[str, str] | None = None) -> Callable[[Node], str]:
-    """Return a reader of one of these words. For `other_names` see `errors.near`."""
+    """Return a reader of one of `words`. For `other_names` see `errors.near`."""
 
     def read(node: Node) -> str:
         word = text(node)
@@ -119,9 +119,9 @@ def one_of(*words: str, other_names: Mapping[str, str] | None = None) -> Callabl
 
 
 def each(read: Callable[[Node], T], *, empty: bool = False) -> Callable[[Node], tuple[T, ...]]:
-    """Return a reader of one value or a list of values. It reports every bad one. `empty` allows an empty list."""
+    """Return a reader of one value or a list of values. It reports every bad value. `empty` allows an empty list."""
 
-    def several(node: Node) -> tuple[T, ...]:
+    def read_each(node: Node) -> tuple[T, ...]:
         if not isinstance(node, Items):
             return (read(node),)
         invalid = Invalid()
@@ -134,7 +134,7 @@ def each(read: Callable[[Node], T], *, empty: bool = False) -> Callable[[Node], 
         invalid.finish()
         return tuple(found)
 
-    return several
+    return read_each
 
 
 def duration(least: str, most: str, *, off: bool = False, example: str = "") -> Callable[[Node], int | None]:
@@ -149,7 +149,9 @@ def duration(least: str, most: str, *, off: bool = False, example: str = "") -> 
         try:
             found = parse_duration(written)
         except DurationError as error:
-            raise Invalid.at(None, str(error), error.hint if not example else f"as {example}{or_off}") from None
+            raise Invalid.at(
+                None, str(error), error.hint if not example else f"for example {example}{or_off}"
+            ) from None
         if not shortest <= found <= longest:
             raise Invalid.at(None, f"{quoted(written)} is out of range", f"from {least} to {most}{or_off}")
         return found
@@ -157,12 +159,12 @@ def duration(least: str, most: str, *, off: bool = False, example: str = "") -> 
     return read
 
 
-def moment(node: Node) -> int:
+def timestamp(node: Node) -> int:
     """Read a date or a time in ISO 8601, as microseconds since the epoch. Without an offset it is UTC."""
     try:
         found = datetime.fromisoformat(text(node))
     except ValueError:
-        hint = "as 2026-12-31 or 2026-12-31T18:00:00Z"
+        hint = "for example 2026-12-31 or 2026-12-31T18:00:00Z"
         raise Invalid.at(None, f"{quoted(text(node))} is not a time in ISO 8601", hint) from None
     return round((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp() * 1_000_000)
 
@@ -182,14 +184,27 @@ def _not_a_network(written: str) -> Invalid:
     try:
         meant = ip_network(written, strict=False)
     except ValueError:
-        hint = "as 10.0.0.0/8, 2001:db8::/32 or 192.0.2.1"
+        hint = "for example 10.0.0.0/8, 2001:db8::/32 or 192.0.2.1"
         return Invalid.at(None, f"{quoted(written)} is neither an address nor a network", hint)
-    return Invalid.at(None, f"{quoted(written)} has host bits set", f"did you mean '{meant}'?")
+    return Invalid.at(None, f"{quoted(written)} has host bits set, so it is not a network", f"did you mean '{meant}'?")
+
+
+def report_unknown_keys(node: Map, known: Sequence[str], invalid: Invalid) -> None:
+    """Add a fault for every key of `node` that is not in `known`, with the nearest known key as its hint."""
+    for key in node:
+        if key not in known:
+            invalid.add(node.keys_at[key], f"unknown key {quoted(key)}", nearest(key, known))
+
+
+def missing_keys(keys: Sequence[str]) -> str:
+    """Return the message about required keys that are missing."""
+    listed = " and ".join(map(repr, keys))
+    return f"the key {listed} is missing" if len(keys) == 1 else f"the keys {listed} are missing"
 
 
 def header_name(node: Node) -> str:
     """Read the name of a header."""
     word = text(node)
     if not TOKEN.fullmatch(word):
-        raise Invalid.at(None, f"{quoted(word)} is not a header name", "as X-Forwarded-For")
+        raise Invalid.at(None, f"{quoted(word)} is not a header name", "for example X-Forwarded-For")
     return word

@@ -1,4 +1,7 @@
-"""The tree of a configuration: values with their places, the typing of scalars, and the collection of problems."""
+"""The tree of a configuration: the values of a file, each with its place (line, column and dotted name).
+
+This module also decides the type of a scalar, replaces `${NAME}`, and collects problems.
+"""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -8,6 +11,7 @@ from typing import NamedTuple, Self
 
 from ratelimit_mw.errors import Problem, quoted
 
+# `${NAME}`, `${NAME:-default}`, the same with an escaping `$` before it, or a malformed `${`, which is an error.
 _REFERENCE = re.compile(r"\$?\$\{(?:(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\})?")
 _WHOLE = re.compile(r"[-+]?(?:0|[1-9][0-9]{0,17})")
 _DECIMAL = re.compile(r"[-+]?(?:0|[1-9][0-9]{0,17})\.[0-9]{1,17}")
@@ -149,11 +153,6 @@ def node_at(tree: Node, location: Location) -> Node:
     return tree
 
 
-def place_of(node: Node, *steps: str | int) -> Place:
-    """Where the value at the end of `steps` stands, or what is left of it."""
-    return node_at(node, steps).place
-
-
 class Problems:
     """Collects problems, so that all of them are reported at once."""
 
@@ -187,7 +186,7 @@ class Fault(NamedTuple):
 
 
 class Invalid(ValueError):
-    """A value that cannot be used. `faults` holds the reasons, each with its place."""
+    """Raised for a value that cannot be used. `faults` has every error in the value, each with its place."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -209,7 +208,10 @@ class Invalid(ValueError):
 
     @contextmanager
     def gathering(self, place: Place | None = None) -> Iterator[None]:
-        """Catch an `Invalid` and add its faults. `place` is used for faults without a place of their own."""
+        """Catch an `Invalid` that the block raises, and add its faults. The next values can then be read as well.
+
+        `place` is used for faults without a place of their own.
+        """
         try:
             yield
         except Invalid as other:
@@ -222,11 +224,11 @@ class Invalid(ValueError):
 
 
 def kind(node: Node) -> str:
-    """Describe a node for messages such as "must be a list, not …"."""
+    """Describe a node for messages, such as "must be a list, not …"."""
     if isinstance(node, Map):
         return "a mapping"
     if isinstance(node, Items):
         return "a list"
     if node.value is None:
-        return "empty" if node.text == "" else quoted(node.text)
+        return "an empty value" if node.text == "" else quoted(node.text)
     return quoted(node.text) if isinstance(node.value, str) else node.text

@@ -23,17 +23,17 @@ T_co = TypeVar("T_co", covariant=True)
 Schema = Mapping[str, Any]
 """A JSON Schema, or a part of one."""
 
-HomeOf = Callable[[str, str], str]
+KeyHint = Callable[[str, str], str]
 """(unknown key, dotted name of its section) → a hint that names the section to which the key belongs, or ""."""
 
 
-def no_home(_key: str, _section: str) -> str:
+def no_hint(_key: str, _section: str) -> str:
     """Return no hint."""
     return ""
 
 
-_NOT_WRITTEN = Map(Place())
-"""The mapping that the values of a section that is not set were read from. It stays empty."""
+_EMPTY = Map(Place())
+"""The node of every section that is not set. It stays empty."""
 
 
 class Values:
@@ -42,7 +42,7 @@ class Values:
     Attributes:
         node: The mapping that the values were read from.
         dropped: The keys whose values cannot be used. The problem has been reported; further checks must not report
-            errors that follow from it. A list item that is not a mapping has dropped the key "".
+            errors that follow from it. For a list item that is not a mapping, this is the key "".
         extra: The nodes of keys that are not words, if the section has `open_keys`.
     """
 
@@ -84,20 +84,26 @@ class Values:
         """Return the place of a key itself."""
         return self.node.keys_at[key] if isinstance(self.node, Map) and key in self.node.keys_at else self.node.place
 
-    def states(self, key: str) -> bool:
-        """Return True if the section itself has the key, usable or not.
+    def has_key(self, key: str) -> bool:
+        """Return True if the section in the file has the key, even if its value cannot be used.
 
-        It is False for the values that an override puts in place of the rule's own, see `having`.
+        It is False if `with_value` has changed the node: the limit of an override is not in the section of its rule.
         """
         return isinstance(self.node, Map) and key in self.node.keys_at
 
     def detached(self) -> "Values":
-        """Return the same values without the tree that they were read from, which would take memory."""
+        """Return the same values without the tree that they were read from. This saves memory."""
         found = {key: value.detached() if isinstance(value, Values) else value for key, value in self._found.items()}
-        return Values(_NOT_WRITTEN, found)
+        return Values(_EMPTY, found)
 
-    def having(self, word: "Word[T]", value: T, node: Node | None = None) -> "Values":
-        """Return the same values with another value of `word`. With `node`, problems are reported at its place."""
+    def with_value(self, word: "Word[T]", value: T, node: Node | None = None) -> "Values":
+        """Return the same values with another value of `word`.
+
+        Args:
+            word: The word to change.
+            value: Its new value.
+            node: The node at whose place problems are reported. None keeps the present one.
+        """
         found = {**self._found, word.key: value}
         return Values(self.node if node is None else node, found, self.dropped, self.extra)
 
@@ -133,7 +139,7 @@ class Word(Generic[T_co]):
     alter: Callable[["Quota", Values, str], "Quota"] | None = None
     fields: Callable[[Values, Values], Mapping[str, Any]] | None = None
 
-    def take(self, node: Node, _problems: Problems, _home_of: HomeOf) -> T_co:
+    def take(self, node: Node, _problems: Problems, _key_hint: KeyHint) -> T_co:
         """Return the value of `node`. Raises `Invalid` if it cannot be used."""
         return self.read(node)
 
@@ -193,9 +199,9 @@ class Section:
 
     def values(self) -> Values:
         """Return the values of a section that is not set: the defaults."""
-        return Values(_NOT_WRITTEN)
+        return Values(_EMPTY)
 
-    def read(self, node: Map, problems: Problems, home_of: HomeOf = no_home) -> Values:
+    def read(self, node: Map, problems: Problems, key_hint: KeyHint = no_hint) -> Values:
         """Return the values of a mapping. Errors are added to `problems`; the other words are still read."""
         checkpoint()
         found: dict[str, Any] = {}
@@ -207,14 +213,14 @@ class Section:
         for key, place in node.keys_at.items():
             known = self._by_key.get(key)
             if known is None and not self.open_keys:
-                hint = home_of(key, node.place.path) or nearest(key, self._by_key)
+                hint = key_hint(key, node.place.path) or nearest(key, self._by_key)
                 problems.add(place, f"unknown key {quoted(key)}", hint)
             elif key in node:
                 if known is None:
                     extra[key] = node[key]
                 else:
                     try:
-                        found[key] = known.take(node[key], problems, home_of)
+                        found[key] = known.take(node[key], problems, key_hint)
                     except Invalid as invalid:
                         problems.add_all(invalid, node[key].place)
                         dropped.add(key)
@@ -241,18 +247,24 @@ class Section:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class SectionWord(Word[Values]):
-    """A word whose value is a section. `example` is the hint for a value that is not a mapping."""
+    """A word whose value is a section.
+
+    Args:
+        section: Returns the section.
+        example: The hint for a value that is not a mapping.
+        may_be_empty: A key without a value stands for the default. Otherwise it is an error.
+    """
 
     section: Callable[[], Section]
     example: str = ""
     may_be_empty: bool = False
 
-    def take(self, node: Node, problems: Problems, home_of: HomeOf) -> Values:
+    def take(self, node: Node, problems: Problems, key_hint: KeyHint) -> Values:
         """See `Word.take`. Words of the section that cannot be used are left out."""
         if self.may_be_empty and is_empty(node):
             return self.default
         if isinstance(node, Map):
-            return self.section().read(node, problems, home_of)
+            return self.section().read(node, problems, key_hint)
         raise Invalid.at(None, f"must be a mapping, not {kind(node)}", "" if is_empty(node) else self.example)
 
     def as_schema(self, shared: dict[str, Any]) -> dict[str, Any]:
@@ -262,13 +274,13 @@ class SectionWord(Word[Values]):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class SectionsWord(Word[tuple[Values, ...]]):
-    """A word whose value is a list of sections."""
+    """A word whose value is a list of sections. See `SectionWord` for the arguments."""
 
     section: Callable[[], Section]
     example: str = ""
     may_be_empty: bool = False
 
-    def take(self, node: Node, problems: Problems, home_of: HomeOf) -> tuple[Values, ...]:
+    def take(self, node: Node, problems: Problems, key_hint: KeyHint) -> tuple[Values, ...]:
         """See `Word.take`. An item that is not a mapping keeps its place in the list."""
         if self.may_be_empty and is_empty(node):
             return ()
@@ -276,7 +288,7 @@ class SectionsWord(Word[tuple[Values, ...]]):
             raise Invalid.at(None, f"must be a list, not {kind(node)}", "" if is_empty(node) else self.example)
         section = self.section()
         return tuple(
-            section.read(item, problems, home_of) if isinstance(item, Map) else self._not_a_section(item, problems)
+            section.read(item, problems, key_hint) if isinstance(item, Map) else self._not_a_section(item, problems)
             for item in node
         )
 
@@ -293,7 +305,7 @@ class SectionsWord(Word[tuple[Values, ...]]):
 class TextsWord(Word[Mapping[str, str]]):
     """A word whose value is a mapping of texts. The user chooses its keys."""
 
-    def take(self, node: Node, problems: Problems, _home_of: HomeOf) -> Mapping[str, str]:
+    def take(self, node: Node, problems: Problems, _key_hint: KeyHint) -> Mapping[str, str]:
         """See `Word.take`. Texts that cannot be used are left out."""
         if not isinstance(node, Map):
             raise Invalid.at(None, f"must be a mapping, not {kind(node)}")
@@ -320,7 +332,10 @@ def section_word(key: str, section: Section, **options: Any) -> SectionWord:
 
 
 def sections_word(key: str, section: Callable[[], Section], about: str, **options: Any) -> SectionsWord:
-    """Return the word for a list of sections. `section` is called late, so that a section may contain its own kind."""
+    """Return the word for a list of sections.
+
+    `section` is called when a file is read, so that a section may contain sections of its own kind.
+    """
     return SectionsWord(key=key, read=_never_read, default=(), schema={}, about=about, section=section, **options)
 
 

@@ -58,10 +58,12 @@ def parse(text: str, file: str, environ: Mapping[str, str], problems: Problems) 
 
 
 class _Unreadable(Exception):
-    """The rest of the document cannot be read. The problem has been reported."""
+    """Raised if the rest of the document cannot be read. The problem has been reported."""
 
 
 class _Composer:
+    """Composes the tree of one document. `order` is the number of places so far, by which problems are sorted."""
+
     def __init__(self, file: str, environ: Mapping[str, str], problems: Problems) -> None:
         self.order = 0
         self._file = file
@@ -112,7 +114,7 @@ class _Composer:
         else:
             raise _Unreadable
         if event.tag not in (None, "!"):
-            self._problems.add(node.place, f"the tag {quoted(event.tag or '')} is not supported", "leave it out")
+            self._problems.add(node.place, f"the tag {quoted(event.tag or '')} is not supported", "remove the tag")
         if event.anchor is not None:
             self._anchors[event.anchor] = node, self._nodes - before
         return node
@@ -149,7 +151,7 @@ class _Composer:
             if text is None:
                 self._problems.add(place, "a key must be text, not a list or a mapping")
             elif text == "<<":
-                self._problems.add(place, "merge keys ('<<') are not supported", "write the keys out")
+                self._problems.add(place, "merge keys ('<<') are not supported", "repeat the keys")
             elif text in mapping.keys_at:
                 first = mapping.keys_at[text]
                 self._problems.add(place, f"duplicate key {quoted(text)}", f"the first is at line {first.line}")
@@ -183,23 +185,23 @@ _EXPLANATIONS = (
     (
         "mapping values are not allowed here",
         "unexpected ':', which begins a value",
-        "quote a text that contains ': ', or add the ':' that is missing in the line above",
+        "put a text that contains ': ' in quotes, or add the missing ':' in the line above",
     ),
     ("expected the node content", "a value is missing here, or a '[' or '{' is not closed", ""),
     ("could not find expected ':'", "the ':' after a key is missing", ""),
     ("found undefined alias", "the alias has no anchor above it", ""),
     ("found unexpected end of stream", "the text ends inside a quoted value", "close the quote"),
-    ("expected ',' or '}'", "a '{' is not closed, or a ',' is missing", "quote a ${NAME} inside { }"),
-    ("expected ',' or ']'", "a '[' is not closed, or a ',' is missing", "quote a ${NAME} inside [ ]"),
+    ("expected ',' or '}'", "a '{' is not closed, or a ',' is missing", "put a ${NAME} inside { } in quotes"),
+    ("expected ',' or ']'", "a '[' is not closed, or a ',' is missing", "put a ${NAME} inside [ ] in quotes"),
     ("expected <block end>", "this line is not indented like the lines above it", ""),
-    ("found character '%'", "a value can't begin with '%'", "quote it"),
-    ("found character '@'", "a value can't begin with '@'", "quote it"),
-    ("found character '`'", "a value can't begin with '`'", "quote it"),
+    ("found character '%'", "a value can't begin with '%'", "put the value in quotes"),
+    ("found character '@'", "a value can't begin with '@'", "put the value in quotes"),
+    ("found character '`'", "a value can't begin with '`'", "put the value in quotes"),
 )
 
 
 def _explained(error: yaml.MarkedYAMLError, line: str) -> tuple[str, str]:
-    """The message and the hint for an error of PyYAML's parser at `line`."""
+    """Return the message and the hint for an error of PyYAML's parser at `line`."""
     problem = str(error.problem or error.context or "")
     if _TAB.search(problem) or line.startswith("\t"):
         return "a tab can't indent YAML", "use spaces"

@@ -636,7 +636,7 @@ class TestWarnings:
 
     def test_entries_that_no_request_sends(self, caplog):
         text = "descriptors:\n  - {key: a, value: b, rate_limit: {unit: day, requests_per_unit: 1}}\n"
-        hint = "(attributes: defines the values of entries, entries: defines which are sent)"
+        hint = "(define the values under attributes, and the entries that requests send under entries)"
         message = "no request sends the entries of 'a=b': only check([...]) can send them"
         assert self.said(text, caplog) == [f"3:36: descriptors[0].rate_limit: {message} {hint}"]
 
@@ -656,5 +656,5 @@ class TestWarnings:
         limits = "rate_limit: {unit: day, requests_per_unit: 1}"
         text = f"descriptors:\n  - {{key: remote_address, value: '2001:db8::1', {limits}}}\n"
         assert self.said(text, caplog) == [
-            "3:34: descriptors[0].value: never matches: requests have it as 2001:db8::/64, not as '2001:db8::1'"
+            "3:34: descriptors[0].value: never matches '2001:db8::1': requests have this address as 2001:db8::/64"
         ]

@@ -71,22 +71,22 @@ def test_an_empty_value_in_a_mapping_is_an_error(key, value):
         pytest.param(
             written(RULE, "header:X", ""),
             "8:18: rules[0].match.header:X: an empty value matches no request "
-            "(write the value, or leave the key out to match every value)",
+            "(write a value, or remove the key to match every value)",
             id="nothing",
         ),
         pytest.param(
             written(RULE, "cookie:x", "null"),
-            "8:19: rules[0].match.cookie:x: must be text, not 'null' (quote it if it is meant as text)",
+            "8:19: rules[0].match.cookie:x: must be text, not 'null' (put it in quotes if it is text)",
             id="null",
         ),
         pytest.param(
             written(RULE, "host", "."),
-            "8:13: rules[0].match.host: '.' is no name of a host (as api.example.com)",
+            "8:13: rules[0].match.host: '.' is not a host name (for example api.example.com)",
             id="a host of dots",
         ),
         pytest.param(
             HEAD + "rules:\n  - name: a\n    limit: {default: 3/s, '': 5/s}\n",
-            "6:31: rules[0].limit.: a tier without a name, which no request has",
+            "6:31: rules[0].limit.: the name of a tier must not be blank",
             id="a tier",
         ),
         pytest.param(
@@ -96,7 +96,7 @@ def test_an_empty_value_in_a_mapping_is_an_error(key, value):
         ),
         pytest.param(
             HEAD + "entries: [[null]]\ndescriptors: [{key: lang, rate_limit: {unit: day, requests_per_unit: 5}}]\n",
-            "4:12: entries[0][0]: must be text, not 'null' (quote it if it is meant as text)",
+            "4:12: entries[0][0]: must be text, not 'null' (put it in quotes if it is text)",
             id="an entry's key",
         ),
     ],

@@ -92,4 +92,6 @@ def test_the_same_holds_in_a_mapping():
 
 def test_a_secret_in_a_url_is_never_shown():
     said = problems_of("domain: d\nstorage: {url: 'redis//me:${PASSWORD}@host'}\nrules: []\n", {"PASSWORD": "hunter2"})
-    assert said == ["r.yaml:2:16: storage.url: this is no storage URL (as memory:// or redis://localhost:6379/0)"]
+    assert said == [
+        "r.yaml:2:16: storage.url: is not a storage URL (for example memory:// or redis://localhost:6379/0)"
+    ]

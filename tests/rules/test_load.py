@@ -187,7 +187,7 @@ def test_what_is_no_readable_file_is_said(config, said):
         ),
         case(
             {"domain": None, "rules": None},
-            ["domain: must not be empty", "rules: must be a list, not empty"],
+            ["domain: must not be empty", "rules: must be a list, not an empty value"],
             id="None",
         ),
     ],
@@ -232,7 +232,7 @@ class TestWarnings:
     def test_a_limit_by_tier_without_a_tier(self, caplog):
         said = self.said("    limit: {default: 5/s, gold: 6/s}\n", caplog)
         assert said == [
-            "5:12: rules[0].limit: depends on the tier, but client.tier is not set: every request has the default"
+            "5:12: rules[0].limit: depends on the tier, but client.tier is not set: every request has the default limit"
         ]
 
     def test_by_user_without_a_user(self, caplog):

@@ -114,7 +114,7 @@ class TestFolder:
                 [
                     (
                         "a.yaml:3:30: rules[0].limit: 'nonsense' is not a limit (write N per [M] second, minute, hour, "
-                        "day, week, month or year, as in 100 per minute; or unlimited)"
+                        "day, week, month or year, for example 100 per minute; or unlimited)"
                     ),
                     "b.yaml:1:1: a rules file must be a mapping with domain and rules, not a list",
                 ],
@@ -457,10 +457,10 @@ class TestLimiterOnADatabase:
         ("frame", "said"),
         [
             case({"rules": {"source": "URL", "sauce": 1}}, "unknown key 'sauce'", id="another key"),
-            case({"rules": {"source": "memory://"}}, "rules come from a Redis, not from memory://", id="memory"),
-            case({"rules": {"source": 5}}, "is no storage URL", id="no URL"),
+            case({"rules": {"source": "memory://"}}, "rules can't be in memory://", id="memory"),
+            case({"rules": {"source": 5}}, "is not a storage URL", id="no URL"),
             case(
-                {"rules": {"source": "URL"}, "exempt": []}, "'exempt' belongs to the rules at the source", id="exempt"
+                {"rules": {"source": "URL"}, "exempt": []}, "'exempt' must be in the rules at the source", id="exempt"
             ),
             case(
                 {"domain": "e", "rules": {"source": "URL"}},

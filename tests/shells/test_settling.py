@@ -281,7 +281,8 @@ def test_a_cost_from_a_header(engine, ask, value, remaining, caplog):
     ask(limiter, says(200), headers=headers)
     bad = remaining == 99 and value != ""
     said = [record.getMessage() for record in caplog.records if "X-Cost" in record.getMessage()]
-    assert said == ["cost: header:X-Cost: what is no whole number from 0 on counts as 1 (said once)"] * bad
+    message = "cost: the value of header:X-Cost is not a whole number of at least 0, so it counts as 1 (logged once)"
+    assert said == [message] * bad
 
 
 @EACH

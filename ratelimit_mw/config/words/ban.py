@@ -4,28 +4,28 @@ import re
 from dataclasses import replace
 from typing import NamedTuple
 
-from ratelimit_mw.config import kinds
+from ratelimit_mw.config import kinds, readers
 from ratelimit_mw.config.tree import Invalid, Map, Node, Place, Problems, Scalar, kind
 from ratelimit_mw.config.word import Values, Word
 from ratelimit_mw.config.words.consistency import CONSISTENCY, SHARDS
 from ratelimit_mw.config.words.deferral import ON_LIMIT
 from ratelimit_mw.config.words.limit import LIMIT
-from ratelimit_mw.errors import DurationError, nearest, quoted
+from ratelimit_mw.errors import DurationError, quoted
 from ratelimit_mw.model import Ban, Quota
 from ratelimit_mw.units import DAY, SECOND, parse_duration, spell_duration
 
 _KEYS = ("after", "for", "growing")
-_FORM = "as {after: 10 denials in 1 minute, for: 10 minutes}"
+_FORM = "for example {after: 10 denials in 1 minute, for: 10 minutes}"
 _AFTER = re.compile(r"([0-9]+)\s+denials?(?:\s+in\s+(.+))?", re.IGNORECASE | re.DOTALL)
-_AFTER_FORM = "as 10 denials in 1 minute, or 1 denial"
+_AFTER_FORM = "for example 10 denials in 1 minute, or 1 denial"
 _GROWING = re.compile(r"([0-9]+)\s*x\s+up\s+to\s+(.+)", re.IGNORECASE | re.DOTALL)
-_GROWING_FORM = "as 2x up to 1 day"
-_TIME_FORM = "as 10 minutes or 1 day"
+_GROWING_FORM = "for example 2x up to 1 day"
+_TIME_FORM = "for example 10 minutes or 1 day"
 _MOST_DENIALS = 1_000  # each of them is remembered
 _MOST_GROWTH = 100
 _LONGEST_WINDOW = 30 * DAY
 _LONGEST = 365 * DAY
-_ONE_OF_THEM = "leave one of the two out"
+_REMOVE_ONE = "remove one of the two"
 
 
 class BanSpec(NamedTuple):
@@ -43,17 +43,15 @@ def read_ban(node: Node) -> BanSpec:
     if not isinstance(node, Map):
         raise Invalid.at(None, f"must be a mapping, not {kind(node)}", _FORM)
     invalid = Invalid()
-    for key in node:
-        if key not in _KEYS:
-            invalid.add(node.keys_at[key], f"unknown key {quoted(key)}", nearest(key, _KEYS))
+    readers.report_unknown_keys(node, _KEYS, invalid)
     missing = [key for key in ("after", "for") if key not in node.keys_at]
     if missing:
-        invalid.add(node.place, f"{' and '.join(map(repr, missing))} missing", _FORM)
+        invalid.add(node.place, readers.missing_keys(missing), _FORM)
     (after, within), lasts, growth, longest = (1, SECOND), 0, 1, 0
     with invalid.gathering():
         after, within = _denials(node["after"]) if "after" in node else (after, within)
     with invalid.gathering():
-        lasts = _lasts(node["for"]) if "for" in node else lasts
+        lasts = _length(node["for"]) if "for" in node else lasts
     with invalid.gathering():
         growth, longest = _growth(node["growing"], lasts) if "growing" in node else (growth, lasts)
     invalid.finish()
@@ -70,15 +68,15 @@ def _denials(node: Node) -> tuple[int, int]:
     if not 1 <= after <= _MOST_DENIALS:
         raise Invalid.at(node.place, f"{found[1]} denials are out of range", f"from 1 to {_MOST_DENIALS}")
     if found[2] is None and after > 1:
-        hint = f"as {after} denials in 1 minute"
-        raise Invalid.at(node.place, f"{quoted(written)} lacks the time within which the denials count", hint)
+        hint = f"for example {after} denials in 1 minute"
+        raise Invalid.at(node.place, f"{quoted(written)} has no time within which the denials are counted", hint)
     within = SECOND if found[2] is None else _time(node.place, found[2])
     if within > _LONGEST_WINDOW:
         raise Invalid.at(node.place, f"denials can't be counted over {spell_duration(within)}", "at most 30 days")
     return after, within
 
 
-def _lasts(node: Node) -> int:
+def _length(node: Node) -> int:
     if not isinstance(node, Scalar):
         raise Invalid.at(node.place, f"must be a time, not {kind(node)}", _TIME_FORM)
     return _time(node.place, node.text)
@@ -95,7 +93,7 @@ def _growth(node: Node, lasts: int) -> tuple[int, int]:
     longest = _time(node.place, found[2])
     if longest <= lasts:
         message = f"a ban of {spell_duration(lasts)} can't grow up to {spell_duration(longest)}"
-        raise Invalid.at(node.place, message, "leave growing out, or let it end later")
+        raise Invalid.at(node.place, message, "remove growing, or write a longer time")
     return growth, longest
 
 
@@ -125,15 +123,15 @@ def _validate(rule: Values, problems: Problems) -> None:
         return
     place = rule.place("ban")
     # An override may lift the limit: it is not the place of `ban`, and its client is never banned.
-    if rule.states("ban") and "limit" not in rule.dropped and not rule[LIMIT].all():
-        problems.add(place, "a rule without a limit never denies, so it can't ban", "leave it out")
+    if rule.has_key("ban") and "limit" not in rule.dropped and not rule[LIMIT].all():
+        problems.add(place, "a rule without a limit never denies, so it can't ban", "remove ban")
     if rule[CONSISTENCY] != "strict" or rule[SHARDS] > 1:
         word = "consistency" if rule[CONSISTENCY] != "strict" else "shards"
         message = "can't be combined with ban: all denials must be counted in one place"
-        problems.add(rule.place(word), message, _ONE_OF_THEM)
+        problems.add(rule.place(word), message, _REMOVE_ONE)
     if rule[ON_LIMIT] == "defer":
         message = "can't be combined with on_limit: defer: a deferred request is not denied, and must not lead to a ban"
-        problems.add(place, message, _ONE_OF_THEM)
+        problems.add(place, message, _REMOVE_ONE)
 
 
 BAN: Word[BanSpec | None] = Word(

@@ -11,15 +11,15 @@ from ratelimit_mw.config.tree import Invalid, Items, Map, Node, Problems, Scalar
 from ratelimit_mw.config.word import Values, Word
 from ratelimit_mw.config.words.limit import MOST, is_concurrent, is_concurrent_only
 from ratelimit_mw.config.words.selection import CHARGED_AT_ONCE, ON_DEMAND
-from ratelimit_mw.errors import near, nearest, quoted
+from ratelimit_mw.errors import near, quoted
 from ratelimit_mw.identity.attributes import Attributes, Reader
+from ratelimit_mw.identity.sources import SOURCES
 from ratelimit_mw.model import CostAfter, Quota
 from ratelimit_mw.rules.compiled import Weigh
 
 _log = logging.getLogger("ratelimit_mw")
 
 _NAME = re.compile("[A-Za-z_]")
-_SOURCES = ("scope:", "environ:", "python:")
 _RESPONSE = "response:"
 _FORM = "write a whole number, an attribute, python:package.module:function or response:X-Cost"
 
@@ -45,7 +45,7 @@ def read_cost(node: Node) -> Cost:
         return Cost(readers.whole_between(0, MOST)(node))
     cost = Cost(1, node.text.strip())
     if cost.source.startswith(_RESPONSE) and not readers.TOKEN.fullmatch(cost.header):
-        raise Invalid.at(None, f"{quoted(cost.header)} is not a header name", "as response:X-Cost")
+        raise Invalid.at(None, f"{quoted(cost.header)} is not a header name", "for example response:X-Cost")
     return cost
 
 
@@ -55,13 +55,13 @@ def compile_cost(rule: Values, attributes: Attributes, problems: Problems) -> We
     source = cost.source
     if not source or cost.header:
         return None
-    if source.startswith(_SOURCES):
+    if attributes.known(source) and not source.startswith("path:"):
+        return _cost_reader(attributes.reader(source), source)
+    if source.partition(":")[0] in SOURCES:
         try:
-            return _weighing(attributes.source(source), source)
+            return _cost_reader(attributes.source(source), source)
         except ValueError as error:
             problems.add(rule.place("cost"), str(error))
-    elif attributes.known(source) and not source.startswith("path:"):
-        return _weighing(attributes.reader(source), source)
     else:
         names = [name for name in attributes.names() if name != "path:N"]
         problems.add(rule.place("cost"), f"there is no attribute {quoted(source)}", near(source, names) or _FORM)
@@ -81,13 +81,13 @@ def cost_after(cost: Cost) -> CostAfter | None:
     return find
 
 
-def _weighing(read: Reader, source: str) -> Weigh:
+def _cost_reader(read: Reader, source: str) -> Weigh:
     number = _Number(source)
     return lambda request: number.of(read(request))
 
 
 class _Number:
-    """Reads costs. The first invalid one is logged, without its text, because the text may be secret."""
+    """Reads the costs of one source. The first invalid cost is logged, without its text, because it may be secret."""
 
     def __init__(self, source: str) -> None:
         self._source = source
@@ -102,19 +102,24 @@ class _Number:
             return min(int(digits.lstrip("0")[:11] or "0"), MOST + 1)
         if not self._logged:
             self._logged = True
-            _log.warning("cost: %s: what is no whole number from 0 on counts as 1 (said once)", self._source)
+            _log.warning(
+                "cost: the value of %s is not a whole number of at least 0, so it counts as 1 (logged once)",
+                self._source,
+            )
         return 1
 
 
-def _validate(rule: Values, problems: Problems) -> None:
+def _validate_cost(rule: Values, problems: Problems) -> None:
     if not rule[COST].header:
         return
     if is_concurrent(rule):
-        message = "can't be combined with a concurrent limit: its cost must be known before the response"
-        hint = "leave it out" if is_concurrent_only(rule) else "split it into two rules"
+        message = (
+            "a cost from the response can't be combined with a concurrent limit, which is charged before the response"
+        )
+        hint = "remove cost" if is_concurrent_only(rule) else "split it into two rules"
         problems.add(rule.place("cost"), message, hint)
     if rule[ON_DEMAND]:
-        message = f"can't be combined with on_demand: {CHARGED_AT_ONCE}, before the response is known"
+        message = f"a cost from the response can't be combined with on_demand: {CHARGED_AT_ONCE}, before the response"
         problems.add(rule.place("cost"), message)
 
 
@@ -131,12 +136,12 @@ COST: Word[Cost] = Word(
     },
     about="The cost of a request: a whole number, an attribute, a python: function, or a header of its response.",
     compared=True,
-    validate=_validate,
+    validate=_validate_cost,
     fields=lambda rule, _file: {"cost_after": cost_after(rule[COST])},
 )
 
 
-_COUNT_FORM = "as {status: [401, 403]}, {status: 4xx} or {status: 500-599}"
+_COUNT_FORM = "for example {status: [401, 403]}, {status: 4xx} or {status: 500-599}"
 _CLASS = re.compile(r"([1-5])[xX]{2}")
 _RANGE = re.compile(r"([0-9]{3})\s*-\s*([0-9]{3})")
 _LEAST, _MOST = 100, 599
@@ -147,20 +152,18 @@ def read_count(node: Node) -> frozenset[int]:
     if not isinstance(node, Map):
         raise Invalid.at(None, f"must be a mapping, not {kind(node)}", _COUNT_FORM)
     invalid = Invalid()
-    for key in node:
-        if key != "status":
-            invalid.add(node.keys_at[key], f"unknown key {quoted(key)}", nearest(key, ("status",)))
+    readers.report_unknown_keys(node, ("status",), invalid)
     if "status" not in node.keys_at:
-        invalid.add(node.place, "the key 'status' is missing", _COUNT_FORM)
+        invalid.add(node.place, readers.missing_keys(["status"]), _COUNT_FORM)
     status = node.get("status")
     found: set[int] = set()
     if isinstance(status, Items) and not status:
-        invalid.add(status.place, "with an empty list, no request would be charged")
+        invalid.add(status.place, "the list must not be empty: no request would be charged")
     for item in status if isinstance(status, Items) else () if status is None else (status,):
         with invalid.gathering():
             found.update(_statuses(item))
     if len(found) > _MOST - _LEAST:
-        invalid.add(node.place, "every status would be charged, as it is without count", "leave count out")
+        invalid.add(node.place, "has no effect: every status would be charged, as without count", "remove count")
     invalid.finish()
     return frozenset(found)
 
@@ -177,13 +180,13 @@ def _statuses(node: Node) -> range:
     elif isinstance(node, Scalar) and isinstance(node.value, int) and not isinstance(node.value, bool):
         first = last = node.value
     else:
-        raise Invalid.at(node.place, f"must be a status, not {kind(node)}", "as 401, 4xx or 500-599")
+        raise Invalid.at(node.place, f"must be a status, not {kind(node)}", "for example 401, 4xx or 500-599")
     if not _LEAST <= first <= last <= _MOST:
         raise Invalid.at(node.place, f"{written} is out of range", f"statuses go from {_LEAST} to {_MOST}")
     return range(first, last + 1)
 
 
-def _alter(quota: Quota, rule: Values, _prefix: str) -> Quota:
+def _alter_quota(quota: Quota, rule: Values, _prefix: str) -> Quota:
     return replace(quota, refundable=True) if rule[COUNT] is not None else quota
 
 
@@ -192,7 +195,7 @@ def _validate_count(rule: Values, problems: Problems) -> None:
         return
     if is_concurrent(rule):
         message = "can't be combined with a concurrent limit: a request in flight has no status yet"
-        hint = "leave count out" if is_concurrent_only(rule) else "split it into two rules"
+        hint = "remove count" if is_concurrent_only(rule) else "split it into two rules"
         problems.add(rule.place("count"), message, hint)
     if rule[ON_DEMAND]:
         message = f"can't be combined with on_demand: {CHARGED_AT_ONCE}, before the status is known"
@@ -215,6 +218,6 @@ COUNT: Word[frozenset[int] | None] = Word(
     },
     about="The statuses of the responses that are charged. The charge of any other response is refunded.",
     validate=_validate_count,
-    alter=_alter,
+    alter=_alter_quota,
     fields=lambda rule, _file: {"counts": rule[COUNT]},
 )

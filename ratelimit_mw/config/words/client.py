@@ -1,4 +1,4 @@
-"""`client` and `attributes`: how clients are identified; `by`: what a rule counts by."""
+"""`client` and `attributes`: how clients are identified. `by`: what a rule counts by."""
 
 import re
 
@@ -13,7 +13,19 @@ from ratelimit_mw.rules.path_templates import Template
 from ratelimit_mw.settings import ClientSettings
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
-_TAKEN = ("ip", "remote_address", "user", "tier", "method", "methods", "path", "host", "route", "global", "connection")
+_BUILT_IN = (
+    "ip",
+    "remote_address",
+    "user",
+    "tier",
+    "method",
+    "methods",
+    "path",
+    "host",
+    "route",
+    "global",
+    "connection",
+)
 _VALID_SOURCE = "header:x"  # replaces an invalid source, so that the rules that use it are not reported as well
 
 
@@ -45,10 +57,10 @@ def _named(file: Values, problems: Problems) -> dict[str, str]:
     named: dict[str, str] = {}
     for name, source in file[ATTRIBUTES].items():
         place = file.place("attributes", name)
-        if name in _TAKEN:
+        if name in _BUILT_IN:
             problems.add(place, f"the attribute {quoted(name)} is built in", "choose another name")
         elif not _NAME.fullmatch(name):
-            hint = "letters, digits, '_', '-' and '.', at most 64"
+            hint = "at most 64 letters, digits, '_', '-' and '.'"
             problems.add(place, f"{quoted(name)} is not an attribute name", hint)
         else:
             named[name] = _source(source, place, problems) or _VALID_SOURCE
@@ -78,7 +90,7 @@ _IP_HEADER = kinds.text(
 _IPV6_PREFIX = kinds.number("ipv6_prefix", 1, 128, 64, "The number of leading bits that identify an IPv6 client.")
 USER = kinds.optional_text(
     "user",
-    f"Where the user comes from: {' '.join(f'{source}:' for source in sources.SOURCES)} with a name behind it, as"
+    f"Where the user comes from: {' '.join(f'{source}:' for source in sources.SOURCES)} followed by a name, for example"
     " header:Authorization or python:package.module:function.",
 )
 TIER = kinds.optional_text(
@@ -95,7 +107,7 @@ CLIENT = section_word(
     ),
 )
 
-ATTRIBUTES = texts_word("attributes", "Your own attributes: a name, and the source of its value.")
+ATTRIBUTES = texts_word("attributes", "Attributes of your own: the name, and the source of the value.")
 
 
 _WITHOUT_ATTRIBUTE = ("global", "route", "connection")
@@ -126,33 +138,36 @@ def _faults(entry: str, templates: tuple[Template, ...], attributes: Attributes)
     parameters = {name for template in templates for name in template.names}
     for part in attributes_of(entry):
         if not part:
-            hint = "as ip+user, user|ip, or global" if entry.strip() else "as ip, user or global"
+            hint = "for example ip+user, user|ip or global" if entry.strip() else "for example ip, user or global"
             return [(f"an attribute is missing in {quoted(entry)}", hint)]
         if part == "route" and not templates:
             message = "'route' is the path template that matched, but this rule has no match.path"
-            found.append((message, "add match.path, or write path"))
+            found.append((message, "add match.path, or use path"))
         elif part.startswith("path:") and templates and part.removeprefix("path:") not in parameters:
             message = f"no template of match.path has the parameter {{{part.removeprefix('path:')}}}"
             known = [f"path:{name}" for name in sorted(parameters)]
             found.append((message, nearest(part, known) if known else ""))
         elif part not in _WITHOUT_ATTRIBUTE and not attributes.known(part):
             names = [*(name for name in attributes.names() if name != "remote_address"), *_WITHOUT_ATTRIBUTE]
-            found.append((f"there is no attribute {quoted(part)}", _instead(part) or nearest(part, names)))
+            found.append((f"there is no attribute {quoted(part)}", _by_hint(part) or nearest(part, names)))
     return found
 
 
-def _instead(part: str) -> str:
+def _by_hint(part: str) -> str:
     """Return the hint for a text that looks like several attributes or like a header name."""
     if re.search("[,&]| and ", part):
-        return "write [ip, user] for one counter each, ip+user for the pair, user|ip for the first that is present"
+        return (
+            "write [ip, user] for two counters, ip+user for one counter per pair, user|ip for the first that is present"
+        )
     return f"did you mean 'header:{part}'?" if re.match("x-|authorization$", part, re.IGNORECASE) else ""
 
 
 BY = kinds.several(
     "by",
     readers.text,
-    "What is counted by: ip, user, tier, path, route, method, host, header:N, cookie:N, query:N, path:N, global, any"
-    " attribute; a+b for a pair, a|b for the first that is present, a list for a counter each.",
+    "What the rule counts by: ip, user, tier, path, route, method, host, header:N, cookie:N, query:N, path:N, global or"
+    " an attribute of the file. a+b counts by the pair, a|b by the first that is present. A list has one counter for"
+    " each of its items.",
     default=("ip",),
     shown_default="ip",
     compared=True,

@@ -1,4 +1,4 @@
-"""`consistency` and `shards`: where a rule's counters are kept, and which rules may use them."""
+"""`consistency` and `shards`: where the counters of a rule are decided and stored, and which rules may use them."""
 
 from dataclasses import replace
 from typing import Literal
@@ -23,14 +23,14 @@ def _validate_consistency(rule: Values, problems: Problems) -> None:
         if why:
             message = f"can't be combined with {rule[ALGORITHM]}: {why}"
             problems.add(rule.place("consistency"), message, _instead(algorithm, lease=consistency == "lease"))
-        _validate_what_comes_back(rule, "consistency", problems)
+        _validate_refunds(rule, "consistency", problems)
 
 
 def _instead(algorithm: Algorithm, *, lease: bool) -> str:
     if algorithm.queue or algorithm.in_flight:
-        return "leave it out"  # no other algorithm is a queue, or counts requests in flight
+        return "remove this key"  # no other algorithm is a queue, or counts requests in flight
     others = named(lambda other: not (other.no_lease if lease else other.no_write_back))
-    return f"write algorithm: {others}" + ("" if algorithm.no_lease else ", or consistency: lease")
+    return f"use algorithm: {others}" + ("" if algorithm.no_lease else ", or consistency: lease")
 
 
 def _validate_shards(rule: Values, problems: Problems) -> None:
@@ -40,31 +40,32 @@ def _validate_shards(rule: Values, problems: Problems) -> None:
         return
     if rule[CONSISTENCY] != "strict":
         message = f"can't be combined with consistency: {rule[CONSISTENCY]}"
-        problems.add(place, message, "leave shards out: the store gets too few calls to spread them")
+        problems.add(place, message, "remove shards: with this consistency, the store gets too few calls to need them")
         return
-    _validate_what_comes_back(rule, "shards", problems)
+    _validate_refunds(rule, "shards", problems)
     why = ALGORITHMS[rule[ALGORITHM]].no_shards or (rule[MAX_WAIT] is not None and "a queue needs a single counter")
     if why:
-        problems.add(place, f"{why}, so it can't have {shards} shards", "leave shards out")
+        problems.add(place, f"must be 1: {why}", "remove shards")
         return
     fixed = rule[COST].fixed
     # The limit of an override is not checked: an override with a small limit has fewer shards.
-    for window, _ in rule[LIMIT].all() if rule.states("shards") else ():
-        for whole, what in ((window.limit, "limit"), (window.burst or rule[BURST] or 0, "burst")):
-            if 0 < whole < shards:
-                problems.add(place, f"a {what} of {whole} can't be spread over {shards} shards", f"at most {whole}")
+    for window, _ in rule[LIMIT].all() if rule.has_key("shards") else ():
+        for capacity, name in ((window.limit, "limit"), (window.burst or rule[BURST] or 0, "burst")):
+            if 0 < capacity < shards:
+                hint = f"at most {capacity}"
+                problems.add(place, f"a {name} of {capacity} can't be spread over {shards} shards", hint)
                 return
-            if 0 < whole < fixed * shards:
-                message = f"a cost of {fixed} does not fit into each of {shards} shards of a {what} of {whole}"
-                problems.add(place, message, f"at most {whole // fixed}")
+            if 0 < capacity < fixed * shards:
+                message = f"a cost of {fixed} does not fit into each of {shards} shards of a {name} of {capacity}"
+                problems.add(place, message, f"at most {capacity // fixed}")
                 return
 
 
-def _validate_what_comes_back(rule: Values, word: str, problems: Problems) -> None:
+def _validate_refunds(rule: Values, word: str, problems: Problems) -> None:
     """Report limits whose charges may be refunded, because a refund must reach the counter that was charged."""
     if is_concurrent(rule) and not ALGORITHMS[rule[ALGORITHM]].in_flight:
-        message = "can't be combined with a concurrent limit: requests in flight are counted in one place, one by one"
-        hint = "leave it out" if is_concurrent_only(rule) else "split it into two rules"
+        message = "can't be combined with a concurrent limit: requests in flight are counted one by one, in one place"
+        hint = "remove this key" if is_concurrent_only(rule) else "split it into two rules"
         problems.add(rule.place(word), message, hint)
     if rule[COUNT] is not None or rule[COST].header:
         what = "count" if rule[COUNT] is not None else "cost: response:…"
@@ -72,11 +73,11 @@ def _validate_what_comes_back(rule: Values, word: str, problems: Problems) -> No
         problems.add(rule.place(word), f"can't be combined with {what}: {message}")
 
 
-def _keep(quota: Quota, rule: Values, _prefix: str) -> Quota:
+def _alter_consistency(quota: Quota, rule: Values, _prefix: str) -> Quota:
     return quota if quota.algorithm == IN_FLIGHT else replace(quota, consistency=rule[CONSISTENCY])
 
 
-def _spread(quota: Quota, rule: Values, _prefix: str) -> Quota:
+def _alter_shards(quota: Quota, rule: Values, _prefix: str) -> Quota:
     if quota.algorithm == IN_FLIGHT:
         return quota
     # The limit of an override may be smaller than the number of shards.
@@ -91,7 +92,7 @@ CONSISTENCY: Word[Literal["strict", "lease", "write_back"]] = kinds.choice(
     "Where requests are decided: always in the store, or in the process, which synchronises with the store.",
     compared=True,
     validate=_validate_consistency,
-    alter=_keep,
+    alter=_alter_consistency,
 )
 
 SHARDS = kinds.number(
@@ -99,7 +100,7 @@ SHARDS = kinds.number(
     1,
     64,
     1,
-    "Over how many keys a counter is spread.",
+    "The number of keys over which each counter is spread.",
     validate=_validate_shards,
-    alter=_spread,
+    alter=_alter_shards,
 )

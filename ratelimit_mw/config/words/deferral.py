@@ -15,7 +15,7 @@ from ratelimit_mw.settings import DeferSettings
 from ratelimit_mw.units import SECOND
 
 _FOLDER = re.compile(r"(/[A-Za-z0-9._~-]+)+")
-_ONE_OF_THEM = "leave one of the two out"
+_REMOVE_ONE = "remove one of the two"
 
 
 def _validate(rule: Values, problems: Problems) -> None:
@@ -24,14 +24,14 @@ def _validate(rule: Values, problems: Problems) -> None:
         return
     place = rule.place("on_limit")
     if rule[SHADOW]:
-        problems.add(place, "can't be combined with shadow: a shadow rule denies no request", _ONE_OF_THEM)
+        problems.add(place, "can't be combined with shadow: a shadow rule denies no request", _REMOVE_ONE)
     if rule[ON_DEMAND]:
         message = (
-            "can't be combined with on_demand: when the app asks for a rule by name, it handles the request already"
+            "can't be combined with on_demand: when the app asks for a rule by name, it is already handling the request"
         )
-        problems.add(place, message, _ONE_OF_THEM)
+        problems.add(place, message, _REMOVE_ONE)
     if rule[MESSAGES] is not None:
-        problems.add(place, "can't be combined with messages: WebSocket messages can't be deferred", _ONE_OF_THEM)
+        problems.add(place, "can't be combined with messages: WebSocket messages can't be deferred", _REMOVE_ONE)
     for window, limit_place in rule[LIMIT].all():
         if not window.limit:
             problems.add(limit_place, "a limit of 0 never admits, so a deferred request would never be replayed")
@@ -42,7 +42,7 @@ def read_folder(node: Node) -> str:
     written = readers.text(node)
     found = written.rstrip("/")
     if not _FOLDER.fullmatch(found) or cleaned(found) != found:
-        raise Invalid.at(None, f"{quoted(written)} is not a path of a folder", "as /.ratelimit/deferred")
+        raise Invalid.at(None, f"{quoted(written)} is not the path of a folder", "for example /.ratelimit/deferred")
     return found
 
 
@@ -72,12 +72,12 @@ _KEEP = kinds.duration(
     "1s",
     "30 days",
     "1d",
-    "The longest time that a request waits, and that its result is kept.",
+    "The longest time that a request waits. Its result is kept for the same time.",
     example="1h, 12 hours or 2 days",
 )
 _BELOW: Word[float] = Word(
     key="below",
-    read=readers.share,
+    read=readers.load,
     default=0.7,
     shown_default=0.7,
     schema={"type": "number", "exclusiveMinimum": 0, "maximum": 1},
@@ -88,14 +88,14 @@ _HEADERS: Word[tuple[str, ...] | None] = Word(
     read=readers.each(readers.header_name, empty=True),
     default=None,
     schema=kinds.or_list(kinds.TEXT, at_least=0),
-    about="The request headers that are kept. All, if it is not set.",
+    about="The request headers that are kept. All headers if it is not set.",
 )
 
 DEFER = section_word(
     "defer",
     Section(
         "Defer",
-        "How the requests are deferred that a rule with `on_limit: defer` would deny.",
+        "How requests are deferred if a rule with `on_limit: defer` would deny them.",
         (_PATH, _MAX_LENGTH, _MAX_EACH, _MAX_BODY, _MAX_ATTEMPTS, _KEEP, _BELOW, _HEADERS),
     ),
 )
@@ -104,7 +104,7 @@ ON_LIMIT: Word[Literal["deny", "defer"]] = kinds.choice(
     "on_limit",
     ("deny", "defer"),
     "deny",
-    "What happens to a request past the limit: it is denied, or deferred and replayed later.",
+    "What happens to a request above the limit: it is denied, or it is deferred and replayed later.",
     validate=_validate,
     fields=lambda rule, _file: {"defers": rule[ON_LIMIT] == "defer"},
 )

@@ -134,11 +134,11 @@ class DescriptorCompiler:
             if other[_NAME] and other[_NAME] == stated[_NAME]:
                 self.problems.add(other.place("name"), "a limit can't replace itself")
             elif _NAME in other and not other[_NAME]:
-                self.problems.add(other.node.place, "names no limit to replace", "as {name: a_limit}")
+                self.problems.add(other.node.place, "has no name of a limit to replace", "for example {name: a_limit}")
         unit, requests = stated[_UNIT], stated[_REQUESTS]
         if stated[_UNLIMITED]:
             if unit is not None:
-                self.problems.add(stated.place("unit"), "can't be combined with unlimited", "leave out one of the two")
+                self.problems.add(stated.place("unit"), "can't be combined with unlimited", "remove one of the two")
             return None
         if "unlimited" in stated.dropped:
             return None
@@ -156,7 +156,7 @@ class DescriptorCompiler:
             return
         sent = self.attributes.network(value)
         if sent is not None and sent != value:
-            message = f"never matches: requests have it as {sent}, not as {quoted(value)}"
+            message = f"never matches {quoted(value)}: requests have this address as {sent}"
             self.warnings.add(descriptor.place("value"), message)
 
     def _warn_of_names(self) -> None:
@@ -177,7 +177,7 @@ def _is_null(node: Node) -> bool:
 
 def _read_text(node: Node) -> str:
     if not isinstance(node, Map | list) and isinstance(node.value, float):
-        raise Invalid.at(None, f"must be text, not {kind(node)}", "quote it if it is meant as text")
+        raise Invalid.at(None, f"must be text, not {kind(node)}", "put it in quotes if it is text")
     return readers.text(node)
 
 
@@ -212,10 +212,12 @@ def _flag(key: str, about: str) -> Word[bool]:
 
 _NAME = _text("name", "The limit's name.")
 _REPLACED = Section(
-    "Replaced", "A limit that does not apply where this one does.", (_text("name", "Its name.", required=True),)
+    "Replaced",
+    "A limit that does not apply to a request if this one does.",
+    (_text("name", "Its name.", required=True),),
 )
 _REPLACES = sections_word(
-    "replaces", lambda: _REPLACED, "The limits that do not apply where this one does.", may_be_empty=True
+    "replaces", lambda: _REPLACED, "The limits that do not apply to a request if this one does.", may_be_empty=True
 )
 _UNIT: Word[int | None] = Word(
     key="unit",
@@ -239,8 +241,8 @@ _RATE_LIMIT = section_word(
 
 _KEY = _text("key", "The key of the entry.", required=True)
 _VALUE = _text("value", "The value of the entry. A * matches any text. Without a value, every value matches.")
-_SHADOW_MODE = _flag("shadow_mode", "The limit is counted and reported, and never enforced.")
-_QUOTA_MODE = _flag("quota_mode", "The request is denied only where all limits in quota mode deny it.")
+_SHADOW_MODE = _flag("shadow_mode", "The limit is counted and reported, but never enforced.")
+_QUOTA_MODE = _flag("quota_mode", "A request is denied only if all limits in quota mode deny it.")
 _DETAILED_METRIC = _flag("detailed_metric", "For metrics; ignored here.")
 _VALUE_TO_METRIC = _flag("value_to_metric", "For metrics; ignored here.")
 _SHARE_THRESHOLD = _flag("share_threshold", "The values that a * matches share one counter.")
@@ -273,7 +275,7 @@ _DESCRIPTOR: Section = Section(
 DESCRIPTORS = sections_word(
     "descriptors",
     lambda: _DESCRIPTOR,
-    "Rules in the format of envoyproxy/ratelimit, as in that project's files.",
+    "Rules in the format of envoyproxy/ratelimit. Files of that project can be used unchanged.",
     may_be_empty=True,
 )
 
@@ -289,7 +291,7 @@ Keys = tuple[str, ...]
 def read_entries(node: Node) -> tuple[Keys, ...]:
     """Read the lists of entries: each is an attribute or a list of attributes. Raises `Invalid`."""
     if not isinstance(node, Items):
-        hint = "as [[message_type, to_number]]"
+        hint = "for example [[message_type, to_number]]"
         raise Invalid.at(None, f"must be a list of lists of attributes, not {kind(node)}", hint)
     invalid = Invalid()
     lists: list[Keys] = []
@@ -309,7 +311,7 @@ def compile_entries(
     return [tuple((key, _reader(key, attributes)) for key in keys) for keys in lists if any(limits_at(root, keys))]
 
 
-def warn_of_unreached(
+def warn_of_unreachable_limits(
     file: Values,
     root: DescriptorNode,
     lists: Sequence[EntryReaders],
@@ -321,12 +323,14 @@ def warn_of_unreached(
     absent = {word.key for word in (USER, TIER) if client[word] is None}
     sent = [keys for sources in lists if not absent & set(keys := tuple(key for key, _ in sources))]
     reached = {limit.key for keys in sent for limit in limits_at(root, keys)}
-    apart = [(limit, place) for limit, place in limits if limit.key not in reached]
-    if apart:
-        limit, place = apart[0]
-        more = f" (and {len(apart) - 1} more)" if len(apart) > 1 else ""
+    unreached = [(limit, place) for limit, place in limits if limit.key not in reached]
+    if unreached:
+        limit, place = unreached[0]
+        more = f" (and {len(unreached) - 1} more)" if len(unreached) > 1 else ""
         message = f"no request sends the entries of {quoted(limit.rule.name)}{more}: only check([...]) can send them"
-        warnings.add(place, message, "attributes: defines the values of entries, entries: defines which are sent")
+        warnings.add(
+            place, message, "define the values under attributes, and the entries that requests send under entries"
+        )
 
 
 def limits_at(root: DescriptorNode, keys: Keys) -> Iterator[DescriptorLimit]:

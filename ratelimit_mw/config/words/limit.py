@@ -1,7 +1,12 @@
-"""`limit` and `burst`: how much a rule admits, in every form that a file may write it.
+"""`limit`, `algorithm`, `burst` and `buckets`: how many requests a rule admits, and how they are counted.
 
-A limit is `N per [M] unit`, `N/unit`, `N concurrent`, `unlimited`, a mapping `{requests:, per:, burst:}`, several of
-them in a list or in one text separated by `;`, `,` or `|`, or a mapping of these by tier.
+A limit has one of these forms:
+
+* a text: `N per [M] unit`, `N/unit`, `N concurrent` or `unlimited`
+* several limits in one text, separated by `;`, `,` or `|`
+* a mapping `{requests:, per:, burst:}`
+* a list of these
+* a mapping by tier, whose values are any of these
 """
 
 import re
@@ -14,36 +19,36 @@ from ratelimit_mw.algorithms.algorithm import Algorithm
 from ratelimit_mw.config import kinds, readers
 from ratelimit_mw.config.tree import Invalid, Items, Map, Node, Place, Problems, Scalar, kind
 from ratelimit_mw.config.word import Values, Word
-from ratelimit_mw.errors import DurationError, nearest, quoted
+from ratelimit_mw.errors import DurationError, quoted
 from ratelimit_mw.process_local import checkpoint
 from ratelimit_mw.units import DAY, DURATION_FORM, LONGEST_NUMBER, SHORT_UNITS, UNITS, parse_duration, spell_period
 
 DEFAULT = "sliding_window"
-"""The algorithm of a rule that names none."""
+"""The algorithm of a rule that does not set one."""
 
 DEFAULT_BUCKETS = 60
-"""The slices of a window that does not say how many."""
+"""The number of slices of a `bucketed_window` that does not set `buckets`."""
 
 
-def write_one_that(able: Callable[[Algorithm], bool]) -> str:
-    """The hint that names the algorithms which are `able`."""
-    return f"write algorithm: {named(able)}, or leave it out"
+def algorithm_hint(able: Callable[[Algorithm], bool], key: str) -> str:
+    """Return the hint for a `key` that the algorithm does not support. It names the algorithms that are `able`."""
+    return f"use algorithm: {named(able)}, or remove {key}"
 
 
-def _read(node: Node) -> str:
+def _read_algorithm(node: Node) -> str:
     other_names = {other: name for name, algorithm in ALGORITHMS.items() for other in algorithm.also_called}
     return readers.one_of(*ALGORITHMS, other_names=other_names)(node)
 
 
 def _validate_buckets(rule: Values, problems: Problems) -> None:
     if rule[BUCKETS] is not None and not ALGORITHMS[rule[ALGORITHM]].has_buckets:
-        hint = write_one_that(lambda other: other.has_buckets)
+        hint = algorithm_hint(lambda other: other.has_buckets, "buckets")
         problems.add(rule.place("buckets"), f"{rule[ALGORITHM]} has no buckets", hint)
 
 
 ALGORITHM: Word[str] = Word(
     key="algorithm",
-    read=_read,
+    read=_read_algorithm,
     default=DEFAULT,
     shown_default=DEFAULT,
     schema=lambda: {"enum": list(ALGORITHMS)},
@@ -55,7 +60,7 @@ BUCKETS = kinds.optional_number(
     "buckets",
     1,
     1_000,
-    "Into how many slices a bucketed_window is cut; 60 if it is not set.",
+    "The number of slices of a bucketed_window. 60 if it is not set.",
     compared=True,
     validate=_validate_buckets,
 )
@@ -64,50 +69,65 @@ BUCKETS = kinds.optional_number(
 MOST = 1_000_000_000
 """The largest limit, burst and cost."""
 
-FORM = "write N per [M] second, minute, hour, day, week, month or year, as in 100 per minute; or unlimited"
+FORM = "write N per [M] second, minute, hour, day, week, month or year, for example 100 per minute; or unlimited"
+"""The hint for a text that is not a limit."""
 
 _KEYS = ("requests", "per", "burst")
 _LONGEST_WINDOW = 10 * 365 * DAY
 _LONGEST_REFILL = 50 * 365 * DAY
 
+# 100 per minute, 10/2s
 _LIMIT = re.compile(r"\s*([0-9]+)\s*(?:per\s|/)(.*)", re.IGNORECASE | re.DOTALL)
+# Texts that people write instead: 5r/s, 100 requests per minute, 100 a minute. They are errors with a hint.
 _NEARLY = re.compile(
     r"\s*([0-9]{1,9})\s*(?:r|reqs?|requests?|hits?|calls?|times?)?\s*(?:per|/|an?\b|every|each|in)\s*([a-z]+)",
     re.IGNORECASE,
 )
 _CONCURRENT = re.compile(r"\s*([0-9]+)\s+([a-z]+)\s*", re.IGNORECASE)
 _SEPARATOR = re.compile(r"[;,|]")
+# 1,000: a comma within a number. Commas separate limits, so this would be read as the limits 1 and 000.
 _THOUSANDS = re.compile(r"\b[0-9]{1,3}(?:,[0-9]{3})+\b")
 
 
 class Window(NamedTuple):
-    """`limit` requests per `period` (microseconds; 0: at a time), `burst` where the limit states its own."""
+    """One limit, as it is written.
+
+    Attributes:
+        limit: The number of requests.
+        period: The period in microseconds. 0 for a concurrent limit, which has none.
+        burst: The burst, if the limit itself sets it. None: the rule's `burst`.
+    """
 
     limit: int
     period: int
     burst: int | None = None
 
 
-class Stated(NamedTuple):
-    """One window, and where it is stated."""
+class PlacedWindow(NamedTuple):
+    """One window, and its place in the file."""
 
     window: Window
     place: Place
 
 
 class Limits(NamedTuple):
-    """The windows of a client without a tier or with one that is not named, and those of each tier. None: unlimited."""
+    """The limits of a rule.
 
-    default: tuple[Stated, ...]
-    tiers: Mapping[str, tuple[Stated, ...]] | None = None
+    Attributes:
+        default: The windows of all clients, or of the clients whose tier is not listed. Empty for `unlimited`.
+        tiers: The windows of each listed tier. None if the limit does not depend on the tier.
+    """
 
-    def all(self) -> list[Stated]:
-        """Every window that some client is held to."""
-        return [stated for several in (self.default, *(self.tiers or {}).values()) for stated in several]
+    default: tuple[PlacedWindow, ...]
+    tiers: Mapping[str, tuple[PlacedWindow, ...]] | None = None
+
+    def all(self) -> list[PlacedWindow]:
+        """Return the windows of all tiers."""
+        return [placed for windows in (self.default, *(self.tiers or {}).values()) for placed in windows]
 
 
 def parse_limit(text: str) -> tuple[Window, ...] | None:
-    """The windows that `text` states; None for `unlimited`. Raises `DurationError`."""
+    """Return the windows in `text`. None for `unlimited`. Raises `DurationError`."""
     if text.strip().lower() == "unlimited":
         return None
     thousands = _THOUSANDS.search(text)
@@ -130,19 +150,22 @@ def _window(text: str) -> Window:
         return Window(_whole(match[1]), parse_period(match[2]))
     except DurationError as error:
         if error.hint in (FORM, DURATION_FORM):
-            error.hint = _meant(text) or FORM
+            error.hint = _correction(text) or FORM
         raise
 
 
 def parse_period(text: str) -> int:
-    """The microseconds in the period of a limit, a whole number of units. Raises `DurationError`."""
+    """Return the period of a limit in microseconds. It must be a whole number of units. Raises `DurationError`."""
     if "." in text:
-        raise DurationError(f"{quoted(text.strip())} is not a whole number of units", "write 1500ms instead of 1.5s")
+        raise DurationError(
+            f"{quoted(text.strip())} is not a whole number of units",
+            "use a smaller unit, for example 1500ms instead of 1.5s",
+        )
     return parse_duration(text)
 
 
-def _meant(text: str) -> str:
-    """The hint for a text that is nearly a limit, or ""."""
+def _correction(text: str) -> str:
+    """Return the hint for a text that is similar to a limit. "" if it is not."""
     concurrent = _CONCURRENT.fullmatch(text)
     if concurrent is not None and get_close_matches(concurrent[2].lower(), ("concurrent", "concurrently")):
         return f"did you mean '{concurrent[1]} concurrent'?"
@@ -159,56 +182,58 @@ def _whole(digits: str) -> int:
 
 
 def read_limits(node: Node) -> Limits:
-    """The limits that `node` states. Raises `Invalid` with everything that is wrong in it."""
+    """Read the limits of a rule, in any form. Raises `Invalid` with every error in them."""
     checkpoint()
     if not isinstance(node, Map) or ("default" not in node and ("requests" in node or "per" in node)):
-        return Limits(_several(node))
+        return Limits(_windows(node))
     invalid = Invalid()
-    tiers: dict[str, tuple[Stated, ...]] = {}
+    tiers: dict[str, tuple[PlacedWindow, ...]] = {}
     for tier, limit in node.items():
         if not tier.strip():
-            invalid.add(limit.place, "a tier without a name, which no request has")
+            invalid.add(limit.place, "the name of a tier must not be blank")
         with invalid.gathering():
-            tiers[tier] = _several(limit)
+            tiers[tier] = _windows(limit)
     if "default" not in node:
-        message = "a limit by tier needs 'default', for the tiers that are not named"
+        message = "a limit by tier needs the key 'default', for all tiers that are not listed"
         invalid.add(node.place, message, "" if node else FORM)
     invalid.finish()
     return Limits(tiers.pop("default"), tiers)
 
 
-def _several(node: Node) -> tuple[Stated, ...]:
+def _windows(node: Node) -> tuple[PlacedWindow, ...]:
+    """Read one limit or a list of limits, for one tier."""
     if not isinstance(node, Items):
-        return _without_twins(_one(node) or ())
+        return _without_duplicates(_read_one(node) or ())
     invalid = Invalid()
-    windows: list[Stated] = []
+    windows: list[PlacedWindow] = []
     if not node:
-        invalid.add(node.place, "an empty list limits nothing", "write unlimited, or leave the rule out")
+        invalid.add(node.place, "the list must not be empty", "write unlimited, or remove the rule")
     for item in node:
         with invalid.gathering():
-            stated = _one(item)
-            if stated is None:
-                invalid.add(item.place, "'unlimited' stands alone, not in a list")
+            placed = _read_one(item)
+            if placed is None:
+                invalid.add(item.place, "'unlimited' must not be in a list")
             else:
-                windows += stated
+                windows += placed
     with invalid.gathering():
-        _without_twins(tuple(windows))
+        _without_duplicates(tuple(windows))
     invalid.finish()
     return tuple(windows)
 
 
-def _without_twins(windows: tuple[Stated, ...]) -> tuple[Stated, ...]:
-    for n, stated in enumerate(windows):
-        if any(stated.window.period == other.window.period for other in windows[:n]):
-            raise Invalid.at(stated.place, "two limits of one list have the same window", "keep the lower one")
+def _without_duplicates(windows: tuple[PlacedWindow, ...]) -> tuple[PlacedWindow, ...]:
+    for n, placed in enumerate(windows):
+        if any(placed.window.period == other.window.period for other in windows[:n]):
+            raise Invalid.at(placed.place, "two limits have the same window", "keep only the lower one")
     return windows
 
 
-def _one(node: Node) -> tuple[Stated, ...] | None:
+def _read_one(node: Node) -> tuple[PlacedWindow, ...] | None:
+    """Read a mapping, or a text with one or several limits. None for `unlimited`."""
     if isinstance(node, Map) and "default" in node:
-        raise Invalid.at(node.place, "tiers stand at the top of a limit, not within a tier or a list")
+        raise Invalid.at(node.place, "a mapping by tier must not be in a tier or in a list")
     if isinstance(node, Map):
-        return (Stated(_spelled_out(node), node.place),)
+        return (PlacedWindow(_read_mapping(node), node.place),)
     if isinstance(node, Items):
         raise Invalid.at(node.place, "must be a limit, not a list")
     if not isinstance(node.value, str):
@@ -217,17 +242,15 @@ def _one(node: Node) -> tuple[Stated, ...] | None:
         windows = parse_limit(node.text)
     except DurationError as error:
         raise Invalid.at(node.place, str(error), error.hint) from None
-    return None if windows is None else tuple(Stated(window, node.place) for window in windows)
+    return None if windows is None else tuple(PlacedWindow(window, node.place) for window in windows)
 
 
-def _spelled_out(node: Map) -> Window:
+def _read_mapping(node: Map) -> Window:
     invalid = Invalid()
-    for key in node:
-        if key not in _KEYS:
-            invalid.add(node.keys_at[key], f"unknown key {quoted(key)}", nearest(key, _KEYS))
+    readers.report_unknown_keys(node, _KEYS, invalid)
     missing = [key for key in ("requests", "per") if key not in node]
     if missing:
-        invalid.add(node.place, f"{' and '.join(map(repr, missing))} missing", "as {requests: 100, per: minute}")
+        invalid.add(node.place, readers.missing_keys(missing), "for example {requests: 100, per: minute}")
     requests = burst = period = 0
     with invalid.gathering():
         requests = _number(node["requests"]) if "requests" in node else 0
@@ -243,12 +266,12 @@ def _number(node: Node) -> int:
     value = node.value if isinstance(node, Scalar) else None
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
-    raise Invalid.at(node.place, f"must be a whole number from 0 on, not {kind(node)}")
+    raise Invalid.at(node.place, f"must be a whole number of at least 0, not {kind(node)}")
 
 
 def _period(node: Node) -> int:
     if not isinstance(node, Scalar) or not isinstance(node.value, str):
-        raise Invalid.at(node.place, f"must be a time, not {kind(node)}", "as minute, 2 hours or 10s")
+        raise Invalid.at(node.place, f"must be a time, not {kind(node)}", "for example minute, 2 hours or 10s")
     try:
         return parse_period(node.text)
     except DurationError as error:
@@ -256,13 +279,13 @@ def _period(node: Node) -> int:
 
 
 def burst_of(rule: Values, window: Window) -> int:
-    """What a bucket holds; 0 where the algorithm has no bucket, and where nothing ever passes."""
+    """Return the size of a bucket in requests. 0 if the algorithm has no bucket, or if the limit is 0 or concurrent."""
     limit, period, own_burst = window
     return (own_burst or rule[BURST] or limit) if ALGORITHMS[rule[ALGORITHM]].has_burst and limit and period else 0
 
 
 def window_fault(rule: Values, window: Window) -> tuple[str, str] | None:
-    """What is wrong with one window of a rule, and the hint; None where nothing is."""
+    """Return the error in one window of a rule, and its hint. None if it has no error."""
     limit, period, own_burst = window
     name = rule[ALGORITHM]
     algorithm = ALGORITHMS[name]
@@ -276,7 +299,7 @@ def window_fault(rule: Values, window: Window) -> tuple[str, str] | None:
         return f"a window of {spell_period(period)} is too long", "at most 10 years"
     largest = algorithm.largest
     if largest is not None and limit > largest.limit:
-        return f"{name} {largest.why}, and so at most {largest.limit}, not {limit}", largest.hint
+        return f"{name} {largest.why}, so its limit is at most {largest.limit}, not {limit}", largest.hint
     return _bucket_fault(rule, window) if algorithm.has_burst else None
 
 
@@ -284,7 +307,7 @@ def _bucket_fault(rule: Values, window: Window) -> tuple[str, str] | None:
     limit, period, own_burst = window
     name = rule[ALGORITHM]
     if limit > period:
-        return f"{name} admits at most one request per microsecond, not {limit} per {spell_period(period)}", ""
+        return f"{limit} per {spell_period(period)} is too much for {name}", "at most one request per microsecond"
     if own_burst is not None and not 1 <= own_burst <= MOST:
         return f"a burst of {own_burst} is out of range", f"from 1 to {MOST}"
     burst = burst_of(rule, window)
@@ -301,35 +324,35 @@ def _validate_burst(rule: Values, problems: Problems) -> None:
 
 
 def no_burst(rule: Values) -> tuple[str, str]:
-    """The problem of a burst that the rule's algorithm does not have, and its hint."""
-    return f"{rule[ALGORITHM]} has no burst", write_one_that(lambda other: other.has_burst)
+    """Return the error of a burst whose algorithm has none, and its hint."""
+    return f"{rule[ALGORITHM]} has no burst", algorithm_hint(lambda other: other.has_burst, "burst")
 
 
 def _validate_limit(rule: Values, problems: Problems) -> None:
-    """Report an algorithm and a limit that do not go together: one counts over a time, one what is in flight."""
-    windows = [stated for stated in rule[LIMIT].all() if stated.window.period]
-    concurrent = [stated for stated in rule[LIMIT].all() if not stated.window.period]
+    """Report a limit that its algorithm cannot count: `N concurrent` is for requests in flight, `N per M` is not."""
+    windows = [placed for placed in rule[LIMIT].all() if placed.window.period]
+    concurrent = [placed for placed in rule[LIMIT].all() if not placed.window.period]
     name = rule[ALGORITHM]
     if ALGORITHMS[name].in_flight:
         for window, place in windows:
-            hint = f"write {window.limit} concurrent, or another algorithm"
-            problems.add(place, f"{name} counts what is in flight, not over a time", hint)
-    elif concurrent and not windows and ALGORITHM in rule and rule.states("algorithm"):
-        message = f"what is concurrent is counted by {IN_FLIGHT}, not by {name}"
-        problems.add(rule.place("algorithm"), message, "leave it out")
+            hint = f"write {window.limit} concurrent, or use another algorithm"
+            problems.add(place, f"{name} counts requests in flight, not requests per time", hint)
+    elif concurrent and not windows and ALGORITHM in rule and rule.has_key("algorithm"):
+        message = f"a concurrent limit needs algorithm: {IN_FLIGHT}, not {name}"
+        problems.add(rule.place("algorithm"), message, "remove algorithm")
 
 
 def is_concurrent(rule: Values) -> bool:
-    """True where one of the rule's limits counts what is in flight."""
-    return any(not stated.window.period for stated in rule[LIMIT].all())
+    """Return True if one of the rule's limits counts requests in flight."""
+    return any(not placed.window.period for placed in rule[LIMIT].all())
 
 
 def is_concurrent_only(rule: Values) -> bool:
-    """True where all limits of a rule count what is in flight."""
-    return not any(stated.window.period for stated in rule[LIMIT].all())
+    """Return True if all limits of the rule count requests in flight."""
+    return not any(placed.window.period for placed in rule[LIMIT].all())
 
 
-_ONE = {
+_ONE_LIMIT = {
     "anyOf": [
         {"type": "string", "examples": ["100 per minute", "10/2s", "20 concurrent", "5/s; 100/hour", "unlimited"]},
         {
@@ -347,8 +370,8 @@ _ONE = {
 
 LIMIT_SCHEMA = {
     "anyOf": [
-        *kinds.or_list(_ONE)["anyOf"],
-        {"type": "object", "required": ["default"], "additionalProperties": kinds.or_list(_ONE)},
+        *kinds.or_list(_ONE_LIMIT)["anyOf"],
+        {"type": "object", "required": ["default"], "additionalProperties": kinds.or_list(_ONE_LIMIT)},
     ]
 }
 """The JSON Schema of a limit."""
@@ -363,7 +386,7 @@ LIMIT: Word[Limits] = Word(
     compared=True,
     validate=_validate_limit,
     fields=lambda rule, _file: {
-        "several": any(len(held) > 1 for held in (rule[LIMIT].default, *(rule[LIMIT].tiers or {}).values()))
+        "several": any(len(windows) > 1 for windows in (rule[LIMIT].default, *(rule[LIMIT].tiers or {}).values()))
     },
 )
 
@@ -371,7 +394,7 @@ BURST = kinds.optional_number(
     "burst",
     1,
     MOST,
-    "How many requests a bucket holds; the limit's number if it is not set.",
+    "How many requests a bucket holds. The number of the limit if it is not set.",
     compared=True,
     validate=_validate_burst,
 )

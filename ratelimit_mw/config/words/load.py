@@ -1,4 +1,4 @@
-"""`load`, and the `priority` of a rule: how the process's load is known, and which requests are shed under it."""
+"""`load` and `priority`: how the load of the process is measured, and which requests are shed (denied) under load."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,19 +19,24 @@ from ratelimit_mw.rules.compiled import CompiledRule, Matching
 from ratelimit_mw.settings import Band, Bands, LoadSettings
 
 PRIORITIES: tuple[Priority, ...] = ("low", "normal", "critical")
-"""In ascending order."""
+"""The priorities, in ascending order. Requests of the first are shed first."""
 
-_SPOKEN = (("", NOTHING),)
+_PLACEHOLDER = (("", NOTHING),)
+"""The counter of a rule with a priority. A plan has a rule once for each counter, so the rule needs one."""
 
 
 def priority_rules(rules: Sequence[CompiledRule], attributes: Attributes) -> tuple[CompiledRule, ...]:
-    """The rules of a classifier: those with a priority, and those in whose place they do not apply."""
-    stated = [rule for rule in rules if rule.rule.priority is not None]
-    ranks = {rule.rank for rule in stated}
-    enforced = any(not rule.rule.shadow and not rule.on_demand for rule in stated)
+    """Return the rules of the classifier, which finds the priority of a request without charging it.
+
+    These are the rules with a priority, and the rules that replace one of them. The last rule applies to every request.
+    It is a shadow rule if no rule with a priority is enforced.
+    """
+    prioritised = [rule for rule in rules if rule.rule.priority is not None]
+    ranks = {rule.rank for rule in prioritised}
+    enforced = any(not rule.rule.shadow and not rule.on_demand for rule in prioritised)
     return (
         *(
-            replace(rule, counters=_SPOKEN if rule.rank in ranks else (), tiers=None, cost=0, weigh=None)
+            replace(rule, counters=_PLACEHOLDER if rule.rank in ranks else (), tiers=None, cost=0, weigh=None)
             for rule in rules
             if rule.rank in ranks or rule.replaces & ranks
         ),
@@ -41,7 +46,7 @@ def priority_rules(rules: Sequence[CompiledRule], attributes: Attributes) -> tup
             match=Matching(),
             by=("global",),
             identifiers=(identifier("global", attributes),),
-            counters=_SPOKEN,
+            counters=_PLACEHOLDER,
             tiers=None,
             cost=0,
             replaces=frozenset(),
@@ -52,23 +57,21 @@ def priority_rules(rules: Sequence[CompiledRule], attributes: Attributes) -> tup
 _KEYS = ("source", "capacity", "shed")
 _SOURCE = "write python:package.module:function"
 _FORM = f"{_SOURCE}, or {{capacity: 100}}"
-_SHED_FORM = "as {low: [0.7, 0.85], normal: [0.9, 1], critical: never}"
-_BAND_FORM = "as [0.7, 0.85]: some from the first on, all from the second; or never"
+_SHED_FORM = "for example {low: [0.7, 0.85], normal: [0.9, 1], critical: never}"
+_BAND_FORM = "for example [0.7, 0.85]: above 0.7 some requests are shed, from 0.85 all; or write never"
 
 
 def read_load(node: Node) -> LoadSettings:
-    """The settings that `node` states. Raises `Invalid`, also where the function can't be imported."""
+    """Read the settings of `load`. Raises `Invalid` with every error in them, or if the function can't be imported."""
     if isinstance(node, Scalar):
         return _from_source(node, _FORM)
     if isinstance(node, Items) or not (node or node.keys_at):
-        raise Invalid.at(None, f"must say where the load comes from, not {kind(node)}", _FORM)
+        raise Invalid.at(None, f"must be a source of the load or a mapping, not {kind(node)}", _FORM)
     invalid = Invalid()
-    for key in node:
-        if key not in _KEYS:
-            invalid.add(node.keys_at[key], f"unknown key {quoted(key)}", nearest(key, _KEYS))
+    readers.report_unknown_keys(node, _KEYS, invalid)
     if "source" in node and "capacity" in node:
-        why = "a source says the load itself: there is no capacity to measure it by"
-        invalid.add(node.keys_at["capacity"], why, "leave one of them out")
+        message = "can't be combined with source: the capacity is only used if the package measures the load itself"
+        invalid.add(node.keys_at["capacity"], message, "remove one of the two")
     source, capacity, bands = LoadSettings(), None, Bands()
     with invalid.gathering():
         source = _from_source(node["source"], _SOURCE) if "source" in node else source
@@ -84,7 +87,7 @@ def _from_source(node: Node, form: str) -> LoadSettings:
     name = readers.text(node).strip() if isinstance(node, Scalar) else ""
     scheme, _, target = name.partition(":")
     if scheme != "python" or not target:
-        raise Invalid.at(node.place, f"{quoted(name) if name else kind(node)} is no source of a load", form)
+        raise Invalid.at(node.place, f"{quoted(name) if name else kind(node)} is not a source of the load", form)
     try:
         return LoadSettings(imported(target.strip()), name)
     except ValueError as error:
@@ -103,23 +106,23 @@ def _capacity(node: Node) -> int:
 
 
 def read_shed(node: Node) -> Bands:
-    """The bands that `node` states; the others have their defaults. Raises `Invalid`."""
+    """Read the bands of `shed`. A band that is not set has its default. Raises `Invalid`."""
     if not isinstance(node, Map) or not (node or node.dropped):
-        raise Invalid.at(node.place, f"must say when which priority is shed, not {kind(node)}", _SHED_FORM)
+        raise Invalid.at(node.place, f"must be a mapping of priorities, not {kind(node)}", _SHED_FORM)
     invalid = Invalid()
     bands = Bands()
-    for priority, stated in node.items():
+    for priority, value in node.items():
         if priority not in Bands._fields:
             hint = nearest(priority, Bands._fields)
             invalid.add(node.keys_at[priority], f"unknown key {quoted(priority)}", hint)
             continue
         with invalid.gathering():
-            bands = bands._replace(**{priority: _band(stated)})
+            bands = bands._replace(**{priority: _band(value)})
     invalid.finish()
     for (lower, band), (higher, next_band) in pairwise(bands._asdict().items()):
         if any(first > second for first, second in zip(band, next_band, strict=True)):
-            message = f"{lower} would be shed after {higher}: {_spelled(band)} against {_spelled(next_band)}"
-            raise Invalid.at(node.place, message, f"{lower} begins and ends no later than {higher}")
+            message = f"{lower} {_format_band(band)} would be shed after {higher} {_format_band(next_band)}"
+            raise Invalid.at(node.place, message, f"no number of {lower} may be above that of {higher}")
     return bands
 
 
@@ -132,27 +135,27 @@ def _band(node: Node) -> Band:
         raise Invalid.at(node.place, f"must be two loads, not {kind(node)}", _BAND_FORM)
     begins, ends = numbers
     if not (0 <= begins <= 1 and begins <= ends <= 2):
-        message = f"{_spelled((begins, ends))} is out of range"
-        raise Invalid.at(node.place, message, "the first from 0 to 1, the second from there to 2")
+        message = f"{_format_band((begins, ends))} is out of range"
+        raise Invalid.at(node.place, message, "the first must be from 0 to 1, and the second from the first to 2")
     return begins, ends
 
 
-def _spelled(band: Band) -> str:
+def _format_band(band: Band) -> str:
     return "never" if band[0] == inf else f"[{band[0]:g}, {band[1]:g}]"
 
 
-def warn_of_idle_shedding(tree: Map, problems: Problems) -> None:
-    """Note that the file says when to shed requests, where no rule has a priority."""
+def warn_of_unused_shedding(tree: Map, problems: Problems) -> None:
+    """Warn about a `shed` that has no effect, because no rule has a priority."""
     load = tree.get("load")
     if isinstance(load, Map) and "shed" in load:
-        problems.add(load["shed"].place, "sheds nothing, for no rule has a priority")
+        problems.add(load["shed"].place, "has no effect: no rule has a priority")
 
 
 def _fields(rule: Values, _file: Values) -> dict[str, Priority | None]:
     return {"priority": rule[PRIORITY]}
 
 
-_LOADED = {"type": "string", "pattern": "^python:", "examples": ["python:package.module:function"]}
+_SOURCE_SCHEMA = {"type": "string", "pattern": "^python:", "examples": ["python:package.module:function"]}
 _BAND_SCHEMA = {
     "anyOf": [
         {"const": "never"},
@@ -166,11 +169,11 @@ LOAD: Word[LoadSettings] = Word(
     default=LoadSettings(),
     schema={
         "anyOf": [
-            _LOADED,
+            _SOURCE_SCHEMA,
             {
                 "type": "object",
                 "properties": {
-                    "source": _LOADED,
+                    "source": _SOURCE_SCHEMA,
                     "capacity": {"type": "integer", "minimum": 1},
                     "shed": {
                         "type": "object",
@@ -184,14 +187,14 @@ LOAD: Word[LoadSettings] = Word(
             },
         ]
     },
-    about="How the process's load is known, and at which loads requests of each priority are shed.",
+    about="Where the load of the process comes from, and from which load on requests of each priority are shed.",
 )
 
 PRIORITY: Word[Priority | None] = kinds.choice(
     "priority",
     ("critical", "normal", "low"),
     cast("Priority | None", None),
-    "How important the rule's requests are: under load, those of low priority are shed first.",
+    "How important the rule's requests are. Under load, requests of low priority are shed first.",
     compared=True,
     fields=_fields,
 )

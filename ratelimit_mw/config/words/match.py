@@ -1,4 +1,4 @@
-"""`match` and `exempt`: which requests are meant, by path, method, address, host and any attribute."""
+"""`match` and `exempt`: to which requests a rule applies, by path, method, address, host and any attribute."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -14,12 +14,12 @@ from ratelimit_mw.rules.path_templates import Template, apart_from_floats, parse
 
 _WITH_PORT = re.compile(r"[^:]:[0-9]+$")
 _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "QUERY")
-_ELSEWHERE = {"method": "write methods", "remote_address": "write ip"}
+_RENAMED = {"method": "write methods", "remote_address": "write ip"}
 _OPEN_KEYS = ("header:N", "cookie:N", "query:N")
 
 
 def read_template(node: Node) -> Template:
-    """A path template."""
+    """Read a path template."""
     written = readers.text(node)
     try:
         return parse(written)
@@ -28,31 +28,33 @@ def read_template(node: Node) -> Template:
 
 
 def read_method(node: Node) -> str:
-    """An HTTP method, in upper case."""
+    """Read a method, in upper case. An unknown method is allowed, unless it is similar to a known one."""
     word = readers.text(node)
     upper = word.upper()
     if not readers.TOKEN.fullmatch(word) or not upper[:1].isalpha():
-        hint = "leave methods out, for all of them" if word == "*" else f"known: {', '.join(_METHODS)}"
-        raise Invalid.at(None, f"{quoted(word)} is no HTTP method", hint)
+        hint = "remove methods to match all of them" if word == "*" else f"known: {', '.join(_METHODS)}"
+        raise Invalid.at(None, f"{quoted(word)} is not an HTTP method", hint)
     if upper == "HEAD":
-        raise Invalid.at(None, "HEAD is counted with GET", "write GET")
+        raise Invalid.at(None, "HEAD requests are counted with GET", "write GET")
     if upper not in _METHODS:
         hint = near(word, _METHODS)
-        if hint:  # otherwise it is a method of the app's own
-            raise Invalid.at(None, f"{quoted(word)} is no known HTTP method", hint)
+        if hint:  # without a hint, it is a method that only the app knows
+            raise Invalid.at(None, f"{quoted(word)} is not an HTTP method", hint)
     return upper
 
 
 def compile_match(match: Values, attributes: Attributes, problems: Problems) -> Matching:
-    """What a `match`, or an entry of `exempt`, asks of a request."""
+    """Return the compiled conditions of a `match`, or of an entry of `exempt`."""
     checkpoint()
     exact: list[Exact] = []
     if match[_HOST]:
         for host in match[_HOST]:
             if _WITH_PORT.search(host):
-                problems.add(match.place("host"), f"{quoted(host)}: a host is matched without its port")
+                problems.add(
+                    match.place("host"), f"{quoted(host)} must not have a port", "hosts are matched without their port"
+                )
             elif not host.strip("."):
-                problems.add(match.place("host"), f"{quoted(host)} is no name of a host", "as api.example.com")
+                problems.add(match.place("host"), f"{quoted(host)} is not a host name", "for example api.example.com")
         hosts = tuple(host.lower().rstrip(".") for host in match[_HOST])
         exact.append(Exact(attributes.reader("host"), hosts, "host"))
     exact += [Exact(attributes.reader(word.key), match[word], word.key) for word in (_TIER, _USER) if match[word]]
@@ -63,8 +65,8 @@ def compile_match(match: Values, attributes: Attributes, problems: Problems) -> 
     return Matching(match[PATH], tuple(exact), match[_IP], match[METHODS])
 
 
-def ints_apart_from_floats(*listed: tuple[Matching, ...]) -> Iterator[tuple[Matching, ...]]:
-    """The same lists. Where the file has a float at the place of an int, the int no longer matches 7.0."""
+def restrict_ints_beside_floats(*listed: tuple[Matching, ...]) -> Iterator[tuple[Matching, ...]]:
+    """Yield the same lists. A parameter `{n:int}` no longer matches `7.0` if the file has `{n:float}` at its place."""
     apart = apart_from_floats(template for matches in listed for match in matches for template in match.templates)
     for matches in listed:
         yield tuple(
@@ -75,17 +77,17 @@ def ints_apart_from_floats(*listed: tuple[Matching, ...]) -> Iterator[tuple[Matc
 
 def _attribute(key: str, value: Node, match: Values, attributes: Attributes, problems: Problems) -> Exact | None:
     place = match.key_place(key)
-    if key in _ELSEWHERE:
-        problems.add(place, f"unknown key {quoted(key)}", _ELSEWHERE[key])
+    if key in _RENAMED:
+        problems.add(place, f"unknown key {quoted(key)}", _RENAMED[key])
     elif key.startswith("path:"):
-        problems.add(place, f"unknown key {quoted(key)}", "write the value into match.path, in place of the parameter")
+        problems.add(place, f"unknown key {quoted(key)}", "write the value in match.path, instead of the parameter")
     elif not attributes.known(key):
-        custom = [name for name in attributes.names() if name not in (*_ELSEWHERE, "path:N")]
+        custom = [name for name in attributes.names() if name not in (*_RENAMED, "path:N")]
         known = dict.fromkeys((*MATCH_SECTION.keys, *_OPEN_KEYS, *custom))
         problems.add(place, f"unknown key {quoted(key)}", nearest(key, known))
     else:
         try:
-            return Exact(attributes.reader(key), readers.each(readers.filled)(value), key)
+            return Exact(attributes.reader(key), readers.each(readers.non_blank)(value), key)
         except Invalid as invalid:
             problems.add_all(invalid, value.place)
     return None
@@ -95,21 +97,21 @@ def validate_exempt(entries: Sequence[Values], problems: Problems) -> None:
     """Report entries of `exempt` that would exempt every request."""
     for entry in entries:
         if not entry and not entry.dropped:
-            problems.add(entry.node.place, "an entry that names nothing would exempt every request")
+            problems.add(entry.node.place, "must not be empty: it would exempt every request")
 
 
-PATH = kinds.several("path", read_template, "Path templates, as /items/{id:int} or /static/*.")
-METHODS = kinds.several("methods", read_method, "HTTP methods. HEAD and WebSocket handshakes go with GET.")
+PATH = kinds.several("path", read_template, "Path templates, such as /items/{id:int} or /static/*.")
+METHODS = kinds.several("methods", read_method, "HTTP methods. HEAD and WebSocket handshakes count as GET.")
 _IP = kinds.several("ip", readers.network, "Addresses and networks of clients.")
-_HOST = kinds.several("host", readers.filled, "Hosts, without a port.", of=kinds.FILLED)
+_HOST = kinds.several("host", readers.non_blank, "Hosts, without a port.", of=kinds.NON_BLANK)
 _TIER: Word[tuple[str, ...]] = kinds.several(
-    "tier", readers.filled, "Tiers of clients; see client.tier.", of=kinds.FILLED
+    "tier", readers.non_blank, "Tiers of clients. See client.tier.", of=kinds.NON_BLANK
 )
-_USER: Word[tuple[str, ...]] = kinds.several("user", readers.filled, "Users; see client.user.", of=kinds.FILLED)
+_USER: Word[tuple[str, ...]] = kinds.several("user", readers.non_blank, "Users. See client.user.", of=kinds.NON_BLANK)
 
 MATCH_SECTION = Section(
     "Match",
-    "Which requests are meant. Further keys are attributes: header:N, cookie:N, query:N and those of the file.",
+    "To which requests a rule applies. Other keys are attributes: header:N, cookie:N, query:N and those of the file.",
     (PATH, METHODS, _IP, _HOST, _TIER, _USER),
     open_keys=True,
 )
@@ -119,5 +121,5 @@ MATCH = section_word("match", MATCH_SECTION, compared=True)
 EXEMPT = sections_word(
     "exempt",
     lambda: MATCH_SECTION,
-    "Requests that are never counted: those for which all keys of one entry match.",
+    "Requests that are never counted. A request is exempt if all keys of one entry match it.",
 )

@@ -1,4 +1,4 @@
-"""`messages`: a rule that counts the messages of WebSockets, and what it cannot be combined with."""
+"""`messages`: a rule that counts WebSocket messages, and what it cannot be combined with."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -17,11 +17,11 @@ from ratelimit_mw.errors import quoted
 from ratelimit_mw.identity.identifier import CONNECTION, attributes_of
 from ratelimit_mw.process_local import checkpoint
 
-_LEAVE_OUT = "leave it out"
+_REMOVE = "remove this key"
 
 
 def validate_replaced_kinds(rules: Sequence[Values], problems: Problems) -> None:
-    """Report a rule of messages that replaces a rule of requests, and the other way round."""
+    """Report a rule that counts messages and replaces a rule that counts requests, or the other way round."""
     counting = {rule[NAME]: rule[MESSAGES] is not None for rule in rules}
     for rule in rules:
         checkpoint()
@@ -29,7 +29,7 @@ def validate_replaced_kinds(rules: Sequence[Values], problems: Problems) -> None
         for index, name in enumerate(rule[REPLACES]):
             if counting.get(name, own) is not own:
                 one, other = ("messages", "requests") if own else ("requests", "messages")
-                message = f"this rule counts {one}, and {quoted(name)} {other}: neither stands in for the other"
+                message = f"this rule counts {one}, so it can't replace {quoted(name)}, which counts {other}"
                 problems.add(rule.place("replaces", index), message)
 
 
@@ -43,42 +43,47 @@ def _validate(rule: Values, problems: Problems) -> None:
 
 def _validate_messages(rule: Values, problems: Problems) -> None:
     if rule[ON_DEMAND]:
-        message = "not with messages: a rule counts the messages of sockets, or what the app asks it for"
-        problems.add(rule.place("on_demand"), message, _LEAVE_OUT)
+        message = "can't be combined with messages: the app can't ask for a rule that counts messages"
+        problems.add(rule.place("on_demand"), message, _REMOVE)
     if rule[PRIORITY] is not None:
-        message = "not with messages: under load a socket is refused, and those that are open are left alone"
-        problems.add(rule.place("priority"), message, "give it to a rule without messages, for the socket")
-    if rule.states("response"):
-        message = "not with messages: past them a socket closes, or drops what it got, and no response is sent"
-        problems.add(rule.key_place("response"), message, _LEAVE_OUT)
+        message = (
+            "can't be combined with messages: under load, new WebSockets are refused, but open ones are not closed"
+        )
+        problems.add(rule.place("priority"), message, "move it to a rule without messages, which counts the handshakes")
+    if rule.has_key("response"):
+        message = "response can't be combined with messages: no response is sent when a message is over the limit"
+        problems.add(rule.key_place("response"), message, "remove response")
     if rule[COUNT] is not None:
-        problems.add(rule.place("count"), "not with messages: a message has no response", _LEAVE_OUT)
+        problems.add(rule.place("count"), "can't be combined with messages: a message has no response", _REMOVE)
     if rule[COST].header:
-        problems.add(rule.place("cost"), "not with messages: a message has no response", _LEAVE_OUT)
+        message = "a cost from the response can't be combined with messages: a message has no response"
+        problems.add(rule.place("cost"), message, _REMOVE)
     if is_concurrent(rule):
-        message = "not with messages: nothing tells when a message has been dealt with"
-        problems.add(rule.place("limit"), message, "a rule without messages limits the sockets that are open")
+        message = "a concurrent limit can't be combined with messages: the end of a message's processing is unknown"
+        problems.add(rule.place("limit"), message, "to limit open WebSockets, use a rule without messages")
     if rule[MATCH][METHODS]:
-        message = "not with messages: a WebSocket is opened by GET, and has no other method"
-        problems.add(rule.place("match", "methods"), message, _LEAVE_OUT)
+        message = "can't be combined with messages: every WebSocket is opened with GET"
+        problems.add(rule.place("match", "methods"), message, _REMOVE)
 
 
 def _validate_by_connection(rule: Values, index: int, problems: Problems) -> None:
     if rule[MESSAGES] is None:
-        message = "only messages are counted by connection"
+        message = "only rules with messages can count by connection"
         problems.add(rule.place("by", index), message, "add messages: close or messages: drop")
         return
     for word, used in (("consistency", rule[CONSISTENCY] != "strict"), ("shards", rule[SHARDS] > 1)):
         if used:
-            message = "not by connection: its counter is in the process that holds the connection, and nowhere else"
-            problems.add(rule.place(word), message, _LEAVE_OUT)
+            message = (
+                "can't be combined with by: connection: the counter is only in the process that has the connection"
+            )
+            problems.add(rule.place(word), message, _REMOVE)
 
 
 MESSAGES: Word[Literal["close", "drop"] | None] = kinds.choice(
     "messages",
     ("close", "drop"),
     None,
-    "The rule counts the messages of WebSockets; past the limit the socket closes, or drops what it got.",
+    "The rule counts WebSocket messages. Above the limit, the WebSocket is closed, or the message is dropped.",
     validate=_validate,
     fields=lambda rule, _file: {"messages": rule[MESSAGES]},
 )

@@ -1,4 +1,4 @@
-"""`overrides`: what holds for one client instead of the rules, in the file and set at run time."""
+"""`overrides`: another limit, a block or an exemption for one client, in the file or set at run time."""
 
 from collections.abc import Mapping, Sequence
 
@@ -18,15 +18,15 @@ from ratelimit_mw.rules.compiled import CompiledOverride, Counter, identity_of, 
 def compile_overrides(
     overrides: Sequence[Values], domain: str, rules: Sequence[Values], attributes: Attributes, problems: Problems
 ) -> tuple[CompiledOverride, ...]:
-    """The overrides of a file."""
+    """Return the compiled overrides of a file."""
     by_name = {rule[NAME]: rule for rule in rules}
     found = []
     for override in overrides:
         if override.dropped:
-            continue  # what is wrong with it has been reported
-        held = _compile(override, domain, by_name, attributes, problems)
-        if held is not None:
-            found.append(held)
+            continue  # its errors have been reported
+        compiled = _compile(override, domain, by_name, attributes, problems)
+        if compiled is not None:
+            found.append(compiled)
     return tuple(found)
 
 
@@ -36,12 +36,13 @@ def _compile(
     place = override.node.place
     kinds_set = [word.key for word in (_LIMIT, _EXEMPT, _BLOCK) if override[word]]
     if len(kinds_set) != 1:
-        problems.add(place, "an override is a limit, an exemption or a block", "one of limit, exempt and block")
+        problems.add(place, "must have exactly one of the keys limit, exempt and block")
         return None
     (kind,), name = kinds_set, override[_RULE]
     if (name is not None) != (kind == "limit"):
-        message = "a limit is that of one rule" if kind == "limit" else f"{kind} holds for all rules"
-        problems.add(place, message, "add its name as rule" if kind == "limit" else "leave the rule out")
+        message = "a limit needs the key 'rule'" if kind == "limit" else f"{kind} can't be combined with rule"
+        hint = "add the name of the rule" if kind == "limit" else f"remove rule: {kind} applies to all rules"
+        problems.add(place, message, hint)
         return None
     try:
         identity = identity_of(override[_CLIENT], attributes)
@@ -55,8 +56,8 @@ def _compile(
             problems.add(override.place("rule"), f"there is no rule {quoted(name)}", nearest(name, rules))
             return None
         if names_network(override[_CLIENT]):
-            hint = "a network can be exempt or blocked"
-            problems.add(override.place("client"), "a limit is for one address", hint)
+            hint = "only exempt and block can have a network"
+            problems.add(override.place("client"), "the client of a limit must be a single address", hint)
             return None
         counters = _counters(domain, rules[name], limits, Map(override.place("limit")), problems)
     until = override[_UNTIL]
@@ -65,22 +66,32 @@ def _compile(
 
 def _counters(domain: str, rule: Values, limits: Limits, node: Map, problems: Problems) -> tuple[Counter, ...]:
     if limits.tiers is not None:
-        problems.add(node.place, "an override is for one client, who has one limit", "leave the tiers out")
+        problems.add(node.place, "the limit of an override can't depend on the tier", "write one limit")
         return ()
-    changed = rule.having(RULE_LIMIT, limits, node)
+    changed = rule.with_value(RULE_LIMIT, limits, node)
     validate_rule(changed, problems)
     return compile_counters(domain, changed)[0]
 
 
 class Recompiler:
-    """Compiles at run time what an operator sets. Made of the rules of a file that is right."""
+    """Compiles the overrides that operators set at run time. It keeps the values of the rules that are in force."""
 
     def __init__(self, domain: str, rules: Sequence[Values]) -> None:
         self._domain = domain
         self._rules = {rule[NAME]: rule.detached() for rule in rules}
 
     def limit(self, identity: str, rule: str, limit: object, until: int = NEVER) -> CompiledOverride:
-        """Another limit for an identity; `limit` is as a rule's. Raises ValueError."""
+        """Return the compiled override of a limit.
+
+        Args:
+            identity: The identity of the client, as in the key of a counter.
+            rule: The name of the rule.
+            limit: The client's limit, in any form that a rules file may have.
+            until: The end of the override in microseconds since the epoch, or `NEVER`.
+
+        Raises:
+            ValueError: There is no such rule, or the limit cannot be used.
+        """
         if rule not in self._rules:
             raise ValueError(f"there is no rule {quoted(rule)} ({nearest(rule, self._rules)})")
         problems = Problems()
@@ -98,26 +109,26 @@ class Recompiler:
         return CompiledOverride(identity, "limit", until, rule, counters)
 
 
-_CLIENT = texts_word("client", "The client: its attributes, as {ip: 192.0.2.1} or {user: alice}.", required=True)
-_RULE = kinds.optional_text("rule", "The rule whose limit is another for the client.")
+_CLIENT = texts_word("client", "The attributes of the client, such as {ip: 192.0.2.1} or {user: alice}.", required=True)
+_RULE = kinds.optional_text("rule", "The rule whose limit is replaced for the client.")
 _LIMIT: Word[Limits | None] = Word(
     key="limit", read=read_limits, default=None, schema=LIMIT_SCHEMA, about="The client's own limit."
 )
-_BLOCK = kinds.flag("block", "The client is denied everything.")
-_EXEMPT = kinds.flag("exempt", "The client is never counted.")
+_BLOCK = kinds.flag("block", "All requests of the client are denied.")
+_EXEMPT = kinds.flag("exempt", "Requests of the client are never counted.")
 _UNTIL: Word[int | None] = Word(
-    key="until", read=readers.moment, default=None, schema=kinds.TEXT, about="When the override ends, in ISO 8601."
+    key="until", read=readers.timestamp, default=None, schema=kinds.TEXT, about="When the override ends, in ISO 8601."
 )
 _COMMENT = kinds.text("comment", "A note for people.")
 
 OVERRIDES = sections_word(
     "overrides",
     lambda: _OVERRIDE,
-    "What holds for single clients instead of the rules.",
+    "Exceptions to the rules for single clients.",
 )
 
 _OVERRIDE: Section = Section(
     "Override",
-    "What holds for one client instead of the rules: another limit of one rule, a block, or an exemption.",
+    "An exception to the rules for one client: another limit of one rule, a block, or an exemption.",
     (_CLIENT, _RULE, _LIMIT, _BLOCK, _EXEMPT, _UNTIL, _COMMENT),
 )

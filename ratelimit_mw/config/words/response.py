@@ -1,4 +1,4 @@
-"""`response`, of the file and of a rule: what a denied client is told, in which headers, formats and words."""
+"""`response`, of the file and of a rule: the status, headers and body of denials."""
 
 from collections.abc import Iterable
 from typing import Literal
@@ -18,7 +18,7 @@ _groups = readers.each(readers.one_of(*GROUPS), empty=True)
 
 
 def read_headers(node: Node) -> HeaderGroups:
-    """The headers of all limited responses, or of those that are allowed and those that are denied."""
+    """Read the groups of headers: for all limited responses, or separately for allowed and denied ones."""
     if not isinstance(node, Map):
         groups = _groups(node)
         return HeaderGroups(groups, groups)
@@ -31,14 +31,14 @@ def read_headers(node: Node) -> HeaderGroups:
         with invalid.gathering():
             found[when] = _groups(listed)
     if "retry-after" in found["allowed"] and "allowed" in node:
-        message = "who is allowed need not wait: Retry-After goes out with denials"
-        invalid.add(node.keys_at["allowed"], message, "leave it out here")
+        message = "retry-after is only sent with denials"
+        invalid.add(node.keys_at["allowed"], message, "remove retry-after here")
     invalid.finish()
     return HeaderGroups(**found)
 
 
 def read_body(node: Node) -> tuple[Body, ...]:
-    """The formats of a body, in the order in which they are offered."""
+    """Read the formats of a body, in the order in which they are offered to clients."""
     listed = node if isinstance(node, Items) else [node]
     invalid = Invalid()
     found: list[Body] = []
@@ -46,11 +46,11 @@ def read_body(node: Node) -> tuple[Body, ...]:
         with invalid.gathering():
             body = _body(item)
             if _media(body) in map(_media, found):
-                message = f"no client can ask for this one, for {_media(body)} is in the list already"
+                message = f"is never sent: {_media(body)} is already in the list"
                 invalid.add(item.place, message)
             found.append(body)
     if not listed:
-        invalid.add(None, "an empty list", f"known: {', '.join(FORMATS)}")
+        invalid.add(None, "the list must not be empty", f"known: {', '.join(FORMATS)}")
     invalid.finish()
     return tuple(found)
 
@@ -60,22 +60,23 @@ def _body(node: Node) -> Body:
         template = _template(node)
         if isinstance(template, dict) and template:
             return template
-        raise Invalid.at(node.place, "an empty mapping says nothing", "as {error: '{message}'}")
+        raise Invalid.at(node.place, "the template must not be empty", "for example {error: '{message}'}")
     if isinstance(node, Items):
         raise Invalid.at(node.place, "must be a format, not a list")
     word = readers.text(node)
     if word not in FORMATS:
-        hint = near(word, FORMATS) or "or a mapping, as {error: '{message}'}"
+        hint = near(word, FORMATS) or "or write a mapping, for example {error: '{message}'}"
         raise Invalid.at(node.place, f"must be one of {', '.join(FORMATS)}, not {kind(node)}", hint)
     return word
 
 
 def _media(body: Body) -> str:
+    """Return the format that the body has for `Accept`. A template is JSON."""
     return body if isinstance(body, str) else "json"
 
 
 def _template(node: Node) -> object:
-    """A template as plain values, whose texts hold known placeholders."""
+    """Read a template of a JSON body. All placeholders in its texts must be known."""
     invalid = Invalid()
     if isinstance(node, Map):
         found: dict[str, object] = {}
@@ -94,18 +95,21 @@ def _template(node: Node) -> object:
     if not isinstance(node.value, str):
         return node.value
     with invalid.gathering(node.place):
-        _words(node.value, BODY_PLACEHOLDERS)
+        _checked(node.value, BODY_PLACEHOLDERS)
     invalid.finish()
     return node.value
 
 
 def read_message(node: Node) -> str:
-    """The text of a denial, whose placeholders are known ones."""
-    return _words(readers.text(node), PLACEHOLDERS)
+    """Read the message of a denial. All its placeholders must be known."""
+    return _checked(readers.text(node), PLACEHOLDERS)
 
 
 def read_page(node: Node) -> str | None:
-    """An HTML page. Text between other braces may be a style or a script, unless it is nearly a placeholder."""
+    """Read an HTML page.
+
+    Other text in braces may be a style or a script. It is an error only if it is similar to a placeholder.
+    """
     page = _sendable(readers.text(node))
     invalid = Invalid()
     for word in readers.PLACEHOLDER.findall(page):
@@ -117,14 +121,15 @@ def read_page(node: Node) -> str | None:
 
 
 def read_link(node: Node) -> str | None:
-    """A URL that is shown to clients."""
+    """Read a URL that is shown to clients."""
     found = readers.text(node)
     if found and (not found.startswith(("http://", "https://")) or not found.isprintable() or " " in found):
-        raise Invalid.at(None, f"{quoted(found)} is no URL", "as https://example.com/limits")
+        raise Invalid.at(None, f"{quoted(found)} is not a URL", "for example https://example.com/limits")
     return found or None
 
 
-def _words(found: str, placeholders: Iterable[str]) -> str:
+def _checked(found: str, placeholders: Iterable[str]) -> str:
+    """Return `found`. Raises `Invalid` if it has a placeholder that is not in `placeholders`."""
     invalid = Invalid()
     for word in readers.PLACEHOLDER.findall(_sendable(found)):
         if word not in placeholders:
@@ -134,15 +139,15 @@ def _words(found: str, placeholders: Iterable[str]) -> str:
 
 
 def _sendable(found: str) -> str:
-    """`found`, which can be sent in UTF-8."""
+    """Return `found`. Raises `Invalid` if it has a surrogate, because that cannot be encoded as UTF-8."""
     if any("\ud800" <= character <= "\udfff" for character in found):
-        hint = "write the character itself, or its \\U form"
-        raise Invalid.at(None, f"{quoted(found)} holds half a character", hint)
+        hint = "write the character itself, or its \\U escape"
+        raise Invalid.at(None, f"{quoted(found)} has half of a surrogate pair, which is not a character", hint)
     return found
 
 
 def response_settings(file: Values) -> ResponseSettings:
-    """The settings of the file's `response`."""
+    """Return the settings of the file's `response`."""
     response = file[RESPONSE]
     return ResponseSettings(
         status=response[_STATUS],
@@ -156,11 +161,11 @@ def response_settings(file: Values) -> ResponseSettings:
 
 
 def validate_page(file: Values, problems: Problems) -> None:
-    """Report a page that no response would have."""
+    """Report a page that is never sent."""
     response = file[RESPONSE]
     if response[_PAGE] is not None and "html" not in response[_BODY]:
         place = response.place("page")
-        problems.add(place, "no response has the format html", "write body: [json, html]")
+        problems.add(place, "is never sent: body does not have the format html", "write body: [json, html]")
 
 
 _groups_schema = kinds.or_list({"enum": list(GROUPS)}, at_least=0)
@@ -181,7 +186,7 @@ _HEADERS: Word[HeaderGroups] = Word(
             },
         ]
     },
-    about="Which headers are sent; of all limited responses, or of allowed and denied ones apart.",
+    about="Which headers are sent: for all limited responses, or separately for allowed and denied ones.",
 )
 _RESET: Word[Literal["epoch", "delta"]] = kinds.choice(
     "reset", ("epoch", "delta"), "epoch", "Whether X-RateLimit-Reset is an epoch time or a number of seconds."
@@ -195,29 +200,31 @@ _BODY: Word[tuple[Body, ...]] = Word(
         **kinds.or_list({"anyOf": [{"enum": list(FORMATS)}, {"type": "object", "minProperties": 1}]}),
         "examples": ["problem", ["json", "html"], {"error": {"code": "{reason}", "message": "{message}"}}],
     },
-    about="The format of a denial's body, or several of which the client's Accept chooses, or a template.",
+    about="The format of a denial's body, a list of formats from which Accept selects one, or a template.",
 )
-_PAGE = kinds.optional_text("page", "The HTML page of a denial, in place of the package's own.", read_page)
+_PAGE = kinds.optional_text("page", "The HTML page of a denial. It replaces the page of the package.", read_page)
 _MESSAGE = kinds.text(
     "message",
-    "The sentence of a denial. May hold {ip} {rule} {limit} {retry_after}.",
+    "The message of a denial. It may contain {ip} {rule} {limit} {retry_after}.",
     "Too many requests",
     read_message,
 )
-_DOCUMENTATION_URL = kinds.optional_text("documentation_url", "A URL that tells clients about the limits.", read_link)
+_DOCUMENTATION_URL = kinds.optional_text(
+    "documentation_url", "The URL of a page about the limits, for clients.", read_link
+)
 
 RESPONSE = section_word(
     "response",
     Section(
         "Response",
-        "What a denied client is told.",
+        "The status, headers and body of denials.",
         (_STATUS, _HEADERS, _RESET, _BODY, _PAGE, _MESSAGE, _DOCUMENTATION_URL),
     ),
 )
 
 _RULE_STATUS = kinds.optional_number("status", 400, 599, "The status of this rule's denials.")
-_RULE_MESSAGE = kinds.optional_text("message", "The sentence of this rule's denials.", read_message)
-_HIDDEN = kinds.flag("hidden", "No header speaks of this rule.")
+_RULE_MESSAGE = kinds.optional_text("message", "The message of this rule's denials.", read_message)
+_HIDDEN = kinds.flag("hidden", "No header mentions this rule.")
 
 
 def _fields(rule: Values, _file: Values) -> dict[str, object]:
@@ -229,7 +236,7 @@ RULE_RESPONSE = section_word(
     "response",
     Section(
         "RuleResponse",
-        "What is different in the responses of this rule's denials.",
+        "The responses of this rule's denials, where they differ from those of the file.",
         (_RULE_STATUS, _RULE_MESSAGE, _HIDDEN),
     ),
     fields=_fields,

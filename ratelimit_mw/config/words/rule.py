@@ -1,7 +1,7 @@
-"""The words of a rule, and what a rule is compiled to.
+"""The table of a rule's words, and the compilation of a rule.
 
-Every word of the table reads its own value, checks what it goes together with, and alters the counters' quotas; here
-only the order is made, and the checks that are about the finished quota.
+Each word of the table reads its own value, checks its combinations with other words, and changes the quotas of the
+counters. This module calls the words in the order of the table. It then checks the complete quotas.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ from ratelimit_mw.config.words.limit import (
     BURST,
     DEFAULT_BUCKETS,
     LIMIT,
-    Stated,
+    PlacedWindow,
     Window,
     burst_of,
     window_fault,
@@ -73,7 +73,7 @@ RULE = Section(
 """The words of a rule. Quotas are altered in this order."""
 
 
-def compile_rule(  # noqa: PLR0917 - all of them are needed, and nothing else
+def compile_rule(  # noqa: PLR0917 - each argument is needed
     rank: int,
     rule: Values,
     file: Values,
@@ -83,14 +83,22 @@ def compile_rule(  # noqa: PLR0917 - all of them are needed, and nothing else
     attributes: Attributes,
     problems: Problems,
 ) -> CompiledRule:
-    """The compiled rule. `rank` is its place in the file, `ranks` that of each name.
+    """Return the compiled rule.
 
-    What is wrong is added to `problems`; then the result is of no use.
+    Args:
+        rank: The index of the rule in the file.
+        rule: The values of the rule.
+        file: The values of the file.
+        domain: The domain of the file.
+        ranks: The index of each rule, by its name.
+        match: The compiled `match` of the rule.
+        attributes: The attributes that rules may use.
+        problems: Receives the errors. If there is one, the result must not be used.
     """
     checkpoint()
     validate_rule(rule, problems)
     counters, tiers = compile_counters(domain, rule)
-    # A shadow rule denies no request, so it can't stand in for one that does. In a shadow file, none does.
+    # A shadow rule denies no request, so it must not replace a rule that does. In a shadow file no rule denies.
     replaced = () if rule[SHADOW] else rule[REPLACES]
     return CompiledRule(
         rank=rank,
@@ -108,18 +116,18 @@ def compile_rule(  # noqa: PLR0917 - all of them are needed, and nothing else
 
 
 def validate_rule(rule: Values, problems: Problems) -> None:
-    """Report what the rule's words can't have together, and what could never pass."""
+    """Report words that cannot be combined, and limits that cannot be counted or could never admit a request."""
     if rule.dropped & {"algorithm", "burst", "max_wait"}:
         return
     for word in RULE.words:
         if word.validate is not None:
             word.validate(rule, problems)
-    for stated in rule[LIMIT].all():
-        _validate_window(rule, stated, problems)
+    for placed in rule[LIMIT].all():
+        _validate_window(rule, placed, problems)
 
 
 def compile_counters(domain: str, rule: Values) -> tuple[tuple[Counter, ...], Tiers | None]:
-    """The counters of clients without a tier, and those of each tier where the limit goes by tier."""
+    """Return the counters for the default tier, and those of each listed tier (None if the limit has no tiers)."""
     tiers = rule[LIMIT].tiers
     return (
         _counters(domain, rule, rule[LIMIT].default),
@@ -128,7 +136,7 @@ def compile_counters(domain: str, rule: Values) -> tuple[tuple[Counter, ...], Ti
 
 
 def escaped(text: str) -> str:
-    """`text` as it stands before a counter's braces, so that no sign in it can be mistaken for one of the key's."""
+    """Return `text` escaped for the key of a counter, so that it contains no character with a meaning in keys."""
     return quote(text, safe="").replace("~", "%7E")
 
 
@@ -140,7 +148,9 @@ def _fields(rule: Values, file: Values) -> dict[str, Any]:
     return found
 
 
-def _counters(domain: str, rule: Values, limits: Sequence[Stated]) -> tuple[Counter, ...]:
+def _counters(domain: str, rule: Values, limits: Sequence[PlacedWindow]) -> tuple[Counter, ...]:
+    # The key contains what the state of a counter depends on: the algorithm, the period, the buckets and the shards.
+    # A rule that changes one of these therefore starts with new counters.
     buckets = rule[BUCKETS] or DEFAULT_BUCKETS
     sliced = f"/{buckets}" if ALGORITHMS[rule[ALGORITHM]].has_buckets and buckets != DEFAULT_BUCKETS else ""
     sharded = f"x{rule[SHARDS]}" if rule[SHARDS] > 1 else ""
@@ -150,7 +160,7 @@ def _counters(domain: str, rule: Values, limits: Sequence[Stated]) -> tuple[Coun
         quota = _quota(rule, window, prefix)
         code = f"{ALGORITHMS[quota.algorithm].code}{_period_code(quota.period)}"
         spread = sliced + sharded if window.period else ""
-        # The braces that follow are Redis Cluster's hash tag: one identity's counters lie in one slot.
+        # The braces are a hash tag of Redis Cluster: all counters of one identity are in one slot.
         counters.append((f"{prefix}{code}{spread}:{{", quota))
     return tuple(counters)
 
@@ -172,19 +182,19 @@ def _quota(rule: Values, window: Window, prefix: str = "") -> Quota:
     return quota
 
 
-def _validate_window(rule: Values, stated: Stated, problems: Problems) -> None:
-    window, place = stated
+def _validate_window(rule: Values, placed: PlacedWindow, problems: Problems) -> None:
+    window, place = placed
     fault = window_fault(rule, window)
     if fault is not None:
         problems.add(place, *fault)
         return
     if ALGORITHMS[rule[ALGORITHM]].in_flight and window.period:
-        return  # what is wrong with it has been reported
+        return  # `limit` has reported it
     quota, cost = widest(_quota(rule, window)), rule[COST].fixed
     if cost > (quota.burst or quota.limit) > 0:
-        whole = f"a burst of {quota.burst}" if quota.burst else f"a limit of {quota.limit}"
-        problems.add(rule.place("cost"), f"a cost of {cost} can never fit into {whole}")
+        capacity = f"a burst of {quota.burst}" if quota.burst else f"a limit of {quota.limit}"
+        problems.add(rule.place("cost"), f"a cost of {cost} can never fit into {capacity}")
     elif rule[THROTTLE] is not None:
         fault = window_fault(rule, Window(quota.limit, window.period, quota.burst or None))
         if fault is not None:
-            problems.add(rule.place("throttle"), f"with its throttle: {fault[0]}", fault[1])
+            problems.add(rule.place("throttle"), f"raises the limit too far: {fault[0]}", fault[1])

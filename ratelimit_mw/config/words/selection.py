@@ -1,4 +1,4 @@
-"""`name`, `replaces`, `on_demand`, `shadow`, `on_error`: which rule it is, and whether it is enforced."""
+"""`name`, `replaces`, `on_demand`, `shadow` and `on_error`: the name of a rule, and when it is enforced."""
 
 from collections.abc import Mapping, Sequence
 from typing import Literal
@@ -10,12 +10,12 @@ from ratelimit_mw.config.words.limit import is_concurrent
 from ratelimit_mw.config.words.storage import POLICIES, STORAGE, STORAGE_ON_ERROR
 from ratelimit_mw.errors import nearest, quoted
 
-CHARGED_AT_ONCE = "an app that asks for a rule by its name is charged at once"
-"""Why a rule on demand can't wait for a response."""
+CHARGED_AT_ONCE = "a rule on demand is charged when the app asks for it"
+"""The reason why a rule on demand cannot depend on the response."""
 
 
 def validate_names(rules: Sequence[Values], problems: Problems) -> None:
-    """Report names that two rules have, and names in `replaces` that make no sense."""
+    """Report duplicate names, and names in `replaces` that cannot be replaced."""
     first: dict[str, Place] = {}
     for rule in rules:
         name, place = rule[NAME], rule.place("name")
@@ -25,7 +25,7 @@ def validate_names(rules: Sequence[Values], problems: Problems) -> None:
             problems.add(place, f"two rules are named {quoted(name)}", hint)
         first.setdefault(name, place)
     if "" in first:
-        return  # the name that a `replaces` speaks of may be the one that could not be read
+        return  # a name could not be read; it may be the one that a `replaces` refers to
     replaced = {rule[NAME]: rule[REPLACES] for rule in rules}
     for rule in rules:
         for index, name in enumerate(rule[REPLACES]):
@@ -39,7 +39,7 @@ def validate_names(rules: Sequence[Values], problems: Problems) -> None:
 
 
 def _reachable(name: str, replaced: Mapping[str, tuple[str, ...]]) -> set[str]:
-    """The rules that a rule replaces, those that these replace, and so on."""
+    """Return the rules that a rule replaces, the rules that these replace, and so on."""
     found: set[str] = set()
     ahead = [name]
     while ahead:
@@ -53,52 +53,44 @@ def _validate_on_demand(rule: Values, problems: Problems) -> None:
     if not rule[ON_DEMAND]:
         return
     if is_concurrent(rule):
-        message = f"not with on_demand: {CHARGED_AT_ONCE}, and nothing is held until a response ends"
+        message = f"a concurrent limit can't be combined with on_demand: {CHARGED_AT_ONCE}, not until the response ends"
         problems.add(rule.place("limit"), message)
     if rule[REPLACES]:
-        message = "a rule that applies on demand only stands in for no other"
-        problems.add(rule.place("replaces"), message, "leave one of the two out")
+        message = "can't be combined with on_demand: a rule on demand replaces no other rule"
+        problems.add(rule.place("replaces"), message, "remove one of the two")
 
 
-NAME: Word[str] = Word(
-    key="name",
-    read=readers.name,
-    default="",
-    schema={**kinds.TEXT, "minLength": 1, "maxLength": readers.LONGEST_NAME},
-    about="The rule's name: in keys, headers, logs and commands. Unique in its file.",
-    required=True,
-    compared=True,
-)
+NAME = kinds.name("name", "The rule's name in keys, headers, logs and commands. Unique in its file.", compared=True)
 
 REPLACES = kinds.several(
     "replaces",
     readers.text,
-    "The rules that do not apply where this one does.",
+    "The rules that do not apply to a request if this rule does.",
     empty=True,
     compared=True,
 )
 
 ON_DEMAND = kinds.flag(
-    "on_demand", "The rule applies only where the app asks for it by its name.", validate=_validate_on_demand
+    "on_demand", "The rule applies only if the app asks for it by name.", validate=_validate_on_demand
 )
 
 
 SHADOW: Word[bool] = kinds.flag(
     "shadow",
-    "The rule is counted and reported, and never enforced.",
+    "The rule is counted and reported, but never enforced.",
     compared=True,
     fields=lambda rule, file: {"shadow": rule[SHADOW] or file[SHADOW_FILE]},
 )
 
 SHADOW_FILE: Word[bool] = kinds.flag(
-    "shadow", "Nothing in this file is enforced: every rule is counted and reported only."
+    "shadow", "No rule of this file is enforced. Every rule is only counted and reported."
 )
 
 ON_ERROR: Word[Literal["allow", "deny", "local"] | None] = kinds.choice(
     "on_error",
     POLICIES,
     None,
-    "What holds while the store is unavailable; that of storage, if it is not set.",
+    "The decision while the store is unavailable. The on_error of storage if it is not set.",
     compared=True,
     fields=lambda rule, file: {"on_error": rule[ON_ERROR] or file[STORAGE][STORAGE_ON_ERROR]},
 )

@@ -1,4 +1,4 @@
-"""`storage` and `on_error`: where the counters live; `reload` and `rules: {source: …}`: where rules come from."""
+"""`storage`: where the counters are. `reload` and `rules: {source: …}`: where the rules come from."""
 
 from typing import Literal
 
@@ -12,32 +12,32 @@ from ratelimit_mw.stores import SCHEMES
 from ratelimit_mw.units import SECOND
 
 POLICIES = ("allow", "deny", "local")
-"""What may hold while the store is unavailable."""
+"""The decisions that are possible while the store is unavailable."""
 
 
 def read_url(node: Node) -> str:
-    """A storage URL. Messages show no more than its scheme, for the rest may hold a password."""
+    """Read a storage URL. Messages show only its scheme, because the rest may contain a password."""
     address = readers.text(node)
     scheme, separator, _ = address.partition("://")
     if not separator:
-        raise Invalid.at(None, "this is no storage URL", "as memory:// or redis://localhost:6379/0")
+        raise Invalid.at(None, "is not a storage URL", "for example memory:// or redis://localhost:6379/0")
     if scheme not in SCHEMES:
         meant = scheme.replace("rediss+", "redis+")
-        hint = f"for TLS say {meant}://…?tls=true" if meant in SCHEMES else nearest(scheme, SCHEMES)
-        raise Invalid.at(None, f"there is no storage {quoted(scheme)}", hint)
+        hint = f"for TLS write {meant}://…?tls=true" if meant in SCHEMES else nearest(scheme, SCHEMES)
+        raise Invalid.at(None, f"unknown storage scheme {quoted(scheme)}", hint)
     return address
 
 
 def read_source_url(node: Node) -> str:
-    """The URL of a rules database: that of a storage which processes share."""
+    """Read the URL of a rules database. It is a storage URL, but not of the memory of a process."""
     address = read_url(node)
     if address.startswith("memory:"):
-        raise Invalid.at(None, "rules come from a Redis, not from memory://", "as redis://localhost:6379/0")
+        raise Invalid.at(None, "rules can't be in memory://", "for example redis://localhost:6379/0")
     return address
 
 
 def storage_settings(file: Values) -> StorageSettings:
-    """The settings of the section."""
+    """Return the settings of the section `storage`."""
     storage = file[STORAGE]
     return StorageSettings(
         url=storage[_URL],
@@ -48,27 +48,33 @@ def storage_settings(file: Values) -> StorageSettings:
     )
 
 
-_URL = kinds.text("url", "Which store: its address, as redis://localhost:6379/0.", "memory://", read_url)
+_URL = kinds.text("url", "The URL of the store, such as redis://localhost:6379/0.", "memory://", read_url)
 _TIMEOUT = kinds.duration("timeout", "1ms", "1m", "100ms", "The time that one decision may wait for the store.")
 STORAGE_ON_ERROR: Word[Literal["allow", "deny", "local"]] = kinds.choice(
-    "on_error", POLICIES, "allow", "What holds while the store is unavailable; a rule may say otherwise."
+    "on_error", POLICIES, "allow", "The decision while the store is unavailable. A rule may have its own."
 )
-_MAX_COUNTERS = kinds.number("max_counters", 1, MOST, 1_000_000, "How many counters memory:// holds at most.")
+_MAX_COUNTERS = kinds.number("max_counters", 1, MOST, 1_000_000, "The most counters in memory://.")
 _INTERVAL = kinds.duration(
-    "interval", "1ms", "1m", "1s", "How often a process settles with the store what it decided by itself."
+    "interval", "1ms", "1m", "1s", "How often a process synchronises its own decisions with the store."
 )
 
 STORAGE = section_word(
     "storage",
-    Section("Storage", "Where the counters live.", (_URL, _TIMEOUT, STORAGE_ON_ERROR, _MAX_COUNTERS, _INTERVAL)),
-    example="as {url: redis://localhost:6379/0}",
+    Section("Storage", "Where the counters are.", (_URL, _TIMEOUT, STORAGE_ON_ERROR, _MAX_COUNTERS, _INTERVAL)),
+    example="for example {url: redis://localhost:6379/0}",
 )
 
 
 def take_source(tree: Map, beside: tuple[str, ...], problems: Problems) -> str | None:
-    """The URL in `rules: {source: …}`, which is replaced by no rules; None where the rules are in the file.
+    """Take the URL of `rules: {source: …}` out of a file, and leave an empty list of rules in its place.
 
-    Beside a source only the sections in `beside` may stand.
+    Args:
+        tree: The file.
+        beside: The keys that a file with a source may have. All others are reported and removed.
+        problems: Receives the errors.
+
+    Returns:
+        The URL. None if the rules are in the file itself.
     """
     rules = tree.get("rules")
     if not isinstance(rules, Map) or "source" not in rules.keys_at:
@@ -85,22 +91,22 @@ def take_source(tree: Map, beside: tuple[str, ...], problems: Problems) -> str |
     tree["rules"] = Items(rules.place)
     for key, place in tree.keys_at.items():
         if key not in beside:
-            hint = f"here stand {', '.join(beside[:-1])}"
-            problems.add(place, f"{quoted(key)} belongs to the rules at the source", hint)
+            hint = f"this file may only have {', '.join(beside)}"
+            problems.add(place, f"the key {quoted(key)} must be in the rules at the source", hint)
             tree.pop(key, None)
     return source
 
 
 def seconds(interval: int | None) -> float | None:
-    """The interval in seconds; None for never."""
+    """Return an interval in seconds. None means never."""
     return None if interval is None else interval / SECOND
 
 
 RELOAD: Word[int | None] = Word(
     key="reload",
-    read=readers.duration("100ms", "1h", off=True, example="5s, 1m"),
+    read=readers.duration("100ms", "1h", off=True, example="5s or 1m"),
     default=5 * SECOND,
     shown_default="5s",
     schema={**kinds.TEXT, "examples": ["5s", "1m", "off"]},
-    about="How often newer rules are looked for; off for never.",
+    about="How often the package checks for newer rules. off disables the check.",
 )
