@@ -15,9 +15,15 @@ from ratelimit_mw.deferral.http import AsgiDeferral, respond_asgi
 from ratelimit_mw.deferral.service import Page
 from ratelimit_mw.errors import ConfigurationError
 from ratelimit_mw.http.answers import Answers
-from ratelimit_mw.http.handle import AsyncHandle, given_or_made
-from ratelimit_mw.http.responses import AsgiResponseTracker, accompanying, asyncio_runs, failing, refuse_asyncio
-from ratelimit_mw.http.websocket import Messages, hearing_of_the_end
+from ratelimit_mw.http.handle import AsyncHandle, limiter_for
+from ratelimit_mw.http.responses import (
+    AsgiResponseTracker,
+    asyncio_runs,
+    failing_lifespan,
+    lifespan_with,
+    refuse_asyncio,
+)
+from ratelimit_mw.http.websocket import Messages, detecting_close
 from ratelimit_mw.identity.http_request import AsgiRequest, asgi_requests_of
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.limiter import RateLimiter
@@ -82,14 +88,14 @@ class RateLimitMiddleware:
         self._usable, self._told_of_trio = False, False
         self._request = asgi_requests_of(app)
         try:
-            used = given_or_made(config, limiter, storage)
+            used = limiter_for(config, limiter, storage)
             used.require(used.deferrals.require)
         except Exception as error:
             if not _inside_lifespan():
                 raise
-            self._lifespan, self._current = failing(error), _raising(error)
+            self._lifespan, self._current = failing_lifespan(error), _raising(error)
             return
-        self._lifespan = accompanying(app, used, owned=limiter is None)
+        self._lifespan = lifespan_with(app, used, owned=limiter is None)
         self._limiter = used
         self._engine = engine = used.engine
         self._deferral = AsgiDeferral(app, used.deferrals, lambda rules: engine.planner.meter(rules).load())
@@ -122,9 +128,9 @@ class RateLimitMiddleware:
                 await _refuse(answers, handle, request, page, send)
                 return
             if rules.settling:
-                receive, send = hearing_of_the_end(scope, receive, send)
+                receive, send = detecting_close(scope, receive, send)
             if (verdict.binding >= 0 or rules.demanding) and answers.rated:
-                send = _beside(answers, handle, send)
+                send = _adding_headers(answers, handle, send)
             if rules.messages is not None and kind == "websocket" and rules.messages.concerns(request):
                 messages = Messages(self._engine, rules, request, receive, send)
                 receive, send = messages.receive, messages.send
@@ -153,7 +159,7 @@ class RateLimitMiddleware:
             except ConfigurationError as problem:
                 error = problem
         if kind == "lifespan":
-            await (self._lifespan if error is None else failing(error))(scope, receive, send)
+            await (self._lifespan if error is None else failing_lifespan(error))(scope, receive, send)
         elif error is None:
             self._kinds = _LIMITED
             await self(scope, receive, send)
@@ -174,18 +180,18 @@ class RateLimitMiddleware:
             await self.app(request.context, receive, send)
 
 
-def _beside(answers: Answers[bytes], handle: AsyncHandle, send: Send) -> Send:
-    """Sends our headers beside the app's own."""
-    beside = answers.beside
+def _adding_headers(answers: Answers[bytes], handle: AsyncHandle, send: Send) -> Send:
+    """A `send` that adds the rate-limit headers to the start of the response."""
+    add_headers = answers.add_headers
 
-    # Not a coroutine function, for that would be a second one around each message. What the app sent is
-    # copied, never changed: apps send the same message, and the same list of headers, time and again.
-    def send_beside(message: Message) -> _Sent:
+    # Not a coroutine function, because that would add a coroutine to each message. The app's message is copied and
+    # not changed, because apps may send the same message and the same list of headers again.
+    def send_with_headers(message: Message) -> _Sent:
         if message["type"] in _STARTS:
-            message = {**message, "headers": beside(message.get("headers") or (), handle.told)}
+            message = {**message, "headers": add_headers(message.get("headers") or (), handle.reported)}
         return send(message)
 
-    return send_beside
+    return send_with_headers
 
 
 def _answers(rules: Rules) -> Answers[bytes]:
@@ -201,9 +207,9 @@ async def _refuse(
     answers: Answers[bytes], handle: AsyncHandle, request: Request, page: Page | None, send: Send
 ) -> None:
     if page is None:
-        await _deny(answers, handle.told, request, send)
+        await _deny(answers, handle.reported, request, send)
     else:
-        await respond_asgi(page, "", _beside(answers, handle, send) if answers.rated else send)
+        await respond_asgi(page, "", _adding_headers(answers, handle, send) if answers.rated else send)
 
 
 async def _deny(answers: Answers[bytes], verdict: Verdict, request: Request, send: Send) -> None:

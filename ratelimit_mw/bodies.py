@@ -66,7 +66,7 @@ Words = Mapping[str, str | int | None]
 """The values of the placeholders; None for a value that is unknown."""
 
 
-class Said(NamedTuple):
+class BodyContent(NamedTuple):
     """What is said, whatever the format. `words` have the message, its placeholders filled.
 
     `type` and `heading` are those of the problem (None: the title of the status), `violated` the names of the policies
@@ -89,7 +89,7 @@ class Format(NamedTuple):
 
     content_type: str
     accepted: tuple[str, ...]
-    render: Callable[[Said], bytes]
+    render: Callable[[BodyContent], bytes]
     schema: Mapping[str, Any]
     constant: bool = True
     has_page: bool = False
@@ -135,14 +135,14 @@ def _shown(word: str, words: Words) -> str:
     return str(value)
 
 
-def _json(said: Said) -> bytes:
+def _json(said: BodyContent) -> bytes:
     fields = {"message": said.words["message"]}
     if said.link:
         fields["documentation_url"] = said.link
     return _dumped(fields)
 
 
-def _problem(said: Said) -> bytes:
+def _problem(said: BodyContent) -> bytes:
     fields: dict[str, object] = {
         "type": said.type,
         "title": said.heading or said.words["title"],
@@ -156,12 +156,12 @@ def _problem(said: Said) -> bytes:
     return _dumped(fields)
 
 
-def _text(said: Said) -> bytes:
+def _text(said: BodyContent) -> bytes:
     return str(said.words["message"]).encode("utf-8", "replace")
 
 
-def _html(page: str) -> Callable[[Said], bytes]:
-    def render(said: Said) -> bytes:
+def _html(page: str) -> Callable[[BodyContent], bytes]:
+    def render(said: BodyContent) -> bytes:
         words = {word: escape(value) if isinstance(value, str) else value for word, value in said.words.items()}
         return filled(page, words).encode("utf-8", "replace")
 

@@ -146,7 +146,7 @@ def tell(answers: Answers[str], response: HttpResponseBase, verdict: Verdict) ->
     if not answers.rated:
         return
     own: Any = response.items()
-    for name, value in answers.beside(own, verdict)[len(own) :]:
+    for name, value in answers.add_headers(own, verdict)[len(own) :]:
         response[name] = value
 
 
@@ -235,7 +235,7 @@ class RateLimitMiddleware:
         around = self._decided_around(request, asked)
         if around is not None:
             response: HttpResponseBase = self.get_response(request)
-            around.told = request.ratelimit.told
+            around.reported = request.ratelimit.reported
             return response
         with self._load(rules, asked) as busy:
             verdict = self._engine.decide_in_turn(asked, rules=rules)
@@ -251,7 +251,7 @@ class RateLimitMiddleware:
             _keep(busy, response)
         if account is not None:
             self._engine.settlement.settle(account, self._concluded(account, response))
-        tell(answers, response, handle.told)
+        tell(answers, response, handle.reported)
         return response
 
     async def _aserve(self, request: Any) -> HttpResponseBase:
@@ -262,7 +262,7 @@ class RateLimitMiddleware:
         around = self._decided_around(request, asked)
         if around is not None:
             response: HttpResponseBase = await self.get_response(request)
-            around.told = request.ratelimit.told
+            around.reported = request.ratelimit.reported
             return response
         with self._load(rules, asked) as busy:
             verdict = await self._engine.adecide(asked, rules=rules)
@@ -281,7 +281,7 @@ class RateLimitMiddleware:
             _keep(busy, response)
         if account is not None:
             await self._engine.settlement.asettle(account, self._concluded(account, response))
-        tell(answers, response, handle.told)
+        tell(answers, response, handle.reported)
         return response
 
     def _decided_around(self, request: Any, asked: Environ | Scope) -> Handle | None:

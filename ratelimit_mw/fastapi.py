@@ -14,8 +14,8 @@ from ratelimit_mw.asgi import RateLimitMiddleware
 from ratelimit_mw.bodies import format_of
 from ratelimit_mw.errors import ConfigurationError
 from ratelimit_mw.http.answers import Denial, phrase
-from ratelimit_mw.http.handle import AsyncHandle, given_or_made
-from ratelimit_mw.http.responses import accompanying, failing
+from ratelimit_mw.http.handle import AsyncHandle, limiter_for
+from ratelimit_mw.http.responses import failing_lifespan, lifespan_with
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.model import Decision
 from ratelimit_mw.rules.domains import Rules, require_named
@@ -117,7 +117,7 @@ def add_rate_limits(
         TypeError: Both `config` and `limiter` are given, or neither.
         ConfigurationError: The rules cannot be used. The error has every problem found.
     """
-    used = given_or_made(config, limiter, storage)
+    used = limiter_for(config, limiter, storage)
     app.add_middleware(_Middleware, within=app, limiter=used, owned=limiter is None)
     handler: Any = _answer  # Starlette's types know handlers of requests, and handlers of WebSockets, but none of both
     app.add_exception_handler(RateLimited, handler)
@@ -147,7 +147,7 @@ class _Middleware(RateLimitMiddleware):
         super().__init__(app, limiter=limiter)
         self._within = within
         self._required = False
-        self._served = accompanying(app, limiter, owned=owned)
+        self._served = lifespan_with(app, limiter, owned=owned)
         self._lifespan = self._checked
 
     async def _checked(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -156,7 +156,7 @@ class _Middleware(RateLimitMiddleware):
                 self._limiter.require(self._check)
                 self._required = True
         except ConfigurationError as error:
-            await failing(error)(scope, receive, send)
+            await failing_lifespan(error)(scope, receive, send)
         else:
             await self._served(scope, receive, send)
 

@@ -11,8 +11,8 @@ from ratelimit_mw.decision.load import WSGI_CAPACITY, time_in_queue
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.deferral.http import WsgiDeferral, respond_wsgi
 from ratelimit_mw.http.answers import Answers, phrase
-from ratelimit_mw.http.handle import BlockingHandle, given_or_made, refuse_awaited
-from ratelimit_mw.http.responses import Ending, WsgiResponseTracker
+from ratelimit_mw.http.handle import BlockingHandle, limiter_for, refuse_awaited
+from ratelimit_mw.http.responses import ClosingIterable, WsgiResponseTracker
 from ratelimit_mw.identity.http_request import wsgi_requests_of
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.rules.domains import Rules
@@ -62,7 +62,7 @@ class RateLimitMiddleware:
         limiter: RateLimiter | None = None,
         storage: str | Store | None = None,
     ) -> None:
-        used = given_or_made(config, limiter, storage)
+        used = limiter_for(config, limiter, storage)
         used.require(refuse_awaited)
         used.require(used.deferrals.require)
         self.app = app
@@ -84,7 +84,7 @@ class RateLimitMiddleware:
             meter.arrived(WSGI_CAPACITY, here)
             body = self._serve(rules, environ, start_response)
             if not isinstance(body, list | tuple):  # the thread is busy as long as it streams
-                return Ending(body, partial(meter.left, here))
+                return ClosingIterable(body, partial(meter.left, here))
             meter.left(here)
         except BaseException:  # an exception from elsewhere, too
             meter.left(here)
@@ -106,13 +106,13 @@ class RateLimitMiddleware:
         if not verdict.allowed:
             if rules.deferring and (page := self._deferral.put_off(verdict, rules, request)):
                 return respond_wsgi(
-                    page, "", _beside(answers, handle, start_response) if answers.rated else start_response
+                    page, "", _adding_headers(answers, handle, start_response) if answers.rated else start_response
                 )
             status, headers, body = answers.denial(verdict, request)
             start_response(f"{status} {phrase(status)}", headers)
             return [body]
         if (verdict.binding >= 0 or rules.demanding) and answers.rated:
-            start_response = _beside(answers, handle, start_response)
+            start_response = _adding_headers(answers, handle, start_response)
         app: WSGIApplication = self.app
         if rules.deferring:
             app = lambda _, start_response: self._deferral.serve(rules, request, start_response)  # noqa: E731
@@ -121,16 +121,16 @@ class RateLimitMiddleware:
         return app(environ, start_response)
 
 
-def _beside(answers: Answers[str], handle: BlockingHandle, start_response: StartResponse) -> StartResponse:
-    """Starts with our headers beside the app's own."""
-    beside = answers.beside
+def _adding_headers(answers: Answers[str], handle: BlockingHandle, start_response: StartResponse) -> StartResponse:
+    """A `start_response` that adds the rate-limit headers."""
+    add_headers = answers.add_headers
 
-    def start_beside(status: str, headers: _Headers, exc_info: _ExcInfo = None) -> _Write:
-        own_and_ours = beside(headers, handle.told)
-        # As the app called it: a server may tell two arguments from three.
-        return start_response(status, own_and_ours, exc_info) if exc_info else start_response(status, own_and_ours)
+    def start_with_headers(status: str, headers: _Headers, exc_info: _ExcInfo = None) -> _Write:
+        added = add_headers(headers, handle.reported)
+        # With as many arguments as the app passed, because a server may treat two and three differently.
+        return start_response(status, added, exc_info) if exc_info else start_response(status, added)
 
-    return start_beside
+    return start_with_headers
 
 
 def _answers(rules: Rules) -> Answers[str]:

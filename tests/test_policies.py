@@ -18,12 +18,12 @@ NAMES = st.text(st.characters(codec=None), min_size=1, max_size=40)
 @given(name=NAMES, limit=st.integers(0, 10**9), remaining=st.integers(0, 10**9), wait=st.integers(0, 10**16))
 def test_whatever_is_told_parses(name, limit, remaining, wait):
     policy = Policies().of(Rule(name), Quota("sliding_window", limit, 60_000_000))
-    standing = policy.stands(Outcome(True, remaining, wait))
-    ((stated, parameters),) = read(policy.stated)
+    standing = policy.limit_item(Outcome(True, remaining, wait))
+    ((stated, parameters),) = read(policy.policy_item)
     assert parameters == {"q": limit, "w": 60}
     assert read(standing) == [(stated, {"r": remaining, "t": -(-wait // 1_000_000)})]
     assert stated == policy.name
-    assert policy.stated.isprintable()
+    assert policy.policy_item.isprintable()
 
 
 BUCKET = Quota("token_bucket", 60, 60 * SECOND, burst=10)
@@ -43,14 +43,14 @@ BUCKET = Quota("token_bucket", 60, 60 * SECOND, burst=10)
     ],
 )
 def test_when_more_comes_back(quota, outcome, t):
-    ((_, parameters),) = read(Policies().of(Rule("a"), quota).stands(outcome))
+    ((_, parameters),) = read(Policies().of(Rule("a"), quota).limit_item(outcome))
     assert parameters.get("t") == t
 
 
 def test_limits_that_come_and_go_are_forgotten():
     policies = Policies()
     for limit in range(2_500):
-        assert f"q={limit};" in policies.of(Rule("a"), Quota("fixed_window", limit, SECOND)).stated
+        assert f"q={limit};" in policies.of(Rule("a"), Quota("fixed_window", limit, SECOND)).policy_item
     assert len(policies._known) <= 1_000
 
 
@@ -84,8 +84,8 @@ def test_after_t_seconds_more_is_left_or_what_was_denied_passes(algorithm, steps
     for pause, cost in steps:
         clock.advance(pause)
         verdict = engine.decide(request, cost)
-        ((policy, outcome),) = Policies().told(verdict).values()
-        ((_, parameters),) = read(policy.stands(outcome))
+        ((policy, outcome),) = Policies().reported(verdict).values()
+        ((_, parameters),) = read(policy.limit_item(outcome))
         clock.advance(parameters["t"])
         later = engine.decide(request, 0 if verdict.allowed else cost, commit=False)
         assert later.outcomes[0].remaining >= min(parameters["r"] + 1, 8) if verdict.allowed else later.allowed

@@ -1,4 +1,4 @@
-"""HTTP: how both middlewares answer: headers, bodies, responses under ASGI and WSGI, WebSockets.
+"""HTTP: what all middlewares share to answer requests: headers, denials, responses and WebSockets.
 
 This package is internal: its names may change in any release.
 """

@@ -1,4 +1,4 @@
-"""Words the answers to requests: the status, headers and body of denials, and the rate-limit headers.
+"""Makes the denials (status, headers and body) and the rate-limit headers of all responses.
 
 The headers are X-RateLimit-* and the two fields of the IETF draft (draft-ietf-httpapi-ratelimit-headers).
 """
@@ -9,39 +9,45 @@ from typing import Generic, NamedTuple, TypeVar
 from urllib.parse import quote
 
 from ratelimit_mw.algorithms import ALGORITHMS
-from ratelimit_mw.bodies import Said, filled, format_of, is_constant, preferred
+from ratelimit_mw.bodies import BodyContent, filled, format_of, is_constant, preferred
 from ratelimit_mw.decision.verdict import Reason, Verdict
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import NEVER, SECOND, Outcome, Quota, Rule
 from ratelimit_mw.settings import ResponseSettings
 from ratelimit_mw.units import spell_period
 
-_MOST_KNOWN = 1_000
+_MAX_POLICIES = 1_000  # policies in the cache of one configuration
 _PRINTABLE = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
 
 
 class Policy(NamedTuple):
-    """One policy: its `name`, what is stated of it (an item of RateLimit-Policy), and how that of RateLimit begins.
+    """A policy of the IETF draft: one limit of one rule.
 
-    `full` is what a bucket holds and `interval` (microseconds) the time in which one of it comes back; both are 0 for
-    other algorithms. What is in flight comes back at no known time: it is not `timed`.
+    Attributes:
+        name: the name of the policy, in printable ASCII.
+        policy_item: its item in the field RateLimit-Policy.
+        limit_prefix: how its item in the field RateLimit begins, up to the number that remains.
+        full: the size of the bucket; 0 for other algorithms.
+        interval: the microseconds in which a bucket regains one unit; 0 for other algorithms.
+        timed: whether it is known when more of the limit will be available. It is not for requests in flight.
     """
 
     name: str
-    stated: str
-    begins: str
+    policy_item: str
+    limit_prefix: str
     full: int = 0
     interval: int = 0
     timed: bool = True
 
-    def stands(self, outcome: Outcome) -> str:
-        """The item of the RateLimit field. `t`, in whole seconds, is left out if it is unknown."""
-        item = f"{self.begins}{outcome.remaining}"
+    def limit_item(self, outcome: Outcome) -> str:
+        """The item of the field RateLimit. Its parameter `t`, in whole seconds, is left out if it is unknown."""
+        item = f"{self.limit_prefix}{outcome.remaining}"
         if not self.timed or outcome.retry_after == NEVER:
             return item
         return f"{item};t={-(-self._until_more(outcome) // SECOND)}"
 
     def _until_more(self, outcome: Outcome) -> int:
+        """The microseconds until more of the limit is available."""
         _, remaining, reset_after, retry_after, _ = outcome
         if not outcome.allowed:  # `t` must not be earlier than Retry-After
             return min(reset_after, retry_after)
@@ -52,38 +58,38 @@ class Policy(NamedTuple):
 
 
 class Policies:
-    """The policies of the IETF draft for the rules that requests meet. Each is made when it is first needed."""
+    """A cache of the policies of the IETF draft. Each policy is made when it is first needed."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, int], tuple[Rule, Quota, Policy]] = {}
 
     def of(self, rule: Rule, quota: Quota) -> Policy:
-        """The policy of the limit of a rule."""
+        """The policy of one limit of a rule."""
         # By identity, because hashing the rule or the quota would take longer than everything else. The entry holds
         # both, so that their ids cannot be reused.
         key = id(rule), id(quota)
         known = self._known.get(key)
         if known is None:
-            if len(self._known) >= _MOST_KNOWN:  # overrides and elastic limits make new quotas
+            if len(self._known) >= _MAX_POLICIES:  # overrides and elastic limits make new quotas
                 self._known.clear()
             known = self._known[key] = rule, quota, _policy(rule, quota)
         return known[2]
 
-    def told(self, verdict: Verdict) -> dict[str, tuple[Policy, Outcome]]:
-        """What a client is told: each policy by its name, in the order of the file, and how it stands.
+    def reported(self, verdict: Verdict) -> dict[str, tuple[Policy, Outcome]]:
+        """The policies to report to the client, each with the outcome of its counter, by name in the order of the file.
 
-        Of several counters of one policy (`by: [ip, user]`) it is told of the tightest.
+        If a policy has several counters (`by: [ip, user]`), the tightest one is reported.
         """
-        told: dict[str, tuple[Policy, Outcome]] = {}
+        reported: dict[str, tuple[Policy, Outcome]] = {}
         for rule, quota, outcome in _visible(verdict):
             policy = self.of(rule, quota)
-            other = told.get(policy.name)
+            other = reported.get(policy.name)
             if other is None or _tightness(outcome) < _tightness(other[1]):
-                told[policy.name] = policy, outcome
-        return told
+                reported[policy.name] = policy, outcome
+        return reported
 
     def violated(self, verdict: Verdict) -> list[str]:
-        """The names of the policies that deny."""
+        """The names of the policies that deny the request."""
         return list(
             dict.fromkeys(
                 self.of(rule, quota).name for rule, quota, outcome in _visible(verdict) if not outcome.allowed
@@ -92,12 +98,14 @@ class Policies:
 
 
 def _visible(verdict: Verdict) -> Iterator[tuple[Rule, Quota, Outcome]]:
+    """The outcomes that clients may see: none of hidden rules, and of shadow rules only the binding one."""
     for place, ((rule, ask), outcome) in enumerate(zip(verdict.charges, verdict.outcomes, strict=True)):
         if not rule.hidden and (not ask.shadow or place == verdict.binding):
             yield rule, ask.quota, outcome
 
 
 def _tightness(outcome: Outcome) -> tuple[bool, int, int]:
+    """A sort key: denials first, then the least remaining, then the latest reset."""
     return outcome.allowed, outcome.remaining, -outcome.reset_after
 
 
@@ -110,10 +118,10 @@ def _policy(rule: Rule, quota: Quota) -> Policy:
     item = _string(name)
     if concurrent:
         return Policy(name, f'{item};q={quota.shown_limit};qu="concurrent-requests"', f"{item};r=", timed=False)
-    stated = f"{item};q={quota.shown_limit};w={-(-quota.period // SECOND)}"
+    policy_item = f"{item};q={quota.shown_limit};w={-(-quota.period // SECOND)}"
     if not quota.burst:
-        return Policy(name, stated, f"{item};r=")
-    return Policy(name, stated, f"{item};r=", quota.burst - quota.spare, -(-quota.period // quota.limit))
+        return Policy(name, policy_item, f"{item};r=")
+    return Policy(name, policy_item, f"{item};r=", quota.burst - quota.spare, -(-quota.period // quota.limit))
 
 
 def _printable(name: str) -> str:
@@ -131,9 +139,14 @@ _Text = TypeVar("_Text", bound=str | bytes)
 
 
 class RateFields(Generic[_Text]):
-    """The lines of these `groups` of headers, "x-ratelimit" and "ratelimit", in a shell's text or bytes.
+    """Makes the lines of the rate-limit headers.
 
-    With `epoch`, X-RateLimit-Reset is a time of day, else a time from now; RateLimit always tells a time from now.
+    Args:
+        groups: the groups of headers to send: "x-ratelimit", "ratelimit" or both.
+        policies: the cache of policies for the fields of the IETF draft.
+        epoch: whether X-RateLimit-Reset is an epoch time in seconds, or the seconds from now.
+        name: makes the name of a header, as text (WSGI) or bytes (ASGI), from its usual spelling.
+        value: makes the value of a header, as text or bytes.
     """
 
     def __init__(
@@ -153,17 +166,17 @@ class RateFields(Generic[_Text]):
         self._limit, self._remaining, self._reset, self._over = (
             name(f"X-RateLimit-{word}") for word in ("Limit", "Remaining", "Reset", "Over")
         )
-        self._policy, self._standing = name("RateLimit-Policy"), name("RateLimit")
+        self._policy, self._rate_limit = name("RateLimit-Policy"), name("RateLimit")
         self.wanted = self._classic or self._draft
         """Whether any headers are configured."""
-        classic, draft = (self._limit, self._remaining, self._reset), (self._policy, self._standing)
+        classic, draft = (self._limit, self._remaining, self._reset), (self._policy, self._rate_limit)
         self.names = frozenset(
             field.lower() for field in (*(classic if self._classic else ()), *(draft if self._draft else ()))
         )
         """The names of the headers, in lower case."""
 
     def lines(self, verdict: Verdict) -> list[tuple[_Text, _Text]]:
-        """The header lines for a response to a request for which a rule binds; empty if every such rule is hidden."""
+        """The header lines for a verdict in which a counter binds. Empty if only hidden rules apply."""
         binding = verdict.binding
         rule, ask = verdict.charges[binding]
         if rule.hidden:
@@ -185,14 +198,15 @@ class RateFields(Generic[_Text]):
             if binding in verdict.over:
                 lines.append((self._over, value(str(ask.quota.over))))
         if self._draft:
-            told = self._policies.told(verdict).values()
-            lines.append((self._policy, value(", ".join([policy.stated for policy, _ in told]))))
-            lines.append((self._standing, value(", ".join([policy.stands(outcome) for policy, outcome in told]))))
+            reported = self._policies.reported(verdict).values()
+            lines.append((self._policy, value(", ".join([policy.policy_item for policy, _ in reported]))))
+            limits = [policy.limit_item(outcome) for policy, outcome in reported]
+            lines.append((self._rate_limit, value(", ".join(limits))))
         return lines
 
 
 class _Problem(NamedTuple):
-    """A problem type (RFC 9457) and its title; both empty if the status says it all."""
+    """A problem type (RFC 9457) and its title. Without a title, that of the status is used."""
 
     type: str
     title: str | None = None
@@ -210,9 +224,13 @@ _ABNORMAL = _Problem(
 
 
 class _Answer(NamedTuple):
-    """What a client is told who is denied for one reason; None: what the rule says, or else the file.
+    """The answer to a request that is denied for one reason.
 
-    `wait` (seconds) is what Retry-After says where neither a counter nor the verdict does, None where no waiting helps.
+    Attributes:
+        status: the status code; None for that of the rule or the file.
+        message: the message; None for that of the rule or the file.
+        problem: the problem type.
+        wait: the value of Retry-After, in seconds, if neither a counter nor the verdict has one; None for no header.
     """
 
     status: int | None
@@ -231,7 +249,7 @@ _ANSWERS: dict[Reason, _Answer] = {
 
 
 class Denial(NamedTuple, Generic[_Text]):
-    """A response in place of the app's. For HEAD, `body` is empty, and the headers are those of GET."""
+    """A response that replaces that of the app. For HEAD, the body is empty and the headers are those of GET."""
 
     status: int
     headers: list[tuple[_Text, _Text]]
@@ -239,10 +257,13 @@ class Denial(NamedTuple, Generic[_Text]):
 
 
 class Answers(Generic[_Text]):
-    """The words of one configuration, in the text (WSGI) or the bytes (ASGI) of a shell's headers.
+    """Makes the denials and the rate-limit headers for one `response` section of the rules.
 
-    `name` makes a header's name of its usual spelling, and `value` its value. `address` reads the client's
-    address, for what holds {ip}.
+    Args:
+        settings: the `response` section.
+        address: returns the address of the client, for the placeholder {ip}.
+        name: makes the name of a header, as text (WSGI) or bytes (ASGI), from its usual spelling.
+        value: makes the value of a header, as text or bytes.
     """
 
     def __init__(
@@ -271,12 +292,12 @@ class Answers(Generic[_Text]):
         if len(self._formats) > 1:
             always.append((name("Vary"), value("Accept")))
         self._always = [[(name("Content-Type"), value(made.content_type)), *always] for made in self._formats]
-        self._kept: dict[tuple[int, Reason, bool, int, str], bytes] = {}
+        self._bodies: dict[tuple[int, Reason, bool, int, str], bytes] = {}
 
-    def beside(self, own: Iterable[tuple[_Text, _Text]], verdict: Verdict) -> list[tuple[_Text, _Text]]:
-        """The app's own headers and ours, if there is a rule that binds, in a new list.
+    def add_headers(self, own: Iterable[tuple[_Text, _Text]], verdict: Verdict) -> list[tuple[_Text, _Text]]:
+        """A new list with the app's own headers and, if a counter binds, the rate-limit headers.
 
-        Where the app speaks of its own limit, ours is left out whole: half of each would state a third.
+        If the app has set one of the rate-limit headers, none is added, because a mixture of two limits would be wrong.
         """
         headers = list(own)
         if verdict.binding < 0:
@@ -293,19 +314,19 @@ class Answers(Generic[_Text]):
         value = self._value
         reason = verdict.reason or "limited"
         answer, settings, rule, outcome = _ANSWERS[reason], self._settings, verdict.rule, verdict.outcome
-        spoken = verdict.wait if outcome is None else outcome.retry_after
-        wait = answer.wait if outcome is None and not spoken else _seconds(spoken)
+        retry_after = verdict.wait if outcome is None else outcome.retry_after
+        wait = answer.wait if outcome is None and not retry_after else _seconds(retry_after)
         status = answer.status or (rule and rule.status) or settings.status
         message = answer.message or (rule and rule.message) or settings.message
         place = preferred(",".join(request.header_lines("accept")), self._accepted) if len(self._formats) > 1 else 0
         hidden = rule is not None and rule.hidden
         key = place, reason, hidden, status, message
-        body = self._kept.get(key)
+        body = self._bodies.get(key)
         if body is None:
             made = self._formats[place]
-            body = made.render(self._said(verdict, request, reason, status=status, message=message, wait=wait))
+            body = made.render(self._content(verdict, request, reason, status=status, message=message, wait=wait))
             if made.constant and is_constant(message):
-                self._kept[key] = body
+                self._bodies[key] = body
         headers = [*self._always[place], (self._content_length, value(str(len(body))))]
         if self._retry_after is not None and wait is not None and not hidden:
             headers.append((self._retry_after, value(str(wait))))
@@ -313,9 +334,9 @@ class Answers(Generic[_Text]):
             headers += self._denied.lines(verdict)
         return Denial(status, headers, b"" if request.method == "HEAD" else body)
 
-    def _said(
+    def _content(
         self, verdict: Verdict, request: Request, reason: Reason, *, status: int, message: str, wait: int | None
-    ) -> Said:
+    ) -> BodyContent:
         rule, title = verdict.rule, phrase(status)
         words: dict[str, str | int | None] = {
             "ip": self._address(request),
@@ -325,13 +346,15 @@ class Answers(Generic[_Text]):
         }
         words |= {"message": filled(message, words), "status": status, "title": title, "reason": reason}
         if rule and rule.hidden:
-            return Said(words, *_NO_TYPE)
+            return BodyContent(words, *_NO_TYPE)
         type_of_problem, heading = _ANSWERS[reason].problem
-        return Said(words, type_of_problem, heading, self._policies.violated(verdict), self._settings.documentation_url)
+        return BodyContent(
+            words, type_of_problem, heading, self._policies.violated(verdict), self._settings.documentation_url
+        )
 
 
 def phrase(status: int) -> str:
-    """The reason phrase of a status; "Unknown" if it has none."""
+    """The reason phrase of a status; "Denied" if it has none."""
     try:
         return HTTPStatus(status).phrase
     except ValueError:  # not a registered status, such as 420

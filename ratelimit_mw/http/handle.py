@@ -1,4 +1,4 @@
-"""What both middlewares share for each request: the choice of the limiter, and the handle that the app sees."""
+"""What the middlewares share: the choice of the limiter, and the handle through which the app sees the decision."""
 
 import asyncio
 import os
@@ -16,12 +16,17 @@ from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.stores import Store
 
 
-def given_or_made(
+def limiter_for(
     config: str | os.PathLike[str] | Mapping[str, object] | None,
     limiter: RateLimiter | None,
     storage: str | Store | None,
 ) -> RateLimiter:
-    """The limiter of a middleware. Raises TypeError unless exactly one of `config` and `limiter` is given."""
+    """The limiter of a middleware: `limiter`, or a new one from `config` and `storage`.
+
+    Raises:
+        TypeError: both `config` and `limiter` are given, or neither; or `storage` is given with a limiter.
+        ConfigurationError: the rules cannot be used.
+    """
     if config is not None and limiter is None:
         return RateLimiter(config, storage=storage)
     if limiter is None or config is not None:
@@ -34,7 +39,7 @@ def given_or_made(
 
 
 def refuse_awaited(rules: Rules) -> None:
-    """Raise ConfigurationError if the rules need an event loop. For servers without one."""
+    """Raise ConfigurationError if the rules have async functions. For servers without an event loop."""
     if rules.attributes.awaited:
         names = ", ".join(name for name, _ in rules.attributes.awaited)
         raise ConfigurationError(
@@ -43,11 +48,11 @@ def refuse_awaited(rules: Rules) -> None:
 
 
 class Enforced(NamedTuple):
-    """What a rule that was asked for by name has decided.
+    """The result of a rule that the app has asked for by name.
 
     Attributes:
-        decision: The decision.
-        denial: The status, the headers and the body of the answer if the rule denies the request, else None.
+        decision: The decision of the rule.
+        denial: The status, the headers and the body to answer with if the rule denies the request, otherwise None.
     """
 
     decision: Decision
@@ -57,27 +62,27 @@ class Enforced(NamedTuple):
 class Handle:
     """The decision on the current request, as the app sees it. It has all fields of `Decision`.
 
-    The Decision is made when a field is first read, because most apps never read one.
+    The Decision is made when a field is first read, because most apps read none.
     """
 
-    __slots__ = ("_limiter", "_request", "_rules", "_verdict", "told")
+    __slots__ = ("_limiter", "_request", "_rules", "_verdict", "reported")
 
     def __init__(self, verdict: Verdict, limiter: RateLimiter, request: Request, rules: Rules) -> None:
         self._verdict = verdict
         self._limiter = limiter
         self._request = request
         self._rules = rules
-        self.told = verdict
-        """The verdict whose limit the headers of the response report."""
+        self.reported = verdict
+        """The verdict whose limit the headers of the response show."""
 
     @property
     def decision(self) -> Decision:
-        """The Decision as a value of its own."""
+        """The decision as a `Decision`."""
         return self._verdict.decision
 
     @property
     def limiter(self) -> RateLimiter:
-        """The engine that decided. Its `state` tells which rules are in force, its `overrides` change them."""
+        """The limiter that decided. Its `state` has the rules in force, and its `overrides` change limits."""
         return self._limiter
 
     def _enforced(self, verdict: Verdict) -> Enforced:
@@ -85,8 +90,8 @@ class Handle:
             rules = self._rules
             answers = Answers(rules.response, rules.attributes.address, name=str, value=str)
             return Enforced(verdict.decision, answers.denial(verdict, self._request))
-        if verdict.binds_more_than(self.told):
-            self.told = verdict
+        if verdict.binds_more_than(self.reported):
+            self.reported = verdict
         return Enforced(verdict.decision, None)
 
     @property
@@ -107,19 +112,19 @@ class Handle:
 
 
 class AsyncHandle(Handle):
-    """`scope["ratelimit"]` under ASGI: the decision, and awaitable calls that charge, refund and ask further rules.
+    """`scope["ratelimit"]` under ASGI: the decision, and awaitable methods that charge, refund and ask further rules.
 
-    No call raises because the store is unavailable: what cannot be charged is free, what cannot be given back stays
-    charged. Places in flight (`N concurrent`) are left alone by all of them.
+    No method raises because the store is unavailable. What cannot be charged is then free, and what cannot be refunded
+    stays charged. No method changes the places in flight (`N concurrent`).
     """
 
     __slots__ = ()
 
     async def charge(self, amount: int = 1) -> None:
-        """Charge each counter of this request more, above its limit if need be.
+        """Charge each counter of this request more, even above its limit.
 
         Args:
-            amount: How much. A whole number from 0.
+            amount: How much to charge. A whole number from 0 on.
 
         Raises:
             ValueError: The amount is negative.
@@ -129,10 +134,10 @@ class AsyncHandle(Handle):
         await settlement.asettle(account, account.more(whole(amount)))
 
     async def refund(self, amount: int | None = None) -> None:
-        """Give back what this request took from each of its counters, never more than it took.
+        """Refund what this request took from each of its counters, at most all of it.
 
         Args:
-            amount: How much. A whole number from 0; None gives back everything.
+            amount: How much to refund. A whole number from 0 on; None refunds everything.
 
         Raises:
             ValueError: The amount is negative.
@@ -144,12 +149,12 @@ class AsyncHandle(Handle):
     async def check(self, rule: str, cost: int = 1) -> Decision:
         """Decide on this request by one rule, and charge it if it is allowed.
 
-        The `match` of the rule need not hold. A rule with `on_demand` applies only here. A name that the rules do not
-        have limits nothing and is logged once.
+        The `match` of the rule is ignored. A rule with `on_demand` applies only through this method and `enforce`. An
+        unknown rule name is an error (logged once), and the request is not limited.
 
         Args:
             rule: The name of the rule.
-            cost: What the request charges, as a multiple of the rule's `cost`. A whole number from 0.
+            cost: What the request is charged, as a multiple of the rule's `cost`. A whole number from 0 on.
 
         Raises:
             ValueError: The cost is negative.
@@ -157,9 +162,9 @@ class AsyncHandle(Handle):
         return (await self._limiter.engine.adecide(self._request, cost, rules=self._rules, rule=rule)).decision
 
     async def enforce(self, rule: str, cost: int = 1) -> Enforced:
-        """Do what `check` does, wait for the request's turn, and word the denial.
+        """Do what `check` does, wait for the request's turn, and make the denial.
 
-        From then on the headers of the response report this rule, if it binds more than those before.
+        If the rule binds more than those before it, the headers of the response show its limit.
 
         Args:
             rule: As for `check`.
@@ -175,7 +180,7 @@ class AsyncHandle(Handle):
 
 
 class BlockingHandle(Handle):
-    """`environ["ratelimit.decision"]` under WSGI: as `AsyncHandle`, with calls that block."""
+    """`environ["ratelimit.decision"]` under WSGI: the methods of `AsyncHandle`, which block here."""
 
     __slots__ = ()
 
@@ -201,13 +206,13 @@ class BlockingHandle(Handle):
 
 
 class TwinHandle(BlockingHandle):
-    """`request.ratelimit` under Django: calls that block, and their awaitable twins, with an `a` before the name."""
+    """`request.ratelimit` under Django: methods that block, and awaitable twins whose names begin with `a`."""
 
     __slots__ = ()
 
     @classmethod
     def of(cls, other: Handle, request: Request) -> Self:
-        """A handle for the decision of `other`, with a request of which more is known."""
+        """A handle for the decision of `other`, with a request that has more attributes."""
         return cls(other._verdict, other._limiter, request, other._rules)  # noqa: SLF001  the same class
 
     @property
@@ -229,7 +234,7 @@ class TwinHandle(BlockingHandle):
     async def aenforce(self, rule: str, cost: int = 1) -> Enforced:
         """See `AsyncHandle.enforce`."""
         twin = self._twin
-        twin.told = self.told
+        twin.reported = self.reported
         enforced = await twin.enforce(rule, cost)
-        self.told = twin.told
+        self.reported = twin.reported
         return enforced

@@ -1,4 +1,7 @@
-"""Sends responses under ASGI and WSGI: adds their headers, and settles the request's account when they end."""
+"""Tracks the responses of apps under ASGI and WSGI, to settle the account of a request when its response ends.
+
+For ASGI there are also the handlers of the lifespan and the check that asyncio runs the app.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping, Sequence
@@ -12,19 +15,30 @@ from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.rules.domains import Rules
 
 Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
+App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
 _STARTS = frozenset({"http.response.start", "websocket.http.response.start"})
 _BODIES = frozenset({"http.response.body", "http.response.zerocopysend"})
-_SWITCHED, _REFUSED, _FAILED = 101, 403, 500
+_ACCEPTED = 101  # the status of a WebSocket that the app accepts
+_REJECTED = 403  # the status of a WebSocket that the app closes before it accepts it
+_FAILED = 500  # the status that the server sends if the app raises or sends no response
 
 
 class AsgiResponseTracker:
-    """Follows what an app sends, and settles the request's account: by its status, and when all of it was sent.
+    """Tracks the response of an ASGI app. It settles the request's account by the status, and again at the end.
 
-    Nothing the app sends waits for the store. What is sent first settles before the server can read the client's next
-    request: its task was made before, and tasks go in order. An app that raises, or that ends without a response, is
-    answered for with 500; one that is cancelled gets nothing back: its answer is not known.
+    The messages of the app never wait for the store. The task that settles by the status is made before the server can
+    read the client's next request, and tasks run in order, so the account is settled first.
+
+    If the app raises or ends without a response, the status counts as 500. If the app is cancelled, the status is
+    unknown, and nothing is refunded.
+
+    Args:
+        settlement: carries out the moves of the account.
+        account: the account of the request.
+        send: sends a message to the server.
     """
 
     def __init__(self, settlement: Settlement, account: Account, send: Send) -> None:
@@ -48,7 +62,7 @@ class AsgiResponseTracker:
         await self._end()
 
     async def send(self, message: Message) -> None:
-        """Pass on a message of the app."""
+        """Pass a message of the app on to the server."""
         kind = message["type"]
         if not self._concluded:
             if kind in _STARTS:
@@ -57,9 +71,9 @@ class AsgiResponseTracker:
                 self._trailing = bool(message.get("trailers"))
                 self._conclude(message["status"])
             elif kind == "websocket.accept":
-                self._conclude(_SWITCHED)
+                self._conclude(_ACCEPTED)
             elif kind == "websocket.close":
-                self._conclude(_REFUSED)
+                self._conclude(_REJECTED)
         await self._send(message)
         if self._is_last(kind, message):
             self._carry_out(self._account.end())
@@ -91,25 +105,25 @@ class AsgiResponseTracker:
             self._tasks.append(self._settlement.settle_soon(self._account, moves))
 
 
-_Message = MutableMapping[str, Any]
-_Receive = Callable[[], Awaitable[_Message]]
-_Send = Callable[[_Message], Awaitable[None]]
-_App = Callable[[MutableMapping[str, Any], _Receive, _Send], Awaitable[None]]
-
-_ENDS = frozenset({"lifespan.startup.failed", "lifespan.shutdown.complete", "lifespan.shutdown.failed"})
+_LIFESPAN_ENDS = frozenset({"lifespan.startup.failed", "lifespan.shutdown.complete", "lifespan.shutdown.failed"})
 
 
-def accompanying(app: _App, limiter: RateLimiter, *, owned: bool) -> _App:
-    """`app`'s lifespan: `limiter` connects to its store at the start, and is closed at the end where it is `owned`.
+def lifespan_with(app: App, limiter: RateLimiter, *, owned: bool) -> App:
+    """The lifespan of `app`, which also connects `limiter` to its store at startup and closes it at shutdown.
 
-    Both happen before the server hears of it: then it sends requests, or stops the loop.
+    Both happen before the server gets the app's message, because it then sends requests or stops the event loop.
+
+    Args:
+        app: the app, which handles the lifespan itself.
+        limiter: the limiter.
+        owned: whether to close the limiter. It is not owned if the user made it.
     """
 
-    async def lifespan(scope: _Message, receive: _Receive, send: _Send) -> None:
-        async def send_after(message: _Message) -> None:
+    async def lifespan(scope: Message, receive: Receive, send: Send) -> None:
+        async def send_after(message: Message) -> None:
             if message["type"] == "lifespan.startup.complete":
                 await limiter.engine.aconnect()
-            elif owned and message["type"] in _ENDS:
+            elif owned and message["type"] in _LIFESPAN_ENDS:
                 await limiter.aclose()
             await send(message)
 
@@ -118,19 +132,19 @@ def accompanying(app: _App, limiter: RateLimiter, *, owned: bool) -> _App:
     return lifespan
 
 
-def failing(error: Exception) -> _App:
+def failing_lifespan(error: Exception) -> App:
     """A lifespan that fails at startup with `error`, so that the server shows it and stops."""
 
-    async def lifespan(_scope: _Message, receive: _Receive, send: _Send) -> None:
+    async def lifespan(_scope: Message, receive: Receive, send: Send) -> None:
         await receive()
         await send({"type": "lifespan.startup.failed", "message": f"RateLimitMiddleware can't start:\n{error}"})
-        raise error  # for test clients; servers know it from the message
+        raise error  # for test clients; servers have it from the message
 
     return lifespan
 
 
 def asyncio_runs() -> bool:
-    """Whether an asyncio event loop runs the caller. Hypercorn can also run apps with trio."""
+    """Whether an asyncio event loop runs the caller. Hypercorn can also run apps under trio."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -139,9 +153,10 @@ def asyncio_runs() -> bool:
 
 
 def refuse_asyncio(limiter: RateLimiter) -> None:
-    """Let `limiter` have only rules that need no asyncio. Raises ConfigurationError where those in force do.
+    """Refuse rules that need asyncio, now and at each reload. Counters in memory need it only if a rule waits.
 
-    Counters in memory need none, unless a rule has to wait for something.
+    Raises:
+        ConfigurationError: the rules in force need asyncio.
     """
 
     def check(rules: Rules) -> None:
@@ -154,7 +169,7 @@ def refuse_asyncio(limiter: RateLimiter) -> None:
             raise ConfigurationError(
                 [
                     Problem(
-                        f"the server runs the app by trio, and these need asyncio: {', '.join(used)}",
+                        f"the server runs the app under trio, and these need asyncio: {', '.join(used)}",
                         hint="run hypercorn with `--worker-class asyncio` or `uvloop`",
                     )
                 ]
@@ -165,15 +180,18 @@ def refuse_asyncio(limiter: RateLimiter) -> None:
 
 _ExcInfo = tuple[type[BaseException], BaseException, TracebackType] | tuple[None, None, None]
 
-_WSGI_RESPONSE_FAILED = 500
-
 
 class WsgiResponseTracker:
-    """Follows an app's response, and settles the request's account: by its status, and when all of it was sent.
+    """Tracks the response of a WSGI app. It settles the request's account by the status, and again at the end.
 
-    The status settles before the first part of the body goes out, so that it is done when the client reads it. An app
-    that raises, or that ends without a response, is answered for with 500; one whose server never asked for its
-    response gets nothing back.
+    The account is settled by the status before the first part of the body is sent, so it is settled when the client
+    reads the response. If the app raises or ends without a response, the status counts as 500. If the server never
+    reads the response, nothing is refunded.
+
+    Args:
+        settlement: carries out the moves of the account.
+        account: the account of the request.
+        start_response: the function of the server.
     """
 
     def __init__(self, settlement: Settlement, account: Account, start_response: StartResponse) -> None:
@@ -184,12 +202,12 @@ class WsgiResponseTracker:
         self._headers: list[tuple[str, str]] = []
 
     def serve(self, app: Callable[[StartResponse], Iterable[bytes]]) -> Iterable[bytes]:
-        """The response of `app`. It is the app's own iterable if nothing is left to settle."""
+        """Run `app` and return its response. It is the app's own iterable if nothing is left to settle."""
         try:
             body = app(self.start_response)
         except BaseException as error:
             if isinstance(error, Exception):
-                self.conclude(_WSGI_RESPONSE_FAILED)
+                self.conclude(_FAILED)
             self.end()
             raise
         if not self._status:  # a generator calls start_response with its first part
@@ -200,13 +218,13 @@ class WsgiResponseTracker:
     def start_response(
         self, status: str, headers: list[tuple[str, str]], exc_info: _ExcInfo | None = None
     ) -> Callable[[bytes], object]:
-        """Pass on the start of the response. Our headers already show what will remain."""
+        """Pass the start of the response on to the server. The rate-limit headers already show what will remain."""
         self._status, self._headers = int(status[:3]), headers
         self._account.show(self._status, self._header)
         return self._start_response(status, headers, exc_info) if exc_info else self._start_response(status, headers)
 
     def conclude(self, status: int) -> None:
-        """Settle by the status of the app's response; by `status` if the app never started one."""
+        """Settle by the status of the app's response; by `status` if the app has not started a response."""
         self._settlement.settle(self._account, self._account.conclude(self._status or status, self._header))
 
     def end(self) -> None:
@@ -218,11 +236,11 @@ class WsgiResponseTracker:
 
 
 class _Body:
-    """The app's iterable."""
+    """The app's iterable, whose iteration and end are reported to `tracker`."""
 
-    def __init__(self, body: Iterable[bytes], following: WsgiResponseTracker) -> None:
+    def __init__(self, body: Iterable[bytes], tracker: WsgiResponseTracker) -> None:
         self._body = body
-        self._following = following
+        self._tracker = tracker
         self._parts: Iterator[bytes] | None = None
 
     def __iter__(self) -> Iterator[bytes]:
@@ -234,27 +252,29 @@ class _Body:
         try:
             part = next(self._parts)
         except Exception:  # also StopIteration: the status is final
-            self._following.conclude(_WSGI_RESPONSE_FAILED)
+            self._tracker.conclude(_FAILED)
             raise
-        self._following.conclude(_WSGI_RESPONSE_FAILED)
+        self._tracker.conclude(_FAILED)
         return part
 
     def close(self) -> None:
-        """End the response: the server is done with it."""
+        """End the response. The server calls this when it needs no more of it."""
         try:
             close: Any = getattr(self._body, "close", None)
             if close is not None:
                 close()
         finally:
             if self._parts is not None:
-                self._following.conclude(_WSGI_RESPONSE_FAILED)
-            self._following.end()
+                self._tracker.conclude(_FAILED)
+            self._tracker.end()
 
 
-class Ending:
-    """The app's iterable, and what is to be done when the server is done with it, or has forgotten it.
+class ClosingIterable:
+    """The app's iterable, with a final step that runs when the server closes it or drops it without a close.
 
-    Doing that twice must be the same as once.
+    Args:
+        body: the iterable.
+        then: the final step. After an asynchronous exception it may run twice, which must have the same effect as once.
     """
 
     def __init__(self, body: Iterable[bytes], then: Callable[[], object]) -> None:
@@ -265,7 +285,7 @@ class Ending:
         return iter(self._body)
 
     def close(self) -> None:
-        """Close the iterable and run the final step: the server is done with it."""
+        """Close the iterable and run the final step."""
         try:
             close: Any = getattr(self._body, "close", None)
             if close is not None:

@@ -1,4 +1,4 @@
-"""WebSockets: limits on messages, and detection of a closed connection that the server does not report."""
+"""WebSockets: limits on messages, and detection of closed connections that the server does not report."""
 
 import asyncio
 import copy
@@ -20,17 +20,17 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
-LOOK_EVERY = 1.0
+CHECK_EVERY = 1.0
 """Seconds between two checks whether the connection is closed, while the app waits."""
 
 _ABNORMAL_CLOSURE = 1006  # RFC 6455: the connection ended without a close frame
 
 
-def hearing_of_the_end(scope: MutableMapping[str, Any], receive: Receive, send: Send) -> tuple[Receive, Send]:
-    """`receive` and `send` of a connection, which tell the app of its end even where the server does not.
+def detecting_close(scope: MutableMapping[str, Any], receive: Receive, send: Send) -> tuple[Receive, Send]:
+    """`receive` and `send` of a connection, which report its end to the app even if the server (hypercorn) does not.
 
-    Past the end, `receive` of a WebSocket returns a disconnect, and `send` raises ConnectionResetError for a message
-    that others may follow (which ASGI asks for); what else the app sends is ignored, as hypercorn does.
+    After the end, `receive` of a WebSocket returns a disconnect. `send` raises ConnectionResetError, as ASGI requires,
+    for a message that others may follow. It ignores all other messages, as hypercorn does.
     """
     stream: Any = getattr(send, "__self__", None)
     if not isinstance(getattr(stream, "closed", None), bool):
@@ -43,7 +43,7 @@ def hearing_of_the_end(scope: MutableMapping[str, Any], receive: Receive, send: 
     async def receive_or_end() -> Message:
         while True:
             try:
-                async with asyncio.timeout(LOOK_EVERY):
+                async with asyncio.timeout(CHECK_EVERY):
                     return await receive()
             except TimeoutError:
                 if stream.closed:
@@ -62,11 +62,11 @@ def hearing_of_the_end(scope: MutableMapping[str, Any], receive: Receive, send: 
 
 
 async def _is_done(stream: Any, sending: Awaitable[None]) -> bool:
-    """Wait for `send` and return True; return False as soon as the stream is closed."""
+    """Wait until `sending` is done and return True. Return False as soon as the stream is closed."""
     task = asyncio.ensure_future(sending)
     try:
         while not task.done():
-            await asyncio.wait({task}, timeout=LOOK_EVERY)
+            await asyncio.wait({task}, timeout=CHECK_EVERY)
             if stream.closed and not task.done():
                 return False
     finally:
@@ -82,8 +82,12 @@ _CLOSES: dict[Reason | None, tuple[int, str]] = {
 }
 
 
-class _Fate(NamedTuple):
-    """What becomes of a message: it passes at `turn`, by the loop's clock, or it is dropped, or `close` says how."""
+class _MessageDecision(NamedTuple):
+    """The decision on one message.
+
+    If it does not pass, it is dropped, or the socket is closed with the message `close`. If it passes, `turn` is the
+    time of the event loop at which it does.
+    """
 
     passes: bool
     turn: float = 0.0
@@ -91,16 +95,25 @@ class _Fate(NamedTuple):
 
 
 class Messages:
-    """Stands between a server and an app, and lets through the messages that the rules allow, in order.
+    """Passes on the messages of one WebSocket that the rules allow, in order. It stands between the server and the app.
 
-    One message at a time is held here, while the store is asked and until its turn has come; those behind it stay with
-    the server, whose flow control holds the client. An app that stops waiting (a timeout around its `receive`) loses
-    nothing and pays nothing twice: it finds the message when it asks again. Where a socket is closed, the client gets
-    a close frame and the app what it gets when a client leaves: a disconnect, and an OSError from what it sends.
+    One message at a time is kept here until the store has decided and its turn has come. Later messages stay with the
+    server, whose flow control slows the client down. If the app stops waiting (a timeout around its `receive`), no
+    message is lost or charged twice: the next call of `receive` returns it.
 
-    What is counted by connection is counted in this process. Of a message that another counter denies it is given
-    back. Rules that change hold from the next message on, but a socket that no rule concerned when it opened stays
-    free.
+    If the rules close the socket, the client gets a close frame. The app gets what it gets when a client leaves: a
+    disconnect from `receive`, and an OSError from `send`.
+
+    Counters by connection are in the memory of this process. Their charge is refunded if another counter denies the
+    message. Changed rules apply from the next message on. However, a socket that no rule limited when it opened is
+    never limited.
+
+    Args:
+        engine: decides on the messages.
+        rules: the rules in force when the socket opened.
+        request: the request that opened the socket.
+        receive: receives a message from the server.
+        send: sends a message to the server.
     """
 
     def __init__(self, engine: Engine, rules: Rules, request: AsgiRequest, receive: Receive, send: Send) -> None:
@@ -108,32 +121,32 @@ class Messages:
         self._rules = rules
         self._opening = request
         self._connection = f"{CONNECTION}={token_hex(8)}"
-        self._request = self._anew()
+        self._request = self._fresh_request()
         self._receive = receive
         self._send = send
-        self._in_turn = asyncio.Lock()
-        self._held: Message | None = None
-        self._decision: asyncio.Future[_Fate] | None = None
+        self._receiving = asyncio.Lock()
+        self._pending: Message | None = None
+        self._decision: asyncio.Future[_MessageDecision] | None = None
         self._closed: Message | None = None
-        self._left = False
+        self._app_closed = False
 
     async def receive(self) -> Message:
         """The next message for the app."""
-        async with self._in_turn:
+        async with self._receiving:
             while self._closed is None:
-                message = self._held
+                message = self._pending
                 if message is None:
                     message = await self._receive()
                     if message["type"] != "websocket.receive":
                         return message
-                    self._held = message
+                    self._pending = message
                 if self._decision is None:
                     self._decision = asyncio.ensure_future(self._decide())
                 passes, turn, close = await asyncio.shield(self._decision)
                 wait = turn - asyncio.get_running_loop().time()
                 if wait > 0:
                     await asyncio.sleep(wait)
-                self._held = self._decision = None
+                self._pending = self._decision = None
                 if passes:
                     return message
                 if close is not None:
@@ -143,35 +156,39 @@ class Messages:
             return self._closed
 
     async def send(self, message: Message) -> None:
-        """Pass on a message of the app, until the socket is closed."""
+        """Pass a message of the app on to the server.
+
+        Raises:
+            ConnectionAbortedError: the rules have closed the socket.
+        """
         if self._closed is None:
-            self._left = self._left or message["type"] == "websocket.close"
+            self._app_closed = self._app_closed or message["type"] == "websocket.close"
             await self._send(message)
         elif message["type"] != "websocket.close":
             raise ConnectionAbortedError("the WebSocket was closed: its client sent more than the rules allow")
 
     async def _close(self, close: Message) -> None:
         self._closed = {**close, "type": "websocket.disconnect"}
-        if not self._left:
+        if not self._app_closed:
             with suppress(OSError):  # the client has closed it
                 await self._send(close)
 
-    async def _decide(self) -> _Fate:
+    async def _decide(self) -> _MessageDecision:
         rules = self._engine.current()
         if rules is not self._rules:
-            self._rules, self._request = rules, self._anew()
+            self._rules, self._request = rules, self._fresh_request()
         limiting = rules.messages
         if limiting is None:
-            return _Fate(passes=True)
+            return _MessageDecision(passes=True)
         if limiting.attributes.awaited:
             await limiting.attributes.resolve(self._request)
         plan = self._engine.planner.plan(limiting, self._request)
         charges = plan.charges
         if charges is BLOCKED:
             return _denied(verdict_without_counters(plan), charges)
-        here = [charge for charge in charges if self._connection in charge.ask.key]
-        shared = [charge for charge in charges if self._connection not in charge.ask.key] if here else charges
-        verdict = own = self._engine.decide_locally(here) if here else None
+        local = [charge for charge in charges if self._connection in charge.ask.key]
+        shared = [charge for charge in charges if self._connection not in charge.ask.key] if local else charges
+        verdict = own = self._engine.decide_locally(local) if local else None
         if shared and (own is None or own.allowed):
             verdict = await self._engine.aexecute(Plan(shared), limiting)
             if own is not None and not verdict.allowed:
@@ -179,33 +196,33 @@ class Messages:
                 account = settlement.account(own)
                 settlement.settle(account, account.back(None))
         if verdict is None:
-            return _Fate(passes=True)
+            return _MessageDecision(passes=True)
         if not verdict.allowed:
             return _denied(verdict, charges)
         delay = max(verdict.delay, own.delay if own is not None else 0)
-        return _Fate(passes=True, turn=asyncio.get_running_loop().time() + delay / SECOND)
+        return _MessageDecision(passes=True, turn=asyncio.get_running_loop().time() + delay / SECOND)
 
-    def _anew(self) -> AsgiRequest:
-        """The request that opened the socket, of which nothing is remembered yet.
+    def _fresh_request(self) -> AsgiRequest:
+        """A copy of the request that opened the socket, without the attributes that were read from it.
 
-        Its path is that of the opening: a mount may have taken its own part from the scope since.
+        The path is not read again, because a mount may have removed its own part from the scope since.
         """
         request = copy.copy(self._opening)
         request.values = {CONNECTION: self._connection}
         return request
 
 
-def _denied(verdict: Verdict, charges: Sequence[Charge]) -> _Fate:
+def _denied(verdict: Verdict, charges: Sequence[Charge]) -> _MessageDecision:
     denying: list[Rule] = []
     if verdict.reason == "unavailable":
         denying = [charge.rule for charge in charges if charge.rule.on_error == "deny"]
     elif verdict.reason != "blocked":
-        said = zip(verdict.charges, verdict.outcomes, strict=True)
-        denying = [charge.rule for charge, outcome in said if not outcome.allowed and not charge.ask.shadow]
+        pairs = zip(verdict.charges, verdict.outcomes, strict=True)
+        denying = [charge.rule for charge, outcome in pairs if not outcome.allowed and not charge.ask.shadow]
     if denying and all(rule.messages == "drop" for rule in denying):
-        return _Fate(passes=False)
+        return _MessageDecision(passes=False)
     code, reason = _CLOSES.get(verdict.reason, _TOO_MANY)
     outcome = verdict.outcome
     if outcome is not None and outcome.retry_after != NEVER:
         reason = f"{reason}; retry after {-(-outcome.retry_after // SECOND)} s"
-    return _Fate(passes=False, close={"type": "websocket.close", "code": code, "reason": reason})
+    return _MessageDecision(passes=False, close={"type": "websocket.close", "code": code, "reason": reason})

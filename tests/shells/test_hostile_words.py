@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ratelimit_mw.bodies import Said, filled, format_of, is_constant
+from ratelimit_mw.bodies import BodyContent, filled, format_of, is_constant
 from tests.shells.asking import ask_asgi, ask_wsgi, limiter
 from tests.structured_fields import read
 
@@ -31,7 +31,7 @@ def said(given, message):
         "title": "Too Many Requests",
         "reason": "limited",
     }
-    return Said(filled_words, "about:blank", "Too Many Requests", [given["rule"]], None)
+    return BodyContent(filled_words, "about:blank", "Too Many Requests", [given["rule"]], None)
 
 
 class Markup(HTMLParser):

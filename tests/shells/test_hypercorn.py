@@ -241,7 +241,7 @@ def test_rules_that_need_asyncio_stop_a_start_under_trio(trio_app, any_server, e
         check=False,
     )
     log = ended.stdout + ended.stderr
-    assert "the server runs the app by trio, and these need asyncio" in log
+    assert "the server runs the app under trio, and these need asyncio" in log
     assert named in log
 
 

@@ -117,7 +117,7 @@ def test_past_the_limit_the_socket_is_closed():
 
 async def decided(socket):
     """Return when all that was said is decided on; only the middleware knows what it holds."""
-    await aeventually(lambda: socket.incoming.empty() and socket.receive.__self__._held is None)
+    await aeventually(lambda: socket.incoming.empty() and socket.receive.__self__._pending is None)
 
 
 @pytest.mark.parametrize(
