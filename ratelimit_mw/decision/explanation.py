@@ -169,7 +169,7 @@ class _Reading:
         """Whether the request has an attribute that the rule counts by; with `identifiers`, that one of these needs."""
         rank, program, route, parameters, strict = candidate
         probe = program._replace(
-            counters=_PROBE, tiers=None, weigh=None, identifiers=identifiers or program.identifiers
+            counters=_PROBE, tiers=None, read_cost=None, identifiers=identifiers or program.identifiers
         )
         return bool(self._charges((rank, probe, route, parameters, strict), None))
 

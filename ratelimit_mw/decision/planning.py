@@ -113,7 +113,7 @@ class Planner:
         if plan is None:
             plan = self._planned(rules, request, cost, name)
             # Do not cache the plan if the switch was turned during the call or if it depends on more than the key.
-            if not (self.switch.thrown or request.doubtful):
+            if not (self.switch.thrown or request.ambiguous):
                 known.put(key, plan)
         return plan
 

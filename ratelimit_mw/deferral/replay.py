@@ -10,8 +10,8 @@ import httpx
 
 from ratelimit_mw.deferral.stored_request import StoredRequest
 from ratelimit_mw.errors import Lost, NotSent, Unsendable
-from ratelimit_mw.identity.decoding import cookies_named, parameters_named, with_dropped
-from ratelimit_mw.identity.request import FrameworkReader, Reading
+from ratelimit_mw.identity.decoding import cookies_named, parameters_named, with_invalid_bytes_dropped
+from ratelimit_mw.identity.request import Alternative, FrameworkReader
 
 
 class DeferredRequest:
@@ -22,17 +22,17 @@ class DeferredRequest:
     again in every way in which it could be read when it came.
     """
 
-    __slots__ = ("_envelope", "context", "doubtful", "method", "path", "readings", "rows", "values")
+    __slots__ = ("_envelope", "alternatives", "ambiguous", "context", "method", "path", "readings", "values")
 
     def __init__(self, envelope: StoredRequest) -> None:
         self._envelope = envelope
         self.context: dict[str, Any] = {}  # not None, for there will be a response
         self.method = envelope.method
         self.path = envelope.path
-        self.readings = with_dropped((envelope.path,)) if "\ufffd" in envelope.path else ()
+        self.readings = with_invalid_bytes_dropped((envelope.path,)) if "\ufffd" in envelope.path else ()
         self.values = dict(envelope.values)
-        self.rows: tuple[Reading, ...] = envelope.rows
-        self.doubtful = bool(envelope.rows)
+        self.alternatives: tuple[Alternative, ...] = envelope.rows
+        self.ambiguous = bool(envelope.rows)
 
     @property
     def peer(self) -> str | None:
@@ -61,9 +61,9 @@ class DeferredRequest:
         values = parameters_named(name, self._envelope.target.partition("?")[2])
         return values[-1] if values else None
 
-    def reread(self, names: Mapping[str, FrameworkReader]) -> tuple[Reading, ...]:  # noqa: ARG002 - they were read when it came
+    def read_alternatives(self, names: Mapping[str, FrameworkReader]) -> tuple[Alternative, ...]:  # noqa: ARG002 - they were read when it came
         """The ways in which it was read when it came."""
-        return self.rows
+        return self.alternatives
 
 
 Message = MutableMapping[str, Any]

@@ -8,7 +8,7 @@ from hmac import compare_digest
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from ratelimit_mw.identity.request import Reading, Request
+from ratelimit_mw.identity.request import Alternative, Request
 
 
 class Entry(NamedTuple):
@@ -127,7 +127,7 @@ class StoredRequest(NamedTuple):
     peer: str | None
     path: str
     values: Mapping[str, str | None]
-    rows: tuple[Reading, ...] = ()
+    rows: tuple[Alternative, ...] = ()
 
     def packed(self) -> bytes:
         """As it lies in the queue."""
@@ -197,7 +197,7 @@ def _envelope(
         request.peer,
         request.path,
         dict(request.values),
-        request.rows,
+        request.alternatives,
     )
 
 

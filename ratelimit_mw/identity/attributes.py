@@ -1,4 +1,4 @@
-"""A request's attributes by name: who sent it, and what for."""
+"""Read the attributes of a request by name, as `ip`, `user` or `header:X-Plan`."""
 
 import logging
 from base64 import urlsafe_b64encode
@@ -10,17 +10,17 @@ from typing import Any
 from ratelimit_mw.identity import sources
 from ratelimit_mw.identity.address import ClientAddress, canonical
 from ratelimit_mw.identity.decoding import cleaned, host_name
-from ratelimit_mw.identity.request import FrameworkReader, MappingRequest, Reading, Request
+from ratelimit_mw.identity.request import Alternative, FrameworkReader, MappingRequest, Request
 from ratelimit_mw.settings import ClientSettings
 
-_CACHED = 256  # characters; the cache must not grow with the length of what clients send
+_MAX_CACHED_LENGTH = 256  # characters; longer texts are not cached, so that clients cannot fill the memory
 
 
 def digester(secret: str, domain: str) -> Callable[[str], str]:
-    """A function from a text to 20 characters of [A-Za-z0-9_-], the same in every process that has the secret.
+    """Return a function that hashes a text to 20 characters of [A-Za-z0-9_-].
 
-    Without a secret, the domain is the key. The texts are then unreadable, but a reader who knows the domain can test
-    guesses.
+    The hash is keyed BLAKE2b. It is the same in every process that has the same secret. Without a secret, the domain
+    is the key. The texts are then still unreadable, but someone who knows the domain can test guesses.
     """
     material = b"secret:" + secret.encode() if secret else b"domain:" + domain.encode()
     keyed = blake2b(digest_size=15, key=blake2b(material, digest_size=32).digest(), person=b"ratelimit_mw")
@@ -31,21 +31,22 @@ def digester(secret: str, domain: str) -> Callable[[str], str]:
         return urlsafe_b64encode(state.digest()).decode("ascii")
 
     cached = lru_cache(maxsize=2048)(digest)
-    return lambda text: cached(text) if len(text) <= _CACHED else digest(text)
+    return lambda text: cached(text) if len(text) <= _MAX_CACHED_LENGTH else digest(text)
 
 
 logger = logging.getLogger("ratelimit_mw")
 
 Reader = Callable[[Request], str | None]
+"""Reads one attribute of a request. The result is None if the attribute is absent."""
 Fetch = Callable[[Any], Awaitable[str | None]]
 
 _BUILT_IN = ("ip", "user", "tier", "method", "path", "host")
 _PREFIXES = ("header", "cookie", "query", "path")
-_RAW = ("header:", "cookie:", "query:")
+_RAW_PREFIXES = ("header:", "cookie:", "query:")
 
 
 def canonical_name(name: str) -> str:
-    """The one spelling of an attribute's name: short for the address, lower case for a header."""
+    """Return the canonical spelling of an attribute's name: `ip` for the address, lower case for a header."""
     name = name.strip()
     if name == "remote_address":
         return "ip"
@@ -54,10 +55,17 @@ def canonical_name(name: str) -> str:
 
 
 class Attributes:
-    """The attributes that a rules file can speak of, each with the way to read it.
+    """The attributes that a rules file can name, with a reader for each.
 
-    Made from checked settings; a source that can't be compiled or imported raises ValueError. Each
-    attribute is read at most once a request. A value that is empty is absent. `logged` remembers what was logged.
+    Each attribute is read at most once per request. An empty value counts as absent.
+
+    Args:
+        client: the checked settings of the section `client`.
+        logged: the names of the warnings that were logged already. Pass one set to several objects, and each warning
+            is logged once for all of them.
+
+    Raises:
+        ValueError: a source cannot be compiled or imported, or a custom attribute has a built-in name.
     """
 
     def __init__(self, client: ClientSettings, logged: set[str] | None = None) -> None:
@@ -66,59 +74,60 @@ class Attributes:
         self._readers: dict[str, Reader] = {}
         self._framework_readers: dict[str, FrameworkReader] = {}
         self._logged: set[str] = set() if logged is None else logged
-        self._spelled = lru_cache(maxsize=1024)(self._known_name)
+        self._canonical_names = lru_cache(maxsize=1024)(self._known_name)
         self.client_address = ClientAddress(client, self._logged)
         """Reads the attribute `ip`."""
         self.digest = digester(client.secret, client.domain)
-        """The keyed hash of what must not be read in a counter's key: 20 characters of [A-Za-z0-9_-]."""
+        """Hashes values that must not be readable in a counter's key. See `digester`."""
         self.identifiers: dict[str, Callable[..., str | None]] = {}
-        """Those that `identifier` has compiled, by the text of `by`."""
+        """The functions that `identifier` has compiled, by the text of `by`."""
         self.awaited: tuple[tuple[str, Fetch], ...] = ()
-        """The async functions behind the attributes asked for so far; `resolve` awaits them."""
+        """The async functions of the attributes that were asked for so far. `resolve` awaits them."""
         self.address: Reader = self.client_address.read
-        """The client's whole address, not cut to its network: for messages, and for what matches networks."""
+        """Reads the client's whole address, which is not cut to its network. Messages and network matches need it."""
 
     def from_proxy(self, request: Request) -> bool:
-        """True where the request comes from a proxy that is trusted to say what happened before."""
+        """Return True if the peer is a trusted proxy, whose headers are believed."""
         return self.client_address.trusts(canonical(request.peer), 0)
 
     def known(self, name: str) -> bool:
-        """True where `reader` knows the name."""
+        """Return True if `reader` accepts the name."""
         name = canonical_name(name)
         kind, _, rest = name.partition(":")
         return name in _BUILT_IN or name in self._sources or (kind in _PREFIXES and bool(rest))
 
     def names(self) -> tuple[str, ...]:
-        """The names that can be listed, for messages: those with a colon stand for any name behind it."""
+        """Return the known names, for messages. `header:N` stands for `header:` with any name."""
         custom = (name for name in self._sources if name not in _BUILT_IN)
         return ("remote_address", *_BUILT_IN, *(f"{prefix}:N" for prefix in _PREFIXES), *custom)
 
     def reader(self, name: str) -> Reader:
-        """The function that reads an attribute of a request, or ValueError for an unknown name.
+        """Return the function that reads the attribute of this name. Raises ValueError for an unknown name.
 
-        "path:N" is a path parameter, which only a matching rule knows; its reader sees what `check()` was given.
+        "path:N" is a path parameter. Only the rule that matched knows its value, so this reader returns only a value
+        that was passed to `check()`.
         """
         name = canonical_name(name)
         if name not in self._readers:
-            self._readers[name] = self._made(name)
+            self._readers[name] = self._make_reader(name)
         return self._readers[name]
 
     def source(self, text: str) -> Reader:
-        """The function that reads a source which has no name, as "python:package.module:function".
+        """Return the function that reads a source without a name, as "python:package.module:function".
 
-        Raises ValueError for what is none.
+        Raises ValueError if the text is not a source.
         """
-        name = f" {text}"  # no attribute's name starts with a space
+        name = f" {text}"  # no attribute name starts with a space
         if name not in self._readers:
             source = sources.compiled(text)
             if source.fetch is not None:
                 self.awaited += ((name, source.fetch),)
-            self._readers[name] = self._of_source(name, source)
+            self._readers[name] = self._source_reader(name, source)
         return self._readers[name]
 
-    def reread(self, request: Request) -> tuple[Reading, ...]:
-        """The ways in which frameworks read a request that is `doubtful`; empty where all agree."""
-        return request.reread(self._framework_readers) if self._framework_readers else ()
+    def read_alternatives(self, request: Request) -> tuple[Alternative, ...]:
+        """Return the alternatives of an ambiguous request. The result is empty if all frameworks agree."""
+        return request.read_alternatives(self._framework_readers) if self._framework_readers else ()
 
     def reads(self, name: str) -> bool:
         """Return True if a rule uses the attribute of that name."""
@@ -126,9 +135,9 @@ class Attributes:
 
     @property
     def headers(self) -> frozenset[str] | None:
-        """The headers that what was asked for is read from, in lower case, beside the method, the path and the peer.
+        """The names of all headers that the attributes in use are read from, in lower case.
 
-        None where something is, or may be, read from anything else.
+        None if an attribute may be read from anything except headers, the method, the path and the peer.
         """
         found = {self.client_address.header} if self.client_address.header else set()
         for name in self._readers:
@@ -139,17 +148,17 @@ class Attributes:
         return frozenset(found)
 
     def request_from(self, attributes: Mapping[str, object]) -> MappingRequest:
-        """A request of attributes given by hand, under any spelling of their names; unknown names are ignored."""
+        """Return a request that is made of attributes, as `check()` takes them. Unknown names are ignored."""
         values: dict[str, str | None] = {"ip": None, "method": None, "path": None, "host": None}
         raw: dict[str, str] = {}
         for name, value in attributes.items():
-            canonical = self._spelled(name)
+            canonical = self._canonical_names(name)
             # An enum that is a str counts as the text that it equals.
             text = "" if value is None else str.__str__(value) if isinstance(value, str) else str(value)
             if text and canonical is not None:
-                (raw if canonical.startswith(_RAW) else values)[canonical] = text
+                (raw if canonical.startswith(_RAW_PREFIXES) else values)[canonical] = text
         method, path, host = values["method"] or "", values["path"] or "", values["host"]
-        values |= self.client_address.spelled(values["ip"])
+        values |= self.client_address.values_of(values["ip"])
         if method:
             method = method.upper()
             values["method"] = _counted_method(method)
@@ -160,11 +169,14 @@ class Attributes:
         return MappingRequest(values, raw, method=method, path=path)
 
     def network(self, text: str) -> str | None:
-        """The address in `text` as the attribute `ip` has it: in its one spelling, cut to its network if it is IPv6."""
-        return self.client_address.spelled(text)["ip"]
+        """Return the value of the attribute `ip` for an address: canonical, and cut to its network if it is IPv6.
+
+        A prefix length in `text` is ignored. The result is None if `text` is not an address.
+        """
+        return self.client_address.values_of(text)["ip"]
 
     async def resolve(self, request: Request) -> None:
-        """Await the `awaited` functions for a request, so that the readers find their values."""
+        """Await the functions in `awaited` for a request, so that the readers find their values."""
         if request.context is None:
             return
         for name, fetch in self.awaited:
@@ -172,53 +184,56 @@ class Attributes:
                 request.values[name] = await fetch(request.context)
 
     def warn_without_secret(self) -> None:
-        """Log, once, that the hashes are keyed by the domain alone. Called if an attribute is secret."""
+        """Log once that the hashes are keyed with the domain alone. Call it for each secret attribute."""
         if not self._client.secret and "secret" not in self._logged:
             self._logged.add("secret")
             logger.warning(
-                "client.secret is empty: users, tokens and cookies enter counters' keys hashed with the domain %r "
-                "alone, and who can read the store can check guesses; set client.secret, the same in every process",
+                "client.secret is empty: the hashes of users, tokens and cookies in counters' keys are keyed with the "
+                "domain %r alone, so anyone who can read the store can test guesses; set client.secret to the same "
+                "value in every process",
                 self._client.domain,
             )
 
-    def _made(self, name: str) -> Reader:
+    def _make_reader(self, name: str) -> Reader:
         if name == "ip":
             return self.client_address.network
         if name == "host":
             self._framework_readers[name] = lambda request, framework: request.host_as(framework)
         if name in _DIRECT:
-            return _remembered(name, _DIRECT[name])
+            return _cached_reader(name, _DIRECT[name])
         if name in self._sources:
             source = self._sources[name]
             if source.fetch is not None:
                 self.awaited += ((name, source.fetch),)
-            return self._of_source(name, source)
+            return self._source_reader(name, source)
         if not self.known(name):
-            raise ValueError(f"{name!r} is no attribute; there are {', '.join(self.names())}")
-        if name.startswith(_RAW):
-            return self._of_source(name, sources.compiled(name))
-        if name == "user":  # without a source: the user that the framework knows
-            return _remembered(name, lambda request: getattr(request, "user", None))
+            raise ValueError(f"{name!r} is not an attribute; known attributes: {', '.join(self.names())}")
+        if name.startswith(_RAW_PREFIXES):
+            return self._source_reader(name, sources.compiled(name))
+        if name == "user":  # without a source, the user is the one that the framework authenticated
+            return _cached_reader(name, lambda request: getattr(request, "user", None))
         return lambda request: request.values.get(name)  # a path parameter
 
-    def _of_source(self, name: str, source: sources.AttributeSource) -> Reader:
+    def _source_reader(self, name: str, source: sources.AttributeSource) -> Reader:
         if source.read_as is not None:
             self._framework_readers[name] = source.read_as
-        return _remembered(name, source.read)
+        return _cached_reader(name, source.read)
 
     def _headers_of(self, name: str) -> tuple[str, ...] | None:
         if name in ("ip", "method", "path") or name.startswith("path:"):
             return ()
         if name == "host":
             return (name,)
-        source = sources.compiled(name) if name.startswith(_RAW) else self._sources.get(name)
+        source = sources.compiled(name) if name.startswith(_RAW_PREFIXES) else self._sources.get(name)
         return None if source is None or source.header is None else (source.header,)
 
     def _known_name(self, name: str) -> str | None:
         return canonical_name(name) if self.known(name) else None
 
 
-def _remembered(name: str, read: Reader) -> Reader:
+def _cached_reader(name: str, read: Reader) -> Reader:
+    """Return a reader that keeps the value in `Request.values`."""
+
     def reader(request: Request) -> str | None:
         values = request.values
         if name in values:
@@ -233,7 +248,7 @@ def _compiled(client: ClientSettings) -> dict[str, sources.AttributeSource]:
     named = {canonical_name(name): text for name, text in client.attributes.items()}
     for name in named:
         if name in _BUILT_IN or name.startswith(tuple(f"{prefix}:" for prefix in _PREFIXES)):
-            raise ValueError(f"attributes can't define {name!r}, which every request has; choose another name")
+            raise ValueError(f"attributes can't define {name!r}: it is a built-in attribute; choose another name")
     own = {"user": client.user, "tier": client.tier}
     return {name: sources.compiled(text) for name, text in {**own, **named}.items() if text}
 

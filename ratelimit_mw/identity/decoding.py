@@ -1,4 +1,7 @@
-"""How bytes become text, as servers and frameworks read them: paths, header values, hosts, cookies."""
+"""Decode paths, cookies, queries and hosts as servers and web frameworks decode them.
+
+Frameworks differ. A limit must hold for the value that the app reads, so this module knows each framework's way.
+"""
 
 import posixpath
 import re
@@ -8,11 +11,12 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote, unquote_to_bytes, urlparse
 
-# Possessive, so that time is linear in the header's length.
+# One pair of Werkzeug's cookie parser. Possessive quantifiers make the time linear in the length of the header.
 _PAIR = re.compile(
     r"""[ \t]*+ ([^ \t=";]++) (?:[ \t]*+ = [ \t]*+ ("(?:[^\\"]|\\.)*+"|[^ \t";]*+))? [ \t]*+ (?:;|\Z)""", re.VERBOSE
 )
 _QUOTED = re.compile(r'\s*+("(?:[^\\"]|\\.)*+")\s*+(?:;|\Z)', re.ASCII)
+# The pattern of Python's `http.cookies`, with possessive quantifiers.
 _WORD = r"\w!#%&'~`><@,:/$*+\-.^|)(?}{"
 _MORSEL_END = r"\s* (?: \s+ | ; | \Z )"
 _MORSEL = re.compile(
@@ -23,24 +27,28 @@ _MORSEL = re.compile(
     """,
     re.ASCII | re.VERBOSE,
 )
-# A quoted value behind several "=": there, all but the last belong to the name. Apart, so that time stays linear.
+# A quoted value after several "=". All but the last "=" belong to the name. It has its own pattern, because one
+# pattern for both forms would backtrack.
 _QUOTED_MORSEL = re.compile(
     rf"""\s*+ ([{_WORD}=]+) \s*+ = \s*+ ("(?:[^\\"]|\\.)*+") {_MORSEL_END}""", re.ASCII | re.VERBOSE
 )
+# Attributes of a cookie, which are not cookies. A flag has no value.
 _ATTRIBUTES = frozenset(
     "expires path comment domain max-age secure httponly version samesite partitioned".split()  # noqa: SIM905
 )
 _FLAGS = frozenset(("secure", "httponly", "partitioned"))
 _ESCAPE = re.compile(r"\\([0-3][0-7]{2}|.)", re.DOTALL)
 _ESCAPED_BYTE = re.compile(rb"\\([0-3][0-7]{2}|.)", re.DOTALL)
+# Values that no framework decodes, strips or unquotes.
 _PLAIN = re.compile(r"[!#$&'()*+,\-./0-9:<=>?@A-Z\[\]^_`a-z{|}~]*+")
 
 
 def plain_cookie(name: str, header: str) -> tuple[str | None] | None:
-    """The value of a cookie that every framework reads alike, or None for a header that has to be read by each.
+    """Return a tuple with the value of a cookie if every framework reads it alike, or None if they may differ.
 
-    That is a cookie which is not there, or is there once, in printable ASCII, without a quote, a percent sign or a
-    blank, in a header without any of what some frameworks decode or strip.
+    This is the fast path. The value in the tuple is None if the cookie is absent. Frameworks read a cookie alike if
+    its name occurs at most once in the header, its value is printable ASCII without a quote, a percent sign or a
+    blank, and the header is ASCII without a quote.
     """
     at = header.find(name)
     if at < 0:
@@ -56,7 +64,10 @@ def plain_cookie(name: str, header: str) -> tuple[str | None] | None:
 
 
 def cookies_named(name: str, header: str) -> list[str]:
-    """As Starlette, Litestar, Falcon and Django read it: every ";" ends a cookie, blanks of any script are stripped."""
+    """Return all cookies of a name as Starlette, Litestar, Falcon and Django read them.
+
+    Every ";" ends a cookie. Unicode blanks are stripped.
+    """
     if name not in header:
         return []
     pairs = (pair.partition("=") for pair in header.split(";"))
@@ -64,7 +75,10 @@ def cookies_named(name: str, header: str) -> list[str]:
 
 
 def cookies_as_flask(name: str, header: str) -> list[str]:
-    """As Werkzeug reads it from 3.1 on: a quoted ";" ends no cookie, and what is malformed is passed over."""
+    """Return all cookies of a name as Werkzeug 3.1 and later reads them.
+
+    A ";" inside quotes does not end a cookie. Malformed pairs are skipped.
+    """
     values: list[str] = []
     position = 0 if name in header else len(header)
     while True:
@@ -81,7 +95,10 @@ def cookies_as_flask(name: str, header: str) -> list[str]:
 
 
 def cookies_as_old_flask(name: str, header: str) -> list[str]:
-    """As Werkzeug 3.0 reads it: a quoted ";" ends no cookie, blanks of any script are stripped."""
+    """Return all cookies of a name as Werkzeug 3.0 reads them.
+
+    A ";" inside quotes does not end a cookie. Unicode blanks are stripped.
+    """
     values: list[str] = []
     position, end = 0 if name in header else len(header), len(header)
     while position < end:
@@ -103,7 +120,10 @@ def cookies_as_old_flask(name: str, header: str) -> list[str]:
 
 
 def cookies_as_bottle(name: str, header: str) -> list[str]:
-    """As Python's SimpleCookie reads it, which Bottle uses: what is malformed ends the header, or voids all of it."""
+    """Return all cookies of a name as Bottle reads them, with Python's `SimpleCookie`.
+
+    A malformed pair ends the header. A misplaced attribute, or a pair without a value, discards all cookies.
+    """
     values: list[str] = []
     position = 0 if name in header else len(header)
     begun = False
@@ -128,41 +148,47 @@ def cookies_as_bottle(name: str, header: str) -> list[str]:
 
 
 def parameters_named(name: str, query: str) -> list[str]:
-    """The values of all parameters of that name in a query string, in order, percent-decoded."""
+    """Return the values of all parameters of that name in a query string, in order, percent-decoded."""
     return [value for key, value in parse_qsl(query, keep_blank_values=True) if key == name] if query else []
 
 
 def utf8(text: str) -> str:
-    """Text that a server read as latin-1, as UTF-8. What is not UTF-8 becomes U+FFFD."""
+    """Decode as UTF-8 a text that a server decoded as latin-1. Bytes that are not UTF-8 become U+FFFD."""
     if text.isascii():
         return text
     try:
         return text.encode("latin-1").decode("utf-8", "replace")
-    except UnicodeEncodeError:  # a server that decoded it already
+    except UnicodeEncodeError:  # the server decoded it as UTF-8 already
         return text
 
 
 def utf8_or_latin1(text: str) -> str:
-    """The same, as Django decodes a query string under WSGI: all of it is latin-1 where some of it is not UTF-8."""
+    """Decode a text as Django decodes a query string under WSGI.
+
+    The whole text stays latin-1 if any byte is not UTF-8.
+    """
     try:
         return text.encode("latin-1").decode("utf-8")
     except UnicodeError:
         return text
 
 
-def _unquoted(value: str, unescaped: Callable[[str], str] | None = None) -> str:
-    """A value without its quotes and escapes; an octal escape is a character, as for Python's http.cookies."""
+def _unquoted(value: str, unescape: Callable[[str], str] | None = None) -> str:
+    """Remove the quotes and the escapes of a value.
+
+    An octal escape is a character, as in Python's `http.cookies`, unless `unescape` is given.
+    """
     if len(value) < 2 or value[0] != '"' or value[-1] != '"':
         return value
-    return unescaped(value[1:-1]) if unescaped else _ESCAPE.sub(lambda escape: _character(escape[1]), value[1:-1])
+    return unescape(value[1:-1]) if unescape else _ESCAPE.sub(lambda escape: _character(escape[1]), value[1:-1])
 
 
 def _unquoted_as_bytes(value: str) -> str:
-    """The same, for Werkzeug: an octal escape is a byte of UTF-8."""
-    return _unquoted(value, _unescaped_bytes)
+    """Remove the quotes and the escapes of a value as Werkzeug does: an octal escape is a byte of UTF-8."""
+    return _unquoted(value, _unescape_bytes)
 
 
-def _unescaped_bytes(value: str) -> str:
+def _unescape_bytes(value: str) -> str:
     if "\\" not in value:
         return value
     encoded = value.encode("utf-8", "replace")
@@ -177,25 +203,24 @@ def _byte(escape: bytes) -> bytes:
     return escape if len(escape) == 1 else bytes((int(escape, 8),))
 
 
-EMPTY = "\ufdd0"
-"""What stands for an empty segment that Falcon takes for a value: a noncharacter, which no template holds."""
+EMPTY_SEGMENT = "\ufdd0"
+"""Replaces an empty segment of a path, because Falcon accepts it as a value. No template holds this noncharacter."""
 
-# CPython's fast normpath once cut a path at a NUL, so it is given a noncharacter in its place, which no template holds.
-# It is one for one: where the lengths differ, replacing takes ten times as long, and a client may send many.
+# Older versions of CPython's normpath cut a path at a NUL. Each NUL is therefore replaced by a noncharacter, which no
+# template holds. Both are one character, because `str.replace` takes ten times as long if the lengths differ.
 _NUL, _STAND_IN = "\0", "\uffff"
-_REPLACED = "\ufffd"
+_INVALID = "\ufffd"
 
 _KNOWN = frozenset({"bottle", "django", "falcon", "fastapi", "flask", "litestar", "quart", "starlette"})
-_INNER = ("app", "asgi_app", "wsgi_app", "application")  # where middlewares keep the app that they wrap
-_DEEPEST = 32
+_INNER = ("app", "asgi_app", "wsgi_app", "application")  # attributes in which middlewares keep the app
+_MAX_APPS = 32  # apps that `framework_of` looks at
 
 
 def cleaned(path: str) -> str:
-    """The path without empty and dot segments and without a slash at its end; "/" at least.
+    """Return the path without empty segments, dot segments and a slash at its end. The result is at least "/".
 
-    A line feed at the very end goes as well: to a router made of regular expressions, `$` stands before
-    it. Case and percent signs are left alone: the server has decoded the path once, and a router would
-    not do it again.
+    A line feed at the end is removed too, because `$` in a router's regular expression matches before it. Case and
+    percent signs stay as they are: the server has decoded the path once, and no router decodes it again.
     """
     if path[-1:] not in ("/", "\n", "") and path[0] == "/" and "//" not in path and "/." not in path:
         return path
@@ -207,44 +232,50 @@ def cleaned(path: str) -> str:
     return posixpath.normpath("/" + path)
 
 
-def merged(path: str) -> str:
-    """The path without empty segments, but with its dot segments.
+def without_empty_segments(path: str) -> str:
+    """Return the path without its empty segments. Its dot segments stay.
 
-    Flask, Litestar and Falcon drop slashes and take `..` for the value of a parameter.
+    Flask, Litestar and Falcon drop repeated slashes, but accept `..` as the value of a parameter.
     """
     return "/" + "/".join([segment for segment in path.split("/") if segment])
 
 
 def readings(path: str, root: str, framework: str = "") -> tuple[str, ...]:
-    """What routers may make of a path, the most reduced reading first. `root` is the prefix that they cut off."""
+    """Return the ways in which routers may read a path, the shortest reading first.
+
+    `root` is the prefix (`root_path`) that routers cut off. `framework` is the framework of the app, or "" if unknown.
+    """
     bases = [path]
     if not path.startswith("/"):
-        with suppress(ValueError):  # brackets that hold no address: Quart raises it, too, and answers 500
+        with suppress(ValueError):  # invalid brackets in the host; Quart raises it too, and answers 500
             bases.insert(0, urlparse(path).path)
     found: dict[str, None] = {}
     for base in bases:
-        for each in _cut(base, root, framework) if root else (base,):
+        for each in _without_root(base, root, framework) if root else (base,):
             found[each if each.startswith("/") else "/" + each] = None
     return tuple(found)
 
 
-def with_dropped(found: tuple[str, ...]) -> tuple[str, ...]:
-    """The readings, and before them those without the bytes that are not UTF-8, which `found` has as U+FFFD."""
-    if not any(_REPLACED in each for each in found):
+def with_invalid_bytes_dropped(found: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the readings, preceded by each reading without U+FFFD.
+
+    U+FFFD replaces bytes that are not UTF-8. Some servers drop these bytes instead.
+    """
+    if not any(_INVALID in each for each in found):
         return found
-    return tuple(dict.fromkeys([*(each.replace(_REPLACED, "") or "/" for each in found), *found]))
+    return tuple(dict.fromkeys([*(each.replace(_INVALID, "") or "/" for each in found), *found]))
 
 
-def without_broken_bytes(path: str) -> str:
-    """A path that PEP 3333 passes as bytes read as latin-1, without the bytes that are not UTF-8; "/" at least."""
+def without_invalid_bytes(path: str) -> str:
+    """Decode a path of PEP 3333 (bytes as latin-1) as UTF-8, without the bytes that are not UTF-8. At least "/"."""
     try:
         return path.encode("latin-1").decode("utf-8", "ignore") or "/"
-    except UnicodeEncodeError:  # a server that decoded it already
+    except UnicodeEncodeError:  # the server decoded it as UTF-8 already
         return path
 
 
 def is_utf8(raw: bytes | None) -> bool:
-    """Whether what a server has decoded, which is known, is UTF-8: then each U+FFFD in it is the client's own."""
+    """Return True if the raw path is known and is UTF-8. A U+FFFD in it was then sent by the client."""
     try:
         return bool(raw) and bool(unquote_to_bytes(raw or b"").decode("utf-8"))
     except UnicodeDecodeError:
@@ -252,12 +283,18 @@ def is_utf8(raw: bytes | None) -> bool:
 
 
 def with_empty_values(found: tuple[str, ...]) -> tuple[str, ...]:
-    """The readings, and those with `EMPTY` for each empty segment behind the first slashes."""
-    filled = ("/" + "/".join([part or EMPTY for part in each.lstrip("/").split("/")]) for each in found if each != "/")
+    """Return the readings, followed by each reading with `EMPTY_SEGMENT` in place of its empty segments.
+
+    The slashes at the start of a path are not replaced.
+    """
+    filled = (
+        "/" + "/".join([part or EMPTY_SEGMENT for part in each.lstrip("/").split("/")]) for each in found if each != "/"
+    )
     return tuple(dict.fromkeys([*found, *filled]))
 
 
-def _cut(path: str, root: str, framework: str) -> tuple[str, ...]:
+def _without_root(path: str, root: str, framework: str) -> tuple[str, ...]:
+    """Cut the prefix off a path as the framework does. An unknown framework gets each way."""
     if framework == "falcon":
         return (path,)
     if path.startswith(root) and path[len(root) : len(root) + 1] in {"", "/"}:
@@ -266,36 +303,38 @@ def _cut(path: str, root: str, framework: str) -> tuple[str, ...]:
         return (path,)
     if framework == "django":
         return (path.removeprefix(root),)
-    rest = path.split(root, 1)[-1]  # Litestar's cut, and that of Quart before 0.21, which covers the later one's
+    # Litestar and Quart before 0.21 cut this way. Later versions of Quart have no result that this one has not.
+    rest = path.split(root, 1)[-1]
     return (rest,) if framework in {"litestar", "quart"} else (rest, path)
 
 
 def framework_of(app: Any) -> str:
-    """The framework whose router is inside `app`, by the name of its package; "" where it can't be told.
+    """Return the framework whose router is inside `app`, as the name of its package, or "" if it is unknown.
 
-    Middlewares are looked through as long as they keep the app in one of the usual attributes.
+    Middlewares are unwrapped if they keep the app in one of the usual attributes.
     """
     found, seen = "", set[int]()
-    waiting = [app]
-    while waiting and len(seen) < _DEEPEST:
-        each = waiting.pop(0)
+    queue = [app]
+    while queue and len(seen) < _MAX_APPS:
+        each = queue.pop(0)
         each = getattr(each, "__self__", each)  # a bound method, as `quart_app.asgi_app` is
         if id(each) in seen or isinstance(each, type) or each is None:
             continue
         seen.add(id(each))
         packages = (kind.__module__.partition(".")[0] for kind in type(each).__mro__)
         found = next((package for package in packages if package in _KNOWN), found)
-        waiting += _inside(each)
+        queue += _inside(each)
     return found
 
 
 def _inside(app: Any) -> Iterable[Any]:
+    """Return the apps that a middleware keeps in the usual attributes."""
     held = getattr(app, "__dict__", None) or {}
     return [held[name] for name in _INNER if callable(held.get(name))]
 
 
 def forced_root(framework: str) -> str:
-    """Django's FORCE_SCRIPT_NAME, which its ASGI handler cuts off paths; "" where it is not set."""
+    """Return Django's FORCE_SCRIPT_NAME, the prefix that its ASGI handler cuts off paths, or "" if it is not set."""
     conf = sys.modules.get("django.conf") if framework in {"django", ""} else None
     settings: Any = getattr(conf, "settings", None)
     if settings is None or not settings.configured:
@@ -303,47 +342,53 @@ def forced_root(framework: str) -> str:
     return str(getattr(settings, "FORCE_SCRIPT_NAME", None) or "")
 
 
-Lines = Callable[[Sequence[str]], str]
+JoinLines = Callable[[Sequence[str]], str]
 
 
 class Framework(NamedTuple):
-    """How one framework reads what can be read in more than one way.
+    """How one framework reads the values that frameworks read differently."""
 
-    `lines` makes one text of the lines of the Cookie header, `cookies` finds the cookies of a name in it, and `cookie`
-    and `query` say which counts of several: 0, the first, or -1, the last. `header` makes one text of the lines of any
-    other header.
-    """
-
-    cookies: Callable[[str, str], list[str]]
-    cookie: int
-    query: int
-    lines: Lines
-    header: Lines
+    find_cookies: Callable[[str, str], list[str]]
+    """Finds all cookies of a name in the text of the Cookie header."""
+    cookie_index: int
+    """Which of several cookies of one name counts: 0 for the first, -1 for the last."""
+    query_index: int
+    """Which of several query parameters of one name counts: 0 for the first, -1 for the last."""
+    join_cookie_lines: JoinLines
+    """Makes one text of the lines of the Cookie header."""
+    join_lines: JoinLines
+    """Makes one text of the lines of any other header."""
     host: Callable[[str], str | None]
+    """Finds the host's name in a Host header."""
     cookies_utf8: bool = False
-    query_text: Callable[[str], str] = utf8
+    """The Cookie header is UTF-8, not latin-1."""
+    decode_query: Callable[[str], str] = utf8
+    """Decodes a query string that was decoded as latin-1."""
     percent: bool = False
+    """Cookies are percent-decoded."""
     semicolons: bool = False
+    """A ";" separates query parameters, as "&" does."""
     underscores: bool = False
+    """The header `X_User` is read as `X-User`."""
 
     def read_cookie(self, name: str, lines: Sequence[str]) -> str | None:
-        """A cookie; None where there is none of that name."""
-        text = self.lines(lines)
-        values = self.cookies(name, utf8(text) if self.cookies_utf8 else text)
+        """Return the value of a cookie, or None if no cookie has that name. `lines` are those of the Cookie header."""
+        text = self.join_cookie_lines(lines)
+        values = self.find_cookies(name, utf8(text) if self.cookies_utf8 else text)
         if not values:
             return None
-        value = values[self.cookie]
+        value = values[self.cookie_index]
         return unquote(value) if self.percent and "%" in value else value
 
     def read_query(self, name: str, query: str) -> str | None:
-        """A query parameter; None where there is none of that name."""
+        """Return the value of a query parameter, or None if no parameter has that name."""
         text = query.replace(";", "&") if self.semicolons else query
-        values = parameters_named(name, self.query_text(text))
-        return values[self.query] if values else None
+        values = parameters_named(name, self.decode_query(text))
+        return values[self.query_index] if values else None
 
 
 def host_name(host: str) -> str | None:
-    """A Host header's name, lower-case, less the port and the root's dot."""
+    """Return the name in a Host header: lower case, without the port and the trailing dot. None if it is empty."""
     name = host.strip().lower()
     head, colon, port = name.rpartition(":")
     if colon and (not port or (port.isascii() and port.isdigit())) and (":" not in head or head.endswith("]")):
@@ -352,21 +397,21 @@ def host_name(host: str) -> str | None:
 
 
 def host_is_plain(host: str) -> bool:
-    """True of a Host header that every framework reads alike: a name or an IPv4 address, perhaps with a port."""
+    """Return True if every framework reads this Host header alike: a name or IPv4 address, with or without a port."""
     name, _, port = host.partition(":")
     return name[-1:] != "." and ":" not in port and (not port or (port.isascii() and port.isdigit()))
 
 
 def _host_with_dot(host: str) -> str | None:
-    """As Starlette reads it today: the root's dot stays."""
+    """Return the host as current versions of Starlette read it: the trailing dot stays."""
     name = host.strip().lower()
     head, colon, port = name.rpartition(":")
     dotted = (head if colon and port.isdigit() else name).endswith(".")
     return f"{host_name(host) or ''}." if dotted else host_name(host)
 
 
-def _host_up_to_a_colon(host: str) -> str | None:
-    """As Starlette read it at first: whatever follows the first colon is a port."""
+def _host_up_to_colon(host: str) -> str | None:
+    """Return the host as early versions of Starlette read it: the port starts at the first colon."""
     return host.partition(":")[0].strip().lower() or None
 
 
@@ -378,28 +423,28 @@ def _last(lines: Sequence[str]) -> str:
     return lines[-1]
 
 
-STARLETTE = Framework(cookies_named, -1, -1, "; ".join, _first, _host_with_dot, query_text=str)
-OLD_STARLETTE = Framework(cookies_named, -1, -1, _first, _first, _host_up_to_a_colon, query_text=str)
-LITESTAR = Framework(cookies_named, -1, 0, _first, _first, host_name, query_text=str, percent=True)
+STARLETTE = Framework(cookies_named, -1, -1, "; ".join, _first, _host_with_dot, decode_query=str)
+OLD_STARLETTE = Framework(cookies_named, -1, -1, _first, _first, _host_up_to_colon, decode_query=str)
+LITESTAR = Framework(cookies_named, -1, 0, _first, _first, host_name, decode_query=str, percent=True)
 DJANGO = Framework(cookies_named, -1, -1, ",".join, ",".join, host_name)
 OLD_DJANGO = DJANGO._replace(underscores=True)
 QUART = Framework(cookies_as_flask, 0, 0, ";".join, _first, host_name)
-OLD_QUART = QUART._replace(cookies=cookies_as_old_flask)
-# `dict(scope["headers"])`, which many middlewares write, has the last line of a header, too.
+OLD_QUART = QUART._replace(find_cookies=cookies_as_old_flask)
+# Falcon reads the last line of a header. So do the many middlewares that write `dict(scope["headers"])`.
 FALCON = Framework(cookies_named, 0, -1, _last, _last, host_name)
 
 ASGI = (STARLETTE, OLD_STARLETTE, LITESTAR, DJANGO, OLD_DJANGO, QUART, OLD_QUART, FALCON)
-"""Rows for ASGI. The first is what is read where all agree.
+"""All frameworks under ASGI. The first one reads a request; the others read it again if it is ambiguous.
 
-Older versions of Starlette, and Litestar, know the first Cookie line alone; Django joins the lines by a comma, and its
-older versions take `X_User` for `X-User`; Quart reads as Werkzeug does; Falcon knows the last Cookie line alone.
+Older versions of Starlette read only the first Cookie line, and so does Litestar. Django joins the lines with a comma,
+and its older versions read `X_User` as `X-User`. Quart reads as Werkzeug does. Falcon reads only the last Cookie line.
 """
 
 FLASK = QUART
-OLD_FLASK = OLD_QUART._replace(host=_host_up_to_a_colon)  # the host as `environ["HTTP_HOST"].split(":")[0]`, too
-WSGI_DJANGO = DJANGO._replace(cookies_utf8=True, query_text=utf8_or_latin1)
+OLD_FLASK = OLD_QUART._replace(host=_host_up_to_colon)  # many apps split `environ["HTTP_HOST"]` at the colon
+WSGI_DJANGO = DJANGO._replace(cookies_utf8=True, decode_query=utf8_or_latin1)
 WSGI_FALCON = FALCON
 BOTTLE = Framework(cookies_as_bottle, -1, -1, _first, _first, host_name, semicolons=True)
 
 WSGI = (FLASK, OLD_FLASK, WSGI_DJANGO, WSGI_FALCON, BOTTLE)
-"""Rows for WSGI, whose servers have joined the lines of a header."""
+"""All frameworks under WSGI. The server has joined the lines of a header. The first framework reads a request."""

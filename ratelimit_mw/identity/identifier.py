@@ -1,7 +1,8 @@
-"""Who a counter belongs to: the text between the braces of its key, from the words of `by`.
+"""Build identities: the text between the braces of a counter's key, which says whose counter it is.
 
-Each part says which attribute it is of, so the user "192.0.2.1" and the address 192.0.2.1 stay apart.
-What a client wrote never stands there as it is: it is hashed, unless it is short and harmless and no secret.
+An identity is compiled from one entry of `by`. Each part names its attribute, so the user "192.0.2.1" and the address
+192.0.2.1 have different identities. Values that clients send are hashed. Only short values without special characters
+of attributes that are not secret (`_NOT_SECRET`) are written as they are.
 """
 
 import re
@@ -13,57 +14,62 @@ from ratelimit_mw.identity.attributes import Attributes, canonical_name
 from ratelimit_mw.identity.request import Request
 
 Identifier = Callable[[Request, Mapping[str, str], str], str | None]
-"""Takes a request, its path parameters and the template that matched; None where an attribute is absent."""
+"""Returns the identity of a request, or None if an attribute is absent.
+
+The arguments are the request, its path parameters, and the template that matched ("" for none).
+"""
 
 GLOBAL = "*"
 """The identity of `by: global`."""
 
 CONNECTION = "connection"
-"""The WebSocket that a message came over: its identity, which is there for messages only, is the text itself."""
+"""The attribute that identifies the WebSocket of a message. Only messages have it. Its value is the whole identity."""
 
-SPELLED = " path"
-"""Among a rule's path parameters, the path with their parsed values in it, where the client spelled it otherwise.
+PARSED_PATH = " path"
+"""The key, among the path parameters, of the path that has the parsed values in place of those that the client wrote.
 
-No parameter's name starts with a space.
+It is absent if the client wrote the parsed values. No parameter name starts with a space.
 """
 
-_HARMLESS = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
-_NO_SECRET = ("method", "tier", "host")
+_UNESCAPED = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
+_NOT_SECRET = ("method", "tier", "host")
 
 
 def identifier(by: str, attributes: Attributes) -> Identifier:
-    """Compile one entry of `by`: an attribute, "a+b" for the pair, "a|b" for the first that is present.
+    """Compile one entry of `by`: an attribute, "a+b" for the pair, or "a|b" for the first that is present.
 
-    `+` binds tighter than `|`. ValueError says what is wrong with it. Rules that count by the same share one function.
+    `+` binds tighter than `|`. Rules with the same entry share one function. Raises ValueError, with a message for
+    the user, if an entry is incomplete or names an unknown attribute.
     """
-    known = attributes.identifiers.get(by)
-    if known is not None:
-        return known
+    cached = attributes.identifiers.get(by)
+    if cached is not None:
+        return cached
     choices = [[part.strip() for part in choice.split("+")] for choice in by.split("|")]
     if not all(part for parts in choices for part in parts):
-        raise ValueError(f"{by!r} has nothing on one side of a + or a |; write as ip+user or user|ip")
-    made = _first([_pair([_part(name, attributes) for name in parts]) for parts in choices])
-    attributes.identifiers[by] = made
-    return made
+        raise ValueError(f"{by!r} has nothing on one side of a + or a |; write it as ip+user or user|ip")
+    compiled = _first_present([_joined([_part(name, attributes) for name in parts]) for parts in choices])
+    attributes.identifiers[by] = compiled
+    return compiled
 
 
 def attributes_of(by: str) -> list[str]:
-    """The attributes that one entry of `by` names."""
+    """Return the names of the attributes in one entry of `by`."""
     return [part.strip() for choice in by.split("|") for part in choice.split("+")]
 
 
 def names_in(identity: str) -> tuple[str, ...]:
-    """The names of the attributes that an identity is made of, as they stand in it."""
+    """Return the names of the attributes in an identity, in their escaped form."""
     return tuple(part.partition("=")[0] for part in identity.split("+"))
 
 
 def names_of(choice: str) -> tuple[str, ...]:
-    """The names that an identity has which was made by `choice`: an attribute, or several as "a+b"."""
+    """Return what `names_in` returns for an identity that was built by `choice`: "a" or "a+b"."""
     names = [canonical_name(part) for part in choice.split("+")]
     return tuple(GLOBAL if name == "global" else _escaped(name) for name in names)
 
 
-def _pair(parts: list[Identifier]) -> Identifier:
+def _joined(parts: list[Identifier]) -> Identifier:
+    """Join the texts of all parts with "+". The identity is None if one part is absent."""
     if len(parts) == 1:
         return parts[0]
 
@@ -79,7 +85,8 @@ def _pair(parts: list[Identifier]) -> Identifier:
     return identify
 
 
-def _first(choices: list[Identifier]) -> Identifier:
+def _first_present(choices: list[Identifier]) -> Identifier:
+    """Return the first choice that is present. An unknown address is used only if no other choice is present."""
     if len(choices) == 1:
         return choices[0]
 
@@ -91,13 +98,14 @@ def _first(choices: list[Identifier]) -> Identifier:
                 continue
             if UNKNOWN_ADDRESS not in text:
                 return text
-            fallback = fallback or text  # an unknown address is no more than a last resort
+            fallback = fallback or text
         return fallback
 
     return identify
 
 
 def _part(name: str, attributes: Attributes) -> Identifier:
+    """Compile a single name. Raises ValueError if it is unknown."""
     name = canonical_name(name)
     if name == "global":
         return lambda _request, _params, _route: GLOBAL
@@ -106,7 +114,7 @@ def _part(name: str, attributes: Attributes) -> Identifier:
     if name == CONNECTION:
         return lambda request, _params, _route: request.values.get(CONNECTION)
     if not attributes.known(name):
-        raise ValueError(f"{name!r} is nothing to count by; there are global, route, {', '.join(attributes.names())}")
+        raise ValueError(f"can't count by {name!r}; known: global, route, {', '.join(attributes.names())}")
     if name == "ip":
         attributes.reader("ip")  # so that `attributes` knows of its use
         return attributes.client_address.identify
@@ -131,44 +139,45 @@ def _by_parameter(name: str, attributes: Attributes) -> Identifier:
 
 
 def _by_path(attributes: Attributes) -> Identifier:
-    read, spell = attributes.reader("path"), spelling("path", attributes)
+    read, encode = attributes.reader("path"), encoder("path", attributes)
 
     def identify(request: Request, params: Mapping[str, str], _route: str) -> str | None:
-        value = params.get(SPELLED) if params else None
+        value = params.get(PARSED_PATH) if params else None
         if value is None:
             value = read(request)
-        return None if value is None else spell(value)
+        return None if value is None else encode(value)
 
     return identify
 
 
 def _by_attribute(name: str, attributes: Attributes) -> Identifier:
-    read, spell = attributes.reader(name), spelling(name, attributes)
+    read, encode = attributes.reader(name), encoder(name, attributes)
 
     def identify(request: Request, _params: Mapping[str, str], _route: str) -> str | None:
         value = read(request)
-        return None if value is None else spell(value)
+        return None if value is None else encode(value)
 
     return identify
 
 
-def spelling(name: str, attributes: Attributes) -> Callable[[str], str]:
-    """The function that writes a value of the attribute `name` as it stands between the braces.
+def encoder(name: str, attributes: Attributes) -> Callable[[str], str]:
+    """Return the function that encodes a value of the attribute `name` as a part of an identity: "name=value".
 
-    An identity may be of several, joined by "+". The name need not be an attribute's, for entries given by hand.
+    The value is hashed unless it is an address or a short text that is not secret. A "~" marks a hash where a value
+    could stand. The name need not be a known attribute, because the entries that `check()` takes have any key.
     """
     name = canonical_name(name)
     digest, prefix = attributes.digest, f"{_escaped(name)}="
     if name == "ip":
         network = attributes.network
         return lambda value: prefix + (network(value) or f"~{digest(value)}")
-    if name in _NO_SECRET:
-        return lambda value: prefix + (value if _HARMLESS.fullmatch(value) else f"~{digest(value)}")
+    if name in _NOT_SECRET:
+        return lambda value: prefix + (value if _UNESCAPED.fullmatch(value) else f"~{digest(value)}")
     if name != "path":
         attributes.warn_without_secret()
     return lambda value: prefix + digest(value)
 
 
 def _escaped(text: str) -> str:
-    """Text of the rules file, so that no sign in it can be mistaken for one of a key's."""
+    """Percent-encode a text of the rules file, so that it holds no character with a meaning in a key."""
     return quote(text, safe="/:", errors="surrogatepass")

@@ -1,4 +1,4 @@
-"""A request as rules read it: its interface, and one made from a mapping of attributes."""
+"""The interface of a request as rules read it, and the requests that `check()` makes of its arguments."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -6,108 +6,112 @@ from typing import Any, Protocol
 
 from ratelimit_mw.identity.decoding import Framework
 
-Reading = Mapping[str, str | None]
-"""One way to read a request: the attributes on which the ways differ, by name."""
+Alternative = Mapping[str, str | None]
+"""One framework's way to read an ambiguous request: the values of the attributes that frameworks read differently."""
 
 
 class Request(Protocol):
-    """One request, read lazily. Nothing here raises, whatever the client sent.
+    """One request, which is read lazily. No method raises, whatever the client sent.
 
-    `method` is upper-case, and "GET" for a WebSocket; `path` is as the app's router sees it: decoded
-    once, less the mount's prefix, at least "/". Both are "" where `check()` was not given them.
-    `readings` are all that routers may make of the path, where they differ: the one that names the counters first,
-    `path` among them, () where it is the only one.
-    `values` remembers the attributes already read, by canonical name ("ip", "user", "header:x-plan" …).
-    `context` is the ASGI scope or the WSGI environ, and None for attributes given to `check()`.
-
-    `doubtful` is set by reading something that frameworks read differently. `rows` are then the ways in which the rules
-    have read the request; see `reread`.
+    Frameworks read some requests differently, for example one with two cookies of the same name. Reading such a value
+    sets `ambiguous`. `read_alternatives` then reads the request as each framework does, and the rules are tried with
+    each alternative.
     """
 
     method: str
+    """The method in upper case: "GET" for a WebSocket, "" if `check()` was given none."""
     path: str
+    """The path as the app's router sees it: decoded once and without the mount's prefix. "" only in `check()`."""
     readings: tuple[str, ...]
+    """The different paths that routers may see, including `path`. Counters use the first one. () if all agree."""
     values: dict[str, str | None]
+    """The attributes that were already read, by canonical name ("ip", "user", "header:x-plan")."""
     context: Any
-    doubtful: bool
-    rows: tuple[Reading, ...]
+    """The ASGI scope or the WSGI environ. None for attributes given to `check()`."""
+    ambiguous: bool
+    """True if a value was read that frameworks read differently."""
+    alternatives: tuple[Alternative, ...]
+    """What the rules got from `read_alternatives` for this request."""
 
     @property
     def peer(self) -> str | None:
-        """The address of the other end of the connection, as the server wrote it; None where it has none."""
+        """The address of the connection's other end, as the server wrote it. None if there is no address."""
         ...
 
     def header_lines(self, name: str) -> list[str]:
-        """Every line of a header, in order. `name` is lower-case."""
+        """Return every line of a header, in order. `name` is lower-case."""
         ...
 
     def header(self, name: str) -> str | None:
-        """The first line of a header, which is what most frameworks read; None where it is absent."""
+        """Return the first line of a header, which most frameworks read. None if the header is absent."""
         ...
 
     def host(self) -> str | None:
-        """The Host header; None where it is absent."""
+        """Return the Host header. None if it is absent."""
         ...
 
     def cookie(self, name: str) -> str | None:
-        """A cookie, decoded. Sent twice, it is the one that the interface's frameworks read."""
+        """Return a decoded cookie. Of several, it is the one that most frameworks of the interface read."""
         ...
 
     def query(self, name: str) -> str | None:
-        """A query parameter, decoded. Sent twice, it is the one that the interface's frameworks read."""
+        """Return a decoded query parameter. Of several, it is the one that most frameworks of the interface read."""
         ...
 
-    def reread(self, names: "Mapping[str, FrameworkReader]") -> tuple[Reading, ...]:
-        """The ways in which frameworks read the attributes of these names. Each holds the names that are in doubt.
+    def read_alternatives(self, readers: "Mapping[str, FrameworkReader]") -> tuple[Alternative, ...]:
+        """Read these attributes as each framework does. Return the distinct results.
 
-        Empty where all of them agree.
+        Each result holds only the attributes that frameworks read differently. () if all frameworks agree.
         """
         ...
 
 
-class Rereadable(Protocol):
-    """A request that can be read as a certain framework reads it."""
+class FrameworkReadable(Protocol):
+    """A request that can be read as a given framework reads it. Absent values are None."""
 
     def cookie_as(self, framework: Framework, name: str) -> str | None:
-        """A cookie."""
+        """Return a cookie as the framework reads it."""
         ...
 
     def query_as(self, framework: Framework, name: str) -> str | None:
-        """A query parameter."""
+        """Return a query parameter as the framework reads it."""
         ...
 
     def header_as(self, framework: Framework, name: str) -> str | None:
-        """A header."""
+        """Return a header as the framework reads it."""
         ...
 
     def host_as(self, framework: Framework) -> str | None:
-        """The host's name."""
+        """Return the host's name as the framework reads it."""
         ...
 
 
-FrameworkReader = Callable[[Rereadable, Framework], str | None]
-"""Reads an attribute as a certain framework does."""
+FrameworkReader = Callable[[FrameworkReadable, Framework], str | None]
+"""Reads one attribute as a given framework reads it."""
 
 
-def distinct_readings(
-    request: Rereadable, names: Mapping[str, FrameworkReader], ways: Sequence[Framework]
-) -> tuple[Reading, ...]:
-    """The distinct ways in which these frameworks read attributes, each with those alone on which they differ."""
-    columns = {name: [again(request, way) for way in ways] for name, again in names.items()}
-    doubtful = {name: column for name, column in columns.items() if len(set(column)) > 1}
-    rows = dict.fromkeys(zip(*doubtful.values(), strict=True))
-    return tuple(dict(zip(doubtful, row, strict=True)) for row in rows)
+def distinct_alternatives(
+    request: FrameworkReadable, readers: Mapping[str, FrameworkReader], frameworks: Sequence[Framework]
+) -> tuple[Alternative, ...]:
+    """Read attributes as each of the frameworks does. See `Request.read_alternatives`."""
+    columns = {name: [read(request, framework) for framework in frameworks] for name, read in readers.items()}
+    ambiguous = {name: column for name, column in columns.items() if len(set(column)) > 1}
+    rows = dict.fromkeys(zip(*ambiguous.values(), strict=True))
+    return tuple(dict(zip(ambiguous, row, strict=True)) for row in rows)
 
 
 class MappingRequest:
-    """Attributes given by hand. What is not given is absent: there is no header, cookie or scope to ask.
+    """A request made of the attributes that are passed to `check()`. All other attributes are absent.
 
-    `values` holds the attributes under their canonical names, `raw` the headers, cookies and query
-    parameters among them, which are read like those of any request: `tier: header:X-Plan` finds a given
-    "header:X-Plan".
+    Args:
+        values: the attributes by canonical name.
+        raw: the headers, cookies and query parameters among them. Sources read them as they read any request:
+            `tier: header:X-Plan` reads the attribute "header:X-Plan".
+        method: the method in upper case, or "".
+        path: the path, or "".
     """
 
-    __slots__ = ("context", "doubtful", "method", "path", "raw", "readings", "rows", "values")
+    __slots__ = ("alternatives", "ambiguous", "context", "method", "path", "raw", "readings", "values")
 
     def __init__(
         self,
@@ -118,8 +122,8 @@ class MappingRequest:
         path: str = "",
     ) -> None:
         self.context = None
-        self.doubtful = False
-        self.rows: tuple[Reading, ...] = ()
+        self.ambiguous = False
+        self.alternatives: tuple[Alternative, ...] = ()
         self.values = values
         self.raw = raw
         self.method = method
@@ -128,41 +132,44 @@ class MappingRequest:
 
     @property
     def peer(self) -> None:
-        """None: an address that was given stands in `values`."""
+        """None. An address that was given is in `values`."""
         return
 
     def header_lines(self, name: str) -> list[str]:
-        """The header as one line, if it was given."""
+        """Return the header as one line, if it was given."""
         value = self.header(name)
         return [] if value is None else [value]
 
     def header(self, name: str) -> str | None:
-        """A header, if it was given as "header:N"."""
+        """Return a header, if it was given as "header:N"."""
         return self.raw.get(f"header:{name}")
 
     def cookie(self, name: str) -> str | None:
-        """A cookie, if it was given as "cookie:N"."""
+        """Return a cookie, if it was given as "cookie:N"."""
         return self.raw.get(f"cookie:{name}")
 
     def query(self, name: str) -> str | None:
-        """A query parameter, if it was given as "query:N"."""
+        """Return a query parameter, if it was given as "query:N"."""
         return self.raw.get(f"query:{name}")
 
     def host(self) -> str | None:
-        """A host, if it was given as "header:host"."""
+        """Return a host, if it was given as "header:host"."""
         return self.header("host")
 
-    def reread(self, names: Mapping[str, FrameworkReader]) -> tuple[Reading, ...]:  # noqa: ARG002 - no name is in doubt
-        """None: what was given by hand is read in one way."""
+    def read_alternatives(self, readers: Mapping[str, FrameworkReader]) -> tuple[Alternative, ...]:  # noqa: ARG002 - never ambiguous
+        """Return (). Attributes given to `check()` are never ambiguous."""
         return ()
 
 
 Entry = tuple[str, str]
-"""A key and its value."""
+"""The key and the value of one entry of a descriptor."""
 
 
 class EntriesRequest(MappingRequest):
-    """One list of entries, in order, and no attributes. Raises ValueError for what is no (key, value) pair."""
+    """A request made of the ordered (key, value) pairs of one Envoy descriptor. It has no other attributes.
+
+    Raises ValueError for an entry that is not a (key, value) pair.
+    """
 
     __slots__ = ("entries",)
 
@@ -173,6 +180,6 @@ class EntriesRequest(MappingRequest):
 
 def _entry(entry: Sequence[str | None]) -> Entry:
     if isinstance(entry, str) or len(entry) != 2:
-        raise ValueError(f"a list of entries is made of (key, value) pairs, and this is no pair: {entry!r:.80}")
+        raise ValueError(f"entries must be (key, value) pairs, but one is {entry!r:.80}")
     key, value = entry
     return str(key), "" if value is None else str(value)

@@ -1,7 +1,7 @@
-"""Where an attribute comes from: the words `header:` `cookie:` `query:` `scope:` `environ:` `python:`.
+"""The sources of attributes: `header:` `cookie:` `query:` `scope:` `environ:` `python:`.
 
-A source is compiled once. Reading it never raises: what goes wrong is logged once for each source, by
-type and place only, for the message of an exception may hold the token that it was about.
+A source is compiled once. Reading it never raises. The first error of each source is logged. The log names only the
+type and the place of an exception, because its message may contain a secret token.
 """
 
 import binascii
@@ -20,27 +20,27 @@ from ratelimit_mw.identity.request import FrameworkReader, Request
 logger = logging.getLogger("ratelimit_mw")
 
 _MISSING = object()
+# Attributes that identify a user object, most reliable first.
 _IDENTITY_OF_USER = ("identity", "pk", "id", "username", "display_name")
 _SCHEMES = frozenset({"apikey", "basic", "bearer", "digest", "negotiate", "token"})
 
 
 @dataclass(frozen=True, slots=True)
 class AttributeSource:
-    """One source, compiled. `read` gives a request's value or None.
-
-    `fetch` is there for an async function only, which `read` can't call: it takes the scope. `header` is the one header
-    that is read, in lower case; None where it is something else. `read_as` reads what frameworks read differently, as
-    one of them does; None for what there is one way to read.
-    """
+    """One compiled source."""
 
     read: Callable[[Request], str | None]
+    """Reads the value from a request. None if it is absent."""
     fetch: Callable[[Any], Awaitable[str | None]] | None = None
+    """Calls an async function with the ASGI scope. None for a source that `read` can read."""
     header: str | None = None
+    """The only header that is read, in lower case. None if anything else is read."""
     read_as: FrameworkReader | None = None
+    """Reads the value as a given framework does. None if all frameworks read it alike."""
 
 
-class _Fault:
-    """Logs the first thing that goes wrong with a source, and no more."""
+class _FirstError:
+    """Logs only the first error of a source."""
 
     __slots__ = ("logged", "source")
 
@@ -48,12 +48,13 @@ class _Fault:
         self.source = source
         self.logged = False
 
-    def report(self, what: str) -> None:
+    def report(self, message: str) -> None:
         if not self.logged:
             self.logged = True
-            logger.warning("%s counts as absent: %s (said once)", self.source, what)
+            logger.warning("%s counts as absent: %s (logged once)", self.source, message)
 
     def raised(self, error: Exception) -> None:
+        """Report an exception by its type and by the line that raised it."""
         trace = error.__traceback__
         while trace is not None and trace.tb_next is not None:
             trace = trace.tb_next
@@ -62,17 +63,20 @@ class _Fault:
 
 
 def compiled(text: str) -> AttributeSource:
-    """The source that a rules file names, as "header:Authorization". ValueError says what is wrong with it."""
+    """Compile a source of a rules file, as "header:Authorization".
+
+    Raises ValueError, with a message for the user, if the text is not a source or names no function.
+    """
     kind, _, argument = text.partition(":")
     compiler = SOURCES.get(kind.strip())
     argument = argument.strip()
     if compiler is None or not argument:
         words = " ".join(f"{word}:" for word in SOURCES)
-        raise ValueError(f"{text!r} is no source; one starts with one of {words} and goes on with a name")
-    return compiler(argument, _Fault(text))
+        raise ValueError(f"{text!r} is not a source; write one of {words} followed by a name")
+    return compiler(argument, _FirstError(text))
 
 
-def _header(name: str, _: _Fault) -> AttributeSource:
+def _header(name: str, _: _FirstError) -> AttributeSource:
     lower = name.lower()
     value = credential if lower == "authorization" else _stripped
     return AttributeSource(
@@ -86,7 +90,7 @@ def _stripped(header: str | None) -> str | None:
     return (header or "").strip() or None
 
 
-def _cookie(name: str, _: _Fault) -> AttributeSource:
+def _cookie(name: str, _: _FirstError) -> AttributeSource:
     return AttributeSource(
         lambda request: request.cookie(name) or None,
         header="cookie",
@@ -94,7 +98,7 @@ def _cookie(name: str, _: _Fault) -> AttributeSource:
     )
 
 
-def _query(name: str, _: _Fault) -> AttributeSource:
+def _query(name: str, _: _FirstError) -> AttributeSource:
     return AttributeSource(
         lambda request: request.query(name) or None,
         read_as=lambda request, framework: request.query_as(framework, name) or None,
@@ -102,10 +106,11 @@ def _query(name: str, _: _Fault) -> AttributeSource:
 
 
 def credential(authorization: str | None) -> str | None:
-    """The credential of an Authorization header, in one spelling; None where there is none.
+    """Return the credential of an Authorization header in a canonical spelling, or None if there is none.
 
-    A bearer token stands alone. Other schemes keep their name, in lower case, so that two never collide;
-    Basic is decoded, for its decoders skip stray characters.
+    A bearer token is returned without its scheme. Other schemes keep their name in lower case, so that credentials of
+    two schemes never collide. Basic credentials are decoded, because decoders skip stray characters: many spellings
+    are one credential.
     """
     words = (authorization or "").split(None, 1)
     if len(words) < 2:
@@ -117,22 +122,22 @@ def credential(authorization: str | None) -> str | None:
         try:
             value = b64decode(value.encode("latin-1", "replace")).decode("latin-1")
         except binascii.Error:
-            return f"basic? {value}"
+            return f"basic? {value}"  # not base64; the "?" keeps it apart from a decoded credential
     return f"{scheme} {value}"
 
 
-def _scope(path: str, fault: _Fault) -> AttributeSource:
-    return _walking(path, fault, AsgiRequest)
+def _scope(path: str, errors: _FirstError) -> AttributeSource:
+    return _from_context(path, errors, AsgiRequest)
 
 
-def _environ(path: str, fault: _Fault) -> AttributeSource:
-    return _walking(path, fault, WsgiRequest)
+def _environ(path: str, errors: _FirstError) -> AttributeSource:
+    return _from_context(path, errors, WsgiRequest)
 
 
-def _walking(path: str, fault: _Fault, kind: type[AsgiRequest] | type[WsgiRequest]) -> AttributeSource:
-    """Follows a dotted path into the scope or the environ; under the other interface it is absent."""
+def _from_context(path: str, errors: _FirstError, kind: type[AsgiRequest] | type[WsgiRequest]) -> AttributeSource:
+    """Follow a dotted path into the scope or the environ. The value is absent under the other interface."""
     steps = path.split(".")
-    # The first key may hold dots itself, as "werkzeug.request" does: the longest that is there is meant.
+    # The first key may contain dots, as "werkzeug.request" does. The longest key that is present is used.
     splits = [(".".join(steps[:end]), tuple(steps[end:])) for end in range(len(steps), 0, -1)]
 
     def read(request: Request) -> str | None:
@@ -141,16 +146,16 @@ def _walking(path: str, fault: _Fault, kind: type[AsgiRequest] | type[WsgiReques
         try:
             for first, others in splits:
                 if first in request.context:
-                    return _text(_followed(request.context[first], others), fault)
+                    return _text(_followed(request.context[first], others), errors)
         except Exception as error:  # noqa: BLE001 - a property of the app's own objects may raise anything
-            fault.raised(error)
+            errors.raised(error)
         return None
 
     return AttributeSource(read)
 
 
 def _followed(value: Any, steps: tuple[str, ...]) -> Any:
-    """What the steps lead to, through keys and then attributes; None where a step or a login is missing."""
+    """Follow the steps as keys or attributes. None if a step is missing or a user on the way is not logged in."""
     for step in steps:
         if value is None or _anonymous(value):
             return None
@@ -166,12 +171,13 @@ def _step(value: Any, step: str) -> Any:
 
 
 def _anonymous(value: Any) -> bool:
-    """True of Starlette's UnauthenticatedUser, Django's AnonymousUser, and their like."""
-    known = getattr(value, "is_authenticated", _MISSING)
-    return known is not _MISSING and not (known() if callable(known) else known)
+    """Return True for Starlette's UnauthenticatedUser, Django's AnonymousUser and similar objects."""
+    authenticated = getattr(value, "is_authenticated", _MISSING)
+    return authenticated is not _MISSING and not (authenticated() if callable(authenticated) else authenticated)
 
 
 def _plain(value: Any) -> str | None:
+    """Return text, whole numbers and UUIDs as text, and None for anything else."""
     if isinstance(value, str):
         return value or None
     if isinstance(value, (int, UUID)) and not isinstance(value, bool):
@@ -179,8 +185,8 @@ def _plain(value: Any) -> str | None:
     return None
 
 
-def _text(value: Any, fault: _Fault) -> str | None:
-    """A value as an identity: text, a number, a UUID, or what identifies a user object."""
+def _text(value: Any, errors: _FirstError) -> str | None:
+    """Convert a value to an identity: text, a number, a UUID, or what identifies a user object."""
     plain = _plain(value)
     if plain is not None or value is None or isinstance(value, str) or _anonymous(value):
         return plain
@@ -192,24 +198,24 @@ def _text(value: Any, fault: _Fault) -> str | None:
                 continue
             if plain is not None:
                 return plain
-    fault.report(f"it gave {type(value).__name__}, which is neither text, a number, a UUID nor a known user")
+    errors.report(f"a value of type {type(value).__name__} is not text, a number, a UUID or a known user object")
     return None
 
 
-def _python(target: str, fault: _Fault) -> AttributeSource:
+def _python(target: str, errors: _FirstError) -> AttributeSource:
     function = imported(target)
     if _is_async(function):
 
         async def fetch(context: Any) -> str | None:
             try:
-                return _text(await function(context), fault)
+                return _text(await function(context), errors)
             except Exception as error:  # noqa: BLE001 - the app's own function may raise anything
-                fault.raised(error)
+                errors.raised(error)
                 return None
 
         def refuse(request: Request) -> None:
             if isinstance(request, WsgiRequest):
-                fault.report("an async function can't be called under WSGI")
+                errors.report("an async function can't be called under WSGI")
 
         return AttributeSource(refuse, fetch)
 
@@ -220,24 +226,24 @@ def _python(target: str, fault: _Fault) -> AttributeSource:
             value = function(request.context)
             if inspect.iscoroutine(value):
                 value.close()
-            return _text(value, fault)
+            return _text(value, errors)
         except Exception as error:  # noqa: BLE001 - the app's own function may raise anything
-            fault.raised(error)
+            errors.raised(error)
             return None
 
     return AttributeSource(read)
 
 
 def _is_async(function: Callable[[Any], Any]) -> bool:
-    call = getattr(function, "__call__", None)  # noqa: B004 - an object's own method is what is looked at
+    call = getattr(function, "__call__", None)  # noqa: B004 - the method itself is examined
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
 
 
 def imported(target: str) -> Callable[[Any], Any]:
-    """The function at "package.module:function"; ValueError where there is none."""
+    """Import the function at "package.module:function". Raises ValueError, with a message for the user, if it fails."""
     module, colon, name = target.partition(":")
     if not (module and colon and name):
-        raise ValueError(f"'python:{target}' names no function; write python:package.module:function")
+        raise ValueError(f"'python:{target}' does not name a function; write python:package.module:function")
     try:
         found: Any = importlib.import_module(module)
     except Exception as error:
@@ -246,14 +252,14 @@ def imported(target: str) -> Callable[[Any], Any]:
         found = getattr(found, part, None)
     if not callable(found):
         raise ValueError(
-            f"'python:{target}' is no function: {module} has no callable {name!r}, "
-            "or has it only below the line that makes the middleware"
+            f"'python:{target}' is not a function: {module} has no callable {name!r}, "
+            "or defines it after the line that makes the middleware"
         )
     function: Callable[[Any], Any] = found
     return function
 
 
-SOURCES: dict[str, Callable[[str, _Fault], AttributeSource]] = {
+SOURCES: dict[str, Callable[[str, _FirstError], AttributeSource]] = {
     "header": _header,
     "cookie": _cookie,
     "query": _query,
@@ -261,4 +267,4 @@ SOURCES: dict[str, Callable[[str, _Fault], AttributeSource]] = {
     "environ": _environ,
     "python": _python,
 }
-"""The sources by their words. The messages and the description of `client.user` read this table, too."""
+"""The compiler of each kind of source. Messages and the description of `client.user` list these words."""

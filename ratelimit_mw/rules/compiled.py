@@ -1,4 +1,4 @@
-"""Compiled rules and overrides: conditions on requests, counters, and exceptions for single clients."""
+"""Compiled rules and overrides: the conditions of `match`, the counters, and the exceptions for single clients."""
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping
@@ -12,7 +12,7 @@ from ratelimit_mw.algorithms import NOTHING
 from ratelimit_mw.clock import Clock
 from ratelimit_mw.errors import nearest
 from ratelimit_mw.identity.attributes import Attributes, Reader, canonical_name
-from ratelimit_mw.identity.identifier import Identifier, identifier, spelling
+from ratelimit_mw.identity.identifier import Identifier, encoder, identifier
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import NEVER, Ask, Charge, Quota, Rule
 from ratelimit_mw.rules.path_matcher import NO_PARAMETERS
@@ -22,25 +22,26 @@ from ratelimit_mw.settings import Network
 T = TypeVar("T")
 
 _SHOWN = ("the method", "the address", "host", "tier")
-"""Conditions of which an explanation may show what a request has. Other values may be secret."""
+"""Conditions whose actual values an explanation may show. Other values may be secret."""
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One thing that a `match` asks for apart from the path. The plan tests it, and an explanation describes it.
-
-    `name` and `wanted` are for people. `holds` decides. `read` reads what a request has, and `absent` is the word for
-    nothing.
-    """
+    """One condition of a `match`, except the path. The plan tests it, and an explanation describes it."""
 
     name: str
+    """What is tested, in words for an explanation."""
     wanted: tuple[str, ...]
+    """The accepted values, for an explanation."""
     holds: Callable[[Request], bool]
+    """Returns True if a request meets the condition."""
     read: Reader
+    """Reads the actual value from a request."""
     absent: str = "absent"
+    """What an explanation says if the request has no value."""
 
     def found(self, request: Request) -> str:
-        """What the request has, for people: a value that may be secret is "another"."""
+        """Describe the actual value for an explanation. A value that may be secret is shown as "another"."""
         value = self.read(request)
         if value is None:
             return self.absent
@@ -48,7 +49,7 @@ class Condition:
 
 
 def methods(allowed: tuple[str, ...]) -> Condition:
-    """Holds where the method is one of these; HEAD goes with GET."""
+    """Return a condition that the method is one of these. GET includes HEAD."""
     counted = frozenset(allowed) | ({"HEAD"} if "GET" in allowed else set())
     return Condition("the method", allowed, lambda request: request.method in counted, _method, "not given")
 
@@ -58,7 +59,7 @@ def _method(request: Request) -> str | None:
 
 
 def values(name: str, read: Reader, wanted: tuple[str, ...]) -> Condition:
-    """Holds where the attribute of this name is present and has one of these values."""
+    """Return a condition that the attribute of this name is present and has one of these values."""
     if len(wanted) == 1:
         (only,) = wanted
         return Condition(name, wanted, lambda request: read(request) == only, read)
@@ -67,18 +68,18 @@ def values(name: str, read: Reader, wanted: tuple[str, ...]) -> Condition:
 
 
 class Networks(Generic[T]):
-    """Values by network, found by an address with one look-up for each length of prefix that there is."""
+    """A table of values by network. Finding an address takes one look-up for each prefix length in the table."""
 
     def __init__(self) -> None:
         self._tables: dict[int, dict[int, dict[int, list[T]]]] = {4: {}, 6: {}}
 
     def add(self, networks: Iterable[Network], value: T) -> None:
-        """Put `value` under each of these networks, under none twice for one address."""
-        given = list(networks)
-        apart: list[Network] = []
-        apart += collapse_addresses(network for network in given if isinstance(network, IPv4Network))
-        apart += collapse_addresses(network for network in given if isinstance(network, IPv6Network))
-        for network in apart:
+        """Add `value` for each of these networks. Overlapping networks are merged, so no address finds it twice."""
+        both = list(networks)
+        merged: list[Network] = []
+        merged += collapse_addresses(network for network in both if isinstance(network, IPv4Network))
+        merged += collapse_addresses(network for network in both if isinstance(network, IPv6Network))
+        for network in merged:
             shift = network.max_prefixlen - network.prefixlen
             table = self._tables[network.version].setdefault(shift, {})
             table.setdefault(int(network.network_address) >> shift, []).append(value)
@@ -87,7 +88,7 @@ class Networks(Generic[T]):
         return any(self._tables.values())
 
     def find(self, address: str | None) -> list[T]:
-        """The values of the networks that hold a canonical address."""
+        """Return the values of the networks that contain a canonical address."""
         found: list[T] = []
         if address is not None:
             version, number = _parsed(address)
@@ -103,7 +104,7 @@ def _parsed(address: str) -> tuple[int, int]:
 
 
 def within(read: Reader, networks: tuple[Network, ...]) -> Condition:
-    """Holds where an address is in one of these networks."""
+    """Return a condition that an address is in one of these networks."""
     table: Networks[bool] = Networks()
     table.add(networks, True)
     wanted = tuple(map(str, networks))
@@ -111,7 +112,7 @@ def within(read: Reader, networks: tuple[Network, ...]) -> Condition:
 
 
 class Exact(NamedTuple):
-    """A condition on an attribute's value that can be looked up. `name` is the attribute's, for people."""
+    """A condition that an attribute has one of these values. `name` is the attribute's name, for an explanation."""
 
     read: Reader
     values: tuple[str, ...]
@@ -119,7 +120,7 @@ class Exact(NamedTuple):
 
 
 class Matching(NamedTuple):
-    """A `match`: its templates (none: every path), the values that attributes must have, and the rest."""
+    """A compiled `match`. All its parts must hold. An empty part holds for every request."""
 
     templates: tuple[Template, ...] = ()
     exact: tuple[Exact, ...] = ()
@@ -127,7 +128,7 @@ class Matching(NamedTuple):
     methods: tuple[str, ...] = ()
 
     def conditions(self, address: Reader) -> tuple[Condition, ...]:
-        """All but the path, to be tried one by one, the cheapest first. `address` reads the client's."""
+        """Return all conditions except the path, the cheapest first. `address` reads the client's whole address."""
         return (
             *([methods(self.methods)] if self.methods else ()),
             *([within(address, self.networks)] if self.networks else ()),
@@ -135,7 +136,7 @@ class Matching(NamedTuple):
         )
 
     def split(self) -> "tuple[Matching, Matching]":
-        """The part by which the index looks a rule up, and the rest, whose conditions are tried one by one."""
+        """Return the part that the index looks up, and the rest, whose conditions are tested one by one."""
         if self.templates:
             return Matching(self.templates), self._replace(templates=())
         if self.exact:
@@ -143,53 +144,59 @@ class Matching(NamedTuple):
         return Matching(networks=self.networks), self._replace(networks=())
 
 
-Weigh = Callable[[Request], int]
-"""From a request to its cost."""
+CostReader = Callable[[Request], int]
+"""Reads the cost of a request."""
 
 Counter = tuple[str, Quota]
-"""A key up to and with its opening brace, and what it is held to."""
+"""A counter: its key up to the opening brace, inclusive, and its quota. The identity completes the key."""
 
 Tiers = Mapping[str | None, tuple[Counter, ...]]
-"""The counters of each tier."""
+"""The counters for each tier that the limit names."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledRule:
-    """One rule. `rank` is its place in the file, `replaces` the ranks of those that do not apply where it does.
-
-    `tiers` is None unless the limit depends on the tier; `counters` are those of clients without a tier that is named.
-    `by` holds the entries of `by` from which the identifiers were compiled. `cost` is the cost of a request, unless
-    `weigh` reads it from the request. A rule `on_demand` applies only when the app asks for it by name.
-    """
+    """One compiled rule."""
 
     rank: int
+    """Its place in the file."""
     rule: Rule
     match: Matching
     by: tuple[str, ...]
+    """The entries of `by`."""
     identifiers: tuple[Identifier, ...]
+    """The compiled entries of `by`, in the same order."""
     counters: tuple[Counter, ...]
+    """The counters of clients without a tier, or with a tier that the limit does not name."""
     tiers: Tiers | None
+    """The counters of the other clients. None if the limit does not depend on the tier."""
     cost: int
+    """The cost of a request. It is ignored if the rule has `read_cost`."""
     replaces: frozenset[int]
-    weigh: Weigh | None = None
+    """The ranks of the rules that do not apply where this rule applies."""
+    read_cost: CostReader | None = None
+    """Reads the cost from the request. None if the cost is fixed."""
     on_demand: bool = False
+    """The rule applies only if the app asks for it by name."""
 
     @property
     def quotas(self) -> list[Quota]:
-        """The quotas of all counters, of all tiers."""
+        """The quotas of all counters of all tiers."""
         return [quota for counters in (self.counters, *(self.tiers or {}).values()) for _, quota in counters]
 
 
 KINDS = ("limit", "exempt", "block")
+"""The kinds of overrides: a different limit, no limit, or no access."""
 
 _Counters = tuple[tuple[str, Quota], ...]
-_UNKNOWN = ("route", "global")
+_NOT_CLIENTS = ("route", "global")  # words of `by` that do not identify a client
 
 
 class CompiledOverride(NamedTuple):
-    """One override. `until` is when it ends, in microseconds since the epoch; `NEVER`, it stays.
+    """One override for one client.
 
-    `rule` and `counters` belong to a `limit`: the rule's counters for this identity.
+    `kind` is one of `KINDS`. The override ends at `until` (microseconds since the epoch, or `NEVER`). Only a `limit`
+    has `rule` and `counters`: the name of the rule, and the rule's counters for this identity.
     """
 
     identity: str
@@ -200,51 +207,55 @@ class CompiledOverride(NamedTuple):
 
 
 BLOCKED: tuple[Charge, ...] = (Charge(Rule("block"), Ask("", NOTHING)),)
-"""The plan of a blocked client. It is compared by identity, never copied, and never sent to a store."""
+"""The plan of a blocked client. Compare it with `is`. It is never sent to a store."""
 
 
-class Recompiling(Protocol):
-    """Compiles overrides that come at run time."""
+class OverrideCompiler(Protocol):
+    """Compiles overrides that are made at run time."""
 
     def limit(self, identity: str, rule: str, limit: object, until: int = NEVER) -> CompiledOverride:
-        """Another limit for an identity; `limit` is as a rule's. Raises ValueError."""
+        """Compile a limit for an identity. `limit` is written as in a rule. Raises ValueError if it is invalid."""
         ...
 
 
-def blocks_and_exemptions(held: Iterable[CompiledOverride]) -> tuple[CompiledOverride, ...]:
+def blocks_and_exemptions(overrides: Iterable[CompiledOverride]) -> tuple[CompiledOverride, ...]:
     """Return the overrides that apply to all rules: exemptions and blocks."""
-    return tuple(override for override in held if override.kind != "limit")
+    return tuple(override for override in overrides if override.kind != "limit")
 
 
 def identity_of(client: Mapping[str, str], attributes: Attributes) -> str:
-    """The identity that has these attributes. Raises ValueError for what is none."""
+    """Return the identity of the client with these attributes, as counters' keys have it.
+
+    Raises ValueError, with a message for the user, if the attributes do not identify a client.
+    """
     if not client:
         raise ValueError("an override needs a client, as ip=192.0.2.1 or user=alice")
     parts = []
-    for given, value in client.items():
-        name = canonical_name(given)
-        if name in _UNKNOWN or name.startswith("path:") or not attributes.known(name):
+    for written, value in client.items():
+        name = canonical_name(written)
+        if name in _NOT_CLIENTS or name.startswith("path:") or not attributes.known(name):
             names = [known for known in attributes.names() if known not in ("remote_address", "path:N")]
-            raise ValueError(f"a client is not known by {given!r} ({nearest(given, names)})")
+            raise ValueError(f"{written!r} does not identify a client ({nearest(written, names)})")
         if not value.strip():
-            raise ValueError(f"{given} is empty")
-        parts.append(_address(value, attributes) if name == "ip" else spelling(name, attributes)(value))
+            raise ValueError(f"{written} is empty")
+        parts.append(_address(value, attributes) if name == "ip" else encoder(name, attributes)(value))
     if len(parts) > 1 and names_network(client):
         raise ValueError("a network can't be combined with further attributes")
     return "+".join(sorted(parts))
 
 
 def names_network(client: Mapping[str, str]) -> bool:
-    """True where a client is given by a network."""
+    """Return True if the attributes name a network instead of one client."""
     return any("/" in value for name, value in client.items() if canonical_name(name) == "ip")
 
 
 def _is_network(identity: str) -> bool:
-    """True of what stands for more than one address; so does every IPv6 client."""
+    """Return True if an identity stands for a whole network. Every IPv6 client does."""
     return identity.startswith("ip=") and "/" in identity and "+" not in identity
 
 
 def _address(value: str, attributes: Attributes) -> str:
+    """Return the identity of an address or a network. Raises ValueError if the value is neither."""
     if "/" in value:
         try:
             return f"ip={ip_network(value)}"
@@ -257,15 +268,21 @@ def _address(value: str, attributes: Attributes) -> str:
 
 
 class Overrides:
-    """The overrides of one domain, ready to be asked. `clock` tells which have ended; of two alike the later holds."""
+    """The overrides of one domain, ready to be asked.
 
-    def __init__(self, held: Iterable[CompiledOverride], attributes: Attributes, clock: Clock) -> None:
+    Args:
+        overrides: the overrides. Of two limits for the same rule and identity, the later one counts.
+        attributes: the attributes of the same rules file.
+        clock: tells which overrides have ended.
+    """
+
+    def __init__(self, overrides: Iterable[CompiledOverride], attributes: Attributes, clock: Clock) -> None:
         self._now = clock.now
         self._limits: dict[tuple[str, str], CompiledOverride] = {}
         lists: dict[str, list[CompiledOverride]] = {"block": [], "exempt": []}
-        for override in held:
+        for override in overrides:
             if override.kind == "limit":
-                for identity in _spellings(override.identity):
+                for identity in _permutations(override.identity):
                     self._limits[override.rule, identity] = override
             else:
                 lists[override.kind].append(override)
@@ -273,27 +290,27 @@ class Overrides:
         self._exempt = _Clients(lists["exempt"], attributes) if lists["exempt"] else None
 
     def blocks(self, request: Request) -> bool:
-        """True where the client may do nothing."""
-        return self._blocked is not None and self._blocked.hold(request, self._now)
+        """Return True if the client is blocked."""
+        return self._blocked is not None and self._blocked.contain(request, self._now)
 
     def exempts(self, request: Request) -> bool:
-        """True where the client is not counted."""
-        return self._exempt is not None and self._exempt.hold(request, self._now)
+        """Return True if the client is exempt from all rules."""
+        return self._exempt is not None and self._exempt.contain(request, self._now)
 
     def counters(self, rule: str, identity: str, usual: _Counters) -> _Counters:
-        """The counters of `rule` for an identity: its own, or else the `usual` ones."""
+        """Return the counters of `rule` for an identity: those of its override, or the `usual` ones."""
         override = self._limits.get((rule, identity))
-        return usual if override is None or not _lasts(override, self._now) else override.counters
+        return usual if override is None or not _is_active(override, self._now) else override.counters
 
 
 class _Clients:
-    """A list of clients, found with one look-up for each set of attributes that they are named by."""
+    """A list of clients. Finding one takes one look-up for each set of attributes that the clients are named by."""
 
-    def __init__(self, held: Iterable[CompiledOverride], attributes: Attributes) -> None:
+    def __init__(self, overrides: Iterable[CompiledOverride], attributes: Attributes) -> None:
         self._address = attributes.address
         self._networks: Networks[CompiledOverride] = Networks()
         self._groups: dict[str, tuple[Identifier, dict[str, CompiledOverride]]] = {}
-        for override in held:
+        for override in overrides:
             identity = override.identity
             if _is_network(identity):
                 self._networks.add([ip_network(identity.removeprefix("ip="))], override)
@@ -303,20 +320,21 @@ class _Clients:
                 self._groups[by] = identifier(by, attributes), {}
             self._groups[by][1][identity] = override
 
-    def hold(self, request: Request, now: Callable[[], int]) -> bool:
-        for identify, held in self._groups.values():
-            override = held.get(identify(request, NO_PARAMETERS, "") or "")
-            if override is not None and _lasts(override, now):
+    def contain(self, request: Request, now: Callable[[], int]) -> bool:
+        """Return True if an active override names the client of this request."""
+        for identify, overrides in self._groups.values():
+            override = overrides.get(identify(request, NO_PARAMETERS, "") or "")
+            if override is not None and _is_active(override, now):
                 return True
         if self._networks:
-            return any(_lasts(override, now) for override in self._networks.find(self._address(request)))
+            return any(_is_active(override, now) for override in self._networks.find(self._address(request)))
         return False
 
 
-def _lasts(override: CompiledOverride, now: Callable[[], int]) -> bool:
+def _is_active(override: CompiledOverride, now: Callable[[], int]) -> bool:
     return override.until == NEVER or now() < override.until
 
 
-def _spellings(identity: str) -> Iterable[str]:
-    """An identity with its parts in every order, for a rule's `by` has its own."""
+def _permutations(identity: str) -> Iterable[str]:
+    """Return an identity with its parts in every order, because a rule's `by` may have any order."""
     return map("+".join, itertools.permutations(identity.split("+")))

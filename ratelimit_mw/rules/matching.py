@@ -1,4 +1,8 @@
-"""The rules that may apply to a request: how they are looked up, and what they ask. This is the hot path."""
+"""Find the rules that apply to a request, and the counters that they ask. This is the hot path.
+
+An index looks up the candidates: the rules whose path, first value or network matches. Their remaining conditions
+are then tested one by one.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -8,34 +12,44 @@ from ratelimit_mw.identity.identifier import Identifier
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import Ask, Charge, Rule
 from ratelimit_mw.process_local import checkpoint
-from ratelimit_mw.rules.compiled import CompiledRule, Condition, Counter, Matching, Networks, Overrides, Tiers, Weigh
+from ratelimit_mw.rules.compiled import (
+    CompiledRule,
+    Condition,
+    CostReader,
+    Counter,
+    Matching,
+    Networks,
+    Overrides,
+    Tiers,
+)
 from ratelimit_mw.rules.path_matcher import NO_PARAMETERS, PathMatcher
 from ratelimit_mw.rules.path_templates import Template
 
 
 class Program(NamedTuple):
-    """A rule as the hot path wants it: a tuple, whose conditions are what remains when it has been looked up.
-
-    `tests` are what decides in each of these conditions.
-    """
+    """A compiled rule in the form of the hot path. A tuple, because unpacking one is fast."""
 
     conditions: tuple[Condition, ...]
+    """The conditions that the index does not check."""
     tests: tuple[Callable[[Request], bool], ...]
+    """The `holds` of each condition."""
     counters: tuple[Counter, ...]
     tiers: Tiers | None
     identifiers: tuple[Identifier, ...]
     rule: Rule
     cost: int
-    weigh: Weigh | None
+    read_cost: CostReader | None
     replaces: frozenset[int]
 
 
 Candidate = tuple[int, Program, str, Mapping[str, str], bool]
-"""A rule whose path matches: its rank, to sort by; itself; the template; the parameters; whether both forms matched."""
+"""A rule that the index found: its rank (candidates are sorted by it), the rule, the template that matched, the path
+parameters, and whether the match is strict (see `Hit`).
+"""
 
 
 def program(rule: CompiledRule | None, conditions: tuple[Condition, ...] = ()) -> Program:
-    """A rule, or without one an exemption, that applies where these conditions hold."""
+    """Return the program of a rule that has these remaining conditions. Without a rule it is an exemption."""
     tests = tuple(condition.holds for condition in conditions)
     if rule is None:
         return Program(conditions, tests, (), None, (), Rule("exempt"), 0, None, frozenset())
@@ -47,13 +61,16 @@ def program(rule: CompiledRule | None, conditions: tuple[Condition, ...] = ()) -
         rule.identifiers,
         rule.rule,
         rule.cost,
-        rule.weigh,
+        rule.read_cost,
         rule.replaces,
     )
 
 
 def exemption(candidates: Sequence[Candidate], request: Request) -> int | None:
-    """The rank of the exemption that applies, in both forms of the path. Such ranks are negative, and come first."""
+    """Return the rank of the exemption that applies, or None. Both forms of the path must match it.
+
+    Exemptions have negative ranks, so they come first.
+    """
     for rank, candidate, _, _, strict in candidates:
         if rank >= 0:
             return None
@@ -63,9 +80,9 @@ def exemption(candidates: Sequence[Candidate], request: Request) -> int | None:
 
 
 def replaced_by(candidates: Sequence[Candidate], request: Request) -> dict[int, str]:
-    """The ranks of the rules that are replaced, each with the name of the first rule that replaces it.
+    """Return the ranks of the rules that are replaced, with the name of the first rule that replaces each.
 
-    A rule replaces others where it matches, in both forms of the path, and has a counter.
+    A rule replaces others if it applies, both forms of the path match it, and it has a counter for the request.
     """
     replaced: dict[int, str] = {}
     for _, candidate, route, parameters, strict in candidates:
@@ -83,41 +100,52 @@ def replaced_by(candidates: Sequence[Candidate], request: Request) -> dict[int, 
 def charges_of(
     candidates: Sequence[Candidate], request: Request, cost: int, tier: Reader | None, overrides: Overrides | None
 ) -> tuple[Charge, ...]:
-    """The counters that the rules which apply have to ask. `tier` reads the request's, where limits go by it."""
+    """Return the charges of a request: one for each counter of each rule that applies.
+
+    Args:
+        candidates: the rules that the index found, without those that are replaced.
+        request: the request.
+        cost: the cost that the caller gave. It is multiplied by the cost of the rule.
+        tier: reads the tier of the request. None if no limit depends on the tier.
+        overrides: the overrides of the domain. None if there are none.
+    """
+    # `tuple.__new__` makes a NamedTuple without a call of its Python-level `__new__`.
     found: list[Charge] = []
     for _, (
         _,
         tests,
-        everybody,
+        default_counters,
         tiers,
         identifiers,
         rule,
         own_cost,
-        weigh,
+        read_cost,
         _,
     ), route, parameters, _ in candidates:
         for holds in tests:
             if not holds(request):
                 break
         else:
-            taken = cost * (own_cost if weigh is None else weigh(request))
-            counters = everybody if tier is None or tiers is None else tiers.get(tier(request), everybody)
+            charged = cost * (own_cost if read_cost is None else read_cost(request))
+            counters = default_counters
+            if tier is not None and tiers is not None:
+                counters = tiers.get(tier(request), default_counters)
             identities: Iterable[str | None]
             if len(identifiers) == 1:
                 identities = (identifiers[0](request, parameters, route),)
-            else:  # two entries of one `by` may come to the same identity, and then it is one counter
+            else:  # two entries of `by` may have the same identity; they are then one counter
                 identities = dict.fromkeys([identify(request, parameters, route) for identify in identifiers])
             for identity in identities:
                 if identity is not None:
-                    own = overrides.counters(rule.name, identity, counters) if overrides else counters
-                    for key, quota in own:
-                        ask = tuple.__new__(Ask, (f"{key}{identity}}}", quota, taken, rule.shadow))
+                    effective = overrides.counters(rule.name, identity, counters) if overrides else counters
+                    for key, quota in effective:
+                        ask = tuple.__new__(Ask, (f"{key}{identity}}}", quota, charged, rule.shadow))
                         found.append(tuple.__new__(Charge, (rule, ask)))
     return tuple(found)
 
 
 def applies(rule: Program, request: Request) -> bool:
-    """Whether all conditions hold."""
+    """Return True if all remaining conditions of a candidate hold."""
     return all(holds(request) for holds in rule.tests)
 
 
@@ -125,9 +153,13 @@ _Lookup = Callable[[Request], Sequence[Candidate]]
 
 
 class Index:
-    """Rules and exemptions, filed under what a request is looked up by. `address` reads a client's.
+    """Rules and exemptions, indexed by the part of `match` that is quickest to look up.
 
-    An exemption is a rule without counters: its rank is negative, so it comes before all others.
+    Each one is indexed by its path templates; without templates by its first exact value; without exact values by its
+    networks. A rule without any of these is always a candidate. An exemption is a rule without counters and with a
+    negative rank, so it comes before all rules.
+
+    `address` reads the client's whole address.
     """
 
     def __init__(self, rules: Sequence[CompiledRule], exempt: Sequence[Matching], address: Reader) -> None:
@@ -141,22 +173,22 @@ class Index:
             *((rule.rank, rule.match, rule) for rule in rules),
         ):
             checkpoint()
-            looked_up, tried = match.split()
-            candidate: Candidate = (rank, program(rule, tried.conditions(address)), "", NO_PARAMETERS, True)
-            if looked_up.templates:
-                owned += [(rank, template) for template in looked_up.templates]
+            indexed, remaining = match.split()
+            candidate: Candidate = (rank, program(rule, remaining.conditions(address)), "", NO_PARAMETERS, True)
+            if indexed.templates:
+                owned += [(rank, template) for template in indexed.templates]
                 programs[rank] = candidate[1]
-            elif looked_up.exact:
-                ((read, wanted, _),) = looked_up.exact
+            elif indexed.exact:
+                ((read, wanted, _),) = indexed.exact
                 table = by_value.setdefault(read, {})
                 for value in set(wanted):
                     table.setdefault(value, []).append(candidate)
-            elif looked_up.networks:
-                by_network.add(looked_up.networks, candidate)
+            elif indexed.networks:
+                by_network.add(indexed.networks, candidate)
             else:
                 always.append(candidate)
         self.paths = PathMatcher(owned) if owned else None
-        """What finds the rules that go by the path; None where none does."""
+        """Finds the rules with path templates. None if no rule has any."""
         self._programs = programs
         self._always = tuple(always)
         self._lookups: list[_Lookup] = [_by_value(read, table) for read, table in by_value.items()]
@@ -164,7 +196,7 @@ class Index:
             self._lookups.append(lambda request: by_network.find(address(request)))
 
     def candidates(self, request: Request) -> Sequence[Candidate]:
-        """The rules and exemptions that may apply, less their further conditions; exemptions first."""
+        """Return the rules and exemptions that the index finds, by rank. Their other conditions are not tested."""
         found: list[Candidate] = []
         if self.paths is not None:
             programs = self._programs
@@ -175,12 +207,12 @@ class Index:
         return sorted((*self._always, *found)) if found else self._always
 
     def concerns(self, request: Request) -> bool:
-        """Whether some rule may come to apply to a request of this path."""
+        """Return True if a rule may apply to a request of this path."""
         return bool(self._always or self._lookups or (self.paths is not None and self.paths.hits(request)))
 
     @property
-    def pieces(self) -> list[object]:
-        """What is large of it."""
+    def large_parts(self) -> list[object]:
+        """The large parts. They are released step by step, so that freeing them does not pause the loop."""
         return [self.paths, self._lookups, self._always, self._programs]
 
 

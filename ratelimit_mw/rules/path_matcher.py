@@ -1,51 +1,60 @@
-"""Which templates match a path, in time linear in the path."""
+"""Match a path with all templates of a rule set, in time linear in the length of the path.
+
+Templates without parameters are in a dict. The others share a tree with one level for each segment.
+"""
 
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from ratelimit_mw.identity.decoding import EMPTY, merged
+from ratelimit_mw.identity.decoding import EMPTY_SEGMENT, without_empty_segments
 from ratelimit_mw.identity.decoding import cleaned as clean
-from ratelimit_mw.identity.identifier import SPELLED
+from ratelimit_mw.identity.identifier import PARSED_PATH
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.process_local import checkpoint
 from ratelimit_mw.rules.path_templates import Matcher, Parser, Segment, Tail, Template, is_narrow, matcher, parser
 
 NO_PARAMETERS: Mapping[str, str] = {}
+"""The parameters of a path that matched a template without any. It must not be changed."""
 
 
 class Hit(NamedTuple):
-    """A path that an owner's template matched.
-
-    `strict`: in each of its readings, its form as it came and its cleaned form both did, with values in narrow form.
-    """
+    """A match of a path with a template of one owner (a rule or an exemption)."""
 
     owner: int
+    """The number under which `PathMatcher` was given the template."""
     route: str
+    """The text of the template."""
     parameters: Mapping[str, str]
+    """The values of the path parameters, parsed. May contain `PARSED_PATH`."""
     strict: bool
+    """True if, in every reading of the path, both the raw and the cleaned form match with values in narrow form."""
 
 
 class _Entry(NamedTuple):
+    """A template in the tree. `rank` is its place among all templates, `hit` its match without parameters."""
+
     rank: int
     owner: int
     template: Template
     hit: Hit
     parsers: tuple[Parser | None, ...]
-    """One for each parameter; () where no parameter has a type."""
+    """One for each parameter, or () if no parameter has a type."""
 
 
 class _Node:
+    """The templates that begin with the same segments."""
+
     __slots__ = ("ends", "literals", "patterns", "segments", "tails")
 
     def __init__(self) -> None:
-        self.literals: dict[str, _Node] = {}
-        self.patterns: list[tuple[Matcher, _Node]] = []
-        self.segments: dict[Segment, _Node] = {}
-        self.tails: list[tuple[Tail, tuple[Matcher, ...], _Entry]] = []
-        self.ends: list[_Entry] = []
+        self.literals: dict[str, _Node] = {}  # next segments without parameters, by text
+        self.patterns: list[tuple[Matcher, _Node]] = []  # next segments with parameters
+        self.segments: dict[Segment, _Node] = {}  # the nodes of `patterns`, by segment; needed only to build the tree
+        self.tails: list[tuple[Tail, tuple[Matcher, ...], _Entry]] = []  # templates whose last part matches the rest
+        self.ends: list[_Entry] = []  # templates that end here
 
     def child(self, segment: Segment) -> "_Node":
-        """The node below `segment`, made if it is not there yet."""
+        """Return the node below `segment`. Make it if it does not exist."""
         if not segment.kinds:
             return self.literals.setdefault(segment.texts[0], _Node())
         if segment not in self.segments:
@@ -55,10 +64,15 @@ class _Node:
 
 
 _Found = list[tuple[_Entry, tuple[str, ...]]]
+"""The entries that match, each with the values of its parameters as the client wrote them."""
 
 
 class PathMatcher:
-    """All templates of a rule set. `owned` is pairs of an owner (any int) and one of its templates."""
+    """All templates of a rule set, ready to match.
+
+    `owned` is pairs of an owner (any int) and one of its templates. An owner may have several. The first that matches
+    counts.
+    """
 
     def __init__(self, owned: Iterable[tuple[int, Template]]) -> None:
         self._literal: dict[str, list[_Entry]] = {}
@@ -70,7 +84,7 @@ class PathMatcher:
             hit = Hit(owner, template.text, NO_PARAMETERS, strict=True)
             entry = _Entry(rank, owner, template, hit, parsers if any(parsers) else ())
             self._add(entry, template)
-            # A path is also matched cleaned, so a template with a slash at its end has to be as well.
+            # The cleaned form of a path has no slash at its end. A template that has one must match it too.
             cleaned = template.cleaned
             if cleaned != template:
                 self._add(entry._replace(template=cleaned), cleaned)
@@ -94,7 +108,7 @@ class PathMatcher:
             node.ends.append(entry)
 
     def hits(self, request: Request) -> list[Hit]:
-        """What each owner's first matching template made of a request's path, in all its readings."""
+        """Match a request's path in all its readings. Return one hit for each owner with a matching template."""
         path = request.path
         if not path:
             return []
@@ -105,40 +119,46 @@ class PathMatcher:
         found = each[0].copy()
         for hits in each[1:]:
             found = hits | found
-        read = [hits for hits, reading in zip(each, request.readings, strict=True) if EMPTY not in reading]
+        # The readings with an empty segment are additions for Falcon. They do not decide whether a hit is strict.
+        read = [hits for hits, reading in zip(each, request.readings, strict=True) if EMPTY_SEGMENT not in reading]
         return [
             hit._replace(strict=all(owner in hits and hits[owner].strict for hits in read))
             for owner, hit in found.items()
         ]
 
     def find(self, path: str) -> _Found:
-        """Every template that matches this one form of a path in narrow form, with the values of its parameters."""
+        """Return every template that matches this form of a path with values in narrow form, and these values."""
         return [match for match in self._find(path) if _is_narrow(*match)]
 
     def _find(self, path: str) -> _Found:
+        """Return every template that matches this form of a path, and the values of its parameters."""
         found: _Found = [(entry, ()) for entry in self._literal.get(path, ())]
         if not self._only_literal and path.startswith("/"):
             _walk(self._root, path, 1, (), found)
         return found
 
     def locate(self, path: str, cleaned: str) -> list[Hit]:
-        """What each owner's first matching template made of one reading of a path, given in both its forms.
+        """Match one reading of a path in its raw and its cleaned form. Return one hit for each owner that matches.
 
-        Route and parameters are the cleaned form's where that matched, so that no spelling makes new ones.
+        If the cleaned form matches, the route and the parameters are taken from it. A client can then not get a new
+        counter by another spelling of the path.
         """
         if cleaned == path:
             return self._in_one_form(path)
         found = self._find(cleaned)
-        # A line feed is where routers disagree most (`.` does not match it, `$` stands before it): never strict.
+        # Routers disagree about line feeds (`.` does not match one, `$` matches before one), so the hit is not strict.
         plain = "\n" not in path
         raw = self._find(path)
         in_both = _narrow_owners(found) & _narrow_owners(raw) if plain else frozenset[int]()
         chosen: dict[int, Hit] = {}
         forms = [(cleaned, found), (path, raw)]
-        # Some routers drop slashes, or put one before the path, but do not resolve dots.
+        # Some routers drop repeated slashes or add one at the start, but do not resolve dot segments.
         if "/." in path or not plain or not path.startswith("/"):
-            # A line feed at the end may be a value, or what `$` stands before.
-            further = {merged(path): None, merged(path.removesuffix("\n")): None}
+            # A line feed at the end is part of a value for some routers and is ignored by others.
+            further = {
+                without_empty_segments(path): None,
+                without_empty_segments(path.removesuffix("\n")): None,
+            }
             forms += [(form, self._find(form)) for form in further if form not in (path, cleaned)]
         for form, matches in forms:
             for entry, values in _first_of_each(matches):
@@ -148,7 +168,7 @@ class PathMatcher:
         return list(chosen.values())
 
     def _in_one_form(self, path: str) -> list[Hit]:
-        """See `locate`, for a path that is its own cleaned form."""
+        """Do the same as `locate` for a path whose raw and cleaned forms are equal."""
         found = self._find(path)
         if not found:
             return []
@@ -166,6 +186,7 @@ class PathMatcher:
 
 
 def _is_narrow(entry: _Entry, values: tuple[str, ...]) -> bool:
+    """Return True if Starlette's own converters accept all values."""
     return not entry.parsers or all(map(is_narrow, entry.template.kinds, values))
 
 
@@ -174,7 +195,7 @@ def _narrow_owners(found: _Found) -> frozenset[int]:
 
 
 def _first_of_each(found: _Found) -> _Found:
-    """Of each owner the match of its first template, for a list of templates may match with several."""
+    """Keep, for each owner, the match of its first template."""
     if len(found) < 2:
         return found
     first: dict[int, tuple[_Entry, tuple[str, ...]]] = {}
@@ -188,7 +209,7 @@ def _rank(match: tuple[_Entry, tuple[str, ...]]) -> int:
 
 
 def _hit(entry: _Entry, values: tuple[str, ...], path: str, *, strict: bool) -> Hit:
-    """What an entry made of a path. It is not strict where a value is not narrow, whatever `strict` says."""
+    """Return the hit of an entry: parse the values. A value that is not in narrow form makes it not strict."""
     if not values:
         return entry.hit if strict else entry.hit._replace(strict=False)
     template = entry.template
@@ -196,22 +217,25 @@ def _hit(entry: _Entry, values: tuple[str, ...], path: str, *, strict: bool) -> 
     if not entry.parsers:
         return Hit(entry.owner, template.text, dict(zip(names, values, strict=True)), strict)
     parameters: dict[str, str] = {}
-    written: list[str] = []
+    in_path: list[str] = []
     for name, parse, value in zip(names, entry.parsers, values, strict=True):
         if parse is None:
             parameters[name] = value
-            written.append(value)
+            in_path.append(value)
         else:
-            parameters[name], in_path, narrow = parse(value)
-            written.append(in_path)
+            parameters[name], parsed, narrow = parse(value)
+            in_path.append(parsed)
             strict = strict and narrow
-    if written != [*values]:
-        parameters[SPELLED] = clean(template.spelled(path, written))
+    if in_path != [*values]:
+        parameters[PARSED_PATH] = clean(template.with_values(path, in_path))
     return Hit(entry.owner, template.text, parameters, strict)
 
 
 def _walk(node: _Node, path: str, start: int, values: tuple[str, ...], found: _Found) -> None:
-    """Add what `node` and the nodes below it find in `path` from `start`, which follows a slash."""
+    """Add to `found` the templates of `node` and its children that match `path` from `start` on.
+
+    `start` is the index after a slash. `values` are the values of the parameters before it.
+    """
     for tail, matchers, entry in node.tails:
         rest = _match_tail(tail, matchers, path, start)
         if rest is not None:
@@ -230,6 +254,7 @@ def _walk(node: _Node, path: str, start: int, values: tuple[str, ...], found: _F
 
 
 def _step(node: _Node, path: str, end: int, values: tuple[str, ...], found: _Found) -> None:
+    """Go on behind a segment that matched. `end` is the index of the next slash, or -1 at the end of the path."""
     if end >= 0:
         _walk(node, path, end + 1, values, found)
     else:
@@ -237,6 +262,7 @@ def _step(node: _Node, path: str, end: int, values: tuple[str, ...], found: _Fou
 
 
 def _match_tail(tail: Tail, matchers: tuple[Matcher, ...], path: str, start: int) -> tuple[str, ...] | None:
+    """Match the rest of a path with a `{name:path}` parameter and the segments behind it. None if they differ."""
     if tail.folder:
         return ()
     pieces = path[start:].rsplit("/", len(matchers))

@@ -64,8 +64,8 @@ class Template(NamedTuple):
         tail = self.tail._replace(segments=tuple(filter(_says_something, self.tail.segments)))
         return self._replace(segments=segments, tail=tail)
 
-    def spelled(self, path: str, values: Iterable[str]) -> str:
-        """A path that the template matches, with other values in the place of its parameters."""
+    def with_values(self, path: str, values: Iterable[str]) -> str:
+        """Return `path`, which the template matches, with `values` in place of its parameters."""
         pieces, left = path.split("/"), iter(values)
         for index, segment in enumerate(self.segments, 1):
             pieces[index] = segment.filled(left)

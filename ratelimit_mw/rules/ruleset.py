@@ -9,7 +9,7 @@ from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.clock import Clock, SystemClock
 from ratelimit_mw.errors import Problem
 from ratelimit_mw.identity.attributes import Attributes, Reader
-from ratelimit_mw.identity.request import Entry, Reading, Request
+from ratelimit_mw.identity.request import Alternative, Entry, Request
 from ratelimit_mw.model import NEVER, Charge
 from ratelimit_mw.rules.compiled import (
     BLOCKED,
@@ -17,8 +17,8 @@ from ratelimit_mw.rules.compiled import (
     CompiledRule,
     Counter,
     Matching,
+    OverrideCompiler,
     Overrides,
-    Recompiling,
     blocks_and_exemptions,
 )
 from ratelimit_mw.rules.descriptors import Descriptors
@@ -94,7 +94,7 @@ class Plans(OrderedDict[Hashable, Any]):
         if not headers:
             return type(request), method, path, request.peer
         lines = [tuple(request.header_lines(name)) for name in headers]
-        if request.doubtful:  # there is more to it than these lines
+        if request.ambiguous:  # there is more to it than these lines
             return None
         if sum(len(line) + 1 for each in lines for line in each) > _LONG:  # an empty line takes room, too
             return None
@@ -107,7 +107,7 @@ Planning = Callable[[Request], Sequence[Charge]]
 
 
 def plan_in_doubt(
-    request: Request, readings: Sequence[Reading], tier: Reader | None, plan: Planning, blocked: Sequence[Charge]
+    request: Request, readings: Sequence[Alternative], tier: Reader | None, plan: Planning, blocked: Sequence[Charge]
 ) -> Sequence[Charge]:
     """The charges of `plan` for each reading of a request, each counter once and at its highest cost.
 
@@ -130,18 +130,18 @@ def plan_in_doubt(
     return tuple(found.values())
 
 
-def _in_order(request: Request, readings: Sequence[Reading], tier: Reader | None) -> list[tuple[int, Reading]]:
+def _in_order(request: Request, readings: Sequence[Alternative], tier: Reader | None) -> list[tuple[int, Alternative]]:
     """The readings, those with the fewest absent attributes first, each after how many are absent."""
     if tier is not None and len({_in(reading, request, tier) for reading in readings}) > 1:
         readings = [{**reading, "tier": None} for reading in readings]  # as of a request without one
     return sorted(((_absent(reading), reading) for reading in readings), key=lambda each: each[0])
 
 
-def _absent(reading: Reading) -> int:
+def _absent(reading: Alternative) -> int:
     return sum(value is None for name, value in reading.items() if name != "tier")
 
 
-def _in(reading: Reading, request: Request, ask: Callable[[Request], T]) -> T:
+def _in(reading: Alternative, request: Request, ask: Callable[[Request], T]) -> T:
     """What `ask` says of the request in one reading. What is not in doubt is read once, and kept for the others."""
     view = copy.copy(request)
     view.values = {**request.values, **reading}
@@ -188,7 +188,7 @@ class RuleSet(Features):
         classifier: "RuleSet | None" = None,
         defer: DeferSettings | None = None,
         overrides: tuple[CompiledOverride, ...] = (),
-        recompiler: Recompiling | None = None,
+        recompiler: OverrideCompiler | None = None,
         reload: float | None = None,
         source: str | None = None,
         shadow: bool = False,
@@ -259,7 +259,7 @@ class RuleSet(Features):
     @property
     def pieces(self) -> list[object]:
         """Large parts, released step by step, so that freeing an old rule set does not pause the process."""
-        return [self.recompiler, *self._index.pieces, self.compiled]
+        return [self.recompiler, *self._index.large_parts, self.compiled]
 
     @property
     def parts(self) -> "tuple[RuleSet, ...]":
@@ -294,17 +294,17 @@ class RuleSet(Features):
         counters of its own.
         """
         charges = self._charges(self._select(request), request, cost)
-        if request.doubtful or request.method == "OPTIONS":  # a preflight is planned by way of a copy
+        if request.ambiguous or request.method == "OPTIONS":  # a preflight is planned by way of a copy
             return self._plan_in_doubt(request, lambda view: self._charges(self._select(view), view, cost), charges)
         return charges
 
     def selections(self, request: Request) -> list[tuple[Request, Selection]]:
         """What `plan` goes by: each reading of a request, and what applies to it. For explanations."""
         first = self._select(request)
-        if request.doubtful or request.method == "OPTIONS":
-            request.rows = self.attributes.reread(request)
-            if request.rows:
-                rows = _in_order(request, request.rows, self._tier)
+        if request.ambiguous or request.method == "OPTIONS":
+            request.alternatives = self.attributes.read_alternatives(request)
+            if request.alternatives:
+                rows = _in_order(request, request.alternatives, self._tier)
                 return [_in(reading, request, lambda view: (view, self._select(view))) for _, reading in rows]
         return [(request, first)]
 
@@ -316,10 +316,10 @@ class RuleSet(Features):
 
     def _plan_in_doubt(self, request: Request, plan: Planning, charges: tuple[Charge, ...]) -> tuple[Charge, ...]:
         """As `plan_in_doubt`. `charges` are those of the first reading, which stand where there is no other."""
-        request.rows = self.attributes.reread(request)
-        if not request.rows:
+        request.alternatives = self.attributes.read_alternatives(request)
+        if not request.alternatives:
             return charges
-        found = plan_in_doubt(request, request.rows, self._tier, plan, BLOCKED)
+        found = plan_in_doubt(request, request.alternatives, self._tier, plan, BLOCKED)
         if found is BLOCKED:
             return BLOCKED
         ranks = {rule.name: rank for rank, rule in enumerate(self.rules)}
@@ -376,7 +376,7 @@ class RuleSet(Features):
         if rule is None:
             return None
         charges = self._plan_rule(rule, request, cost)
-        if request.doubtful or request.method == "OPTIONS":
+        if request.ambiguous or request.method == "OPTIONS":
             return self._plan_in_doubt(request, lambda view: self._plan_rule(rule, view, cost), charges)
         return charges
 

@@ -184,7 +184,7 @@ def assert_agreed(framework, cookies, query, headers):
             continue  # Werkzeug keeps what it cannot decode; the limiter takes all of that for one character
         ours = requests_of(framework, cookies, query, headers)
         value = getattr(ours, one)(name)
-        found = {value} if not ours.doubtful else {getattr(ours, each)(row, name) for row in ours.ways}
+        found = {value} if not ours.ambiguous else {getattr(ours, each)(row, name) for row in ours.frameworks}
         if theirs:
             known = {(each or "").strip() for each in found}
             # Bottle decodes headers, others do not: the same bytes, in other characters.

@@ -21,7 +21,7 @@ def test_known_names(name):
 def test_unknown_names(name):
     known = attributes()
     assert not known.known(name)
-    with pytest.raises(ValueError, match="is no attribute; there are remote_address, ip, user"):
+    with pytest.raises(ValueError, match="is not an attribute; known attributes: remote_address, ip, user"):
         known.reader(name)
 
 
@@ -44,7 +44,7 @@ def test_a_custom_attribute_may_be_named_like_a_prefix():
 
 
 def test_a_bad_source_is_refused_at_start():
-    with pytest.raises(ValueError, match="is no source"):
+    with pytest.raises(ValueError, match="is not a source"):
         attributes(attributes={"plan": "X-Plan"})
 
 

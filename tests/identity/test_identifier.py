@@ -70,9 +70,9 @@ def test_a_parameter_given_by_hand():
         pytest.param("ip+", "nothing on one side", id="nothing after a plus"),
         pytest.param("|ip", "nothing on one side", id="nothing before a bar"),
         pytest.param("ip||user", "nothing on one side", id="nothing between"),
-        pytest.param("ip+usr", "'usr' is nothing to count by; there are global, route, remote_address", id="a typo"),
-        pytest.param("header:", "nothing to count by", id="a header without a name"),
-        pytest.param("scope:user", "nothing to count by", id="a source is no attribute"),
+        pytest.param("ip+usr", "can't count by 'usr'; known: global, route, remote_address", id="a typo"),
+        pytest.param("header:", "can't count by", id="a header without a name"),
+        pytest.param("scope:user", "can't count by", id="a source is no attribute"),
     ],
 )
 def test_a_by_that_cannot_be_is_refused(by, message):

@@ -148,11 +148,15 @@ def test_each_interface_has_its_own_word():
     ("value", "said"),
     [
         pytest.param(Raising(), "LookupError was raised at", id="a property that raises"),
-        pytest.param(SimpleNamespace(is_authenticated=True), "it gave SimpleNamespace", id="a user without a name"),
-        pytest.param(object(), "it gave object", id="any object"),
-        pytest.param(True, "it gave bool", id="a truth value"),
-        pytest.param([TOKEN], "it gave list", id="a list"),
-        pytest.param(TOKEN.encode(), "it gave bytes", id="bytes"),
+        pytest.param(
+            SimpleNamespace(is_authenticated=True),
+            "type SimpleNamespace is not text",
+            id="a user without a name",
+        ),
+        pytest.param(object(), "a value of type object is not text", id="any object"),
+        pytest.param(True, "a value of type bool is not text", id="a truth value"),
+        pytest.param([TOKEN], "a value of type list is not text", id="a list"),
+        pytest.param(TOKEN.encode(), "a value of type bytes is not text", id="bytes"),
     ],
 )
 def test_what_is_no_identity_is_absent_and_said_once(value, said, caplog):
@@ -187,9 +191,9 @@ def test_python_functions_get_the_environ():
     ("function", "said"),
     [
         pytest.param("raises", "RuntimeError was raised at", id="an exception"),
-        pytest.param("a_list", "it gave list", id="a list"),
-        pytest.param("truth", "it gave bool", id="a truth value"),
-        pytest.param("coroutine_in_disguise", "it gave coroutine", id="a coroutine, closed"),
+        pytest.param("a_list", "a value of type list is not text", id="a list"),
+        pytest.param("truth", "a value of type bool is not text", id="a truth value"),
+        pytest.param("coroutine_in_disguise", "a value of type coroutine is not text", id="a coroutine, closed"),
     ],
 )
 @pytest.mark.parametrize("interface", [asgi, wsgi])
@@ -244,7 +248,7 @@ def test_an_async_function_is_absent_under_wsgi_and_said_once(caplog):
     read = attributes(user=f"{FUNCTIONS}:later").reader("user")
     assert read(wsgi()) is read(wsgi()) is None
     assert [record.getMessage() for record in caplog.records] == [
-        f"{FUNCTIONS}:later counts as absent: an async function can't be called under WSGI (said once)"
+        f"{FUNCTIONS}:later counts as absent: an async function can't be called under WSGI (logged once)"
     ]
 
 
@@ -261,11 +265,11 @@ def test_a_cancelled_request_stays_cancelled():
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        pytest.param("", "starts with one of header: cookie: query: scope: environ: python:", id="empty"),
-        pytest.param("Authorization", "is no source", id="a bare name"),
-        pytest.param("headers:X", "is no source", id="an unknown word"),
-        pytest.param("header:", "goes on with a name", id="no name"),
-        pytest.param("cookie: ", "goes on with a name", id="a blank name"),
+        pytest.param("", "write one of header: cookie: query: scope: environ: python:", id="empty"),
+        pytest.param("Authorization", "is not a source", id="a bare name"),
+        pytest.param("headers:X", "is not a source", id="an unknown word"),
+        pytest.param("header:", "followed by a name", id="no name"),
+        pytest.param("cookie: ", "followed by a name", id="a blank name"),
         pytest.param("python:os", "write python:package.module:function", id="no function"),
         pytest.param("python::f", "write python:package.module:function", id="no module"),
         pytest.param("python:no.such.module:f", "can't be imported: ModuleNotFoundError", id="no such module"),

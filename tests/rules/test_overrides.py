@@ -275,8 +275,16 @@ class TestInTheFile:
             case({"client": {"user": "a"}, "limit": "1/h"}, "a limit needs the key 'rule'", id="a limit of no rule"),
             case({"client": {"user": "a"}, "block": True, "rule": "all"}, "applies to all rules", id="a block's rule"),
             case({"client": {"user": "a"}, "rule": "al", "limit": "1/h"}, "no rule 'al' (did you", id="a rule"),
-            case({"client": {"usr": "a"}, "block": True}, "not known by 'usr' (did you mean 'user'", id="attribute"),
-            case({"client": {"path:id": "1"}, "block": True}, "not known by 'path:id'", id="a path parameter"),
+            case(
+                {"client": {"usr": "a"}, "block": True},
+                "'usr' does not identify a client (did you",
+                id="attribute",
+            ),
+            case(
+                {"client": {"path:id": "1"}, "block": True},
+                "'path:id' does not identify a client",
+                id="a path parameter",
+            ),
             case({"client": {"ip": "x"}, "block": True}, "'x' is not an address", id="no address"),
             case({"client": {"ip": "10.0.0.1/8"}, "block": True}, "not a network", id="no network"),
             case(

@@ -136,7 +136,7 @@ class TestFolder:
         folder(tmp_path / "r", **files)
         monkeypatch.chdir(tmp_path / "r")
         found = [line.removeprefix("./") for line in problems_of(".")]
-        assert [re.sub(r"'nowhere:x' is no source.*", "WRONG", line) for line in found] == said
+        assert [re.sub(r"'nowhere:x' is not a source.*", "WRONG", line) for line in found] == said
 
     def test_a_folder_without_rules(self, tmp_path):
         assert problems_of(tmp_path) == [

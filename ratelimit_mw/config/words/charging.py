@@ -15,7 +15,7 @@ from ratelimit_mw.errors import near, quoted
 from ratelimit_mw.identity.attributes import Attributes, Reader
 from ratelimit_mw.identity.sources import SOURCES
 from ratelimit_mw.model import CostAfter, Quota
-from ratelimit_mw.rules.compiled import Weigh
+from ratelimit_mw.rules.compiled import CostReader
 
 _log = logging.getLogger("ratelimit_mw")
 
@@ -49,7 +49,7 @@ def read_cost(node: Node) -> Cost:
     return cost
 
 
-def compile_cost(rule: Values, attributes: Attributes, problems: Problems) -> Weigh | None:
+def compile_cost(rule: Values, attributes: Attributes, problems: Problems) -> CostReader | None:
     """Return a function from a request to its cost. None if the cost is fixed, or known only from the response."""
     cost = rule[COST]
     source = cost.source
@@ -81,7 +81,7 @@ def cost_after(cost: Cost) -> CostAfter | None:
     return find
 
 
-def _cost_reader(read: Reader, source: str) -> Weigh:
+def _cost_reader(read: Reader, source: str) -> CostReader:
     number = _Number(source)
     return lambda request: number.of(read(request))
 

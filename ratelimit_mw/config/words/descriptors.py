@@ -14,7 +14,7 @@ from ratelimit_mw.config.words.selection import SHADOW_FILE
 from ratelimit_mw.config.words.storage import STORAGE, STORAGE_ON_ERROR
 from ratelimit_mw.errors import near, nearest, quoted
 from ratelimit_mw.identity.attributes import Attributes, Reader, canonical_name
-from ratelimit_mw.identity.identifier import spelling
+from ratelimit_mw.identity.identifier import encoder
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import Quota, Rule
 from ratelimit_mw.rules.descriptors import Branch, DescriptorLimit, DescriptorNode, EntryReaders, pattern
@@ -94,7 +94,7 @@ class DescriptorCompiler:
         return DescriptorNode(
             branches=self._level(descriptor[_CHILDREN], path),
             limit=self._limit(descriptor, path),
-            spell=spelling(descriptor[_KEY], self.attributes) if own else None,
+            spell=encoder(descriptor[_KEY], self.attributes) if own else None,
         )
 
     def _path(self, descriptor: Values, parent: _Path) -> _Path:

@@ -36,7 +36,7 @@ def priority_rules(rules: Sequence[CompiledRule], attributes: Attributes) -> tup
     enforced = any(not rule.rule.shadow and not rule.on_demand for rule in prioritised)
     return (
         *(
-            replace(rule, counters=_PLACEHOLDER if rule.rank in ranks else (), tiers=None, cost=0, weigh=None)
+            replace(rule, counters=_PLACEHOLDER if rule.rank in ranks else (), tiers=None, cost=0, read_cost=None)
             for rule in rules
             if rule.rank in ranks or rule.replaces & ranks
         ),

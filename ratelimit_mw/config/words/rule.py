@@ -109,7 +109,7 @@ def compile_rule(  # noqa: PLR0917 - each argument is needed
         counters=counters,
         tiers=tiers,
         cost=rule[COST].fixed,
-        weigh=compile_cost(rule, attributes, problems),
+        read_cost=compile_cost(rule, attributes, problems),
         on_demand=rule[ON_DEMAND],
         replaces=frozenset(ranks[name] for name in replaced if name in ranks),
     )
