@@ -61,7 +61,7 @@ class DeferredRequest:
         values = parameters_named(name, self._envelope.target.partition("?")[2])
         return values[-1] if values else None
 
-    def read_alternatives(self, names: Mapping[str, FrameworkReader]) -> tuple[Alternative, ...]:  # noqa: ARG002 - they were read when it came
+    def read_alternatives(self, readers: Mapping[str, FrameworkReader]) -> tuple[Alternative, ...]:  # noqa: ARG002 - it was read on arrival
         """The ways in which it was read when it came."""
         return self.alternatives
 

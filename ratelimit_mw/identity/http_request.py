@@ -130,9 +130,9 @@ class AsgiRequest:
             return self.frameworks[0].read_query(name, query)
         return values[0] if values else None
 
-    def read_alternatives(self, names: Mapping[str, FrameworkReader]) -> tuple[Alternative, ...]:
+    def read_alternatives(self, readers: Mapping[str, FrameworkReader]) -> tuple[Alternative, ...]:
         """Return the alternatives of the request. See `Request`."""
-        return distinct_alternatives(self, names, self.frameworks)
+        return distinct_alternatives(self, readers, self.frameworks)
 
     def cookie_as(self, framework: Framework, name: str) -> str | None:
         """Return a cookie as a framework reads it."""
@@ -287,9 +287,9 @@ class WsgiRequest:
             return self.frameworks[0].read_query(name, query)
         return values[0] if values else None
 
-    def read_alternatives(self, names: Mapping[str, FrameworkReader]) -> tuple[Alternative, ...]:
+    def read_alternatives(self, readers: Mapping[str, FrameworkReader]) -> tuple[Alternative, ...]:
         """Return the alternatives of the request. See `Request`."""
-        return distinct_alternatives(self, names, self.frameworks)
+        return distinct_alternatives(self, readers, self.frameworks)
 
     def cookie_as(self, framework: Framework, name: str) -> str | None:
         """Return a cookie as a framework reads it."""
