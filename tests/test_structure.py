@@ -96,7 +96,7 @@ def test_a_request_over_redis_and_a_denial_walk_few_files(tmp_path, any_server):
             return await served(middleware, "192.0.2.2", 200), await served(middleware, "192.0.2.2", 429)
 
     first, denial = asyncio.run(walks())
-    assert len(first) <= 17, sorted(first)
+    assert len(first) <= 16, sorted(first)
     assert len(denial) <= 16, sorted(denial)
 
 

@@ -17,7 +17,7 @@ from ratelimit_mw.stores.deny_cache import DenyCache
 if TYPE_CHECKING:
     from ratelimit_mw.stores.lease_store import Leases
 
-__all__ = ["SCHEMES", "Store", "innermost", "open_store", "with_bans", "with_leases_and_shards"]
+__all__ = ["Store"]
 
 SCHEMES = {
     "memory": "ratelimit_mw.stores.memory",

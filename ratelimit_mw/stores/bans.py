@@ -28,7 +28,7 @@ class Bans(Wrapper):
         self._asked: LRU[str, tuple[Sequence[Ask], Sequence[Ask]]] = LRU(_MOST)
 
     def asked(self, request: StoreRequest) -> Call:
-        """Ask for the bans too. The note is what is asked, if there are any."""
+        """Ask for the bans too. The note has the asks with the bans among them; None if there are no bans."""
         asks, intent = request
         if intent.forget:
             return forget_request(_and_bans([ask.key for ask in asks])), None
@@ -40,8 +40,8 @@ class Bans(Wrapper):
         return (asked, intent), asked
 
     def answered(self, asked: StoreRequest, note: Any, reply: Reply) -> Reply:  # noqa: ARG002  the note has the asks
-        """Give the bans their say in what the counters say."""
-        return reply if note is None else self._without_bans(note, reply)
+        """Apply the bans to the outcomes of the counters."""
+        return self._without_bans(note, reply)
 
     def _with_bans(self, asks: Sequence[Ask]) -> Sequence[Ask]:
         """What is asked in place of `asks`: remembered, for a client who comes again brings the same object."""

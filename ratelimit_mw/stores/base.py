@@ -83,9 +83,6 @@ class Store(ABC):
     remote: ClassVar[bool] = True
     """Whether a call goes over a network. Only such a store gets a deny cache, leases and shards."""
 
-    shared: ClassVar[bool] = True
-    """Whether other processes see the same counters."""
-
     @abstractmethod
     def ask(self, request: StoreRequest) -> Reply:
         """Carry out the intent of the request on its asks.
@@ -174,7 +171,7 @@ It may also yield a `Wait`. What it returns is the result.
 """
 
 Call = tuple[StoreRequest, Any]
-"""The request for the store beneath, and a note that is passed to `answered` with the reply."""
+"""The request for the store beneath, and a note for `answered`; with None, the reply is passed on as it is."""
 
 
 class Wrapper(Store):
@@ -191,8 +188,8 @@ class Wrapper(Store):
         """Return how to answer `request`.
 
         Returns:
-            A `Call` to the store beneath, whose reply is passed to `answered`; or `Steps` if several calls are needed,
-            which return the reply themselves; or the `Reply`, without a call.
+            A `Call` to the store beneath, whose reply is passed to `answered` if it has a note; or `Steps` if several
+            calls are needed, which return the reply themselves; or the `Reply`, without a call.
         """
         return request, None
 
@@ -213,7 +210,8 @@ class Wrapper(Store):
             return plan
         if isinstance(plan, tuple):
             asked, note = plan
-            return self.answered(asked, note, self.beneath.ask(asked))
+            reply = self.beneath.ask(asked)
+            return reply if note is None else self.answered(asked, note, reply)
         return drive(self.beneath, plan)
 
     async def aask(self, request: StoreRequest) -> Reply:
@@ -223,7 +221,8 @@ class Wrapper(Store):
             return plan
         if isinstance(plan, tuple):
             asked, note = plan
-            return self.answered(asked, note, await self.beneath.aask(asked))
+            reply = await self.beneath.aask(asked)
+            return reply if note is None else self.answered(asked, note, reply)
         return await adrive(self.beneath, plan)
 
     def keys(self, prefix: str) -> Iterator[str]:

@@ -36,6 +36,8 @@ class Leases(Wrapper):
     def asked(self, request: StoreRequest) -> Call | Reply | Steps[Reply]:
         """Decide here if the shares allow it. Strict asks go to the store as they are."""
         asks, intent = request
+        if intent.forget:
+            return request, asks
         if not intent.decides:
             return request, None
         reply = self._here(asks, intent.commit)
@@ -45,12 +47,10 @@ class Leases(Wrapper):
             return request, None
         return self._decide(asks, intent.commit)
 
-    def answered(self, asked: StoreRequest, note: Any, reply: Reply) -> Reply:  # noqa: ARG002  no note is needed
-        """Drop the shares of counters that were reset. Those of other processes live on until they end."""
-        asks, intent = asked
-        if intent.forget:
-            with self._settler.guard:
-                self._settler.book.forget([ask.key for ask in asks])
+    def answered(self, asked: StoreRequest, note: Any, reply: Reply) -> Reply:  # noqa: ARG002  the note has the asks
+        """Drop the shares of counters that were reset. Those of other processes remain until they end."""
+        with self._settler.guard:
+            self._settler.book.forget([ask.key for ask in note])
         return reply
 
     def settle(self) -> None:

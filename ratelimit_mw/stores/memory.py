@@ -56,7 +56,7 @@ class MemoryStore(Store):
         ValueError: `max_counters` is below 1.
     """
 
-    remote = shared = False
+    remote = False
 
     def __init__(self, *, max_counters: int = 1_000_000, clock: Clock | None = None) -> None:
         if max_counters < 1:

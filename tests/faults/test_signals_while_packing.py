@@ -14,9 +14,8 @@ PACKING = """
     import signal, sys
     from ratelimit_mw.model import Ask, Quota
     from ratelimit_mw.stores.redis.topology import converse_by_slot
-    from ratelimit_mw.stores.redis.connection import packed
     from ratelimit_mw.stores.base import DECIDE
-    from ratelimit_mw.stores.redis.codec import converse
+    from ratelimit_mw.stores.redis.codec import converse, packed
 
     class Interrupted(Exception):
         pass
