@@ -3,7 +3,6 @@
 import gc
 import os
 import threading
-import time
 
 import pytest
 
@@ -11,6 +10,7 @@ from ratelimit_mw.decision.storage import InFlight
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import SECOND, Ask, Quota
 from ratelimit_mw.stores.memory import MemoryStore
+from tests.support.patience import eventually
 
 QUOTA = Quota("concurrency", 10, 10 * SECOND, buckets=10)
 KEY = "d:r:cc10:{x}"
@@ -171,21 +171,22 @@ def test_what_ends_while_a_renewal_fails_is_left_to_expire(store, in_flight, clo
     assert store.held() == 0
 
 
-def test_a_thread_renews_and_lives_only_while_something_is_in_flight():
-    """By the real time, with leases of 300 ms."""
-    store = MemoryStore()
-    in_flight = InFlight(store, every=SECOND // 10)
-    ask = Ask(KEY, Quota("concurrency", 10, 3 * SECOND // 10, buckets=10))
+def test_a_thread_renews_and_lives_only_while_something_is_in_flight(store, clock):
+    """The thread looks every 10 ms; the leases of 10 s end by a clock that the test moves."""
+    in_flight = InFlight(store, every=SECOND // 100)
+    ask = Ask(KEY, QUOTA)
     lease = in_flight.hold([ask], store.decide([ask]).now)
-    time.sleep(1)
-    assert store.decide([ask._replace(cost=0)], commit=False).outcomes[0].remaining == 9
+    for _ in range(3):
+        clock.advance(8)
+        renewed = len(store.calls)
+        eventually(lambda: len(store.calls) >= renewed + 2)  # noqa: B023  the second began after the advance
+        assert store.held() == 1
     assert [thread.name for thread in threading.enumerate()].count("ratelimit_mw renew") == 1
-    store.refund(lease.asks, in_flight.end(lease))
-    assert store.decide([ask._replace(cost=0)], commit=False).outcomes[0].remaining == 10
-    deadline = time.monotonic() + 5
-    while "ratelimit_mw renew" in [thread.name for thread in threading.enumerate()]:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    at = in_flight.end(lease)
+    if at is not None:  # otherwise it is being renewed, and the thread gives it back
+        store.refund(lease.asks, at)
+    eventually(lambda: store.held() == 0)
+    eventually(lambda: "ratelimit_mw renew" not in [thread.name for thread in threading.enumerate()])
     again = in_flight.hold([ask], store.decide([ask]).now)
     assert "ratelimit_mw renew" in [thread.name for thread in threading.enumerate()]
     in_flight.stop()

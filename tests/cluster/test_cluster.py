@@ -159,7 +159,7 @@ def test_a_forgotten_script_is_sent_again(cluster, store):
 
 
 def test_the_seeds_that_are_gone_hurt_nobody_for_long(cluster, way):
-    store = Asking(way, ClusterStore(f"redis+cluster://127.0.0.1:1,{cluster.url.partition('://')[2]}", timeout=1))
+    store = Asking(way, ClusterStore(f"redis+cluster://127.0.0.1:1,{cluster.url.partition('://')[2]}", timeout=10))
     ask = Ask("d:r:{x}", quota(5))
     eventually(lambda: _decided(store, ask))
     assert store.decide([ask]).outcomes[0].remaining == 3

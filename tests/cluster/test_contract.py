@@ -8,7 +8,7 @@ from tests.stores.contract import Awaited, Contract
 class TestCluster(Contract):
     @pytest.fixture
     def make(self, cluster):
-        return lambda *, clock=None, timeout=2: open_store(StorageSettings(url=cluster.url, timeout=timeout), clock)
+        return lambda *, clock=None, timeout=10: open_store(StorageSettings(url=cluster.url, timeout=timeout), clock)
 
 
 class TestClusterAwaited(Awaited, TestCluster):

@@ -2,7 +2,6 @@
 
 import asyncio
 import socket
-import time
 
 import pytest
 import redis
@@ -12,7 +11,7 @@ from ratelimit_mw.model import SECOND, Ask, Quota
 from ratelimit_mw.settings import StorageSettings
 from ratelimit_mw.stores import open_store
 from ratelimit_mw.stores.redis.endpoint import Sentinels
-from tests.support.patience import eventually
+from tests.support.patience import at_most, eventually
 
 ASK = Ask("d:r:{x}", Quota("fixed_window", 100, 3_600 * SECOND))
 
@@ -49,10 +48,9 @@ def test_a_master_that_steps_down_is_left(fresh_sentinels, way):
     fresh_sentinels.master.admin.wait(1, 1_000)
     eventually(lambda: _failed_over(fresh_sentinels))
     eventually(lambda: is_master(fresh_sentinels.replica))
-    # The Sentinels do this as well, ten seconds later.
+    # The Sentinels do this as well, ten seconds later. `tests/load/test_failover.py` has the time that it takes.
     fresh_sentinels.master.admin.replicaof("127.0.0.1", fresh_sentinels.replica.port)
-    left = eventually(lambda: answers(store, way), within=4)
-    assert left == 98
+    assert eventually(lambda: answers(store, way)) == 98
     store.close()
 
 
@@ -69,11 +67,10 @@ def test_a_connection_to_a_master_turned_replica_is_dropped_at_its_first_refusal
 
 
 def test_without_a_sentinel_the_store_is_away_at_once():
-    store = opened("redis+sentinel://127.0.0.1:1,127.0.0.1:2/main")
-    began = time.monotonic()
-    for way in ("threads", "tasks"):
-        assert answers(store, way) is None
-    assert time.monotonic() - began < 0.5
+    store = opened("redis+sentinel://127.0.0.1:1,127.0.0.1:2/main", timeout=60)
+    with at_most(30):  # where one waits, it waits for the whole timeout
+        for way in ("threads", "tasks"):
+            assert answers(store, way) is None
     store.close()
 
 

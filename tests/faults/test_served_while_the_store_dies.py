@@ -32,15 +32,15 @@ app.add_middleware(RateLimitMiddleware, config="rules.yaml")
 """
 RULES = """
 domain: d
-storage: {{url: "{url}", timeout: 1s}}
+storage: {{url: "{url}", timeout: {timeout}}}
 rules:
   - {{name: all, limit: 1000000 per hour, algorithm: fixed_window}}
 """
 
 
-def served(tmp_path, server, way):
+def served(tmp_path, server, way, timeout="1s"):
     (tmp_path / "served.py").write_text(ASGI if way == "uvicorn" else WSGI)
-    (tmp_path / "rules.yaml").write_text(RULES.format(url=server.url))
+    (tmp_path / "rules.yaml").write_text(RULES.format(url=server.url, timeout=timeout))
     if way == "uvicorn":
         return uvicorn("served:app", workers=2, cwd=tmp_path)
     return gunicorn("served:app", workers=2, cwd=tmp_path, args=["-k", "gthread", "--threads", "8"])
@@ -88,7 +88,7 @@ def test_no_request_fails_while_the_store_is_killed_stopped_and_started_again(tm
 
 @pytest.mark.parametrize("way", ["uvicorn", "gunicorn"])
 def test_the_first_requests_of_each_worker_are_limited(tmp_path, fresh_server, way):
-    with served(tmp_path, fresh_server, way) as app:
+    with served(tmp_path, fresh_server, way, timeout="20s") as app:
 
         async def first():
             async with httpx.AsyncClient(timeout=60) as client:

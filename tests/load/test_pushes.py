@@ -9,36 +9,9 @@ import httpx2 as httpx
 
 from ratelimit_mw.config.documents import Document
 from ratelimit_mw.reload.database import RulesDatabase
+from tests.rules.living import ASGI
 from tests.support.apps import uvicorn
 from tests.support.patience import eventually
-
-# Says what was decided by; and on stderr, when each worker took up each version.
-ASGI = """
-import logging, os, sys, time
-from ratelimit_mw import RateLimiter
-from ratelimit_mw.asgi import RateLimitMiddleware
-
-class Taken(logging.Handler):
-    def emit(self, record):
-        taken = f"taken {os.getpid()} {time.monotonic()} {record.args[0]} |"
-        print(taken if "is in force" in record.msg else record.getMessage(), file=sys.stderr, flush=True)
-
-logging.getLogger("ratelimit_mw").addHandler(Taken())
-logging.getLogger("ratelimit_mw").setLevel("INFO")
-limiter = RateLimiter(os.environ["RULES"])
-
-async def app(scope, receive, send):
-    if scope["type"] == "lifespan":
-        for word in ("startup", "shutdown"):
-            await receive()
-            await send({"type": f"lifespan.{word}.complete"})
-        return
-    body = f"{os.getpid()} {scope['ratelimit'].rule}".encode()
-    await send({"type": "http.response.start", "status": 200, "headers": []})
-    await send({"type": "http.response.body", "body": body})
-
-app = RateLimitMiddleware(app, limiter=limiter)
-"""
 
 
 def rules(number):
@@ -76,7 +49,7 @@ class Pushing(threading.Thread):
                 self.database._append([Document("r.yaml", broken(number).encode())], "", "", None)
             else:
                 self.database.push([Document("r.yaml", rules(number).encode())])
-                self.pushed[number] = time.monotonic()
+                self.pushed[number] = time.time()
             answered = self.asking.answered
             time.sleep(0.1)
             eventually(lambda answered=answered: self.asking.answered >= answered + ANSWERS)
@@ -107,7 +80,7 @@ class Asking:
         if path == "/shut":
             _, words, name, limit = answer.json()["message"].split()
             return name == f"shut-{words}" and limit == "0"
-        pid, name = answer.text.split()
+        pid, _, name = answer.text.split()
         self.workers.add(pid)
         return answer.headers["x-ratelimit-limit"] == str(1_000_000 + int(name.removeprefix("open-")))
 
@@ -126,7 +99,7 @@ class Asking:
 def lazy(pushed, log):
     """Each good version that a worker was not on, nor beyond, within a second of its push."""
     taken = {}
-    for pid, at, number in re.findall(r"taken (\d+) ([\d.]+) (\d+) [|]", log):
+    for number, pid, at in re.findall(r"rules: version (\d+) of .* is in force \| (\d+) ([\d.]+)", log):
         taken.setdefault(pid, []).append((int(number), float(at)))
     assert len(taken) == WORKERS
     for number, when in pushed.items():

@@ -13,45 +13,9 @@ import pytest
 from ratelimit_mw import ConfigurationError, RateLimiter
 from ratelimit_mw.config.documents import Document
 from ratelimit_mw.reload.database import RulesDatabase
-from tests.rules.living import limit_of, text
+from tests.rules.living import ASGI, WSGI, limit_of, text
 from tests.support.apps import gunicorn, uvicorn
 from tests.support.patience import eventually
-
-ASGI = """
-import logging, os
-from ratelimit_mw import RateLimiter
-from ratelimit_mw.asgi import RateLimitMiddleware
-
-logging.basicConfig(level="INFO", format="%(levelname)s %(name)s %(message)s")
-limiter = RateLimiter(os.environ["RULES"])
-
-async def app(scope, receive, send):
-    if scope["type"] == "lifespan":
-        for word in ("startup", "shutdown"):
-            await receive()
-            await send({"type": f"lifespan.{word}.complete"})
-        return
-    body = f"{os.getpid()} {limiter.state.error is not None} {scope['ratelimit'].rule}".encode()
-    await send({"type": "http.response.start", "status": 200, "headers": []})
-    await send({"type": "http.response.body", "body": body})
-
-app = RateLimitMiddleware(app, limiter=limiter)
-"""
-
-WSGI = """
-import logging, os
-from ratelimit_mw import RateLimiter
-from ratelimit_mw.wsgi import RateLimitMiddleware
-
-logging.basicConfig(level="INFO", format="%(levelname)s %(name)s %(message)s")
-limiter = RateLimiter(os.environ["RULES"])
-
-def app(environ, start_response):
-    start_response("200 OK", [("Content-Type", "text/plain")])
-    return [f"{os.getpid()} {limiter.state.error is not None} {environ['ratelimit.decision'].rule}".encode()]
-
-app = RateLimitMiddleware(app, limiter=limiter)
-"""
 
 BROKEN = {
     "half a file": "domain: d\nrules:\n  - {name: new, by: ip, lim",

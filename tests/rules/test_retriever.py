@@ -6,7 +6,6 @@ import itertools
 import logging
 import os
 import threading
-import time
 import weakref
 
 import pytest
@@ -290,9 +289,7 @@ class TestDatabase:
             limiter.check(CLIENT)
             eventually(lambda: any_server.admin.pubsub_numsub("ratelimit_mw:rules")[0][1] == 1)
             database.push([Document("r.yaml", text("7 per minute", reload="1h").encode())])
-            pushed = time.monotonic()
-            eventually(lambda: limit_of(limiter) == 7)
-            assert time.monotonic() - pushed < 2
+            eventually(lambda: limit_of(limiter) == 7)  # within a minute, not after the interval of an hour
             assert limiter.state.version == "2"
         eventually(lambda: any_server.admin.pubsub_numsub("ratelimit_mw:rules")[0][1] == 0)
         database.close()

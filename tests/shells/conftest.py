@@ -33,7 +33,7 @@ def serve_under_load(request, tmp_path, storage):
     Returns a client of it, and what sets the load.
     """
     kind, serve = request.param
-    before = f'domain: d\nload: python:served:load\nstorage: {{url: "{storage}", timeout: 2s}}\n'
+    before = f'domain: d\nload: python:served:load\nstorage: {{url: "{storage}", timeout: 5s}}\n'
     with ExitStack() as stack:
 
         def served(rules, load):
@@ -42,6 +42,6 @@ def serve_under_load(request, tmp_path, storage):
             set_load = (tmp_path / "level").write_text
             set_load(load)
             running = stack.enter_context(serve("served:app", cwd=tmp_path))
-            return stack.enter_context(httpx.Client(base_url=running.url)), set_load
+            return stack.enter_context(httpx.Client(base_url=running.url, timeout=60)), set_load
 
         yield served

@@ -272,16 +272,17 @@ def test_who_has_too_much_in_flight_is_banned_and_let_in_again(storage, clock):
 
     async def main():
         async with RateLimiter(config, storage=storage, clock=clock) as limiter:
-            go_on = asyncio.Event()
+            inside, go_on = asyncio.Event(), asyncio.Event()
 
             async def app(scope, receive, send):
+                inside.set()
                 await go_on.wait()
                 await send({"type": "http.response.start", "status": 200, "headers": []})
                 await send({"type": "http.response.body", "body": b"x"})
 
             limited = Asgi(app, limiter=limiter)
             first = asyncio.create_task(exchange(limited, http_scope()))
-            await asyncio.sleep(0.1)
+            await inside.wait()
             denied = [await exchange(limited, http_scope()) for _ in range(2)]
             go_on.set()
             await first

@@ -4,11 +4,11 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-from tests.support.apps import uvicorn, within_a_minute
+from tests.support.apps import uvicorn
 
 RULES = """
 domain: d
-storage: {{url: "{url}", timeout: 2s}}
+storage: {{url: "{url}", timeout: 5s}}
 rules:
   - {{name: handshakes, limit: 100 per minute}}
   - {{name: chat, match: {{path: /chat}}, messages: close, by: header:X-User, limit: 3 per hour}}
@@ -16,8 +16,7 @@ rules:
     match: {{path: /ticker}}
     messages: drop
     by: connection
-    limit: 2 per minute
-    algorithm: fixed_window
+    limit: 2 per hour
 """
 STARLETTE = """
 from starlette.applications import Starlette
@@ -92,7 +91,6 @@ def test_a_client_that_sends_too_much_is_closed_or_not_heard(tmp_path, request, 
                 assert second.close_reason.startswith("too many messages; retry after ")
         with connect(f"{base}/chat", proxy=None, additional_headers={"X-User": "grace"}) as other:
             assert echoed(other, "1", "2", "3") == ["1", "2", "3"]
-        within_a_minute(10)
         for _ in range(2):
             with connect(f"{base}/ticker", proxy=None) as socket:
                 assert echoed(socket, "1", "2") == ["1", "2"]

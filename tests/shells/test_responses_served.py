@@ -10,7 +10,7 @@ from tests.support.apps import gunicorn, uvicorn
 
 RULES = """
 domain: d
-storage: {{url: "{url}", timeout: 2s}}
+storage: {{url: "{url}", timeout: 5s}}
 client: {{trusted_proxies: [127.0.0.0/8], user: "header:X-User"}}
 response:
   status: 403

@@ -168,12 +168,15 @@ def test_an_asgi_app_that_ends_without_a_response_is_answered_for_with_500(engin
 def test_who_is_cancelled_before_its_status_gets_nothing_back(engine):
     limiter = engine(TRIES)
 
-    async def app(scope, receive, send):
-        await asyncio.sleep(60)
-
     async def main():
+        inside = asyncio.Event()
+
+        async def app(scope, receive, send):
+            inside.set()
+            await asyncio.sleep(60)
+
         request = asyncio.ensure_future(exchange(Asgi(app, limiter=limiter), http_scope()))
-        await asyncio.sleep(0.05)
+        await inside.wait()
         request.cancel()
         with pytest.raises(asyncio.CancelledError):
             await request
@@ -601,7 +604,7 @@ def test_a_cancelled_request_frees_its_place(engine):
             await asyncio.wait([request])
             assert request.cancelled()
             held.inside = 0
-            await asyncio.sleep(0.05)
+            await aeventually(lambda: not limiter.engine._storage.in_flight)
         held.gate.set()
         sent = await exchange(limited, http_scope())
         await limiter.aclose()
@@ -614,15 +617,16 @@ def test_a_websocket_is_in_flight_as_long_as_its_connection(engine):
     limiter = engine({"name": "one", "limit": "1 concurrent"})
 
     async def main():
-        gate = asyncio.Event()
+        gate, inside = asyncio.Event(), asyncio.Event()
 
         async def app(scope, receive, send):
             await send({"type": "websocket.accept"})
+            inside.set()
             await gate.wait()
 
         limited = Asgi(app, limiter=limiter)
         first = asyncio.ensure_future(exchange(limited, websocket_scope()))
-        await asyncio.sleep(0.1)
+        await inside.wait()
         second = await exchange(limited, websocket_scope())
         gate.set()
         await first
@@ -640,18 +644,20 @@ def test_what_runs_behind_the_last_byte_is_in_flight_no_more(engine):
     limiter = engine({"name": "one", "limit": "1 concurrent"})
 
     async def main():
-        gate = asyncio.Event()
+        gate, answered = asyncio.Event(), asyncio.Event()
 
         async def app(scope, receive, send):
             await send({"type": "http.response.start", "status": 200, "headers": []})
             await send({"type": "http.response.body", "body": b"x"})
+            answered.set()
             await gate.wait()
 
         limited = Asgi(app, limiter=limiter)
         first = asyncio.ensure_future(exchange(limited, http_scope()))
-        await asyncio.sleep(0.1)
+        await answered.wait()
+        answered.clear()
         asked = asyncio.ensure_future(exchange(limited, http_scope()))
-        await asyncio.sleep(0.1)
+        await answered.wait()
         gate.set()
         await first
         sent = await asked

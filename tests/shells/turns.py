@@ -53,6 +53,6 @@ def serve(tmp_path, kind, server, **rule):
     return gunicorn("served:wsgi_app", workers=2, cwd=tmp_path, args=["--threads", "12"])
 
 
-def ask(url, number, timeout=10.0, after=0.0):
+def ask(url, number, timeout=60.0, after=0.0):
     time.sleep(after)
     return httpx.get(f"{url}/?{number}", timeout=timeout, verify=CONTEXT)

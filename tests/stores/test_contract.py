@@ -5,7 +5,7 @@ from ratelimit_mw.stores import open_store
 from tests.stores.contract import Awaited, Contract
 
 
-def opened(url, *, clock=None, timeout=2):
+def opened(url, *, clock=None, timeout=10):
     return open_store(StorageSettings(url=url, timeout=timeout), clock)
 
 

@@ -92,7 +92,7 @@ class TestLeasesOnMemory(_Local):
 class TestLeasesOnRedis(_Local):
     @pytest.fixture
     def make(self, any_server):
-        return lambda *, clock=None, timeout=2: Leases(RedisStore(any_server.url, timeout=timeout, clock=clock), clock)
+        return lambda *, clock=None, timeout=10: Leases(RedisStore(any_server.url, timeout=timeout, clock=clock), clock)
 
 
 class TestWriteBackOnMemory(_Local):
@@ -108,13 +108,13 @@ class TestWriteBackOnRedis(_Local):
 
     @pytest.fixture
     def make(self, any_server):
-        return lambda *, clock=None, timeout=2: Leases(RedisStore(any_server.url, timeout=timeout, clock=clock), clock)
+        return lambda *, clock=None, timeout=10: Leases(RedisStore(any_server.url, timeout=timeout, clock=clock), clock)
 
 
 class TestLeasesAwaited(Awaited, _Local):
     @pytest.fixture
     def make(self, any_server):
-        return lambda *, clock=None, timeout=2: Leases(RedisStore(any_server.url, timeout=timeout, clock=clock), clock)
+        return lambda *, clock=None, timeout=10: Leases(RedisStore(any_server.url, timeout=timeout, clock=clock), clock)
 
     def decide(self, store, asks, *, commit=True):
         return super().decide(store, [self._kept(ask) for ask in asks], commit=commit)

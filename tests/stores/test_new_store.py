@@ -35,7 +35,7 @@ def added(tmp_path, monkeypatch):
 class TestContract(Contract):
     @pytest.fixture
     def make(self, added):
-        return lambda *, clock=None, timeout=2: stores.open_store(
+        return lambda *, clock=None, timeout=10: stores.open_store(
             StorageSettings(url="metered://", timeout=timeout), clock
         )
 

@@ -82,21 +82,21 @@ class TestListener:
 
     def test_it_returns_when_something_is_written(self, records, listener):
         threading.Timer(0.1, lambda: records.write("k", {"a": "1"})).start()
-        assert timed(lambda: listener.wait(10, ["k"])) < 5
+        assert timed(lambda: listener.wait(60, ["k"])) < 30
 
     def test_it_returns_after_its_time(self, listener):
-        assert 0.1 <= timed(lambda: listener.wait(0.1, ["k"])) < 2
+        assert 0.1 <= timed(lambda: listener.wait(0.1, ["k"])) < 30
 
     def test_it_can_be_woken(self, listener):
         threading.Timer(0.1, listener.wake).start()
-        assert timed(lambda: listener.wait(10, ["k"])) < 5
+        assert timed(lambda: listener.wait(60, ["k"])) < 30
 
     def test_to_begin_with_it_returns_at_once_for_something_may_have_been_missed(self, records):
         listener = records.listener()
-        assert timed(lambda: listener.wait(10, ["k"])) < 5
-        assert timed(lambda: listener.wait(10, ["k", "other"])) < 5  # other keys are to be listened to
+        assert timed(lambda: listener.wait(60, ["k"])) < 30
+        assert timed(lambda: listener.wait(60, ["k", "other"])) < 30  # other keys are to be listened to
         threading.Timer(0.1, lambda: records.write("other", {"a": "1"})).start()
-        assert timed(lambda: listener.wait(10, ["k", "other"])) < 5
+        assert timed(lambda: listener.wait(60, ["k", "other"])) < 30
         listener.close()
         listener.wake()  # too late, which harms nobody
 
@@ -111,7 +111,7 @@ class TestListener:
         timer = Timer()
         assert timed(lambda: timer.wait(0.05)) >= 0.05
         timer.wake()
-        assert timed(lambda: timer.wait(10)) < 5
+        assert timed(lambda: timer.wait(60)) < 30
         timer.close()
 
 
@@ -122,13 +122,13 @@ def test_a_server_that_goes_and_comes_back(fresh_server):
     records.write("k", {"a": "1"})
     listener.wait(5, ["k"])
     fresh_server.stop()
-    assert 0.2 <= timed(lambda: listener.wait(0.2, ["k"])) < 3
+    assert 0.2 <= timed(lambda: listener.wait(0.2, ["k"])) < 30
     with pytest.raises(StoreUnavailable):
         records.version("k")
     fresh_server.start()
     listener.wait(5, ["k"])
     threading.Timer(0.1, lambda: records.write("k", {"a": "1"})).start()
-    assert timed(lambda: listener.wait(10, ["k"])) < 5
+    assert timed(lambda: listener.wait(60, ["k"])) < 30
     listener.close()
     records.close()
 

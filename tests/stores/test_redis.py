@@ -24,14 +24,14 @@ from ratelimit_mw.stores.redis.codec import MOST
 from ratelimit_mw.stores.redis.store import RedisStore
 from tests.stores.contract import ALL, EXACT, MINUTE, quota
 from tests.support.apps import ROOT, gunicorn
-from tests.support.patience import at_most, eventually
+from tests.support.patience import aeventually, at_most, eventually
 from tests.support.processes import end, spawn
 from tests.support.proxy import Proxy
 
 
 @pytest.fixture
 def store(server):
-    store = RedisStore(server.url, timeout=2)
+    store = RedisStore(server.url, timeout=10)
     yield store
     store.close()
 
@@ -98,7 +98,7 @@ def test_five_asks_are_one_script_call(server, store):
 
 def test_a_hundred_tasks_share_a_few_calls(server):
     async def main():
-        store = RedisStore(server.url, timeout=2)
+        store = RedisStore(server.url, timeout=10)
         await asyncio.gather(*(store.adecide([ask()]) for _ in range(100)))
         await store.aclose()
 
@@ -147,7 +147,7 @@ def test_what_is_given_back_leaves_the_ttl_as_it_was(server, store, name):
 
 
 def test_a_clock_moved_by_hand_keeps_keys_for_an_hour(server):
-    store = RedisStore(server.url, timeout=2, clock=ManualClock())
+    store = RedisStore(server.url, timeout=10, clock=ManualClock())
     store.decide([Ask("d:r:{x}", quota(5, period=SECOND))])
     assert server.admin.ttl("d:r:{x}") > 3_500
     store.close()
@@ -156,7 +156,7 @@ def test_a_clock_moved_by_hand_keeps_keys_for_an_hour(server):
 @pytest.mark.parametrize("name", ALL)
 def test_a_counter_lives_as_long_as_its_state_is_of_use(server, name):
     clock, day = ManualClock(86_400 * 20_000.9), 86_400 * SECOND
-    store = RedisStore(server.url, timeout=2, clock=clock)
+    store = RedisStore(server.url, timeout=10, clock=clock)
     asks = [Ask("d:r:{x}", quota(100, name, day))]
 
     def lives_long_enough():
@@ -276,7 +276,7 @@ def clients_of(server):
 
 
 def test_many_event_loops_leave_nothing_behind(any_server):
-    store = RedisStore(any_server.url, timeout=2)
+    store = RedisStore(any_server.url, timeout=10)
     threads = threading.active_count()
     for _ in range(30):
         asyncio.run(store.adecide([ask()]))
@@ -291,10 +291,11 @@ def test_a_loop_that_reconnected_keeps_its_new_connection(any_server):
     with Proxy(any_server.port) as proxy:
 
         async def main():
-            store = RedisStore(proxy.url, timeout=2)
+            store = RedisStore(proxy.url, timeout=10)
             for _ in range(3):
                 await store.adecide([ask()])
                 proxy.reset()
+                await aeventually(lambda: not proxy.open)
                 await asyncio.sleep(0.05)
                 proxy.heal()
                 await store.adecide([ask()])
@@ -319,7 +320,7 @@ def test_the_context_of_a_request_does_not_live_on(any_server):
         await store.adecide([ask()])
 
     async def main():
-        store = RedisStore(any_server.url, timeout=2)
+        store = RedisStore(any_server.url, timeout=10)
         await asyncio.create_task(request(store))
         await asyncio.sleep(0)
         gc.collect()
@@ -340,7 +341,7 @@ def test_threads_that_connect_at_once_all_return_when_the_connection_is_made(any
 
 
 def test_closed_it_has_no_connection(any_server, store):
-    other = RedisStore(any_server.url, timeout=2)
+    other = RedisStore(any_server.url, timeout=10)
     other.decide([ask()])
     assert clients_of(any_server) == 1
     other.close()
@@ -367,7 +368,7 @@ def in_child(work):
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_after_a_fork_parent_and_child_go_on_with_connections_of_their_own(any_server):
-    store = RedisStore(any_server.url, timeout=2)
+    store = RedisStore(any_server.url, timeout=10)
     assert store.decide([ask()]).outcomes[0].remaining == 99
     assert in_child(lambda: store.decide([ask()]).outcomes[0].remaining) == "98"
     assert store.decide([ask()]).outcomes[0].remaining == 97
@@ -379,7 +380,7 @@ def test_after_a_fork_parent_and_child_go_on_with_connections_of_their_own(any_s
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_fork_while_every_lock_is_held_hangs_nobody(any_server):
-    store = RedisStore(any_server.url, timeout=2)
+    store = RedisStore(any_server.url, timeout=10)
     done = threading.Event()
 
     def load():
@@ -404,7 +405,7 @@ PRELOADED = """
     import os
     from ratelimit_mw.model import Ask, Quota
     from ratelimit_mw.stores.redis.store import RedisStore
-    store = RedisStore(os.environ["REDIS_URL"], timeout=2)
+    store = RedisStore(os.environ["REDIS_URL"], timeout=10)
     asks = [Ask("d:r:{x}", Quota("fixed_window", 30, 3_600_000_000))]
     assert store.decide(asks).admits(asks)  # in the master
     def app(environ, start_response):
@@ -424,7 +425,7 @@ def test_workers_forked_from_a_preloaded_app_share_the_limit(any_server, tmp_pat
 
 def decides(url):
     """Blocking and awaited, both admitted."""
-    store = RedisStore(url, timeout=2)
+    store = RedisStore(url, timeout=10)
 
     async def main():
         reply = await store.adecide([ask()])
@@ -452,7 +453,7 @@ def test_the_least_that_a_user_has_to_be_permitted(server):
     commands = ["+evalsha", "+eval", "+get", "+set", "+getrange", "+setrange", "+strlen", "+pexpire", "+time", "+del"]
     server.admin.execute_command("ACL", "SETUSER", "bob", "on", ">secret", "~d:*", "+select", *commands)
     try:
-        store = RedisStore(f"redis://bob:secret@127.0.0.1:{server.port}/0", timeout=2)
+        store = RedisStore(f"redis://bob:secret@127.0.0.1:{server.port}/0", timeout=10)
         asks = [ask(name=name, key=f"d:{name}:{{x}}") for name in ALL]
         assert store.decide(asks).admits(asks)
         store.forget([one.key for one in asks])
@@ -481,7 +482,7 @@ def test_tls(any_server, authority, tmp_path):
         url = f"{proxy.url}?ssl_ca_certs={tmp_path / 'ca.pem'}"
         assert decides(url)
         gc.collect()  # what TLS left open at the loop's end would be warned about here
-        store = RedisStore(url, timeout=2)
+        store = RedisStore(url, timeout=10)
         store.decide([ask()])
         connections = proxy.connections
         time.sleep(0.1)  # longer than a connection is trusted unseen
@@ -494,11 +495,11 @@ INTERRUPTED = """
     import signal, sys, threading, time
     from ratelimit_mw.model import Ask, Quota
     from ratelimit_mw.stores.redis.store import RedisStore
-    store = RedisStore(sys.argv[1], timeout=5)
+    store = RedisStore(sys.argv[1], timeout=60)
     asks = [Ask("d:r:{x}", Quota("fixed_window", 100, 3_600_000_000))]
     store.decide(asks)
     print("paused?", flush=True)
-    time.sleep(0.3)  # the server is paused meanwhile
+    sys.stdin.readline()
     leader = threading.Thread(target=store.decide, args=(asks,))
     if sys.argv[2] == "follower":
         leader.start()
@@ -519,11 +520,13 @@ INTERRUPTED = """
 @pytest.mark.parametrize("role", ["leader", "follower"])
 def test_a_thread_that_is_interrupted_while_it_waits_holds_up_nobody(fresh_server, role):
     command = [sys.executable, "-c", textwrap.dedent(INTERRUPTED), fresh_server.url, role]
-    process = spawn(command, cwd=ROOT, stdout=PIPE)
+    process = spawn(command, cwd=ROOT, stdin=PIPE, stdout=PIPE)
     with process:
         try:
             assert process.stdout.readline() == b"paused?\n"
             fresh_server.pause()
+            process.stdin.write(b"\n")
+            process.stdin.flush()
             assert process.stdout.readline() == b"interrupted\n"
             fresh_server.resume()
             assert process.stdout.readline() == b"served\n"

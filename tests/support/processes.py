@@ -34,7 +34,7 @@ _reaper: subprocess.Popen[str] | None = None
 
 def spawn(args: Sequence[str | os.PathLike[str]], **options: Any) -> "subprocess.Popen[bytes]":
     """Start a child in a group of its own, watched by the reaper. `options` are Popen's."""
-    process = subprocess.Popen(args, start_new_session=True, stdin=subprocess.DEVNULL, **options)
+    process = subprocess.Popen(args, start_new_session=True, **{"stdin": subprocess.DEVNULL, **options})
     _tell(process.pid)
     return process
 
