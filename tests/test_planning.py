@@ -6,7 +6,6 @@ import pytest
 
 from ratelimit_mw import ManualClock, RateLimiter
 from ratelimit_mw.identity.http_request import AsgiRequest
-from ratelimit_mw.lru import LRU
 from ratelimit_mw.reload.database import Setting
 
 ALL = {"name": "all", "by": ["ip", "user"], "limit": "9 per minute", "algorithm": "fixed_window"}
@@ -125,21 +124,6 @@ def test_a_domain_alone_has_plans_of_its_own(tmp_path):
     with RateLimiter(tmp_path) as limiter:
         asked = [None, "a", "b", "c", None, "a", "b", "c"]
         assert [len(limiter.check(IP, domain=domain).policies) for domain in asked] == [2, 1, 1, 0] * 2
-
-
-def test_what_is_recent_has_bounded_room():
-    recent = LRU(10)
-    for n in range(100):
-        recent.put(n, str(n))
-    assert [recent.get(n) for n in range(100)].count(None) == 90
-    assert recent.get(99) == "99"
-    recent.put(90, "new")
-    recent.put(100, "100")
-    assert recent.get(90) == "new"  # put anew, it is not the oldest any more
-    assert recent.get(91) is None
-    for n in range(101):
-        recent.drop(n)
-    assert {recent.get(n) for n in range(101)} == {None}
 
 
 def test_plans_have_bounded_room(engine):

@@ -29,7 +29,6 @@ SHORT = {
     "deferral/__init__.py": "a package's docstring",
     "http/__init__.py": "a package's docstring",
     "identity/__init__.py": "the kinds of requests that users import",
-    "lru.py": "one data structure, which no other file would own",
     "reload/__init__.py": "a package's docstring",
     "rules/__init__.py": "a package's docstring",
     "stores/redis/__init__.py": "a package's docstring",

@@ -192,7 +192,7 @@ class Planner:
 
 
 def _cacheable(given: Mapping[str, object]) -> bool:
-    """Whether the attributes are plain strings, as `LRU` requires, and short enough to be cached."""
+    """Whether the attributes are plain strings, as `Plans` requires, and short enough to be cached."""
     room = _MAX_CACHED
     for name, value in given.items():
         if type(name) is not str or (value is not None and type(value) is not str):

@@ -4,9 +4,8 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
-from ratelimit_mw.lru import LRU
 from ratelimit_mw.model import NEVER, Ask, Ban, Banned, Outcome, Quota, Reply
-from ratelimit_mw.stores.base import Call, Store, StoreRequest, Wrapper, forget_request
+from ratelimit_mw.stores.base import LRU, Call, Store, StoreRequest, Wrapper, forget_request
 
 _MOST = 4096  # clients whose asks are remembered
 

@@ -4,7 +4,8 @@ The functions at the end calculate how inexact leased and sharded counters may b
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine, Generator, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Coroutine, Generator, Hashable, Iterator, Sequence
 from math import ceil
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar, runtime_checkable
 
@@ -172,6 +173,34 @@ It may also yield a `Wait`. What it returns is the result.
 
 Call = tuple[StoreRequest, Any]
 """The request for the store beneath, and a note for `answered`; with None, the reply is passed on as it is."""
+
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class LRU(OrderedDict[K, V]):
+    """At most `most` values by key. The entry that was put longest ago is dropped first, one at a time.
+
+    It is safe to use from several threads; at worst, an entry is dropped too early. Keys must be hashed and compared
+    without Python code, as texts and tuples of texts are: a thread switch inside such code would corrupt an
+    OrderedDict. `get` is the method of the dict itself, because it is on the hot path.
+    """
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most = most
+
+    def put(self, key: K, value: V) -> None:
+        """Store `value` as the newest entry."""
+        self.pop(key, None)  # so that the key becomes the newest
+        self[key] = value
+        while len(self) > self._most:
+            self.popitem(last=False)
+
+    def drop(self, key: K) -> None:
+        """Remove the value of `key`, if there is one."""
+        self.pop(key, None)
 
 
 class Wrapper(Store):

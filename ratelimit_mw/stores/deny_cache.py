@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from ratelimit_mw.clock import Clock
-from ratelimit_mw.lru import LRU
 from ratelimit_mw.model import NEVER, SECOND, Ask, Banned, Outcome, Quota, Reply
 from ratelimit_mw.stores.bans import banned
-from ratelimit_mw.stores.base import DECIDE, Call, Store, StoreRequest, Wrapper
+from ratelimit_mw.stores.base import DECIDE, LRU, Call, Store, StoreRequest, Wrapper
 
 T = TypeVar("T")
 

@@ -11,6 +11,7 @@ from ratelimit_mw import ManualClock
 from ratelimit_mw.model import NEVER, Ask, Quota
 from ratelimit_mw.settings import StorageSettings
 from ratelimit_mw.stores import open_store
+from ratelimit_mw.stores.base import LRU
 from ratelimit_mw.stores.deny_cache import DenyCache
 from ratelimit_mw.stores.memory import MemoryStore
 
@@ -235,3 +236,18 @@ def test_what_denies_longest_but_may_be_given_back_is_asked_each_time(cache, sto
         told = cache.decide(asks)
     assert store.asked == 4
     assert told.outcomes[1].retry_after > told.outcomes[0].retry_after > 0
+
+
+def test_the_memory_of_a_wrapper_drops_the_oldest_entries():
+    entries = LRU(10)
+    for n in range(100):
+        entries.put(n, str(n))
+    assert [entries.get(n) for n in range(100)].count(None) == 90
+    assert entries.get(99) == "99"
+    entries.put(90, "new")
+    entries.put(100, "100")
+    assert entries.get(90) == "new"  # put again, so it is no longer the oldest
+    assert entries.get(91) is None
+    for n in range(101):
+        entries.drop(n)
+    assert {entries.get(n) for n in range(101)} == {None}
