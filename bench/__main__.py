@@ -1,62 +1,46 @@
-"""Every benchmark, or those named: `python -m bench [NAME …]`. Prints a table, writes bench/results/NAME.json.
+"""`python -m bench [ROW …] [--quick]`: measure all rows, or those named, and print their tables.
 
-Whatever ran, the overview and the README's tables are made anew in the end; `overview` does nothing else.
+A full run (no row named, not quick) is one run of one commit. It writes bench/results/measured.json and the pictures,
+and puts the tables into README.md. A run of single rows writes no figures, and a quick run also draws no pictures.
 """
 
-import importlib
-import json
+import argparse
 import logging
-import platform
-import sys
-from importlib.metadata import version
+import time
 
-from bench import overview
-from bench.measure import Figure
-from bench.overview import RESULTS
-
-CASES = (
-    "memory_asgi",
-    "memory_wsgi",
-    "redis_asyncio",
-    "redis_asgi",
-    "redis_threads",
-    "redis_wsgi",
-    "redis_bytes",
-    "memory_store",
-    "memory_layouts",
-    "many_rules",
-    "reload",
-    "startup",
-    "denied",
-    "leases",
-    "elastic",
-    "shed",
-)
-PEERS = ("limits", "slowapi", "Flask-Limiter", "throttled-py", "asgi-ratelimit", "redis", "starlette", "flask")
+from bench import report
+from bench.measure import Effort
+from bench.table import ROWS
 
 
-def show(figures: list[Figure]) -> None:
-    for figure in figures:
-        value = f"{figure.value:,.0f}" if figure.value >= 100 else f"{figure.value:.2f}"
-        print(f"{figure.case:56} {figure.who:26} {value:>10} {figure.unit:4} {figure.beside}", flush=True)
-
-
-def main(names: list[str]) -> None:
-    logging.getLogger("ratelimit_mw").setLevel(logging.ERROR)
-    unknown = set(names) - {*CASES, "overview"}
-    if unknown:
-        sys.exit(f"no benchmark is called {', '.join(sorted(unknown))}: there are {', '.join(CASES)} and overview")
-    RESULTS.mkdir(exist_ok=True)
-    about = {"python": platform.python_version(), **{peer: version(peer) for peer in PEERS}}
-    for name in names or CASES:
-        if name == "overview":
-            continue
-        figures = importlib.import_module(f".{name}", __package__).figures()
-        show(figures)
-        written = {"versions": about, "figures": [figure.as_dict() for figure in figures]}
-        (RESULTS / f"{name}.json").write_text(json.dumps(written, indent=2) + "\n")
-    overview.write()
+def main() -> None:
+    """Parse the command line and measure."""
+    parser = argparse.ArgumentParser(prog="python -m bench", description="Measure this package beside its peers.")
+    parser.add_argument("row", nargs="*", choices=[row.name for row in ROWS], help="rows to measure, or all")
+    parser.add_argument("--quick", action="store_true", help="few rounds and few requests, for development")
+    parser.add_argument("--tables", action="store_true", help="write README and docs from the last full run again")
+    arguments = parser.parse_args()
+    if arguments.tables:
+        report.publish(report.read())
+        return
+    logging.disable(logging.CRITICAL)
+    effort = Effort(arguments.quick)
+    asked = [row for row in ROWS if row.name in arguments.row or not arguments.row]
+    begun, results = time.monotonic(), report.Results(report.conditions(), {})
+    print(report.sentence(results.conditions), flush=True)
+    for row in asked:
+        start = time.monotonic()
+        print(f"\n{row.title}", flush=True)
+        results.rows[row.name] = found = []
+        for figure in row.figures(effort):
+            found.append(figure)
+            print(report.line(figure), flush=True)
+        print(f"  [{row.name}: {time.monotonic() - start:.0f} s]", flush=True)
+    print(f"\n{report.summary(results)}, in {(time.monotonic() - begun) / 60:.1f} minutes")
+    if not arguments.quick and not arguments.row:
+        report.write(results)
+        report.publish(results)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -7,11 +7,13 @@ its event loop busy, then leaves it idle again. Draws bench/results/elastic.png.
 import asyncio
 import statistics
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench.measure import Figure
-from bench.memory_asgi import request_scope
+from bench.apps import receive, send
+from bench.measure import Effort, Figure, alone
+from bench.traffic import one
 from ratelimit_mw import RateLimiter
 from ratelimit_mw.asgi import RateLimitMiddleware
 
@@ -31,18 +33,18 @@ class Sample(NamedTuple):
     share: float
 
 
-def figures() -> list[Figure]:
+def figures(effort: Effort) -> Iterator[Figure]:
+    """An elastic limit of 40 a second, up to 200 % below a load of 0.7."""
     samples, late = asyncio.run(_experiment())
-    _draw(samples)
-    case = f"Elastic: {LIMIT} a second, up to 200 % below a load of 0.7"
-    return [
-        Figure(case, "admitted, process idle", _mean(samples, 3, RISES), "/s", f"asked for: {ASKED}"),
-        Figure(case, "admitted, process loaded", _mean(samples, RISES + 4, FALLS), "/s", f"limit: {LIMIT}"),
-        Figure(case, "admitted, idle again", _mean(samples, FALLS + 8, END), "/s", f"asked for: {ASKED}"),
-        Figure(case, "given back within", _until(samples, RISES, lambda s: s.share == 0.0), "s"),
-        Figure(case, "in use again within", _until(samples, FALLS, lambda s: s.share == 1.0), "s"),
-        Figure(case, "other work late by", late * 1e3, "ms", "median, while the process is loaded"),
-    ]
+    if not effort.quick:
+        _draw(samples)
+    loaded, idle_again = _mean(samples, RISES + 4, FALLS), _mean(samples, FALLS + 8, END)
+    yield alone("admitted, process idle", [_mean(samples, 3, RISES)], "/s", note=f"{ASKED} are sent")
+    yield alone("admitted, process loaded", [loaded], "/s", note=f"the limit is {LIMIT}")
+    yield alone("admitted, idle again", [idle_again], "/s", note=f"{ASKED} are sent")
+    yield alone("closed after", [_until(samples, RISES, lambda s: s.share == 0.0)], "s")
+    yield alone("open again after", [_until(samples, FALLS, lambda s: s.share == 1.0)], "s")
+    yield alone("delay of the other work", [late * 1e3], "ms", note="median, while the process is loaded")
 
 
 async def _experiment() -> tuple[list[Sample], float]:
@@ -80,18 +82,12 @@ async def _experiment() -> tuple[list[Sample], float]:
 
 
 async def _ask(app: Any, start: float) -> None:
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": b"", "more_body": False}
-
-    async def send(_message: Any) -> None:
-        return None
-
-    due = start
+    due, requests = start, one()
     while time.monotonic() - start < END:
         due += 1 / ASKED
         if due > time.monotonic():
             await asyncio.sleep(due - time.monotonic())
-        await app(request_scope(), receive, send)
+        await app(next(requests).scope(), receive, send)
 
 
 async def _other_work(start: float, late: list[float]) -> None:

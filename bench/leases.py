@@ -1,18 +1,21 @@
 """Leases and write-back: 1 to 100 processes in simulation, and one process on Redis.
 
-The simulation is pure: every process has its `Leases` over one memory store, under one clock moved by hand. Demand
-is half as much again as the limit, spread over each minute or all within its first second.
+In the simulation, every process has its `Leases` over one memory store, under one clock that is moved by hand. Demand
+is half as much again as the limit, spread over each minute or all within its first second. Draws
+bench/results/leases.png.
 """
 
 import asyncio
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
-from bench.measure import Figure, in_turn
+from bench.apps import config
+from bench.measure import Effort, Figure, Run, alone, in_turn
+from bench.traffic import NAMES, STREAMS
 from ratelimit_mw import ManualClock, RateLimiter
-from ratelimit_mw.identity.request import MappingRequest
 from ratelimit_mw.model import SECOND, Ask, Quota
 from ratelimit_mw.stores.base import Call, StoreRequest, Wrapper, worst_over_admission
 from ratelimit_mw.stores.deny_cache import DenyCache
@@ -28,6 +31,7 @@ MINUTES = 3
 START = 1_700_000_040
 SPREAD = {"over the minute": 60.0, "within a second": 1.0}
 DECISIONS = 50_000
+PICTURE = Path(__file__).parent / "results" / "leases.png"
 
 
 class Counted(Wrapper):
@@ -56,22 +60,36 @@ def simulated(processes: int, kind: str, seconds: float, seed: int = 1) -> tuple
     return store.calls / (DEMAND * MINUTES), admitted / (LIMIT * MINUTES) - 1
 
 
-def simulation() -> tuple[list[Figure], dict]:
-    found, curves = [], {}
-    for how, seconds in SPREAD.items():
-        for kind in KINDS:
-            curves[how, kind] = points = [simulated(processes, kind, seconds) for processes in PROCESSES]
-            for processes, (calls, error) in zip(PROCESSES, points, strict=True):
-                case = f"simulation, demand {how}, {processes} process{'es' * (processes > 1)}"
-                worst = worst_over_admission(processes, LIMIT, rate=DEMAND / seconds / processes, delay=0) / LIMIT
-                bound = f", at worst {worst:+.0%}" if kind == "write_back" else ""
-                found.append(
-                    Figure(case, kind, calls, "call", f"for each request; admitted {error:+.2%} of the limit{bound}")
-                )
-    return found, curves
+Curves = dict[tuple[str, str], list[tuple[float, float]]]
+"""By spread and kind: calls for each request and error of the admissions, for each number of processes."""
 
 
-def plot(curves: dict, path: Path) -> None:
+def simulation(effort: Effort) -> Curves:
+    """All simulated processes."""
+    numbers = PROCESSES[:: 3 if effort.quick else 1]
+    return {(how, kind): [simulated(n, kind, s) for n in numbers] for how, s in SPREAD.items() for kind in KINDS}
+
+
+def simulated_figures(curves: Curves) -> Iterator[Figure]:
+    """What the curves say, without the curves."""
+    for kind in KINDS:
+        for how, seconds in SPREAD.items():
+            points = curves[how, kind]
+            errors = [100 * error for _, error in points]
+            exact = {} if kind == "write_back" else {"at_most": 0.0, "worst": True}
+            note = f"{min(errors):+.1f} to {max(errors):+.1f} % of the limit"
+            if kind == "write_back":
+                bound = worst_over_admission(PROCESSES[-1], LIMIT, rate=DEMAND / seconds / PROCESSES[-1], delay=0)
+                note += f"; at worst {bound / LIMIT:+.0%}"
+            over = [max(error, 0.0) for error in errors]
+            what = f"{kind}, 1 to {PROCESSES[-1]} processes, demand {how}: over-admission"
+            yield alone(what, over, "%", note=note, **exact)
+            calls = [call for call, _ in points]
+            yield alone(f"{kind}, 1 to {PROCESSES[-1]} processes, demand {how}: store calls per request", calls, "")
+
+
+def plot(curves: Curves, path: Path) -> None:
+    """Calls and errors, by the number of processes."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -96,38 +114,44 @@ def plot(curves: dict, path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-def per_second(url: str, consistency: str, asking: str) -> Callable[[], float]:
-    rule = {"name": "all", "by": "ip", "limit": "1000000000 per minute", "consistency": consistency}
-    config = {"domain": "bench", "storage": {"timeout": "1s"}, "rules": [rule]}
-    number = DECISIONS if consistency != "strict" else DECISIONS // 10
+def figures(effort: Effort) -> Iterator[Figure]:
+    """Leases: over-admission, and decisions per second of one process, one after the other."""
+    curves = simulation(effort)
+    if not effort.quick:
+        plot(curves, PICTURE)
+    yield from simulated_figures(curves)
+    with Server(BINARIES[0]) as server:
+        runs = {
+            (how, kind, stream): (per_second, how, kind, stream, effort.part(DECISIONS), server.url)
+            for how in ("acheck", "check")
+            for kind in KINDS
+            for stream in ("one", "Zipf")
+        }
+        rates = in_turn(runs, effort.rounds(5))
+    for (how, kind, stream), rate in rates.items():
+        bar = 100_000 if (kind, stream) == ("lease", "one") else None
+        yield alone(f"{how} on Redis, {kind}: {NAMES[stream]}", rate, "/s", at_least=bar)
 
-    async def awaited(limiter: RateLimiter) -> None:
-        for _ in range(number):
-            await limiter.engine.adecide(MappingRequest({"ip": "203.0.113.7"}))
+
+def per_second(how: str, kind: str, stream: str, decisions: int, url: str) -> Run:
+    """Decisions of one process per second, one after the other. A contestant, see `bench.measure.Remote`."""
+    number = decisions if stream == "one" and kind != "strict" else decisions // 10  # the others call Redis
+    limiter, coming, runner = RateLimiter(config(consistency=kind), storage=url), STREAMS[stream](), asyncio.Runner()
+
+    async def awaited(prepared: list[dict[str, str]]) -> float:
+        start = time.perf_counter()
+        for attributes in prepared:
+            await limiter.acheck(attributes)
+        return len(prepared) / (time.perf_counter() - start)
+
+    def blocking(prepared: list[dict[str, str]]) -> float:
+        start = time.perf_counter()
+        for attributes in prepared:
+            limiter.check(attributes)
+        return len(prepared) / (time.perf_counter() - start)
 
     def run() -> float:
-        with RateLimiter(config, storage=url) as limiter:
-            if asking == "asyncio":
-                start = time.perf_counter()
-                asyncio.run(awaited(limiter))
-            else:
-                start = time.perf_counter()
-                for _ in range(number):
-                    limiter.engine.decide(MappingRequest({"ip": "203.0.113.7"}))
-            return number / (time.perf_counter() - start)
+        prepared = [request.attributes() for request in islice(coming, number)]
+        return runner.run(awaited(prepared)) if how == "acheck" else blocking(prepared)
 
     return run
-
-
-def figures() -> list[Figure]:
-    found, curves = simulation()
-    results = Path(__file__).parent / "results"
-    results.mkdir(exist_ok=True)
-    plot(curves, results / "leases.png")
-    with Server(BINARIES[0]) as server:
-        runs = {(how, kind): per_second(server.url, kind, how) for how in ("threads", "asyncio") for kind in KINDS}
-        rates = in_turn(runs, rounds=5)
-    for (how, kind), rate in rates.items():
-        bar = "bar: 100000" if kind == "lease" else ""
-        found.append(Figure(f"{how}, Redis, one process: decisions one by one", kind, rate, "/s", bar))
-    return found

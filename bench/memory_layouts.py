@@ -4,16 +4,16 @@ Each holds a key of the usual length and 26 bytes of a sliding window. None is i
 """
 
 import gc
-import multiprocessing
 import random
 import time
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from hashlib import blake2b
 
-from bench.measure import Figure
-from bench.memory_store import COUNTERS, resident
+from bench.footprint import COUNTERS, resident
+from bench.measure import Effort, Figure, Remote, Run, alone
 
 VALUE = bytes(range(26))
 LOOKS = 200_000
@@ -127,12 +127,17 @@ def measured(layout: str) -> tuple[float, float]:
     return size, (time.thread_time() - start) / LOOKS * 1e6
 
 
-def figures() -> list[Figure]:
-    found = []
+def figures(effort: Effort) -> Iterator[Figure]:
+    """One million counters in other layouts."""
     for layout in LAYOUTS:
-        with multiprocessing.get_context("spawn").Pool(1) as pool:
-            size, took = pool.apply(measured, (layout,))
-        found.append(
-            Figure("A million counters, other layouts", layout, size, "MB", f"{took:.1f} us a look and a write")
-        )
-    return found
+        contestant = Remote(made, layout)
+        try:
+            size, took = contestant()
+        finally:
+            contestant.close()
+        yield alone(layout, [size], "MB", note=f"{took:.1f} µs for one read and one write")
+
+
+def made(layout: str) -> Run:
+    """A contestant, see `bench.measure.Remote`."""
+    return partial(measured, layout)

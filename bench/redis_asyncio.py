@@ -1,62 +1,23 @@
-"""Decisions of one asyncio process on Redis: with 100 requests in flight, and one at a time."""
+"""Counters in Redis, asyncio: what one process decides with 100 requests in flight, and how long one decision takes."""
 
 import asyncio
-import statistics
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from itertools import islice
+from typing import Any
 
-import redis.asyncio
-from limits import parse
-from limits.aio.storage import RedisStorage
-from limits.aio.strategies import FixedWindowRateLimiter, MovingWindowRateLimiter, SlidingWindowCounterRateLimiter
-from throttled.asyncio import RateLimiterType, Throttled, rate_limiter
-from throttled.asyncio.store import RedisStore
-
-from bench.measure import Figure, in_turn
-from bench.memory_asgi import config
-from ratelimit_mw import RateLimiter
-from ratelimit_mw.model import Ask, Quota
-from ratelimit_mw.stores.base import DECIDE
-from ratelimit_mw.stores.redis.codec import Command, encode
+from bench.apps import IN_FLIGHT, PEER_LIMIT, PER_MINUTE, asgi_rate, config, empty_app, faster, rate_of, receive, send
+from bench.measure import OURS, Effort, Figure, Run, beside, in_turn
+from bench.traffic import NAMES, STREAMS, Request
 from tests.support.servers import BINARIES, Server
 
-IN_FLIGHT = 100
-EACH = 100
-ALONE = 500
-LIMIT = "1000000000 per minute"
-ITEM = parse("1000000000/minute")
+REQUESTS = 3_000
+ROUNDS = 11
+ALONE = 200  # one after the other, in a round
+ALONE_ROUNDS = 40
 
-Make = Callable[[str], Awaitable[tuple[Callable[[], Awaitable[object]], Callable[[], Awaitable[object]]]]]
+Ask = Callable[[Any], Awaitable[object]]
 
-
-async def ours(url: str):
-    limiter = RateLimiter(config(LIMIT), storage=url)
-    request = {"remote_address": "203.0.113.7", "path": "/items"}
-    return lambda: limiter.acheck(request), limiter.aclose
-
-
-def limits(strategy: type) -> Make:
-    async def make(url: str):
-        storage = RedisStorage(f"async+{url}", implementation="redispy")
-        strategist = strategy(storage)
-        # Its keys do not name the strategy: two of them on one key end in WRONGTYPE.
-        return lambda: strategist.hit(ITEM, strategy.__name__, "203.0.113.7"), storage.bridge.storage.aclose
-
-    return make
-
-
-async def throttled(url: str):
-    store = RedisStore(server=url)
-    throttle = Throttled(
-        key="203.0.113.7",
-        using=RateLimiterType.SLIDING_WINDOW.value,
-        quota=rate_limiter.per_min(1_000_000_000),
-        store=store,
-    )
-    return throttle.limit, _nothing
-
-
-NOTHING = "return 1"
 COUNTING = """
 local count = redis.call('INCR', KEYS[1])
 if count == 1 then redis.call('PEXPIRE', KEYS[1], ARGV[1]) end
@@ -64,99 +25,144 @@ return {count, redis.call('PTTL', KEYS[1])}
 """
 """What a limiter of a few lines does: it counts, and tells how long."""
 
-
-def bare_evalsha(script: str, *arguments: str | bytes | int) -> Make:
-    async def make(url: str):
-        client = redis.asyncio.from_url(url)
-        digest = await client.script_load(script)
-        return lambda: client.evalsha(digest, *arguments), client.aclose
-
-    return make
+LIMITS = ("limits, fixed window", "limits, sliding window", "limits, moving window")
+THROTTLED = "throttled-py"
+EVALSHA = "redis-py EVALSHA"
 
 
-def our_own() -> tuple[str, Command]:
-    """The script call that a decision makes, for redis-py to make."""
-    message = encode([([Ask("key", Quota("sliding_window", 1_000_000_000, 60_000_000))], DECIDE)], None)
-    return message.script.text, message.arguments
-
-
-async def _nothing() -> None:
-    pass
-
-
-def per_second(make: Make, url: str) -> Callable[[], float]:
-    async def run() -> float:
-        decide, close = await make(url)
-        await decide()
-
-        async def client() -> None:
-            for _ in range(EACH):
-                await decide()
-
-        start = time.perf_counter()
-        await asyncio.gather(*(client() for _ in range(IN_FLIGHT)))
-        took = time.perf_counter() - start
-        await close()
-        return IN_FLIGHT * EACH / took
-
-    return lambda: asyncio.run(run())
-
-
-def seconds_alone(make: Make, url: str) -> Callable[[], float]:
-    """The median of single decisions: what is held up by others' work now and then is no part of it."""
-
-    async def run() -> float:
-        decide, close = await make(url)
-        await decide()
-        taken = []
-        for _ in range(ALONE):
-            start = time.perf_counter()
-            await decide()
-            taken.append(time.perf_counter() - start)
-        await close()
-        return statistics.median(taken)
-
-    return lambda: asyncio.run(run())
-
-
-def figures() -> list[Figure]:
-    peers = {
-        "limits asyncio, fixed": limits(FixedWindowRateLimiter),
-        "limits asyncio, sliding": limits(SlidingWindowCounterRateLimiter),
-        "limits asyncio, moving": limits(MovingWindowRateLimiter),
-        "throttled-py asyncio": throttled,
-    }
-    script, arguments = our_own()
+def decisions(effort: Effort) -> Iterator[Figure]:
+    """100 in flight: decisions, requests around an empty app, and requests of a Starlette app."""
     with Server(BINARIES[0]) as server:
-        makes = {"ratelimit_mw": ours, **peers}
-        rate = in_turn({name: per_second(make, server.url) for name, make in makes.items()}, rounds=7)
-        alone = in_turn(
-            {
-                name: seconds_alone(make, server.url)
-                for name, make in {
-                    "ratelimit_mw": ours,
-                    "redis-py EVALSHA, return 1": bare_evalsha(NOTHING, 1, "key"),
-                    "redis-py EVALSHA, counting": bare_evalsha(COUNTING, 1, "count", 60_000),
-                    "redis-py EVALSHA, our script": bare_evalsha(script, *arguments),
-                }.items()
-            },
-            rounds=21,
-        )
-    case = "asyncio, Redis, 100 in flight: decisions of one process"
-    mine = rate["ratelimit_mw"]
-    return [
-        Figure(case, "ratelimit_mw", mine, "/s"),
-        *(Figure(case, peer, rate[peer], "/s", f"ours is {mine / rate[peer]:.1f} x (bar: 8)") for peer in peers),
-        Figure("asyncio, Redis, one at a time", "ratelimit_mw", alone["ratelimit_mw"] * 1e6, "us"),
-        *(
-            Figure(
-                "asyncio, Redis, one at a time",
-                peer,
-                took * 1e6,
-                "us",
-                f"ours is {alone['ratelimit_mw'] / took:.2f} of it (bar: 1.2)",
-            )
-            for peer, took in alone.items()
-            if peer != "ratelimit_mw"
-        ),
-    ]
+        number = effort.part(REQUESTS)
+        rounds = effort.rounds(ROUNDS)
+        for stream in ("Zipf", "one", "new"):
+            asked = {who: (decider_rate, who, stream, number, server.url) for who in (OURS, *LIMITS, THROTTLED)}
+            asked["empty"] = (asgi_rate, "empty", OURS, stream, number, server.url)
+            rate = in_turn(asked, rounds)
+            server.flush()
+            for peer in (*LIMITS, THROTTLED):
+                bars = (
+                    {"Zipf": (8, 6), "one": (None, None), "new": (None, 4)}[stream] if peer in LIMITS else (None,) * 2
+                )
+                for what, mine, bar in (
+                    ("acheck", OURS, bars[0]),
+                    ("middleware around an empty app", "empty", bars[1]),
+                ):
+                    yield faster(f"{what}: {NAMES[stream]}", rate[mine], peer, rate[peer], bar)
+
+
+def starlette(effort: Effort) -> Iterator[Figure]:
+    """100 in flight: requests of a Starlette app."""
+    with Server(BINARIES[0]) as server:
+        number = effort.part(REQUESTS)
+        for stream in ("Zipf", "one", "new"):
+            asked = {
+                who: (asgi_rate, "Starlette", who, stream, number, server.url)
+                for who in ("no limiter", OURS, "slowapi", "asgi-ratelimit")
+            }
+            rate = in_turn(asked, effort.rounds(ROUNDS))
+            server.flush()
+            for peer in ("slowapi", "asgi-ratelimit", "no limiter"):
+                bar = 10 if (stream, peer) == ("Zipf", "slowapi") else None
+                yield faster(NAMES[stream], rate[OURS], peer, rate[peer], bar)
+
+
+def latency(effort: Effort) -> Iterator[Figure]:
+    """One request at a time: the mean time of a decision."""
+    with Server(BINARIES[0]) as server:
+        asked = {who: (mean_alone, who, effort.part(ALONE), server.url) for who in (EVALSHA, OURS, "empty")}
+        took = in_turn(asked, effort.rounds(ALONE_ROUNDS))
+    took = {who: [seconds * 1e6 for seconds in values] for who, values in took.items()}
+    for what, who in (("acheck", OURS), ("middleware around an empty app", "empty")):
+        yield beside(f"{what}: {NAMES['Zipf']}", took[who], EVALSHA, took[EVALSHA], "us", at_most=1.05)
+
+
+# --------------------------------------------------------------------- contestants, see `bench.measure.Remote`
+
+
+def decider_rate(who: str, stream: str, requests: int, url: str) -> Run:
+    """How fast one process decides with 100 requests in flight."""
+    coming, runner = STREAMS[stream](), asyncio.Runner()
+    prepare, ask = runner.run(DECIDERS.get(who, limits)(who, url))
+
+    async def warm() -> None:
+        await ask(prepare(next(coming)))
+
+    runner.run(warm())
+    return lambda: runner.run(rate_of([prepare(request) for request in islice(coming, requests)], IN_FLIGHT, ask))
+
+
+def mean_alone(who: str, requests: int, url: str) -> Run:
+    """Seconds of a decision, by the mean, one after the other."""
+    coming, runner = STREAMS["Zipf"](), asyncio.Runner()
+    prepare, ask = runner.run(DECIDERS[who](who, url))
+
+    async def run(number: int) -> float:
+        prepared = [prepare(request) for request in islice(coming, number)]
+        start = time.perf_counter()
+        for request in prepared:
+            await ask(request)
+        return (time.perf_counter() - start) / number
+
+    runner.run(run(100))
+    return lambda: runner.run(run(requests))
+
+
+async def ours(who: str, url: str) -> tuple[Callable[[Request], Any], Ask]:
+    from ratelimit_mw import RateLimiter
+
+    return Request.attributes, RateLimiter(config(), storage=url).acheck
+
+
+async def middleware(who: str, url: str) -> tuple[Callable[[Request], Any], Ask]:
+    app = empty_app(OURS, url)
+    return Request.scope, lambda scope: app(scope, receive, send)
+
+
+async def limits(who: str, url: str) -> tuple[Callable[[Request], Any], Ask]:
+    from limits import parse
+    from limits.aio.storage import RedisStorage
+    from limits.aio.strategies import (
+        FixedWindowRateLimiter,
+        MovingWindowRateLimiter,
+        SlidingWindowCounterRateLimiter,
+    )
+
+    strategies = FixedWindowRateLimiter, SlidingWindowCounterRateLimiter, MovingWindowRateLimiter
+    strategy = strategies[LIMITS.index(who)](RedisStorage(f"async+{url}", implementation="redispy"))
+    item = parse(PEER_LIMIT)
+    # Its keys do not name the strategy. Two of them on one key end in WRONGTYPE.
+    return _address, lambda address: strategy.hit(item, who, address)
+
+
+async def throttled(who: str, url: str) -> tuple[Callable[[Request], Any], Ask]:
+    from throttled.asyncio import RateLimiterType, Throttled, rate_limiter
+    from throttled.asyncio.store import RedisStore
+
+    throttle = Throttled(
+        using=RateLimiterType.SLIDING_WINDOW.value,
+        quota=rate_limiter.per_min(PER_MINUTE),
+        store=RedisStore(server=url),
+    )
+    return _address, throttle.limit
+
+
+async def evalsha(who: str, url: str) -> tuple[Callable[[Request], Any], Ask]:
+    import redis.asyncio
+
+    client = redis.asyncio.from_url(url)
+    digest = await client.script_load(COUNTING)
+    return _address, lambda address: client.evalsha(digest, 1, f"count:{address}", 60_000)
+
+
+def _address(request: Request) -> str:
+    return request.address
+
+
+DECIDERS: dict[str, Callable[[str, str], Awaitable[tuple[Callable[[Request], Any], Ask]]]] = {
+    OURS: ours,
+    "empty": middleware,
+    THROTTLED: throttled,
+    EVALSHA: evalsha,
+}
+"""How a contestant prepares a request, and how it decides it. The strategies of `limits` are made by `limits`."""

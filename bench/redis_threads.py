@@ -1,72 +1,84 @@
-"""Decisions of one process's threads on Redis: 1, 8 and 32 of them."""
+"""Counters in Redis, threads: the requests and the decisions of one process with 1, 8 and 32 threads."""
 
-import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
 
-from limits import parse
-from limits.storage import RedisStorage
-from limits.strategies import FixedWindowRateLimiter, SlidingWindowCounterRateLimiter
-from throttled import RateLimiterType, Throttled, rate_limiter
-from throttled.store import RedisStore
-
-from bench.measure import Figure, in_turn
-from bench.memory_asgi import config
-from ratelimit_mw import RateLimiter
+from bench.apps import PEER_LIMIT, PER_MINUTE, config, faster, thread_rate, wsgi_rate
+from bench.measure import OURS, Effort, Figure, Run, in_turn
+from bench.traffic import NAMES, STREAMS, Request
 from tests.support.servers import BINARIES, Server
 
-EACH = 300
-LIMIT = "1000000000 per minute"
-ITEM = parse("1000000000/minute")
+THREADS = (1, 8, 32)
+REQUESTS = 2_000
+ROUNDS = 7
+LIMITS = ("limits, fixed window", "limits, sliding window")
+THROTTLED = "throttled-py"
 
 
-def limits(strategy: type, url: str) -> Callable[[], object]:
-    strategist = strategy(RedisStorage(url))
-    # Its keys do not name the strategy: two of them on one key end in WRONGTYPE.
-    return lambda: strategist.hit(ITEM, strategy.__name__, "203.0.113.7")
+def wsgi(effort: Effort) -> Iterator[Figure]:
+    """WSGI, Redis: requests of a Flask app. The bar is for 8 threads."""
+    number, rounds = effort.part(REQUESTS), effort.rounds(ROUNDS)
+    with Server(BINARIES[0]) as server:
+        for stream, threads in (("Zipf", 8), ("one", 8), ("new", 8), ("Zipf", 1), ("Zipf", 32)):
+            peers = ("flask-limiter", "no limiter")
+            asked = {who: (wsgi_rate, who, stream, number, threads, server.url) for who in (OURS, *peers)}
+            rate = in_turn(asked, rounds)
+            server.flush()
+            what = f"Flask app, {threads} thread{'s' * (threads > 1)}: {NAMES[stream]}"
+            for peer in peers:
+                bar = 4 if (stream, threads, peer) == ("Zipf", 8, "flask-limiter") else None
+                yield faster(what, rate[OURS], peer, rate[peer], bar)
 
 
-def throttled(url: str) -> Callable[[], object]:
-    return Throttled(
-        key="203.0.113.7",
-        using=RateLimiterType.SLIDING_WINDOW.value,
-        quota=rate_limiter.per_min(1_000_000_000),
-        store=RedisStore(server=url),
-    ).limit
+def decisions(effort: Effort) -> Iterator[Figure]:
+    """`check` beside the libraries that only decide. No bar is set for it."""
+    number, rounds = effort.part(REQUESTS), effort.rounds(ROUNDS)
+    with Server(BINARIES[0]) as server:
+        for threads in THREADS:
+            peers = (*LIMITS, THROTTLED)
+            rate = in_turn({who: (decider_rate, who, number, threads, server.url) for who in (OURS, *peers)}, rounds)
+            server.flush()
+            what = f"check, {threads} thread{'s' * (threads > 1)}: {NAMES['Zipf']}"
+            for peer in peers:
+                yield faster(what, rate[OURS], peer, rate[peer])
 
 
-def per_second(decide: Callable[[], object], threads: int) -> Callable[[], float]:
-    def client() -> None:
-        for _ in range(EACH):
-            decide()
-
-    def run() -> float:
-        decide()
-        clients = [threading.Thread(target=client) for _ in range(threads)]
-        start = time.perf_counter()
-        for each in clients:
-            each.start()
-        for each in clients:
-            each.join()
-        return threads * EACH / (time.perf_counter() - start)
-
-    return run
+# --------------------------------------------------------------------- contestants, see `bench.measure.Remote`
 
 
-def figures() -> list[Figure]:
-    found = []
-    request = {"remote_address": "203.0.113.7", "path": "/items"}
-    with Server(BINARIES[0]) as server, RateLimiter(config(LIMIT), storage=server.url) as limiter:
-        peers = {
-            "limits, fixed": limits(FixedWindowRateLimiter, server.url),
-            "limits, sliding": limits(SlidingWindowCounterRateLimiter, server.url),
-            "throttled-py": throttled(server.url),
-        }
-        for threads in (1, 8, 32):
-            decides = {"ratelimit_mw": lambda: limiter.check(request), **peers}
-            rate = in_turn({name: per_second(decide, threads) for name, decide in decides.items()}, rounds=3)
-            mine = rate["ratelimit_mw"]
-            case = f"threads, Redis, {threads} at once: decisions of one process"
-            found.append(Figure(case, "ratelimit_mw", mine, "/s"))
-            found += [Figure(case, peer, rate[peer], "/s", f"ours is {mine / rate[peer]:.1f} x") for peer in peers]
-    return found
+def decider_rate(who: str, requests: int, threads: int, url: str) -> Run:
+    """Decisions per second of one process with this number of threads."""
+    coming = STREAMS["Zipf"]()
+    prepare, ask = _decider(who, url)
+    ask(prepare(next(coming)))
+    return lambda: thread_rate([prepare(request) for request in islice(coming, requests)], threads, ask)
+
+
+def _decider(who: str, url: str) -> tuple[Callable[[Request], Any], Callable[[Any], object]]:
+    """How a contestant prepares a request, and how it decides it."""
+    if who == OURS:
+        from ratelimit_mw import RateLimiter
+
+        return Request.attributes, RateLimiter(config(), storage=url).check
+    if who == THROTTLED:
+        from throttled import RateLimiterType, Throttled, rate_limiter
+        from throttled.store import RedisStore
+
+        throttle = Throttled(
+            using=RateLimiterType.SLIDING_WINDOW.value, quota=rate_limiter.per_min(PER_MINUTE), store=RedisStore(url)
+        )
+        return _address, throttle.limit
+    from limits import parse
+    from limits.storage import RedisStorage
+    from limits.strategies import FixedWindowRateLimiter, SlidingWindowCounterRateLimiter
+
+    strategies = FixedWindowRateLimiter, SlidingWindowCounterRateLimiter
+    strategy = strategies[LIMITS.index(who)](RedisStorage(url))
+    item = parse(PEER_LIMIT)
+    # Its keys do not name the strategy. Two of them on one key end in WRONGTYPE.
+    return _address, lambda address: strategy.hit(item, who, address)
+
+
+def _address(request: Request) -> str:
+    return request.address

@@ -8,11 +8,13 @@ bench/results/shed.png.
 import asyncio
 import statistics
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench.measure import Figure
-from bench.memory_asgi import request_scope
+from bench.apps import receive
+from bench.measure import Effort, Figure, alone
+from bench.traffic import Request
 from ratelimit_mw import RateLimiter
 from ratelimit_mw.asgi import RateLimitMiddleware
 
@@ -44,24 +46,24 @@ class Run(NamedTuple):
         return [answer for answer in self.answers if answer.path == path and since <= answer.asked < until]
 
 
-def figures() -> list[Figure]:
+def figures(effort: Effort) -> Iterator[Figure]:
+    """Load shedding: 40 payments a second, while a job asks for 80 reports a second."""
     without = asyncio.run(_run([EVERYBODY]))
     with_priorities = asyncio.run(_run([EVERYBODY, *PRIORITIES]))
-    _draw(without, with_priorities)
-    found = []
+    if not effort.quick:
+        _draw(without, with_priorities)
     for name, run in (("no priorities", without), ("critical and low", with_priorities)):
-        case = f"Shedding: {PAYMENTS} payments/s, {REPORTS} reports/s, {name}"
-        payments, reports = run.of("/pay", BEGINS, ENDS), run.of("/analytics")
-        served = [answer.status for answer in reports].count(200)
-        found += [
-            Figure(case, "payments before", _quantile(run.of("/pay", 0, BEGINS), 50), "ms", "median"),
-            Figure(case, "payments meanwhile", _quantile(payments, 50), "ms", "median"),
-            Figure(case, "payments meanwhile", _quantile(payments, 99), "ms", "99 of 100"),
-            Figure(case, "payments refused", sum(each.status == 503 for each in run.of("/pay")), "", "of all"),
-            Figure(case, "reports served", served / (ENDS - BEGINS), "/s", f"asked for: {REPORTS}"),
-            Figure(case, "calm again after", _calm(run) - ENDS, "s", "no payment over 100 ms, no report refused"),
-        ]
-    return found
+        before, during, reports = run.of("/pay", 0, BEGINS), run.of("/pay", BEGINS, ENDS), run.of("/analytics")
+        served = [answer.status for answer in reports].count(200) / (ENDS - BEGINS)
+        refused = sum(each.status == 503 for each in run.of("/pay"))
+        yield alone(f"{name}: a payment before the job", [_quantile(before, 50)], "ms", note="median")
+        yield alone(f"{name}: a payment during the job", [_quantile(during, 50)], "ms", note="median")
+        yield alone(f"{name}: a payment during the job", [_quantile(during, 99)], "ms", note="99 of 100")
+        yield alone(f"{name}: payments refused", [refused], "", note="of all")
+        yield alone(f"{name}: reports served", [served], "/s", note=f"{REPORTS} are sent")
+        yield alone(
+            f"{name}: calm again after", [_calm(run) - ENDS], "s", note="no payment over 100 ms, no report refused"
+        )
 
 
 async def _run(rules: list[dict[str, Any]]) -> Run:
@@ -95,7 +97,7 @@ async def _ask(  # noqa: PLR0917 - they are what a client is
     asked = []
     for number in range(int(rate * (until - since))):
         due = since + number / rate
-        if start + due > time.monotonic():  # who is late asks for all that is due at once
+        if start + due > time.monotonic():  # a late client sends all that is due at once
             await asyncio.sleep(start + due - time.monotonic())
         asked.append(asyncio.create_task(_one(app, path, run, start, due)))
     await asyncio.gather(*asked)
@@ -104,14 +106,11 @@ async def _ask(  # noqa: PLR0917 - they are what a client is
 async def _one(app: Any, path: str, run: Run, start: float, due: float) -> None:
     status = 0
 
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": b"", "more_body": False}
-
     async def send(message: Any) -> None:
         nonlocal status
         status = message.get("status", status)
 
-    await app({**request_scope(), "path": path, "raw_path": path.encode()}, receive, send)
+    await app(Request(7, path).scope(), receive, send)
     run.answers.append(Answer(path, due, time.monotonic() - start - due, status))
 
 

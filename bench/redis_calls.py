@@ -1,0 +1,64 @@
+"""How often Redis is called: for a request that five rules match, and for clients that keep sending after a denial."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from itertools import islice
+
+from bench.apps import Statuses, config, empty_asgi, receive
+from bench.measure import Effort, Figure, alone
+from bench.traffic import Request, zipf
+from ratelimit_mw import RateLimiter
+from ratelimit_mw.asgi import RateLimitMiddleware
+from tests.support.servers import BINARIES, Server
+
+FIVE = [
+    {"name": "everything", "by": "ip", "limit": "1000000 per minute"},
+    {"name": "daily", "by": "ip", "limit": "1000000 per day", "algorithm": "fixed_window"},
+    {"name": "user", "by": "header:authorization", "limit": "1000000 per minute", "algorithm": "token_bucket"},
+    {"name": "session", "by": "cookie:session", "limit": "1000 per minute", "algorithm": "sliding_log"},
+    {"name": "reads", "by": "global", "match": {"methods": ["GET"]}, "limit": "1000000 per minute"},
+]
+SENDERS = 20
+EACH = 2_000
+BAN = {"after": "10 denials in 1 minute", "for": "10 minutes"}
+
+
+def round_trips(effort: Effort) -> Iterator[Figure]:
+    """Redis calls for a request that five rules match."""
+    number = effort.part(2_000)
+    with Server(BINARIES[0]) as server:
+        asyncio.run(_serve(server.url, {**config(), "rules": FIVE}, list(islice(zipf(), number))))
+        counters = len(server.keys())
+        yield alone("calls per request", [server.calls("evalsha") / number], "", at_most=1, note=f"{counters} counters")
+
+
+def denied(effort: Effort) -> Iterator[Figure]:
+    """Denied clients that keep sending requests rapidly: Redis calls, and time of the processor, per denied request."""
+    senders = effort.part(SENDERS)
+    for what, rule, asks in (
+        ("denied", {}, "the first denial of a client asks Redis"),
+        ("banned", {"ban": BAN}, "the ten denials of a client before its ban ask Redis"),
+    ):
+        requests = [Request(client, f"/items/{number}") for number in range(EACH) for client in range(senders)]
+        with Server(BINARIES[0]) as server:
+            statuses, took = asyncio.run(_serve(server.url, config("10 per hour", **rule), requests))
+            admitted, refused = statuses[200], statuses[429]
+            calls = server.calls("evalsha") - admitted
+        note = f"{senders} clients, {EACH} requests each; {asks}"
+        yield alone(f"{what} clients: calls per denied request", [calls / refused], "", at_most=0.01, note=note)
+        yield alone(f"{what} clients: CPU of a whole request", [took * 1e6], "us")
+
+
+async def _serve(url: str, rules: dict[str, object], requests: list[Request]) -> tuple[dict[int, int], float]:
+    """Serve the requests one after the other. Returns the statuses, and the processor's seconds for each request."""
+    send = Statuses()
+    async with RateLimiter(rules, storage=url) as limiter:
+        app = RateLimitMiddleware(empty_asgi, limiter=limiter)
+        spent = 0.0
+        for request in requests:
+            scope = request.scope()
+            start = time.process_time()
+            await app(scope, receive, send)
+            spent += time.process_time() - start
+    return send.seen, spent / len(requests)
