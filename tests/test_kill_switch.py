@@ -104,7 +104,7 @@ class TestHere:
                 limiter.switch.set("of")
             with pytest.raises(ValueError, match="on takes no duration"):
                 limiter.switch.set("on", duration=5)
-            with pytest.raises(ValueError, match="'soon' is no duration"):
+            with pytest.raises(ValueError, match="'soon' is not a duration"):
                 limiter.switch.set("off", duration="soon")
 
     def test_from_a_loop(self):

@@ -11,7 +11,7 @@ from ratelimit_mw.clock import Clock, SystemClock
 from ratelimit_mw.errors import ConfigurationError, Problem
 from ratelimit_mw.model import SECOND, Charge
 from ratelimit_mw.reload.controls import key_of
-from ratelimit_mw.reload.database import NAME, WORDS, Setting
+from ratelimit_mw.reload.database import SWITCH_RECORD, SWITCH_WORDS, Setting
 from ratelimit_mw.reload.override_list import in_seconds
 from ratelimit_mw.reload.watcher import Retriever
 from ratelimit_mw.rules.compiled import BLOCKED
@@ -43,12 +43,12 @@ class KillSwitch:
 
     def __init__(self, clock: Clock | None = None) -> None:
         word = os.environ.get(SWITCH, "").strip().lower()
-        if word not in ("", *WORDS):
+        if word not in ("", *SWITCH_WORDS):
             raise ConfigurationError([Problem(f"{SWITCH}={word!r} in the environment is not off or shadow")])
         self._clock = clock or SystemClock()
         self._fixed = bool(word)
         self._setting = Setting(word, source="environment") if word else Setting()
-        self.thrown = word in WORDS[1:]
+        self.thrown = word in SWITCH_WORDS[1:]
         """Whether the switch is not `on`. Plans must then pass through `apply`."""
 
     @property
@@ -130,7 +130,7 @@ class Switch:
             ValueError: an unknown word, or `on` with a duration.
             StoreUnavailable: the setting could not be written.
         """
-        if word not in WORDS:
+        if word not in SWITCH_WORDS:
             raise ValueError(f"the switch can be on, off or shadow, not {word!r}")
         if word == "on" and duration is not None:
             raise ValueError("on takes no duration: give off or shadow a duration instead")
@@ -138,9 +138,9 @@ class Switch:
         setting = Setting(word, until, comment, author, time.time())
         for part in self._retriever.rules.parts:
             if word == "on":
-                self.records.write(key_of(part.domain), {}, [NAME])
+                self.records.write(key_of(part.domain), {}, [SWITCH_RECORD])
             else:
-                self.records.write(key_of(part.domain), {NAME: setting.text()})
+                self.records.write(key_of(part.domain), {SWITCH_RECORD: setting.text()})
         return self.kept()
 
     async def aset(

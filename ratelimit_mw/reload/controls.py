@@ -1,4 +1,4 @@
-"""What operators set at run time, as it is stored and read: overrides for single clients, and the kill switch."""
+"""The records that operators set at run time: overrides for single clients, and the kill switch."""
 
 import json
 import logging
@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from ratelimit_mw.clock import Clock
 from ratelimit_mw.model import NEVER, SECOND
-from ratelimit_mw.reload.database import Setting, kept_in, strongest
+from ratelimit_mw.reload.database import Setting, most_permissive, setting_in
 from ratelimit_mw.rules.compiled import KINDS, CompiledOverride
 from ratelimit_mw.rules.domains import Domains, Rules
 from ratelimit_mw.rules.ruleset import RuleSet
@@ -16,13 +16,18 @@ from ratelimit_mw.stores.records import MemoryRecords, Records
 
 
 class Override(NamedTuple):
-    """One override, which holds for one client.
+    """One override for one client.
 
     Attributes:
-        identity: the client, as in the key of a counter.
+        domain: The domain of the rules.
+        identity: The client, as in the key of a counter.
         kind: `limit`, `exempt` or `block`.
-        rule, limit: the rule and its new limit, if the kind is `limit`.
-        until, at: when it ends and when it was set, in epoch seconds; `until` is None if it does not end.
+        rule: The rule whose limit is replaced. Empty for the other kinds.
+        limit: The new limit, as in a rules file. None for the other kinds.
+        until: When it ends, in epoch seconds. None if it does not end.
+        comment: A note for people.
+        author: Who set it.
+        at: When it was set, in epoch seconds.
     """
 
     domain: str
@@ -37,15 +42,15 @@ class Override(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name of its record: one limit per rule and identity, and one block or exemption per identity."""
+        """The name of its record. An identity has one limit per rule, and one block or exemption."""
         return f"{self.rule or '*'} {self.identity}"
 
     def text(self) -> str:
-        """The text of its record."""
+        """Return the text of its record."""
         return json.dumps(self._asdict(), ensure_ascii=False)
 
     def compiled(self, rules: RuleSet) -> CompiledOverride:
-        """The compiled override. Raises ValueError if `rules` have nothing that it could change."""
+        """Return the compiled override. Raises ValueError if `rules` do not have its rule, or its limit is invalid."""
         until = NEVER if self.until is None else round(self.until * SECOND)
         if self.kind != "limit":
             return CompiledOverride(self.identity, self.kind, until)
@@ -55,18 +60,18 @@ class Override(NamedTuple):
 
 
 def key_of(domain: str) -> str:
-    """The key of a domain's records. It has the same prefix as the keys of its counters."""
+    """Return the key of a domain's records. It has the same prefix as the keys of its counters."""
     return f"{quote(domain, safe='').replace('~', '%7E')}:overrides"
 
 
 def read_all(records: Records, domain: str) -> tuple[int, tuple[Override, ...]]:
-    """The overrides of a domain, and their version. Unreadable records are left out. Raises StoreUnavailable."""
+    """Return the overrides of a domain, and their version. Unreadable records are skipped. Raises StoreUnavailable."""
     version, texts = records.read(key_of(domain))
     return version, overrides_in(texts, domain)
 
 
 def overrides_in(texts: Mapping[str, str], domain: str) -> tuple[Override, ...]:
-    """The overrides among the records of a domain. Unreadable records are left out."""
+    """Return the overrides in the records of a domain. Unreadable records are skipped."""
     found = (_read(domain, text) for _, text in sorted(texts.items()))
     return tuple(override for override in found if override is not None)
 
@@ -92,7 +97,7 @@ class Controls:
         self._clock = clock
         self._overrides: dict[str, tuple[int, tuple[Override, ...]]] = {}
         self._settings: dict[str, Setting] = {}
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
         self.changes = 0
         """The number of changes that were fetched."""
 
@@ -104,33 +109,33 @@ class Controls:
             if self.records.version(key) != known:
                 version, texts = self.records.read(key)
                 overrides = overrides_in(texts, part.domain)
-                self._settings[part.domain] = kept_in(texts, self.records.name)
+                self._settings[part.domain] = setting_in(texts, self.records.name)
                 self.changes += 1
                 self._overrides[part.domain] = version, overrides  # last, so that an interrupted fetch is repeated
 
     def setting(self, rules: Rules) -> Setting:
-        """The setting of the switch."""
+        """Return the setting of the switch."""
         kept = [self._settings[part.domain] for part in rules.parts if part.domain in self._settings]
-        return strongest(kept, self._clock.now() / SECOND)
+        return most_permissive(kept, self._clock.now() / SECOND)
 
     def count(self, rules: Rules) -> int:
-        """The number of overrides."""
+        """Return the number of overrides."""
         return sum(len(self._of(part)) for part in rules.parts)
 
     def applied_to(self, rules: Rules) -> Rules:
-        """The same rules with the overrides applied."""
-        parts = [part.overridden(self._held(part), self._clock) for part in rules.parts]
+        """Return the same rules with the overrides applied."""
+        parts = [part.overridden(self._compiled(part), self._clock) for part in rules.parts]
         return rules.overridden(parts) if isinstance(rules, Domains) else parts[0]
 
     def _of(self, part: RuleSet) -> tuple[Override, ...]:
         return self._overrides.get(part.domain, (0, ()))[1]
 
-    def _held(self, part: RuleSet) -> Iterator[CompiledOverride]:
+    def _compiled(self, part: RuleSet) -> Iterator[CompiledOverride]:
         for override in self._of(part):
             try:
                 yield override.compiled(part)
             except ValueError as error:  # the rule may have been removed or changed
                 text = f"the override of {override.identity} has no effect: {error}"
-                if text not in self._said:
-                    self._said.add(text)
+                if text not in self._logged:
+                    self._logged.add(text)
                     logger.warning("%s", text)

@@ -1,4 +1,4 @@
-"""The rules database in Redis: numbered versions of the rules, of which the newest is in force."""
+"""The rules database in Redis: numbered versions of the rules. The newest version is in force."""
 
 import difflib
 import json
@@ -22,10 +22,11 @@ KEPT = 100
 """The number of versions that are kept. Older ones are removed when new ones are pushed."""
 
 _TRIES = 1_000
+"""How many times a push is tried while other pushes come first."""
 
 
 class Version(NamedTuple):
-    """One version. `at` is the time of its push in epoch seconds."""
+    """One version: its number, its author, the time of its push (`at`, in epoch seconds), a comment and its files."""
 
     number: int
     author: str
@@ -40,34 +41,34 @@ class RulesDatabase:
     Every method may raise StoreUnavailable.
 
     Args:
-        url: a storage URL. A name after `#` selects one of several databases: `redis://localhost/0#shop`.
+        url: A storage URL. A name after `#` selects one of several databases: `redis://localhost/0#shop`.
 
     Raises:
-        ValueError: the URL is malformed.
+        ValueError: The URL is malformed.
     """
 
     settling = 0.0
 
     def __init__(self, url: str) -> None:
-        address, _, book = url.partition("#")
+        address, _, name = url.partition("#")
         if address.startswith("memory:"):
-            raise ValueError("rules come from a Redis, not from memory://")
+            raise ValueError("rules can't be in memory://; use redis://")
         self._records: Records = open_records(address)
-        self._key = f"ratelimit_mw:rules:{{{book}}}" if book else "ratelimit_mw:rules"
-        self.name = f"{self._records.name}#{book}" if book else self._records.name
+        self._key = f"ratelimit_mw:rules:{{{name}}}" if name else "ratelimit_mw:rules"
+        self.name = f"{self._records.name}#{name}" if name else self._records.name
         self.channels: tuple[str, ...] = (self._key,)
         self._snapshot: Snapshot | None = None
 
     def fetch(self) -> Snapshot:
-        """See `Source`: the newest version."""
+        """See `Source`. The snapshot is the newest version."""
         try:
             number = self._records.version(self._key)
             if self._snapshot is None or self._snapshot.version != str(number):
                 self._snapshot = Snapshot(str(number), self.pull(number or None)) if number else Snapshot("0", ())
         except StoreUnavailable as error:
-            raise ConfigurationError([Problem(f"the rules database {self.name} is away: {error}")]) from error
+            raise ConfigurationError([Problem(f"the rules database {self.name} is unavailable: {error}")]) from error
         except LookupError as error:
-            raise ConfigurationError([Problem(f"the rules database is not whole: {error}")]) from error
+            raise ConfigurationError([Problem(f"the rules database is incomplete: {error}")]) from error
         return self._snapshot
 
     def listener(self) -> Listener:
@@ -87,12 +88,20 @@ class RulesDatabase:
         base: int | None = None,
         environ: Mapping[str, str] = os.environ,
     ) -> int:
-        """Make a file, a folder or documents the newest version, and return its number.
+        """Push rules as the newest version.
 
-        `base` is the number of the version that was edited; None skips this check.
+        Args:
+            config: A file, a folder, a mapping or documents.
+            author: Who pushes them.
+            comment: A note for people.
+            base: The number of the version that was edited. None skips the check that it is still the newest.
+            environ: The environment that `${NAME}` is read from, to check the rules.
+
+        Returns:
+            The number of the new version.
 
         Raises:
-            ConfigurationError: the rules cannot be loaded. Nothing is pushed.
+            ConfigurationError: The rules cannot be loaded. Nothing is pushed.
             Conflict: `base` is not the newest version any more.
         """
         documents = _documents(config)
@@ -100,7 +109,7 @@ class RulesDatabase:
         return self._append(documents, author, comment, base)
 
     def pull(self, number: int | None = None) -> tuple[Document, ...]:
-        """The documents of a version; the newest if `number` is None. Raises LookupError if it does not exist."""
+        """Return the documents of a version, or of the newest one. Raises LookupError if the version does not exist."""
         number = number or self._records.version(self._key)
         if not number:
             raise LookupError(f"{self.name} has no rules yet")
@@ -114,14 +123,14 @@ class RulesDatabase:
             raise LookupError(f"version {number} of the rules in {self.name} can't be read") from None
 
     def list(self, most: int = 20) -> "tuple[Version, ...]":
-        """The newest versions, the latest first."""
+        """Return the newest versions, at most `most`. The newest is the first."""
         newest = self._records.version(self._key)
         numbers = range(newest, max(newest - min(most, KEPT), 0), -1)
         _, texts = self._records.read(self._key, [f"about:{number}" for number in numbers])
         return tuple(_version(number, texts[name]) for number in numbers if (name := f"about:{number}") in texts)
 
     def diff(self, old: int, new: int | None = None) -> str:
-        """The difference between two versions (the newest if none is named) as a unified diff; "" if they are equal."""
+        """Return the unified diff of two versions. If `new` is None, it is the newest version. "" if they are equal."""
         before, after = (_texts(self.pull(number)) for number in (old, new))
         return "".join(
             line if line.endswith("\n") else f"{line}\n"
@@ -137,7 +146,7 @@ class RulesDatabase:
     def rollback(
         self, number: int, *, author: str = "", comment: str = "", environ: Mapping[str, str] = os.environ
     ) -> int:
-        """Push an earlier version again, and return its new number. Raises as `push` does."""
+        """Push an earlier version again, and return its new number. Raises the same exceptions as `push`."""
         return self.push(self.pull(number), author=author, comment=comment or f"as version {number}", environ=environ)
 
     def _append(self, documents: Sequence[Document], author: str, comment: str, base: int | None) -> int:
@@ -148,8 +157,8 @@ class RulesDatabase:
             if base is not None and before != base:
                 raise Conflict(before)
             number = before + 1
-            said = json.dumps({**about, "at": time.time()}, ensure_ascii=False)
-            put = {f"rules:{number}": files, f"about:{number}": said}
+            about_now = json.dumps({**about, "at": time.time()}, ensure_ascii=False)
+            put = {f"rules:{number}": files, f"about:{number}": about_now}
             drop = (f"rules:{number - KEPT}", f"about:{number - KEPT}") if number > KEPT else ()
             try:
                 return self._records.write(self._key, put, drop, expected=before)
@@ -159,7 +168,7 @@ class RulesDatabase:
 
 
 def _documents(config: Config | Sequence[Document]) -> list[Document]:
-    """The documents to push. A single file is named by its file name, without its folder."""
+    """Return the documents to push. Their names are file names without a folder."""
     if isinstance(config, Sequence) and not isinstance(config, str):
         return list(config)
     problems = Problems()
@@ -176,9 +185,7 @@ def _documents(config: Config | Sequence[Document]) -> list[Document]:
 
 def _check(documents: Sequence[Document], environ: Mapping[str, str]) -> None:
     if load_documents(documents, environ=environ).source is not None:
-        raise ConfigurationError(
-            [Problem("these rules are elsewhere themselves", hint="push the ones at their source")]
-        )
+        raise ConfigurationError([Problem("these rules refer to another source", hint="push the rules of that source")])
 
 
 def _texts(documents: Sequence[Document]) -> dict[str, str]:
@@ -193,11 +200,14 @@ def _version(number: int, text: str) -> Version:
         return Version(number, "", 0.0, "(can't be read)", ())
 
 
-NAME = "switch"
-"""The name of its record. It cannot be the name of an override, which has a blank in it."""
+SWITCH_RECORD = "switch"
+"""The name of the record of the kill switch. It is never the name of an override, because that contains a space."""
 
-WORDS = ("on", "shadow", "off")
-"""The settings: limits hold; all requests are counted and none denied; all requests pass, uncounted."""
+SWITCH_WORDS = ("on", "shadow", "off")
+"""The settings of the kill switch.
+
+`on` enforces limits. With `shadow`, requests are counted but not denied. With `off`, they are not counted either.
+"""
 
 
 class Setting(NamedTuple):
@@ -205,8 +215,11 @@ class Setting(NamedTuple):
 
     Attributes:
         word: `on`, `shadow` or `off`.
-        until, at: when it ends and when it was set, in epoch seconds; `until` is None if it does not end.
-        source: where it was set: "environment", the name of the storage, or empty for the default.
+        until: When it ends, in epoch seconds. None if it does not end.
+        comment: A note for people.
+        author: Who set it.
+        at: When it was set, in epoch seconds.
+        source: Where it was set: "environment", the name of the storage, or "" for the default.
     """
 
     word: str = "on"
@@ -217,27 +230,27 @@ class Setting(NamedTuple):
     source: str = ""
 
     def text(self) -> str:
-        """The text of its record."""
-        kept = self._asdict()
-        del kept["source"]
-        return json.dumps(kept, ensure_ascii=False)
+        """Return the text of its record."""
+        fields = self._asdict()
+        del fields["source"]
+        return json.dumps(fields, ensure_ascii=False)
 
     def lasts(self, now: float) -> bool:
-        """Whether it still holds at `now`, in epoch seconds."""
+        """Return True if it has not ended at `now`, in epoch seconds."""
         return self.until is None or now < self.until
 
 
-def kept_in(texts: Mapping[str, str], source: str) -> Setting:
-    """The setting among the records of a domain; `on` if there is no readable one."""
+def setting_in(texts: Mapping[str, str], source: str) -> Setting:
+    """Return the setting in the records of a domain. It is `on` if there is no readable record."""
     try:
-        setting = Setting(**{**json.loads(texts.get(NAME, "{}")), "source": source})
+        setting = Setting(**{**json.loads(texts.get(SWITCH_RECORD, "{}")), "source": source})
         until = setting.until if setting.until is None else float(setting.until)
     except (TypeError, ValueError):
         return Setting()
-    return setting._replace(until=until) if setting.word in WORDS[1:] else Setting()
+    return setting._replace(until=until) if setting.word in SWITCH_WORDS[1:] else Setting()
 
 
-def strongest(settings: Iterable[Setting], now: float) -> Setting:
-    """The setting for a process with several domains: the most permissive of those that still hold."""
-    standing = [setting for setting in settings if setting.lasts(now)]
-    return max(standing, key=lambda setting: WORDS.index(setting.word), default=Setting())
+def most_permissive(settings: Iterable[Setting], now: float) -> Setting:
+    """Return the most permissive of the settings that have not ended. It applies to a process with several domains."""
+    current = [setting for setting in settings if setting.lasts(now)]
+    return max(current, key=lambda setting: SWITCH_WORDS.index(setting.word), default=Setting())

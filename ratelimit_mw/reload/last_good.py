@@ -1,4 +1,8 @@
-"""Keeps the last good rules of a running server, for a worker that starts while the file is broken."""
+"""Stores the last good rules of a running server, for a worker that starts while the file is broken.
+
+The rules are in a file of a folder that only this user can access. The name of the file identifies the server process
+that starts the workers, and the configuration.
+"""
 
 import contextlib
 import json
@@ -20,23 +24,23 @@ T = TypeVar("T")
 logger = logging.getLogger("ratelimit_mw")
 
 _FORKED = 0x40
-"""The kernel's PF_FORKNOEXEC: this process is a fork that still runs its parent's program."""
+"""The kernel's flag PF_FORKNOEXEC: this process is a fork that still runs the program of its parent."""
 
 _STALE = 7 * 86_400
 """Seconds after which a file that was not refreshed is removed, whether or not its server still runs."""
 
 _WRITING = 60
-"""The longest time that a write takes, in seconds. An older temporary file was left by a process that died."""
+"""Seconds after which a temporary file is removed: the process that wrote it has died."""
 
 _REFRESH = 3_600
-"""Seconds between two refreshes. Some systems remove files from the temporary folder after some days."""
+"""Seconds between two refreshes of a file. Some systems remove old files from the temporary folder."""
 
 _LARGEST = 256 * 1024 * 1024
-"""The most bytes that are read."""
+"""The most bytes of a file that are read."""
 
 
 class Kept(NamedTuple):
-    """The stored rules, and the file that refers to them if they are in a database."""
+    """The stored rules. If they are in a database, `frame` is the file that refers to it."""
 
     frame: Snapshot | None
     rules: Snapshot
@@ -50,19 +54,19 @@ class LastGood:
     """
 
     def __init__(self, config: Config) -> None:
-        # A mapping has no name. The rules database that it may point to is told by `leave` and `take`.
+        # A mapping has no name. It is identified by its rules database, if it has one, which is an argument of `store`.
         self._config = "" if isinstance(config, Mapping) else _absolute(os.fspath(config))
         self._text: bytes | None = None
         self._refreshed_at = 0.0
         self._warned = False
 
-    def leave(self, kept: Kept, database: str | None, *, over: bool) -> None:
-        """Leave `kept` for later workers. With `over`, it replaces what another worker has left.
+    def store(self, kept: Kept, database: str | None, *, overwrite: bool) -> None:
+        """Store rules for workers that start later.
 
         Args:
-            kept: What this process loaded, and can use.
-            database: The URL of the rules database that the configuration names, if any.
-            over: Whether a text that is there already is replaced.
+            kept: The rules. This process can use them.
+            database: The URL of the rules database that the configuration names. None if it names none.
+            overwrite: True replaces the rules that another worker has stored.
         """
         self._text = None
         text = _packed(kept)
@@ -73,15 +77,15 @@ class LastGood:
         self._refreshed_at = time.monotonic()
         name = self._name(server, database)
 
-        def leave(folder: int) -> None:
+        def store(folder: int) -> None:
             _remove_stale(folder, server)
-            if over or not _exists(folder, name):
+            if overwrite or not _exists(folder, name):
                 _write(folder, name, text)
 
-        self._in_folder(leave)
+        self._in_folder(store)
 
-    def take(self, database: str | None) -> Kept | None:
-        """The rules that a worker of the same server has stored; None if none can be trusted and read."""
+    def load(self, database: str | None) -> Kept | None:
+        """Return the rules that a worker of the same server has stored. None if none can be trusted."""
         server = _server()
         if server is None:
             return None
@@ -93,7 +97,7 @@ class LastGood:
         return kept
 
     def refresh(self, database: str | None) -> None:
-        """Update the file's time, at most once an hour, so that it is not removed. Write it again if it is gone."""
+        """Update the time of the file once an hour, so that it is not removed. Write it again if it is gone."""
         text = self._text
         if text is None or time.monotonic() - self._refreshed_at < _REFRESH:
             return
@@ -112,13 +116,13 @@ class LastGood:
         self._in_folder(refresh)
 
     def _name(self, server: "_Server", database: str | None) -> str:
-        """The file's name. The configuration is hashed, because a URL may hold a password."""
+        """Return the name of the file. The configuration is hashed, because a URL may contain a password."""
         identity = (self._config or database or "").encode("utf-8", "surrogateescape")
         digest = blake2b(identity, digest_size=16).hexdigest()
         return f"{server.prefix}-{server.parent}-{server.started}-{digest}.json"
 
     def _in_folder(self, work: Callable[[int], T]) -> T | None:
-        """What `work` returns for a descriptor of the folder; None if it fails."""
+        """Call `work` with a descriptor of the folder, and return its result. None if the folder cannot be used."""
         try:
             folder = _open_folder()
             try:
@@ -135,13 +139,16 @@ class LastGood:
 
 
 class _Unsafe(Exception):
-    """The folder, or a file in it, may have been prepared by another user."""
+    """Raised if the folder, or a file in it, may have been prepared by another user."""
 
 
 class _Server(NamedTuple):
-    """The running server that started this process: its pid, and its start in clock ticks since boot.
+    """The running server that started this process.
 
-    `prefix` names this boot and this namespace of pids: only there do the two numbers name one process.
+    Attributes:
+        prefix: A hash of the boot and of the namespace of process ids, because ids are unique only there.
+        parent: The process id of the server.
+        started: The start of the server, in clock ticks since boot. A later process may have the same id.
     """
 
     prefix: str
@@ -150,16 +157,16 @@ class _Server(NamedTuple):
 
 
 def _server() -> _Server | None:
-    """The server that started this process as a worker; None if there is none, or if it is unknown.
+    """Return the server that started this process as a worker. None if this process is not a worker.
 
-    A worker is a fork that runs its parent's program (gunicorn, uWSGI), or a child of Python's multiprocessing
-    (uvicorn, hypercorn, granian). What a shell, an init system or a supervisor starts is neither: that is a fresh
-    start, though the parent's pid may be the same each time.
+    A worker is a fork that runs the program of its parent (gunicorn, uWSGI), or a child of Python's multiprocessing
+    (uvicorn, hypercorn, granian). A process that a shell, an init system or a supervisor starts is not a worker. It
+    must not use stored rules, although its parent may have the same process id each time.
     """
     parent = os.getppid()
     try:
         own, started = _proc_stat("self"), int(_proc_stat(str(parent))[19])
-        # A daemon is a fork, too, but has left its parent's session.
+        # A daemon is a fork, too. Unlike a worker, it has left the session of its parent.
         forked = bool(int(own[6]) & _FORKED) and os.getsid(0) == os.getsid(parent)
         if not forked and parent != _multiprocessing_parent():
             return None
@@ -172,7 +179,7 @@ def _server() -> _Server | None:
 
 
 def _proc_stat(pid: str) -> list[str]:
-    """The fields of /proc/<pid>/stat from the third on; the second, the program's name, may hold anything."""
+    """Return the fields of /proc/<pid>/stat from the third on. The second is a name, which may contain spaces."""
     text = Path("/proc", pid, "stat").read_text("utf-8", "replace")
     return text[text.rindex(")") + 2 :].split()
 
@@ -184,35 +191,36 @@ def _multiprocessing_parent() -> int | None:
 
 
 def _open_folder() -> int:
-    """A descriptor of the folder, which is made where it is not there. Raises _Unsafe, OSError."""
-    path = _place()
+    """Return a descriptor of the folder. Make the folder if it does not exist. Raises _Unsafe or OSError."""
+    path = _folder_path()
     with contextlib.suppress(FileExistsError):
         path.mkdir(0o700)
     try:
         folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except NotADirectoryError:
-        raise _Unsafe(f"{path} is not a folder, or a symbolic link to one") from None
+        raise _Unsafe(f"{path} is not a folder, or is a symbolic link") from None
     try:
-        _insist_on_ours(os.fstat(folder), str(path))
+        _check_ownership(os.fstat(folder), str(path))
     except BaseException:
         os.close(folder)
         raise
     return folder
 
 
-def _place() -> Path:
-    """The user's runtime folder, where there is one that is really theirs; else the temporary folder."""
+def _folder_path() -> Path:
+    """Return a path in the user's runtime folder, if only this user can access it, or in the temporary folder."""
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     if Path(runtime).is_absolute():
-        with contextlib.suppress(OSError, _Unsafe):  # of another user, for instance after `sudo -u`
-            _insist_on_ours(os.lstat(runtime), runtime)
+        with contextlib.suppress(OSError, _Unsafe):  # it belongs to another user, for example after `sudo -u`
+            _check_ownership(os.lstat(runtime), runtime)
             return Path(runtime, "ratelimit_mw")
-    import tempfile  # imported late: only a server's workers want it
+    import tempfile  # imported late: only workers of a server need it
 
     return Path(tempfile.gettempdir(), f"ratelimit_mw-{os.geteuid()}")
 
 
-def _insist_on_ours(found: os.stat_result, path: str) -> None:
+def _check_ownership(found: os.stat_result, path: str) -> None:
+    """Raise _Unsafe if another user owns the file or folder, or can access it."""
     if found.st_uid != os.geteuid():
         raise _Unsafe(f"{path} belongs to another user")
     if stat.S_IMODE(found.st_mode) & 0o077:
@@ -228,7 +236,7 @@ def _exists(folder: int, name: str) -> bool:
 
 
 def _write(folder: int, name: str, text: bytes) -> None:
-    """Write it whole or not at all: a reader sees the old text or the new one."""
+    """Replace the file in one step, so that a reader sees the old text or the new one."""
     new = f".{name}.{os.getpid()}.{os.urandom(4).hex()}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with os.fdopen(os.open(new, flags, 0o600, dir_fd=folder), "wb") as stream:
@@ -243,29 +251,30 @@ def _write(folder: int, name: str, text: bytes) -> None:
 
 
 def _read(folder: int, name: str) -> bytes:
+    """Return the content of a file. Raises _Unsafe if another user may have written it."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with os.fdopen(os.open(name, flags, dir_fd=folder), "rb") as stream:
         found = os.fstat(stream.fileno())
-        _insist_on_ours(found, name)
+        _check_ownership(found, name)
         if not stat.S_ISREG(found.st_mode):
             raise _Unsafe(f"{name} is not a file")
         return stream.read(_LARGEST)
 
 
 def _remove_stale(folder: int, server: _Server) -> None:
-    """Remove what was left for parents that are gone, and what no process has refreshed for a week."""
+    """Remove the files of servers that have ended, and the files that no process has refreshed for a week."""
     for name in os.listdir(folder):
         with contextlib.suppress(OSError, ValueError, IndexError):
             age = time.time() - os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime
             half_written = name.startswith(".") and age > _WRITING
-            if age > _STALE or half_written or _is_gone(name, server):
+            if age > _STALE or half_written or _has_ended(name, server):
                 os.unlink(name, dir_fd=folder)
 
 
-def _is_gone(name: str, server: _Server) -> bool:
-    """Whether the parent that a name speaks of has ended, as far as this process can see."""
+def _has_ended(name: str, server: _Server) -> bool:
+    """Return True if the server in the name of a file has ended. False if this process cannot know."""
     prefix, parent, started, *_ = name.lstrip(".").split("-")
-    if prefix != server.prefix:  # another boot, or a namespace whose processes are not seen from here
+    if prefix != server.prefix:  # another boot, or another namespace, whose processes are not visible here
         return False
     try:
         return int(_proc_stat(str(int(parent)))[19]) != int(started)
@@ -274,7 +283,7 @@ def _is_gone(name: str, server: _Server) -> bool:
 
 
 def _packed(kept: Kept) -> bytes | None:
-    """What is written; None where rules were given in code, which are no text."""
+    """Return the text to write. None for a mapping from code, which has no text."""
     rules = _texts(kept.rules)
     if rules is None:
         return None
@@ -293,7 +302,7 @@ def _unpacked(text: bytes) -> Kept | None:
         frame = written["frame"]
         return Kept(None if frame is None else _snapshot(frame), _snapshot(written["rules"]))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        logger.debug("what a worker has left can't be read")
+        logger.debug("the stored rules of a worker can't be read")
         return None
 
 
@@ -305,4 +314,4 @@ def _snapshot(written: dict[str, object]) -> Snapshot:
 
 
 def _absolute(path: str) -> str:
-    return path if "://" in path else os.path.abspath(path)  # noqa: PTH100  a symbolic link is part of the name
+    return path if "://" in path else os.path.abspath(path)  # noqa: PTH100  symbolic links must not be resolved

@@ -2,7 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from ratelimit_mw.clock import Clock, SystemClock
 from ratelimit_mw.errors import DurationError
@@ -14,11 +16,28 @@ from ratelimit_mw.rules.ruleset import RuleSet
 from ratelimit_mw.stores.records import Records
 from ratelimit_mw.units import parse_duration
 
+S = TypeVar("S")
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _awaitable(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], Coroutine[Any, Any, R]]:
+    """Return a coroutine method that calls `method` in a thread, with the same arguments."""
+
+    @wraps(method)
+    async def awaitable(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return await asyncio.to_thread(method, self, *args, **kwargs)
+
+    awaitable.__name__ = f"a{method.__name__}"
+    awaitable.__doc__ = f"Do what `{method.__name__}` does, awaitable."
+    return awaitable
+
 
 class OverrideList:
-    """The overrides that are set at run time. They hold in every process that shares the storage.
+    """The overrides that are set at run time. They apply in every process that shares the storage.
 
-    Every method has an awaitable twin: `aset`, `alist`, `aremove`. Every method may raise StoreUnavailable.
+    Each method has an awaitable counterpart with the same arguments: `aset`, `alist`, `aremove`. Each method may raise
+    StoreUnavailable.
     """
 
     def __init__(self, retriever: Retriever, clock: Clock | None = None) -> None:
@@ -27,7 +46,7 @@ class OverrideList:
 
     @property
     def records(self) -> Records:
-        """The records in the storage that keep them."""
+        """The records in the storage that contain them."""
         return self._retriever.records
 
     def set(
@@ -45,30 +64,30 @@ class OverrideList:
     ) -> Override:
         """Set one override of a client: a `limit`, a `block` or an exemption.
 
-        It holds in this process at once. Other processes apply it within the `reload` interval of their rules.
+        It applies in this process at once. Other processes apply it within the `reload` interval of their rules.
 
         Args:
-            client: The client, by its attributes: `{"user": "alice"}`, `{"ip": "192.0.2.1"}`, or several attributes,
-                which it must all have. A network is allowed for a block or an exemption only. The values are kept
+            client: The attributes of the client: `{"user": "alice"}`, `{"ip": "192.0.2.1"}`, or several attributes. It
+                must have all of them. A network is only allowed for a block or an exemption. The values are stored
                 hashed, as in the keys of counters.
-            rule: The rule whose limit is another one for this client. It is given with `limit` only.
+            rule: The rule whose limit is replaced for this client. Required with `limit`, and not allowed otherwise.
             limit: The limit of the client, as in a rules file.
             block: True denies all requests of the client.
             exempt: True leaves all requests of the client uncounted.
-            duration: How long it holds: seconds, or a text as "2h". None: until it is removed.
+            duration: How long it lasts: seconds, or a text such as "2h". None: until it is removed.
             comment: A note for people.
             author: Who sets it.
             domain: The domain of the rules. It is needed only if the rules have several.
 
         Raises:
-            ValueError: The arguments do not make one override, or the rules have no such rule or domain.
+            ValueError: The arguments do not describe exactly one override, or the rules have no such rule or domain.
             StoreUnavailable: The store does not answer.
         """
         part = self._part(domain)
         kind = _kind(rule, limit, block=block, exempt=exempt)
         identity = identity_of(client, part.attributes)
         if kind == "limit" and names_network(client):
-            raise ValueError("a limit is for one address; a network can be exempt or blocked")
+            raise ValueError("the client of a limit must be a single address; a network can only be exempt or blocked")
         now = self._clock.now() / SECOND
         until = None if duration is None else now + in_seconds(duration)
         override = Override(part.domain, identity, kind, rule or "", limit, until, comment, author, time.time())
@@ -80,7 +99,7 @@ class OverrideList:
         return override
 
     def list(self, *, domain: str | None = None) -> tuple[Override, ...]:
-        """Return the overrides that hold now.
+        """Return the overrides that apply now.
 
         Args:
             domain: The domain whose overrides are listed. None lists those of all domains.
@@ -98,9 +117,7 @@ class OverrideList:
         """Remove an override. Return False if there is none.
 
         Args:
-            client: The client, by its attributes: `{"user": "alice"}`, `{"ip": "192.0.2.1"}`, or several attributes,
-                which it must all have. A network is allowed for a block or an exemption only. The values are kept
-                hashed, as in the keys of counters.
+            client: The client, as for `set`.
             rule: The rule whose limit for the client is removed. None removes the block or the exemption.
             domain: The domain of the rules. It is needed only if the rules have several.
 
@@ -117,40 +134,9 @@ class OverrideList:
             self._retriever.look_for_overrides()
         return found
 
-    async def aset(
-        self,
-        client: Mapping[str, str],
-        *,
-        rule: str | None = None,
-        limit: object = None,
-        block: bool = False,
-        exempt: bool = False,
-        duration: str | float | None = None,
-        comment: str = "",
-        author: str = "",
-        domain: str | None = None,
-    ) -> Override:
-        """The awaitable twin of `set`."""
-        return await asyncio.to_thread(
-            self.set,
-            client,
-            rule=rule,
-            limit=limit,
-            block=block,
-            exempt=exempt,
-            duration=duration,
-            comment=comment,
-            author=author,
-            domain=domain,
-        )
-
-    async def alist(self, *, domain: str | None = None) -> tuple[Override, ...]:
-        """The awaitable twin of `list`."""
-        return await asyncio.to_thread(self.list, domain=domain)
-
-    async def aremove(self, client: Mapping[str, str], *, rule: str | None = None, domain: str | None = None) -> bool:
-        """The awaitable twin of `remove`."""
-        return await asyncio.to_thread(self.remove, client, rule=rule, domain=domain)
+    aset = _awaitable(set)  # noqa: A003 - the method above
+    alist = _awaitable(list)  # noqa: A003 - the method above
+    aremove = _awaitable(remove)
 
     def _part(self, domain: str | None) -> RuleSet:
         parts = self._retriever.rules.parts
@@ -158,25 +144,30 @@ class OverrideList:
         if len(found) != 1:
             names = ", ".join(part.domain for part in parts)
             raise ValueError(
-                f"name one domain of these: {names}" if domain is None else f"no domain {domain!r} ({names})"
+                f"the rules have several domains; pass domain=, one of {names}"
+                if domain is None
+                else f"the rules have no domain {domain!r}, only {names}"
             )
         return found[0]
 
 
 def _kind(rule: str | None, limit: object, *, block: bool, exempt: bool) -> str:
-    kinds = [kind for kind, meant in (("limit", limit is not None), ("block", block), ("exempt", exempt)) if meant]
+    """Return the kind of an override. Raises ValueError if the arguments do not describe exactly one override."""
+    kinds = [kind for kind, is_set in (("limit", limit is not None), ("block", block), ("exempt", exempt)) if is_set]
     if len(kinds) != 1:
-        raise ValueError("an override is one of limit, block and exempt")
-    if (rule is not None) != (kinds[0] == "limit"):
-        raise ValueError("a limit is that of one rule, so name it; a block or an exemption holds for all rules")
+        raise ValueError("an override must have exactly one of limit, block and exempt")
+    if kinds[0] == "limit" and rule is None:
+        raise ValueError("a limit needs the name of its rule")
+    if kinds[0] != "limit" and rule is not None:
+        raise ValueError(f"{kinds[0]} can't be combined with rule: it applies to all rules")
     return kinds[0]
 
 
 def in_seconds(duration: str | float) -> float:
-    """A duration in seconds, or as text such as "2h". Raises ValueError."""
+    """Return a duration in seconds. `duration` is a number of seconds, or a text such as "2h". Raises ValueError."""
     if not isinstance(duration, str):
         return duration
     try:
         return parse_duration(duration) / SECOND
     except DurationError:
-        raise ValueError(f"{duration!r} is no duration (as 30m, 2h or 1 day)") from None
+        raise ValueError(f"{duration!r} is not a duration (for example 30m, 2h or 1 day)") from None

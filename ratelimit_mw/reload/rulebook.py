@@ -1,4 +1,4 @@
-"""Loads the newest usable rules, and has the table of the sources that they may come from."""
+"""Loads the newest usable rules. `SCHEMES` is the table of the sources that a URL may name."""
 
 import logging
 import os
@@ -30,7 +30,7 @@ SCHEMES: dict[str, Callable[[str], Source]] = dict.fromkeys(
 
 
 def open_source(config: Config) -> Source:
-    """The source of a file, a folder, a mapping or a URL. Raises ConfigurationError for a malformed URL."""
+    """Return the source of a file, a folder, a mapping or a URL. Raises ConfigurationError for a malformed URL."""
     if isinstance(config, Mapping):
         return MappingSource(config)
     path = os.fspath(config)
@@ -53,24 +53,27 @@ _TRIES = 5
 class Rulebook:
     """The rules of a configuration, and where they come from.
 
+    If the configuration has `rules: {source: …}`, it is the *frame* of the rules that are in the database at that URL.
+    The sections of the frame, such as `storage`, apply to these rules.
+
     Attributes:
-        version: the version of the rules that were returned last.
-        refused: whether the newest rules are unusable.
-        used: the text of the rules that were returned last.
-        behind: why they are not the newest; None if they are.
+        version: The version of the rules that were returned last.
+        refused: True if the newest rules are unusable.
+        used: The text of the rules that were returned last.
+        behind: Why these rules are not the newest. None if they are.
     """
 
     def __init__(self, config: Config, environ: Mapping[str, str] = os.environ) -> None:
         self._environ = environ
         self._source = open_source(config)
-        self._further: Source | None = None
-        self._further_url: str | None = None
+        self._database_source: Source | None = None
+        self._database_url: str | None = None
         self._frame: Snapshot | None = None
         self._tried: tuple[Snapshot | None, ...] = ()
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
         self.used: Kept | None = None
         self.behind: ConfigurationError | None = None
-        self._given = isinstance(config, Mapping)
+        self._is_mapping = isinstance(config, Mapping)
         self._last_good = LastGood(config)
         self.version = ""
         self.refused = False
@@ -78,17 +81,18 @@ class Rulebook:
     @property
     def name(self) -> str:
         """The name of the source in logs."""
-        return (self._further or self._source).name
+        return (self._database_source or self._source).name
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """The sources to watch: that of the configuration, and the database that it may name."""
-        return (self._source, self._further) if self._further else (self._source,)
+        """The sources to watch: the configuration, and the database if the configuration names one."""
+        return (self._source, self._database_source) if self._database_source else (self._source,)
 
     def begin(self) -> Rules:
-        """The rules to start with. Raises ConfigurationError.
+        """Return the rules to start with. Raises ConfigurationError.
 
-        An unusable file may be half written. It is read again after the settling time, and as long as it changes.
+        An unusable file may be half written. It is read again after the settling time, as long as it changes, but only
+        a few times.
         """
         refused = ConfigurationError([])
         for _ in range(_TRIES):
@@ -106,7 +110,7 @@ class Rulebook:
         raise refused
 
     def load(self) -> Rules | None:
-        """The newest rules; None if they were already returned or refused.
+        """Return the newest rules. None if they were already returned or refused.
 
         Raises ConfigurationError if they cannot be read or are unusable.
         """
@@ -118,75 +122,78 @@ class Rulebook:
             self._tried = (top,)
             rules = self._compiled(top)
             if rules.source is None:
-                self._follow(None)
+                self._use_database(None)
                 self._frame = None
                 self.version = top.version
                 self.used = Kept(None, top)
                 return rules
-            self._follow(rules.source)
+            self._use_database(rules.source)
             self._frame = top
             if not self.version:
                 return self._begin(top, rules)
-        return self._load_further(top)
+        return self._load_from_database(top)
 
     def forget(self) -> None:
         """Load the newest rules again at the next call, even if they have not changed."""
         self._tried, self._frame, self.refused = (), None, False
 
     def _begin(self, frame: Snapshot, none: Rules) -> Rules:
-        """Start, without rules if necessary: a worker must come up while the database is unavailable."""
+        """Return the rules to start with: the newest, those of another worker, or `none` (which limits nothing).
+
+        A worker must start even if the database is unavailable.
+        """
         try:
-            return self._load_further(frame) or none
+            return self._load_from_database(frame) or none
         except ConfigurationError as error:
             if self.refused:
                 raise
             self._tried = ()
-            rules = self.recall()
+            rules = self.load_last_good()
             if rules is not None:
                 self.behind = error
                 return rules
-            logger.warning("%s: nothing is limited until it is there", error)
+            logger.warning("%s: no request is limited until the rules can be read", error)
             return none
 
-    def _load_further(self, frame: Snapshot) -> Rules | None:
-        """The rules in the database that the configuration names."""
-        if self._further is None:
+    def _load_from_database(self, frame: Snapshot) -> Rules | None:
+        """Return the newest rules of the database. None if they were already returned or refused."""
+        if self._database_source is None:
             return None
-        snapshot = _fetched(self._further)
+        snapshot = _fetched(self._database_source)
         if self._tried == (frame, snapshot):
             return None
         self._tried = (frame, snapshot)
         rules = self._compiled(snapshot, frame)
         self.version = snapshot.version
-        self.used = Kept(None if self._given else frame, snapshot)
+        self.used = Kept(None if self._is_mapping else frame, snapshot)
         return rules
 
-    def leave(self, kept: Kept, *, over: bool) -> None:
+    def store_last_good(self, kept: Kept, *, overwrite: bool) -> None:
         """Store usable rules for workers that the same server starts later.
 
-        With `over`, they replace what another worker has stored.
+        With `overwrite`, they replace the rules that another worker has stored.
         """
-        self._last_good.leave(kept, self._further_url, over=over)
+        self._last_good.store(kept, self._database_url, overwrite=overwrite)
 
-    def keep_left(self) -> None:
-        """Keep the stored rules from being removed."""
-        self._last_good.refresh(self._further_url)
+    def refresh_last_good(self) -> None:
+        """Prevent the removal of the stored rules."""
+        self._last_good.refresh(self._database_url)
 
-    def recall(self, *checks: Callable[[Rules], None]) -> Rules | None:
-        """The rules that another worker of the same server has stored; None if there are none that are usable.
+    def load_last_good(self, *checks: Callable[[Rules], None]) -> Rules | None:
+        """Return the rules that another worker of the same server has stored. None if there are no usable ones.
 
-        Each of `checks` may raise ConfigurationError for rules that cannot be used here.
+        Each of `checks` may raise ConfigurationError for rules that cannot be used in this process.
         """
-        kept = self._last_good.take(self._further_url)
+        kept = self._last_good.load(self._database_url)
         if kept is None or kept.rules.version == self.version:
             return None
         refused = self.refused
         try:
-            rules = self._compiled(kept.rules, self._frame if self._given else kept.frame)
+            rules = self._compiled(kept.rules, self._frame if self._is_mapping else kept.frame)
             for check in checks:
                 check(rules)
         except ConfigurationError as error:
-            logger.warning("the last good rules can't be used here either: %s", error)
+            logger.warning("the last good rules can't be used either: %s", error)
             return None
         finally:
             self.refused = refused
@@ -203,15 +210,15 @@ class Rulebook:
         self.refused = True
         around = frame.documents[0] if frame else None
         with in_slices() if self.version else nullcontext():  # at the start no requests are served yet
-            rules = load_documents(snapshot.documents, environ=self._environ, frame=around, logged=self._said)
+            rules = load_documents(snapshot.documents, environ=self._environ, frame=around, logged=self._logged)
         self.refused = False
         return rules
 
-    def _follow(self, url: str | None) -> None:
-        if url != self._further_url:
-            if self._further is not None:
-                self._further.close()
-            self._further, self._further_url = None if url is None else open_source(url), url
+    def _use_database(self, url: str | None) -> None:
+        if url != self._database_url:
+            if self._database_source is not None:
+                self._database_source.close()
+            self._database_source, self._database_url = None if url is None else open_source(url), url
 
 
 def _fetched(source: Source) -> Snapshot:

@@ -1,4 +1,7 @@
-"""The sources of rules: `Source`, a file or folder, and a mapping. The rules database is in `database`."""
+"""The sources of rules: the protocol `Source`, files and folders, and mappings.
+
+The rules database in Redis is another source. It is in `reload.database`.
+"""
 
 import os
 import time
@@ -25,20 +28,20 @@ class Source(Protocol):
 
     name: str
     channels: tuple[str, ...]
-    """The channels on which changes are published; () if they are not."""
+    """The channels on which changes are published. Empty if they are not published."""
 
     settling: float
-    """Seconds after which unusable documents are fetched again at the start, because they may be half written."""
+    """The seconds after which unusable documents are fetched again at the start: a file may be half written."""
 
     def fetch(self) -> Snapshot:
-        """The current documents. Raises ConfigurationError if they cannot be read.
+        """Return the current documents. Raises ConfigurationError if they cannot be read.
 
-        It is called periodically, so it is cheap if nothing has changed, and then returns the same object.
+        It is called periodically. If nothing has changed, it must be cheap and return the same object.
         """
         ...
 
     def listener(self) -> Listener | None:
-        """A listener with which a thread waits for changes; None if the source cannot change."""
+        """Return a listener with which a thread waits for changes. None if the source cannot change."""
         ...
 
     def close(self) -> None:
@@ -46,14 +49,16 @@ class Source(Protocol):
 
 
 _FRESH = 2_000_000_000
-"""Nanoseconds for which a file is read again although it looks unchanged: file times may be coarse."""
+"""A file that changed within this time (nanoseconds) is always read again: file times may be coarse."""
 
 SETTLING = 0.02
 """Seconds for which a file must stay unchanged, because some programs write it in several steps."""
 
 _TRIES = 5
+"""How many times files are read while they keep changing."""
 
-_Look = tuple[object, ...]
+_FileStates = tuple[object, ...]
+"""What tells whether files have changed: the inode, the size and the times of each."""
 
 
 class FilesSource:
@@ -70,15 +75,15 @@ class FilesSource:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = os.fspath(path)
         self.name = self._path
-        self._seen: _Look | None = None
+        self._read_states: _FileStates | None = None
         self._read_at = 0
         self._snapshot: Snapshot | None = None
 
     def fetch(self) -> Snapshot:
         """See `Source`."""
-        look = self._look()
-        if self._snapshot is None or look != self._seen or self._read_at - _newest(look) < _FRESH:
-            self._read(look)
+        states = self._states()
+        if self._snapshot is None or states != self._read_states or self._read_at - _newest(states) < _FRESH:
+            self._read(states)
         if self._snapshot is None:
             raise ConfigurationError([Problem(f"the rules at {self._path} change faster than they can be read")])
         return self._snapshot
@@ -90,27 +95,27 @@ class FilesSource:
     def close(self) -> None:
         """Do nothing: there are no connections."""
 
-    def _read(self, look: _Look) -> None:
-        """Read all files, again if one has changed during the read, so that old and new files are never mixed."""
+    def _read(self, states: _FileStates) -> None:
+        """Read all files. Read them again if one has changed, so that old and new files are never mixed."""
         for _ in range(_TRIES):
             self._read_at = time.time_ns()
             problems = Problems()
             documents = gather(self._path, problems)
-            if self._snapshot is not None or self._read_at - _newest(look) < SETTLING * 1e9:
+            if self._snapshot is not None or self._read_at - _newest(states) < SETTLING * 1e9:
                 time.sleep(SETTLING)
-            before, look = look, self._look()
-            if look != before:
+            before, states = states, self._states()
+            if states != before:
                 continue
             if problems:
                 raise ConfigurationError(problems.in_order())
             version = _digest(documents)
             if self._snapshot is None or version != self._snapshot.version:
                 self._snapshot = Snapshot(version, tuple(documents))
-            self._seen = look
+            self._read_states = states
             return
 
-    def _look(self) -> _Look:
-        """The inodes, sizes and times of the files, which tell whether they have changed."""
+    def _states(self) -> _FileStates:
+        """Return the present states of the files."""
         return tuple(_stat(file) for file in files_in(self._path) or [self._path])
 
 
@@ -122,9 +127,9 @@ def _stat(file: str) -> tuple[object, ...]:
     return file, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_size, found.st_dev
 
 
-def _newest(look: _Look) -> int:
-    """The time at which a file was last written or changed, in nanoseconds since the epoch."""
-    return max((moment for each in look if isinstance(each, tuple) for moment in each[1:3]), default=0)
+def _newest(states: _FileStates) -> int:
+    """Return the time of the newest change of a file, in nanoseconds since the epoch."""
+    return max((time_ns for each in states if isinstance(each, tuple) for time_ns in each[1:3]), default=0)
 
 
 def _digest(documents: list[Document]) -> str:

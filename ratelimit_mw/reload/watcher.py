@@ -1,4 +1,4 @@
-"""The retriever holds the rules in force. Its threads watch the sources and replace the rule set as a whole."""
+"""The retriever has the rules in force. Its threads watch the sources and replace the rule set as a whole."""
 
 import logging
 import os
@@ -24,14 +24,19 @@ from ratelimit_mw.stores.records import Listener, MemoryRecords, Records
 logger = logging.getLogger("ratelimit_mw")
 
 Pause = tuple[float, tuple[str, ...]] | None
-"""Returns the seconds to wait before the next check and the keys to listen to; None to stop watching."""
+"""The seconds to wait before the next check, and the keys to listen to. None to stop watching."""
 
 
 class Watch:
     """A thread that watches one source, or the overrides.
 
-    It runs as long as the owner of the methods `look` and `pause` exists. It waits with `listener`, and closes it in
-    the end.
+    The thread ends when the object that `look` and `pause` are methods of no longer exists.
+
+    Args:
+        look: Checks for changes.
+        pause: Returns how to wait until the next check, see `Pause`.
+        source: The source that is watched. None for the overrides.
+        listener: Waits for changes. The thread closes it when it ends.
     """
 
     def __init__(
@@ -50,18 +55,18 @@ class Watch:
 
     @property
     def alive(self) -> bool:
-        """Whether the thread runs."""
+        """True if the thread runs."""
         return self._thread.is_alive()
 
     def begin(self) -> None:
-        """Start the thread. If no thread is available, this is logged."""
+        """Start the thread. If the process can start no more threads, this is logged."""
         try:
             self._thread.start()
         except RuntimeError as error:  # no more threads
             logger.warning("rules and overrides are not watched: %s", error)
 
     def stop(self) -> None:
-        """Stop."""
+        """Stop the thread."""
         self._stopped.set()
         self._listener.wake()
 
@@ -73,33 +78,38 @@ class Watch:
             self._listener.close()
 
     def _round(self) -> Pause:
-        """Check once."""
+        """Check once. Return how to wait until the next check."""
         look, pause = self._look(), self._pause()
         if look is None or pause is None:
             return None
         try:
             look()
         except (ConfigurationError, StoreUnavailable) as error:
-            logger.debug("nothing new: %s", error)  # what is wrong with rules is said, and kept in the state
+            logger.debug("nothing new: %s", error)  # errors in rules are logged elsewhere, and are in the state
         except Exception:
-            logger.exception("the retriever failed, and goes on")  # else all that follows would never be seen
+            logger.exception("the retriever failed and continues")  # if the thread ended, later changes would be missed
         return pause(self.source)
 
 
 _chance = random.Random()  # separate, so that the app's seeded random numbers are not disturbed
-_REST = 0.0003
+_YIELD_PAUSE = 0.0003
 """Seconds of a pause in which other threads can run."""
 
 _LONGEST = 0.8
-"""Seconds between two checks for what operators set, so that a switch applies within a second without pub/sub."""
+"""The most seconds between two checks of the overrides and the switch: a switch applies within a second, even without
+pub/sub."""
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Which rules are in force: the `version` of the `source`, and since when (epoch seconds).
+    """Which rules are in force.
 
-    `error` is the log message that says why newer rules are not in force; None if these are the newest. `overrides` is
-    the number of overrides set at run time.
+    Attributes:
+        source: The name of the source of the rules.
+        version: The version of the rules.
+        loaded_at: Since when they are in force, in epoch seconds.
+        error: Why newer rules are not in force, as in the log. None if these are the newest.
+        overrides: The number of overrides that are set at run time.
     """
 
     source: str
@@ -110,42 +120,42 @@ class State:
 
 
 class Retriever:
-    """Holds the `rules` in force. They are replaced as a whole: a request reads the attribute once.
+    """Has the `rules` in force. They are replaced as a whole, so a request must read this attribute only once.
 
-    A daemon thread for each source that can change checks it every `reload` seconds or a little more often, and at once
-    if a change is published. The first call of `watch` starts the threads, so they run in the process that serves. The
-    child of a fork starts its own.
+    Each source that can change has a daemon thread. The thread checks the source every `reload` seconds or a little
+    more often, and at once if a change is published. The first call of `watch` starts the threads, so that they run in
+    the process that serves requests. The child of a fork starts its own threads.
 
     Raises:
-        ConfigurationError: there are no usable rules to start with.
+        ConfigurationError: There are no usable rules to start with.
     """
 
     _lock = lazy(rlock)
     _starting = lazy(lock)
 
     def __init__(self, config: Config, clock: Clock | None = None, environ: Mapping[str, str] = os.environ) -> None:
-        self._book = Rulebook(config, environ)
+        self._rulebook = Rulebook(config, environ)
         self._checks: list[Callable[[Rules], None]] = []
         self._controls = Controls(clock or SystemClock())
-        self._switch: Callable[[Setting], None] = _nobody
+        self._switch: Callable[[Setting], None] = _no_switch
         self._watches: dict[Source | None, Watch] = {}
         self._refused: ConfigurationError | None = None
         self.watching = False
         self._composed = 0
-        self.state = State(self._book.name, "", time.time())
+        self.state = State(self._rulebook.name, "", time.time())
         self._inherited = False
-        """Whether the rules in force are those of a fork's parent. Its other workers may have newer ones."""
+        """True if the rules in force are those of a fork's parent. Other workers may have newer rules."""
         self._base = self.rules = rules = self._begin_rules()
-        self._kept = self._book.used
-        self._left = False
+        self._kept = self._rulebook.used
+        self._stored = False
         self._storage = rules.storage
         self._compose()
-        self._leave(over=False)
+        self._store_last_good(overwrite=False)
         reset_after_fork(self)
 
     @property
     def records(self) -> Records:
-        """The records in the storage that keep the overrides."""
+        """The records in the storage that contain the overrides."""
         return self._controls.records
 
     def keep_overrides(self, records: Records) -> None:
@@ -161,7 +171,7 @@ class Retriever:
         try:
             check(self.rules)
         except ConfigurationError as error:
-            if not self._recall(error, check):
+            if not self._use_last_good(error, check):
                 raise
         self._checks.append(check)
 
@@ -169,7 +179,7 @@ class Retriever:
         """Start watching for newer rules and overrides, unless this process already does."""
         with self._starting:
             if not self.watching:
-                self._leave(over=not self._inherited and self._refused is None)
+                self._store_last_good(overwrite=not self._inherited and self._refused is None)
                 self._watch_sources()
                 if not isinstance(self.records, MemoryRecords) and not self._is_watched(None):
                     self._begin(Watch(self.look_for_overrides, self.pause, None, self.records.listener()))
@@ -181,7 +191,7 @@ class Retriever:
             watches, self._watches, self.watching = self._watches, {}, False
         for watch in watches.values():
             watch.stop()
-        self._book.close()
+        self._rulebook.close()
         self.records.close()
 
     def look(self) -> None:
@@ -190,8 +200,8 @@ class Retriever:
             self.look_for_rules()
         except (ConfigurationError, StoreUnavailable):
             raise
-        except BaseException:  # an exception from elsewhere: what was loaded may not be in force
-            self._book.forget()
+        except BaseException:  # such as an asynchronous exception: the loaded rules may not be in force
+            self._rulebook.forget()
             raise
         if self._refused is not None:
             raise self._refused
@@ -200,25 +210,25 @@ class Retriever:
     def look_for_rules(self) -> None:
         """Fetch the newest rules. Raises ConfigurationError if they are unusable; the last good ones stay in force."""
         with self._lock:
-            self._book.keep_left()
+            self._rulebook.refresh_last_good()
             try:
-                rules = self._book.load()
+                rules = self._rulebook.load()
                 if rules is not None:
-                    self._book.refused = True
+                    self._rulebook.refused = True
                     for check in self._checks:
                         check(rules)
-                    self._book.refused = False
+                    self._rulebook.refused = False
             except ConfigurationError as error:
-                if not (self._inherited and self._recall(error)):
+                if not (self._inherited and self._use_last_good(error)):
                     self._refuse(error)
                 raise
             if rules is not None:
                 self._adopt(rules)
-                self._leave(over=True)
+                self._store_last_good(overwrite=True)
                 with self._starting:
                     if self.watching:
                         self._watch_sources()
-            elif not self._book.refused and self._refused is not None:
+            elif not self._rulebook.refused and self._refused is not None:
                 self._refused = None
                 self.state = replace(self.state, error=None)
 
@@ -232,29 +242,29 @@ class Retriever:
         with self._lock:
             try:
                 self._controls.fetch(self._base)
-            finally:  # it ends by itself, also while the store does not answer
+            finally:  # the setting may have ended, even if the store does not answer
                 self._switch(self.setting)
-                # What was fetched before a failure is put into force too. The rules are new then, so that no plan
-                # that was made in the meantime is remembered.
+                # Overrides that were fetched before a failure apply, too. `_compose` makes a new rule set, so that no
+                # plan from before is reused.
                 if self._controls.changes != self._composed:
                     self._compose()
 
     def pause(self, source: Source | None) -> Pause:
-        """The seconds to wait before the next check and the keys to listen to; None if `source` is no longer watched.
+        """Return the pause before the next check of `source`. None if `source` is no longer watched.
 
-        The source of the overrides is None.
+        For the overrides, `source` is None.
         """
         seconds = self._base.reload
         if source is None:
             longest = _LONGEST if seconds is None else min(seconds, _LONGEST)
             return longest * _chance.uniform(0.8, 1), tuple(key_of(part.domain) for part in self._base.parts)
-        if seconds is None or source not in self._book.sources:
+        if seconds is None or source not in self._rulebook.sources:
             return None
         return seconds * _chance.uniform(0.8, 1), source.channels
 
     def _watch_sources(self) -> None:
         """Start watching the sources of rules that are not watched yet."""
-        for source in self._book.sources:
+        for source in self._rulebook.sources:
             listener = None if self._is_watched(source) else source.listener()
             if listener is not None:
                 self._begin(Watch(self.look_for_rules, self.pause, source, listener))
@@ -269,49 +279,56 @@ class Retriever:
             watch.begin()
 
     def _adopt(self, rules: Rules) -> None:
-        if _of_the_store(rules.storage) != _of_the_store(self._storage):
-            logger.warning("%s wants another storage: that takes a restart, and until then it stays", self._book.name)
+        if _fixed_settings(rules.storage) != _fixed_settings(self._storage):
+            logger.warning("%s has other storage settings; they apply after a restart", self._rulebook.name)
         domains = {part.domain for part in self._base.parts}
         pieces = [piece for part in self._base.parts for piece in part.pieces]
         self._base = rules
-        self._kept, self._left, self._inherited = self._book.used, False, False
-        self._note(self._book.behind)
+        self._kept, self._stored, self._inherited = self._rulebook.used, False, False
+        self._note(self._rulebook.behind)
         if any(part.domain not in domains for part in rules.parts):
             try:
                 self._controls.fetch(self._base)
             except StoreUnavailable as error:
-                logger.warning("overrides at %s can't be read (%s): they come later", self.records.name, error)
+                logger.warning("overrides at %s can't be read yet: %s", self.records.name, error)
             self._switch(self.setting)
         self._compose()
-        logger.info("rules: version %s of %s is in force", self._book.version, self._book.name)
-        while pieces:
+        logger.info("rules: version %s of %s is in force", self._rulebook.version, self._rulebook.name)
+        while pieces:  # free the old rules step by step, because freeing them at once would pause the process
             pieces.pop()
-            time.sleep(_REST)
+            time.sleep(_YIELD_PAUSE)
 
     def _refuse(self, error: ConfigurationError) -> None:
         self._refused = error
         if str(error) != self.state.error:
             self.state = replace(self.state, error=str(error))
-            message = "rules: the newest of %s can't be used, and version %s stays in force:\n%s"
-            logger.error(message, self._book.name, self.state.version, error)
+            message = "rules: the newest version of %s can't be used; version %s stays in force:\n%s"
+            logger.error(message, self._rulebook.name, self.state.version, error)
 
     def _begin_rules(self) -> Rules:
-        """The rules to start with: the newest or, in a worker of a running server, those that another worker stored."""
+        """Return the rules to start with.
+
+        These are the newest rules. If a worker of a running server cannot use them, these are the rules that another
+        worker has stored.
+        """
         try:
-            rules = self._book.begin()
+            rules = self._rulebook.begin()
         except ConfigurationError as error:
-            recalled = self._book.recall()
-            if recalled is None:
+            stored = self._rulebook.load_last_good()
+            if stored is None:
                 raise
             self._note(error)
-            return recalled
-        self._note(self._book.behind)
+            return stored
+        self._note(self._rulebook.behind)
         return rules
 
-    def _recall(self, error: ConfigurationError, *checks: Callable[[Rules], None]) -> bool:
-        """Use the rules that another worker of this server has stored, if they are usable. `error` says why."""
+    def _use_last_good(self, error: ConfigurationError, *checks: Callable[[Rules], None]) -> bool:
+        """Use the rules that another worker of this server has stored, and return True, if there are usable ones.
+
+        `error` says why the newest rules are not used.
+        """
         self._inherited = False
-        rules = self._book.recall(*self._checks, *checks)
+        rules = self._rulebook.load_last_good(*self._checks, *checks)
         if rules is None:
             return False
         self._adopt(rules)
@@ -322,19 +339,21 @@ class Retriever:
         """Record which rules are in force. `behind` says why they are not the newest, and is logged."""
         self._refused = behind
         text = None if behind is None else str(behind)
-        self.state = State(self._book.name, self._book.version, time.time(), text)
+        self.state = State(self._rulebook.name, self._rulebook.version, time.time(), text)
         if behind is not None:
-            message = "rules: %s can't be used; version %s, left by another worker of this server, is in force:\n%s"
-            logger.error(message, self._book.name, self._book.version, behind)
+            message = (
+                "rules: %s can't be used; version %s, which another worker of this server stored, is in force:\n%s"
+            )
+            logger.error(message, self._rulebook.name, self._rulebook.version, behind)
 
-    def _leave(self, *, over: bool) -> None:
+    def _store_last_good(self, *, overwrite: bool) -> None:
         """Store the rules in force for workers that the same server starts later."""
-        if self._kept is not None and not self._left:
-            self._book.leave(self._kept, over=over)
-            self._left = over
+        if self._kept is not None and not self._stored:
+            self._rulebook.store_last_good(self._kept, overwrite=overwrite)
+            self._stored = overwrite
 
     def _compose(self) -> None:
-        """Put the rules and their overrides into force in one step."""
+        """Put the rules, with their overrides, into force in one step."""
         changes = self._controls.changes
         self.rules = self._controls.applied_to(self._base)
         self.state = replace(self.state, overrides=self._controls.count(self._base))
@@ -342,23 +361,23 @@ class Retriever:
 
     def after_fork(self) -> None:
         """Reset in the child of a fork, which does not have the parent's threads."""
-        _inherited.append(self._watches)
+        _abandoned.append(self._watches)
         vars(self).pop("_lock", None)
         vars(self).pop("_starting", None)
         self._watches = {}
         self.watching = False
-        self._left = False
+        self._stored = False
         self._inherited = True
 
 
-def _nobody(_setting: Setting) -> None:
+def _no_switch(_setting: Setting) -> None:
     """The switch before `connect`: it does nothing."""
 
 
-def _of_the_store(storage: StorageSettings) -> StorageSettings:
-    """What cannot be changed without a restart: the storage settings, except those that the rules have taken over."""
+def _fixed_settings(storage: StorageSettings) -> StorageSettings:
+    """Return the storage settings that a reload cannot change. `on_error` is in the compiled rules, so it can."""
     return replace(storage, on_error="")
 
 
-_inherited: list[object] = []
-"""What the child of a fork inherited and must neither use nor close."""
+_abandoned: list[object] = []
+"""Objects of a fork's parent. The child must neither use nor close them, so it keeps references to them."""

@@ -137,7 +137,7 @@ class TestOverride:
             pytest.param(
                 ("--ip", "203.0.113.7", "--rule", "logn", "--limit", "1/h"), "did you mean 'login'", id="rule"
             ),
-            pytest.param(("--user", "a", "--block", "--for", "soon"), "'soon' is no duration", id="no duration"),
+            pytest.param(("--user", "a", "--block", "--for", "soon"), "'soon' is not a duration", id="no duration"),
         ],
     )
     def test_what_can_t_be_is_said(self, override, words, said):

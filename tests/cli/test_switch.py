@@ -39,7 +39,7 @@ def test_an_environment_that_says_otherwise_is_pointed_out(switch, monkeypatch):
     [
         pytest.param(("of",), "the switch can be on, off or shadow, not 'of'", id="another word"),
         pytest.param(("on", "--for", "2h"), "on takes no duration", id="on for a while"),
-        pytest.param(("off", "--for", "soon"), "'soon' is no duration", id="a time that is none"),
+        pytest.param(("off", "--for", "soon"), "'soon' is not a duration", id="a time that is none"),
     ],
 )
 def test_what_can_t_be_is_said(switch, words, said):

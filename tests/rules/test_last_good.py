@@ -85,7 +85,7 @@ def test_a_server_outlives_a_broken_file_and_a_dying_worker(tmp_path, kept, monk
         eventually(lambda: (found := answers(app)) and len(found) == workers and victim not in found)
         eventually(lambda: set(map(tuple, answers(app).values())) == {("True", "old")})
         assert "ERROR ratelimit_mw rules: " in app.log
-        assert "left by another worker of this server, is in force" in app.log
+        assert "which another worker of this server stored, is in force" in app.log
         put(file, text("5000 per minute", reload="100ms", name="new"))
         eventually(lambda: set(map(tuple, answers(app).values())) == {("False", "new")})
         assert "Traceback" not in app.log

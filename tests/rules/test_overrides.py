@@ -192,9 +192,9 @@ class TestBlock:
         for domain in ("a", "b"):
             (tmp_path / f"{domain}.yaml").write_text(f"domain: {domain}\nrules:\n  - {{name: r, limit: 5/h}}\n")
         with RateLimiter(tmp_path) as limiter:
-            with pytest.raises(ValueError, match="name one domain of these: a, b"):
+            with pytest.raises(ValueError, match="pass domain=, one of a, b"):
                 limiter.overrides.set({"ip": "192.0.2.1"}, block=True)
-            with pytest.raises(ValueError, match=r"no domain 'c' \(a, b\)"):
+            with pytest.raises(ValueError, match=r"no domain 'c', only a, b"):
                 limiter.overrides.set({"ip": "192.0.2.1"}, block=True, domain="c")
             limiter.overrides.set({"ip": "192.0.2.1"}, block=True, domain="b")
             assert not limiter.check({"ip": "192.0.2.1"}).allowed
@@ -317,13 +317,18 @@ class TestAtRunTime:
         ("client", "options", "said"),
         [
             case(ANN, {}, "one of limit, block and exempt", id="nothing"),
-            case(ANN, {"limit": "1/h"}, "a limit is that of one rule", id="a limit of no rule"),
+            case(ANN, {"limit": "1/h"}, "a limit needs the name of its rule", id="a limit of no rule"),
             case(ANN, {"rule": "nope", "limit": "1/h"}, "no rule 'nope'", id="a rule that there is not"),
             case(ANN, {"rule": "all", "limit": "lots"}, "'lots' is not a limit", id="no limit"),
             case(ANN, {"rule": "all", "limit": {"default": "1/h"}}, "can't depend on the tier", id="tiers"),
-            case({"ip": "192.0.2.0/24"}, {"rule": "all", "limit": "1/h"}, "for one address", id="a network's limit"),
+            case(
+                {"ip": "192.0.2.0/24"},
+                {"rule": "all", "limit": "1/h"},
+                "must be a single address",
+                id="a network's limit",
+            ),
             case({}, {"block": True}, "needs a client", id="nobody"),
-            case(ANN, {"block": True, "duration": "soon"}, "'soon' is no duration", id="no duration"),
+            case(ANN, {"block": True, "duration": "soon"}, "'soon' is not a duration", id="no duration"),
         ],
     )
     def test_what_can_t_be_changes_nothing(self, limiter, client, options, said):

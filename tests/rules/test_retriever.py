@@ -176,7 +176,7 @@ class TestBadRules:
     def test_another_storage_takes_a_restart_and_that_is_said(self, file, limiter, caplog):
         replaced(file, text("7 per minute", storage="{url: 'redis://127.0.0.1:1/0', on_error: deny}"))
         limiter.reload()
-        assert "wants another storage: that takes a restart" in caplog.text
+        assert "has other storage settings; they apply after a restart" in caplog.text
         assert limiter.check(CLIENT).allowed
         assert limiter.check(CLIENT).limit == 7
 
@@ -205,7 +205,7 @@ class TestBadRules:
         limiter.check(CLIENT)
         faults.append(RuntimeError("of a kind that nobody has foreseen"))
         replaced(file, text("6 per minute", reload="100ms"))
-        eventually(lambda: "the retriever failed, and goes on" in caplog.text)
+        eventually(lambda: "the retriever failed and continues" in caplog.text)
         replaced(file, text("7 per minute", reload="100ms"))
         eventually(lambda: limit_of(limiter) == 7)
 

@@ -316,7 +316,7 @@ class TestDatabase:
             database.push(document(storag="x"))
         with pytest.raises(ConfigurationError, match="can't read"):
             database.push("no/such/file.yaml")
-        with pytest.raises(ConfigurationError, match="elsewhere themselves"):
+        with pytest.raises(ConfigurationError, match="refer to another source"):
             database.push([Document("r.yaml", b"domain: d\nrules: {source: 'redis://h/0'}\n")])
         assert database.list() == ()
 
@@ -386,14 +386,14 @@ class TestDatabase:
         fresh_server.stop()
         with pytest.raises(StoreUnavailable):
             database.list()
-        with pytest.raises(ConfigurationError, match="is away"):
+        with pytest.raises(ConfigurationError, match="is unavailable"):
             database.fetch()
         fresh_server.start()
         assert database.push(document()) == 1
         database.close()
 
     def test_memory_is_no_database(self):
-        with pytest.raises(ValueError, match="not from memory://"):
+        with pytest.raises(ValueError, match="can't be in memory://"):
             RulesDatabase("memory://")
 
 
@@ -434,7 +434,7 @@ class TestLimiterOnADatabase:
     def test_with_a_file_around_it_starts_while_the_database_is_away(self, fresh_server, caplog):
         with RateLimiter({"domain": "d", "rules": {"source": fresh_server.url}}) as limiter:
             assert "is empty" in caplog.text
-            assert "nothing is limited until it is there" in caplog.text
+            assert "no request is limited until the rules can be read" in caplog.text
             assert limit_of(limiter) is None
             RulesDatabase(fresh_server.url).push(document("7 per minute"))
             limiter.reload()
@@ -442,7 +442,7 @@ class TestLimiterOnADatabase:
         fresh_server.stop()
         with RateLimiter({"domain": "d", "rules": {"source": fresh_server.url}}) as limiter:
             assert limit_of(limiter) is None
-        with pytest.raises(ConfigurationError, match="is away"):
+        with pytest.raises(ConfigurationError, match="is unavailable"):
             RateLimiter(fresh_server.url)
 
     def test_rules_that_can_t_be_used_stop_the_start_all_the_same(self, any_server):
