@@ -140,7 +140,7 @@ def test_an_explanation_names_it(added):
         pytest.param(
             {"consistency": "lease"},
             "can't be combined with gcra_again: a charge at another time would be refilled at another time "
-            "(write algorithm: fixed_window, sliding_window or bucketed_window)",
+            "(use algorithm: fixed_window, sliding_window or bucketed_window)",
             id="a lease",
         ),
         pytest.param(
@@ -149,11 +149,11 @@ def test_an_explanation_names_it(added):
             id="a write-back",
         ),
         pytest.param({"buckets": 10}, "gcra_again has no buckets", id="buckets"),
-        pytest.param({"max_wait": "1s"}, "with gcra_again no request waits", id="a wait"),
+        pytest.param({"max_wait": "1s"}, "gcra_again: its requests never wait", id="a wait"),
         pytest.param({"burst": 1, "cost": 2}, "a cost of 2 can never fit into a burst of 1", id="a cost"),
         pytest.param({"algorithm": "gcra_agian"}, "did you mean 'gcra_again'?", id="a typo"),
         pytest.param(
-            {"algorithm": "fixed_window"}, "write algorithm: token_bucket, leaky_bucket or gcra_again", id="a hint"
+            {"algorithm": "fixed_window"}, "use algorithm: token_bucket, leaky_bucket or gcra_again", id="a hint"
         ),
     ],
 )
