@@ -67,9 +67,9 @@ class Shared:
         """Decisions go on, shares are asked for again, and what is settled is at least what was admitted."""
         for _ in range(4):
             self.decide()
-        settler = self.leases._settler
-        assert not any(share.asking or share.asker for share in settler.book._shares.values()), place
-        assert not settler._flying(), place
+        settler = self.leases._sync
+        assert not any(lease.asking or lease.asker for lease in settler.ledger._leases.values()), place
+        assert not settler._open_payments(), place
         self.leases.settle()
         charged = LIMIT - left(self.store, self.ask)
         assert charged >= self.admitted, place

@@ -1,4 +1,4 @@
-"""Where counters live, and the table of the URLs that say so.
+"""Stores of counters: the table of their URL schemes, and the functions that open and wrap them.
 
 This package is internal: its names may change in any release.
 """
@@ -27,15 +27,19 @@ SCHEMES = {
     "redis+sentinel": "ratelimit_mw.stores.redis.store",
     "redis+cluster": "ratelimit_mw.stores.redis.cluster",
 }
-"""The schemes of storage URLs, and for each the module whose `open_store(settings, clock)` opens its store."""
+"""The schemes of storage URLs. Each value is a module whose `open_store(settings, clock)` opens the store."""
 
 
 def open_store(settings: StorageSettings, clock: Clock | None = None) -> Store:
-    """The store that `settings.url` names. Raises ValueError where it names none. Nothing is connected yet."""
+    """The store that `settings.url` names. It connects on first use.
+
+    Raises:
+        ValueError: the URL does not name a store.
+    """
     scheme = settings.url.partition("://")[0]
     if scheme not in SCHEMES:
         raise ValueError(f"storage url begins with {scheme!r}: it has to begin with one of {', '.join(SCHEMES)}")
-    module = import_module(SCHEMES[scheme])  # imported late: redis-py takes a while
+    module = import_module(SCHEMES[scheme])  # imported on demand: redis-py is slow to import
     store: Store = module.open_store(settings, clock)
     return DenyCache(store, clock=clock) if store.remote else store
 
@@ -43,18 +47,19 @@ def open_store(settings: StorageSettings, clock: Clock | None = None) -> Store:
 def with_leases_and_shards(
     store: Store, quotas: Sequence[Quota], clock: Clock | None = None, *, interval: float = 1.0
 ) -> "tuple[Store, Leases | None]":
-    """The store to ask where `quotas` want their counters kept here or spread, and what has to be settled at the end.
+    """Wrap `store` with leases and shards if one of `quotas` needs them. Bans and the deny cache stay outermost.
 
-    It is `store` itself where all are strict. What asks for bans and a deny cache go on to be the first that are asked.
+    Returns:
+        The store to ask, and the leases that must be settled at the end (None if there are none).
     """
     if all(quota.consistency == "strict" and quota.shards == 1 for quota in quotas):
         return store, None
     if isinstance(store, Bans | DenyCache):
         store.beneath, leases = with_leases_and_shards(store.beneath, quotas, clock, interval=interval)
         return store, leases
-    if not store.remote:  # there are no calls to save, and no nodes to spread over
+    if not store.remote:  # no network calls to save, and no nodes to spread counters over
         return store, None
-    from ratelimit_mw.stores.lease_store import Leases  # imported late: most rules are strict
+    from ratelimit_mw.stores.lease_store import Leases  # imported on demand: most rules are strict
     from ratelimit_mw.stores.shards import Shards
 
     leases = Leases(Shards(store), clock, interval=interval)
@@ -62,12 +67,12 @@ def with_leases_and_shards(
 
 
 def innermost(store: Store) -> Store:
-    """The store that is asked in the end, beneath the bans and the deny cache."""
+    """The store beneath the bans and the deny cache."""
     while isinstance(store, Bans | DenyCache):
         store = store.beneath
     return store
 
 
 def with_bans(store: Store, quotas: Iterable[Quota], begun: BanBegun) -> Store:
-    """The store to ask where some of `quotas` bans; `begun` is told of its bans. Else, or where it is one, `store`."""
+    """Wrap `store` with bans if one of `quotas` needs them and it has none yet. `begun` is called for each new ban."""
     return Bans(store, begun) if not isinstance(store, Bans) and any(quota.ban for quota in quotas) else store

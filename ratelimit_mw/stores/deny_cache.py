@@ -1,4 +1,4 @@
-"""Denials remembered: a counter known to be exhausted denies without asking the store."""
+"""The deny cache: a counter that is known to be exhausted denies without a call to the store."""
 
 import math
 import time
@@ -12,12 +12,18 @@ from ratelimit_mw.stores.base import DECIDE, LRU, Call, Store, StoreRequest, Wra
 
 T = TypeVar("T")
 
-_LONGEST = 5 * SECOND
-"""A denial is believed for so long at most: a reset made by another process shows within it."""
+_MAX_AGE = 5 * SECOND
+"""The longest time for which a denial is cached. A reset by another process takes effect within this time."""
 
 
 class _Watch(NamedTuple):
-    """A ban that stands until `ends`; of the counters that it watched when learnt the one at `last` opens last."""
+    """What is known of a ban that is in force.
+
+    Attributes:
+        ends: the local time at which it ends.
+        watched: the asks that it watched when it was cached.
+        last: the index of the one among them that denies longest.
+    """
 
     ends: int
     watched: tuple[Ask, ...]
@@ -25,9 +31,16 @@ class _Watch(NamedTuple):
 
 
 class _Denial(NamedTuple):
-    """From `since` to `until`, in local microseconds, `quota` denies a request of `cost`; it `opens` later.
+    """A denial by one counter. Times are local, in microseconds.
 
-    A ban denies everything. While it does not stand and what it watches denies, `counted` is true.
+    Attributes:
+        since, until: the times between which the denial is certain.
+        opens: the time from which a request of the same cost is admitted; `NEVER` if it never is.
+        resets: the time at which the counter is as if unused.
+        cost: the cost of the denied request.
+        quota: the quota of the counter.
+        counted: whether a ban that is not in force yet counts such denials. The store must then be asked.
+        watch: the ban that denies; None if a counter denies by itself.
     """
 
     since: int
@@ -40,15 +53,15 @@ class _Denial(NamedTuple):
     watch: _Watch | None = None
 
     def holds(self, quota: Quota, cost: int, now: int) -> bool:
-        """Whether this is the answer to the same question; another cost has another wait."""
+        """Whether the denial is certain for this ask at `now`. A request of another cost has another wait."""
         if quota.algorithm == "ban":
             return self.since <= now < self.until
         return cost == self.cost and self.since <= now < self.until and quota == self.quota
 
-    def told(self, asks: Sequence[Ask], place: int) -> tuple[int, int, int]:
-        """When it opens for these asks and when it is reset, and the place of the counter that says so.
+    def applied(self, asks: Sequence[Ask], place: int) -> tuple[int, int, int]:
+        """When these asks open, when they are reset, and the index of the ask that decides this.
 
-        For how much longer than a ban its counters deny is known for the same asks alone.
+        A counter may deny for longer than its ban. This is known only if the watched asks are still the same.
         """
         if self.watch is None:
             return self.opens, self.resets, place
@@ -59,14 +72,22 @@ class _Denial(NamedTuple):
 
 
 class DenyCache(Wrapper):
-    """Asks `store`, unless a counter of the request is known to deny it.
+    """Denies a request without a call to `store` if one of its counters is known to deny it.
 
-    Certain, because nothing but time, a reset or another quota opens a counter, and each of these is seen: time
-    from the store's own `retry_after`, counted from before it was asked; a reset through `forget`, or within five
-    seconds where another process made it; another quota by comparison. What a response may open (`refundable`) is
-    always asked, and what an app gives back itself shows as a reset does. Shadow asks are never answered from here.
-    Where denials are counted towards a ban, each is put to the store until the ban stands.
-    At most `most` counters are remembered.
+    Such a denial is certain, because only three things can open a counter, and each is noticed:
+
+    * Time. The denial is cached for the `retry_after` of the store, from before the store was asked.
+    * A reset or a refund by the app. In this process it drops the denial; by another process, it takes effect
+      within five seconds.
+    * Another quota. The quotas are compared.
+
+    The store is always asked if a response may open the counter (`refundable`), for shadow asks, and while denials
+    are counted towards a ban that is not in force yet.
+
+    Args:
+        store: the store to ask.
+        clock: the user's clock; None for the system's.
+        most: the most counters whose denials are cached.
     """
 
     def __init__(self, store: Store, *, clock: Clock | None = None, most: int = 65_536) -> None:
@@ -76,9 +97,9 @@ class DenyCache(Wrapper):
         self._offset = 0
 
     def asked(self, request: StoreRequest) -> Call | Reply:
-        """Deny at once what is known to be denied; such a reply speaks of its own counter only.
+        """Deny the request if a cached denial is certain. The reply then has the outcome of this counter alone.
 
-        The note is when it was asked.
+        The note is the local time of the call.
         """
         asked_at = self._now()
         if self._denials and request[1] is DECIDE:
@@ -88,7 +109,7 @@ class DenyCache(Wrapper):
         return request, asked_at
 
     def answered(self, asked: StoreRequest, note: Any, reply: Reply) -> Reply:
-        """Learn from a denial, and drop what was reset or given back."""
+        """Cache new denials, and drop those of counters that were reset or refunded."""
         asks, intent = asked
         if intent is DECIDE or intent.decides:
             for outcome in reply.outcomes:
@@ -101,7 +122,10 @@ class DenyCache(Wrapper):
         return reply
 
     def _known(self, asks: Sequence[Ask], now: int) -> Reply | None:
-        """The denial that is already certain."""
+        """The reply that denies the request, from the cached denials; None if none is certain.
+
+        Of several denials, the one that opens last is returned.
+        """
         found: tuple[int, int, int] | None = None
         kind: type[Outcome] = Outcome
         for place, (key, quota, cost, shadow) in enumerate(asks):
@@ -109,9 +133,9 @@ class DenyCache(Wrapper):
             if denial and not shadow and denial.holds(quota, cost, now):
                 if denial.counted:
                     return None
-                told = denial.told(asks, place)
-                if found is None or _far(told[0]) > _far(found[0]):
-                    found, kind = told, Outcome if denial.watch is None else Banned
+                applied = denial.applied(asks, place)
+                if found is None or _comparable(applied[0]) > _comparable(found[0]):
+                    found, kind = applied, Outcome if denial.watch is None else Banned
         if found is None:
             return None
         opens, resets, only = found
@@ -120,55 +144,56 @@ class DenyCache(Wrapper):
         return Reply(now + self._offset, (outcome,), only=only)
 
     def _learn(self, asks: Sequence[Ask], asked_at: int, reply: Reply) -> None:
-        """Remember what was denied."""
+        """Cache the denials of a reply."""
         answered_at = self._now()
         self._offset = reply.now - answered_at
         learnt: list[tuple[str, _Denial]] = []
-        longest = told = 0.0
-        for place, ((key, quota, cost, shadow), said) in enumerate(zip(asks, reply.outcomes, strict=True)):
+        longest = longest_cached = 0.0
+        for place, ((key, quota, cost, shadow), outcome) in enumerate(zip(asks, reply.outcomes, strict=True)):
             if shadow or (quota.ban is not None and quota.algorithm != "ban"):
-                continue  # a shadow denies nothing, and of what is watched the ban has the say
-            wait, counted, watch = 0 if quota.refundable else said.retry_after, False, None
+                continue  # a shadow ask denies nothing, and the denials of watched counters are cached with their ban
+            wait, counted, watch = 0 if quota.refundable else outcome.retry_after, False, None
             if quota.ban is None:
-                longest = max(longest, _far(said.retry_after))
-            elif said.allowed:
+                longest = max(longest, _comparable(outcome.retry_after))
+            elif outcome.allowed:
                 wait, counted = _soonest(_watched(reply.outcomes, place, cost)), True
             else:
-                last, said = _last(_watched(reply.outcomes, place, cost), said)  # noqa: PLW2901  the ban's say in it
+                last, outcome = _last(_watched(reply.outcomes, place, cost), outcome)  # noqa: PLW2901  while banned
                 watch = _Watch(answered_at + wait, tuple(_watched(asks, place, cost)), last)
             if wait:
-                # The store decided between asking and answering: it is asked again from the earliest moment at which
-                # it may allow, and promised is the latest.
-                until = asked_at + (_LONGEST if wait == NEVER else min(wait, _LONGEST))
-                opens = NEVER if said.retry_after == NEVER else answered_at + said.retry_after
-                resets = answered_at + said.reset_after
+                # The store decided at an unknown time during the call. The denial therefore ends at the earliest
+                # possible time, and the client is shown the latest.
+                until = asked_at + (_MAX_AGE if wait == NEVER else min(wait, _MAX_AGE))
+                opens = NEVER if outcome.retry_after == NEVER else answered_at + outcome.retry_after
+                resets = answered_at + outcome.reset_after
                 learnt.append((key, _Denial(asked_at, until, opens, resets, cost, quota, counted, watch)))
-                told = told if counted else max(told, _far(said.retry_after))
+                longest_cached = longest_cached if counted else max(longest_cached, _comparable(outcome.retry_after))
         for key, denial in learnt:
-            # What can't be remembered may be what takes longest, and then only the store can tell how long.
-            if denial.counted or told >= longest:
+            # If a counter whose denial is not cached denies longest, only the store knows the wait.
+            if denial.counted or longest_cached >= longest:
                 self._denials.put(key, denial)
 
 
 def _watched(row: Sequence[T], place: int, cost: int) -> Sequence[T]:
-    """Those behind the ban at that place."""
+    """The items of `row` that the ban at the index `place` watches. Its cost is their number."""
     return row[place + 1 : place + 1 + cost]
 
 
 def _soonest(outcomes: Sequence[Outcome]) -> int:
-    """The shortest wait of those that deny; 0 where none does."""
+    """The shortest wait of the outcomes that deny; 0 if none denies."""
     return min([outcome.retry_after for outcome in outcomes if not outcome.allowed], default=0)
 
 
 def _last(outcomes: Sequence[Outcome], ban: Outcome) -> tuple[int, Outcome]:
-    """The place of the counter that denies longest while that ban stands, and what it says."""
-    said = [banned(outcome, ban) for outcome in outcomes or (ban,)]
-    last = max(range(len(said)), key=lambda place: _far(said[place].retry_after))
-    return last, said[last]
+    """The index and the outcome of the counter that denies longest while `ban` is in force."""
+    denials = [banned(outcome, ban) for outcome in outcomes or (ban,)]
+    last = max(range(len(denials)), key=lambda place: _comparable(denials[place].retry_after))
+    return last, denials[last]
 
 
-def _far(moment: int) -> float:
-    return math.inf if moment == NEVER else moment
+def _comparable(time_or_never: int) -> float:
+    """A time or a wait as a number to compare: `NEVER` is greater than all others."""
+    return math.inf if time_or_never == NEVER else time_or_never
 
 
 def _monotonic() -> int:

@@ -34,23 +34,25 @@ class Lease:
         on_account: whether it is a `write_back` lease, which charges the store afterwards.
         room: what can still be spent.
         spent: what was spent since the last settlement.
-        beyond: what remains in the store in addition to `room`.
-        size: the estimate of what this process spends in an interval.
-        wanted: what `size` amounts to in the lifetime of the lease.
+        in_store: what remains in the store in addition to `room`.
+        size: an estimate of what this process spends in an interval.
+        wanted: the corresponding estimate for the lifetime of the lease.
         since, until: the local times between which it is valid, in microseconds.
-        start, resets: the store's times at which its window or slice starts, and the counter is as if unused.
+        start, resets: the store's times at which its window or slice starts and at which the counter is as if unused.
         offset: the store's time minus the local time.
         at: the newest reply, as its time and the negated remaining amount.
-        turn, charges: rise when the lease ends; when a charge becomes owed, and when it has arrived.
-        asking: the claims that are being asked of the store.
+        generation: the number of times that the lease has ended.
+        charges: a number that grows when a charge becomes owed, and again when the store has it.
+        asking: the claims for which the store is being asked.
     """
 
     __slots__ = (
         "_asker",
         "asking",
         "at",
-        "beyond",
         "charges",
+        "generation",
+        "in_store",
         "key",
         "offset",
         "on_account",
@@ -61,7 +63,6 @@ class Lease:
         "size",
         "spent",
         "start",
-        "turn",
         "until",
         "wanted",
     )
@@ -71,11 +72,11 @@ class Lease:
         self.quota = quota
         self.on_account = quota.consistency == "write_back"
         self.room = self.spent = 0
-        self.beyond = self.size = self.wanted = 0
+        self.in_store = self.size = self.wanted = 0
         self.since = self.until = 0
         self.start = self.resets = self.offset = 0
         self.at: tuple[int, int] = (0, 0)
-        self.turn = self.charges = 0
+        self.generation = self.charges = 0
         # Weak references, so that a claim whose thread was interrupted by an asynchronous exception disappears.
         self.asking: WeakSet[Claim] = WeakSet()
         self._asker: ref[Claim] | None = None
@@ -86,11 +87,11 @@ class Lease:
 
     def outcome(self, store_now: int) -> Outcome:
         """The outcome of the counter, at the store's time `store_now`."""
-        return Outcome(True, self.beyond + self.room, max(self.resets - store_now, 0))
+        return Outcome(True, self.in_store + self.room, max(self.resets - store_now, 0))
 
     @property
     def asker(self) -> "Claim | None":
-        """The claim that asks the store for more than its cost; None if no claim does."""
+        """The claim that asks the store for more than its cost, to get a new lease; None if no claim does."""
         return None if self._asker is None else self._asker()
 
     @asker.setter
@@ -108,7 +109,7 @@ class Lease:
         self.spent += cost
 
     def more(self, cost: int, now: int, interval: int) -> int:
-        """The amount to lease beyond `cost`. It doubles if the last lease was used up before its end."""
+        """The amount to lease in addition to `cost`. It doubles if the last lease was used up before its end."""
         if not self.start:
             return 0  # the first request for this counter
         if now < self.until and self.spent >= self.wanted:
@@ -116,14 +117,14 @@ class Lease:
         store_now = now + self.offset
         life = min(unit(self.quota, store_now)[1] - store_now, interval)
         self.wanted = -(-self.size * life // interval)
-        return min(self.wanted, (self.beyond + self.room) // PART)
+        return min(self.wanted, (self.in_store + self.room) // PART)
 
     def accepts(self, claim: "Claim", reply_now: int, remaining: int) -> bool:
         """Whether the reply to a claim may start the lease again."""
         if not self.on_account:
             return self.asker is claim
-        # A charge that was owed or under way during the claim may or may not be included in `remaining`.
-        unmoved = self.turn == claim.turn and self.charges == claim.charges
+        # It is unknown whether `remaining` includes a charge that was owed or under way during the claim.
+        unmoved = self.generation == claim.generation and self.charges == claim.charges
         return unmoved and (reply_now, -remaining) >= self.at
 
     def begin(self, claim: "Claim", outcome: Outcome, reply_now: int, asked_at: int, interval: int) -> None:
@@ -135,10 +136,10 @@ class Lease:
         self.since = asked_at
         self.until = asked_at + min(end - reply_now, interval * (1 + self.on_account))
         if self.on_account:
-            # What other claims of this process are asking for may not be charged yet.
-            self.room, self.beyond = outcome.remaining - self.spent - (self.asked - claim.ask.cost), 0
+            # The other claims of this process may not be charged yet.
+            self.room, self.in_store = outcome.remaining - self.spent - (self.asked - claim.ask.cost), 0
         else:
-            self.room, self.beyond, self.spent = self.room + claim.extra, outcome.remaining, 0
+            self.room, self.in_store, self.spent = self.room + claim.extra, outcome.remaining, 0
 
     @property
     def owes(self) -> int:
@@ -152,13 +153,13 @@ class Lease:
             self.size = min(rate, 2 * self.size + 1)
         self.room = self.spent = self.since = self.until = 0
         self.at = (0, 0)
-        self.turn += 1
+        self.generation += 1
 
     def due(self, start: int, amount: int, interval: int) -> "Due":
         """What the store must be charged or refunded for the window at `start`.
 
-        It matters in this window, and in the next if the algorithm looks back one window. One interval is added,
-        because the estimate of the store's time may be off by the duration of a call.
+        It matters in this window, and also in the next one if the algorithm uses the previous window. One interval is
+        added, because the estimate of the store's time may be wrong by the duration of a call.
         """
         windows = ALGORITHMS[self.quota.algorithm].windows
         until = start + windows * self.quota.period - self.offset + interval
@@ -168,18 +169,18 @@ class Lease:
 class Claim:
     """One ask of a request that is being decided.
 
-    If `here`, its cost was spent from `lease`. Otherwise the store is asked for its cost and, for a new lease, for
-    `extra` in addition. `lease` is None if the counter is decided strictly.
+    If it is `here`, its cost was spent from `lease`. Otherwise the store is asked for its cost plus `extra`, which
+    becomes a new lease. `lease` is None if the counter is strict.
     """
 
-    __slots__ = ("__weakref__", "ask", "charges", "extra", "here", "share", "start", "turn")
+    __slots__ = ("__weakref__", "ask", "charges", "extra", "generation", "here", "lease", "start")
 
-    def __init__(self, ask: Ask, share: Lease | None) -> None:
+    def __init__(self, ask: Ask, lease: Lease | None) -> None:
         self.ask = ask
-        self.share = share
+        self.lease = lease
         self.here = False
         self.extra = self.charges = 0
-        self.start, self.turn = (share.start, share.turn) if share else (0, 0)
+        self.start, self.generation = (lease.start, lease.generation) if lease else (0, 0)
 
     @property
     def enlarged(self) -> Ask:
@@ -188,16 +189,16 @@ class Claim:
 
     def outcome(self, answer: Outcome | None, now: int) -> Outcome:
         """The outcome for the client: the store's `answer` plus what is leased here, or that of the lease alone."""
-        share = self.share
-        if share is None:
+        lease = self.lease
+        if lease is None:
             return answer or Outcome(True, 0, 0)
         if answer is None:
-            return share.outcome(now)
-        return answer if share.on_account else answer._replace(remaining=answer.remaining + share.room)
+            return lease.outcome(now)
+        return answer if lease.on_account else answer._replace(remaining=answer.remaining + lease.room)
 
 
 class Due(NamedTuple):
-    """What the store must be told: refund `amount`, charged at `start`, to `key`; a negative amount is charged."""
+    """A refund of `amount` to the counter `key`, which was charged at `start`. A negative amount is a charge."""
 
     start: int
     key: str
@@ -215,8 +216,7 @@ def unit(quota: Quota, now: int) -> tuple[int, int]:
 
 
 _UNSETTLED = -1
-"""In place of a claim's `charges`: charges were still to arrive when the store was asked, so its reply starts no lease.
-"""
+"""The `charges` of a claim if charges were owed or under way when the store was asked. Its reply starts no lease."""
 
 
 class LeaseLedger:
@@ -233,27 +233,27 @@ class LeaseLedger:
         """The local time at which the next lease is due; 0 if there is none."""
         self._interval = interval
         self._most = most
-        self._shares: dict[str, Lease] = {}
+        self._leases: dict[str, Lease] = {}
         self._queue: list[tuple[int, int, Lease]] = []
         self._numbers = count()
 
     def __len__(self) -> int:
         """The number of counters with a lease."""
-        return len(self._shares)
+        return len(self._leases)
 
     def spend(self, asks: Sequence[Ask], now: int) -> Reply | None:
         """Spend from the leases and return the reply; None, with nothing spent, unless all asks are covered."""
-        shares, outcomes, store_now = self._shares, [], 0
+        leases, outcomes, store_now = self._leases, [], 0
         for place, (key, quota, cost, _) in enumerate(asks):
-            share = shares.get(key)
-            if share is None or not share.fits(quota, cost, now):
+            lease = leases.get(key)
+            if lease is None or not lease.fits(quota, cost, now):
                 for ask in asks[:place]:
-                    shares[ask.key].spend(-ask.cost)
+                    leases[ask.key].spend(-ask.cost)
                 return None
-            share.room -= cost
-            share.spent += cost
-            store_now = store_now or now + share.offset
-            outcomes.append(share.outcome(store_now))
+            lease.room -= cost
+            lease.spent += cost
+            store_now = store_now or now + lease.offset
+            outcomes.append(lease.outcome(store_now))
         return Reply(store_now, outcomes) if outcomes else None
 
     def look(self, asks: Sequence[Ask], now: int) -> Reply | None:
@@ -262,14 +262,14 @@ class LeaseLedger:
         if reply is None:
             return None
         for ask in asks:
-            self._shares[ask.key].spend(-ask.cost)
-        return reply._replace(outcomes=[self._shares[ask.key].outcome(reply.now) for ask in asks])
+            self._leases[ask.key].spend(-ask.cost)
+        return reply._replace(outcomes=[self._leases[ask.key].outcome(reply.now) for ask in asks])
 
     def claim(self, asks: Sequence[Ask], now: int, claims: list[Claim]) -> None:
-        """Append one claim for each ask to `claims`: spent here if a lease covers it, otherwise for the store.
+        """Append one claim for each ask to `claims`. A claim is spent here if a lease covers it.
 
-        `conclude` must be called for the claims in the end. They are appended to a list of the caller, so that an
-        asynchronous exception at any line leaves the caller with the claims to conclude.
+        The caller must pass the claims to `conclude` in the end. They are appended to a list of the caller, so that
+        the caller has them even after an asynchronous exception at any line.
         """
         for ask in asks:
             self._claim(ask, now, claims)
@@ -279,104 +279,104 @@ class LeaseLedger:
         if not cost or not leasable(quota):
             claims.append(Claim(ask, None))
             return
-        share = self._shares.get(key)
-        if share is None:
-            if len(self._shares) >= self._most:
+        lease = self._leases.get(key)
+        if lease is None:
+            if len(self._leases) >= self._most:
                 claims.append(Claim(ask, None))
                 return
-            share = self._shares[key] = Lease(key, quota)
-            self._watch(share, now)
-        elif share.fits(quota, cost, now):
-            share.spend(cost)
-            claim = Claim(ask, share)
+            lease = self._leases[key] = Lease(key, quota)
+            self._watch(lease, now)
+        elif lease.fits(quota, cost, now):
+            lease.spend(cost)
+            claim = Claim(ask, lease)
             claim.here = True
             claims.append(claim)
             return
-        elif share.on_account or share.quota != quota or not share.since <= now < share.until:
-            self._end(share, now)
-            share.quota, share.on_account = quota, quota.consistency == "write_back"
-        claim = Claim(ask, share)
+        elif lease.on_account or lease.quota != quota or not lease.since <= now < lease.until:
+            self._end(lease, now)
+            lease.quota, lease.on_account = quota, quota.consistency == "write_back"
+        claim = Claim(ask, lease)
         claims.append(claim)
-        share.asking.add(claim)
-        if not share.on_account and share.asker is None:
-            share.asker = claim
-            claim.extra = share.more(cost, now, self._interval)
+        lease.asking.add(claim)
+        if not lease.on_account and lease.asker is None:
+            lease.asker = claim
+            claim.extra = lease.more(cost, now, self._interval)
 
     def begin_asking(self, claims: Iterable[Claim], under_way: Container[str]) -> None:
-        """Record, before the store is asked, which claims have charges that are owed or `under_way`."""
+        """Record which claims have charges that are owed or `under_way`. Must be called before the store is asked."""
         owed = {due.key for due in self.owed if due.amount < 0}
         for claim in claims:
-            share = claim.share
-            if share:
-                unsettled = share.key in owed or share.key in under_way
-                claim.charges = _UNSETTLED if unsettled else share.charges
+            lease = claim.lease
+            if lease:
+                unsettled = lease.key in owed or lease.key in under_way
+                claim.charges = _UNSETTLED if unsettled else lease.charges
 
     def learn(self, claim: Claim, outcome: Outcome, reply_now: int, asked_at: int) -> None:
-        """Start the lease that a reply grants. The claim's ask was charged, or cost nothing."""
-        share, quota = claim.share, claim.ask.quota
-        if share is None or self._shares.get(share.key) is not share or share.quota != quota:
+        """Start the lease that a reply grants. The ask of the claim was charged or has no cost."""
+        lease, quota = claim.lease, claim.ask.quota
+        if lease is None or self._leases.get(lease.key) is not lease or lease.quota != quota:
             return
-        if not share.accepts(claim, reply_now, outcome.remaining):
+        if not lease.accepts(claim, reply_now, outcome.remaining):
             return
-        if share.start != unit(quota, reply_now)[0]:
-            self._end(share, asked_at)
-            if not claim.ask.cost:  # a peek does not start a new window: nothing was charged in it yet
+        if lease.start != unit(quota, reply_now)[0]:
+            self._end(lease, asked_at)
+            if not claim.ask.cost:  # a look does not start a lease in a window without charges
                 return
-            if share.on_account and share.charges != claim.charges:  # ending the lease has made a new charge owed
+            if lease.on_account and lease.charges != claim.charges:  # the end of the lease has added a charge
                 return
-        share.begin(claim, outcome, reply_now, asked_at, self._interval)
+        lease.begin(claim, outcome, reply_now, asked_at, self._interval)
 
     def conclude(self, claims: Sequence[Claim], admitted: bool, now: int) -> None:
         """End the claims. If the request was not admitted, what was spent here is put back."""
         for claim in claims:
-            share = claim.share
-            if share is None:
+            lease = claim.lease
+            if lease is None:
                 continue
-            if share.asker is claim:
-                share.asker = None
+            if lease.asker is claim:
+                lease.asker = None
             if not claim.here:
-                share.asking.discard(claim)
+                lease.asking.discard(claim)
             elif not admitted:
-                if share.turn == claim.turn:
-                    share.spend(-claim.ask.cost)
+                if lease.generation == claim.generation:
+                    lease.spend(-claim.ask.cost)
                 else:
-                    self._owe(share, claim.start, claim.ask.cost, now)
+                    self._owe(lease, claim.start, claim.ask.cost, now)
 
     def due(self, now: int, most: int) -> list[Lease]:
-        """Handle up to `most` leases that are due: end them, or settle the leases on account that continue.
+        """Handle up to `most` leases that are due. They end, except the leases on account that are still valid.
 
         Returns the leases on account that continue. What they spent is now owed.
         """
-        going_on = []
+        continuing = []
         for _ in range(most):
             if not self._queue or self._queue[0][0] > now:
                 break
-            share = self._queue[0][2]
-            if self._shares.get(share.key) is share:
-                if not share.on_account and now < share.until:
-                    self._watch(share, share.until - self._interval)
-                elif share.on_account and share.spent and now < share.until:
-                    self._owe(share, share.start, -share.spent, now)
-                    share.spent = 0
-                    going_on.append(share)
-                    self._watch(share, now)
+            lease = self._queue[0][2]
+            if self._leases.get(lease.key) is lease:
+                if not lease.on_account and now < lease.until:
+                    self._watch(lease, lease.until - self._interval)
+                elif lease.on_account and lease.spent and now < lease.until:
+                    self._owe(lease, lease.start, -lease.spent, now)
+                    lease.spent = 0
+                    continuing.append(lease)
+                    self._watch(lease, now)
                 else:
-                    active = share.until and share.spent
-                    self._end(share, now)
-                    if active or share.asking:
-                        self._watch(share, now)
+                    active = lease.until and lease.spent
+                    self._end(lease, now)
+                    if active or lease.asking:
+                        self._watch(lease, now)
                     else:
-                        del self._shares[share.key]
+                        del self._leases[lease.key]
             heappop(self._queue)  # last, so that after an asynchronous exception the lease is still in the queue
         self.due_at = self._queue[0][0] if self._queue else 0
-        return going_on
+        return continuing
 
     def is_due(self, now: int) -> bool:
         """Whether a lease is due."""
         return bool(self._queue) and self._queue[0][0] <= now
 
     def owing(self, keys: Sequence[str], now: int) -> set[str]:
-        """End the leases of these counters, and return the keys for which something is owed."""
+        """End the leases of these counters. Returns the keys of those for which something is owed."""
         self.end(keys, now)
         wanted = set(keys)
         return {due.key for due in self.owed if due.key in wanted}
@@ -387,10 +387,10 @@ class LeaseLedger:
         """Remove and return what is owed.
 
         Args:
-            now: the local time. What no longer matters by then is dropped.
-            keys: only what is owed for these counters; None for all.
-            but: except what is owed for these counters.
-            into: the list to which it is moved; None for a new one.
+            now: the local time. What no longer matters at this time is dropped.
+            keys: the counters to take; None for all.
+            but: the counters not to take.
+            into: the list to append to; None for a new one.
         """
         wanted = None if keys is None else set(keys)
         taken: list[Due] = [] if into is None else into
@@ -406,45 +406,45 @@ class LeaseLedger:
     def charged(self, keys: Iterable[str]) -> None:
         """Record that charges to these counters have arrived or are lost."""
         for key in keys:
-            if share := self._shares.get(key):
-                share.charges += 1
+            if lease := self._leases.get(key):
+                lease.charges += 1
 
     def end(self, keys: Sequence[str], now: int) -> None:
         """End the leases of these counters. What must be settled becomes owed."""
         for key in keys:
-            if share := self._shares.get(key):
-                self._end(share, now)
+            if lease := self._leases.get(key):
+                self._end(lease, now)
 
     def end_all(self, now: int) -> None:
         """End all leases."""
-        self.end(list(self._shares), now)
-        self._shares.clear()
+        self.end(list(self._leases), now)
+        self._leases.clear()
         self._queue.clear()
 
     def forget(self, keys: Sequence[str]) -> None:
         """Drop the leases of these counters and what is owed, because the store has forgotten the counters."""
         for key in keys:
-            self._shares.pop(key, None)
+            self._leases.pop(key, None)
         self.take_owed(0, keys)
 
-    def _watch(self, share: Lease, now: int) -> None:
-        heappush(self._queue, (now + self._interval, next(self._numbers), share))
+    def _watch(self, lease: Lease, now: int) -> None:
+        heappush(self._queue, (now + self._interval, next(self._numbers), lease))
         self.due_at = self._queue[0][0]
 
-    def _end(self, share: Lease, now: int) -> None:
-        if share.until:
-            owes = share.owes
-            # An asynchronous exception may be raised between the steps. So a charge is recorded before the end (it
-            # may be made twice), and a refund afterwards (it may be lost): neither admits too much.
+    def _end(self, lease: Lease, now: int) -> None:
+        if lease.until:
+            owes = lease.owes
+            # An asynchronous exception may be raised between the steps. A charge is recorded before the lease ends, so
+            # it may be made twice. A refund is recorded afterwards, so it may be lost. Neither admits too much.
             if owes < 0:
-                self._owe(share, share.start, owes, now)
-            share.end(now, self._interval)
+                self._owe(lease, lease.start, owes, now)
+            lease.end(now, self._interval)
             if owes > 0:
-                self._owe(share, share.start, owes, now)
+                self._owe(lease, lease.start, owes, now)
 
-    def _owe(self, share: Lease, start: int, amount: int, now: int) -> None:
+    def _owe(self, lease: Lease, start: int, amount: int, now: int) -> None:
         """Record that `amount` is owed to the store, if it still matters."""
-        due = share.due(start, amount, self._interval)
+        due = lease.due(start, amount, self._interval)
         if amount and now < due.until:
             self.owed.append(due)
-            share.charges += amount < 0
+            lease.charges += amount < 0

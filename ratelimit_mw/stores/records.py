@@ -1,4 +1,4 @@
-"""Records: named texts under a key, with a common version. Rules, overrides and the kill switch are kept in them.
+"""Records: named texts under a key, with a common version. They keep rules, overrides and the kill switch.
 
 Requests do not use records, so each call may take a second.
 """
@@ -11,7 +11,7 @@ from ratelimit_mw.errors import Conflict
 
 
 class Records(Protocol):
-    """Texts by name under each key. Every method may raise StoreUnavailable. Safe after a fork."""
+    """Texts by name under each key. Every method may raise StoreUnavailable. Records may be used after a fork."""
 
     name: str
     """The name of the storage in logs."""
@@ -21,7 +21,7 @@ class Records(Protocol):
         ...
 
     def read(self, key: str, names: Sequence[str] | None = None) -> tuple[int, dict[str, str]]:
-        """The version and its texts. With `names`, only those of these texts that exist."""
+        """The version and the texts by name. With `names`, only the texts of these names that exist."""
         ...
 
     def write(
@@ -42,7 +42,7 @@ class Records(Protocol):
 
 
 class Listener(Protocol):
-    """Waits for changes. One thread waits and closes it in the end; any thread may call `wake`."""
+    """Waits for changes. One thread calls `wait`, and `close` at the end. Any thread may call `wake`."""
 
     def wait(self, seconds: float, keys: Sequence[str]) -> None:
         """Return after `seconds`, or as soon as a text under `keys` may have changed. Never raises."""
@@ -110,7 +110,7 @@ class MemoryRecords:
 
 
 RECORD_SCHEMES = frozenset({"redis", "rediss", "unix", "redis+sentinel", "redis+cluster"})
-"""The schemes of storage URLs at which records lie. With any other, overrides are this process's own."""
+"""The schemes of storage URLs that have shared records. With any other scheme, overrides apply to this process only."""
 
 
 def open_records(url: str) -> Records:

@@ -1,4 +1,4 @@
-"""Hot counters spread over several keys, and so over several nodes: each of n holds an nth part of the limit."""
+"""Shards: a hot counter is spread over n keys, and so over several nodes. Each shard has an nth part of the limit."""
 
 import random
 import re
@@ -7,28 +7,28 @@ from dataclasses import replace
 from functools import lru_cache
 
 from ratelimit_mw.model import NEVER, Ask, Outcome, Quota, Reply
-from ratelimit_mw.stores.bans import has_begun, untold
+from ratelimit_mw.stores.bans import has_begun, without_counted_denials
 from ratelimit_mw.stores.base import DECIDE, LOOK, Call, Steps, StoreRequest, Wrapper, forget_request
 
 _SHARDED = re.compile(r"[^{]*x([0-9]+):\{")
-"""The key of a sharded counter says so before its identity: `shop:api:fw60x8:{…}`."""
+"""The key of a sharded counter. It has the number of shards before the identity: `shop:api:fw60x8:{…}`."""
 
 _SHARD = re.compile(r"([^{]*x[0-9]+:\{.*)#[0-9]+\}", re.DOTALL)
 """The key of one shard: `shop:api:fw60x8:{…#3}`."""
 
 
 class Shards(Wrapper):
-    """Asks `store` for one shard of each sharded counter, picked at random, and for another where that one denies.
+    """Asks `store` for a random shard of each sharded counter, and for another shard if that one denies.
 
-    Never admits more than the limit, for the parts add up to it. Denies only where no shard has room for the whole
-    cost, so at most n × (cost − 1) of the limit stay unused, and one more for each shard but one where the
-    algorithm weighs (`sliding_window`). What remains is estimated from the shard that was asked.
+    The limit is never exceeded, because the parts add up to it. A request is denied only if no shard has room for its
+    whole cost. How much of the limit may then be unused is calculated by `worst_unused_of_shards`. `remaining` is
+    estimated from the shard that was asked.
     """
 
     def asked(self, request: StoreRequest) -> Call | Steps[Reply]:
-        """Ask shards in place of counters.
+        """Ask shards instead of counters.
 
-        What is charged or given back goes to shards picked at random; what one of them has not got stays charged.
+        A charge or a refund goes to a random shard. What that shard cannot refund stays charged.
         """
         asks, intent = request
         if intent.forget:
@@ -40,7 +40,7 @@ class Shards(Wrapper):
         return _charging(asks) if intent.commit else _looking(asks)
 
     def keys(self, prefix: str) -> Iterator[str]:
-        """See `Store.keys`. A sharded counter is there once, under the key that rules give it."""
+        """See `Store.keys`. A sharded counter is listed once, with the key that the rules give it."""
         sharded: set[str] = set()
         for key in self.beneath.keys(prefix):
             shard = _SHARD.fullmatch(key)
@@ -52,16 +52,16 @@ class Shards(Wrapper):
 
 
 def _looking(asks: Sequence[Ask]) -> Steps[Reply]:
-    """Look at every shard."""
+    """Look at all shards."""
     reply: Reply = yield [shard for ask in asks for shard in _shards(ask)], LOOK
     if reply.only is not None:
         return reply
-    said = iter(reply.outcomes)
-    return Reply(reply.now, [_summed([next(said) for _ in range(ask.quota.shards)]) for ask in asks])
+    outcomes = iter(reply.outcomes)
+    return Reply(reply.now, [_summed([next(outcomes) for _ in range(ask.quota.shards)]) for ask in asks])
 
 
 def _charging(asks: Sequence[Ask]) -> Steps[Reply]:
-    """Ask one shard, and where it denies, look at all of them and ask again where one has room."""
+    """Ask one shard of each counter. If it denies, look at all shards and ask one that has room."""
     picked = [random.randrange(ask.quota.shards) for ask in asks]
     outcomes: dict[int, Outcome] = {}
     asked: Sequence[int] = range(len(asks))
@@ -73,7 +73,7 @@ def _charging(asks: Sequence[Ask]) -> Steps[Reply]:
         moved = []
         for place, outcome in zip(asked, reply.outcomes, strict=True):
             if place in outcomes and has_begun(outcomes[place]):
-                continue  # it is said once
+                continue  # the beginning of a ban is reported once
             outcomes[place] = _scaled(asks[place], outcome)
             if not outcome.allowed and asks[place].quota.shards > 1:
                 seen: Reply = yield _shards(asks[place]), LOOK
@@ -84,13 +84,13 @@ def _charging(asks: Sequence[Ask]) -> Steps[Reply]:
                     moved.append(place)
         if not moved:
             return Reply(reply.now, [outcomes[place] for place in range(len(asks))])
-        # What was admitted is charged: then only a shadow's shard denied, and it alone is asked again.
+        # If the request was admitted, it is charged, and only shards of shadow rules have denied. They are asked again.
         asked = moved if reply.admits(round_) else range(len(asks))
-        asks = untold(asks, [outcomes[place] for place in range(len(asks))])
+        asks = without_counted_denials(asks, [outcomes[place] for place in range(len(asks))])
 
 
 def _summed(outcomes: Sequence[Outcome]) -> Outcome:
-    """What the shards of a counter say together."""
+    """The outcome of a counter from the outcomes of its shards."""
     waits = [outcome.retry_after for outcome in outcomes if outcome.retry_after != NEVER]
     return Outcome(
         any(outcome.allowed for outcome in outcomes),
@@ -124,7 +124,7 @@ def _shards(ask: Ask) -> Sequence[Ask]:
 
 
 def _key(key: str, number: int) -> str:
-    return f"{key[:-1]}#{number}}}"  # inside the braces: they are what Redis Cluster spreads by
+    return f"{key[:-1]}#{number}}}"  # inside the braces, because Redis Cluster spreads keys by this part
 
 
 @lru_cache(maxsize=1024)

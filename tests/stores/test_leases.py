@@ -188,7 +188,7 @@ def test_an_exhausted_counter_says_when_it_opens(leases, clock, consistency):
 def test_a_share_ends_with_its_window_or_slice(leases, store, clock, name, lives):
     clock.set(START + 57)
     ask = Ask("d:r:{x}", Quota(name, 1_000, MINUTE, buckets=120, consistency="lease"))
-    while leases._settler.book._shares.get(ask.key) is None or leases._settler.book._shares[ask.key].room < 5:
+    while leases._sync.ledger._leases.get(ask.key) is None or leases._sync.ledger._leases[ask.key].room < 5:
         leases.decide([ask])
     asked = store.decided
     clock.advance(min(lives, 1) - 0.000_001)
@@ -409,12 +409,12 @@ def test_counters_that_nobody_asks_any_more_are_dropped(leases, clock):
     for number in range(50):
         for consistency in ("lease", "write_back"):
             admitted(leases, Ask(f"d:{consistency}:{{{number}}}", quota(100, consistency)), number % 5 + 1)
-    assert len(leases._settler.book) == 100
+    assert len(leases._sync.ledger) == 100
     for _ in range(4):
         clock.advance(1)
         leases.decide([Ask("d:o:{x}", quota(100))])
-    assert len(leases._settler.book) == 1
-    assert leases._settler.book.owed == []
+    assert len(leases._sync.ledger) == 1
+    assert leases._sync.ledger.owed == []
 
 
 # --------------------------------------------------------------------------------------------- write-back
@@ -541,7 +541,7 @@ def test_a_reply_from_before_a_charge_in_the_background_is_not_believed(leases, 
         first.send(said[0])
     total = 2 + admitted(leases, ask, 10)
     clock.advance(1)
-    settling = leases._settler.due()
+    settling = leases._sync.settle_due()
     charge = next(settling)
     with pytest.raises(StopIteration):
         second.send(said[1])
@@ -601,7 +601,7 @@ def test_what_could_not_be_charged_is_charged_later(leases, store, clock):
     assert store.taken(ask) == 20
 
 
-LOST = "a cost of 21, admitted here of 2 counters, could not be charged at shutdown: away"
+LOST = "a cost of 21 on 2 counters could not be charged at shutdown: away"
 
 
 @pytest.mark.parametrize("way", ["close", "aclose"])
@@ -644,7 +644,7 @@ def test_what_can_not_be_charged_is_logged_at_the_end_of_a_process_that_closes_n
     command = [sys.executable, "-c", AT_EXIT, fresh_server.url, str(fresh_server.pid)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert "WARNING write_back: a cost of" in ended.stderr
-    assert "admitted here of 1 counters, could not be charged at shutdown: " in ended.stderr
+    assert "on 1 counters could not be charged at shutdown: " in ended.stderr
     assert "Traceback" not in ended.stderr
 
 
@@ -653,10 +653,10 @@ def test_what_could_not_be_charged_is_forgotten_when_it_matters_no_more(leases, 
     admitted(leases, ask, 20)
     store.away = True
     leases.settle()
-    assert leases._settler.book.owed
+    assert leases._sync.ledger.owed
     clock.advance(62)
     leases.settle()
-    assert leases._settler.book.owed == []
+    assert leases._sync.ledger.owed == []
 
 
 def test_what_goes_back_is_never_sent_twice(leases, store):
@@ -746,7 +746,7 @@ def test_a_thread_settles_and_ends(any_server, consistency):
     leases = Leases(store, interval=0.05)
     ask = Ask("d:r:{x}", quota(1_000, consistency, "sliding_window", 3_600 * SECOND))
     assert admitted(leases, ask, 20) == 20
-    settler = leases._settler.thread
+    settler = leases._sync.thread
     settler.join(5)
     assert not settler.is_alive()
     assert 1_000 - store.decide([ask._replace(cost=0)], commit=False).outcomes[0].remaining == 20
