@@ -1,5 +1,6 @@
 """Apps whose requests are put off: an ASGI and a WSGI one that note what reaches them in the Redis beside the queue."""
 
+import asyncio
 import json
 import os
 import time
@@ -19,9 +20,10 @@ def note(method, target, headers, body, address):
     seen = {"method": method, "target": target, "headers": dict(headers), "body": body.decode(), "address": address}
     with redis.Redis.from_url(os.environ["REDIS_URL"], protocol=2) as store:
         store.rpush(NOTES, json.dumps(seen))
+        while said.get("hold") and not store.exists("go"):  # until the test lets it go
+            time.sleep(0.05)
     if said.get("kill"):
         os.kill(os.getpid(), 9)
-    time.sleep(said.get("sleep", 0))
     return int(said.get("status", 200))
 
 
@@ -39,7 +41,8 @@ async def plain_asgi(scope, receive, send):
     query = scope["query_string"].decode()
     target = scope["path"] + (f"?{query}" if query else "")
     headers = [(name.decode(), value.decode()) for name, value in scope["headers"]]
-    status = note(scope["method"], target, headers, body, scope["client"] and scope["client"][0])
+    address = scope["client"] and scope["client"][0]
+    status = await asyncio.to_thread(note, scope["method"], target, headers, body, address)
     await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", b"text/plain")]})
     await send({"type": "http.response.body", "body": b"made " + body})
 

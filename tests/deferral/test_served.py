@@ -19,7 +19,7 @@ from tests.support.processes import end, spawn
 def rules(tmp_path, any_server):
     """Writes the rules of an app, and names them in what the app finds in its environment."""
 
-    def write(limit="1 per 3 seconds", **defer):
+    def write(limit="1 per second", **defer):
         rule = {
             "name": "reports",
             "match": {"path": "/reports"},
@@ -98,13 +98,14 @@ def test_a_worker_killed_while_a_request_is_under_way_leaves_it_unknown(any_serv
         uvicorn("tests.deferral.apps:asgi", workers=2, env=env) as running,
         httpx.Client(base_url=running.url, timeout=WITHIN) as client,
     ):
-        location = put_off(client, {"sleep": 3})
+        location = put_off(client, {"hold": True})
         with worker(env, "--to", running.url, "--timeout", "30") as first:
             eventually(lambda: replayed(any_server))
             first.send_signal(signal.SIGKILL)
             first.wait()
         with worker(env, "--to", running.url, "--timeout", "0.5"):
             told = eventually(lambda: (found := fate(client, location))["state"] != "running" and found)
+        any_server.admin.set("go", 1)
     assert told["state"] == "unknown"
     assert told["reason"] == "its worker stopped while it was under way"
     assert len(replayed(any_server)) == 1
@@ -115,10 +116,11 @@ def test_a_worker_that_is_to_stop_ends_what_is_under_way(any_server, rules):
     env = rules()
     app = gunicorn("tests.deferral.apps:wsgi", args=["--threads", "4"], env=env)
     with app as running, httpx.Client(base_url=running.url, timeout=WITHIN) as client:
-        location = put_off(client, {"sleep": 1})
+        location = put_off(client, {"hold": True})
         with worker(env, "--to", running.url) as process:
             eventually(lambda: fate(client, location)["state"] == "running")
             process.send_signal(signal.SIGTERM)
+            any_server.admin.set("go", 1)
             assert process.wait(WITHIN) == 0
             assert b"stopped" in process.stdout.read()
         assert fate(client, location)["state"] == "done"

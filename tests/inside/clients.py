@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from tests.support.apps import gunicorn, uvicorn
+from tests.support.patience import WITHIN
 
 SERVERS = {"gunicorn": gunicorn, "uvicorn": uvicorn}
 
@@ -36,6 +37,6 @@ def behind(server, redis, **options):
     with (
         TemporaryDirectory() as folder,  # for what a server that is told to end leaves behind
         SERVERS[server](env={"REDIS_URL": redis.url, "TMPDIR": folder}, **options) as running,
-        httpx.Client(base_url=running.url) as client,
+        httpx.Client(base_url=running.url, timeout=WITHIN) as client,
     ):
         yield client

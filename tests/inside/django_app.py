@@ -3,6 +3,7 @@
 import asyncio
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import django
 from django.conf import settings
@@ -96,15 +97,26 @@ def login(request):
     return HttpResponse(status=int(request.GET["status"]))
 
 
+def held(request):
+    """Yields until the file that the request names exists, and says by another one that it has begun."""
+    until = request.GET.get("until")
+    if until:
+        Path(f"{until}.held").touch()
+        while not Path(until).exists():
+            yield
+
+
 def slot(request):
-    time.sleep(float(request.GET.get("for", "0")))
+    for _ in held(request):
+        time.sleep(0.02)
     return HttpResponse("slot")
 
 
 def slots(request):
     def parts():
         yield b"first"
-        time.sleep(float(request.GET.get("for", "0")))
+        for _ in held(request):
+            time.sleep(0.02)
         yield b"last"
 
     return StreamingHttpResponse(parts())
@@ -113,7 +125,8 @@ def slots(request):
 async def awaited_slots(request):
     async def parts():
         yield b"first"
-        await asyncio.sleep(float(request.GET.get("for", "0")))
+        for _ in held(request):
+            await asyncio.sleep(0.02)
         yield b"last"
 
     return StreamingHttpResponse(parts())

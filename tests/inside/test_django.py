@@ -9,6 +9,7 @@ import pytest
 
 from tests.inside.clients import client_of, in_process
 from tests.inside.rules import DENIED
+from tests.support.patience import eventually
 
 WSGI = "tests.inside.django_app:application"
 
@@ -77,21 +78,27 @@ def test_what_counts_by_its_status(client, me):
 
 
 @pytest.mark.parametrize("path", ["/slots/whole", "/slots/stream", "/slots/awaited"])
-def test_what_is_in_flight(request, client, me, path):
+def test_what_is_in_flight(request, client, me, path, tmp_path):
     if path == "/slots/awaited" and "uvicorn" not in request.node.name:
         pytest.skip("WSGI has no loop to stream it")
-    for _ in range(3):
-        assert client.get(path, headers=me).status_code == 200
-        time.sleep(0.05)  # a server closes a stream a moment after its last byte
+    for _ in range(3):  # a server closes a stream a moment after its last byte
+        eventually(lambda: client.get(path, headers=me).status_code == 200)
     if isinstance(client._transport, httpx.WSGITransport):
         return
     with ThreadPoolExecutor(2) as pool:
-        held = pool.submit(client.get, path, params={"for": "1"}, headers=me)
-        time.sleep(0.4)
-        assert client.get(path, headers=me).status_code == 429
-        assert held.result().status_code == 200
-    time.sleep(0.1)
-    assert client.get(path, headers=me).status_code == 200
+        until = tmp_path / "until"
+        held = pool.submit(eventually, lambda: passed(client, path, me, until))
+        try:
+            eventually((tmp_path / "until.held").exists)
+            assert client.get(path, headers=me).status_code == 429
+        finally:
+            until.touch()
+        assert held.result()
+    eventually(lambda: client.get(path, headers=me).status_code == 200)
+
+
+def passed(client, path, me, until):
+    return client.get(path, params={"until": str(until)}, headers=me).status_code == 200
 
 
 def test_a_user_who_is_logged_in(client, me, name):

@@ -47,44 +47,49 @@ REQUESTS = """
     from ratelimit_mw.stores.redis.store import RedisStore
     from tests.stores.contract import quota
 
-    url, name, way = sys.argv[1:]
-    store = RedisStore(url, timeout=10)
-    asks = [Ask("d:r:{x}", quota(100, name))]
-    print("ready", flush=True)
-    sys.stdin.readline()
-
-    async def tasks():
+    async def tasks(store, asks):
         replies = await asyncio.gather(*(store.adecide(asks) for _ in range(150)))
         await store.aclose()
         return replies
 
-    if way == "tasks":
-        replies = asyncio.run(tasks())
-    else:
-        with ThreadPoolExecutor(150) as pool:
-            replies = list(pool.map(lambda _: store.decide(asks), range(150)))
-    print(sum(reply.admits(asks) for reply in replies))
+    print("ready", flush=True)
+    for line in sys.stdin:
+        url, name, way = line.split()
+        store, asks = RedisStore(url, timeout=10), [Ask("d:r:{x}", quota(100, name))]
+        if way == "tasks":
+            replies = asyncio.run(tasks(store, asks))
+        else:
+            with ThreadPoolExecutor(150) as pool:
+                replies = list(pool.map(lambda _: store.decide(asks), range(150)))
+        store.close()
+        print(sum(reply.admits(asks) for reply in replies), flush=True)
 """
 
 
-@pytest.mark.parametrize("way", ["tasks", "threads"])
-@pytest.mark.parametrize("name", EXACT)
-def test_four_processes_with_150_requests_at_once_admit_exactly_the_limit(any_server, name, way):
+@pytest.fixture(scope="module")
+def four_processes():
+    """They wait for the URL of a store, an algorithm and a way to ask, and tell how many requests were admitted."""
     import subprocess
 
-    command = [sys.executable, "-c", textwrap.dedent(REQUESTS), any_server.url, name, way]
+    command = [sys.executable, "-c", textwrap.dedent(REQUESTS)]
     children = [subprocess.Popen(command, cwd=ROOT, stdin=PIPE, stdout=PIPE, text=True) for _ in range(4)]
     try:
         for child in children:
             assert child.stdout.readline() == "ready\n"
-        for child in children:
-            child.stdin.write("go\n")
-            child.stdin.flush()
-        assert sum(int(child.communicate(timeout=30)[0]) for child in children) == 100
+        yield children
     finally:
         for child in children:
             child.kill()
             child.communicate()
+
+
+@pytest.mark.parametrize("way", ["tasks", "threads"])
+@pytest.mark.parametrize("name", EXACT)
+def test_four_processes_with_150_requests_at_once_admit_exactly_the_limit(any_server, four_processes, name, way):
+    for child in four_processes:
+        child.stdin.write(f"{any_server.url} {name} {way}\n")
+        child.stdin.flush()
+    assert sum(int(child.stdout.readline()) for child in four_processes) == 100
 
 
 def test_five_asks_are_one_script_call(server, store):

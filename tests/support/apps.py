@@ -88,7 +88,7 @@ def hypercorn(
     return _serve(command, 1, "Running on", env or {}, cwd)
 
 
-def within_a_minute(seconds: float = 5.0) -> None:
+def within_a_minute(seconds: float = 15.0) -> None:
     """Return when the current minute has `seconds` left, so that a test's requests fall into one window of it."""
     left = 60 - time.time() % 60
     if left < seconds:
