@@ -199,7 +199,7 @@ def test_an_algorithm_that_is_removed_is_unknown_everywhere(package):
         pytest.param(
             {"module": MODULE.replace('code="ga"', 'code="tb"')},
             ValueError,
-            "its code 'tb' is that of token_bucket",
+            "its code 'tb' is already the code of token_bucket",
             id="a code that is taken",
         ),
         pytest.param(
@@ -214,10 +214,10 @@ def test_an_algorithm_that_is_removed_is_unknown_everywhere(package):
 )
 def test_an_algorithm_that_is_incomplete_is_an_error_at_once(package, files, error, message):
     module = package(**files)
-    before = dict(algorithms.ALGORITHMS), dict(algorithms.PARTS)
+    before = dict(algorithms.ALGORITHMS), dict(algorithms.LUA_PARTS)
     with pytest.raises(error, match=re.escape(message)):
         algorithms.add(module)
-    assert before == (algorithms.ALGORITHMS, algorithms.PARTS)
+    assert before == (algorithms.ALGORITHMS, algorithms.LUA_PARTS)
 
 
 def test_a_description_that_says_nothing_of_leases_refuses_them(package):
@@ -268,7 +268,7 @@ def test_a_debt_of_the_new_algorithm_is_paid_back_within_two_windows(added):
 
 
 def test_the_numbers_on_the_wire_are_those_of_the_release_before():
-    numbers = {name: part.number for name, part in algorithms.PARTS.items()}
+    numbers = {name: part.number for name, part in algorithms.LUA_PARTS.items()}
     names = "fixed_window sliding_log sliding_window bucketed_window token_bucket leaky_bucket concurrency ban"
     assert {name: numbers[name] for name in names.split()} == {name: n for n, name in enumerate(names.split(), 1)}
 

@@ -1,7 +1,7 @@
 """The table of algorithms. Everything that depends on the algorithm of a limit looks it up here.
 
-An algorithm is two files and one line: `X.py` decides for the memory store and describes the algorithm, `X.lua`
-beside it decides for Redis, and the line in the table names the module. The guide is docs/add-an-algorithm.md.
+An algorithm is two files and one line. `X.py` describes the algorithm and decides for the memory store. `X.lua`
+beside it decides for Redis. The line in the table names the module. The guide is docs/add-an-algorithm.md.
 
 This package is internal: its names may change in any release.
 """
@@ -21,62 +21,62 @@ ALGORITHMS: dict[str, Algorithm] = {}
 """The algorithms that rules may name."""
 
 DECIDE: dict[str, Decide] = {}
-"""Their decision functions: one look-up on the hot path."""
+"""The decision functions of `ALGORITHMS`. A table of its own saves a look-up on the hot path."""
 
 REFUND: dict[str, Refund] = {}
-"""Their refund functions."""
+"""The refund functions of `ALGORITHMS`."""
 
-ANSWER: dict[str, Decide] = {}
-"""The decision functions of everything that a store may be asked: the algorithms, and whether a ban stands."""
+DECIDE_ALL: dict[str, Decide] = {}
+"""The decision functions of `ALGORITHMS` and of `ban`, which rules cannot name."""
 
 
-class Part(NamedTuple):
-    """What the script that runs on Redis needs of an algorithm."""
+class LuaPart(NamedTuple):
+    """The part of the Redis script that belongs to one algorithm."""
 
     number: int
-    """Its number on the wire. A process never gives a number to two algorithms."""
+    """Identifies the algorithm on the wire. A process never gives one number to two algorithms."""
     constant: str
-    """The name of that number in Lua."""
+    """The name of this number in Lua."""
     lua: str
-    """The source."""
+    """The Lua source."""
     bits: int
-    """`1 << number`, and the bits of the parts whose functions it calls."""
+    """A bit mask: `1 << number`, and the bits of the parts whose functions this part calls."""
 
 
-PARTS: dict[str, Part] = {}
-"""The parts of the algorithms, and of bans."""
+LUA_PARTS: dict[str, LuaPart] = {}
+"""The parts of the algorithms and of `ban`, by name."""
 
 _next_number = itertools.count(1)
 
 
 def add(module: str) -> None:
-    """Add the algorithm that `module` describes in `ALGORITHM`. Its name is the module's own.
+    """Add the algorithm that `module` describes in `ALGORITHM`. The algorithm has the name of the module.
 
     Raises:
         ImportError: The module, its `ALGORITHM` or its Lua file is missing.
-        ValueError: The name or the code is taken, what it requires is missing, the Lua file does not define it,
-            or it denies the first request of a counter.
+        ValueError: The name or the code is taken, a required algorithm is missing, the Lua file does not define the
+            functions, or the algorithm denies the first request of a counter.
     """
     package, _, name = module.rpartition(".")
     algorithm: Algorithm | None = getattr(import_module(module), "ALGORITHM", None)
     if algorithm is None:
         raise ImportError(f"{module} has no ALGORITHM, the description of the algorithm")
-    if name in PARTS:
+    if name in LUA_PARTS:
         raise ValueError(f"{module}: there is already an algorithm called {name}")
-    missing = [other for other in algorithm.requires if other not in PARTS]
+    missing = [other for other in algorithm.requires if other not in LUA_PARTS]
     if missing:
         raise ValueError(f"{module} requires {missing[0]}, which must stand before it in the table")
     other = next((known for known, each in ALGORITHMS.items() if each.code == algorithm.code), None)
     if other is not None:
-        raise ValueError(f"{module}: its code {algorithm.code!r} is that of {other}")
+        raise ValueError(f"{module}: its code {algorithm.code!r} is already the code of {other}")
     constant = name.upper()
     text = _lua_of(package, name, constant)
     if algorithm.in_rules:
         _check_admission(name, algorithm)
     number = next(_next_number)
-    bits = reduce(or_, [PARTS[other].bits for other in algorithm.requires], 1 << number)
-    PARTS[name] = Part(number, constant, text, bits)
-    ANSWER[name] = algorithm.decide
+    bits = reduce(or_, [LUA_PARTS[other].bits for other in algorithm.requires], 1 << number)
+    LUA_PARTS[name] = LuaPart(number, constant, text, bits)
+    DECIDE_ALL[name] = algorithm.decide
     if algorithm.in_rules:
         ALGORITHMS[name] = algorithm
         DECIDE[name] = algorithm.decide
@@ -84,29 +84,30 @@ def add(module: str) -> None:
 
 
 def remove(name: str) -> None:
-    """Undo `add`, for tests."""
-    for table in (ALGORITHMS, DECIDE, REFUND, ANSWER, PARTS):
+    """Undo `add`. Only tests need this."""
+    for table in (ALGORITHMS, DECIDE, REFUND, DECIDE_ALL, LUA_PARTS):
         table.pop(name, None)
     widened.cache_clear()
 
 
 def lua(name: str) -> str:
-    """The Lua source of that name in this folder."""
+    """Return the Lua source of this name in this folder."""
     return files(__name__).joinpath(f"{name}.lua").read_text(encoding="utf-8")
 
 
 def _check_admission(name: str, algorithm: Algorithm) -> None:
-    """A bucket that is not described as one has a burst of 0, and would deny every client without a message."""
+    """Raise ValueError for a bucket without `has_burst=True`: its burst would be 0, and it would deny every client."""
     first, _ = algorithm.decide(b"", Quota(name, 1, SECOND, int(algorithm.has_burst)), 1, SECOND)
     if not first.allowed:
         raise ValueError(f"{name} denies the first request of a counter; a bucket is described with has_burst=True")
 
 
 def _lua_of(package: str, name: str, constant: str) -> str:
+    """Read the Lua file of an algorithm. Some scripts leave out everything from `refunds` on, so it must be last."""
     try:
         text = files(package).joinpath(f"{name}.lua").read_text(encoding="utf-8")
     except OSError:
-        raise ImportError(f"{name}.lua is missing beside {name}.py in {package}: Redis decides by it") from None
+        raise ImportError(f"{name}.lua is missing beside {name}.py in {package}; Redis needs it") from None
     start, separator, _ = text.partition(f"\nrefunds[{constant}] =")
     if not separator or f"\nalgorithms[{constant}] =" not in f"\n{start}":
         raise ValueError(
@@ -117,21 +118,21 @@ def _lua_of(package: str, name: str, constant: str) -> str:
 
 
 def named(able: Callable[[Algorithm], bool]) -> str:
-    """The names of the algorithms that are `able`, as a sentence lists them: "a, b or c"."""
+    """Return the names of the algorithms for which `able` is true, as a list in a sentence: "a, b or c"."""
     *names, last = [name for name, algorithm in ALGORITHMS.items() if able(algorithm)]
     return f"{', '.join(names)} or {last}" if names else last
 
 
 @lru_cache(maxsize=1024)
 def widened(quota: Quota) -> Quota:
-    """The quota for a charge that must not be denied: what it charges beyond `quota` itself is a debt.
+    """Return the quota for a charge that must not be denied. What it charges beyond `quota` is a debt.
 
-    A debt is paid back within two windows, as is everything that a counter holds.
+    A debt is paid back within two windows.
     """
     return ALGORITHMS[quota.algorithm].widened(quota)
 
 
-# The table. Numbers on the wire go by its order, so a new line belongs at its end.
+# The table. Its order gives the numbers on the wire, so add a new line at the end.
 for _module in (
     "ratelimit_mw.algorithms.fixed_window",
     "ratelimit_mw.algorithms.sliding_log",
@@ -145,10 +146,10 @@ for _module in (
     add(_module)
 
 IN_FLIGHT = next(name for name, algorithm in ALGORITHMS.items() if algorithm.in_flight)
-"""The algorithm of `20 concurrent`, whatever the rule's own."""
+"""The algorithm of limits such as `20 concurrent`, whatever `algorithm` the rule has."""
 
 BUCKET = next(name for name, algorithm in ALGORITHMS.items() if algorithm.has_burst and not algorithm.queue)
-"""The algorithm of a bucket whose requests need not wait for their turn."""
+"""The algorithm of a bucket that does not delay requests."""
 
 NOTHING = Quota(next(iter(ALGORITHMS)), 0, 1)
-"""A quota that admits nothing, for asks whose quota is not looked at."""
+"""A quota that admits nothing. It is a placeholder in asks whose quota is never read."""

@@ -1,7 +1,7 @@
-"""What an algorithm is: its two functions, and the facts that everything else needs to know about it.
+"""The interface of an algorithm: its two functions, and the facts that other modules need to know about it.
 
-Each algorithm describes itself: its module ends with `ALGORITHM = Algorithm(…)`. The defaults are the facts of a
-window that counts on the store alone, so a description states only what is different.
+Each algorithm describes itself: its module ends with `ALGORITHM = Algorithm(…)`. The defaults suit a
+window whose counter is only in the store, so a description states only the differences.
 """
 
 from collections.abc import Callable
@@ -10,34 +10,36 @@ from dataclasses import dataclass, replace
 from ratelimit_mw.model import Outcome, Quota
 
 Decide = Callable[[bytes, Quota, int, int], tuple[Outcome, bytes | None]]
-"""(state, quota, cost, now) → the outcome, and the state to store, or None to leave the state as it is.
+"""Decides about one request: (state, quota, cost, now) → (outcome, state to store).
 
-The state of an unused counter is `b""`. A state that cannot be read counts as unused. The store may drop a state
-`Outcome.reset_after` after it was written.
+`now` is in microseconds since the epoch. All times in an `Outcome` are in microseconds. The returned state is None if
+the state does not change. The state of an unused counter is `b""`. A state that cannot be read counts as unused. The
+store may drop a state when `Outcome.reset_after` has passed since it was written.
 """
 
 Refund = Callable[[bytes, Quota, int, int, int], bytes | None]
-"""(state, quota, cost, charged_at, now) → the state without `cost` of what was charged at `charged_at`, or None.
+"""Gives a charge back: (state, quota, cost, charged_at, now) → state to store.
 
-A refund is best effort: a charge that cannot be found any more stays. A counter never falls below zero, and the new
-state may be dropped no later than the old one.
+Takes `cost` off the charges made at `charged_at` (microseconds since the epoch). The result is None if the state does
+not change. A refund is best effort: a charge that is no longer in the state is not given back. A counter never falls
+below zero. The new state has the expiry of the old one.
 """
 
 Widen = Callable[[Quota], Quota]
-"""The quota for a charge that must not be denied: what it charges beyond its own quota is a debt."""
+"""Returns the quota for a charge that must not be denied. What it charges beyond the given quota is a debt."""
 
 Admits = Callable[[Quota, int], int]
-"""(quota, span) → the most that the quota admits within `span` microseconds, wherever they begin."""
+"""(quota, span) → the largest cost that the quota admits within any `span` microseconds."""
 
-GREATEST = 4_000_000_000
-"""The most that a debt may bring a count to: counts are stored in four bytes."""
+_MAX_COUNT = 4_000_000_000
+"""The largest count that a debt may lead to. Counts are stored in four bytes."""
 
-_NOT_STATED = "its description does not say that a charge counts alike anywhere in its window"
+_NOT_STATED = "its description does not say that a charge counts the same at any time in its window"
 
 
 @dataclass(frozen=True, slots=True)
-class Largest:
-    """The largest limit of an algorithm, `why` it is not larger, and the hint for users who need a larger one."""
+class LimitCap:
+    """The largest limit of an algorithm, the reason (`why`), and a hint for users who need a larger limit."""
 
     limit: int
     why: str
@@ -46,9 +48,9 @@ class Largest:
 
 @dataclass(frozen=True, slots=True)
 class Stricter:
-    """Another limit, to which all requests of this one are charged as well. The linter asks about it.
+    """A second limit that is charged for all requests of a first limit. The linter compares the two.
 
-    `admits` is that of its algorithm. The windows of an `aligned` one begin at multiples of its period.
+    `admits` and `aligned` are those of the algorithm of the second limit. See `Algorithm`.
     """
 
     quota: Quota
@@ -56,15 +58,15 @@ class Stricter:
     aligned: bool
 
     def within(self, span: int) -> int:
-        """The most that it admits within `span` microseconds, wherever they begin."""
+        """Return the largest cost that it admits within any `span` microseconds."""
         return self.admits(self.quota, span) if self.quota.limit else 0
 
     def fills(self, period: int) -> bool:
-        """True where whole windows of it fill an aligned window of `period`."""
+        """Return True if its windows divide an aligned window of `period` microseconds without a rest."""
         return self.aligned and period % self.quota.period == 0
 
     def in_window(self, period: int) -> int:
-        """The most that it admits within one aligned window of `period`."""
+        """Return the largest cost that it admits within one aligned window of `period` microseconds."""
         if self.fills(period):
             return period // self.quota.period * self.quota.limit
         return self.within(period)
@@ -72,30 +74,30 @@ class Stricter:
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """One way of counting.
+    """The description of one algorithm.
 
     Args:
-        code: Names the algorithm in the keys of its counters; it must be unique, and must not change.
-        decide: Decides about a request, see `Decide`.
-        refund: Gives back what was charged, see `Refund`.
+        code: The name of the algorithm in the keys of its counters. It must be unique and must never change.
+        decide: Decides about a request. See `Decide`.
+        refund: Gives a charge back. See `Refund`.
         requires: Other algorithms whose Lua functions the Lua of this one calls.
-        in_rules: Rules may name it. False for a part of the script that is no algorithm.
+        in_rules: Rules may name it. False for `ban`, which only uses the machinery of algorithms.
         also_called: Names that other tools use for it, for the hint "did you mean".
-        has_burst: It is a bucket: it has a `burst`, and `limit` per `period` is the rate at which it refills.
-        has_buckets: It divides its window into slices, and has `buckets`.
+        has_burst: It is a bucket. It has a `burst`, and `limit` per `period` is the rate at which it refills.
+        has_buckets: It divides its window into slices. The rule may set their number with `buckets`.
         can_wait: With `max_wait`, a request may wait for its turn.
-        queue: Every request waits for its turn, also without `max_wait`. What it holds is a queue.
-        in_flight: It counts the requests in flight. A request is given back when it ends.
-        largest: The largest limit, where that is smaller than the largest of all.
-        no_lease: Why its counters cannot be leased (`consistency: lease`); empty where they can.
-        no_write_back: Why its counters cannot be written back; empty where they can.
-        no_shards: Why its counters cannot be spread over several keys; empty where they can.
-        windows: For how many windows a leased charge counts at most.
-        widen: See `Widen`; None: as buckets and counts usually are.
-        admits: See `Admits`; None: the linter assumes nothing.
-        aligned: Its windows begin at multiples of the period.
-        never_denies: (quota, stricter limit) → True where `quota` never denies what the stricter limit admits, for
-            the linter; None: the linter says nothing.
+        queue: Every request waits for its turn, even without `max_wait`.
+        in_flight: It counts the requests in flight. A charge is given back when its request ends.
+        largest: The largest limit, if it is smaller than the general cap.
+        no_lease: Why its counters cannot be leased (`consistency: lease`). Empty if they can.
+        no_write_back: Why its counters cannot be written back. Empty if they can.
+        no_shards: Why its counters cannot be spread over several keys. Empty if they can.
+        windows: The largest number of windows in which a leased charge counts.
+        widen: See `Widen`. None: the usual way for a bucket or a count.
+        admits: See `Admits`. None: the linter makes no assumption.
+        aligned: Its windows begin at multiples of the period since the epoch.
+        never_denies: (quota, stricter limit) → True if `quota` never denies what the stricter limit admits. The
+            linter warns about it. None: the linter does not check.
     """
 
     code: str
@@ -109,7 +111,7 @@ class Algorithm:
     can_wait: bool = False
     queue: bool = False
     in_flight: bool = False
-    largest: Largest | None = None
+    largest: LimitCap | None = None
     no_lease: str = _NOT_STATED
     no_write_back: str = _NOT_STATED
     no_shards: str = ""
@@ -120,29 +122,29 @@ class Algorithm:
     never_denies: Callable[[Quota, Stricter], bool] | None = None
 
     def widened(self, quota: Quota) -> Quota:
-        """The quota for a charge that must not be denied, see `Widen`."""
+        """Return the quota for a charge that must not be denied. See `Widen`."""
         if self.widen is not None:
             return self.widen(quota)
-        return _widened_bucket(quota) if self.has_burst else replace(quota, limit=GREATEST)
+        return _widened_bucket(quota) if self.has_burst else replace(quota, limit=_MAX_COUNT)
 
 
 def admitted_anywhere(quota: Quota, span: int) -> int:
-    """The `Admits` of an algorithm that admits no more than the limit in any period, wherever it begins."""
+    """The `Admits` of an algorithm that never admits more than the limit within any period."""
     return -(-span // quota.period) * quota.limit
 
 
 def admitted_in_windows(quota: Quota, span: int) -> int:
-    """The `Admits` of aligned windows: two of them may be full where they meet."""
+    """The `Admits` of aligned windows. Two full windows may meet, so one more window counts."""
     return (-(-span // quota.period) + 1) * quota.limit
 
 
 def twice_the_limit(quota: Quota) -> Quota:
-    """The `Widen` of an algorithm that stores each request: two full windows are enough to decide."""
+    """The `Widen` of an algorithm that stores each request. Two full windows are enough to decide."""
     return replace(quota, limit=2 * quota.limit)
 
 
 def _widened_bucket(quota: Quota) -> Quota:
-    """A bucket whose debt is as much as comes back within two windows, so that it is paid back by then."""
+    """Return a bucket whose largest debt is what refills within two windows."""
     if not quota.limit:
         return quota
     interval = -(-quota.period // quota.limit)

@@ -1,17 +1,22 @@
--- What the algorithms share. A Lua number is a double: whole numbers are exact below 2^53.
+-- Shared by all algorithms. A Lua number is a double, so whole numbers are exact below 2^53.
+-- All times are whole microseconds. NEVER as `retry_after` means that no waiting helps.
 local NEVER = -1
 
--- Filled by the algorithms' files, by their numbers.
+-- The functions of each algorithm, by its number. The files of the algorithms fill these tables.
+--   algorithms[n](key, limit, period, burst or buckets, cost, now, max_wait)
+--     returns allowed, remaining, reset_after, retry_after, the state to write (nil: none), delay, and whether the
+--     state may be written in place. A function as state writes by itself; it gets the TTL in milliseconds.
+--   refunds[n](key, limit, period, burst or buckets, cost, charged_at, now) returns the state to write, or nothing.
 local algorithms, refunds, denials = {}, {}, {}
 
--- floor(a × b ÷ c) and the remainder, exact where a < 2^32, b and c < 2^49, and the quotient < 2^53.
+-- Returns floor(a × b ÷ c) and the remainder. Exact if a < 2^32, b and c < 2^49, and the quotient < 2^53.
 local function multiply_divide(a, b, c)
   local product = a * b
   if product < 9007199254740992 then
     local quotient = math.floor(product / c)
     return quotient, product - quotient * c
   end
-  -- Long division, four bits of a at a time, so that nothing passes 2^53.
+  -- Long division by four bits of `a` at a time keeps every intermediate value below 2^53.
   local quotient, remainder, unit = 0, 0, 268435456
   while unit >= 1 do
     local digit = math.floor(a / unit)

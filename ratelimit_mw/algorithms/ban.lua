@@ -1,5 +1,8 @@
--- The twin of ban.py. On the wire the limit is the denials that bring a ban plus 65536 × its growth, the burst how long
--- the first of a row lasts, and the longest wait how long one lasts at most.
+-- The counterpart of ban.py. A ban reuses the fields of an ask:
+--   limit     the number of denials that begin a ban, plus 65536 × growth
+--   period    the time within which denials are counted
+--   burst     the length of the first ban of a row
+--   max_wait  the length of the longest ban
 local function read_ban(key)
   local state = redis.call('GET', key)
   if not state or #state < 16 or #state % 8 > 0 then return 0, 0, '' end
@@ -7,8 +10,8 @@ local function read_ban(key)
   return ends, row, string.sub(state, 17)
 end
 
--- The denials stand in the order of time, so that the old ones are found by halves, and nearly always nothing else is
--- to be done.
+-- Returns the denials within `within`, packed. They are stored in order of time, so the old ones are found by bisection.
+-- The rest of the function is needed only if the clock stepped back: denials after `now` count as at `now`.
 local function denied_lately(times, within, now)
   local low, high = 0, #times / 8
   while low < high do
@@ -25,6 +28,7 @@ local function denied_lately(times, within, now)
   return table.concat(clamped)
 end
 
+-- Returns lasts × growth^(row − 1), at most `longest`. Row 0 means that there is no ban.
 local function length_of_ban(row, lasts, growth, longest)
   if row == 0 then return 0 end
   local length, place = lasts, 1
@@ -32,6 +36,7 @@ local function length_of_ban(row, lasts, growth, longest)
   return math.min(length, longest)
 end
 
+-- Returns the time until the state has no effect any more.
 local function ban_unused_in(ends, row, quiet, lately, within, now)
   local counted = lately == '' and 0 or struct.unpack('<I8', lately, #lately - 7) + within - now
   return math.max(counted, row > 0 and ends + quiet - now or 0, 0)
@@ -49,6 +54,7 @@ algorithms[BAN] = function(key, limit, within, lasts, _, now, longest)
   return true, math.max(after - #lately / 8, 0), ban_unused_in(ends, row, quiet, lately, within, now), 0
 end
 
+-- Records a denial while no ban is active. See `deny` in ban.py.
 denials[BAN] = function(key, limit, within, lasts, now, longest)
   local after, growth = limit % 65536, math.floor(limit / 65536)
   local quiet = growth > 1 and longest or 0
@@ -65,4 +71,4 @@ denials[BAN] = function(key, limit, within, lasts, now, longest)
   return true, after - #lately / 8, reset_after, 0, struct.pack('<I8I8', ends, row) .. lately
 end
 
-refunds[BAN] = function() end -- it has taken nothing
+refunds[BAN] = function() end -- a ban is never charged

@@ -1,9 +1,10 @@
 """Bans: after too many denials by a rule, the rule denies the client for a time, whatever its counters say.
 
-A ban is asked before the counters that it watches, and is charged nothing. State: the end of the last ban, the number
-of bans that followed each other (the row), and the times of the denials since then, which are fewer than begin a ban.
-The row is forgotten when no ban has begun for the length of the longest ban. The denials are forgotten when a ban
-begins.
+A ban is asked before the counters that it watches. It is never charged.
+
+State: the end of the last ban, the number of consecutive bans (the row), and the times of the denials since then. All
+times are in microseconds since the epoch. The row is reset if the length of the longest ban has passed since the last
+ban ended. The denials are reset when a ban begins.
 """
 
 from collections.abc import Sequence
@@ -44,7 +45,7 @@ def deny(state: bytes, quota: Quota, now: int) -> tuple[Outcome, bytes]:
         row = 0
     lately = _lately(denials, ban, now)
     if len(lately) + 1 >= ban.after:
-        row += _length(ban, row) < ban.longest
+        row += _length(ban, row) < ban.longest  # the row stops growing at the longest ban
         length = _length(ban, row)
         return Outcome(False, 0, length + _quiet(ban), length, row), _packed(now + length, row, ())
     lately.append(now)
@@ -69,7 +70,10 @@ def _lately(denials: Sequence[int], ban: Ban, now: int) -> list[int]:
 
 
 def _length(ban: Ban, row: int) -> int:
-    """Return how long the ban with this number in its row lasts. Number 0 is no ban."""
+    """Return how long the ban with this number in its row lasts: lasts × growth^(row − 1), at most `longest`.
+
+    The length is in microseconds. Number 0 means that there is no ban.
+    """
     if row == 0:
         return 0
     length, place = ban.lasts, 1
@@ -79,17 +83,18 @@ def _length(ban: Ban, row: int) -> int:
 
 
 def _quiet(ban: Ban) -> int:
-    """Return how long a ban is remembered after its end."""
+    """Return how long a ban is remembered after its end, in microseconds. Without growth the row has no effect."""
     return ban.longest if ban.growth > 1 else 0
 
 
 def _unused_in(ban: Ban, ends: int, row: int, lately: Sequence[int], now: int) -> int:
+    """Return the time in microseconds until the state has no effect any more (`Outcome.reset_after`)."""
     counted = lately[-1] + ban.within - now if lately else 0
     return max(counted, ends + _quiet(ban) - now if row else 0, 0)
 
 
 def refund(_state: bytes, _quota: Quota, _cost: int, _charged_at: int, _now: int) -> bytes | None:
-    """None: a ban takes nothing, so nothing is given back."""
+    """Return None, because a ban is never charged."""
     return None
 
 

@@ -1,4 +1,4 @@
--- The twin of bucketed_window.py.
+-- The counterpart of bucketed_window.py. State: the number of the newest slice (8 bytes), then a ring of counts (4 bytes).
 algorithms[BUCKETED_WINDOW] = function(key, limit, period, buckets, cost, now)
   local size = buckets + 1
   local width = math.ceil(period / buckets)
@@ -11,6 +11,7 @@ algorithms[BUCKETED_WINDOW] = function(key, limit, period, buckets, cost, now)
     newest = struct.unpack('<I8', state)
     counts = {struct.unpack('<' .. counts_format, state, 9)}
   end
+  -- If the clock stepped back, the current slice takes over the counts of the later slices.
   local clamped = counts and current < newest and newest * width <= now + period
   if clamped then
     local at = current % size + 1

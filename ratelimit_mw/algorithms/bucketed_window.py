@@ -1,8 +1,8 @@
-"""Bucketed window: the counts of small slices of the period, summed over all that the window touches.
+"""Bucketed window: one count for each small slice of the period. All slices that overlap the window are summed.
 
-State: the newest slice's number, then one count for each of buckets + 1 slices, a ring indexed by slice number.
-A slice is ⌈period ÷ buckets⌉ microseconds from the epoch on. A slice that the window touches counts whole, so
-that it never admits too many.
+State: the number of the newest slice, then one count for each of buckets + 1 slices. The counts are a ring, indexed by
+slice number modulo its size. A slice is ⌈period ÷ buckets⌉ microseconds long. Slices are aligned to the epoch. A slice
+that overlaps the window in part counts in full, so the algorithm never admits more than the limit.
 """
 
 from functools import cache
@@ -13,7 +13,12 @@ from ratelimit_mw.model import NEVER, Outcome, Quota
 
 
 def decide(state: bytes, quota: Quota, cost: int, now: int) -> tuple[Outcome, bytes | None]:
-    """What `quota` says to `cost` at `now`, and the state to store (None: leave it as it is)."""
+    """Admit if the sum of all slices that overlap (now − period, now], plus cost, is ≤ limit.
+
+    All times are in microseconds. `retry_after` is the time until enough slices have left the window. The
+    method is a sliding window log that stores counts of slices instead of single requests. See `Decide` for the
+    arguments and the result.
+    """
     period, limit = quota.period, quota.limit
     size = quota.buckets + 1
     width = -(-period // quota.buckets)
@@ -22,14 +27,14 @@ def decide(state: bytes, quota: Quota, cost: int, now: int) -> tuple[Outcome, by
     ring = _ring(size)
     newest, *counts = ring.unpack(state) if len(state) == ring.size else (0, *(0,) * size)
     clamped = current < newest and newest * width <= now + period  # the clock stepped back
-    if clamped:
+    if clamped:  # add what the later slices hold to the current slice
         for number in range(current + 1, newest + 1):
             counts[current % size] += counts[number % size]
             counts[number % size] = 0
-    elif current - size < newest <= current:
+    elif current - size < newest <= current:  # clear the slices that begin after the newest one
         for number in range(newest + 1, current + 1):
             counts[number % size] = 0
-    else:
+    else:  # the state is too old, or more than a period ahead
         counts = [0] * size
     for number in range(current - size + 1, oldest):
         counts[number % size] = 0
@@ -40,21 +45,22 @@ def decide(state: bytes, quota: Quota, cost: int, now: int) -> tuple[Outcome, by
         counts[current % size] += cost
         left -= cost
     state_after = ring.pack(current, *counts) if clamped or (allowed and cost) else None
-    reset_after = next((_leaves(n, width, period) - now for n in range(current, oldest - 1, -1) if counts[n % size]), 0)
+    filled = (number for number in range(current, oldest - 1, -1) if counts[number % size])
+    reset_after = next((_leaves_at(number, width, period) - now for number in filled), 0)
     retry_after = 0
     if not allowed:
         retry_after = NEVER
-        if 0 < cost <= limit:
+        if 0 < cost <= limit:  # find the slice after whose leaving the cost fits
             for number in range(oldest, current + 1):
                 used -= counts[number % size]
                 if used + cost <= limit:
-                    retry_after = _leaves(number, width, period) - now
+                    retry_after = _leaves_at(number, width, period) - now
                     break
     return Outcome(allowed, max(left, 0), reset_after, retry_after), state_after
 
 
 def refund(state: bytes, quota: Quota, cost: int, charged_at: int, _now: int) -> bytes | None:
-    """The state without `cost` of what was charged at `charged_at`, or None where nothing is left of it."""
+    """Lower the count of the slice that was charged, if the ring still has it. See `Refund`."""
     size = quota.buckets + 1
     ring = _ring(size)
     if len(state) != ring.size:
@@ -72,13 +78,13 @@ def _ring(size: int) -> Struct:
     return Struct(f"<Q{size}I")
 
 
-def _leaves(number: int, width: int, period: int) -> int:
-    """When a slice is no longer touched by the window."""
+def _leaves_at(number: int, width: int, period: int) -> int:
+    """Return the time, in microseconds since the epoch, from which a slice no longer overlaps the window."""
     return (number + 1) * width - 1 + period
 
 
 def _never_denies(quota: Quota, stricter: Stricter) -> bool:
-    # The slice that the window only touches counts whole.
+    # The oldest slice counts in full although it overlaps the window only in part.
     return stricter.within(quota.period + -(-quota.period // quota.buckets)) <= quota.limit
 
 

@@ -1,4 +1,4 @@
--- The twin of concurrency.py.
+-- The counterpart of concurrency.py. A retry_after of one second is a guess.
 algorithms[CONCURRENCY] = function(...)
   local allowed, remaining, reset_after, retry_after, write = algorithms[BUCKETED_WINDOW](...)
   if retry_after > 0 then retry_after = 1000000 end

@@ -1,7 +1,7 @@
-"""Concurrency: limits the requests in flight. Each is charged when it begins and refunded when it ends.
+"""Concurrency: limits the requests in flight. Each one is charged when it begins and refunded when it ends.
 
-State: that of a bucketed window, whose slices hold the charges taken in each. A request that takes longer than a
-period is charged again, in place of the old charge. The charge of a process that died expires with its slice.
+State: that of a bucketed window. If a request takes longer than the period, its charge is renewed: charged again and
+refunded at the old time. The charge of a process that died expires with its slice.
 """
 
 from ratelimit_mw.algorithms import bucketed_window
@@ -9,15 +9,17 @@ from ratelimit_mw.algorithms.algorithm import Algorithm
 from ratelimit_mw.model import NEVER, SECOND, Outcome, Quota
 
 PERIOD = 10 * SECOND
-"""How long a charge lasts that is not renewed, in microseconds. It may last one slice longer."""
+"""How long a charge lasts without renewal, in microseconds. It may last one slice longer."""
 
 BUCKETS = 10
+"""The number of slices of the period."""
 
 
 def decide(state: bytes, quota: Quota, cost: int, now: int) -> tuple[Outcome, bytes | None]:
-    """What `quota` says to `cost` at `now`, and the state to store (None: leave it as it is).
+    """Admit if the requests in flight plus cost are ≤ limit. They are counted by `bucketed_window.decide`.
 
-    It is unknown when a request in flight will end, so the `retry_after` of one second is a guess.
+    The end of a request in flight is unknown, so `retry_after` is always one second (1 000 000 microseconds), which is
+    a guess. See `Decide` for the arguments and the result.
     """
     outcome, state_after = bucketed_window.decide(state, quota, cost, now)
     if outcome.retry_after != NEVER and not outcome.allowed:

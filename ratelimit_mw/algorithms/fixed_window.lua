@@ -1,12 +1,13 @@
--- The twin of fixed_window.py.
+-- The counterpart of fixed_window.py. State: the number of the window (8 bytes) and its count (4 bytes).
+-- `in_place`: the window is the same, so the new state has the length and the expiry of the old one.
 algorithms[FIXED_WINDOW] = function(key, limit, period, _, cost, now)
   local window = math.floor(now / period)
   local count, clamped, in_place = 0, false, false
   local state = redis.call('GET', key)
   if state and #state == 12 then
-    local stored, held = struct.unpack('<I8I4', state)
-    clamped, in_place = stored == window + 1, stored == window
-    if in_place or clamped then count = held end
+    local stored_window, stored_count = struct.unpack('<I8I4', state)
+    clamped, in_place = stored_window == window + 1, stored_window == window -- clamped: the clock stepped back
+    if in_place or clamped then count = stored_count end
   end
   local left = limit - count
   local reset_after = (window + 1) * period - now

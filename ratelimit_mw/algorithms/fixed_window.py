@@ -1,7 +1,7 @@
-"""Fixed window: one count for each window of the period, aligned to the epoch.
+"""Fixed window: one count for each window. Windows are aligned to the epoch and one period long.
 
-State: the window's number and its count. Admits while count + cost stays within the limit, and so up to
-twice the limit around a boundary.
+State: the number of the window and its count. Up to twice the limit may be admitted around the boundary of two
+windows.
 """
 
 from struct import Struct
@@ -13,15 +13,19 @@ _STATE = Struct("<QI")
 
 
 def decide(state: bytes, quota: Quota, cost: int, now: int) -> tuple[Outcome, bytes | None]:
-    """What `quota` says to `cost` at `now`, and the state to store (None: leave it as it is)."""
+    """Admit if count + cost ≤ limit. The count is that of the window number ⌊now ÷ period⌋.
+
+    `now` and `period` are in microseconds. `retry_after` and `reset_after` are the time until the window ends. The
+    method is known as the fixed window counter. See `Decide` for the arguments and the result.
+    """
     period, limit = quota.period, quota.limit
     window = now // period
     count, clamped = 0, False
     if len(state) == _STATE.size:
-        stored, held = _STATE.unpack(state)
-        clamped = stored == window + 1  # the clock stepped back
-        if stored == window or clamped:
-            count = held
+        stored_window, stored_count = _STATE.unpack(state)
+        clamped = stored_window == window + 1  # the clock stepped back
+        if stored_window == window or clamped:
+            count = stored_count
     left = limit - count
     reset_after = (window + 1) * period - now
     allowed = cost <= left if cost else limit > 0
@@ -34,7 +38,7 @@ def decide(state: bytes, quota: Quota, cost: int, now: int) -> tuple[Outcome, by
 
 
 def refund(state: bytes, quota: Quota, cost: int, charged_at: int, _now: int) -> bytes | None:
-    """The state without `cost` of what was charged at `charged_at`, or None where nothing is left of it."""
+    """Lower the count if its window is still the one that was charged. See `Refund`."""
     if len(state) != _STATE.size:
         return None
     window, count = _STATE.unpack(state)

@@ -1,4 +1,4 @@
--- The twin of leaky_bucket.py.
+-- The counterpart of leaky_bucket.py. State: when the bucket is empty, the next turn, the time of writing (8 bytes each).
 algorithms[LEAKY_BUCKET] = function(key, limit, period, burst, cost, now, max_wait)
   if limit == 0 then return false, 0, 0, NEVER end
   local interval = math.ceil(period / limit)
@@ -6,11 +6,11 @@ algorithms[LEAKY_BUCKET] = function(key, limit, period, burst, cost, now, max_wa
   local level, wait, clamped = 0, 0, false
   local state = redis.call('GET', key)
   if state and #state == 24 then
-    local dry, turn, written = struct.unpack('<I8I8I8', state)
-    if written <= now + period then level, wait = math.max(dry - now, 0), math.max(turn - now, 0) end
+    local empty, turn, written = struct.unpack('<I8I8I8', state)
+    if written <= now + period then level, wait = math.max(empty - now, 0), math.max(turn - now, 0) end
     local most = written > now and capacity or 2 * math.max(capacity, period)
     local longest = most + max_wait
-    clamped = level > most or wait > longest
+    clamped = level > most or wait > longest -- the clock stepped back, or the burst was much larger
     level, wait = math.min(level, most), math.min(wait, longest)
   end
   local needed = cost * interval
@@ -30,8 +30,8 @@ end
 refunds[LEAKY_BUCKET] = function(key, limit, period, _, cost, _, now)
   local state = redis.call('GET', key)
   if limit == 0 or not state or #state ~= 24 then return end
-  local dry, turn, written = struct.unpack('<I8I8I8', state)
-  if dry <= now then return end
-  dry = math.max(dry - cost * math.ceil(period / limit), now)
-  return struct.pack('<I8I8I8', dry, math.max(turn, dry), written)
+  local empty, turn, written = struct.unpack('<I8I8I8', state)
+  if empty <= now then return end
+  empty = math.max(empty - cost * math.ceil(period / limit), now)
+  return struct.pack('<I8I8I8', empty, math.max(turn, empty), written)
 end

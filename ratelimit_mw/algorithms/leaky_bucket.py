@@ -1,10 +1,9 @@
-"""Leaky bucket: a queue of `burst` places that moves on at limit per period, one request every ⌈period ÷ limit⌉.
+"""Leaky bucket: a queue with `burst` places. One request leaves it every ⌈period ÷ limit⌉ microseconds.
 
-State: the time at which the bucket is empty, the turn of the next request, and the time at which both were written.
-The first two are equal until a charge is refunded. A refund makes room in the bucket, but it moves no turn, because
-later requests already have theirs. Admits while level + cost ≤ burst and the turn is at most `max_wait` away; `delay`
-is the time until that turn. The time of writing tells a clock that stepped back from a burst that was lowered, as in
-the token bucket.
+State: the time at which the bucket is empty, the time of the next request's turn, and the time at which the state was
+written. All are in microseconds since the epoch. The first two are equal until a charge is refunded. A refund makes
+room in the bucket, but it does not move the next turn, because later requests already have their turns. The time of
+writing tells a clock that stepped back from a burst that was lowered, as in the token bucket.
 """
 
 from struct import Struct
@@ -16,19 +15,25 @@ _STATE = Struct("<QQQ")
 
 
 def decide(state: bytes, quota: Quota, cost: int, now: int) -> tuple[Outcome, bytes | None]:
-    """What `quota` says to `cost` at `now`, and the state to store (None: leave it as it is)."""
+    """Admit if level + cost ≤ burst and the next turn is at most `max_wait` away.
+
+    In units of time, with interval = ⌈period ÷ limit⌉: level = max(empty − now, 0), and admit if
+    level + cost × interval ≤ burst × interval and max(turn − now, 0) ≤ max_wait. All times are in microseconds. `delay`
+    is the time until the turn, so an idle bucket delays no request. Source: the leaky bucket as a queue, in the
+    timestamp form of ITU-T I.371 and docs/adr/0008. See `Decide` for the arguments and the result.
+    """
     if not quota.limit:
         return Outcome(False, 0, 0, NEVER), None
     interval = -(-quota.period // quota.limit)
     capacity = quota.burst * interval
     level, wait, clamped = 0, 0, False
     if len(state) == _STATE.size:
-        dry, turn, written = _STATE.unpack(state)
+        empty, turn, written = _STATE.unpack(state)
         if written <= now + quota.period:
-            level, wait = max(dry - now, 0), max(turn - now, 0)
+            level, wait = max(empty - now, 0), max(turn - now, 0)
         most = capacity if written > now else 2 * max(capacity, quota.period)
         longest = most + quota.max_wait
-        clamped = level > most or wait > longest  # the clock stepped back, or the burst was far greater
+        clamped = level > most or wait > longest  # the clock stepped back, or the burst was much larger
         level, wait = min(level, most), min(wait, longest)
     needed = cost * interval
     allowed = cost == 0 or (level + needed <= capacity and wait <= quota.max_wait)
@@ -45,14 +50,14 @@ def decide(state: bytes, quota: Quota, cost: int, now: int) -> tuple[Outcome, by
 
 
 def refund(state: bytes, quota: Quota, cost: int, _charged_at: int, now: int) -> bytes | None:
-    """The state with `cost` less in the bucket, or None where it has run dry by now. No turn comes earlier."""
+    """Take `cost` out of the bucket, unless it is empty. The next turn stays. See `Refund`."""
     if not quota.limit or len(state) != _STATE.size:
         return None
-    dry, turn, written = _STATE.unpack(state)
-    if dry <= now:
+    empty, turn, written = _STATE.unpack(state)
+    if empty <= now:
         return None
-    dry = max(dry - cost * -(-quota.period // quota.limit), now)
-    return _STATE.pack(dry, max(turn, dry), written)
+    empty = max(empty - cost * -(-quota.period // quota.limit), now)
+    return _STATE.pack(empty, max(turn, empty), written)
 
 
 ALGORITHM = Algorithm(

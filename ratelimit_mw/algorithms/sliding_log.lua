@@ -1,12 +1,15 @@
--- The twin of sliding_log.py. The ring is read and written in place, a few bytes at a time, so that a long log
--- costs the server and its replicas no more than a short one.
+-- The counterpart of sliding_log.py. State: the slot for the next time and the number of times (4 bytes each), then the
+-- ring of times (8 bytes each). Only a few bytes of the ring are read and written, so a long log is as cheap for the
+-- server and its replicas as a short one.
+
+-- Returns a state with these packed times, oldest first, in a ring of this capacity.
 local function packed_log(times, capacity)
   local held = #times / 8
   return struct.pack('<I4I4', held % capacity, held) .. times .. string.rep('\0', (capacity - held) * 8)
 end
 
 algorithms[SLIDING_LOG] = function(key, limit, period, _, cost, now)
-  local clamped = nil -- the whole state, once it had to be changed to be read
+  local clamped = nil -- the whole changed state, if the clock stepped back
   local function read(first, last)
     if clamped then return clamped:sub(first + 1, last + 1) end
     return redis.call('GETRANGE', key, first, last)
@@ -20,10 +23,12 @@ algorithms[SLIDING_LOG] = function(key, limit, period, _, cost, now)
     if stored_slot < capacity and stored_held <= capacity then slot, held = stored_slot, stored_held end
   end
 
+  -- An age counts from the newest time (0) back.
   local function time(age)
     local at = 8 + (slot - 1 - age) % capacity * 8
     return (struct.unpack('<I8', read(at, at + 7)))
   end
+  -- The number of times that are later than `moment`, found by bisection.
   local function younger_than(moment)
     if held > 0 and time(held - 1) > moment then return held end
     local low, high = 0, held
@@ -33,6 +38,7 @@ algorithms[SLIDING_LOG] = function(key, limit, period, _, cost, now)
     end
     return low
   end
+  -- The packed newest times, oldest first.
   local function newest(count)
     local start, finish = slot - count, 8 + slot * 8 - 1
     if count == 0 then return '' end
@@ -41,7 +47,7 @@ algorithms[SLIDING_LOG] = function(key, limit, period, _, cost, now)
     return slot == 0 and older or older .. read(8, finish)
   end
 
-  if held > 0 and time(0) > now then
+  if held > 0 and time(0) > now then -- the clock stepped back
     if time(0) <= now + period then
       local ahead = younger_than(now)
       local times = newest(held):sub(1, -ahead * 8 - 1) .. string.rep(struct.pack('<I8', now), ahead)
@@ -63,7 +69,7 @@ algorithms[SLIDING_LOG] = function(key, limit, period, _, cost, now)
 
   local new = string.rep(struct.pack('<I8', now), cost)
   if used + cost > capacity then
-    local room = math.min(math.max(2 * capacity, 4), limit)
+    local room = math.min(math.max(2 * capacity, 4), limit) -- the ring grows
     return true, left - cost, period, 0, packed_log(newest(used) .. new, math.max(room, used + cost))
   end
   return true, left - cost, period, 0, function(ttl)
@@ -85,7 +91,7 @@ refunds[SLIDING_LOG] = function(key, _, _, _, cost, charged_at)
   if slot >= capacity or held > capacity then return end
   local function time(age) return (struct.unpack('<I8', state, 9 + (slot - 1 - age) % capacity * 8)) end
 
-  -- From the newest back: what is refunded was charged a moment ago.
+  -- Search from the newest time back, because a refund usually follows its charge at once.
   local newer, found = 0, 0
   while newer < held and time(newer) > charged_at do newer = newer + 1 end
   while found < cost and newer + found < held and time(newer + found) == charged_at do found = found + 1 end

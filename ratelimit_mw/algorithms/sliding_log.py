@@ -1,22 +1,28 @@
-"""Sliding log: the times of the last admissions, so that no window of the period ever holds too many.
+"""Sliding log: the times of the last admissions. No window of one period ever holds more than the limit.
 
-State: where the next time goes and how many there are, then the times, a ring of eight bytes each. It starts
-small and doubles up to the limit, so a quiet client costs little. A cost of n stands there n times.
+State: the slot for the next time, the number of times, then a ring of times of eight bytes each (microseconds since the
+epoch). A cost of n is stored as n times. The ring starts small and doubles up to the limit, so a client with few
+requests needs little memory.
 """
 
 from bisect import bisect_left
 from struct import Struct
 
-from ratelimit_mw.algorithms.algorithm import Algorithm, Largest, Stricter, admitted_anywhere, twice_the_limit
+from ratelimit_mw.algorithms.algorithm import Algorithm, LimitCap, Stricter, admitted_anywhere, twice_the_limit
 from ratelimit_mw.model import NEVER, Outcome, Quota
 
 _HEADER = Struct("<II")
 _TIME = Struct("<Q")
-_SMALLEST = 4
+_MIN_CAPACITY = 4
 
 
 def decide(state: bytes, quota: Quota, cost: int, now: int) -> tuple[Outcome, bytes | None]:
-    """What `quota` says to `cost` at `now`, and the state to store (None: leave it as it is)."""
+    """Admit if used + cost ≤ limit, where `used` is the number of admissions in (now − period, now].
+
+    All times are in microseconds. `retry_after` is the time until enough admissions have left the window. The method
+    is known as the sliding window log. The number is found by bisection, and only the cost is written.
+    See `Decide` for the arguments and the result.
+    """
     period, limit = quota.period, quota.limit
     ring = _Ring(state)
     clamped = ring.held > 0 and ring.time(0) > now  # the clock stepped back
@@ -34,7 +40,7 @@ def decide(state: bytes, quota: Quota, cost: int, now: int) -> tuple[Outcome, by
 
 
 def refund(state: bytes, _quota: Quota, cost: int, charged_at: int, _now: int) -> bytes | None:
-    """The state without `cost` of what was charged at `charged_at`, or None where nothing is left of it."""
+    """Remove up to `cost` times that are equal to `charged_at`. See `Refund`."""
     ring = _Ring(state)
     newer = ring.younger_than(charged_at)
     found = min(ring.younger_than(charged_at - 1) - newer, cost)
@@ -42,7 +48,7 @@ def refund(state: bytes, _quota: Quota, cost: int, charged_at: int, _now: int) -
 
 
 class _Ring:
-    """The times in a state, counted from the newest back."""
+    """The ring in a state. An `age` is an index that counts from the newest time (0) back."""
 
     __slots__ = ("capacity", "held", "slot", "state")
 
@@ -58,33 +64,33 @@ class _Ring:
             self.slot, self.held = slot, held
 
     def time(self, age: int) -> int:
-        """The time of the newest entry but `age`."""
+        """Return the time with this age."""
         return int(_TIME.unpack_from(self.state, self._at((self.slot - 1 - age) % self.capacity))[0])
 
     def younger_than(self, moment: int) -> int:
-        """How many times are later than `moment`."""
+        """Return the number of times that are later than `moment`."""
         if self.held and self.time(self.held - 1) > moment:
             return self.held
         return bisect_left(range(self.held), True, key=lambda age: self.time(age) <= moment)
 
     def newest(self, count: int) -> bytes:
-        """The `count` newest times, oldest first."""
+        """Return the packed `count` newest times, oldest first."""
         start, end = self.slot - count, self._at(self.slot)
         if start >= 0:
             return self.state[self._at(start) : end]
         return self.state[self._at(start + self.capacity) :] + self.state[_HEADER.size : end]
 
     def clamped(self, now: int) -> bytes:
-        """The state with the times after `now` set to it."""
+        """Return the state in which the times after `now` are replaced by `now`."""
         ahead = self.younger_than(now)
         kept = self.newest(self.held)[: -ahead * _TIME.size]
         return _packed(kept + _TIME.pack(now) * ahead, self.capacity)
 
     def appended(self, used: int, cost: int, now: int, limit: int) -> bytes:
-        """The state with `cost` times of `now` after the `used` newest; the others may go."""
+        """Return the state with `cost` times of `now` appended. Times older than the `used` newest may be dropped."""
         new = _TIME.pack(now) * cost
         if used + cost > self.capacity:
-            room = min(max(2 * self.capacity, _SMALLEST), limit)
+            room = min(max(2 * self.capacity, _MIN_CAPACITY), limit)
             return _packed(self.newest(used) + new, max(room, used + cost))
         after = self.slot + cost
         wrapped = max(after - self.capacity, 0) * _TIME.size
@@ -94,7 +100,7 @@ class _Ring:
         return _HEADER.pack(after % self.capacity, min(self.held + cost, self.capacity)) + body
 
     def without(self, newer: int, count: int) -> bytes:
-        """The state less `count` times, the newest of which has `newer` times after it."""
+        """Return the state without the `count` times whose ages start at `newer`."""
         times = self.newest(self.held)
         end = len(times) - newer * _TIME.size
         return _packed(times[: end - count * _TIME.size] + times[end:], self.capacity)
@@ -105,6 +111,7 @@ class _Ring:
 
 
 def _packed(times: bytes, capacity: int) -> bytes:
+    """Return a state with these packed times, oldest first, in a ring of this capacity."""
     held = len(times) // _TIME.size
     return _HEADER.pack(held % capacity, held) + times.ljust(capacity * _TIME.size, b"\0")
 
@@ -118,7 +125,7 @@ ALGORITHM = Algorithm(
     decide=decide,
     refund=refund,
     also_called=("moving_window", "rolling_window", "sliding_window_log"),
-    largest=Largest(10_000, "remembers every request", "bucketed_window is as strict and takes any limit"),
+    largest=LimitCap(10_000, "remembers every request", "bucketed_window is as strict and takes any limit"),
     no_lease="each request is logged at its own time, and a leased charge has another",
     no_write_back="it never exceeds its limit, but write_back may",
     widen=twice_the_limit,

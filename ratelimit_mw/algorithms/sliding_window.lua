@@ -1,16 +1,19 @@
--- The twin of sliding_window.py. Its products pass 2^53, so they go through multiply_divide.
+-- The counterpart of sliding_window.py. State: the number of the window (8 bytes), the previous and the current count
+-- (4 bytes each). Products may exceed 2^53, so `multiply_divide` computes them.
+-- `in_place`: the window is the same and was charged, so the new state has the length and the expiry of the old one.
 algorithms[SLIDING_WINDOW] = function(key, limit, period, _, cost, now)
   local window = math.floor(now / period)
   local rest = (window + 1) * period - now
   local previous, current, clamped, in_place = 0, 0, false, false
   local state = redis.call('GET', key)
   if state and #state == 16 then
-    local stored, before, held = struct.unpack('<I8I4I4', state)
-    clamped, in_place = stored == window + 1, stored == window and held > 0
-    if stored == window or clamped then
-      previous, current = before, held
-    elseif stored == window - 1 then
-      previous = held
+    local stored_window, stored_previous, stored_current = struct.unpack('<I8I4I4', state)
+    clamped = stored_window == window + 1 -- the clock stepped back
+    in_place = stored_window == window and stored_current > 0
+    if stored_window == window or clamped then
+      previous, current = stored_previous, stored_current
+    elseif stored_window == window - 1 then
+      previous = stored_current
     end
   end
   local weighted, remainder = multiply_divide(previous, rest, period)

@@ -1,8 +1,7 @@
-"""Sliding window: the count of this window, and a share of the one before.
+"""Sliding window: the count of the current window plus a weighted part of the count of the previous window.
 
-State: the window's number, the previous count, the current count. Admits while
-previous × (1 − elapsed share) + current + cost ≤ limit. The weighted share is rounded up to a whole request,
-which changes no decision, since everything else is whole.
+State: the number of the current window, the previous count, and the current count. Windows are aligned to the epoch
+and one period long.
 """
 
 from struct import Struct
@@ -14,18 +13,25 @@ _STATE = Struct("<QII")
 
 
 def decide(state: bytes, quota: Quota, cost: int, now: int) -> tuple[Outcome, bytes | None]:
-    """What `quota` says to `cost` at `now`, and the state to store (None: leave it as it is)."""
+    """Admit if previous × rest ÷ period + current + cost ≤ limit.
+
+    `rest` is the time until the current window ends, so rest ÷ period = 1 − the elapsed share of the window. All times
+    are in microseconds. The weighted part is rounded up to a whole request. This changes no decision, because all
+    other terms are whole numbers. The method is known as the sliding window counter. Source:
+    Cloudflare, "How we built rate limiting capable of scaling to millions of domains" (2017). See `Decide` for the
+    arguments and the result.
+    """
     period, limit = quota.period, quota.limit
     window = now // period
     rest = (window + 1) * period - now
     previous, current, clamped = 0, 0, False
     if len(state) == _STATE.size:
-        stored, before, held = _STATE.unpack(state)
-        clamped = stored == window + 1  # the clock stepped back
-        if stored == window or clamped:
-            previous, current = before, held
-        elif stored == window - 1:
-            previous = held
+        stored_window, stored_previous, stored_current = _STATE.unpack(state)
+        clamped = stored_window == window + 1  # the clock stepped back
+        if stored_window == window or clamped:
+            previous, current = stored_previous, stored_current
+        elif stored_window == window - 1:
+            previous = stored_current
     left = limit - current - -(-previous * rest // period)
     allowed = cost <= left if cost else limit > 0
     if allowed:
@@ -38,18 +44,19 @@ def decide(state: bytes, quota: Quota, cost: int, now: int) -> tuple[Outcome, by
 
 
 def _wait(previous: int, current: int, room: int, period: int, rest: int) -> int:
-    """Until previous and current together weigh at most `room`."""
+    """Return the time in microseconds until the weighted sum of both counts is at most `room`."""
     if room < 0:
         return NEVER
     if current <= room:
-        # Within this window: the previous count has to weigh room - current, which is less than it weighs now.
+        # The wait ends in this window, when the weighted previous count has fallen to room - current. A denial means
+        # that it is greater now, so `previous` is not 0.
         return rest - (room - current) * period // previous
-    # Within the next one, where the current count is the previous.
+    # The wait ends in the next window, in which the current count is the previous one.
     return rest + period - room * period // current
 
 
 def refund(state: bytes, quota: Quota, cost: int, charged_at: int, _now: int) -> bytes | None:
-    """The state without `cost` of what was charged at `charged_at`, or None where nothing is left of it."""
+    """Lower the count of the window that was charged, if the state still has it. See `Refund`."""
     if len(state) != _STATE.size:
         return None
     window, previous, current = _STATE.unpack(state)
@@ -62,7 +69,7 @@ def refund(state: bytes, quota: Quota, cost: int, charged_at: int, _now: int) ->
 
 
 def _never_denies(quota: Quota, stricter: Stricter) -> bool:
-    # A share of the last window counts, and this one so far.
+    # At most the whole previous window and the whole current window count.
     whole = stricter.in_window(quota.period)
     before = stricter.quota.limit if stricter.fills(quota.period) else whole
     return whole + before <= quota.limit

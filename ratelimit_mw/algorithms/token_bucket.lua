@@ -1,5 +1,6 @@
--- The twin of token_bucket.py. The rules' schema keeps burst × interval below fifty years: twice that, which a debt may
--- take to pay back, stays under 2^53 beyond the year 2100.
+-- The counterpart of token_bucket.py. State: the time at which the bucket is full, and the time of writing (8 bytes each).
+-- The schema of the rules keeps burst × interval below fifty years. A debt may take twice that. In microseconds, a time
+-- that far ahead stays below 2^53 until after the year 2100.
 algorithms[TOKEN_BUCKET] = function(key, limit, period, burst, cost, now, max_wait)
   if limit == 0 then return false, 0, 0, NEVER end
   local interval = math.ceil(period / limit)
@@ -10,7 +11,7 @@ algorithms[TOKEN_BUCKET] = function(key, limit, period, burst, cost, now, max_wa
     local full, written = struct.unpack('<I8I8', state)
     if written <= now + period then missing = math.max(full - now, 0) end
     local most = (written > now and capacity or 2 * math.max(capacity, period)) + max_wait
-    clamped = missing > most
+    clamped = missing > most -- the clock stepped back, or the burst was much larger
     missing = math.min(missing, most)
   end
   local room = capacity - missing

@@ -1,11 +1,14 @@
-"""Token bucket: `burst` tokens at most, refilled continuously at limit per period.
+"""Token bucket: at most `burst` tokens, which refill continuously at limit per period.
 
-State: the moment at which the bucket is full again (the generic cell rate algorithm's theoretical arrival time,
-ITU-T I.371), and the moment at which that was written. A token takes ⌈period ÷ limit⌉ microseconds to come back.
-The second moment tells a clock that stepped back from a burst that was lowered: tiers share a counter, and a
-request of the smaller one must not forgive what the greater one took.
+State: the time at which the bucket is full again, and the time at which the state was written. Both are in microseconds
+since the epoch. The first is the theoretical arrival time of the generic cell rate algorithm (GCRA, ITU-T I.371). One
+token refills in ⌈period ÷ limit⌉ microseconds.
 
-With `max_wait` a request takes tokens that have yet to come, and waits for them.
+The time of writing tells two cases apart if more is missing than a bucket can hold. Either the clock stepped back, and
+the state is clamped. Or a request of a smaller tier reads the counter of a larger tier: both tiers share the counter,
+and the smaller tier must not clamp what the larger tier took.
+
+With `max_wait`, a request may take tokens that are not refilled yet. It then waits for them.
 """
 
 from struct import Struct
@@ -17,7 +20,13 @@ _STATE = Struct("<QQ")
 
 
 def decide(state: bytes, quota: Quota, cost: int, now: int) -> tuple[Outcome, bytes | None]:
-    """What `quota` says to `cost` at `now`, and the state to store (None: leave it as it is)."""
+    """Admit if the cost fits into the tokens that are there or that refill within `max_wait`.
+
+    In units of time, with interval = ⌈period ÷ limit⌉ and missing = max(full − now, 0): admit if
+    cost × interval ≤ burst × interval − missing + max_wait, and cost ≤ burst. All times are in microseconds.
+    `delay` is the time until the last token that was taken is refilled. Source: GCRA, ITU-T I.371. See `Decide` for
+    the arguments and the result.
+    """
     if not quota.limit:
         return Outcome(False, 0, 0, NEVER), None
     interval = -(-quota.period // quota.limit)
@@ -28,7 +37,7 @@ def decide(state: bytes, quota: Quota, cost: int, now: int) -> tuple[Outcome, by
         if written <= now + quota.period:
             missing = max(full - now, 0)
         most = capacity + quota.max_wait if written > now else 2 * max(capacity, quota.period) + quota.max_wait
-        clamped = missing > most  # the clock stepped back, or the burst was far greater
+        clamped = missing > most  # the clock stepped back, or the burst was much larger
         missing = min(missing, most)
     room = capacity - missing
     needed = cost * interval
@@ -45,10 +54,10 @@ def decide(state: bytes, quota: Quota, cost: int, now: int) -> tuple[Outcome, by
 
 
 def refund(state: bytes, quota: Quota, cost: int, _charged_at: int, now: int) -> bytes | None:
-    """The state with `cost` more tokens in the bucket, or None where it is full by now.
+    """Put `cost` tokens back, unless the bucket is full. See `Refund`.
 
-    If the bucket was full in between, the token has been refilled already and comes back a second time, because the
-    state does not hold when the bucket was last full.
+    If the bucket was full in the meantime, the tokens have already been refilled and are put back a second time. The
+    state does not hold the time at which the bucket was last full.
     """
     if not quota.limit or len(state) != _STATE.size:
         return None
@@ -66,7 +75,7 @@ def _never_denies(quota: Quota, stricter: Stricter) -> bool:
     other = stricter.quota
     if other.algorithm != quota.algorithm or other.burst > quota.burst:
         return False
-    # The longer interval is that of the slower bucket; one without a limit never refills.
+    # The bucket with the longer interval refills more slowly. A bucket with a limit of 0 never refills.
     return not other.limit or (quota.limit > 0 and -(-other.period // other.limit) >= -(-quota.period // quota.limit))
 
 

@@ -1,9 +1,21 @@
--- The queue of deferred requests, changed in one step. KEYS[1] is its stream; all its keys begin alike, and so lie in
--- one slot of a cluster. The stream holds what may be tried now, and of each lane the first only: the others wait in
--- the lane's list, in their order, and a lane whose limit is closed waits in `waiting` until it opens.
+-- One atomic operation on the queue of deferred requests.
+--
+-- KEYS  1  the stream; all other keys have the same hash tag, so they are in the same slot of a cluster
+-- ARGV  1  the operation: a name in `commands`
+--       2  the TTL of the keys in milliseconds
+--       3  the time in microseconds, or '' for the server's clock
+--       4… the arguments of the operation
+--
+-- A lane is the requests that must be replayed in order. The keys:
+--   stream       entries for requests that may be tried now: at most the first of each lane
+--   lane:L       list of the ids of lane L, in order
+--   open         sorted set of the ids of all queued and running requests, by the time of arrival
+--   waiting      sorted set of the lanes whose limit is exhausted, by the time of the next attempt
+--   parked       sorted set of the ids of the requests that were given up, for an operator
+--   request:ID   hash with the record of one request
 local stream, prefix = KEYS[1], string.sub(KEYS[1], 1, -7)
 local open, waiting, parked = prefix .. 'open', prefix .. 'waiting', prefix .. 'parked'
-local op, span, now = ARGV[1], ARGV[2], tonumber(ARGV[3])
+local operation, ttl, now = ARGV[1], ARGV[2], tonumber(ARGV[3])
 if not now then
   local time = redis.call('TIME')
   now = time[1] * 1000000 + time[2]
@@ -11,12 +23,13 @@ end
 
 local function record(id) return prefix .. 'request:' .. id end
 local function list(lane) return prefix .. 'lane:' .. lane end
+-- Lua writes large numbers with an exponent, which Redis does not read as an integer.
 local function micros(number) return string.format('%.0f', number) end
 local function touch(...)
-  for _, key in ipairs({...}) do redis.call('PEXPIRE', key, span) end
+  for _, key in ipairs({...}) do redis.call('PEXPIRE', key, ttl) end
 end
 
--- The first of a lane may be tried. Expired requests are skipped.
+-- Adds the first request of a lane to the stream. Expired requests are removed.
 local function advance(lane)
   local id = redis.call('LINDEX', list(lane), 0)
   while id do
@@ -31,6 +44,7 @@ local function advance(lane)
   end
 end
 
+-- Adds a request to the end of its lane.
 local function join(id, lane)
   redis.call('ZADD', open, micros(now), id)
   local length = redis.call('RPUSH', list(lane), id)
@@ -38,13 +52,13 @@ local function join(id, lane)
   if length == 1 then advance(lane) end
 end
 
--- An entry is done with when it is no longer its request's.
-local function leave(entry)
+-- Removes an entry from the stream.
+local function remove_entry(entry)
   redis.call('XACK', stream, 'workers', entry)
   redis.call('XDEL', stream, entry)
 end
 
--- The lane of a request that `entry` still stands for; nil where somebody else was faster.
+-- Returns the lane of a request, or nil if `entry` is no longer its current entry: another worker was faster.
 local function lane_of(id, entry)
   local lane, current = unpack(redis.call('HMGET', record(id), 'lane', 'entry'))
   return current == entry and lane or nil
@@ -52,6 +66,7 @@ end
 
 local commands = {}
 
+-- Adds a new request. Returns 0 if the queue or the lane is full.
 function commands.put(id, lane, most, most_each, ...)
   if redis.call('ZCARD', open) >= tonumber(most) then return 0 end
   if redis.call('LLEN', list(lane)) >= tonumber(most_each) then return 0 end
@@ -61,8 +76,10 @@ function commands.put(id, lane, most, most_each, ...)
   return 1
 end
 
--- The workers' group stands, lanes whose time has come may be tried; the microseconds until the next one's, or -1.
+-- Creates the consumer group of the workers, and advances the lanes whose waiting time has passed.
+-- Returns the microseconds until the next lane is due, or -1.
 function commands.promote()
+  -- `pcall`, because the group usually exists already.
   redis.pcall('XGROUP', 'CREATE', stream, 'workers', '0', 'MKSTREAM')
   touch(stream)
   for _, lane in ipairs(redis.call('ZRANGEBYSCORE', waiting, '-inf', micros(now), 'LIMIT', 0, 100)) do
@@ -73,19 +90,20 @@ function commands.promote()
   return due and math.max(tonumber(due) - now, 0) or -1
 end
 
--- A request as it was put, and the time.
+-- Returns the time and the stored request.
 function commands.load(id)
   local found = redis.call('HMGET', record(id), 'state', 'request', 'body', 'attempts', 'since')
   return {micros(now), unpack(found, 1, 5)}
 end
 
+-- Begins an attempt. Returns its number, or 0 if the request is no longer this entry's or is not queued.
 function commands.begin(id, entry, ticket)
   if not lane_of(id, entry) or redis.call('HGET', record(id), 'state') ~= 'queued' then return 0 end
   redis.call('HSET', record(id), 'state', 'running', 'ticket', ticket)
   return redis.call('HINCRBY', record(id), 'attempts', 1)
 end
 
--- What a ticket is good for: one arrival, while the attempt is under way.
+-- Returns the stored request for a valid ticket. A ticket is valid once, while its attempt is running.
 function commands.arrive(id, ticket)
   local state, issued, request = unpack(redis.call('HMGET', record(id), 'state', 'ticket', 'request'))
   if state ~= 'running' or issued ~= ticket then return false end
@@ -93,10 +111,11 @@ function commands.arrive(id, ticket)
   return request
 end
 
+-- Ends an attempt that has to be repeated after `wait` microseconds. `counted` is '0' if it does not count.
 function commands.postpone(id, entry, wait, counted)
   local lane = lane_of(id, entry)
   if not lane then return 0 end
-  leave(entry)
+  remove_entry(entry)
   redis.call('HSET', record(id), 'state', 'queued')
   redis.call('HDEL', record(id), 'entry', 'ticket')
   if counted == '0' then redis.call('HINCRBY', record(id), 'attempts', -1) end
@@ -105,11 +124,12 @@ function commands.postpone(id, entry, wait, counted)
   return 1
 end
 
--- Its fate is known, and the next of its lane may be tried. What is not done lies apart, for an operator to look at.
+-- Ends a request with its final state and advances its lane. A request that is not done is parked for an operator; the
+-- oldest parked requests are deleted if there are more than `most`.
 function commands.settle(id, entry, state, keep, most, ...)
   local lane = lane_of(id, entry)
   if not lane then return 0 end
-  leave(entry)
+  remove_entry(entry)
   redis.call('HSET', record(id), 'state', state, ...)
   redis.call('HDEL', record(id), 'entry', 'ticket')
   if state == 'done' then
@@ -128,7 +148,7 @@ function commands.settle(id, entry, state, keep, most, ...)
   return 1
 end
 
--- A parked request starts again, at the end of its lane.
+-- Queues a parked request again, at the end of its lane.
 function commands.retry(id)
   redis.call('ZREM', parked, id)
   local state, lane = unpack(redis.call('HMGET', record(id), 'state', 'lane'))
@@ -140,11 +160,11 @@ function commands.retry(id)
   return 1
 end
 
--- An entry that stands for nothing any more; where its request has expired, its lane goes on.
+-- Removes an entry that is no longer its request's current entry. If the request has expired, its lane advances.
 function commands.forget(id, entry, lane)
-  leave(entry)
+  remove_entry(entry)
   if redis.call('EXISTS', record(id)) == 0 and redis.call('LINDEX', list(lane), 0) == id then advance(lane) end
   return 1
 end
 
-return commands[op](unpack(ARGV, 4))
+return commands[operation](unpack(ARGV, 4))

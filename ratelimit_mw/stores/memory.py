@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from operator import itemgetter
 from struct import Struct
 
-from ratelimit_mw.algorithms import ANSWER, REFUND, ban, widened
+from ratelimit_mw.algorithms import DECIDE_ALL, REFUND, ban, widened
 from ratelimit_mw.clock import Clock, SystemClock
 from ratelimit_mw.model import Ask, Outcome, Reply
 from ratelimit_mw.process_local import reset_after_fork
@@ -81,7 +81,7 @@ class MemoryStore(Store):
                 now = self._clock.now()
                 segment = self._segments[hash(key) % self._count]
                 stored = segment.get(key)
-                outcome, state = ANSWER[quota.algorithm](stored[_STAMP_SIZE:] if stored else b"", quota, cost, now)
+                outcome, state = DECIDE_ALL[quota.algorithm](stored[_STAMP_SIZE:] if stored else b"", quota, cost, now)
                 if state is not None:
                     self._save(segment, asks[0], outcome, state, now)
             return tuple.__new__(Reply, (now, (outcome,), None))
@@ -137,13 +137,13 @@ class MemoryStore(Store):
             room = self._ask(wide, 0, now)[0].remaining
             _, state = self._ask(wide, min(ask.cost, room), now)
             if state is not None:
-                outcome, _ = ANSWER[ask.quota.algorithm](state, ask.quota, 0, now)
+                outcome, _ = DECIDE_ALL[ask.quota.algorithm](state, ask.quota, 0, now)
                 self._save(self._segment(ask.key), ask, outcome, state, now)
 
     def _ask(self, ask: Ask, cost: int, now: int) -> _Found:
         key, quota, _, _ = ask
         stored = self._segment(key).get(key)
-        return ANSWER[quota.algorithm](stored[_STAMP_SIZE:] if stored else b"", quota, cost, now)
+        return DECIDE_ALL[quota.algorithm](stored[_STAMP_SIZE:] if stored else b"", quota, cost, now)
 
     def _unasked(self, ask: Ask, delay: int, now: int) -> _Found:
         """The outcome and the state if nothing is charged. `delay` is what the request would have had to wait."""

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import hiredis
 
-from ratelimit_mw.algorithms import ALGORITHMS, PARTS, Part, lua, widened
+from ratelimit_mw.algorithms import ALGORITHMS, LUA_PARTS, LuaPart, lua, widened
 from ratelimit_mw.errors import CounterError, ErrorReply, Late, StoreUnavailable, WrongNode
 from ratelimit_mw.model import Outcome, Quota, Reply
 from ratelimit_mw.stores.base import DECIDE, StoreRequest
@@ -39,7 +39,7 @@ class Script(NamedTuple):
 def script(parts: int) -> Script:
     """The script made of these parts, a sum of bits: `SEVERAL` and the bit of each algorithm."""
     several = bool(parts & SEVERAL)
-    needed = [part for part in PARTS.values() if parts & 1 << part.number]
+    needed = [part for part in LUA_PARTS.values() if parts & 1 << part.number]
     algorithms = [part.lua for part in needed]
     if not several:
         algorithms = [text.partition(_REFUNDS)[0] for text in algorithms]
@@ -50,9 +50,9 @@ def script(parts: int) -> Script:
     return Script(encoded, hashlib.sha1(encoded, usedforsecurity=False).hexdigest().encode())
 
 
-def _constants(needed: Sequence[Part]) -> str:
+def _constants(needed: Sequence[LuaPart]) -> str:
     """Lua constants for the numbers of the algorithms, and for that of bans, which several.lua uses."""
-    constants = dict.fromkeys((*needed, PARTS["ban"]))
+    constants = dict.fromkeys((*needed, LUA_PARTS["ban"]))
     return "\n".join(f"local {part.constant} = {part.number}" for part in constants)
 
 
@@ -224,7 +224,7 @@ class _Packed(NamedTuple):
 def _pack_quota(quota: Quota) -> _Packed:
     if len(_packed) >= _MOST_QUOTAS:
         _packed.clear()
-    part = PARTS[quota.algorithm]
+    part = LUA_PARTS[quota.algorithm]
     packed = _QUOTA.pack(part.number, *_numbers(quota))
     taking_one = b"".join((_FLAGS[_LAST], packed, _CHARGE.pack(1, 0)))
     known = _packed[id(quota)] = _Packed(quota, part.bits, packed, taking_one)
