@@ -1,4 +1,4 @@
-"""The command line: its commands, and the demonstration of the algorithms."""
+"""The table of commands, and the commands `demo` and `schema`."""
 
 import logging
 import sys
@@ -17,15 +17,15 @@ from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.model import Decision
 
 REQUESTS = (7.0, 7.5, 8.0, 8.5, 9.0, 9.5, 10.0, 10.5, 12.0, 14.0, 17.0, 18.0)
-"""When a client sends, in seconds."""
+"""The times of the requests in the demonstration, in seconds."""
 
 _START = 1_700_000_000.0  # a window of ten seconds begins here
 
 
 def demo(*, as_json: Json = False) -> None:
-    """Show what five requests per ten seconds let through, one algorithm beside the other.
+    """Compare the algorithms: show which of twelve requests pass a limit of five requests per ten seconds.
 
-    A client sends twelve requests, on a clock that is moved by hand. It needs neither an app nor a store.
+    The clock is simulated. The command needs neither an app nor a store.
     """
     clock = ManualClock(_START)
     names = [name for name, algorithm in ALGORITHMS.items() if not algorithm.queue and not algorithm.in_flight]
@@ -43,7 +43,7 @@ def demo(*, as_json: Json = False) -> None:
     say_table((">second", *names), ((f"{second:g}", *map(_cell, decided)) for second, decided in rows))
     passed = [sum(decided[place].allowed for _, decided in rows) for place in range(len(names))]
     say(f"\npassed: {', '.join(f'{name} {count}' for name, count in zip(names, passed, strict=True))}")
-    say("A fixed window forgets at once what was before it, so twice the limit may pass around its end.")
+    say("A fixed window does not count earlier requests, so twice the limit may pass around its end.")
 
 
 def _rules(algorithm: str) -> dict[str, Any]:
@@ -52,13 +52,13 @@ def _rules(algorithm: str) -> dict[str, Any]:
 
 
 def _cell(decision: Decision) -> str:
-    return f"passes, {decision.remaining} left" if decision.allowed else f"429, {decision.retry_after:.1f} s to wait"
+    return f"passes, {decision.remaining} left" if decision.allowed else f"429, retry in {decision.retry_after:.1f} s"
 
 
 def schema() -> None:
-    """Print the JSON Schema of a rules file, with which editors complete and check it.
+    """Print the JSON Schema of a rules file. Editors use it to complete and check the file.
 
-    As in: ratelimit-mw schema > ratelimits.schema.json, and at the top of the rules file the comment
+    For example, run ratelimit-mw schema > ratelimits.schema.json, and begin the rules file with the comment
     # yaml-language-server: $schema=ratelimits.schema.json
     """
     say_json(json_schema())
@@ -66,8 +66,8 @@ def schema() -> None:
 
 app = typer.Typer(
     name="ratelimit-mw",
-    help="Check rate limit rules, explain decisions, look at counters and reset them.",
-    epilog="Exit codes: 0 fine; 1 problems in the rules, or a question answered with no; 2 wrong usage; 3 store away.",
+    help="Check rate limit rules, explain decisions, show counters and reset them.",
+    epilog="Exit codes: 0 success; 1 errors in the rules, or nothing to remove; 2 wrong usage; 3 store unavailable.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
@@ -78,7 +78,7 @@ app = typer.Typer(
 @app.callback()
 def prepare() -> None:
     """Run before every command."""
-    # `python:` sources are found as the app would find them, from the folder that it is started in.
+    # `python:` sources are imported from the current folder, as in an app that is started there.
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
     log = logging.getLogger("ratelimit_mw")
@@ -87,7 +87,7 @@ def prepare() -> None:
 
 
 class _Notes(logging.Handler):
-    """Says on stderr what the package logs, as a user's function that fails."""
+    """Prints the warnings of the package to stderr, for example about a user's function that fails."""
 
     def emit(self, record: logging.LogRecord) -> None:
         typer.echo(f"note: {record.getMessage()}", err=True)

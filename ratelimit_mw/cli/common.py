@@ -1,4 +1,4 @@
-"""What commands share: their options, their output, and the limiter that they work with."""
+"""The parts that commands share: options, output, and the limiter and store that they use."""
 
 import dataclasses
 import json
@@ -30,50 +30,56 @@ DEFAULT_CONFIG = "ratelimits.yaml"
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Config = Annotated[
     str,
-    typer.Option("--config", "-c", metavar="RULES", envvar="RATELIMIT_CONFIG", help="A file, a folder or a Redis URL."),
+    typer.Option(
+        "--config", "-c", metavar="RULES", envvar="RATELIMIT_CONFIG", help="The rules: a file, a folder or a Redis URL."
+    ),
 ]
 Storage = Annotated[
     str | None,
-    typer.Option("--storage", "-s", metavar="URL", help="Where the counters are, if not where the rules say."),
+    typer.Option("--storage", "-s", metavar="URL", help="The store of the counters, instead of the one in the rules."),
 ]
 
 
 def an_address(value: str | None) -> str | None:
-    """The option's value, if it is an address. Raises typer.BadParameter."""
+    """Return the value of an option that must be an address. Raises typer.BadParameter."""
     if value is not None and canonical(value) is None:
-        raise typer.BadParameter(f"{value!r} is not an address (as 192.0.2.1)")
+        raise typer.BadParameter(f"{value!r} is not an address (for example 192.0.2.1)")
     return value
 
 
 Ip = Annotated[str | None, typer.Option("--ip", metavar="ADDRESS", callback=an_address, help="The client's address.")]
 IpOrNetwork = Annotated[
-    str | None, typer.Option("--ip", metavar="ADDRESS", help="The client's address, or a network, as 192.0.2.0/24.")
+    str | None, typer.Option("--ip", metavar="ADDRESS", help="The client's address, or a network such as 192.0.2.0/24.")
 ]
-User = Annotated[str | None, typer.Option("--user", metavar="USER", help="The user, as client.user would read it.")]
-Tier = Annotated[str | None, typer.Option("--tier", metavar="TIER", help="The tier, as client.tier would read it.")]
-Most = Annotated[int, typer.Option("--most", "-n", min=1, help="How many counters are shown.")]
+User = Annotated[
+    str | None, typer.Option("--user", metavar="USER", help="The user, as client.user in the rules reads it.")
+]
+Tier = Annotated[
+    str | None, typer.Option("--tier", metavar="TIER", help="The tier, as client.tier in the rules reads it.")
+]
+Most = Annotated[int, typer.Option("--most", "-n", min=1, help="The most entries to show.")]
 Attribute = Annotated[
     list[str] | None,
-    typer.Option("--attribute", "-a", metavar="NAME=VALUE", help="Any other attribute that rules name."),
+    typer.Option("--attribute", "-a", metavar="NAME=VALUE", help="Another attribute that the rules use. Repeatable."),
 ]
 
 
 def attributes(ip: str | None, user: str | None, tier: str | None, others: list[str] | None) -> dict[str, str]:
-    """The attributes that these options state, by name. Raises typer.BadParameter."""
-    given = {name: value for name, value in (("ip", ip), ("user", user), ("tier", tier)) if value is not None}
+    """Return the attributes in these options, by name. Raises typer.BadParameter."""
+    found = {name: value for name, value in (("ip", ip), ("user", user), ("tier", tier)) if value is not None}
     for other in others or ():
         name, equals, value = other.partition("=")
         if not equals or not name.strip():
             raise typer.BadParameter(f"{other!r} is not NAME=VALUE", param_hint="--attribute")
-        given[name.strip()] = value
-    return given
+        found[name.strip()] = value
+    return found
 
 
-_WIDE = 200  # columns if the output is not a terminal: programs that read a pipe want whole lines
+_WIDE = 200  # columns if the output is not a terminal: a program that reads a pipe needs whole lines
 
 
 class Exit(IntEnum):
-    """How a command ends."""
+    """The exit codes of commands."""
 
     OK = 0
     PROBLEMS = 1
@@ -82,7 +88,7 @@ class Exit(IntEnum):
 
 
 def say(text: str) -> None:
-    """Print a line as it stands."""
+    """Print a line without formatting."""
     typer.echo(text)
 
 
@@ -92,7 +98,7 @@ def say_json(value: object) -> None:
 
 
 def say_table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> None:
-    """Print a table. A column whose name begins with ">" is one of numbers."""
+    """Print a table. A column whose name begins with ">" has numbers, which are aligned to the right."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         numbers = column.startswith(">")
@@ -107,18 +113,18 @@ def say_table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> None:
 
 
 def say_lines(lines: Iterable[str]) -> None:
-    """Print lines as they stand."""
+    """Print lines without formatting."""
     typer.echo("\n".join(lines))
 
 
 def fail(message: str, code: Exit) -> NoReturn:
-    """Say on stderr what went wrong, and end."""
+    """Print an error to stderr, and end the command with an exit code."""
     typer.echo(f"ratelimit-mw: {message}", err=True)
     raise typer.Exit(code)
 
 
 def plain(value: Any) -> Any:
-    """`value` as JSON has it. What no number says, as a wait without end, is null there."""
+    """Return `value` as types of JSON. An infinite number, such as an endless wait, becomes null."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     named = getattr(value, "_asdict", None)
@@ -132,6 +138,7 @@ def plain(value: Any) -> Any:
 
 
 _LONGEST = 160
+"""The most characters of a source line that are shown."""
 
 
 def diagnostics(found: Iterable[tuple[Problem, str]]) -> list[str]:
@@ -141,7 +148,7 @@ def diagnostics(found: Iterable[tuple[Problem, str]]) -> list[str]:
     for problem, kind in sorted(found, key=lambda each: (each[0].file, each[0].line, each[0].column)):
         if problem.file not in sources:
             sources[problem.file] = _source(problem.file)
-        lines += [*_quotation(problem, kind, sources[problem.file]), ""]
+        lines += [*_diagnostic(problem, kind, sources[problem.file]), ""]
     return lines
 
 
@@ -149,10 +156,10 @@ def _source(file: str) -> list[str]:
     try:
         return Path(file).read_text("utf-8-sig", errors="replace").split("\n") if file else []
     except (OSError, ValueError):
-        return []  # not to be read, which is what the problem says, or not a file but a name in a database
+        return []  # the file can't be read (the problem says why), or it is a name in a database
 
 
-def _quotation(problem: Problem, kind: str, source: Sequence[str]) -> list[str]:
+def _diagnostic(problem: Problem, kind: str, source: Sequence[str]) -> list[str]:
     place = ":".join(str(part) for part in (problem.file, problem.line, problem.column) if part)
     lines = [f"{place}: {kind}: {problem.message}" if place else f"{kind}: {problem.message}"]
     margin = "  "
@@ -171,36 +178,37 @@ def _quotation(problem: Problem, kind: str, source: Sequence[str]) -> list[str]:
 
 def _blank(text: str) -> str:
     """Return white space as wide as `text`. A tab stays a tab, because its width depends on the terminal."""
-    return "".join("\t" if sign == "\t" else " " * cell_len(_printable(sign)) for sign in text)
+    return "".join("\t" if character == "\t" else " " * cell_len(_printable(character)) for character in text)
 
 
 def _printable(text: str) -> str:
-    """`text` without what could move a terminal's cursor."""
-    return "".join(sign if sign.isprintable() or sign == "\t" else "·" for sign in text)
+    """Return `text` without characters that could move the cursor of a terminal."""
+    return "".join(character if character.isprintable() or character == "\t" else "·" for character in text)
 
 
 T = TypeVar("T")
 
-_PATIENCE = 2.0
-"""Seconds that a command waits for the store. No request of the app's waits with it."""
+_STORE_TIMEOUT = 2.0
+"""The seconds that a command waits for the store. It may wait longer than an app, because no request depends on it."""
 
 
-def opened(config: str, storage: str | None) -> RateLimiter:
-    """The limiter of an app with these rules, the run-time overrides included; or the end of the command."""
+def open_limiter(config: str, storage: str | None) -> RateLimiter:
+    """Return a limiter with these rules and the run-time overrides. End the command if the rules cannot be used."""
     try:
         limiter = RateLimiter(config, storage=storage)
     except ConfigurationError as error:
         say_lines(diagnostics([(problem, "error") for problem in error.problems]))
-        fail(f"{config}: these rules would not load", Exit.PROBLEMS)
+        fail(f"{config}: these rules can't be loaded", Exit.PROBLEMS)
     except StoreUnavailable as error:
         fail(f"the rules can't be fetched: {error}", Exit.STORE_AWAY)
-    with suppress(StoreUnavailable, ConfigurationError):  # an override more or less; the store is asked in any case
+    # Without the overrides, the command still works. It reports an unavailable store when it reads the counters.
+    with suppress(StoreUnavailable, ConfigurationError):
         limiter.reload()
     return limiter
 
 
 def shared_store(rules: Rules, storage: str | None) -> Store:
-    """The store whose counters all processes see; or the end of the command."""
+    """Return the store of the app's counters. End the command if no other process can access them."""
     url = storage or rules.storage.url
     if url.startswith("memory:"):
         fail(
@@ -209,12 +217,12 @@ def shared_store(rules: Rules, storage: str | None) -> Store:
             Exit.USAGE,
         )
     # Shards are added up, so that a command shows one counter, not its shards.
-    return Shards(open_store(replace(rules.storage, url=url, timeout=_PATIENCE)))
+    return Shards(open_store(replace(rules.storage, url=url, timeout=_STORE_TIMEOUT)))
 
 
-def patiently(ask: Callable[[], T]) -> T:
-    """Return the store's answer. Ask again for a while if it does not answer, then end the command."""
-    give_up = time.monotonic() + _PATIENCE
+def with_retries(ask: Callable[[], T]) -> T:
+    """Return the result of `ask`. Retry for a while if the store does not answer, then end the command."""
+    give_up = time.monotonic() + _STORE_TIMEOUT
     while True:
         try:
             return ask()

@@ -23,12 +23,12 @@ from ratelimit_mw.cli.common import (
     User,
     attributes,
     fail,
-    opened,
-    patiently,
+    open_limiter,
     say,
     say_json,
     say_table,
     shared_store,
+    with_retries,
 )
 from ratelimit_mw.decision.explanation import seconds
 from ratelimit_mw.errors import StoreUnavailable, nearest
@@ -55,9 +55,17 @@ _BATCH = 100
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One counter, and how it stands: the share of it that is used, and the seconds until it is as if unused.
+    """The state of one counter.
 
-    Of a ban, that is its denials, and how long it still lasts where nothing is left.
+    Attributes:
+        rule: The name of its rule.
+        identity: The client, as in its key.
+        limit: Its limit, as text.
+        algorithm: The algorithm that counts it. `ban` for the counter of the denials before a ban.
+        remaining: How much of the limit is left.
+        used: The share of the limit that is used, from 0 to 1.
+        reset_after: The seconds until it is as if unused. For a ban that has begun, the seconds until its end.
+        key: Its key in the store.
     """
 
     rule: str
@@ -89,15 +97,15 @@ class CounterIndex:
                     self._known[preflight_key(limit.key)] = part, limit.rule.name, None, limit.quota
 
     def prefixes(self, rule: str) -> dict[str, CompiledRule | None]:
-        """The beginnings of the keys that a rule's counters have."""
+        """Return the prefixes of the keys of a rule's counters, each with its compiled rule (None for a descriptor)."""
         return {key: compiled for key, (_, name, compiled, _) in self._known.items() if name == rule}
 
     def names(self) -> list[str]:
-        """Every rule that has counters."""
+        """Return the names of all rules that have counters."""
         return list(dict.fromkeys(name for _, name, _, _ in self._known.values()))
 
     def read(self, key: str) -> tuple[str, str, Quota] | None:
-        """A key's rule, its identity, and what it is held to; None for a key that no rule has now."""
+        """Return the rule name, the identity and the quota of a key. None if no rule in force has the key."""
         prefix, brace, rest = key.partition("{")
         if prefix + brace not in self._known:
             return None
@@ -107,35 +115,35 @@ class CounterIndex:
             own = dict(part.counters_of(rule, identity))
             if is_preflight_key(key):
                 eased = falls_back(rule.by, identity)
-                own = {preflight_key(each): preflight_quota(held, eased=eased) for each, held in own.items()}
+                own = {preflight_key(each): preflight_quota(limit, eased=eased) for each, limit in own.items()}
             quota = own.get(prefix + brace, quota)
         return name, identity, quota
 
 
 def require_rule(index: CounterIndex, rule: str) -> None:
-    """End the command where there is no such rule."""
+    """End the command if there is no rule with that name and a limit."""
     if not index.prefixes(rule):
         fail(f"there is no rule {rule!r} with a limit ({nearest(rule, index.names())})", Exit.USAGE)
 
 
 def nearest_full(counters: Iterable[Found], most: int) -> list[Found]:
-    """Those that are fullest, the fullest first."""
+    """Return the counters that are closest to their limit. The closest is the first."""
     return heapq.nsmallest(most, counters, key=lambda found: (-found.used, -found.reset_after, found.key))
 
 
 def chosen(index: CounterIndex, rules: Rules, rule: str, client: Mapping[str, str]) -> list[str]:
-    """The keys of a rule's counters for the client that has these attributes; or the end of the command.
+    """Return the keys of a rule's counters for the client with these attributes. End the command if there are none.
 
-    Those of its preflights are not among them, see `chosen_preflights`.
+    The counters of its preflights are not included, see `chosen_preflights`.
     """
     keys = [key for key in _chosen(index, rules, rule, client) if not is_preflight_key(key)]
     if not keys:
-        fail(f"none of {', '.join(client)} makes a counter of '{rule}'{_wants(index, rule)}", Exit.USAGE)
+        fail(f"no counter of '{rule}' depends on {' or '.join(client)}: {_counted_by(index, rule)}", Exit.USAGE)
     return keys
 
 
 def chosen_preflights(index: CounterIndex, rules: Rules, rule: str, client: Mapping[str, str]) -> list[str]:
-    """The keys of the counters that a rule has for the CORS preflights of that client, which lack its credentials."""
+    """Return the keys of a rule's counters for the CORS preflights of that client, which have no credentials."""
     sent = {name: text for name, text in client.items() if sent_with_preflights(name)}
     keys = [*_chosen(index, rules, rule, client), *_chosen(index, rules, rule, sent)]
     return list(dict.fromkeys(filter(is_preflight_key, keys)))
@@ -149,9 +157,9 @@ def _chosen(index: CounterIndex, rules: Rules, rule: str, client: Mapping[str, s
     return keys
 
 
-def _wants(index: CounterIndex, rule: str) -> str:
+def _counted_by(index: CounterIndex, rule: str) -> str:
     by = [entry for compiled in index.prefixes(rule).values() if compiled for entry in compiled.by]
-    return f", which counts by {', '.join(dict.fromkeys(by))}" if by else ", whose clients have no names"
+    return f"it counts by {', '.join(dict.fromkeys(by))}" if by else "it is a descriptor"
 
 
 def _identities(rules: Rules, rule: CompiledRule, client: Mapping[str, str]) -> list[str]:
@@ -169,14 +177,17 @@ def _identities(rules: Rules, rule: CompiledRule, client: Mapping[str, str]) -> 
 
 
 def stems(index: CounterIndex, rule: str | None) -> list[str]:
-    """What the keys of a rule's counters begin with, those of its former limits too; of all rules if it is None."""
+    """Return the prefixes of the keys of a rule's counters, or of all rules if `rule` is None.
+
+    They also match the counters of earlier limits of the rule.
+    """
     names = index.names() if rule is None else [rule]
-    # domain:rule:algorithm and window:{…
+    # A key is domain:rule:algorithm and window:{identity}. The prefix ends after the rule.
     return list(dict.fromkeys(key.rsplit(":", 2)[0] + ":" for name in names for key in index.prefixes(name)))
 
 
 def scanned(store: Store, prefixes: Iterable[str]) -> Iterator[str]:
-    """Every key that begins with one of these; or the end of the command."""
+    """Yield every key that begins with one of these prefixes. End the command if the store does not answer."""
     try:
         for prefix in prefixes:
             yield from store.keys(prefix)
@@ -185,26 +196,26 @@ def scanned(store: Store, prefixes: Iterable[str]) -> Iterator[str]:
 
 
 def read(store: Store, index: CounterIndex, keys: Iterable[str]) -> Iterator[Found]:
-    """How these counters stand; those of no rule in force are left out."""
-    meant = ((key, known) for key in keys if (known := index.read(key)) is not None)
-    while batch := list(islice(meant, _BATCH)):
+    """Yield the states of these counters. Keys that no rule in force has are skipped."""
+    found = ((key, known) for key in keys if (known := index.read(key)) is not None)
+    while batch := list(islice(found, _BATCH)):
         asks = [Ask(key, quota, 0) for key, (_, _, quota) in batch]
-        outcomes = patiently(partial(store.decide, asks, commit=False)).outcomes
+        outcomes = with_retries(partial(store.decide, asks, commit=False)).outcomes
         for (key, (name, identity, quota)), outcome in zip(batch, outcomes, strict=True):
             yield _found(key, name, identity, quota, outcome)
 
 
 def _found(key: str, name: str, identity: str, quota: Quota, outcome: Outcome) -> Found:
-    holds = quota.burst or quota.limit
+    capacity = quota.burst or quota.limit
     ban = quota.algorithm == "ban"
-    what = "denials " if ban else "preflights " if is_preflight_key(key) else ""
+    counted = "denials " if ban else "preflights " if is_preflight_key(key) else ""
     return Found(
         name,
         identity,
-        f"{quota.shown_limit} {what}per {spell_period(quota.period)}",
+        f"{quota.shown_limit} {counted}per {spell_period(quota.period)}",
         quota.algorithm,
         outcome.remaining,
-        1.0 if holds == 0 else max(0.0, 1 - outcome.remaining / holds),
+        1.0 if capacity == 0 else max(0.0, 1 - outcome.remaining / capacity),
         (outcome.retry_after if ban and not outcome.allowed else outcome.reset_after) / SECOND,
         key,
     )
@@ -222,14 +233,14 @@ def show(
     storage: Storage = None,
     as_json: Json = False,
 ) -> None:
-    """Show a rule's counters: those of one client, or of all, the fullest first. Nothing is charged.
+    """Show the counters of a rule, for one client or for all. The fullest is the first. Nothing is charged.
 
-    A client's counters of CORS preflights are shown if it has sent some.
+    The counters of a client's CORS preflights are shown if it has sent some.
 
-    Where a limit goes by tier, the default's is shown.
+    If a limit depends on the tier, the default limit is shown.
     """
     client = attributes(ip, user, tier, attribute)
-    with opened(config, storage) as limiter:
+    with open_limiter(config, storage) as limiter:
         index = CounterIndex(limiter.rules)
         require_rule(index, rule)
         keys = chosen(index, limiter.rules, rule, client) if client else None
@@ -245,7 +256,7 @@ def show(
 
 
 def print_counters(counters: Iterable[Found], *, as_json: bool) -> None:
-    """Print counters, one in a line."""
+    """Print counters, one per line."""
     counters = list(counters)
     if as_json:
         say_json(counters)
@@ -269,11 +280,11 @@ def _row(counter: Found) -> tuple[object, ...]:
 
 
 def top(*, most: Most = 20, config: Config = DEFAULT_CONFIG, storage: Storage = None, as_json: Json = False) -> None:
-    """Show the counters closest to their limit, or at it. Nothing is charged.
+    """Show the counters of all rules that are closest to their limit. Nothing is charged.
 
-    All counters are looked at, a page at a time. Where a limit goes by tier, the default's is shown.
+    All counters in the store are read, in batches. If a limit depends on the tier, the default limit is shown.
     """
-    with opened(config, storage) as limiter:
+    with open_limiter(config, storage) as limiter:
         index = CounterIndex(limiter.rules)
         store = shared_store(limiter.rules, storage)
         try:
@@ -292,21 +303,21 @@ def reset(
     user: User = None,
     tier: Tier = None,
     attribute: Attribute = None,
-    everything: Annotated[bool, typer.Option("--all", help="The counters of all rules.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before many counters are forgotten.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Reset the counters of all rules.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     config: Config = DEFAULT_CONFIG,
     storage: Storage = None,
     as_json: Json = False,
 ) -> None:
-    """Make a rule's counters as if unused: those of one client, or of all, once that is confirmed.
+    """Reset the counters of a rule, for one client, or after a confirmation for all.
 
-    Those of a client's CORS preflights are forgotten with them. A process that remembers a denial may repeat it for up
-    to five seconds.
+    The counters of a client's CORS preflights are reset, too. A process that remembers a denial may repeat it for up to
+    five seconds.
     """
     client = attributes(ip, user, tier, attribute)
     if (rule is None) != everything or (everything and client):
-        fail("name a rule, and optionally a client; or use --all alone", Exit.USAGE)
-    with opened(config, storage) as limiter:
+        fail("give a rule, and optionally a client; or give only --all", Exit.USAGE)
+    with open_limiter(config, storage) as limiter:
         index = CounterIndex(limiter.rules)
         if rule is not None:
             require_rule(index, rule)
@@ -316,10 +327,10 @@ def reset(
         try:
             if keys is None:
                 keys = list(scanned(store, stems(index, rule)))
-                _confirm(f"Forget {len(keys)} counters of {f'{rule!r}' if rule else 'all rules'}?", yes=yes, keys=keys)
+                _confirm(f"Reset {len(keys)} counters of {f'{rule!r}' if rule else 'all rules'}?", yes=yes, keys=keys)
             forgotten = [*keys, *preflights]
             for start in range(0, len(forgotten), _RESET_BATCH):
-                patiently(partial(store.forget, forgotten[start : start + _RESET_BATCH]))
+                with_retries(partial(store.forget, forgotten[start : start + _RESET_BATCH]))
         finally:
             store.close()
     if as_json:

@@ -1,4 +1,4 @@
-"""`ratelimit-mw check` and `explain`: what is wrong with a rules file, and why a request is decided as it is."""
+"""`ratelimit-mw check` reports the errors of a rules file. `ratelimit-mw explain` explains a decision."""
 
 import asyncio
 from typing import Annotated, Any
@@ -19,10 +19,10 @@ from ratelimit_mw.cli.common import (
     an_address,
     attributes,
     diagnostics,
-    opened,
-    patiently,
+    open_limiter,
     say_json,
     say_lines,
+    with_retries,
 )
 from ratelimit_mw.config.load import examine
 from ratelimit_mw.decision.explanation import Explanation
@@ -37,34 +37,34 @@ def check(
     *,
     as_json: Json = False,
 ) -> None:
-    """Say everything that is wrong with files of rules, and where; exit with 0 if all of them would load.
+    """Report all errors in rules files, with their places. The exit code is 0 if all files can be loaded.
 
-    Warnings are of rules that would load and yet do nothing: those that match no request, that another always
-    replaces, or that can never deny because a stricter one always does so first.
+    Warnings are about rules that can be loaded but have no effect: they match no request, another rule always replaces
+    them, or they can never deny because a stricter rule always denies first.
     """
     examined = {file: examine(file) for file in files}
-    fine = all(found.rules is not None for found in examined.values())
+    ok = all(found.rules is not None for found in examined.values())
     if as_json:
-        say_json({"ok": fine, "files": [_as_mapping(file, found) for file, found in examined.items()]})
+        say_json({"ok": ok, "files": [_as_mapping(file, found) for file, found in examined.items()]})
     else:
         for file, found in examined.items():
             reported = [(problem, "error") for problem in found.problems]
             reported += [(warning, "warning") for warning in found.warnings]
             say_lines([*diagnostics(reported), _summary(file, found)])
-    raise typer.Exit(Exit.OK if fine else Exit.PROBLEMS)
+    raise typer.Exit(Exit.OK if ok else Exit.PROBLEMS)
 
 
 def _summary(file: str, found: Examined) -> str:
-    parts = [] if found.rules is None else [f"{_count(len(found.rules.rules), 'rule')}, would load"]
+    parts = [] if found.rules is None else [f"valid, {_count(len(found.rules.rules), 'rule')}"]
     shadows = _in_shadow(found)
-    parts += [f"nothing of {' and '.join(shadows)} is enforced: shadow"] if shadows else []
+    parts += [f"shadow: {' and '.join(shadows)} is not enforced"] if shadows else []
     parts += [_count(len(found.problems), "problem")] if found.problems else []
     parts += [_count(len(found.warnings), "warning")] if found.warnings else []
     return f"{file}: {', '.join(parts)}"
 
 
 def _in_shadow(found: Examined) -> list[str]:
-    """The domains that are in shadow as a whole."""
+    """Return the domains whose file has `shadow: true`."""
     return [part.domain for part in (found.rules.parts if found.rules else ()) if part.shadow]
 
 
@@ -84,41 +84,43 @@ def _as_mapping(file: str, found: Examined) -> dict[str, object]:
 
 
 def explain(
-    method: Annotated[str, typer.Argument(help="As GET or POST.")],
-    path: Annotated[str, typer.Argument(help="As it stands in the request's first line, the query included.")],
+    method: Annotated[str, typer.Argument(help="The method, such as GET or POST.")],
+    path: Annotated[str, typer.Argument(help="The path with its query, as in the request line.")],
     *,
     ip: Ip = None,
     user: User = None,
     tier: Tier = None,
     header: Annotated[
-        list[str] | None, typer.Option("--header", "-H", metavar="NAME:VALUE", help="A header, as often as needed.")
+        list[str] | None, typer.Option("--header", "-H", metavar="NAME:VALUE", help="A header. Repeatable.")
     ] = None,
     peer: Annotated[
         str | None,
         typer.Option(
             metavar="ADDRESS",
             callback=an_address,
-            help="Who connects, to have the address found behind the trusted proxies.",
+            help="The address of the connection. The client's address is then found behind trusted proxies.",
         ),
     ] = None,
     attribute: Attribute = None,
-    cost: Annotated[int, typer.Option(min=0, help="What the request is charged, times the rules' own cost.")] = 1,
+    cost: Annotated[
+        int, typer.Option(min=0, help="The cost of the request. It is multiplied by the cost of each rule.")
+    ] = 1,
     config: Config = DEFAULT_CONFIG,
     storage: Storage = None,
     as_json: Json = False,
 ) -> None:
-    """Say what would become of a request now: which rules match and which don't, why, and how their counters stand.
+    """Explain how a request would be decided now: which rules match, which don't, why, and the state of their counters.
 
-    Nothing is charged. `✗` marks a rule that denies it, `✓` one that allows it, `○` a shadow rule that would deny,
-    and `·` a rule that does not apply.
+    Nothing is charged. `✗` marks a rule that denies the request, `✓` a rule that allows it, `○` a shadow rule that
+    would deny it, and `·` a rule that does not apply.
     """
-    given = attributes(ip, user, tier, attribute)
-    with opened(config, storage) as limiter:
+    options = attributes(ip, user, tier, attribute)
+    with open_limiter(config, storage) as limiter:
         request = AsgiRequest(_scope(method, path, header or [], peer or ip))
-        # What is given by name wins over what the request would bring.
-        known = limiter.rules.attributes.request_from(given)
+        # An attribute in an option takes precedence over the same attribute of the request.
+        known = limiter.rules.attributes.request_from(options)
         request.values |= {name: value for name, value in {**known.values, **known.raw}.items() if value is not None}
-        explanation = patiently(lambda: _explained(limiter, request, cost))
+        explanation = with_retries(lambda: _explained(limiter, request, cost))
     if as_json:
         say_json(explanation)
     else:
@@ -133,7 +135,7 @@ def _explained(limiter: RateLimiter, request: AsgiRequest, cost: int) -> Explana
 
 
 def _scope(method: str, target: str, headers: list[str], peer: str | None) -> dict[str, Any]:
-    """The request as a server would hand it to the app. Raises typer.BadParameter."""
+    """Return the ASGI scope of the request. Raises typer.BadParameter."""
     path, _, query = target.partition("?")
     lines = []
     for line in headers:

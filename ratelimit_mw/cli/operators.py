@@ -20,7 +20,7 @@ from ratelimit_mw.cli.common import (
     User,
     attributes,
     fail,
-    opened,
+    open_limiter,
     say,
     say_json,
     say_table,
@@ -35,20 +35,22 @@ from ratelimit_mw.stores.records import MemoryRecords
 
 T = TypeVar("T")
 
-Lasting = Annotated[str | None, typer.Option("--for", metavar="TIME", help="As 30m, 2h or 7 days.")]
-Comment = Annotated[str, typer.Option("--comment", "-m", help="Why.")]
-Author = Annotated[str | None, typer.Option("--author", help="Who says so, if not the user of this shell.")]
+Lasting = Annotated[
+    str | None, typer.Option("--for", metavar="TIME", help="How long it lasts, such as 30m, 2h or 7 days.")
+]
+Comment = Annotated[str, typer.Option("--comment", "-m", help="A note for people.")]
+Author = Annotated[str | None, typer.Option("--author", help="Who makes the change. Default: the user of this shell.")]
 
 
 def shared(config: str, storage: str | None, what: str, instead: str = "") -> RateLimiter:
-    """Return a limiter whose records other processes see, or end the command with an error.
+    """Return a limiter whose records other processes can read, or end the command with an error.
 
-    `what` begins the sentence of the error, and `instead` ends it.
+    The error begins with `what` and ends with `instead`.
     """
-    limiter = opened(config, storage)
+    limiter = open_limiter(config, storage)
     if isinstance(limiter.overrides.records, MemoryRecords):
         fail(
-            f"{what} where the counters do, and these are in the memory of the app's processes; "
+            f"{what} stored with the counters, which are in the memory of the app's processes; "
             f"if they are in Redis, use --storage redis://…{instead}",
             Exit.USAGE,
         )
@@ -65,29 +67,29 @@ def result_of(ask: Callable[[], T]) -> T:
         fail(f"the store does not answer: {error}", Exit.STORE_AWAY)
 
 
-def author_of(given: str | None) -> str:
-    """Who says so."""
-    if given is not None:
-        return given
+def author_of(option: str | None) -> str:
+    """Return the author of a change: the option, or the user of this shell."""
+    if option is not None:
+        return option
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # a container's user may have no name
         return ""
 
 
-def until(moment: float | None) -> str:
-    """Until when something holds, in words."""
-    return "for good" if moment is None else f"until {datetime.fromtimestamp(moment, UTC):%Y-%m-%d %H:%M:%S} UTC"
+def until(end: float | None) -> str:
+    """Return when a setting ends, as text."""
+    return "without end" if end is None else f"until {datetime.fromtimestamp(end, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
-_KEPT = "overrides lie"
+_OVERRIDES_ARE = "overrides are"
 
-Rule = Annotated[str | None, typer.Option("--rule", "-r", metavar="NAME", help="The rule whose limit it is.")]
-Domain = Annotated[str | None, typer.Option("--domain", help="The domain, where the rules have several.")]
+Rule = Annotated[str | None, typer.Option("--rule", "-r", metavar="NAME", help="The rule whose limit is replaced.")]
+Domain = Annotated[str | None, typer.Option("--domain", help="The domain, if the rules have several.")]
 
 app = typer.Typer(
     name="override",
-    help="Another limit, a block or an exemption for one client, while the app runs.",
+    help="Set another limit, a block or an exemption for one client, while the app runs.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
 )
@@ -102,10 +104,16 @@ def set_(
     attribute: Attribute = None,
     rule: Rule = None,
     limit: Annotated[
-        list[str] | None, typer.Option("--limit", "-l", metavar="LIMIT", help="As 100 per minute, or unlimited.")
+        list[str] | None,
+        typer.Option(
+            "--limit",
+            "-l",
+            metavar="LIMIT",
+            help="The client's limit, such as 100 per minute or unlimited. Repeatable.",
+        ),
     ] = None,
-    block: Annotated[bool, typer.Option("--block", help="Answer 403 to everything.")] = False,
-    exempt: Annotated[bool, typer.Option("--exempt", help="Count nothing.")] = False,
+    block: Annotated[bool, typer.Option("--block", help="Deny all requests of the client with 403.")] = False,
+    exempt: Annotated[bool, typer.Option("--exempt", help="Do not count requests of the client.")] = False,
     lasting: Lasting = None,
     comment: Comment = "",
     author: Author = None,
@@ -114,13 +122,14 @@ def set_(
     storage: Storage = None,
     as_json: Json = False,
 ) -> None:
-    """Let another limit of a rule hold for a client, or block it, or exempt it.
+    """Set another limit of a rule for a client, or block the client, or exempt it.
 
-    It holds until `--for` has passed or it is removed. A network, `--ip 192.0.2.0/24`, can be blocked or exempt.
+    It lasts for the time of `--for`, or until it is removed. A network, such as `--ip 192.0.2.0/24`, can be blocked or
+    exempt.
     """
     client = attributes(ip, user, tier, attribute)
     limits = limit[0] if limit and len(limit) == 1 else limit or None
-    with shared(config, storage, _KEPT) as limiter:
+    with shared(config, storage, _OVERRIDES_ARE) as limiter:
         made = result_of(
             lambda: limiter.overrides.set(
                 client,
@@ -137,15 +146,15 @@ def set_(
     if as_json:
         say_json(made)
     else:
-        say(f"{made.identity}: {_what(made)} {until(made.until)}")
+        say(f"{made.identity}: {_describe(made)} {until(made.until)}")
 
 
 @app.command("list")
 def list_(
     *, domain: Domain = None, config: Config = DEFAULT_CONFIG, storage: Storage = None, as_json: Json = False
 ) -> None:
-    """List what holds now. Users and tokens are shown as they are kept: hashed."""
-    with shared(config, storage, _KEPT) as limiter:
+    """List the overrides that apply now. Users and tokens are shown as hashes."""
+    with shared(config, storage, _OVERRIDES_ARE) as limiter:
         found = result_of(lambda: limiter.overrides.list(domain=domain))
     if as_json:
         say_json(found)
@@ -168,23 +177,23 @@ def remove(
     storage: Storage = None,
     as_json: Json = False,
 ) -> None:
-    """Remove a client's limit of a rule, or without `--rule` its block or exemption. Exit 1 where there is none."""
+    """Remove an override: with `--rule` a client's limit, otherwise its block or exemption. Exit 1 if there is none."""
     client = attributes(ip, user, tier, attribute)
-    with shared(config, storage, _KEPT) as limiter:
-        gone = result_of(lambda: limiter.overrides.remove(client, rule=rule, domain=domain))
+    with shared(config, storage, _OVERRIDES_ARE) as limiter:
+        removed = result_of(lambda: limiter.overrides.remove(client, rule=rule, domain=domain))
     if as_json:
-        say_json({"removed": gone})
+        say_json({"removed": removed})
     else:
-        say("removed" if gone else "no such override")
-    if not gone:
+        say("removed" if removed else "no such override")
+    if not removed:
         raise typer.Exit(Exit.PROBLEMS)
 
 
 def _row(override: Override) -> tuple[object, ...]:
-    return override.identity, _what(override), until(override.until), override.author, override.comment
+    return override.identity, _describe(override), until(override.until), override.author, override.comment
 
 
-def _what(override: Override) -> str:
+def _describe(override: Override) -> str:
     if override.kind != "limit":
         return {"block": "blocked", "exempt": "exempt"}[override.kind]
     limits = override.limit if isinstance(override.limit, list) else [override.limit]
@@ -192,7 +201,10 @@ def _what(override: Override) -> str:
 
 
 def switch(
-    word: Annotated[str | None, typer.Argument(metavar="[off|shadow|on]", help="What to turn it to.")] = None,
+    word: Annotated[
+        str | None,
+        typer.Argument(metavar="[off|shadow|on]", help="The new setting. Without it, the present setting is shown."),
+    ] = None,
     *,
     lasting: Lasting = None,
     comment: Comment = "",
@@ -201,12 +213,13 @@ def switch(
     storage: Storage = None,
     as_json: Json = False,
 ) -> None:
-    """Turn rate limiting off, or to shadow, or on again, in every process within a second; or show how it stands.
+    """Turn rate limiting off, to shadow or on, in every process within a second. Or show the present setting.
 
-    Off, everything passes uncounted, blocked clients as well. In shadow all is counted, and nothing denied or delayed.
-    `RATELIMIT_MW` in the environment of a process wins there.
+    With `off`, all requests pass and are not counted, also those of blocked clients. With `shadow`, all requests are
+    counted, but none is denied or delayed. In a process that has `RATELIMIT_MW` in its environment, that takes
+    precedence.
     """
-    with shared(config, storage, "the switch lies", f"; else start the app with {SWITCH}=off") as limiter:
+    with shared(config, storage, "the switch is", f"; otherwise start the app with {SWITCH}=off") as limiter:
         if word is None:
             found = result_of(limiter.switch.kept)
         else:
@@ -219,7 +232,7 @@ def switch(
     else:
         say(_line(rules, found))
     if fixed := os.environ.get(SWITCH):
-        typer.echo(f"note: {SWITCH}={fixed} is set here; a process that has it goes by that alone", err=True)
+        typer.echo(f"note: {SWITCH}={fixed} is set here; a process with this variable ignores the switch", err=True)
 
 
 def _line(rules: Rules, found: Setting) -> str:

@@ -1,4 +1,4 @@
-"""`ratelimit-mw rules push | pull | list | diff | rollback`: the rules database."""
+"""The commands of the rules database: `ratelimit-mw rules push | pull | list | diff | rollback`."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,14 +20,14 @@ Database = Annotated[
         "-d",
         metavar="URL",
         envvar="RATELIMIT_DATABASE",
-        help="Where the rules are: redis://…; with #NAME at its end, one of several.",
+        help="The rules database: redis://…. Append #NAME to select one of several.",
     ),
 ]
-Comment = Annotated[str, typer.Option("--comment", "-m", help="What changes, and why.")]
+Comment = Annotated[str, typer.Option("--comment", "-m", help="What changed, and why.")]
 
 app = typer.Typer(
     name="rules",
-    help="The rules database: every version, with its author, its time and a comment.",
+    help="Manage the rules database, which keeps versions with their author, time and comment.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
 )
@@ -41,32 +41,37 @@ def push(
     comment: Comment = "",
     author: Author = None,
     base: Annotated[
-        int | None, typer.Option("--base", metavar="VERSION", help="Refuse if a version after this one is there.")
+        int | None, typer.Option("--base", metavar="VERSION", help="Fail if there is a newer version than this one.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Make a file or a folder the newest version, if it would load. Exit 1 if not, and nothing changes."""
-    with _opened(database) as rules:
+    """Push a file or a folder as the newest version.
+
+    If its rules can't be loaded, nothing is pushed and the exit code is 1.
+    """
+    with _database(database) as rules:
         number = rules.push(file, author=author_of(author), comment=comment, base=base)
     _print_version(number, as_json=as_json)
 
 
 @app.command()
 def pull(
-    version: Annotated[int | None, typer.Argument(help="Which one, if not the newest.")] = None,
+    version: Annotated[int | None, typer.Argument(help="The version. Default: the newest.")] = None,
     *,
     database: Database,
-    to: Annotated[Path | None, typer.Option("--to", metavar="FOLDER", help="Write the files there.")] = None,
+    to: Annotated[Path | None, typer.Option("--to", metavar="FOLDER", help="Write the files to this folder.")] = None,
     as_json: Json = False,
 ) -> None:
     """Print the rules of a version, or write them to a folder."""
-    with _opened(database) as rules:
+    with _database(database) as rules:
         documents = rules.pull(version)
     files = {name: content for name, content in documents if isinstance(content, bytes)}
     if to is not None:
         to.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
-            (to / Path(name).name).write_bytes(content)  # a name from the database leads nowhere else
+            (to / Path(name).name).write_bytes(
+                content
+            )  # only the file name: a name in the database must not lead out of the folder
     if as_json:
         say_json({name: content.decode() for name, content in files.items()})
     elif to is not None:
@@ -78,8 +83,8 @@ def pull(
 
 @app.command("list")
 def list_(*, database: Database, most: Most = 20, as_json: Json = False) -> None:
-    """List the newest versions, the latest first."""
-    with _opened(database) as rules:
+    """List the newest versions. The newest is the first."""
+    with _database(database) as rules:
         found = rules.list(most)
     if as_json:
         say_json(found)
@@ -102,14 +107,14 @@ def list_(*, database: Database, most: Most = 20, as_json: Json = False) -> None
 
 @app.command()
 def diff(
-    old: Annotated[int, typer.Argument(help="A version.")],
-    new: Annotated[int | None, typer.Argument(help="Another, if not the newest.")] = None,
+    old: Annotated[int, typer.Argument(help="The old version.")],
+    new: Annotated[int | None, typer.Argument(help="The new version. Default: the newest.")] = None,
     *,
     database: Database,
     as_json: Json = False,
 ) -> None:
-    """Show what changed from one version to another, as `diff -u` would."""
-    with _opened(database) as rules:
+    """Show the changes between two versions, as `diff -u` does."""
+    with _database(database) as rules:
         changed = rules.diff(old, new)
     if as_json:
         say_json({"diff": changed})
@@ -119,15 +124,15 @@ def diff(
 
 @app.command()
 def rollback(
-    version: Annotated[int, typer.Argument(help="The version that was good.")],
+    version: Annotated[int, typer.Argument(help="The version to restore.")],
     *,
     database: Database,
     comment: Comment = "",
     author: Author = None,
     as_json: Json = False,
 ) -> None:
-    """Push an earlier version again, as the newest one."""
-    with _opened(database) as rules:
+    """Push an earlier version again, as the newest version."""
+    with _database(database) as rules:
         number = rules.rollback(version, author=author_of(author), comment=comment)
     _print_version(number, as_json=as_json)
 
@@ -140,8 +145,8 @@ def _print_version(number: int, *, as_json: bool) -> None:
 
 
 @contextmanager
-def _opened(url: str) -> Iterator[RulesDatabase]:
-    """The database, for one question; what goes wrong with it ends the command."""
+def _database(url: str) -> Iterator[RulesDatabase]:
+    """Yield the database, and close it afterwards. An error ends the command with a message."""
     try:
         database = RulesDatabase(url)
     except ValueError as error:
@@ -149,12 +154,12 @@ def _opened(url: str) -> Iterator[RulesDatabase]:
     try:
         yield database
     except Conflict as conflict:
-        fail(f"version {conflict.version} is there by now: pull it, and push again on top of it", Exit.PROBLEMS)
+        fail(f"version {conflict.version} was pushed first: pull it, add your changes, and push again", Exit.PROBLEMS)
     except LookupError as error:
         fail(str(error.args[0]), Exit.PROBLEMS)
     except ConfigurationError as error:
         say_lines(diagnostics([(problem, "error") for problem in error.problems]))
-        fail("these rules would not load, and nothing was pushed", Exit.PROBLEMS)
+        fail("these rules can't be loaded, so nothing was pushed", Exit.PROBLEMS)
     except StoreUnavailable as error:
         fail(f"the rules database does not answer: {error}", Exit.STORE_AWAY)
     finally:

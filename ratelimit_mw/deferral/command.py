@@ -11,7 +11,18 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from ratelimit_mw.cli.common import DEFAULT_CONFIG, Config, Exit, Json, Storage, fail, opened, say, say_json, say_table
+from ratelimit_mw.cli.common import (
+    DEFAULT_CONFIG,
+    Config,
+    Exit,
+    Json,
+    Storage,
+    fail,
+    open_limiter,
+    say,
+    say_json,
+    say_table,
+)
 from ratelimit_mw.deferral.stored_request import DeferredStatus
 from ratelimit_mw.errors import ConfigurationError, StoreUnavailable
 from ratelimit_mw.limiter import RateLimiter
@@ -31,7 +42,7 @@ app = typer.Typer(
 
 def deferring(config: str, storage: str | None) -> RateLimiter:
     """A limiter whose rules defer into a queue that this process can reach; or the end of the command."""
-    limiter = opened(config, storage)
+    limiter = open_limiter(config, storage)
     try:
         limiter.require(limiter.deferrals.require)
     except ConfigurationError as error:

@@ -10,7 +10,7 @@ RULE = "domain: shop\nrules:\n  - name: a\n    limit: 5 per minute\n"
 @pytest.mark.parametrize(
     ("text", "code", "printed"),
     [
-        pytest.param(RULE, 0, "r.yaml: 1 rule, would load\n", id="nothing to say"),
+        pytest.param(RULE, 0, "r.yaml: valid, 1 rule\n", id="nothing to say"),
         pytest.param(
             "domain: shop\nrules:\n  - name: a\n    limit: 5 per minit\n    burts: 3\n",
             1,
@@ -37,7 +37,7 @@ r.yaml:8:12: warning: rules[2].limit: 500 per hour can never deny: 5 per minute 
     8 |     limit: 500 per hour
       |            ^
 
-r.yaml: 3 rules, would load, 1 warning
+r.yaml: valid, 3 rules, 1 warning
 """,
             id="a warning",
         ),
@@ -138,4 +138,4 @@ def test_functions_are_found_in_the_folder_that_the_command_is_run_in(run):
 
 def test_a_file_in_shadow(run):
     Path("r.yaml").write_text("domain: d\nshadow: true\nrules:\n- {name: a, limit: 5 per minute}\n", "utf-8")
-    assert run("check", "r.yaml") == (0, "r.yaml: 1 rule, would load, nothing of d is enforced: shadow\n", "")
+    assert run("check", "r.yaml") == (0, "r.yaml: valid, 1 rule, shadow: d is not enforced\n", "")

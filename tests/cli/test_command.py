@@ -44,7 +44,7 @@ def test_it_is_a_module_too():
         cwd=ROOT,
         check=False,
     )
-    assert (ran.returncode, ran.stdout) == (0, "examples/ratelimits.yaml: 3 rules, would load\n")
+    assert (ran.returncode, ran.stdout) == (0, "examples/ratelimits.yaml: valid, 3 rules\n")
     assert ran.stderr.startswith("note: client.secret is empty")
 
 
@@ -52,7 +52,7 @@ def test_without_words_it_says_what_there_is():
     ran = command()
     assert ran.returncode == 2
     assert [name for name in COMMANDS if f" {name} " in ran.stdout] == COMMANDS
-    assert "Exit codes: 0 fine;" in ran.stdout
+    assert "Exit codes: 0 success;" in ran.stdout
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -105,7 +105,7 @@ def test_reset_of_one_client(ask, shop):
 )
 def test_a_wide_reset_is_asked_about(ask, shop, typed, code, left):
     found, _, said = ask("reset", "everything", typed=typed)
-    assert (found, "Forget 4 counters of 'everything'? [y/N]" in said) == (code, True)
+    assert (found, "Reset 4 counters of 'everything'? [y/N]" in said) == (code, True)
     assert shop.peek({"ip": "203.0.113.0", "path": "/"}).remaining == left
 
 
@@ -132,12 +132,12 @@ def test_counters_of_a_former_limit_are_reset_with_the_rule(ask, any_server):
         pytest.param(["show", "logn"], "there is no rule 'logn' with a limit (did you mean 'login'?)", id="no rule"),
         pytest.param(
             ["show", "login", "--tier", "gold"],
-            "none of tier makes a counter of 'login', which counts by ip, user",
+            "no counter of 'login' depends on tier: it counts by ip, user",
             id="not what it counts by",
         ),
-        pytest.param(["reset"], "name a rule, and optionally a client; or use --all alone", id="reset of nothing"),
+        pytest.param(["reset"], "give a rule, and optionally a client; or give only --all", id="reset of nothing"),
         pytest.param(
-            ["reset", "login", "--all"], "name a rule, and optionally a client; or use --all alone", id="both"
+            ["reset", "login", "--all"], "give a rule, and optionally a client; or give only --all", id="both"
         ),
     ],
 )

@@ -66,7 +66,7 @@ class TestRules:
         code, printed, said = rules("push", "ratelimits.yaml")
         assert code == 1
         assert "'fortnight' is not a unit of time" in printed
-        assert said == "ratelimit-mw: these rules would not load, and nothing was pushed\n"
+        assert said == "ratelimit-mw: these rules can't be loaded, so nothing was pushed\n"
         assert rules("list")[1] == "no rules have been pushed yet\n"
 
     def test_somebody_was_faster(self, rules):
@@ -74,7 +74,7 @@ class TestRules:
         code, _, said = rules("push", "ratelimits.yaml", "--base", "0")
         assert (code, said) == (
             1,
-            "ratelimit-mw: version 1 is there by now: pull it, and push again on top of it\n",
+            "ratelimit-mw: version 1 was pushed first: pull it, add your changes, and push again\n",
         )
 
     def test_a_version_that_there_is_not(self, rules):
@@ -104,7 +104,7 @@ class TestOverride:
         assert re.fullmatch(
             r"ip=203\.0\.113\.7: everything: 1000 per minute until \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC\n", printed
         )
-        assert override("set", "--ip", "198.51.100.0/24", "--block")[1] == "ip=198.51.100.0/24: blocked for good\n"
+        assert override("set", "--ip", "198.51.100.0/24", "--block")[1] == "ip=198.51.100.0/24: blocked without end\n"
         assert override("set", "--user", "ada", "--exempt")[0] == 0
         code, printed, _ = override("list")
         assert [line.split()[0].partition("=")[0] for line in printed.splitlines()] == ["client", "ip", "user", "ip"]
@@ -125,7 +125,7 @@ class TestOverride:
     def test_several_limits(self, override):
         options = ("--rule", "login", "-l", "9 per minute", "-l", "30 per hour")
         assert override("set", "--ip", "203.0.113.7", *options)[1].startswith(
-            "ip=203.0.113.7: login: 9 per minute, 30 per hour for good"
+            "ip=203.0.113.7: login: 9 per minute, 30 per hour without end"
         )
 
     @pytest.mark.parametrize(

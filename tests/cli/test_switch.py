@@ -17,7 +17,7 @@ def test_a_life(switch):
     assert printed.startswith("shop: off until ")
     assert printed.endswith(" UTC, by ada (incident 12)\n")
     assert switch() == (0, printed, error)
-    assert switch("shadow", "--author", "")[1] == "shop: shadow for good\n"
+    assert switch("shadow", "--author", "")[1] == "shop: shadow without end\n"
     assert switch("on")[:2] == (0, "shop: on\n")
     assert switch()[1] == "shop: on\n"
 
@@ -30,8 +30,8 @@ def test_for_programs(switch):
 
 def test_an_environment_that_says_otherwise_is_pointed_out(switch, monkeypatch):
     monkeypatch.setenv("RATELIMIT_MW", "on")
-    note = "note: RATELIMIT_MW=on is set here; a process that has it goes by that alone\n"
-    assert switch("off", "--author", "")[1:] == ("shop: off for good\n", note)
+    note = "note: RATELIMIT_MW=on is set here; a process with this variable ignores the switch\n"
+    assert switch("off", "--author", "")[1:] == ("shop: off without end\n", note)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_what_can_t_be_is_said(switch, words, said):
 def test_in_memory_there_is_the_environment_only(run):
     code, _, error = run("switch", "off")
     assert code == 2
-    assert "the switch lies where the counters do" in error
+    assert "the switch is stored with the counters" in error
     assert "RATELIMIT_MW" in error
 
 
