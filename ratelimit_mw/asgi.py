@@ -37,7 +37,7 @@ Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
-_Sent = Awaitable[None]  # named, for the annotations of a function made for each request are evaluated each time
+_Sent = Awaitable[None]  # has a name so that the annotations of a function made per request are cheap to evaluate
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _log = logging.getLogger("ratelimit_mw")
@@ -50,17 +50,17 @@ _POLICY_VIOLATION, _TRY_AGAIN_LATER = 1008, 1013  # codes of RFC 6455 and its re
 class RateLimitMiddleware:
     """Passes to `app` the requests that the rules allow, and answers all others.
 
-    It limits http and websocket scopes. Other scopes pass unchanged. When the lifespan ends, it closes the engine that
-    it made itself. `scope["ratelimit"]` is the decision, see `AsyncHandle`. It is set in the server's own scope, not
-    in a copy, so that middlewares further out can read what the router adds (`route`, `endpoint`).
+    It limits http and websocket scopes. Other scopes pass unchanged. When the lifespan ends, it closes the limiter
+    that it made itself. `scope["ratelimit"]` is the decision, see `AsyncHandle`. It is set in the server's own scope,
+    not in a copy, so that outer middlewares can read what the router adds (`route`, `endpoint`).
 
-    A request that must wait for its turn at a bucket waits here. This takes no thread. A request whose client leaves
-    keeps its turn, so that the requests behind it keep theirs.
+    A request that must wait for its turn at a bucket waits here. It occupies no thread. If its client leaves, it keeps
+    its turn, so that the turns of later requests stay the same.
 
-    Starlette and FastAPI build their middlewares inside the lifespan. There, servers read an exception as "this app
-    has no lifespan" and answer every request with a 500. So a middleware that is built there does not raise: it answers
-    with `lifespan.startup.failed` and the messages, and the server stops. If no lifespan runs (`--lifespan off`, an app
-    that is mounted in another), make the RateLimiter when the module is imported and pass it as `limiter`.
+    Starlette and FastAPI build their middlewares inside the lifespan. Servers take an exception there for "this app
+    has no lifespan" and answer every request with a 500. A middleware that is built there therefore does not raise. It
+    answers with `lifespan.startup.failed` and the messages, and the server stops. If no lifespan runs (`--lifespan
+    off`, an app that is mounted in another), make the RateLimiter when the module is imported and pass it as `limiter`.
 
     Args:
         app: The app.
@@ -84,8 +84,8 @@ class RateLimitMiddleware:
         self.app = app
         self._current: Callable[[], Rules]
         self._lifespan = app
-        self._kinds: frozenset[str] = frozenset()  # what is limited, once it is known that asyncio runs the app
-        self._usable, self._told_of_trio = False, False
+        self._kinds: frozenset[str] = frozenset()  # the limited scopes; none until asyncio is known to run
+        self._usable, self._trio_logged = False, False
         self._request = asgi_requests_of(app)
         try:
             used = limiter_for(config, limiter, storage)
@@ -97,8 +97,8 @@ class RateLimitMiddleware:
             return
         self._lifespan = lifespan_with(app, used, owned=limiter is None)
         self._limiter = used
-        self._engine = engine = used.engine
-        self._deferral = AsgiDeferral(app, used.deferrals, lambda rules: engine.planner.meter(rules).load())
+        self._engine = used.engine
+        self._deferral = AsgiDeferral(app, used.deferrals, used.engine.load)
         self._current = used.engine.current
         self._latest = used.response, _answers(used.rules)
         self._usable = True
@@ -107,9 +107,9 @@ class RateLimitMiddleware:
         """Serve one connection."""
         kind = scope["type"]
         if kind not in self._kinds:
-            await self._call_at_first(scope, receive, send)
+            await self._call_unknown(scope, receive, send)
             return
-        rules = self._current()  # once: the request goes by one version of the rules from beginning to end
+        rules = self._current()  # read once, so that one version of the rules applies to the whole request
         request = self._request(scope)
         meter = self._engine.planner.meter(rules) if rules.metered else None
         try:
@@ -119,8 +119,8 @@ class RateLimitMiddleware:
             replayed = rules.deferring and self._deferral.admits(request, rules)
             verdict = Verdict((), None) if replayed else await self._engine.adecide(request, rules=rules)
             scope["ratelimit"] = handle = AsyncHandle(verdict, self._limiter, request, rules)
-            answered, answers = self._latest
-            if answered is not rules.response:  # each version of the rules has its own
+            settings, answers = self._latest
+            if settings is not rules.response:  # the rules were reloaded
                 answers = _answers(rules)
                 self._latest = rules.response, answers
             if not verdict.allowed:
@@ -146,8 +146,8 @@ class RateLimitMiddleware:
                 meter.left(request)
             request.detach()
 
-    async def _call_at_first(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a connection of another kind, or the first one; by then it is known what runs the app."""
+    async def _call_unknown(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a scope that is not limited, or the first one that is. Only then can asyncio be told from trio."""
         kind = scope["type"]
         if kind not in _LIMITED and kind != "lifespan":
             await self.app(scope, receive, send)
@@ -164,14 +164,14 @@ class RateLimitMiddleware:
             self._kinds = _LIMITED
             await self(scope, receive, send)
         else:
-            if not self._told_of_trio:
-                self._told_of_trio = True
+            if not self._trio_logged:
+                self._trio_logged = True
                 _log.error("ratelimit_mw: no request is limited: %s", error)
             scope["ratelimit"] = AsyncHandle(Verdict((), None), self._limiter, AsgiRequest(scope), self._limiter.rules)
             await self.app(scope, receive, send)
 
     async def _serve(self, verdict: Verdict, request: AsgiRequest, rules: Rules, receive: Receive, send: Send) -> None:
-        """Let the app respond_asgi when the request's turn has come."""
+        """Call the app when the request's turn has come."""
         if verdict.delay:
             await asyncio.sleep(verdict.delay / SECOND)
         if rules.deferring:
@@ -219,7 +219,7 @@ async def _deny(answers: Answers[bytes], verdict: Verdict, request: Request, sen
         kind = "http.response"
     elif "websocket.http.response" in (scope.get("extensions") or ()):
         kind = "websocket.http.response"
-    else:  # closed before it is accepted, it becomes a 403 on the wire
+    else:  # the server answers with 403 if a WebSocket is closed before it is accepted
         code = _TRY_AGAIN_LATER if denial.status == HTTPStatus.SERVICE_UNAVAILABLE else _POLICY_VIOLATION
         await send({"type": "websocket.close", "code": code})
         return
@@ -235,10 +235,10 @@ def _raising(error: Exception) -> Callable[[], Rules]:
 
 
 def _inside_lifespan() -> bool:
-    """True where a framework builds the middleware while its app handles a lifespan scope.
+    """Whether a framework builds the middleware while its app handles a lifespan scope.
 
-    Only the callers can tell: uvicorn has a running loop when it imports the app, too. `scope` is what ASGI
-    calls the argument, in Starlette and elsewhere.
+    This is found by the frames of the callers, because uvicorn also has a running event loop when it imports the app.
+    ASGI calls the argument `scope`, and so do Starlette and other frameworks.
     """
     frame = inspect.currentframe()
     while frame is not None:

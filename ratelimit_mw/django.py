@@ -1,4 +1,4 @@
-"""Django: the middleware, the decorator of single views, and a request as rules read it."""
+"""Django: the middleware, the decorator for single views, and the requests that rules read."""
 
 import asyncio
 import logging
@@ -30,11 +30,12 @@ from ratelimit_mw.rules.domains import Rules
 __all__ = ["RateLimitMiddleware", "limited", "limiter"]
 
 _log = logging.getLogger("ratelimit_mw")
-_said: set[str] = set()
+_logged: set[str] = set()
+"""The kinds of exceptions that are logged already."""
 
 
 class Environ(DjangoRequest):
-    """A request under WSGI, whose user is looked up when a rule asks for it."""
+    """A Django request under WSGI. Its user is looked up when a rule needs it."""
 
     __slots__ = ("_visit",)
 
@@ -45,12 +46,12 @@ class Environ(DjangoRequest):
 
     @property
     def user(self) -> str | None:
-        """The primary key of the user who is logged in; None where no user is."""
+        """The primary key of the logged-in user; None if no user is logged in."""
         return user_of(self._visit)
 
 
 class Scope(AsgiRequest):
-    """A request under ASGI; see `Environ`."""
+    """A Django request under ASGI; see `Environ`."""
 
     __slots__ = ("_visit",)
 
@@ -70,9 +71,9 @@ class Scope(AsgiRequest):
 
 
 def _read_changes(request: Environ | Scope, visit: Any) -> None:
-    """Read the method and the path as Django routes them: a middleware before this one may have changed both.
+    """Read the method and the path as Django routes them, because an earlier middleware may have changed both.
 
-    Bytes that are not UTF-8 stay merged in `request.path`; Django tells them apart.
+    In `request.path`, all bytes that are not UTF-8 are the same character. Django keeps them distinct.
     """
     request.method = (visit.method or "GET").upper()
     path = visit.path_info or "/"
@@ -85,14 +86,15 @@ def _read_changes(request: Environ | Scope, visit: Any) -> None:
 
 
 def visitor(visit: Any) -> Environ | Scope:
-    """The request as rules read it."""
+    """The request in the form that rules read."""
     return Scope(visit) if hasattr(visit, "scope") else Environ(visit)
 
 
 def user_of(visit: Any) -> str | None:
-    """The primary key of the user who is logged in, by the session or as the view's REST framework finds out.
+    """The primary key of the logged-in user; None if there is none.
 
-    It may ask the database, and so it blocks. An error is logged once and means that no user is logged in.
+    The user is found by the session or by the authenticators of a REST framework view. This may query the database, so
+    it blocks. An error is logged once and means that no user is logged in.
     """
     try:
         user: Any = getattr(visit, "user", None)
@@ -101,15 +103,15 @@ def user_of(visit: Any) -> str | None:
         key = user.pk if user is not None and user.is_authenticated else None
     except Exception as error:  # noqa: BLE001 - a backend of the project's own may raise anything
         kind = type(error).__name__
-        if kind not in _said:
-            _said.add(kind)
-            _log.warning("the user of a request counts as absent: %s was raised (said once)", kind)
+        if kind not in _logged:
+            _logged.add(kind)
+            _log.warning("the user of a request counts as absent: %s was raised (logged once)", kind)
         return None
     return None if key is None else str(key)
 
 
 def _by_rest_framework(visit: Any) -> Any:
-    """The user that the view's authenticators recognise. The view asks them again for its own request."""
+    """The user that the authenticators of the view recognise. The view itself authenticates again later."""
     try:
         view = resolve(visit.path_info, getattr(visit, "urlconf", None)).func
     except Resolver404:
@@ -126,9 +128,9 @@ def _by_rest_framework(visit: Any) -> Any:
     try:
         made.request = made.initialize_request(visit)
         return made.request.user
-    except APIException:  # a token that is not valid: the view says so
+    except APIException:  # for example an invalid token, which the view will answer
         return None
-    finally:  # which the framework writes
+    finally:  # the framework has set `user` of the request
         if before is missing:
             vars(visit).pop("user", None)
         else:
@@ -141,8 +143,8 @@ def answer(denial: Denial[str]) -> HttpResponse:
     return HttpResponse(body, status=status, reason=phrase(status), headers=dict(headers))
 
 
-def tell(answers: Answers[str], response: HttpResponseBase, verdict: Verdict) -> None:
-    """Put our headers beside those of `response`."""
+def add_headers(answers: Answers[str], response: HttpResponseBase, verdict: Verdict) -> None:
+    """Add the rate-limit headers to `response`."""
     if not answers.rated:
         return
     own: Any = response.items()
@@ -151,14 +153,14 @@ def tell(answers: Answers[str], response: HttpResponseBase, verdict: Verdict) ->
 
 
 _lock = threading.Lock()
-_made: tuple[Any, RateLimiter, bool] | None = None  # one for a process: each test client makes its own middleware
+_made: tuple[Any, RateLimiter, bool] | None = None  # one per process, because each test client makes a middleware
 
 
 def limiter() -> RateLimiter:
-    """Return the engine that the setting `RATELIMIT` means.
+    """Return the limiter that the setting `RATELIMIT` specifies.
 
-    The setting has the rules, as `RateLimiter` takes them, or a limiter of your own. A limiter is given as an object,
-    or by its place, as "python:mysite.limits:limiter".
+    The setting has the rules, as for `RateLimiter`, or a limiter of your own. A limiter is given as an object or by its
+    import path, as in "python:mysite.limits:limiter".
 
     Raises:
         ImproperlyConfigured: The setting is missing or has another type.
@@ -175,7 +177,7 @@ def limiter() -> RateLimiter:
 
 
 def _limiter_of(wanted: Any) -> tuple[RateLimiter, bool]:
-    """The limiter that the setting means, and whether it was made for it."""
+    """The limiter for this value of the setting, and whether it was made here."""
     if isinstance(wanted, str) and wanted.startswith("python:"):
         wanted = import_string(wanted.removeprefix("python:").replace(":", "."))
     if isinstance(wanted, RateLimiter):
@@ -183,20 +185,21 @@ def _limiter_of(wanted: Any) -> tuple[RateLimiter, bool]:
     if isinstance(wanted, str | os.PathLike | Mapping):
         return RateLimiter(wanted), True
     raise ImproperlyConfigured(
-        f"RATELIMIT is {'missing' if wanted is None else type(wanted).__name__}: it has to be the path of the rules, "
-        "a mapping of the same shape, or a RateLimiter, in settings.py or by its place, python:mysite.limits:limiter"
+        f"RATELIMIT is {'missing' if wanted is None else type(wanted).__name__}: it must be the path of the rules, "
+        "a mapping with the rules, a RateLimiter, or the import path of one, as in python:mysite.limits:limiter"
     )
 
 
 class RateLimitMiddleware:
     """Passes to the project's views the requests that the rules allow, and answers all others.
 
-    The setting `RATELIMIT` has the rules, see `limiter`. The place of this middleware in MIDDLEWARE is after
-    AuthenticationMiddleware. The `user` of a rule is the primary key of the logged-in user, unless `client.user` says
-    something else. `request.ratelimit` is the decision, see `TwinHandle`.
+    The setting `RATELIMIT` has the rules, see `limiter`. This middleware must come after AuthenticationMiddleware in
+    MIDDLEWARE. The `user` of a rule is the primary key of the logged-in user, unless `client.user` is set.
+    `request.ratelimit` is the decision, see `TwinHandle`.
 
-    It awaits under ASGI, if Django lets it. Under WSGI it refuses rules that name an async function. A request that
-    the WSGI or ASGI middleware around the project has decided by rules of the same domain is not decided again.
+    Under ASGI it is asynchronous if the next middleware is. Under WSGI it refuses rules that name an async function. If
+    the WSGI or ASGI middleware around the project has decided on a request by rules of the same domain, this
+    middleware does not decide again.
 
     Args:
         get_response: The next middleware or the view. Django passes it.
@@ -221,8 +224,8 @@ class RateLimitMiddleware:
             self._engine.connect()
         if self._limiter.rules.deferring:
             _log.warning(
-                "on_limit: defer is done by the middlewares around an application, of ratelimit_mw.wsgi and .asgi; "
-                "where ratelimit_mw.django.RateLimitMiddleware decides, those requests are denied"
+                "on_limit: defer works only with the middlewares ratelimit_mw.wsgi and ratelimit_mw.asgi around the "
+                "application; ratelimit_mw.django.RateLimitMiddleware denies these requests"
             )
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
@@ -251,7 +254,7 @@ class RateLimitMiddleware:
             _keep(busy, response)
         if account is not None:
             self._engine.settlement.settle(account, self._concluded(account, response))
-        tell(answers, response, handle.reported)
+        add_headers(answers, response, handle.reported)
         return response
 
     async def _aserve(self, request: Any) -> HttpResponseBase:
@@ -281,11 +284,11 @@ class RateLimitMiddleware:
             _keep(busy, response)
         if account is not None:
             await self._engine.settlement.asettle(account, self._concluded(account, response))
-        tell(answers, response, handle.reported)
+        add_headers(answers, response, handle.reported)
         return response
 
     def _decided_around(self, request: Any, asked: Environ | Scope) -> Handle | None:
-        """The handle of the middleware around the project, where it has decided; the headers are written there."""
+        """The handle of the middleware around the project if it has decided. That one also adds the headers."""
         around = asked.context.get("ratelimit" if isinstance(asked, Scope) else "ratelimit.decision")
         if not isinstance(around, Handle) or around.domain != self._limiter.rules.domain:
             return None
@@ -297,17 +300,17 @@ class RateLimitMiddleware:
     ) -> tuple[TwinHandle, Answers[str]]:
         handle = TwinHandle(verdict, self._limiter, asked, rules)
         request.ratelimit = handle
-        if self._latest is None or self._latest[0] is not rules.response:  # each version of the rules has its own
+        if self._latest is None or self._latest[0] is not rules.response:  # the rules were reloaded
             self._latest = rules.response, Answers(rules.response, rules.attributes.address, name=str, value=str)
         return handle, self._latest[1]
 
     def _account(self, rules: Rules, verdict: Verdict) -> Account | None:
-        """The account of a request, where the response has to be looked at."""
+        """The account of a request if it depends on the response, otherwise None."""
         account = self._engine.settlement.account(verdict) if rules.settling else None
         return account if account is not None and account.settles else None
 
     def _concluded(self, account: Account, response: Any) -> list[Move]:
-        """What follows from a response; what is held is held until a streaming one is closed."""
+        """The moves that settle by the response. Concurrent places are released when a streaming response is closed."""
 
         def header(name: str) -> str | None:
             value: str | None = response.get(name)
@@ -327,7 +330,7 @@ class RateLimitMiddleware:
             self._engine.settlement.settle(account, account.end())
 
     def _load(self, rules: Rules, asked: Environ | Scope) -> ExitStack:
-        """Tells the meter of the process's load that a request is here, where a limit goes by that; left with it."""
+        """Count the request in the meter of the load, if the rules need it, until the returned stack is closed."""
         busy = ExitStack()
         if rules.metered:
             meter = self._engine.planner.meter(rules)
@@ -341,13 +344,13 @@ class RateLimitMiddleware:
 
 
 def _keep(busy: ExitStack, response: Any) -> None:
-    """A response that is streamed keeps its thread busy, or its task, until it is closed."""
+    """Keep the stack open until a streamed response is closed, because it occupies its thread or task until then."""
     if response.streaming:
         _at_close(response, busy.pop_all().close)
 
 
 def _at_close(response: Any, then: Callable[[], None]) -> None:
-    """Have the server do something more when it is done with a response."""
+    """Call `then` after the server has closed the response."""
     close = response.close
 
     def close_and_then() -> None:
@@ -356,21 +359,21 @@ def _at_close(response: Any, then: Callable[[], None]) -> None:
         finally:
             then()
 
-    response.close = close_and_then  # of this one alone
+    response.close = close_and_then  # only for this response
 
 
 _View = TypeVar("_View", bound=Callable[..., Any])
 
 
 def limited(rule: str, cost: int = 1) -> Callable[[_View], _View]:
-    """Make a decorator for views, async views too. Each call is first decided by one rule.
+    """Make a decorator for views and async views. Before each call, one rule decides on the request.
 
-    If the rule makes the request wait, the view waits. If it denies, the response is what `response` in the rules
-    says. Decorate methods with Django's `method_decorator`.
+    If the rule makes the request wait, the view waits. If the rule denies the request, the response is made by the
+    `response` section of the rules. Methods are decorated with Django's `method_decorator`.
 
     Args:
         rule: The name of the rule.
-        cost: What the request charges, as a multiple of the rule's `cost`. A whole number from 0.
+        cost: What the request is charged, as a multiple of the rule's `cost`. A whole number from 0 on.
 
     Raises:
         ValueError: The cost is negative.
@@ -398,6 +401,6 @@ def _handle(request: Any, rule: str) -> TwinHandle:
     handle = getattr(request, "ratelimit", None)
     if not isinstance(handle, TwinHandle):
         raise RuntimeError(
-            f"the rule {rule!r} can't be asked for: put 'ratelimit_mw.django.RateLimitMiddleware' into MIDDLEWARE"
+            f"the rule {rule!r} cannot be used: add 'ratelimit_mw.django.RateLimitMiddleware' to MIDDLEWARE"
         )
     return handle

@@ -1,4 +1,4 @@
-"""Limits inside a FastAPI app: dependencies ask for rules by their names. It needs the extra `fastapi`."""
+"""Limits inside a FastAPI app: dependencies that ask for rules by name. Requires the extra `fastapi`."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -31,16 +31,16 @@ _OF_THE_BODY = frozenset({"Content-Type", "Content-Length"})
 class RateLimited(HTTPException):
     """A rule denied the request.
 
-    After `add_rate_limits`, the answer is what `response` in the rules says. Without it, FastAPI answers as for any
-    HTTPException, with the same status and headers.
+    After `add_rate_limits`, the `response` section of the rules makes the answer. Without it, FastAPI answers as for
+    any HTTPException, with the same status and headers.
 
     Args:
-        decision: What was decided.
+        decision: The decision of the rule.
         denial: The status, the headers and the body of the answer.
 
     Attributes:
-        decision: What was decided.
-        response: The answer that the rules want, as a Starlette response.
+        decision: The decision of the rule.
+        response: The answer by the `response` section, as a Starlette response.
     """
 
     def __init__(self, decision: Decision, denial: Denial[str]) -> None:
@@ -53,17 +53,23 @@ class RateLimited(HTTPException):
 
 @dataclass(frozen=True)
 class Limited:
-    """A dependency, see `limited`. Two of the same rule and cost are one, and charge a request once."""
+    """A dependency, see `limited`. Those with the same rule and cost are equal, so they charge a request once."""
 
     rule: str
     cost: int = 1
 
     async def __call__(self, connection: HTTPConnection) -> Decision:
-        """Decide on a request or a WebSocket."""
+        """Decide on a request or a WebSocket.
+
+        Raises:
+            RateLimited: the rule denies the request.
+            WebSocketException: the rule denies a WebSocket, and the server cannot send a response to it.
+            RuntimeError: the middleware is not around the app.
+        """
         handle = connection.scope.get("ratelimit")
         if not isinstance(handle, AsyncHandle):
             raise RuntimeError(
-                f"the rule {self.rule!r} can't be asked for: the middleware is not around this app; write "
+                f"the rule {self.rule!r} cannot be used: the middleware is not around this app; write "
                 "ratelimit_mw.fastapi.add_rate_limits(app, config)"
             )
         decision, denial = await handle.enforce(self.rule, self.cost)
@@ -78,14 +84,14 @@ class Limited:
 
 
 def limited(rule: str, cost: int = 1) -> Limited:
-    """Make a dependency that decides by one rule, as `Depends(limited("mail"))`.
+    """Make a dependency that decides by one rule, as in `Depends(limited("mail"))`.
 
     The dependency charges the request if it is allowed, waits if the rule makes it wait, and returns the Decision. It
     needs the middleware, which `add_rate_limits` adds; without it, a request raises RuntimeError.
 
     Args:
         rule: The name of the rule.
-        cost: What the request charges, as a multiple of the rule's `cost`. A whole number from 0.
+        cost: What the request is charged, as a multiple of the rule's `cost`. A whole number from 0 on.
 
     Raises:
         RateLimited: The rule denies the request. It is raised when the dependency is called.
@@ -101,11 +107,11 @@ def add_rate_limits(
     limiter: RateLimiter | None = None,
     storage: str | Store | None = None,
 ) -> None:
-    """Add the middleware to a FastAPI app, and what `limited` needs.
+    """Add the middleware to a FastAPI app, and the error handler and OpenAPI entries that `limited` needs.
 
-    Denials by `limited` are answered like those of the middleware. Each operation with such a dependency has the
-    denial in the OpenAPI schema of the app. The app does not start if it asks for a rule that the rules do not have,
-    or for one that depends on the response.
+    Denials by `limited` are answered like those of the middleware. The OpenAPI schema describes the denial in each
+    operation with such a dependency. The app does not start if a dependency names an unknown rule, or a rule that
+    depends on the response.
 
     Args:
         app: The app.
@@ -119,7 +125,7 @@ def add_rate_limits(
     """
     used = limiter_for(config, limiter, storage)
     app.add_middleware(_Middleware, within=app, limiter=used, owned=limiter is None)
-    handler: Any = _answer  # Starlette's types know handlers of requests, and handlers of WebSockets, but none of both
+    handler: Any = _answer  # Starlette has types for handlers of requests and of WebSockets, not for one of both
     app.add_exception_handler(RateLimited, handler)
     openapi = app.openapi
 
@@ -132,7 +138,7 @@ def add_rate_limits(
 
 
 async def _answer(connection: Request | WebSocket, denied: Any) -> Response | None:
-    """The answer to a denied request. To a WebSocket it is sent here: older Starlettes leave that to the handler."""
+    """The answer to a denied request. A WebSocket is answered here, as older versions of Starlette do not do so."""
     response: Response = denied.response
     if isinstance(connection, WebSocket):
         await connection.send_denial_response(response)
@@ -141,7 +147,7 @@ async def _answer(connection: Request | WebSocket, denied: Any) -> Response | No
 
 
 class _Middleware(RateLimitMiddleware):
-    """Sees at start that the rules have what the app asks for, and at the end that what was made for it is closed."""
+    """Also checks at startup that the rules have the names that the app uses. Closes an owned limiter at the end."""
 
     def __init__(self, app: ASGIApp, *, within: FastAPI, limiter: RateLimiter, owned: bool) -> None:
         super().__init__(app, limiter=limiter)
@@ -165,7 +171,7 @@ class _Middleware(RateLimitMiddleware):
 
 
 def _routes(app: FastAPI) -> Iterator[Any]:
-    """The routes with dependencies, those of included routers too, which newer versions keep apart."""
+    """The routes with dependencies. Newer versions of FastAPI list those of included routers separately."""
     walk: Any = getattr(routing, "iter_route_contexts", iter)
     for route in walk(app.routes):
         if getattr(route, "dependant", None) is not None:
@@ -183,7 +189,7 @@ def _limits_of(route: Any) -> list[Limited]:
 
 
 def _document(app: FastAPI, schema: dict[str, Any], limiter: RateLimiter) -> None:
-    """Write into the operations that are limited what a denial looks like, where they say nothing of it themselves."""
+    """Add the denial to the OpenAPI operations with a limit, unless they describe a response of that status."""
     own = {rule.name: rule.status for rule in limiter.rules.rules if rule.status}
     paths = schema.get("paths", {})
     for route in _routes(app):
@@ -199,17 +205,15 @@ def _described(status: int, settings: ResponseSettings) -> dict[str, Any]:
     sent = settings.headers.denied
     headers = {}
     if "retry-after" in sent:
-        headers["Retry-After"] = _whole("Seconds after which the same request is let through")
+        headers["Retry-After"] = _whole("Seconds after which the same request is allowed")
     if "x-ratelimit" in sent:
         headers["X-RateLimit-Limit"] = _whole("Requests that are allowed")
-        headers["X-RateLimit-Remaining"] = _whole("Requests that are left")
-        at = "At which second of the epoch" if settings.reset == "epoch" else "In how many seconds"
-        headers["X-RateLimit-Reset"] = _whole(f"{at} all of them are there again")
+        headers["X-RateLimit-Remaining"] = _whole("Requests that remain")
+        unit = "Epoch time in seconds" if settings.reset == "epoch" else "Seconds"
+        headers["X-RateLimit-Reset"] = _whole(f"{unit} until all requests are available again")
     if "ratelimit" in sent:
-        headers["RateLimit-Policy"] = _text(
-            "What is allowed: each policy with its quota, q, and its window in seconds, w"
-        )
-        headers["RateLimit"] = _text("What is left of each policy, r, and in how many seconds there is more, t")
+        headers["RateLimit-Policy"] = _text("The policies, each with its quota (q) and its window in seconds (w)")
+        headers["RateLimit"] = _text("What remains of each policy (r), and the seconds until there is more (t)")
     content: dict[str, Any] = {}
     for body in settings.body:
         found = format_of(body, None)

@@ -1,4 +1,4 @@
-"""Limits inside a Flask app: its views ask for rules by their names. The extra `flask` brings what this needs."""
+"""Limits inside a Flask app: views that ask for rules by name. Requires the extra `flask`."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -20,20 +20,20 @@ _R = TypeVar("_R")
 class RateLimited(TooManyRequests):
     """A rule denied the request.
 
-    Flask answers as `response` in the rules says. An error handler for this class or for 429 may answer in another
-    way. `get_response()` is the answer that the rules want.
+    The `response` section of the rules makes the answer. An error handler for this class or for 429 may answer in
+    another way. `get_response()` returns the answer by the `response` section.
 
     Args:
-        decision: What was decided.
+        decision: The decision of the rule.
         denial: The status, the headers and the body of the answer.
 
     Attributes:
-        decision: What was decided.
+        decision: The decision of the rule.
         code: The status of the answer.
     """
 
     def __init__(self, decision: Decision, denial: Denial[str]) -> None:
-        # A list: for bytes, werkzeug would set the length again, and a HEAD response has no body.
+        # A list, because for bytes werkzeug sets the length again, which is 0 for the empty body of a HEAD response.
         super().__init__(response=Response([denial.body], denial.status, denial.headers))
         self.code = denial.status
         self.decision = decision
@@ -46,7 +46,7 @@ def enforce(rule: str, cost: int = 1) -> Decision:
 
     Args:
         rule: The name of the rule.
-        cost: What the request charges, as a multiple of the rule's `cost`. A whole number from 0.
+        cost: What the request is charged, as a multiple of the rule's `cost`. A whole number from 0 on.
 
     Returns:
         The decision.
@@ -59,7 +59,7 @@ def enforce(rule: str, cost: int = 1) -> Decision:
     handle = request.environ.get("ratelimit.decision")
     if not isinstance(handle, BlockingHandle):
         raise RuntimeError(
-            f"the rule {rule!r} can't be asked for: the middleware is not around this app; write "
+            f"the rule {rule!r} cannot be used: the middleware is not around this app; write "
             "app.wsgi_app = ratelimit_mw.wsgi.RateLimitMiddleware(app.wsgi_app, config=…)"
         )
     decision, denial = handle.enforce(rule, cost)
@@ -69,13 +69,13 @@ def enforce(rule: str, cost: int = 1) -> Decision:
 
 
 def limited(rule: str, cost: int = 1) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """Make a decorator for views, async views too. Each call is first decided by one rule, as `enforce` does.
+    """Make a decorator for views and async views. Before each call, one rule decides on the request, see `enforce`.
 
-    It belongs below `@app.route`, which must see the decorated view.
+    Write it below `@app.route`, which must get the decorated view.
 
     Args:
         rule: The name of the rule.
-        cost: What the request charges, as a multiple of the rule's `cost`. A whole number from 0.
+        cost: What the request is charged, as a multiple of the rule's `cost`. A whole number from 0 on.
 
     Raises:
         RateLimited: The rule denies the request. This and the errors of `enforce` are raised when the view is called.

@@ -20,7 +20,7 @@ from ratelimit_mw.stores import Store
 
 __all__ = ["RateLimitMiddleware"]
 
-# Named here, for the annotations of a function made for each request are evaluated for each request.
+# These have names so that the annotations of a function made per request are cheap to evaluate.
 _Headers = list[tuple[str, str]]
 _ExcInfo = tuple[type[BaseException], BaseException, TracebackType] | tuple[None, None, None] | None
 _Write = Callable[[bytes], object]
@@ -32,15 +32,15 @@ class RateLimitMiddleware:
     `environ["ratelimit.decision"]` is the decision, see `BlockingHandle`.
 
     Frameworks differ in how they read unusual requests, for example a cookie that is sent twice. Such a request is
-    counted under each value. A Django app has one reading. It is recognised inside other middlewares, too, if these
-    keep it in `app`, `wsgi_app` or `application`.
+    counted under each value. For a Django app, only Django's reading is used. A Django app is also recognised inside
+    other middlewares if they keep it in `app`, `wsgi_app` or `application`.
 
     A request that must wait for its turn at a bucket waits here, in its thread. At most `max_waiting` threads wait.
-    A request that finds no free place to wait is denied.
+    If they all wait, a request that must wait is denied.
 
-    The iterable of the app goes to the server unchanged: nothing is buffered, the server calls `close()`, and
-    `wsgi.file_wrapper` works. It is wrapped only for a limit that is `N concurrent` or depends on the load, because
-    such a limit must know when the response ends.
+    The iterable of the app is passed to the server unchanged. Nothing is buffered, the server calls `close()`, and
+    `wsgi.file_wrapper` works. The iterable is wrapped only for limits that are `N concurrent` or depend on the load,
+    because such a limit must know when the response ends.
 
     Args:
         app: The app.
@@ -68,14 +68,14 @@ class RateLimitMiddleware:
         self.app = app
         self._request = wsgi_requests_of(app)
         self._limiter = used
-        self._engine = engine = used.engine
-        self._deferral = WsgiDeferral(app, used.deferrals, lambda rules: engine.planner.meter(rules).load())
+        self._engine = used.engine
+        self._deferral = WsgiDeferral(app, used.deferrals, used.engine.load)
         self._latest = used.response, _answers(used.rules)
-        engine.connect()  # WSGI servers do not tell apps of their start: most import the app in each worker
+        used.engine.connect()  # WSGI has no startup event, but most servers import the app in each worker
 
     def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         """Serve one request."""
-        rules = self._engine.current()  # once: the request goes by one version of the rules from beginning to end
+        rules = self._engine.current()  # read once, so that one version of the rules applies to the whole request
         if not rules.metered:
             return self._serve(rules, environ, start_response)
         meter = self._engine.planner.meter(rules)
@@ -83,10 +83,10 @@ class RateLimitMiddleware:
         try:
             meter.arrived(WSGI_CAPACITY, here)
             body = self._serve(rules, environ, start_response)
-            if not isinstance(body, list | tuple):  # the thread is busy as long as it streams
+            if not isinstance(body, list | tuple):  # a streamed response occupies the thread until it ends
                 return ClosingIterable(body, partial(meter.left, here))
             meter.left(here)
-        except BaseException:  # an exception from elsewhere, too
+        except BaseException:  # also an asynchronous exception
             meter.left(here)
             raise
         return body
@@ -99,8 +99,8 @@ class RateLimitMiddleware:
         replayed = rules.deferring and self._deferral.admits(request, rules)
         verdict = Verdict((), None) if replayed else engine.decide_in_turn(request, rules=rules)
         environ["ratelimit.decision"] = handle = BlockingHandle(verdict, self._limiter, request, rules)
-        answered, answers = self._latest
-        if answered is not rules.response:  # each version of the rules has its own
+        settings, answers = self._latest
+        if settings is not rules.response:  # the rules were reloaded
             answers = _answers(rules)
             self._latest = rules.response, answers
         if not verdict.allowed:

@@ -203,6 +203,10 @@ class Engine:
             retriever.watch()
         return retriever.rules
 
+    def load(self, rules: Rules) -> float:
+        """The load of this process, from 0 to 1, as the `load` section of `rules` measures it."""
+        return self.planner.meter(rules).load()
+
     def decide(
         self,
         request: Request,

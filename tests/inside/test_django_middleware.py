@@ -133,7 +133,7 @@ def test_what_is_deferred_is_denied_here_and_said_so(any_server, me, caplog):
     rule = {"name": "r", **WHO, "limit": "1 per hour", "on_limit": "defer"}
     with RateLimiter({"domain": "d", "rules": [rule]}, storage=any_server.url) as limiter, settings(limiter):
         assert [answer.status_code for answer in blocking(["/free", "/free"], me)] == [200, 429]
-    assert "those requests are denied" in caplog.text
+    assert "RateLimitMiddleware denies these requests" in caplog.text
 
 
 @EACH
@@ -232,8 +232,8 @@ def test_without_the_middleware_it_says_what_is_missing():
 @pytest.mark.parametrize(
     ("value", "error", "message"),
     [
-        pytest.param(None, ImproperlyConfigured, "RATELIMIT is missing: it has to be the path", id="missing"),
-        pytest.param(5, ImproperlyConfigured, "RATELIMIT is int: it has to be the path", id="a number"),
+        pytest.param(None, ImproperlyConfigured, "RATELIMIT is missing: it must be the path", id="missing"),
+        pytest.param(5, ImproperlyConfigured, "RATELIMIT is int: it must be the path", id="a number"),
         pytest.param("python:tests.inside.rules:RULES.x", ImportError, "RULES", id="nowhere"),
         pytest.param({"domain": "d", "rules": [{"name": "r"}]}, ConfigurationError, "'limit' is missing", id="rules"),
         pytest.param("/nowhere.yaml", ConfigurationError, "nowhere", id="no such file"),
