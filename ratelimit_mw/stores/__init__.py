@@ -38,7 +38,7 @@ def open_store(settings: StorageSettings, clock: Clock | None = None) -> Store:
     """
     scheme = settings.url.partition("://")[0]
     if scheme not in SCHEMES:
-        raise ValueError(f"storage url begins with {scheme!r}: it has to begin with one of {', '.join(SCHEMES)}")
+        raise ValueError(f"storage url begins with {scheme!r}: it must begin with one of {', '.join(SCHEMES)}")
     module = import_module(SCHEMES[scheme])  # imported on demand: redis-py is slow to import
     store: Store = module.open_store(settings, clock)
     return DenyCache(store, clock=clock) if store.remote else store

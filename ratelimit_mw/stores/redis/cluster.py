@@ -1,4 +1,4 @@
-"""The store on a Redis Cluster: each counter of a request is asked on the node that serves its slot."""
+"""The store on a Redis Cluster. Each counter of a request is asked on the node that serves its slot."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ from ratelimit_mw.stores.redis.topology import Topology, converse_by_slot, slot_
 
 
 class Node(Server):
-    """One node of the cluster. It counts as back when it decides again, or when other nodes serve its slots."""
+    """One node of the cluster. It counts as available when it decides again or when other nodes serve its slots."""
 
     def __init__(
         self, address: Address, topology: Topology, endpoint: Direct, timeout: float, clock: Clock | None
@@ -45,10 +45,9 @@ Result = Reply | StoreUnavailable
 
 
 class ClusterTime(int):
-    """The time of a decision over several slots: the latest of the nodes' clocks, and each of them in `of_slot`.
+    """The time of a decision over several slots. It is the latest of the nodes' clocks; `of_slot` has each of them.
 
-    A refund names the time of the charge, as reported in the reply, and each node must be given the time of its own
-    clock.
+    A refund has the time of the charge, which must be the time of the node's own clock.
     """
 
     of_slot: Mapping[int, int]
@@ -70,22 +69,26 @@ def by_slot(keys: Sequence[str]) -> dict[int, list[int]]:
 
 
 def _within(intent: Intent, slot: int) -> Intent:
-    """The intent for the asks that lie in `slot`."""
+    """The intent for the asks in `slot`."""
     return intent._replace(slot=slot, charged_at=_in_slot(intent.charged_at, slot))
 
 
-def _in_slot(moment: int | None, slot: int) -> int | None:
-    """A moment by the clock of the node that serves `slot`."""
-    return moment.of_slot.get(slot, moment) if isinstance(moment, ClusterTime) else moment
+def _in_slot(charged_at: int | None, slot: int) -> int | None:
+    """The time of a charge by the clock of the node that serves `slot`."""
+    return charged_at.of_slot.get(slot, charged_at) if isinstance(charged_at, ClusterTime) else charged_at
 
 
 _NO_OUTCOME = Outcome(True, 0, 0)
 
 
 class MultiSlotRequest:
-    """A request whose counters lie in several slots. It is charged in all slots or in none.
+    """A request whose counters are in several slots. It is charged in all slots or in none.
 
-    The parts of a decision are all or nothing: where one denies, what the others took is given back.
+    If one slot denies the request, the charges in the other slots are refunded.
+
+    Args:
+        request: the whole request.
+        places: the indices of the asks in each slot.
     """
 
     def __init__(self, request: StoreRequest, places: Mapping[int, Sequence[int]]) -> None:
@@ -121,10 +124,15 @@ class MultiSlotRequest:
         return list(taken.values())
 
     def reply(self, looks: Sequence[Result]) -> Reply:
-        """The reply to the whole request. `looks` are the results of the refunds.
+        """The reply to the whole request.
 
-        Raises StoreUnavailable where a part is silent, unless another denies the request: that is certain enough, and
-        of the silent one the reply says that it does not deny.
+        If one slot denies the request, the counters of a slot that did not answer are reported as allowed.
+
+        Args:
+            looks: the results of the refunds that `returns` has returned.
+
+        Raises:
+            StoreUnavailable: a slot did not answer, and no other slot denies the request.
         """
         for number, look in zip(self._returned, looks, strict=True):
             first = self._results[number]
@@ -292,7 +300,7 @@ class ClusterStore(Store):
         return self._node(address), (asks, intent._replace(asking=error.asking))
 
     def _ask_all(self, requests: Sequence[StoreRequest], deadline: float) -> list[Result]:
-        """What becomes of each, all under way at once: the first in this thread, the others in threads of their own."""
+        """The results of the requests, which are sent at the same time. All but the first have their own threads."""
         results: list[Result] = [_no_answer(request) for request in requests]
 
         def ask_one(place: int) -> None:
@@ -306,7 +314,7 @@ class ClusterStore(Store):
             thread = threading.Thread(target=ask_one, args=(place,), name="ratelimit_mw slot", daemon=True)
             try:
                 thread.start()
-            except RuntimeError:  # no more threads: one after the other, then
+            except RuntimeError:  # no thread available: ask in this thread
                 ask_one(place)
             else:
                 threads.append(thread)
@@ -344,11 +352,12 @@ class ClusterStore(Store):
 
 
 def open_store(settings: StorageSettings, clock: Clock | None) -> Store:
-    """The store of redis+cluster://."""
+    """The store for redis+cluster://."""
     return ClusterStore(settings.url, timeout=settings.timeout, clock=clock)
 
 
 def _pauses() -> Iterator[float]:
+    """The seconds to wait after each attempt at a slot."""
     return itertools.chain((0, 0), itertools.repeat(_PAUSE))
 
 

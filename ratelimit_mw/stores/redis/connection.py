@@ -1,4 +1,4 @@
-"""The connection of threads (`Blocking`), and what it shares with that of tasks: the setup of redis-py.
+"""The connection for threads (`Blocking`), and the setup of redis-py that connections for tasks also use.
 
 redis-py makes the connection; its private attributes are used only in this file. Commands are sent and replies are
 read here, because redis-py's own reading has no deadline over several reads.
@@ -19,7 +19,7 @@ from ratelimit_mw.model import Reply
 from ratelimit_mw.stores.redis.codec import PENDING, Command, Conversation, Replies, packed
 
 GRACE = 0.01
-"""Seconds by which a deadline is extended for a reply that has arrived while the process itself was held up."""
+"""Seconds by which a deadline is extended, for a reply that has arrived while the process itself was delayed."""
 
 HANDSHAKE_TIMEOUT = 1.0
 """Seconds that each step of connecting may take. Requests do not wait for it: connecting goes on in the background."""
@@ -27,7 +27,7 @@ HANDSHAKE_TIMEOUT = 1.0
 FIRST_CONNECTION = 1.0
 """Seconds that requests may wait for the very first connection of a process, which takes longest."""
 
-_OF_POOLS = ("max_connections", "timeout")
+_POOL_OPTIONS = ("max_connections", "timeout")
 """Options of a URL that are for redis-py's connection pools, which are not used here."""
 
 
@@ -45,7 +45,7 @@ def connection(url: str, module: Any, patience: float, place: Mapping[str, str |
     """
     options = module.parse_url(url) | place
     kind = options.pop("connection_class", module.Connection)
-    for name in _OF_POOLS:
+    for name in _POOL_OPTIONS:
         options.pop(name, None)
     options |= {
         "socket_timeout": patience,
@@ -117,7 +117,7 @@ _IDLE = 0.05
 
 NO_ANSWER = "no answer within the deadline"
 
-_OURS = ("ratelimit_mw", "socket", "ssl", "gevent", "eventlet")
+_SOCKET_PACKAGES = ("ratelimit_mw", "socket", "ssl", "gevent", "eventlet")
 """The packages whose exceptions come from the socket."""
 
 
@@ -175,7 +175,7 @@ class Blocking:
         self._used = time.monotonic()
 
     def carry(self, conversation: Conversation, deadline: float) -> list[Reply | StoreUnavailable]:
-        """Hold `conversation` with the server and return its result. `deadline` is by the monotonic clock."""
+        """Carry out `conversation` with the server and return its result. `deadline` is by the monotonic clock."""
         return self.carry_on(Exchange(lambda: conversation), deadline)
 
     def carry_on(self, exchange: "Exchange", deadline: float) -> list[Reply | StoreUnavailable]:
@@ -217,7 +217,7 @@ class Blocking:
                 if left <= GRACE:
                     if late:
                         raise NoAnswer(NO_ANSWER)
-                    late, left = True, GRACE  # only once, so that a slowly dripping reply is not waited for
+                    late, left = True, GRACE  # only once, because a slow reply could extend it again and again
                 sock.settimeout(left)
                 received.extend(map(sock.recv, _READ_SIZE))
                 if not received[-1]:
@@ -266,4 +266,4 @@ def _is_foreign(error: BaseException) -> bool:
     frame = error.__traceback__
     while frame is not None and frame.tb_next is not None:
         frame = frame.tb_next
-    return frame is not None and frame.tb_frame.f_globals.get("__name__", "").partition(".")[0] not in _OURS
+    return frame is not None and frame.tb_frame.f_globals.get("__name__", "").partition(".")[0] not in _SOCKET_PACKAGES

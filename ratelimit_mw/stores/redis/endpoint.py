@@ -30,7 +30,7 @@ def split(url: str) -> Parts:
     """
     found = _URL.match(url)
     if not found:
-        raise ValueError(f"it has to be scheme://host:port, not {url!r}")
+        raise ValueError(f"it must be scheme://host:port, not {url!r}")
     credentials, _, hosts = found["netloc"].rpartition("@")
     return Parts(found["scheme"], credentials, hosts, found["path"], found["query"] or "")
 
@@ -123,7 +123,7 @@ class Spread(NamedTuple):
         for text in parts.hosts.split(","):
             place = urlsplit(f"//{text}")
             if not place.hostname:
-                raise ValueError(f"a host is missing in {parts.hosts!r}: it has to be host:port,host:port")
+                raise ValueError(f"a host is missing in {parts.hosts!r}: it must be host:port,host:port")
             addresses.append((place.hostname, place.port or port))
         options = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
         scheme = "rediss" if options.pop("tls", "").lower() in _YES else "redis"

@@ -14,15 +14,15 @@ from ratelimit_mw.stores.redis.codec import MOST, Conversation, away
 from ratelimit_mw.stores.redis.connection import GRACE, NO_ANSWER
 from ratelimit_mw.stores.redis.streaming import Streaming
 
-_UNDER_WAY = 2
-"""The batches that a near server has at once: it decides one while this process reads and writes the other."""
+_MAX_BATCHES = 2
+"""The most batches that a near server has at once. It decides one while this process reads and writes the other."""
 
-_HELD_BACK = 1 / 50
+_HOLD_BACK = 1 / 50
 """The share of the timeout for which a request waits for one of these batches to return. If none returns, the server
 is far away, and more batches are sent."""
 
-_WHOLE = 0.9
-"""The share of the timeout that counts as all of it, because a batch may be sent a little after its requests came."""
+_NEARLY_ALL = 0.9
+"""The share of the timeout that counts as all of it. A batch may be sent a little after its requests came."""
 
 _EARLY = 0.001
 """Seconds by which a timer may fire early."""
@@ -133,11 +133,11 @@ class LoopBatcher:
         if (connection is None or self._silent) and self._attempt is None:
             self._begin_connecting()
         if connection is not None and not self._silent:
-            self._send(connection, _UNDER_WAY)
+            self._send(connection, _MAX_BATCHES)
             if self._waiting and not self._pressing:
                 self._pressing = True
                 loop = asyncio.get_running_loop()
-                loop.call_later(self._timeout * _HELD_BACK, self._press, context=self._context)
+                loop.call_later(self._timeout * _HOLD_BACK, self._press, context=self._context)
         self._watch()
 
     def _press(self) -> None:
@@ -284,7 +284,7 @@ class LoopBatcher:
         self._watch_timer = None
         loop, oldest = asyncio.get_running_loop(), self._oldest()
         if oldest and loop.time() >= self._due(oldest) - GRACE:
-            # The grace begins now: if the loop was held up, replies that have arrived are handled first.
+            # The grace begins now. If the loop was blocked, it handles replies that have arrived first.
             self._watch_timer = loop.call_later(GRACE, self._expire, context=self._context)
         else:
             self._watch()
@@ -305,7 +305,7 @@ class LoopBatcher:
     def _store_is_silent(self) -> bool:
         """Whether the store has answered nothing in time for a whole timeout.
 
-        A request may also be late because the loop was held up before it was sent, which is not the store's failure.
+        A request may also be late because the loop was blocked before it was sent. That is not the store's failure.
         """
         if self._connection is None or self._attempt:
             asked_at = self._attempted_at
@@ -313,7 +313,7 @@ class LoopBatcher:
             asked_at = self._under_way[0][0]
         else:
             return False
-        return monotonic() - max(asked_at, self._answered_at) > self._timeout * _WHOLE
+        return monotonic() - max(asked_at, self._answered_at) > self._timeout * _NEARLY_ALL
 
     def _fail_all(self) -> None:
         """Fail all requests but keep the connection: a later reply shows that the store is back."""

@@ -62,7 +62,8 @@ _CLUSTER = "redis+cluster://"
 class CommandClient:
     """Sends single commands to the server or cluster at a storage URL, one at a time.
 
-    Connects on first use. Threads may share it, and it is safe after a fork. Raises ValueError for a malformed URL.
+    It connects on first use. Threads may share it, and it may be used after a fork. Raises ValueError for a malformed
+    URL.
     """
 
     _lock = lazy(lock)
@@ -261,7 +262,7 @@ class RedisRecords:
         try:
             yield
         except (ValueError, TypeError, AttributeError, IndexError) as error:
-            message = f"{self.name}: what is kept under {key} can't be read ({error})"
+            message = f"{self.name}: the records under {key} cannot be read ({error})"
             if key not in self._unreadable:
                 self._unreadable.add(key)
                 logger.warning("%s", message)

@@ -38,10 +38,10 @@ _log = logging.getLogger("ratelimit_mw")
 _PAUSE = 0.25, 0.4
 """The range of seconds between two probes. Each pause is random, so that processes do not probe at the same time."""
 
-_AT_ONCE = 4
+_MANY_PROBES = 4
 """The number of unfinished probes from which the pauses become longer."""
 
-_LONGEST_PAUSE = 1.0
+_MAX_PAUSE = 1.0
 """The longest pause between two probes, in seconds."""
 
 
@@ -113,7 +113,7 @@ class Breaker:
         probes: list[threading.Thread] = []
         try:
             while not self._stopped.wait(
-                min(_chance.uniform(*_PAUSE) * max(len(probes) / _AT_ONCE, 1), _LONGEST_PAUSE)
+                min(_chance.uniform(*_PAUSE) * max(len(probes) / _MANY_PROBES, 1), _MAX_PAUSE)
             ):
                 if self.closings != seen or self._watching.get(None) is not threading.current_thread():
                     return
@@ -144,7 +144,7 @@ class Server(Store):
     """Asks the server at `endpoint`, called `name` in the log, within `timeout` seconds for each request.
 
     Threads share one connection, and each event loop has its own. Requests that wait at the same time are sent
-    together. Safe after a fork.
+    together. The store may be used after a fork.
 
     Args:
         endpoint: makes connections to the server.
@@ -184,7 +184,7 @@ class Server(Store):
         self._begin()
 
     def _begin(self) -> None:
-        """Start with no connection and no lock held: at first, and in the child of a fork."""
+        """Reset to no connections and unlocked locks. Called by the constructor and in the child of a fork."""
         self._breaker = Breaker(self._name)
         self._threads = self._thread_batcher()
         self._lanes = ConnectionPool(self._threads, self._thread_batcher, self._timeout)
@@ -203,7 +203,7 @@ class Server(Store):
         return self._breaker.open
 
     def ask(self, request: StoreRequest, timeout: float | None = None) -> Reply:
-        """The server's reply within the timeout, its own or the one given, or StoreUnavailable."""
+        """See `Store`. `timeout` replaces the store's own timeout, in seconds."""
         breaker = self._breaker
         if breaker.open:
             raise StoreUnavailable(_AWAY)
@@ -294,7 +294,7 @@ class Server(Store):
         self._decide_alone(f"{domain}:probe:{{{os.getpid()}}}")
 
     def _decide_alone(self, key: str, slot: int = 0) -> None:
-        """Make one decision on a separate connection. A PING would not do: the server may still refuse to write."""
+        """Make one decision on a separate connection. A PING is not enough, because the server may refuse to write."""
         connection = self._endpoint.connect()
         try:
             deadline = time.monotonic() + self._timeout
@@ -329,5 +329,5 @@ class RedisStore(Server):
 
 
 def open_store(settings: StorageSettings, clock: Clock | None) -> Store:
-    """The store of redis://, rediss://, unix:// and redis+sentinel://."""
+    """The store for redis://, rediss://, unix:// and redis+sentinel://."""
     return RedisStore(settings.url, timeout=settings.timeout, clock=clock)

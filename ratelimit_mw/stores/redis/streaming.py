@@ -1,4 +1,4 @@
-"""The connection of an event loop's tasks."""
+"""The connection for the tasks of an event loop (`Streaming`)."""
 
 import asyncio
 import contextlib
@@ -67,7 +67,7 @@ class Streaming:
             await self.ask(_introduction(self._introduction))
 
     def carry(self, conversation: Conversation, done: Done) -> None:
-        """Hold `conversation` with the server. `done` is called with its result or the failure that ended it."""
+        """Carry out `conversation` with the server. `done` is called with its result or with the failure."""
         self._line.begin(conversation, done)
 
     @property

@@ -1,6 +1,6 @@
 """Batches the decisions of threads over one connection.
 
-The first thread becomes the leader: it holds the connection, and sends its request together with those of the threads
+The first thread becomes the leader. It owns the connection, and sends its request together with those of the threads
 that wait (its followers).
 
 An asynchronous exception may be raised in a thread at any line: by a signal handler, by PyThreadState_SetAsyncExc, or
@@ -8,12 +8,12 @@ by a gevent.Timeout. The store must go on deciding afterwards, also for the othe
 ensure this:
 
 1. There are no locks and no flags. Each change is one atomic step on a dict or a deque, and the step that takes the
-   connection records which job took it. So it is known what an interrupted thread held, and it can be released.
+   connection records which job took it. It is therefore known what an interrupted thread owned, and can be released.
 2. The leader's job has everything that its batch needs: the followers and the exchange. Each step can be repeated. If
    the thread is interrupted, another thread repeats the batch from its beginning and skips the steps that are done:
    nothing is sent twice, and every reply is read.
 3. If this is not certain, the connection is closed, so that no request reads the reply to another.
-4. A job that holds the connection a second past its deadline has lost its thread. The next job takes over.
+4. A job that owns the connection a second past its deadline has lost its thread. The next job takes over.
 """
 
 import _thread
@@ -30,7 +30,7 @@ from ratelimit_mw.stores.redis.codec import MOST, Batch, Conversation, away
 from ratelimit_mw.stores.redis.connection import GRACE, NO_ANSWER, Blocking, Exchange
 
 _LOST = 1.0
-"""Seconds past its deadline after which a job that holds the connection counts as lost."""
+"""Seconds past its deadline after which a job that owns the connection counts as lost."""
 
 
 class ThreadBatcher:
@@ -55,11 +55,11 @@ class ThreadBatcher:
         self._converse = converse
         self._timeout = timeout
         self._waiting: deque[_Job] = deque()
-        self._leader: dict[None, _Job] = {}  # the job that holds the connection, if any
+        self._leader: dict[None, _Job] = {}  # the job that owns the connection, if any
         self._connection: Blocking | None = None
         self._attempt: _Attempt | None = None
         self.round_trip = 0.0
-        """Seconds of the shortest of the last three exchanges: a busy machine may delay a single one."""
+        """The shortest duration of the last three exchanges, in seconds. A busy machine may delay one of them."""
         self._trips = (float("inf"), float("inf"))
         self._served_at = float("-inf")
 
@@ -87,9 +87,9 @@ class ThreadBatcher:
         """Whether the connection is in use."""
         return bool(self._leader)
 
-    def served_since(self, moment: float) -> bool:
-        """Whether a request was answered in time since `moment` of the monotonic clock."""
-        return self._served_at > moment
+    def served_since(self, time_before: float) -> bool:
+        """Whether a request was answered in time since `time_before`, by the monotonic clock."""
+        return self._served_at > time_before
 
     def connect(self) -> None:
         """Connect before the first request. Waits as long as that request would at most. Never raises."""
@@ -117,7 +117,7 @@ class ThreadBatcher:
             connection.close()
 
     def _become_leader(self, job: "_Job") -> bool:
-        """Let the job hold the connection, unless another job does. Returns whether it does."""
+        """Let the job own the connection, unless another job does. Returns whether it does."""
         leader = self._leader.setdefault(None, job)
         if leader is job:
             return True
@@ -129,7 +129,7 @@ class ThreadBatcher:
         return self._leader.setdefault(None, job) is job
 
     def _release(self, job: "_Job") -> None:
-        """Release the connection, if the job holds it."""
+        """Release the connection, if the job owns it."""
         if self._leader.get(None) is job:
             self._leader.pop(None, None)
 
@@ -154,7 +154,7 @@ class ThreadBatcher:
                     self._run_batch(job)
                 self._release(job)
                 break
-            # If all threads were held up, the leader gets time to finish first.
+            # If the whole process was delayed, the leader gets time to finish first.
             left = max(job.deadline - time.monotonic() - GRACE, 0)
             if not turn.acquire(timeout=left) and not turn.acquire(timeout=GRACE):
                 self._leave(job)

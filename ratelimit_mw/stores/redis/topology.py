@@ -1,4 +1,4 @@
-"""The slots of a Redis Cluster: the conversation with a node about several slots, and the map from slots to nodes."""
+"""The slots of a Redis Cluster: how a node is asked about several slots, and the map from slots to nodes."""
 
 import random
 import threading
@@ -29,8 +29,10 @@ _chance = random.Random()  # separate, so that the app's seeded random numbers a
 SLOTS = 16_384
 
 _ROUNDS = 4
-"""The most round trips: the node lacks a script; a migrating slot's requests are repeated one by one, which may need
-other scripts; and one in reserve."""
+"""The most round trips for one batch.
+
+One is the normal call. A second is needed if the node lacks a script. The requests of a migrating slot are repeated one
+by one, which may again need other scripts."""
 
 
 def slot_of(key: str) -> int:
