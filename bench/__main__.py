@@ -1,14 +1,16 @@
-"""`python -m bench [ROW …] [--quick]`: measure all rows, or those named, and print their tables.
+"""`python -m bench [ROW …] [--quick]`: measure all rows, or those named, and print their figures.
 
 A full run (no row named, not quick) is one run of one commit. It writes bench/results/measured.json and the pictures,
-and puts the tables into README.md. A run of single rows writes no figures, and a quick run also draws no pictures.
+and puts the tables into README.md and docs/scaling.md. A run of single rows writes no figures. A quick run draws no
+pictures either.
 """
 
 import argparse
 import logging
 import time
+from pathlib import Path
 
-from bench import report
+from bench import pages, report
 from bench.measure import Effort
 from bench.table import ROWS
 
@@ -18,10 +20,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description="Measure this package beside its peers.")
     parser.add_argument("row", nargs="*", choices=[row.name for row in ROWS], help="rows to measure, or all")
     parser.add_argument("--quick", action="store_true", help="few rounds and few requests, for development")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures of this run to another file")
     parser.add_argument("--tables", action="store_true", help="write README and docs from the last full run again")
     arguments = parser.parse_args()
     if arguments.tables:
-        report.publish(report.read())
+        pages.publish(report.read())
         return
     logging.disable(logging.CRITICAL)
     effort = Effort(arguments.quick)
@@ -37,9 +40,11 @@ def main() -> None:
             print(report.line(figure), flush=True)
         print(f"  [{row.name}: {time.monotonic() - start:.0f} s]", flush=True)
     print(f"\n{report.summary(results)}, in {(time.monotonic() - begun) / 60:.1f} minutes")
-    if not arguments.quick and not arguments.row:
+    if arguments.json:
+        report.write(results, arguments.json)
+    elif not arguments.quick and not arguments.row:
         report.write(results)
-        report.publish(results)
+        pages.publish(results)
 
 
 if __name__ == "__main__":

@@ -316,7 +316,7 @@ def _rate(requests: int, start: float, cpu: float) -> Rate:
     return Rate(requests / (time.perf_counter() - start), (time.process_time() - cpu) / requests)
 
 
-def faster(what: str, ours: Sequence[Rate], peer: str, theirs: Sequence[Rate], at_least: float | None = None) -> Figure:
+def faster(what: str, ours: Sequence[Rate], peer: str, theirs: Sequence[Rate], **others: Any) -> Figure:
     """Our requests per second beside a peer's, with the time of the processor in the note."""
     mine, other = (1e6 * statistics.median(rate.cpu for rate in rates) for rates in (ours, theirs))
     return beside(
@@ -325,6 +325,6 @@ def faster(what: str, ours: Sequence[Rate], peer: str, theirs: Sequence[Rate], a
         peer,
         [rate.per_second for rate in theirs],
         "/s",
-        at_least=at_least,
         note=f"CPU of the process: {mine:.0f} and {other:.0f} µs each",
+        **others,
     )

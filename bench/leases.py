@@ -66,11 +66,19 @@ Curves = dict[tuple[str, str], list[tuple[float, float]]]
 
 def simulation(effort: Effort) -> Curves:
     """All simulated processes."""
-    numbers = PROCESSES[:: 3 if effort.quick else 1]
-    return {(how, kind): [simulated(n, kind, s) for n in numbers] for how, s in SPREAD.items() for kind in KINDS}
+    return {
+        (how, kind): [simulated(number, kind, seconds) for number in _numbers(effort)]
+        for how, seconds in SPREAD.items()
+        for kind in KINDS
+    }
 
 
-def simulated_figures(curves: Curves) -> Iterator[Figure]:
+def _numbers(effort: Effort) -> tuple[int, ...]:
+    """How many processes are simulated."""
+    return PROCESSES[::3] if effort.quick else PROCESSES
+
+
+def simulated_figures(curves: Curves, effort: Effort) -> Iterator[Figure]:
     """What the curves say, without the curves."""
     for kind in KINDS:
         for how, seconds in SPREAD.items():
@@ -83,9 +91,10 @@ def simulated_figures(curves: Curves) -> Iterator[Figure]:
                 note += f"; at worst {bound / LIMIT:+.0%}"
             over = [max(error, 0.0) for error in errors]
             what = f"{kind}, 1 to {PROCESSES[-1]} processes, demand {how}: over-admission"
-            yield alone(what, over, "%", note=note, **exact)
-            calls = [call for call, _ in points]
-            yield alone(f"{kind}, 1 to {PROCESSES[-1]} processes, demand {how}: store calls per request", calls, "")
+            yield alone(what, over, "%", note=note, detail=kind == "strict", **exact)
+            for number, (calls, _) in zip(_numbers(effort), points, strict=True):
+                what = f"{kind}, {number} process{'es' * (number > 1)}, demand {how}: store calls per request"
+                yield alone(what, [calls], "", detail=True)
 
 
 def plot(curves: Curves, path: Path) -> None:
@@ -119,7 +128,7 @@ def figures(effort: Effort) -> Iterator[Figure]:
     curves = simulation(effort)
     if not effort.quick:
         plot(curves, PICTURE)
-    yield from simulated_figures(curves)
+    yield from simulated_figures(curves, effort)
     with Server(BINARIES[0]) as server:
         runs = {
             (how, kind, stream): (per_second, how, kind, stream, effort.part(DECISIONS), server.url)
@@ -130,7 +139,7 @@ def figures(effort: Effort) -> Iterator[Figure]:
         rates = in_turn(runs, effort.rounds(5))
     for (how, kind, stream), rate in rates.items():
         bar = 100_000 if (kind, stream) == ("lease", "one") else None
-        yield alone(f"{how} on Redis, {kind}: {NAMES[stream]}", rate, "/s", at_least=bar)
+        yield alone(f"{how} on Redis, {kind}: {NAMES[stream]}", rate, "/s", at_least=bar, detail=kind != "lease")
 
 
 def per_second(how: str, kind: str, stream: str, decisions: int, url: str) -> Run:

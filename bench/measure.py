@@ -66,6 +66,8 @@ class Figure:
     worst: bool = False
     """The bar holds for the worst round, not for the median."""
     note: str = ""
+    detail: bool = False
+    """Left out of the README. The JSON file and the terminal have it."""
 
     @property
     def met(self) -> bool | None:
@@ -89,20 +91,15 @@ class Figure:
         return cls(**known)
 
 
-def alone(what: str, values: Sequence[float], unit: str, **bar: Any) -> Figure:
-    """A number of ours that has no peer."""
-    return Figure(what, Spread.of(values), unit, **bar)
+def alone(what: str, values: Sequence[float], unit: str, **others: Any) -> Figure:
+    """A number of ours that has no peer. The other arguments are fields of the figure."""
+    return Figure(what, Spread.of(values), unit, **others)
 
 
-def beside(what: str, ours: Sequence[float], peer: str, theirs: Sequence[float], unit: str, **bar: Any) -> Figure:
-    """A number of ours beside a peer's, both round by round."""
+def beside(what: str, ours: Sequence[float], peer: str, theirs: Sequence[float], unit: str, **others: Any) -> Figure:
+    """A number of ours beside a peer's, both round by round. The other arguments are fields of the figure."""
     ratio = Spread.of(mine / other for mine, other in zip(ours, theirs, strict=True))
-    return Figure(what, Spread.of(ours), unit, peer, Spread.of(theirs), ratio, **bar)
-
-
-def minus(values: Sequence[float], base: Sequence[float]) -> list[float]:
-    """What was added to the base, round by round."""
-    return [value - without for value, without in zip(values, base, strict=True)]
+    return Figure(what, Spread.of(ours), unit, peer, Spread.of(theirs), ratio, **others)
 
 
 class Remote:

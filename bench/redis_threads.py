@@ -28,7 +28,7 @@ def wsgi(effort: Effort) -> Iterator[Figure]:
             what = f"Flask app, {threads} thread{'s' * (threads > 1)}: {NAMES[stream]}"
             for peer in peers:
                 bar = 4 if (stream, threads, peer) == ("Zipf", 8, "flask-limiter") else None
-                yield faster(what, rate[OURS], peer, rate[peer], bar)
+                yield faster(what, rate[OURS], peer, rate[peer], at_least=bar, detail=peer == "no limiter")
 
 
 def decisions(effort: Effort) -> Iterator[Figure]:
@@ -41,7 +41,7 @@ def decisions(effort: Effort) -> Iterator[Figure]:
             server.flush()
             what = f"check, {threads} thread{'s' * (threads > 1)}: {NAMES['Zipf']}"
             for peer in peers:
-                yield faster(what, rate[OURS], peer, rate[peer])
+                yield faster(what, rate[OURS], peer, rate[peer], detail=True)
 
 
 # --------------------------------------------------------------------- contestants, see `bench.measure.Remote`

@@ -1,31 +1,22 @@
-"""What a run found: as text on the terminal, as JSON, as the tables of README.md and docs/scaling.md, as a picture.
-
-No number is kept twice: `tests/test_measured.py` holds that the tables are those of the JSON.
-"""
+"""What a run found: under which conditions, as text for people, and as a JSON file."""
 
 import json
 import os
 import platform
 import re
 import subprocess
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench.measure import Figure, Spread
-from bench.table import ROWS
 
 ROOT = Path(__file__).parents[1]
 JSON = ROOT / "bench" / "results" / "measured.json"
-PICTURE = ROOT / "bench" / "results" / "overview.png"
-README = ROOT / "README.md"
 
 PEERS = ("limits", "slowapi", "Flask-Limiter", "throttled-py", "asgi-ratelimit", "redis", "starlette", "flask")
 SIGNS = {"us": "µs", "B": "bytes", "/s": "a second"}
-BLOCK = re.compile(r"(?<=<!-- measured -->\n).*?(?=<!-- end of measured -->)", re.DOTALL)
-HEAD = "| | ratelimit_mw | beside it | ours ÷ theirs | to reach | |\n|---|---|---|---|---|---|\n"
 
 
 class Results(NamedTuple):
@@ -33,6 +24,17 @@ class Results(NamedTuple):
 
     conditions: dict[str, Any]
     rows: dict[str, list[Figure]]
+
+    def figure(self, row: str, what: str, peer: str = "") -> Figure:
+        """One figure.
+
+        Raises:
+            LookupError: The row has no such figure.
+        """
+        for figure in self.rows.get(row, []):
+            if figure.what == what and peer in ("", figure.peer):
+                return figure
+        raise LookupError(f"{row}: {what} {peer}")
 
 
 def conditions() -> dict[str, Any]:
@@ -127,75 +129,14 @@ def number(value: float) -> str:
 # ---------------------------------------------------------------------------------------------- JSON, tables
 
 
-def write(results: Results) -> None:
+def write(results: Results, path: Path = JSON) -> None:
     """Write the JSON file."""
     rows = {name: [figure.as_dict() for figure in figures] for name, figures in results.rows.items()}
-    JSON.parent.mkdir(exist_ok=True)
-    JSON.write_text(json.dumps({**results.conditions, "rows": rows}, indent=1) + "\n")
+    path.write_text(json.dumps({**results.conditions, "rows": rows}, indent=1) + "\n")
 
 
-def read() -> Results:
+def read(path: Path = JSON) -> Results:
     """The last full run."""
-    found = json.loads(JSON.read_text())
+    found = json.loads(path.read_text())
     rows = found.pop("rows")
     return Results(found, {name: [Figure.from_dict(figure) for figure in figures] for name, figures in rows.items()})
-
-
-def publish(results: Results) -> None:
-    """Put the tables into the README, and draw the picture."""
-    README.write_text(BLOCK.sub(lambda _: tables(results), README.read_text()))
-    draw(results, PICTURE)
-
-
-def tables(results: Results) -> str:
-    """The block of the README: one table for all rows with a bar, and the conditions."""
-    lines = [HEAD]
-    for row in ROWS:
-        if row.held and row.name in results.rows:
-            lines.append(f"| **{row.title}** | | | | | |\n")
-            lines += [_table_line(figure) for figure in results.rows[row.name]]
-    return "".join([*lines, "\n", sentence(results.conditions), f" {summary(results)}.\n"])
-
-
-def _table_line(figure: Figure) -> str:
-    theirs = f"{figure.peer}: {shown(figure.theirs, figure.unit)}" if figure.theirs else figure.note
-    cells = figure.what, shown(figure.ours, figure.unit), theirs, ratio(figure.ratio) if figure.ratio else ""
-    return f"| {' | '.join((*cells, bar(figure), verdict(figure)))} |\n"
-
-
-# -------------------------------------------------------------------------------------------------- picture
-
-
-def held(results: Results) -> Iterator[tuple[str, Figure]]:
-    """The figures beside a peer that have a bar, with the titles of their rows."""
-    for row in ROWS:
-        for figure in results.rows.get(row.name, []):
-            if figure.ratio and figure.met is not None:
-                yield row.title, figure
-
-
-def draw(results: Results, path: Path) -> None:
-    """A bar for each figure that is held to a peer: the median, with the range of its rounds, and what to reach."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    found = list(held(results))
-    figure, axes = plt.subplots(figsize=(11, 0.5 * len(found) + 1.2), layout="constrained")
-    for place, (_, each) in enumerate(found):
-        assert each.ratio
-        colour = "tab:green" if each.met else "tab:orange"
-        axes.barh(place, each.ratio.median, color=colour)
-        axes.hlines(place, each.ratio.low, each.ratio.high, color="black", linewidth=1)
-        target = each.at_most if each.at_most is not None else each.at_least
-        axes.vlines(target, place - 0.45, place + 0.45, color="black", linewidth=2)
-    names = [f"{title}\n{each.what}, beside {each.peer}" for title, each in found]
-    axes.set_yticks(range(len(found)), names, fontsize=7)
-    axes.invert_yaxis()
-    axes.axvline(1, color="grey", linewidth=0.8)
-    axes.set(xscale="log", xlabel="ours ÷ theirs (thin line: all rounds; thick line: to reach; green: reached)")
-    ticks = (1 / 10, 1 / 4, 1 / 2, 1, 2, 4, 10, 20)
-    axes.set_xticks(ticks, [part(tick).removesuffix(".00") for tick in ticks])
-    figure.savefig(path, dpi=100)
-    plt.close(figure)

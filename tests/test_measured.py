@@ -6,7 +6,8 @@ from itertools import islice
 import pytest
 
 from bench.measure import Effort, Figure, Spread, alone, beside
-from bench.report import BLOCK, JSON, PICTURE, README, Results, bar, number, part, read, summary, tables
+from bench.pages import PICTURE, README, SCALING, blocks, published, rows
+from bench.report import JSON, Results, bar, number, part, read, summary
 from bench.table import ROWS
 from bench.traffic import CLIENTS, KNOWN, STREAMS, Request, known, new, zipf
 
@@ -27,12 +28,11 @@ FIGURES = [
 RESULTS = Results(CONDITIONS, {"asgi-memory": FIGURES[:1], "redis-asyncio": FIGURES[1:2], "reload": FIGURES[2:]})
 
 
-def test_the_readme_has_the_tables_of_the_last_full_run():
+def test_the_pages_have_the_tables_of_the_last_full_run():
     if not JSON.exists():
         pytest.skip("no full run of the benchmark is stored yet")
     results = read()
-    (shown,) = BLOCK.findall(README.read_text())
-    assert shown == tables(results), "python -m bench --tables"
+    assert {page: published(page) for page in (README, SCALING)} == blocks(results), "python -m bench --tables"
     assert list(results.rows) == [row.name for row in ROWS]
     assert all(results.rows.values())
     assert not results.conditions["commit"].endswith("changed")
@@ -72,7 +72,7 @@ def test_a_figure_without_a_bar_is_neither_reached_nor_missed():
 
 
 def test_the_table_has_the_rows_their_bars_and_the_conditions():
-    assert tables(RESULTS).splitlines() == [
+    assert rows(RESULTS).splitlines() == [
         "| | ratelimit_mw | beside it | ours ÷ theirs | to reach | |",
         "|---|---|---|---|---|---|",
         "| **ASGI, memory, one rule, in a Starlette app: CPU added per request** | | | | | |",

@@ -1,0 +1,195 @@
+"""The tables and the picture that a full run puts into README.md and docs/scaling.md.
+
+A page has each table between two marks, `<!-- measured: NAME -->` and `<!-- end of measured -->`. No number is written
+by hand there: `tests/test_measured.py` holds that the tables are those of bench/results/measured.json.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from bench.measure import Figure
+from bench.report import JSON, ROOT, Results, bar, number, part, ratio, sentence, shown, summary, verdict
+from bench.table import ROWS
+from bench.traffic import NAMES
+
+README = ROOT / "README.md"
+SCALING = ROOT / "docs" / "scaling.md"
+PICTURE = JSON.with_name("overview.png")
+BLOCK = re.compile(
+    r"(?P<open><!-- measured: (?P<name>\w+) -->\n)(?P<block>.*?)(?P<end><!-- end of measured -->)", re.DOTALL
+)
+
+
+def blocks(results: Results) -> dict[Path, dict[str, str]]:
+    """What stands between the marks of each page, by the mark's name."""
+    return {README: {"rows": rows(results)}, SCALING: {"costs": costs(results), "memory": memory(results)}}
+
+
+def published(page: Path) -> dict[str, str]:
+    """What a page has between its marks now."""
+    return {found["name"]: found["block"] for found in BLOCK.finditer(page.read_text("utf-8"))}
+
+
+def publish(results: Results) -> None:
+    """Put the tables into the pages, and draw the picture."""
+    for page, new in blocks(results).items():
+        text = page.read_text("utf-8")
+        page.write_text(BLOCK.sub(_filled(new), text), "utf-8")
+    draw(results, PICTURE)
+
+
+def _filled(new: dict[str, str]) -> Callable[[re.Match[str]], str]:
+    return lambda found: found["open"] + new[found["name"]] + found["end"]
+
+
+# -------------------------------------------------------------------------------------------------- README
+
+
+def rows(results: Results) -> str:
+    """One table of all rows that have a bar, and the conditions of the run."""
+    lines = ["| | ratelimit_mw | beside it | ours ÷ theirs | to reach | |", "|---|---|---|---|---|---|"]
+    for row in ROWS:
+        if row.held and row.name in results.rows:
+            lines.append(f"| **{row.title}** | | | | | |")
+            lines += [_line(figure) for figure in results.rows[row.name] if not figure.detail]
+    return "\n".join([*lines, "", f"{sentence(results.conditions)} {summary(results)}.", ""])
+
+
+def _line(figure: Figure) -> str:
+    theirs = f"{figure.peer}: {shown(figure.theirs, figure.unit)}" if figure.theirs else figure.note
+    ratios = ratio(figure.ratio) if figure.ratio else ""
+    cells = figure.what, shown(figure.ours, figure.unit), theirs, ratios, bar(figure), verdict(figure)
+    return f"| {' | '.join(cells)} |"
+
+
+# ------------------------------------------------------------------------------------------ docs/scaling.md
+
+
+def costs(results: Results) -> str:
+    """What one thing costs."""
+    find = results.figure
+    known, new, zipf, one = NAMES["known"], NAMES["new"], NAMES["Zipf"], NAMES["one"]
+    decision, decision_new = find("redis-asyncio", f"acheck: {zipf}"), find("redis-asyncio", f"acheck: {new}")
+    app = find("redis-starlette", zipf, "no limiter")
+    thread, threads = (find("wsgi-redis", f"check, {many}: {zipf}") for many in ("1 thread", "32 threads"))
+    listed = {
+        "a request under one rule, `memory://`": (
+            f"of a known client, {_cpu(results, 'asgi-memory', known)} of the web process under ASGI and "
+            f"{_cpu(results, 'wsgi-memory', known)} under WSGI. Of a client and a path that are new, "
+            f"{_cpu(results, 'asgi-memory-new', new)} and {_cpu(results, 'wsgi-memory', new)}"
+        ),
+        "a decision on Redis, asyncio, 100 requests in flight": (
+            f"{_each(decision)} ({_rate(decision)} decisions per second in one process). "
+            f"If all clients are new, {_each(decision_new)}"
+        ),
+        "a request of a Starlette app on Redis, 100 in flight": (
+            f"{number(_microseconds(app) - 1e6 / _of(app.theirs))} µs more than without a limiter "
+            f"({_rate(app)} requests per second instead of {number(_of(app.theirs))})"
+        ),
+        "a decision on Redis, threads": (
+            f"{_each(thread)} with one thread, {_each(threads)} with 32 threads "
+            f"({_rate(thread)} and {_rate(threads)} decisions per second in one process)"
+        ),
+        "a request from a denied client that keeps sending": _refused(results, "denied"),
+        "a request from a banned client that keeps sending": _refused(results, "banned"),
+        "a decision under a lease": (
+            f"{_each(find('leases', f'check on Redis, lease: {one}'))} with threads, "
+            f"{_each(find('leases', f'acheck on Redis, lease: {one}'))} with asyncio, for one busy client. "
+            f"For {zipf}, most of which get no lease, {_each(find('leases', f'check on Redis, lease: {zipf}'))} "
+            f"and {_each(find('leases', f'acheck on Redis, lease: {zipf}'))}, one after the other"
+        ),
+        "a counter in Redis (fixed window, token bucket, sliding window)": (
+            f"{_bytes(results, 'fixed_window', 'token_bucket', 'sliding_window')} bytes"
+        ),
+        "a counter in Redis (bucketed window of 60)": f"{_bytes(results, 'bucketed_window')} bytes",
+        "a counter in Redis (sliding log of 500)": f"{_bytes(results, 'sliding_log')} bytes",
+        "a million counters in `memory://`": shown(find("million-counters", "resident memory").ours, "MB"),
+    }
+    return "".join(["| operation or object | cost |\n|---|---|\n", *(f"| {k} | {v} |\n" for k, v in listed.items())])
+
+
+def memory(results: Results) -> str:
+    """The memory of a million users: a counter's bytes are a million counters' megabytes."""
+    small = _bytes(results, "fixed_window", "token_bucket", "sliding_window")
+    return (
+        "| a million users | measured | original estimate |\n"
+        "|---|---|---|\n"
+        f"| fixed or sliding window, token bucket | {small} MB | 32 MB |\n"
+        f"| sixty counters (`bucketed_window`) | {_bytes(results, 'bucketed_window')} MB | 1 600 MB |\n"
+        f"| a full log of 500 (`sliding_log`) | {_bytes(results, 'sliding_log')} MB | 12 000 MB |\n"
+    )
+
+
+def _cpu(results: Results, row: str, what: str) -> str:
+    return shown(results.figure(row, what).ours, "us")
+
+
+def _refused(results: Results, kind: str) -> str:
+    cpu = _cpu(results, "denied", f"{kind} clients: CPU of a whole request")
+    calls = results.figure("denied", f"{kind} clients: calls per denied request").ours.median
+    return f"{cpu} of the web process, and {number(calls)} calls to Redis"
+
+
+def _of(spread: tuple[float, ...] | None) -> float:
+    assert spread is not None
+    return spread[0]
+
+
+def _microseconds(figure: Figure) -> float:
+    return 1e6 / figure.ours.median
+
+
+def _each(figure: Figure) -> str:
+    return f"{number(_microseconds(figure))} µs"
+
+
+def _rate(figure: Figure) -> str:
+    return number(figure.ours.median)
+
+
+def _bytes(results: Results, *algorithms: str) -> str:
+    """The range of all servers."""
+    sizes = [
+        figure.ours.median for figure in results.rows["redis-bytes"] if figure.what.partition(",")[0] in algorithms
+    ]
+    return f"{number(min(sizes))} to {number(max(sizes))}"
+
+
+# -------------------------------------------------------------------------------------------------- picture
+
+
+def held(results: Results) -> Iterator[tuple[str, Figure]]:
+    """The figures beside a peer that have a bar, with the titles of their rows."""
+    for row in ROWS:
+        for figure in results.rows.get(row.name, []):
+            if figure.ratio and figure.met is not None:
+                yield row.title, figure
+
+
+def draw(results: Results, path: Path) -> None:
+    """A bar for each figure that is held to a peer: the median, with the range of its rounds, and what to reach."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    found = list(held(results))
+    figure, axes = plt.subplots(figsize=(11, 0.55 * len(found) + 1.2), layout="constrained")
+    for place, (_, each) in enumerate(found):
+        assert each.ratio
+        axes.barh(place, each.ratio.median, color="tab:green" if each.met else "tab:orange")
+        axes.hlines(place, each.ratio.low, each.ratio.high, color="black", linewidth=1)
+        target = each.at_most if each.at_most is not None else each.at_least
+        axes.vlines(target, place - 0.45, place + 0.45, color="black", linewidth=3)
+    names = [f"{title}\n{each.what}, beside {each.peer}" for title, each in found]
+    axes.set_yticks(range(len(found)), names, fontsize=7)
+    axes.invert_yaxis()
+    axes.axvline(1, color="grey", linewidth=0.8)
+    axes.set(xscale="log", xlabel="ours ÷ theirs (thin line: all rounds; thick line: to reach; green: reached)")
+    ticks = (1 / 10, 1 / 4, 1 / 2, 1, 2, 4, 10, 20)
+    axes.set_xticks(ticks, [part(tick).removesuffix(".00") for tick in ticks])
+    axes.set_xticks([], minor=True)
+    axes.set_xlim(1 / 20, 30)
+    figure.savefig(path, dpi=100)
+    plt.close(figure)
