@@ -18,11 +18,14 @@ from bench.table import ROWS
 def main() -> None:
     """Parse the command line and measure."""
     parser = argparse.ArgumentParser(prog="python -m bench", description="Measure this package beside its peers.")
-    parser.add_argument("row", nargs="*", choices=[row.name for row in ROWS], help="rows to measure, or all")
+    names = [row.name for row in ROWS]
+    parser.add_argument("row", nargs="*", help=f"rows to measure: {', '.join(names)}. All, if none is named")
     parser.add_argument("--quick", action="store_true", help="few rounds and few requests, for development")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures of this run to another file")
     parser.add_argument("--tables", action="store_true", help="write README and docs from the last full run again")
     arguments = parser.parse_args()
+    if unknown := set(arguments.row).difference(names):
+        parser.error(f"no row is called {', '.join(sorted(unknown))}. There are {', '.join(names)}")
     if arguments.tables:
         pages.publish(report.read())
         return
