@@ -1,7 +1,7 @@
-"""The bodies of denials, and the choice among them by the client's Accept.
+"""The bodies of denials, and the selection of a format by the client's Accept.
 
-`FORMATS` is the one table of formats. The word `body` with its JSON Schema and hints, the answers, and the OpenAPI
-schemas of FastAPI apps read it. This module is internal: its names may change in any release.
+`FORMATS` is the only table of formats. It defines the YAML word `body`, the bodies of denials, and the OpenAPI schemas
+of FastAPI apps. This module is internal: its names may change in any release.
 """
 
 import json
@@ -16,20 +16,25 @@ _QUALITY = re.compile(r"q\s*=\s*(0(?:\.[0-9]{0,3})?|1(?:\.0{0,3})?)", re.IGNOREC
 
 
 def preferred(accept: str, offers: Sequence[Sequence[str]]) -> int:
-    """The place of the offer that `accept` likes best; of those it likes alike, and where it likes none, the first.
+    """Return the index of the offer that has the highest quality in `accept`.
 
-    An offer may go by several media types. Parameters of a type are not compared, and a range whose `q` can't be
-    read is one that is not accepted.
+    If several offers have the same quality, or if none is accepted, it is the first of them. An offer may have several
+    media types. Parameters of a media type are not compared. A range with an invalid `q` is not accepted.
+
+    Args:
+        accept: The value of the header Accept.
+        offers: The media types of each offer.
     """
     ranges: dict[str, float] = {}
     for written in accept.lower().split(","):
         media, *parameters = (part.strip() for part in written.split(";"))
         ranges.setdefault(media, _quality(parameters))
-    liking = [max(_liked(media, ranges) for media in types) for types in offers]
-    return liking.index(max(liking))
+    qualities = [max(_quality_of(media, ranges) for media in types) for types in offers]
+    return qualities.index(max(qualities))
 
 
 def _quality(parameters: Sequence[str]) -> float:
+    """Return the `q` of a range. 1 if it has none, 0 if it is invalid."""
     for parameter in parameters:
         if parameter.startswith("q") and parameter[1:].lstrip().startswith("="):
             found = _QUALITY.fullmatch(parameter)
@@ -37,8 +42,8 @@ def _quality(parameters: Sequence[str]) -> float:
     return 1.0
 
 
-def _liked(media: str, ranges: dict[str, float]) -> float:
-    """The quality that the most specific matching range gives."""
+def _quality_of(media: str, ranges: dict[str, float]) -> float:
+    """Return the quality of a media type: that of the most specific range that matches it. See RFC 9110, 12.5.1."""
     for matching in (media, f"{media.partition('/')[0]}/*", "*/*"):
         if matching in ranges:
             return ranges[matching]
@@ -63,14 +68,18 @@ _PAGE = """\
 """
 
 Words = Mapping[str, str | int | None]
-"""The values of the placeholders; None for a value that is unknown."""
+"""The values of the placeholders. None for a value that is unknown."""
 
 
 class BodyContent(NamedTuple):
-    """What is said, whatever the format. `words` have the message, its placeholders filled.
+    """The content of a body, independent of its format.
 
-    `type` and `heading` are those of the problem (None: the title of the status), `violated` the names of the policies
-    that deny.
+    Attributes:
+        words: The values of the placeholders. The message in them is complete.
+        type: The `type` of the problem.
+        heading: The `title` of the problem. None: the title of the status.
+        violated: The names of the policies that deny.
+        link: The URL of a page about the limits.
     """
 
     words: Words
@@ -81,10 +90,15 @@ class BodyContent(NamedTuple):
 
 
 class Format(NamedTuple):
-    """One format of a body. A client who accepts one of `accepted` may get it; it is sent as `content_type`.
+    """One format of a body.
 
-    `schema` is the JSON Schema of the body, for OpenAPI. `constant` says that one reason has the same body for all
-    clients, if its message has. `has_page` says that `response.page` may replace the package's own page.
+    Attributes:
+        content_type: The content type of the response.
+        accepted: The media types. A client that accepts one of them may get this format.
+        render: Returns the body.
+        schema: The JSON Schema of the body, for OpenAPI.
+        constant: True if the body is the same for all clients with the same message.
+        has_page: True if `response.page` may replace the page of the package.
     """
 
     content_type: str
@@ -101,24 +115,26 @@ class Format(NamedTuple):
 
 
 def format_of(body: Body, page: str | None) -> Format:
-    """The format that the file means by one `body`: a word, or a mapping that is the template of a JSON body."""
+    """Return the format of one `body` of the file: the name of a format, or the template of a JSON body."""
     if isinstance(body, str):
         found = FORMATS[body]
         if page and found.has_page:
             return found._replace(render=_html(page), constant=is_constant(page))
         return found
     return FORMATS["json"]._replace(
-        render=lambda said: _dumped(_filled_in(body, said.words)), schema={"type": "object"}, constant=is_constant(body)
+        render=lambda content: _dumped(_filled_template(body, content.words)),
+        schema={"type": "object"},
+        constant=is_constant(body),
     )
 
 
 def filled(text: str, words: Words) -> str:
-    """`text` with its placeholders replaced in one pass: inserted values are not searched for placeholders."""
+    """Return `text` with its placeholders replaced. Inserted values are not searched for placeholders."""
     return _PLACEHOLDER.sub(lambda found: _shown(found[1], words), text) if "{" in text else text
 
 
 def is_constant(template: object) -> bool:
-    """Whether no text in a template has a placeholder whose value depends on the request."""
+    """Return True if no text of a template has a placeholder whose value depends on the request."""
     if isinstance(template, str):
         return _VARYING.search(template) is None
     if isinstance(template, Mapping):
@@ -127,7 +143,8 @@ def is_constant(template: object) -> bool:
 
 
 def _shown(word: str, words: Words) -> str:
-    if word not in words:  # the message itself is filled before it is a value
+    """Return the value of a placeholder as text."""
+    if word not in words:  # a message has fewer placeholders than a template
         return f"{{{word}}}"
     value = words[word]
     if value is None:
@@ -135,48 +152,48 @@ def _shown(word: str, words: Words) -> str:
     return str(value)
 
 
-def _json(said: BodyContent) -> bytes:
-    fields = {"message": said.words["message"]}
-    if said.link:
-        fields["documentation_url"] = said.link
+def _json(content: BodyContent) -> bytes:
+    fields = {"message": content.words["message"]}
+    if content.link:
+        fields["documentation_url"] = content.link
     return _dumped(fields)
 
 
-def _problem(said: BodyContent) -> bytes:
+def _problem(content: BodyContent) -> bytes:
     fields: dict[str, object] = {
-        "type": said.type,
-        "title": said.heading or said.words["title"],
-        "status": said.words["status"],
-        "detail": said.words["message"],
+        "type": content.type,
+        "title": content.heading or content.words["title"],
+        "status": content.words["status"],
+        "detail": content.words["message"],
     }
-    if said.violated:
-        fields["violated-policies"] = said.violated
-    if said.link:
-        fields["documentation_url"] = said.link
+    if content.violated:
+        fields["violated-policies"] = content.violated
+    if content.link:
+        fields["documentation_url"] = content.link
     return _dumped(fields)
 
 
-def _text(said: BodyContent) -> bytes:
-    return str(said.words["message"]).encode("utf-8", "replace")
+def _text(content: BodyContent) -> bytes:
+    return str(content.words["message"]).encode("utf-8", "replace")
 
 
 def _html(page: str) -> Callable[[BodyContent], bytes]:
-    def render(said: BodyContent) -> bytes:
-        words = {word: escape(value) if isinstance(value, str) else value for word, value in said.words.items()}
+    def render(content: BodyContent) -> bytes:
+        words = {word: escape(value) if isinstance(value, str) else value for word, value in content.words.items()}
         return filled(page, words).encode("utf-8", "replace")
 
     return render
 
 
-def _filled_in(template: object, words: Words) -> object:
-    """A template with its placeholders replaced. A text that is exactly one placeholder becomes its value."""
+def _filled_template(template: object, words: Words) -> object:
+    """Return a template with its placeholders replaced. A text that is exactly one placeholder becomes its value."""
     if isinstance(template, str):
         alone = _PLACEHOLDER.fullmatch(template)
         return words[alone[1]] if alone else filled(template, words)
     if isinstance(template, Mapping):
-        return {key: _filled_in(value, words) for key, value in template.items()}
+        return {key: _filled_template(value, words) for key, value in template.items()}
     if isinstance(template, Sequence):
-        return [_filled_in(item, words) for item in template]
+        return [_filled_template(item, words) for item in template]
     return template
 
 
@@ -185,7 +202,7 @@ def _dumped(fields: Any) -> bytes:
 
 
 def _object(**fields: str) -> dict[str, Any]:
-    """The JSON Schema of an object, by the types of its fields."""
+    """Return the JSON Schema of an object with these fields and their types."""
     return {"type": "object", "properties": {name: {"type": kind} for name, kind in fields.items()}}
 
 
@@ -210,4 +227,4 @@ FORMATS = {
         has_page=True,
     ),
 }
-"""The formats of bodies, by the words that name them under `response.body`."""
+"""The formats of bodies, by their names in `response.body`."""

@@ -1,4 +1,4 @@
-"""The clocks: that of the machine, and the one that tests move."""
+"""The clock of the machine, and a clock for tests."""
 
 import threading
 import time
@@ -8,29 +8,29 @@ __all__ = ["Clock", "ManualClock"]
 
 
 class Clock(Protocol):
-    """A source of the time of day, in whole microseconds since the epoch."""
+    """A source of the time of day."""
 
     def now(self) -> int:
-        """The time of day."""
+        """Return the time of day, in whole microseconds since the epoch."""
         ...
 
 
 class SystemClock:
-    """The machine's own clock."""
+    """The clock of the machine."""
 
     def now(self) -> int:
-        """The time of day, in microseconds."""
+        """Return the time of day, in microseconds since the epoch."""
         return time.time_ns() // 1_000
 
 
 class ManualClock:
-    """A clock for tests. It moves only when it is told to.
+    """A clock for tests. It moves only when `advance` or `set` is called.
 
     Pass it as `RateLimiter(config, clock=clock)`. It drives the memory store, the scripts on Redis, the deny cache,
     leases and bans.
 
     Args:
-        start: Where the clock stands first, in epoch seconds.
+        start: The first time of the clock, in epoch seconds.
     """
 
     def __init__(self, start: float = 1_700_000_000.0) -> None:
@@ -38,23 +38,23 @@ class ManualClock:
         self._now = _microseconds(start)
 
     def now(self) -> int:
-        """The time that the clock shows, in microseconds since the epoch."""
+        """Return the time of the clock, in microseconds since the epoch."""
         return self._now
 
     def advance(self, seconds: float) -> None:
         """Move the clock.
 
         Args:
-            seconds: How far. A negative number moves it back.
+            seconds: The number of seconds. A negative number moves the clock back.
         """
         with self._lock:
             self._now += _microseconds(seconds)
 
     def set(self, epoch_seconds: float) -> None:
-        """Move the clock to a point in time.
+        """Set the clock to a time.
 
         Args:
-            epoch_seconds: Where to, in epoch seconds.
+            epoch_seconds: The time, in epoch seconds.
         """
         with self._lock:
             self._now = _microseconds(epoch_seconds)

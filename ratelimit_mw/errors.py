@@ -22,7 +22,7 @@ has its module behind it:
     ├── NotSent                     a deferred request did not reach the app
     ├── Unsendable                  a deferred request can never reach the app
     ├── Lost                        a deferred request may have reached the app
-    ├── _Unreadable                 the rest of a YAML document is not worth reading (config.yaml)
+    ├── _Unreadable                 the rest of a YAML document cannot be read (config.yaml)
     └── _Unsafe                     the cache of last good rules may be another user's (reload.last_good)
 
     fastapi.HTTPException
@@ -64,7 +64,7 @@ class Problem:
 
 
 _SHOWN = 100
-"""Problems in the text of a `ConfigurationError`. A line of a log must not be endless."""
+"""The most problems in the text of a `ConfigurationError`. A log entry must not be endless."""
 
 
 class ConfigurationError(ValueError):
@@ -101,7 +101,7 @@ class Conflict(Exception):
 
     def __init__(self, version: int) -> None:
         self.version = version
-        super().__init__(f"another change came first: it is version {version} by now")
+        super().__init__(f"another change came first: the version is now {version}")
 
 
 class StoreUnavailable(Exception):
@@ -180,13 +180,19 @@ _OTHER_NAMES = {
     **dict.fromkeys(("address", "client_ip", "ip_address", "remote_addr"), "ip"),
     **dict.fromkeys(("exclude", "skip", "whitelist", "allowlist"), "exempt"),
 }
-"""What other limiters call a word of ours."""
+"""Words of other limiters → our words."""
 
 
 def near(word: str, valid: Iterable[str], other_names: Mapping[str, str] = _OTHER_NAMES) -> str:
-    """The hint for a mistyped `word`: the valid one that is near to it or means the same; "" where there is none.
+    """Return the hint for a mistyped word: the valid word that is most similar to it, or that means the same.
 
-    `other_names` maps what other limiters call a thing to our word for it.
+    Args:
+        word: The word that was written.
+        valid: The valid words.
+        other_names: The words of other limiters, each with the valid word that means the same.
+
+    Returns:
+        "did you mean '…'?", or "" if no valid word is similar.
     """
     spelled = {choice.lower(): choice for choice in valid}
     meant = other_names.get(word.lower().replace("-", "_"), "")
@@ -196,11 +202,11 @@ def near(word: str, valid: Iterable[str], other_names: Mapping[str, str] = _OTHE
 
 
 def nearest(word: str, valid: Iterable[str]) -> str:
-    """As `near`, but all the valid words where none is near."""
+    """Return the hint of `near`. If no valid word is similar, the hint lists all of them."""
     choices = list(valid)
     return near(word, choices) or f"known: {', '.join(choices)}"
 
 
 def quoted(text: str, longest: int = 60) -> str:
-    """`text` as a message shows it: in quotes, cut short, control characters escaped."""
+    """Return `text` for a message: in quotes, shortened to `longest` characters, with control characters escaped."""
     return repr(text if len(text) <= longest else text[: longest - 1] + "…")

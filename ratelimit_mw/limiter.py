@@ -1,4 +1,4 @@
-"""RateLimiter: what an app calls. It has the rules and the store of an engine, and speaks in decisions.
+"""`RateLimiter`, the class that apps call. It connects the rules, the store and the engine, and returns decisions.
 
 Apps import `RateLimiter` from `ratelimit_mw`. This module is internal.
 """
@@ -36,14 +36,14 @@ class RateLimiter:
     """Decides which requests may pass, by the rules of one configuration and the counters of one store.
 
     Threads and event loops may share one limiter. It is safe after a fork. Close it with `close()` or `aclose()`, or
-    use it as a context manager, with `with` or `async with`. Newer rules are taken up without a restart.
+    use it as a context manager, with `with` or `async with`. Newer rules are loaded without a restart.
 
     Args:
         config: The rules: the path of a YAML file or of a folder of files, a mapping of the same shape, or the URL of
             a rules database.
         storage: Where the counters are: a URL, or a store of your own (see `Store`). It takes precedence over
             `storage.url` in the rules. A store of your own is not closed with the limiter.
-        clock: The clock of all decisions, for tests: a `ManualClock`. Without it, the store's clock counts.
+        clock: A `ManualClock`, for tests. None: decisions use the clock of the store.
 
     Raises:
         ConfigurationError: The rules cannot be used. The error has every problem found.
@@ -59,14 +59,14 @@ class RateLimiter:
         self._retriever = retriever = Retriever(config, clock)
         self._storage = Storage(retriever.rules, storage, clock)
         if self._storage.url.partition(":")[0] in RECORD_SCHEMES:
-            # Overrides lie where the counters do; a store object has no room for them, so the rules' URL holds then.
+            # Overrides are stored with the counters. With a store object, they are stored at the URL of the rules.
             retriever.keep_overrides(open_records(self._storage.url))
         self.engine = Engine(retriever, self._storage, clock)
         """Internal. The engine that the middlewares ask."""
         self.deferrals = DeferralService(self._storage.url, clock)
         """Internal. The queue of deferred requests."""
         self.overrides = OverrideList(retriever, clock)
-        """The overrides of single clients, which are set at run time. They are limits, blocks and exemptions."""
+        """The overrides for single clients at run time: limits, blocks and exemptions."""
         self.switch = Switch(retriever, self.engine.planner.switch, clock)
         """The kill switch, which turns all limits off, or to shadow, at run time."""
         self.shadow_denials: Counter[str] = self.engine.shadows.denials
@@ -83,7 +83,7 @@ class RateLimiter:
 
     @property
     def state(self) -> State:
-        """The version of the rules in force, since when it is, and why a newer version is not in force."""
+        """The version of the rules in force, since when it is in force, and why a newer version is not."""
         return self._retriever.state
 
     @property
@@ -110,7 +110,7 @@ class RateLimiter:
         self._retriever.look()
 
     async def areload(self) -> None:
-        """Do what `reload` does, without blocking the event loop."""
+        """Do what `reload` does, awaitable."""
         await asyncio.to_thread(self.reload)
 
     def check(self, attributes: Arguments, cost: int = 1, *, domain: str | None = None) -> Decision:
@@ -119,7 +119,7 @@ class RateLimiter:
         Args:
             attributes: The attributes of the request, by the names that rules use: `remote_address` or `ip`, `user`,
                 `tier`, `method`, `path`, `host`, `header:N`, `cookie:N`, `query:N`, `path:N` and the attributes of the
-                rules file. An attribute that is not given matches no `match`. A list of (key, value) pairs is one
+                rules file. An attribute that is missing matches no `match`. A list of (key, value) pairs is one
                 Envoy descriptor: only the `descriptors` are asked, and its depth must be exact.
             cost: What the request charges, as a multiple of the `cost` of each rule. A whole number from 0.
             domain: The domain whose rules are asked, if the rules have several. None asks all of them. A domain that
@@ -140,7 +140,7 @@ class RateLimiter:
         return (await self.engine.aexecute(plan, rules)).decision
 
     def peek(self, attributes: Arguments, cost: int = 1, *, domain: str | None = None) -> Decision:
-        """Tell what `check` would decide now, without charging anything.
+        """Return what `check` would decide now, without charging anything.
 
         Args:
             attributes: As for `check`.
@@ -251,19 +251,19 @@ class RateLimiter:
         return rules, self.engine.planner.plan_given(rules, attributes, cost, commit=commit)
 
     def _question(self, rules: Rules, request: Request, cost: int) -> "Question":
-        from ratelimit_mw.decision.explanation import Question  # imported late: most apps never ask
+        from ratelimit_mw.decision.explanation import Question  # imported late: most apps do not use it
 
         return Question(self.engine, rules, request, cost)
 
     def _keys(self, attributes: Arguments, domain: str | None) -> list[str]:
         rules = of_domain(self.engine.current(), domain)
         keys = _keys_asked(rules, attributes)
-        beside = list(keys)
-        if isinstance(attributes, Mapping):  # the preflights of this client come without its credentials
-            beside += _keys_asked(
+        preflights = list(keys)
+        if isinstance(attributes, Mapping):  # the preflights of this client have no credentials
+            preflights += _keys_asked(
                 rules, {name: text for name, text in attributes.items() if sent_with_preflights(name)}
             )
-        return list(dict.fromkeys([*keys, *map(preflight_key, beside)]))
+        return list(dict.fromkeys([*keys, *map(preflight_key, preflights)]))
 
 
 def _keys_asked(rules: Rules, attributes: Arguments) -> list[str]:

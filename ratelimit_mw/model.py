@@ -1,12 +1,12 @@
-"""The values that travel between the parts: what is asked of a store, and what it says.
+"""The values that the parts of the package exchange: what a store is asked, and what it answers.
 
-The values that are made for each request are named tuples: a frozen dataclass takes three times as long
-to make, and these stand on the hot path. `tuple.__new__`, given all of the fields, makes one in a third of the
-time that its own name takes: the hottest places write it so. Times are whole microseconds; a time of day counts
-from the epoch.
+Times are whole microseconds. A time of day counts from the epoch.
 
-Apps import `Decision` from `ratelimit_mw`. Stores of an app's own use `Ask`, `Quota`, `Outcome` and
-`Reply`. All other names of this module are internal.
+The values that each request creates are named tuples, because a frozen dataclass takes three times as long to create.
+The hottest code creates them with `tuple.__new__` and all fields, which takes a third of the time of a normal call.
+
+Apps import `Decision` from `ratelimit_mw`. Custom stores use `Ask`, `Quota`, `Outcome` and `Reply`. All other names of
+this module are internal.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 NEVER = -1
-"""The `retry_after` of a request that no waiting will ever admit."""
+"""The `retry_after` of a request that can never be admitted. As the end of an override: it does not end."""
 
 SECOND = 1_000_000
 """Microseconds in a second."""
@@ -22,17 +22,22 @@ SECOND = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """What one counter holds a client to: `limit` per `period`, as `algorithm` counts it.
+    """The limit of one counter, and how it is counted.
 
-    `period` is in microseconds. `burst` is what a bucket holds (the window algorithms ignore it), and
-    `buckets` the number of slices of a `bucketed_window`. Both are settled when the rules are compiled.
-    `refundable` says that what was taken may come back by itself, before its time, so that no denial is certain.
-    `consistency` says how the store keeps count (`strict`, `lease` or `write_back`), and `shards` over how many
-    keys the counter is spread. `max_wait` (microseconds) is how long a request may wait for its turn at a bucket,
-    instead of being denied. `ban` is what many denials by it bring.
-
-    `spare` is the part of the limit (of a bucket: of the burst) that lies above what clients are told, and `over`
-    what an admission from it is called. `elastic` is there where more or less of it is open by the load.
+    Attributes:
+        algorithm: The name of the algorithm.
+        limit: The number of requests per period. It includes `spare`, except for a bucket, whose `burst` includes it.
+        period: The period in microseconds.
+        burst: The size of a bucket. 0 for algorithms without buckets.
+        buckets: The number of slices of a `bucketed_window`. Other algorithms ignore it.
+        consistency: Where the counter is decided: `strict`, `lease` or `write_back`.
+        shards: The number of keys over which the counter is spread.
+        max_wait: How long a request may wait for its turn instead of being denied, in microseconds.
+        refundable: True if charges may be refunded before the period ends. A denial is then never certain to last.
+        spare: The part of the limit (for a bucket, of the burst) above the limit that clients are shown.
+        over: The `Decision.over` of a request that is admitted from `spare`.
+        elastic: The quotas for different loads, if `spare` depends on the load.
+        ban: The ban after many denials by this counter.
     """
 
     algorithm: str
@@ -58,7 +63,7 @@ class Quota:
 
 @dataclass(frozen=True, slots=True)
 class Elastic:
-    """What an elastic quota may become while the load is below `below`: `quotas`, from the smallest on."""
+    """The quotas that an elastic quota may become while the load is below `below`. The smallest is the first."""
 
     below: float
     quotas: tuple[Quota, ...]
@@ -66,10 +71,16 @@ class Elastic:
 
 @dataclass(frozen=True, slots=True)
 class Ban:
-    """`after` denials `within` a time bring a ban that `lasts` (0: none ever do); all times are in microseconds.
+    """When denials lead to a ban, and how long it lasts. All times are in microseconds.
 
-    A ban that begins less than `longest` after the end of the one before lasts `growth` times as long, up to
-    `longest`. `prefix` is the key of its state, up to and with the opening brace.
+    Attributes:
+        prefix: The key of the ban's state, up to and including the opening brace.
+        after: The number of denials that begin a ban.
+        within: The time within which these denials must occur.
+        lasts: The length of a ban. 0: there is never a ban.
+        longest: The longest ban. A ban that begins less than this time after the end of the last
+            ban is longer by `growth`.
+        growth: The factor by which such a ban is longer than the last one.
     """
 
     prefix: str
@@ -81,9 +92,9 @@ class Ban:
 
 
 class Ask(NamedTuple):
-    """One counter that a request asks: may it take `cost` from `quota` under `key`?
+    """One counter that a request asks: can `cost` be charged to the counter `key`, which has `quota`?
 
-    A `shadow` ask neither denies the request nor is charged for what it would have denied.
+    A `shadow` ask never denies the request. It is not charged for requests that it would have denied.
     """
 
     key: str
@@ -93,11 +104,14 @@ class Ask(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What one counter said: `remaining` after the decision, the rest in microseconds.
+    """The answer of one counter. All times are in microseconds.
 
-    `reset_after`: until the counter is as if unused. `retry_after`: 0 when allowed, `NEVER` when no
-    waiting helps, else the earliest moment at which the same cost is admitted. `delay`: how long an
-    admitted request has to wait for its turn.
+    Attributes:
+        allowed: True if the counter admits the request.
+        remaining: How much is left after the decision.
+        reset_after: The time until the counter is as if unused.
+        retry_after: The time until the same cost is admitted. 0 if it is admitted now, `NEVER` if it never is.
+        delay: How long an admitted request has to wait for its turn.
     """
 
     allowed: bool
@@ -108,15 +122,19 @@ class Outcome(NamedTuple):
 
 
 class Banned(Outcome):
-    """What a counter says to a client who is banned: it is the ban that denies, whatever the counter would."""
+    """The answer to a banned client. The ban denies the request, even if the counter itself would admit it."""
 
     __slots__ = ()
 
 
 class Reply(NamedTuple):
-    """A store's answer to one request: its clock, and one outcome for each ask, in order.
+    """The answer of a store to one request.
 
-    A denial that was certain beforehand speaks of the ask at the place `only`, and has that outcome alone.
+    Attributes:
+        now: The time of the store's clock.
+        outcomes: One outcome for each ask, in the same order.
+        only: None, or the index of the one ask that `outcomes` is about. This is a denial that was certain without
+            asking the other counters.
     """
 
     now: int
@@ -124,36 +142,39 @@ class Reply(NamedTuple):
     only: int | None = None
 
     def admits(self, asks: Sequence[Ask]) -> bool:
-        """True where no enforced ask was denied, and so where the request was charged."""
+        """Return True if no enforced ask was denied. The request was then charged."""
         if self.only is not None:
             return False
         return all(outcome.allowed or ask.shadow for ask, outcome in zip(asks, self.outcomes, strict=True))
 
 
 Priority = Literal["low", "normal", "critical"]
-"""How important a request is, in ascending order: as load rises, low ones are shed first."""
+"""The priority of a request, in ascending order. Requests of low priority are shed first."""
 
 CostAfter = Callable[[Callable[[str], str | None]], int]
-"""From what reads a response's headers, by their names in lower case, to the cost of the request."""
+"""A function that returns the cost of a request. Its argument reads a response header by its name in lower case."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What is left to know of a rule once its counters are asked: how to name it and what its denial means.
+    """The part of a rule that is needed after its counters are asked: its name, and the effects of its denials.
 
-    Rules with the same `quota_group` (not empty) deny a request only together, when each of those asked does. Where
-    there are several, they are asked as shadows are, for none of them denies by itself. `max_waiting` is how many
-    threads of a process may be waiting for a turn when a request is to wait for one of this rule's. `priority` is that
-    of the requests that it applies to, None where it says nothing of that.
-
-    `several` says that the rule has more than one limit. A `hidden` rule is not spoken of in any header; `status` and
-    `message` are those of its denials, where they are not the file's.
-
-    What a response means is known afterwards: with `counts`, what a request took stays taken if its status is one of
-    these, and with `cost_after` a request takes as much as that finds in the response's headers. What a rule that
-    `defers` denies is put off, if it can be.
-
-    With `messages` the rule counts the messages of WebSockets, not requests; it says what becomes of a socket past it.
+    Attributes:
+        name: The name.
+        on_error: The decision while the store is unavailable.
+        shadow: True if the rule is counted and reported, but not enforced.
+        quota_group: Rules with the same group (if it is not empty) deny a request only if all of them deny it. If there
+            are several, the store is asked as for shadow rules, because no single one of them denies.
+        max_waiting: The most threads of a process that may wait for a turn when a request waits for this rule.
+        priority: The priority of the requests to which the rule applies. None if it sets none.
+        defers: True if a request that the rule denies is deferred, if possible.
+        several: True if the rule has more than one limit.
+        hidden: True if no header mentions the rule.
+        status: The status of its denials. None: the status of the file.
+        message: The message of its denials. None: the message of the file.
+        counts: The statuses of the responses that are charged. The charges of others are refunded. None: all statuses.
+        messages: What happens to a WebSocket above the limit, if the rule counts messages. None: it counts requests.
+        cost_after: Returns the cost of a request from the headers of its response. None: the cost is known before.
     """
 
     name: str
@@ -173,7 +194,7 @@ class Rule:
 
 
 class Charge(NamedTuple):
-    """One ask, and the rule on whose behalf it is made."""
+    """One ask, and its rule."""
 
     rule: Rule
     ask: Ask

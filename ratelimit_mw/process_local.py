@@ -37,26 +37,26 @@ class lazy(Generic[T]):  # noqa: N801  a descriptor, as `property` is one
     def __get__(self, instance: Any, owner: type) -> Any:
         if instance is None:
             return self
-        return vars(instance).setdefault(self._name, self._make())  # atomic: all get the same
+        return vars(instance).setdefault(self._name, self._make())  # atomic, so that all threads get the same object
 
 
 def lock() -> threading.Lock:
-    """A lock of this process."""
+    """Return a lock of this process."""
     return threading.Lock()
 
 
 def rlock() -> threading.RLock:
-    """A reentrant lock of this process."""
+    """Return a reentrant lock of this process."""
     return threading.RLock()
 
 
 def event() -> threading.Event:
-    """An event of this process."""
+    """Return an event of this process."""
     return threading.Event()
 
 
 def condition() -> threading.Condition:
-    """A condition of this process; its lock is a plain one, the quickest to take."""
+    """Return a condition of this process. Its lock is not reentrant, because such a lock is the fastest."""
     return threading.Condition(threading.Lock())
 
 
@@ -68,7 +68,7 @@ class Forked(Protocol):
 
 
 def reset_after_fork(each: Forked) -> None:
-    """Have `each.after_fork` called in every child that is forked while it lives."""
+    """Call `each.after_fork` in every child of a fork, as long as `each` exists."""
     _all.add(each)
 
 
@@ -84,14 +84,14 @@ if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
     os.register_at_fork(after_in_child=_reset_all)
 
 
-_SLICE = 0.0005
-_PAUSE = 0.0003
+_SLICE = 0.0005  # seconds of work before a pause
+_PAUSE = 0.0003  # seconds in which other threads can run
 
 _threads = threading.local()
 
 
 def checkpoint() -> None:
-    """Let other threads run, if this thread works in slices. Cheap enough to be called for each value of a file."""
+    """Let other threads run, if this thread works in slices. It is cheap enough to call for each value of a file."""
     due = getattr(_threads, "due", None)
     if due is not None and time.perf_counter() >= due:
         time.sleep(_PAUSE)
@@ -100,7 +100,7 @@ def checkpoint() -> None:
 
 @contextmanager
 def in_slices() -> Iterator[None]:
-    """Make `checkpoint` let other threads run, in this thread."""
+    """Make this thread work in slices: each call of `checkpoint` may pause it, so that other threads can run."""
     try:
         _threads.due = time.perf_counter() + _SLICE
         yield

@@ -1,4 +1,4 @@
-"""The parts of a rules file that are not rules, checked and complete: plain values, no behaviour.
+"""The settings of a rules file: the parts that are not rules. They are checked, and defaults are filled in.
 
 This module is internal: its names may change in any release.
 """
@@ -13,9 +13,14 @@ Network = IPv4Network | IPv6Network
 
 @dataclass(frozen=True, slots=True)
 class StorageSettings:
-    """Where the counters live. `timeout` (seconds) is what one decision may wait for the store.
+    """Where the counters are.
 
-    `interval` (seconds) is how often a process settles with the store what it decided by itself.
+    Attributes:
+        url: The URL of the store.
+        timeout: The seconds that one decision may wait for the store.
+        on_error: The decision while the store is unavailable: `allow`, `deny` or `local`.
+        max_counters: The most counters in memory.
+        interval: How often a process synchronises its own decisions with the store, in seconds.
     """
 
     url: str = "memory://"
@@ -27,9 +32,18 @@ class StorageSettings:
 
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
-    """How a client is known. `user`, `tier` and the values of `attributes` are sources, as `header:Authorization`.
+    """How clients are identified.
 
-    `secret` keys the hashes of whatever enters a counter's key; where it is empty, `domain` stands in.
+    Attributes:
+        domain: The domain of the rules.
+        trusted_proxies: The proxies that are trusted to report the client's address.
+        trusted_hops: The number of trusted proxies in front of the app.
+        ip_header: The header in which they report it.
+        ipv6_prefix: The number of leading bits that identify an IPv6 client.
+        user: The source of the user, such as `header:Authorization`. None if there is none.
+        tier: The source of the tier. None if there is none.
+        secret: The key of the hashes in counters' keys. If it is empty, the domain is used.
+        attributes: The sources of the custom attributes, by name.
     """
 
     domain: str
@@ -44,11 +58,11 @@ class ClientSettings:
 
 
 Band = tuple[float, float]
-"""Two loads: above the first some requests are shed, from the second on all of them."""
+"""Two loads. Above the first, some requests are shed. From the second on, all requests are shed."""
 
 
 class Bands(NamedTuple):
-    """At which loads the requests of each priority are shed. The second of `critical` is never reached."""
+    """The bands of load in which requests of each priority are shed. The second load of `critical` is never reached."""
 
     low: Band = (0.7, 0.85)
     normal: Band = (0.9, 1.0)
@@ -57,10 +71,13 @@ class Bands(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LoadSettings:
-    """How the load of a process is known: from `source`, a function that returns it, or by measuring.
+    """Where the load of a process comes from, and when requests are shed.
 
-    `capacity` is how many requests in flight are a full load; None: what is usual under ASGI and under WSGI. `shed`
-    says at which loads requests are turned away, where rules have priorities.
+    Attributes:
+        source: A function that returns the load. None: the package measures it.
+        name: The name of the function in the rules file.
+        capacity: The number of requests in flight that is a full load. None: the default for ASGI or WSGI.
+        shed: The bands in which requests are shed, if rules have priorities.
     """
 
     source: Callable[..., object] | None = None
@@ -70,17 +87,17 @@ class LoadSettings:
 
 
 PLACEHOLDERS = ("ip", "rule", "limit", "retry_after")
-"""What a message may hold in braces."""
+"""The placeholders of a message."""
 
 BODY_PLACEHOLDERS = (*PLACEHOLDERS, "message", "status", "title", "reason")
-"""What a template of a body may."""
+"""The placeholders of a body's template."""
 
 Body = str | Mapping[str, object]
-"""A format of bodies: json, problem, text or html; or a template, the JSON that a body is to be."""
+"""A format of bodies (json, problem, text or html), or the template of a JSON body."""
 
 
 class HeaderGroups(NamedTuple):
-    """The groups of headers that speak of limits: on responses of the app, and on denials."""
+    """The groups of headers about limits: in allowed responses, and in denials."""
 
     allowed: tuple[str, ...] = ("x-ratelimit", "retry-after")
     denied: tuple[str, ...] = ("x-ratelimit", "retry-after")
@@ -88,12 +105,17 @@ class HeaderGroups(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DeferSettings:
-    """How requests are put off that a rule with `on_limit: defer` would deny.
+    """How requests are deferred that a rule with `on_limit: defer` would deny.
 
-    `path` is the folder of the pages that tell what became of them. At most `max_length` lie in the queue, `max_each`
-    of one identity, each with at most `max_body` bytes; they wait `keep` seconds at most, and what became of them is
-    known for so long. `headers` are those that are kept (lower case), None: all. What fails `max_attempts` times is
-    parked. They are tried while the load is below `below`.
+    Attributes:
+        path: The folder of the status pages.
+        max_length: The most requests in the queue.
+        max_each: The most requests of one identity in the queue.
+        max_body: The largest body of a request, in bytes.
+        max_attempts: The number of failures after which a request is parked.
+        keep: The longest time that a request waits, in seconds. Its result is kept for the same time.
+        below: The load below which requests are replayed.
+        headers: The request headers that are kept, in lower case. None: all.
     """
 
     path: str = "/.ratelimit/deferred"
@@ -108,9 +130,16 @@ class DeferSettings:
 
 @dataclass(frozen=True, slots=True)
 class ResponseSettings:
-    """What a denied client is told. `message` may hold {ip} {rule} {limit} {retry_after}.
+    """The status, headers and body of denials.
 
-    Of several formats of `body` the client's Accept chooses; `page` is the HTML one's, if not our own.
+    Attributes:
+        status: The status.
+        headers: The groups of headers.
+        reset: Whether X-RateLimit-Reset is an `epoch` time or a number of seconds (`delta`).
+        body: The formats. The client's Accept selects one of them.
+        page: The HTML page. None: the page of the package.
+        message: The message. It may contain {ip} {rule} {limit} {retry_after}.
+        documentation_url: The URL of a page about the limits.
     """
 
     status: int = 429

@@ -31,7 +31,7 @@ UNITS = {
     "month": 30 * DAY,
     "year": 365 * DAY,
 }
-"""The units by their names, in microseconds. A month is 30 days, a year 365."""
+"""The units by name, in microseconds. A month is 30 days, a year is 365 days."""
 
 SHORT_UNITS = {
     "ms": "millisecond",
@@ -44,31 +44,36 @@ SHORT_UNITS = {
     "d": "day",
     "w": "week",
 }
-"""Abbreviations of the units. Each may also have a plural s, as `mins`."""
+"""Abbreviations of the units. Each may also have a plural s, such as `mins`."""
 
 LONGEST_NUMBER = 18
-"""Digits in a number. A longer one is out of every range."""
+"""The most digits of a number. A longer number is out of every range."""
 
-DURATION_FORM = "write a number and a unit, as 100ms or 2 hours"
+DURATION_FORM = "write a number and a unit, for example 100ms or 2 hours"
 """The hint for a text that is not a duration."""
 
 _DURATION = re.compile(r"\s*(?:([0-9]+)(?:\.([0-9]{1,6}))?\s*)?([a-z]+)\s*", re.IGNORECASE)
 
 
 def parse_duration(text: str) -> int:
-    """The microseconds in a duration, as "100ms", "1.5 seconds", "2 hours" or "minute". Raises `DurationError`."""
+    """Return a duration in microseconds.
+
+    Args:
+        text: The duration, such as "100ms", "1.5 seconds", "2 hours" or "minute".
+
+    Raises:
+        DurationError: The text is not a duration, or the duration is zero.
+    """
     match = _DURATION.fullmatch(text)
     if match is None:
-        raise DurationError(
-            f"{quoted(text.strip())} is not a duration", "write a number and a unit, as 100ms or 2 hours"
-        )
+        raise DurationError(f"{quoted(text.strip())} is not a duration", DURATION_FORM)
     whole, fraction, word = match.groups()
     unit = unit_of(word)
     if whole is None:
         return unit
     if len(whole) > LONGEST_NUMBER:
         raise DurationError(f"the number {quoted(whole)} is too large", "at most 1000000000")
-    # A fraction of a microsecond is rounded up: a window never becomes shorter than it was written.
+    # A fraction of a microsecond is rounded up, so that a window is never shorter than the file says.
     duration = int(whole) * unit if fraction is None else math.ceil(Decimal(f"{whole}.{fraction}") * unit)
     if not duration:
         raise DurationError("the duration is zero", "the number before the unit must be above 0")
@@ -76,7 +81,7 @@ def parse_duration(text: str) -> int:
 
 
 def unit_of(word: str) -> int:
-    """The microseconds in a unit, written in full, shortened or as a plural. Raises `DurationError`."""
+    """Return a unit in microseconds. It may be a full name, an abbreviation or a plural. Raises `DurationError`."""
     lower = word.lower()
     name = next(
         (name for form in (lower, lower.removesuffix("s")) if (name := SHORT_UNITS.get(form, form)) in UNITS), ""
@@ -89,7 +94,7 @@ def unit_of(word: str) -> int:
 
 
 def spell_period(period: int) -> str:
-    """A duration as it stands behind "per": "minute", "2 hours"."""
+    """Return a period (microseconds) as text after "per": "minute", "2 hours"."""
     for name, unit in reversed(UNITS.items()):
         if name not in ("month", "year") and period % unit == 0:
             return name if period == unit else f"{period // unit} {name}s"
@@ -97,6 +102,6 @@ def spell_period(period: int) -> str:
 
 
 def spell_duration(duration: int) -> str:
-    """A duration as it stands by itself: "1 minute", "2 hours"."""
+    """Return a duration (microseconds) as text: "1 minute", "2 hours"."""
     words = spell_period(duration)
     return words if " " in words else f"1 {words}"

@@ -37,7 +37,7 @@ def test_each_write_is_a_version(records):
 
 def test_a_write_on_a_version_that_has_passed_changes_nothing(records):
     records.write("k", {"a": "1"}, expected=0)
-    with pytest.raises(Conflict, match="version 1 by now") as caught:
+    with pytest.raises(Conflict, match="the version is now 1") as caught:
         records.write("k", {"a": "2"}, expected=0)
     assert caught.value.version == 1
     assert records.read("k") == (1, {"a": "1"})
