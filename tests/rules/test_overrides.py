@@ -378,11 +378,11 @@ class TestOnRedis:
         code = (
             "import sys, time; from ratelimit_mw import RateLimiter\n"
             f"limiter = RateLimiter({RULES}, storage={any_server.url!r})\n"
-            "deadline = time.monotonic() + 10\n"
+            "deadline = time.monotonic() + 60\n"
             "while limiter.peek({'ip': '192.0.2.1'}).limit != 9 and time.monotonic() < deadline: pass\n"
             "print(limiter.peek({'ip': '192.0.2.1'}).limit)\n"
         )
-        out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
+        out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=100)
         assert out.stdout == "9\n"
 
     def test_no_remembered_denial_outlives_it(self, any_server):

@@ -747,7 +747,7 @@ def test_a_thread_settles_and_ends(any_server, consistency):
     ask = Ask("d:r:{x}", quota(1_000, consistency, "sliding_window", 3_600 * SECOND))
     assert admitted(leases, ask, 20) == 20
     settler = leases._sync.thread
-    settler.join(5)
+    settler.join(60)
     assert not settler.is_alive()
     assert 1_000 - store.decide([ask._replace(cost=0)], commit=False).outcomes[0].remaining == 20
     assert admitted(leases, ask, 1) == 1
