@@ -1,4 +1,4 @@
-"""Requests that are put off instead of refused: a queue in Redis, and what both shells do with it.
+"""Deferred requests: a request over its limit is queued in Redis instead of refused, and a worker replays it later.
 
 This package is internal: its names may change in any release.
 """

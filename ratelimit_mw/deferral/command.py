@@ -1,4 +1,4 @@
-"""`ratelimit-mw worker` and `ratelimit-mw deferred`."""
+"""The commands `ratelimit-mw worker` and `ratelimit-mw deferred`."""
 
 import asyncio
 import importlib
@@ -41,7 +41,7 @@ app = typer.Typer(
 
 
 def deferring(config: str, storage: str | None) -> RateLimiter:
-    """A limiter whose rules defer into a queue that this process can reach; or the end of the command."""
+    """Return a limiter whose rules defer requests. End the command if no rule defers or no queue is reachable."""
     limiter = open_limiter(config, storage)
     try:
         limiter.require(limiter.deferrals.require)
@@ -57,11 +57,11 @@ def list_(*, config: Config = DEFAULT_CONFIG, storage: Storage = None, as_json: 
     """List the parked requests, the oldest first. What a client sent is not shown."""
     with deferring(config, storage) as limiter:
         queue = limiter.deferrals.queue(limiter.rules)
-        waiting, found = _told(queue.length), _told(queue.parked)
+        waiting, found = _ask_queue(queue.length), _ask_queue(queue.parked)
     if as_json:
         parked = [
-            {"id": name, **{key: value for key, value in fate._asdict().items() if key != "answer"}}
-            for name, fate in found.items()
+            {"id": name, **{key: value for key, value in status._asdict().items() if key != "answer"}}
+            for name, status in found.items()
         ]
         say_json({"queued": waiting, "parked": parked})
         return
@@ -81,12 +81,12 @@ def retry(
 ) -> None:
     """Queue parked requests again. One whose result is not known may be applied a second time."""
     if bool(requests) == everything:
-        fail("say which requests, or --all", Exit.USAGE)
+        fail("name the requests, or write --all", Exit.USAGE)
     with deferring(config, storage) as limiter:
         queue = limiter.deferrals.queue(limiter.rules)
         if everything:
-            requests = [name for name, fate in _told(queue.parked).items() if fate.state == "parked"]
-        done = {name: _told(lambda name=name: queue.retry(name)) for name in requests or ()}  # type: ignore[misc]
+            requests = [name for name, status in _ask_queue(queue.parked).items() if status.state == "parked"]
+        done = {name: _ask_queue(lambda name=name: queue.retry(name)) for name in requests or ()}  # type: ignore[misc]
     if as_json:
         say_json({"queued": done})
     else:
@@ -96,7 +96,8 @@ def retry(
         raise typer.Exit(Exit.PROBLEMS)
 
 
-def _told(ask: Callable[[], T]) -> T:
+def _ask_queue(ask: Callable[[], T]) -> T:
+    """Ask the queue. End the command if the queue does not answer."""
     try:
         return ask()
     except StoreUnavailable as error:
@@ -104,9 +105,9 @@ def _told(ask: Callable[[], T]) -> T:
 
 
 def _row(item: tuple[str, DeferredStatus]) -> tuple[object, ...]:
-    name, fate = item
-    since = datetime.fromtimestamp(fate.since / 1_000_000, UTC)
-    return name, f"{since:%Y-%m-%d %H:%M:%S} UTC", fate.state, fate.reason, fate.attempts, fate.status or ""
+    name, status = item
+    since = datetime.fromtimestamp(status.since / 1_000_000, UTC)
+    return name, f"{since:%Y-%m-%d %H:%M:%S} UTC", status.state, status.reason, status.attempts, status.status or ""
 
 
 _STOPS = (signal.SIGTERM, signal.SIGINT)
@@ -132,7 +133,7 @@ def worker(
     Several workers share the work. SIGTERM lets what is under way end, and stops.
     """
     if (app is None) == (to is None):
-        fail("say --app package.module:app, or --to http://host:port: exactly one of them", Exit.USAGE)
+        fail("write either --app package.module:app or --to http://host:port", Exit.USAGE)
     try:
         from ratelimit_mw.deferral.replay import in_process, over_http
     except ModuleNotFoundError as error:
@@ -140,23 +141,23 @@ def worker(
             raise
         fail("a worker needs httpx: pip install 'ratelimit_mw[worker]'", Exit.USAGE)
     if to is not None and not to.startswith(("http://", "https://")):
-        fail(f"{to!r} is no URL of an app: --to http://host:port", Exit.USAGE)
+        fail(f"{to!r} is not the URL of an app; write --to http://host:port", Exit.USAGE)
     _log_everything()
     with deferring(config, storage) as limiter:
         target = over_http(to) if to is not None else in_process(_imported(str(app)))
         try:
-            asyncio.run(_work(limiter, target, at_once, timeout))
+            asyncio.run(_run_worker(limiter, target, at_once, timeout))
         except RuntimeError as error:  # the app's startup
             fail(str(error), Exit.PROBLEMS)
 
 
-async def _work(
-    limiter: RateLimiter, opening: "AbstractAsyncContextManager[Target]", at_once: int, patience: float
+async def _run_worker(
+    limiter: RateLimiter, opening: "AbstractAsyncContextManager[Target]", at_once: int, response_timeout: float
 ) -> None:
     from ratelimit_mw.deferral.worker import Worker
 
     async with opening as target:
-        worker = Worker(limiter, target, at_once=at_once, timeout=patience)
+        worker = Worker(limiter, target, at_once=at_once, timeout=response_timeout)
         loop = asyncio.get_running_loop()
         for number in _STOPS:
             loop.add_signal_handler(number, worker.stop)
@@ -166,10 +167,10 @@ async def _work(
 
 
 def _imported(name: str) -> Any:
-    """The app at `package.module:attribute`; or the end of the command."""
+    """Import the app at `package.module:attribute`. If it cannot be imported, end the command."""
     module, colon, attribute = name.partition(":")
     if not colon:
-        fail(f"{name!r} is no app: --app package.module:app", Exit.USAGE)
+        fail(f"{name!r} is not an app; write --app package.module:app", Exit.USAGE)
     try:
         found: Any = importlib.import_module(module)
         for part in attribute.split("."):
@@ -177,10 +178,11 @@ def _imported(name: str) -> Any:
     except (ImportError, AttributeError) as error:
         fail(f"the app {name!r} can't be imported: {error}", Exit.USAGE)
     if not callable(found):
-        fail(f"{name!r} is no app: it can't be called", Exit.USAGE)
+        fail(f"{name!r} is not an app: it can't be called", Exit.USAGE)
     return found
 
 
 def _log_everything() -> None:
+    """Log messages of level INFO and above."""
     log = logging.getLogger("ratelimit_mw")
     log.setLevel(min(log.getEffectiveLevel(), logging.INFO))

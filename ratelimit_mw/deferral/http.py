@@ -1,4 +1,7 @@
-"""Deferred requests in the ASGI and WSGI middlewares: a request is put into the queue, and its replay passes."""
+"""Deferral in the ASGI and WSGI middlewares.
+
+A denied request may be put into the queue. Its replay by a worker passes to the app. Status pages are answered here.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
@@ -16,39 +19,39 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
-_MARK = HEADER.encode()
+_HEADER = HEADER.encode()
 
 
 class AsgiDeferral:
-    """What stands before `app`: pages of ours, replays, and the way into the queue. `load` is that of the process."""
+    """Handles status pages, replays and deferred requests in front of `app`. `load` returns the load of the process."""
 
-    def __init__(self, app: App, front: DeferralService, load: Callable[[Rules], float]) -> None:
+    def __init__(self, app: App, service: DeferralService, load: Callable[[Rules], float]) -> None:
         self._app = app
-        self._front = front
+        self._service = service
         self._load = load
 
     def admits(self, request: AsgiRequest, rules: Rules) -> bool:
-        """True of a replay, which a worker has charged already."""
-        return request.context["type"] == "http" and self._front.admits(request, rules)
+        """Return True for a replay, which its worker has already charged."""
+        return request.context["type"] == "http" and self._service.admits(request, rules)
 
     async def put_off(self, verdict: Verdict, rules: Rules, request: AsgiRequest, receive: Receive) -> Page | None:
-        """Queue a request that was denied; None where it stays denied."""
+        """Queue a denied request and return its page, or None if it stays denied."""
         scope = request.context
         length = request.header("content-length")
-        if scope["type"] != "http" or not self._front.may_put_off(verdict, request, rules, length):
+        if scope["type"] != "http" or not self._service.may_put_off(verdict, request, rules, length):
             return None
-        lane = self._front.lane(request, rules)
+        lane = self._service.lane(request, rules)
         if lane is None:
             return None
         body = await _body(receive, rules.defer.max_body)
         if body is None:
             return None
-        envelope = of_asgi(request, rules.defer.headers)
+        stored = of_asgi(request, rules.defer.headers)
         root = scope.get("root_path") or ""
-        return await asyncio.to_thread(self._front.put, verdict, rules, envelope, body, lane=lane, root=root)
+        return await asyncio.to_thread(self._service.put, verdict, rules, stored, body, lane=lane, root=root)
 
     async def serve(self, rules: Rules, request: AsgiRequest, receive: Receive, send: Send) -> None:
-        """Let the app respond_asgi, unless a page of ours is asked for, or a replay is none any more."""
+        """Respond with a status page or to an invalid replay. Pass every other request to the app."""
         page = await self._page(rules, request) if request.context["type"] == "http" else None
         if page is None:
             await self._app(request.context, receive, send)
@@ -56,28 +59,28 @@ class AsgiDeferral:
             await respond_asgi(page, request.method, send)
 
     async def _page(self, rules: Rules, request: AsgiRequest) -> Page | None:
-        scope, front = request.context, self._front
-        if front.admits(request, rules):
-            arrived = await asyncio.to_thread(front.arrive, request, rules, self._load(rules))
+        scope, service = request.context, self._service
+        if service.admits(request, rules):
+            arrived = await asyncio.to_thread(service.arrive, request, rules, self._load(rules))
             if isinstance(arrived, Page):
                 return arrived
             scope["client"] = (arrived.peer, 0) if arrived.peer else None
             scope["scheme"] = arrived.scheme
-            scope["headers"] = [line for line in scope["headers"] if line[0].lower() != _MARK]
+            scope["headers"] = [line for line in scope["headers"] if line[0].lower() != _HEADER]
         elif request.path.startswith(rules.defer.path):
-            return await asyncio.to_thread(front.page, request, rules)
+            return await asyncio.to_thread(service.page, request, rules)
         return None
 
 
 async def respond_asgi(found: Page, method: str, send: Send) -> None:
-    """Respond with a page of ours."""
+    """Respond with a page of the middleware."""
     headers = [(name.lower().encode(), value.encode()) for name, value in found.headers]
     await send({"type": "http.response.start", "status": found.status, "headers": headers})
     await send({"type": "http.response.body", "body": b"" if method == "HEAD" else found.body})
 
 
 async def _body(receive: Receive, most: int) -> bytes | None:
-    """The whole body; None where it is longer than that, or the client left before its end."""
+    """Read the whole body. None if it is longer than `most` bytes or the client disconnects before its end."""
     parts: list[bytes] = []
     while True:
         message = await receive()
@@ -91,64 +94,64 @@ async def _body(receive: Receive, most: int) -> bytes | None:
             return b"".join(parts)
 
 
-_WSGI_MARK = f"HTTP_{HEADER.upper().replace('-', '_')}"
+_WSGI_HEADER = f"HTTP_{HEADER.upper().replace('-', '_')}"
 
 
 class WsgiDeferral:
-    """What stands before `app`: pages of ours, replays, and the way into the queue. `load` is that of the process."""
+    """Handles status pages, replays and deferred requests in front of `app`. `load` returns the load of the process."""
 
-    def __init__(self, app: WSGIApplication, front: DeferralService, load: Callable[[Rules], float]) -> None:
+    def __init__(self, app: WSGIApplication, service: DeferralService, load: Callable[[Rules], float]) -> None:
         self._app = app
-        self._front = front
+        self._service = service
         self._load = load
-        self.admits = front.admits
-        """True of a replay, which a worker has charged already."""
+        self.admits = service.admits
+        """Return True for a replay, which its worker has already charged."""
 
     def put_off(self, verdict: Verdict, rules: Rules, request: WsgiRequest) -> Page | None:
-        """Queue a request that was denied; None where it stays denied."""
+        """Queue a denied request and return its page, or None if it stays denied."""
         environ = request.context
         length = environ.get("CONTENT_LENGTH")
-        if not self._front.may_put_off(verdict, request, rules, length):
+        if not self._service.may_put_off(verdict, request, rules, length):
             return None
-        lane = self._front.lane(request, rules)
+        lane = self._service.lane(request, rules)
         if lane is None:
             return None
         body = _wsgi_body(environ, length, rules.defer.max_body)
         if body is None:
             return None
-        envelope = of_wsgi(request, rules.defer.headers)
+        stored = of_wsgi(request, rules.defer.headers)
         root = environ.get("SCRIPT_NAME") or ""
-        return self._front.put(verdict, rules, envelope, body, lane=lane, root=root)
+        return self._service.put(verdict, rules, stored, body, lane=lane, root=root)
 
     def serve(self, rules: Rules, request: WsgiRequest, start_response: StartResponse) -> Iterable[bytes]:
-        """What the app responds, unless a page of ours is asked for, or a replay is none any more."""
+        """Respond with a status page or to an invalid replay. Pass every other request to the app."""
         page = self._page(rules, request)
         if page is None:
             return self._app(request.context, start_response)
         return respond_wsgi(page, request.method, start_response)
 
     def _page(self, rules: Rules, request: WsgiRequest) -> Page | None:
-        environ, front = request.context, self._front
-        if front.admits(request, rules):
-            arrived = front.arrive(request, rules, self._load(rules))
+        environ, service = request.context, self._service
+        if service.admits(request, rules):
+            arrived = service.arrive(request, rules, self._load(rules))
             if isinstance(arrived, Page):
                 return arrived
             environ["REMOTE_ADDR"] = arrived.peer or ""
             environ["wsgi.url_scheme"] = arrived.scheme
-            environ.pop(_WSGI_MARK, None)
+            environ.pop(_WSGI_HEADER, None)
         elif request.path.startswith(rules.defer.path):
-            return front.page(request, rules)
+            return service.page(request, rules)
         return None
 
 
 def respond_wsgi(found: Page, method: str, start_response: StartResponse) -> Iterable[bytes]:
-    """Respond with a page of ours."""
+    """Respond with a page of the middleware."""
     start_response(f"{found.status} {phrase(found.status)}", found.headers)
     return [b"" if method == "HEAD" else found.body]
 
 
 def _wsgi_body(environ: dict[str, Any], length: str | None, most: int) -> bytes | None:
-    """The whole body; None where it is longer than that, cut short, or of unknown length."""
+    """Read the whole body. None if it is longer than `most` bytes, incomplete, or of unknown length."""
     if length:
         wanted = int(length)
     elif environ.get("wsgi.input_terminated"):

@@ -1,4 +1,4 @@
-"""The queue of deferred requests, in Redis: a stream of those that may be tried, and beside it those that wait."""
+"""The queue of deferred requests in Redis. The script `queue.lua` describes its keys and operations."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -13,126 +13,129 @@ from ratelimit_mw.settings import DeferSettings
 from ratelimit_mw.stores.redis.records import CommandClient
 
 GROUP = "workers"
-"""The consumer group that all workers are of."""
+"""The consumer group of all workers."""
 
-_BEYOND = 60  # seconds that a key outlives what it is for
-_PATIENCE = 5.0  # seconds beyond those that a worker listens: an answer that comes too late is a request mislaid
-_SHOWN = ("state", "status", "type", "answer", "reason", "since", "attempts")
+_TTL_MARGIN = 60  # seconds
+_LISTEN_MARGIN = 5.0  # seconds; an entry in a reply that comes after the timeout would be lost for a while
+_STATUS_FIELDS = ("state", "status", "type", "answer", "reason", "since", "attempts")
 
 
 class Queue:
-    """The queue of `domain` at a storage URL. Every method blocks, and may raise StoreUnavailable.
+    """The queue of `domain` at a storage URL. Every method blocks and may raise StoreUnavailable.
 
-    Any thread may use it; `next` blocks all other callers of the same object. With `clock` its time counts, not
-    the server's. Raises ValueError for a URL that can't be read.
+    Any thread may use it, but `next` blocks all other callers of the same object. If `clock` is given, it replaces the
+    server's clock. Raises ValueError if the URL is invalid.
     """
 
     def __init__(self, url: str, domain: str, settings: DeferSettings, clock: Clock | None = None) -> None:
-        self._questions = CommandClient(url)
-        # No counter's key begins with a brace: a domain is escaped where one stands there.
+        self._client = CommandClient(url)
+        # The key of a counter never begins with a brace, because the domain in it is escaped.
         self._prefix = f"{{{quote(domain, safe='')}:deferred}}:"
         self._stream = f"{self._prefix}stream"
         self._settings = settings
         self._clock = clock
 
     def put(self, request: str, lane: str, fields: Mapping[str, str | bytes]) -> bool:
-        """Queue a request behind those of its lane; False where it, or the lane, is full."""
+        """Queue a request at the end of its lane. Return False if the queue or the lane is full."""
         settings = self._settings
         parts = [part for pair in fields.items() for part in pair]
         return bool(self._do("put", request, lane, settings.max_length, settings.max_each, *parts))
 
     def look(self, request: str) -> DeferredStatus | None:
-        """What became of a request; None where it is not known (any more). Raises ValueError for what is spoilt."""
+        """Return the status of a request, or None if it is unknown or expired. Raises ValueError if unreadable."""
         key = self._key(request)
-        found = self._questions.ask(key, "HMGET", key, *_SHOWN)
-        return None if found[0] is None else _fate(dict(zip(_SHOWN, found, strict=True)))
+        found = self._client.ask(key, "HMGET", key, *_STATUS_FIELDS)
+        return None if found[0] is None else _status(dict(zip(_STATUS_FIELDS, found, strict=True)))
 
     def arrive(self, request: str, ticket: str) -> bytes | None:
-        """The request that has arrived with this ticket, once; None for a ticket that is not, or no longer, good."""
+        """Return the stored request for a ticket, or None if the ticket is not valid. A ticket is valid once."""
         found: bytes | None = self._do("arrive", request, ticket)
         return found
 
     def promote(self) -> float | None:
-        """Let those be tried whose time has come; the seconds until that of the next, None where none waits."""
+        """Advance the lanes whose waiting time has passed.
+
+        Return the seconds until the next lane is due, or None if no lane waits.
+        """
         left = self._do("promote")
         return None if left < 0 else left / SECOND
 
     def next(self, consumer: str, seconds: float) -> Entry | None:
-        """The next request that may be tried, if one comes within `seconds`."""
+        """Wait at most `seconds` for the next request that may be tried."""
         command = ("XREADGROUP", "GROUP", GROUP, consumer, "COUNT", 1, "BLOCK", max(int(seconds * 1000), 1))
-        found = self._questions.ask(self._stream, *command, "STREAMS", self._stream, ">", within=seconds + _PATIENCE)
+        found = self._client.ask(self._stream, *command, "STREAMS", self._stream, ">", within=seconds + _LISTEN_MARGIN)
         return _entry(found[0][1]) if found else None
 
     def handed_out(self, consumer: str) -> list[Entry]:
-        """What a worker was handed and has not settled, whether or not it has heard of it."""
+        """Return the pending entries of a worker: those that it was given and has not settled."""
         command = ("XREADGROUP", "GROUP", GROUP, consumer, "COUNT", 100, "STREAMS", self._stream, "0")
-        found = self._questions.ask(self._stream, *command)
+        found = self._client.ask(self._stream, *command)
         return [entry for item in found[0][1] if (entry := _entry([item])) is not None] if found else []
 
     def claim(self, consumer: str, idle: float) -> Entry | None:
-        """A request that was handed to a worker `idle` seconds ago, who has said nothing of it since."""
+        """Take over an entry that another worker was given at least `idle` seconds ago and has not settled."""
         command = ("XAUTOCLAIM", self._stream, GROUP, consumer, int(idle * 1000), "0", "COUNT", 1)
-        return _entry(self._questions.ask(self._stream, *command)[1])
+        return _entry(self._client.ask(self._stream, *command)[1])
 
     def load(self, request: str) -> Job | None:
-        """A request that is to be tried; None where it has expired. Raises ValueError for what somebody has spoilt."""
+        """Return a request to be tried, or None if it has expired. Raises ValueError if it is unreadable."""
         now, state, content, body, attempts, since = self._do("load", request)
         if not content:
             return None
         return Job(state.decode(), content, body or b"", int(attempts or 0), int(now) - int(since or 0))
 
     def begin(self, entry: Entry, ticket: str) -> int:
-        """Begin an attempt, and return which it is; 0 where somebody else was faster."""
+        """Begin an attempt and return its number, or 0 if another worker was faster."""
         return int(self._do("begin", entry.id, entry.number, ticket))
 
     def postpone(self, entry: Entry, seconds: float, *, counted: bool = True) -> bool:
-        """Let a request, and its lane, wait so long; what was begun and not `counted` was no attempt."""
+        """End an attempt and let the lane wait for `seconds`. An attempt that is not `counted` does not count."""
         return bool(self._do("postpone", entry.id, entry.number, int(seconds * SECOND), int(counted)))
 
     def settle(self, entry: Entry, state: str, fields: Mapping[str, str | bytes | int]) -> bool:
-        """Say what became of a request; False where somebody else has said so."""
+        """Set the final state of a request. Return False if another worker has already done so."""
         keep = int(self._settings.keep * 1000)
         parts = [part for pair in fields.items() for part in pair]
         return bool(self._do("settle", entry.id, entry.number, state, keep, self._settings.max_length, *parts))
 
     def forget(self, entry: Entry) -> None:
-        """Drop an entry that stands for nothing any more."""
+        """Remove an entry that is no longer the current entry of its request."""
         self._do("forget", entry.id, entry.number, entry.lane)
 
     def retry(self, request: str) -> bool:
-        """Queue a parked request again; False where it is not parked."""
+        """Queue a parked request again. Return False if it is not parked."""
         return bool(self._do("retry", request))
 
     def parked(self) -> dict[str, DeferredStatus]:
-        """Those that were given up, by their ids, the oldest first."""
+        """Return the status of the parked requests by id, the oldest first."""
         key = f"{self._prefix}parked"
         found: dict[str, DeferredStatus] = {}
-        for name in self._questions.ask(key, "ZRANGE", key, 0, -1):
-            fate = self.look(name.decode())
-            if fate is not None:
-                found[name.decode()] = fate
+        for name in self._client.ask(key, "ZRANGE", key, 0, -1):
+            status = self.look(name.decode())
+            if status is not None:
+                found[name.decode()] = status
         return found
 
     def length(self) -> int:
-        """How many are queued or under way."""
+        """Return the number of requests that are queued or running."""
         key = f"{self._prefix}open"
-        return int(self._questions.ask(key, "ZCARD", key))
+        return int(self._client.ask(key, "ZCARD", key))
 
     def leave(self, consumer: str) -> None:
-        """Strike a worker off the group; what it was handed and has not settled is lost sight of."""
-        self._questions.ask(self._stream, "XGROUP", "DELCONSUMER", self._stream, GROUP, consumer)
+        """Remove a worker from the group. It must have no pending entries, because they would be lost."""
+        self._client.ask(self._stream, "XGROUP", "DELCONSUMER", self._stream, GROUP, consumer)
 
     def close(self) -> None:
-        """Let go of the connections. Twice is fine."""
-        self._questions.close()
+        """Close the connections. It may be called twice."""
+        self._client.close()
 
     def _key(self, request: str) -> str:
         return f"{self._prefix}request:{request}"
 
     def _do(self, command: str, *arguments: str | bytes | int) -> Any:
-        span = int(2 * self._settings.keep + _BEYOND) * 1000
+        ttl = int(2 * self._settings.keep + _TTL_MARGIN) * 1000
         now = "" if self._clock is None else str(self._clock.now())
-        return self._questions.ask(self._stream, "EVAL", _script(), 1, self._stream, command, span, now, *arguments)
+        return self._client.ask(self._stream, "EVAL", _script(), 1, self._stream, command, ttl, now, *arguments)
 
 
 @cache
@@ -142,13 +145,13 @@ def _script() -> str:
 
 def _entry(found: Any) -> Entry | None:
     for item in found:
-        if item is not None and item[1] is not None:  # Redis 6.2 claims what was deleted, too
+        if item is not None and item[1] is not None:  # Redis 6.2 also claims deleted entries
             number, fields = item
             return Entry(fields[1].decode(), fields[3].decode(), number.decode())
     return None
 
 
-def _fate(found: Mapping[str, bytes | None]) -> DeferredStatus:
+def _status(found: Mapping[str, bytes | None]) -> DeferredStatus:
     text = {name: (value or b"").decode("utf-8", "replace") for name, value in found.items() if name != "answer"}
     return DeferredStatus(
         text["state"],

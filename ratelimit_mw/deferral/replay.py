@@ -1,4 +1,4 @@
-"""How a deferred request is replayed: to an app in the process, or to a server."""
+"""Replay deferred requests: to an app in this process, or to a server over HTTP."""
 
 import asyncio
 import inspect
@@ -15,54 +15,54 @@ from ratelimit_mw.identity.request import Alternative, FrameworkReader
 
 
 class DeferredRequest:
-    """See `identity.request.Request`. What the rules have read of it when it came, they find again.
+    """A stored request, as rules read it. See `identity.request.Request`.
 
-    Only what rules read that are newer than the request is read from what was kept of it: of a cookie or a parameter
-    sent twice the last one, and nothing of the scope or the environ that it once had. It is read
-    again in every way in which it could be read when it came.
+    Attributes that were read when the request arrived keep their values. A rule that is newer than the request may
+    need other attributes. These are read from the stored headers and the stored target. Of several cookies or query
+    parameters of one name, the last one counts. The original scope or environ is gone.
     """
 
-    __slots__ = ("_envelope", "alternatives", "ambiguous", "context", "method", "path", "readings", "values")
+    __slots__ = ("_stored", "alternatives", "ambiguous", "context", "method", "path", "readings", "values")
 
-    def __init__(self, envelope: StoredRequest) -> None:
-        self._envelope = envelope
-        self.context: dict[str, Any] = {}  # not None, for there will be a response
-        self.method = envelope.method
-        self.path = envelope.path
-        self.readings = with_invalid_bytes_dropped((envelope.path,)) if "\ufffd" in envelope.path else ()
-        self.values = dict(envelope.values)
-        self.alternatives: tuple[Alternative, ...] = envelope.rows
-        self.ambiguous = bool(envelope.rows)
+    def __init__(self, stored: StoredRequest) -> None:
+        self._stored = stored
+        self.context: dict[str, Any] = {}  # not None, because the request will have a response
+        self.method = stored.method
+        self.path = stored.path
+        self.readings = with_invalid_bytes_dropped((stored.path,)) if "\ufffd" in stored.path else ()
+        self.values = dict(stored.values)
+        self.alternatives: tuple[Alternative, ...] = stored.rows
+        self.ambiguous = bool(stored.rows)
 
     @property
     def peer(self) -> str | None:
-        """The address at the other end of the connection that it came on."""
-        return self._envelope.peer
+        """The address of the original connection's other end."""
+        return self._stored.peer
 
     def header_lines(self, name: str) -> list[str]:
-        """Every line of a header that was kept, in order."""
-        return [value for key, value in self._envelope.headers if key == name]
+        """Return every stored line of a header, in order."""
+        return [value for key, value in self._stored.headers if key == name]
 
     def header(self, name: str) -> str | None:
-        """The first line of a header that was kept."""
-        return self._envelope.header(name)
+        """Return the first stored line of a header."""
+        return self._stored.header(name)
 
     def host(self) -> str | None:
-        """The Host header."""
+        """Return the Host header."""
         return self.header("host")
 
     def cookie(self, name: str) -> str | None:
-        """The last cookie of that name."""
+        """Return the last cookie of that name."""
         values = cookies_named(name, "; ".join(self.header_lines("cookie")))
         return values[-1] if values else None
 
     def query(self, name: str) -> str | None:
-        """The last query parameter of that name."""
-        values = parameters_named(name, self._envelope.target.partition("?")[2])
+        """Return the last query parameter of that name."""
+        values = parameters_named(name, self._stored.target.partition("?")[2])
         return values[-1] if values else None
 
     def read_alternatives(self, readers: Mapping[str, FrameworkReader]) -> tuple[Alternative, ...]:  # noqa: ARG002 - it was read on arrival
-        """The ways in which it was read when it came."""
+        """Return the alternatives that were found when the request arrived."""
         return self.alternatives
 
 
@@ -72,17 +72,17 @@ App = Callable[[MutableMapping[str, Any], Callable[[], Awaitable[Message]], Call
 
 @asynccontextmanager
 async def lifespan(app: App) -> AsyncIterator[dict[str, Any]]:
-    """Run `app` from its startup to its shutdown; what it keeps in its state is what requests are to find in theirs.
+    """Run the ASGI lifespan of `app`, from its startup to its shutdown. Yield its state, which requests must get.
 
-    Raises RuntimeError where the startup fails. An app that knows no lifespan does without, as under a server.
+    Raises RuntimeError if the startup fails. An app without lifespan support runs without one, as under a server.
     """
     state: dict[str, Any] = {}
-    orders: asyncio.Queue[Message] = asyncio.Queue()
-    said: asyncio.Queue[Message] = asyncio.Queue()
+    events: asyncio.Queue[Message] = asyncio.Queue()
+    messages: asyncio.Queue[Message] = asyncio.Queue()
     scope = {"type": "lifespan", "asgi": {"version": "3.0", "spec_version": "2.0"}, "state": state}
-    running = asyncio.ensure_future(app(scope, orders.get, said.put))
-    await orders.put({"type": "lifespan.startup"})
-    answer = await _answer(running, said)
+    running = asyncio.ensure_future(app(scope, events.get, messages.put))
+    await events.put({"type": "lifespan.startup"})
+    answer = await _next_message(running, messages)
     if answer.get("type") == "lifespan.startup.failed":
         with suppress(Exception):
             await running
@@ -91,19 +91,19 @@ async def lifespan(app: App) -> AsyncIterator[dict[str, Any]]:
         yield state
     finally:
         if answer:
-            await orders.put({"type": "lifespan.shutdown"})
-            await _answer(running, said)
-        with suppress(Exception):  # whatever it says now, it has been said to its own log
+            await events.put({"type": "lifespan.shutdown"})
+            await _next_message(running, messages)
+        with suppress(Exception):  # the app has logged its own error
             await running
 
 
-async def _answer(running: "asyncio.Future[None]", said: "asyncio.Queue[Message]") -> Message:
-    """What the app says next; nothing where it ends without a word."""
-    heard = asyncio.ensure_future(said.get())
-    await asyncio.wait((running, heard), return_when=asyncio.FIRST_COMPLETED)
-    if heard.done():
-        return heard.result()
-    heard.cancel()
+async def _next_message(running: "asyncio.Future[None]", messages: "asyncio.Queue[Message]") -> Message:
+    """Return the app's next message, or an empty one if the app ends without a message."""
+    received = asyncio.ensure_future(messages.get())
+    await asyncio.wait((running, received), return_when=asyncio.FIRST_COMPLETED)
+    if received.done():
+        return received.result()
+    received.cancel()
     return {}
 
 
@@ -112,7 +112,7 @@ _CONNECT = 5.0  # seconds
 
 
 class Answer(NamedTuple):
-    """A response. `body` is None where it was longer than what is kept; headers go by their names in lower case."""
+    """A response. `body` is None if it was too long to be kept. The names in `headers` are in lower case."""
 
     status: int
     headers: Mapping[str, str]
@@ -120,52 +120,55 @@ class Answer(NamedTuple):
 
 
 class Target(Protocol):
-    """Sends a request once, never again by itself."""
+    """Sends a request once. It never retries."""
 
-    async def send(self, envelope: StoredRequest, body: bytes, more: Mapping[str, str], most: int) -> Answer:
-        """The response to a request with `more` headers, of whose body `most` bytes are kept.
+    async def send(self, stored: StoredRequest, body: bytes, more: Mapping[str, str], most: int) -> Answer:
+        """Send a request with additional headers (`more`) and return the response. Keep at most `most` bytes of it.
 
-        Raises NotSent, Unsendable or Lost. To cancel it is to lose it.
+        Raises:
+            NotSent: The request did not reach the app.
+            Unsendable: The stored request is not a valid HTTP request.
+            Lost: The result is unknown. It is also unknown if the call is cancelled.
         """
         ...
 
 
 @asynccontextmanager
 async def over_http(url: str) -> AsyncIterator[Target]:
-    """The app at `url`, which is spoken to directly: no proxy of the environment's is asked."""
-    limits = httpx.Limits(max_keepalive_connections=0)  # an idle connection that the app closes would lose a request
+    """Return a target that sends requests to the app at `url`. Proxies of the environment are not used."""
+    limits = httpx.Limits(
+        max_keepalive_connections=0
+    )  # a request on an idle connection that the app closes would be lost
     async with httpx.AsyncClient(limits=limits, timeout=None, trust_env=False) as client:  # noqa: S113  the worker's
-        yield _Async(lambda _: client, httpx.URL(url))
+        yield _AsyncTarget(lambda _: client, httpx.URL(url))
 
 
 @asynccontextmanager
 async def in_process(app: Any) -> AsyncIterator[Target]:
-    """The app itself: ASGI, with its lifespan, or WSGI, in threads."""
+    """Return a target that calls the app: an ASGI app with its lifespan, or a WSGI app in threads."""
     if not _is_asgi(app):
-        yield _Blocking(app)
+        yield _BlockingTarget(app)
         return
     async with lifespan(app) as state:
 
         async def stated(scope: Any, receive: Any, send: Any) -> None:
             await app({**scope, "state": dict(state)}, receive, send)
 
-        def client(envelope: StoredRequest) -> httpx.AsyncClient:
-            transport = httpx.ASGITransport(
-                stated, raise_app_exceptions=False, client=(envelope.peer or "127.0.0.1", 0)
-            )
+        def client(stored: StoredRequest) -> httpx.AsyncClient:
+            transport = httpx.ASGITransport(stated, raise_app_exceptions=False, client=(stored.peer or "127.0.0.1", 0))
             return httpx.AsyncClient(transport=transport, timeout=None)  # noqa: S113  the worker has one
 
-        yield _Async(client, httpx.URL("http://app"))
+        yield _AsyncTarget(client, httpx.URL("http://app"))
 
 
-class _Async:
+class _AsyncTarget:
     def __init__(self, client: Callable[[StoredRequest], httpx.AsyncClient], base: httpx.URL) -> None:
         self._client = client
         self._base = base
 
-    async def send(self, envelope: StoredRequest, body: bytes, more: Mapping[str, str], most: int) -> Answer:
-        request = _request(self._base, envelope, body, more)
-        client = self._client(envelope)
+    async def send(self, stored: StoredRequest, body: bytes, more: Mapping[str, str], most: int) -> Answer:
+        request = _request(self._base, stored, body, more)
+        client = self._client(stored)
         try:
             response = await client.send(request, stream=True)
             try:
@@ -178,21 +181,21 @@ class _Async:
                 await response.aclose()
         except _NOT_SENT as error:
             raise NotSent(str(error)) from error
-        except Exception as error:  # an app in this process may end in any way
+        except Exception as error:  # an app in this process may raise anything
             raise Lost(type(error).__name__) from error
         return Answer(response.status_code, response.headers, None if kept is None else b"".join(kept))
 
 
-class _Blocking:
+class _BlockingTarget:
     def __init__(self, app: Any) -> None:
         self._app = app
 
-    async def send(self, envelope: StoredRequest, body: bytes, more: Mapping[str, str], most: int) -> Answer:
-        return await asyncio.to_thread(self._send, envelope, body, more, most)
+    async def send(self, stored: StoredRequest, body: bytes, more: Mapping[str, str], most: int) -> Answer:
+        return await asyncio.to_thread(self._send, stored, body, more, most)
 
-    def _send(self, envelope: StoredRequest, body: bytes, more: Mapping[str, str], most: int) -> Answer:
-        request = _request(httpx.URL("http://app"), envelope, body, more)
-        transport = httpx.WSGITransport(self._app, raise_app_exceptions=False, remote_addr=envelope.peer or "127.0.0.1")
+    def _send(self, stored: StoredRequest, body: bytes, more: Mapping[str, str], most: int) -> Answer:
+        request = _request(httpx.URL("http://app"), stored, body, more)
+        transport = httpx.WSGITransport(self._app, raise_app_exceptions=False, remote_addr=stored.peer or "127.0.0.1")
         with httpx.Client(transport=transport, timeout=None) as client:  # noqa: S113  the worker has one
             try:
                 response = client.send(request)
@@ -202,21 +205,21 @@ class _Blocking:
         return Answer(response.status_code, response.headers, content if len(content) <= most else None)
 
 
-def _request(base: httpx.URL, envelope: StoredRequest, body: bytes, more: Mapping[str, str]) -> httpx.Request:
-    """What is to be sent. Raises Unsendable where the record makes no request."""
+def _request(base: httpx.URL, stored: StoredRequest, body: bytes, more: Mapping[str, str]) -> httpx.Request:
+    """Build the HTTP request. Raises Unsendable if the stored request is not a valid one."""
     try:
-        return _made(base, envelope, body, more)
-    except Exception as error:  # a record of any kind: whatever is wrong with it, it has not been sent
+        return _build(base, stored, body, more)
+    except Exception as error:  # whatever is wrong with the stored request, it was not sent
         raise Unsendable(type(error).__name__) from error
 
 
-def _made(base: httpx.URL, envelope: StoredRequest, body: bytes, more: Mapping[str, str]) -> httpx.Request:
-    lines = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in envelope.headers]
+def _build(base: httpx.URL, stored: StoredRequest, body: bytes, more: Mapping[str, str]) -> httpx.Request:
+    lines = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in stored.headers]
     lines += [(name.encode(), value.encode()) for name, value in more.items()]
-    lines.append((b"accept-encoding", b"identity"))  # what is kept of the answer can be read then
+    lines.append((b"accept-encoding", b"identity"))  # so that the stored response is readable
     root = base.raw_path.rstrip(b"/")
-    url = base.copy_with(raw_path=root + envelope.target.encode("latin-1"))
-    return httpx.Request(envelope.method, url, headers=lines, content=body or None)
+    url = base.copy_with(raw_path=root + stored.target.encode("latin-1"))
+    return httpx.Request(stored.method, url, headers=lines, content=body or None)
 
 
 def _is_asgi(app: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Deferral as the rest of the package sees it: the queue of a limiter, and the status pages."""
+"""The deferral service of a limiter: its queue, and the pages that it responds with."""
 
 import json
 import time
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 _ALWAYS = [
     ("Content-Type", "application/json"),
     ("Cache-Control", "no-store"),
-    ("X-Content-Type-Options", "nosniff"),  # an answer's body stands in it
+    ("X-Content-Type-Options", "nosniff"),  # the page contains the body of a response
 ]
 
-_SAYINGS = {
+_MESSAGES = {
     "queued": "it waits until the limit allows it",
     "running": "it is under way",
     "done": "the response is below",
@@ -34,7 +34,7 @@ _SAYINGS = {
 
 
 class Page(NamedTuple):
-    """A response in place of the app's."""
+    """A response of the middleware, in place of the app's response."""
 
     status: int
     headers: list[tuple[str, str]]
@@ -42,47 +42,47 @@ class Page(NamedTuple):
 
 
 def accepted_page(location: str, wait: int) -> Page:
-    """The request was put off: its status page is `location`; ask again in `wait` seconds."""
-    page = _page(202, {"state": "queued", "message": _SAYINGS["queued"], "location": location})
+    """Return the response to a deferred request: its status page is at `location`; ask again in `wait` seconds."""
+    page = _page(202, {"state": "queued", "message": _MESSAGES["queued"], "location": location})
     page.headers.extend((("Location", location), ("Retry-After", str(wait))))
     return page
 
 
-def told_page(fate: DeferredStatus | None) -> Page:
-    """What became of a request; None: of one that there is not, or was too long ago."""
-    if fate is None:
+def status_page(status: DeferredStatus | None) -> Page:
+    """Return the status page of a request. None stands for an unknown or expired request."""
+    if status is None:
         return _page(404, {"message": "there is no such request, or it was too long ago"})
-    fields: dict[str, Any] = {"state": fate.state, "message": _SAYINGS.get(fate.state, "")}
-    if fate.reason:
-        fields["reason"] = fate.reason
-    if fate.status:
-        fields["response"] = {"status": fate.status, "content_type": fate.kind, **_content(fate.answer)}
+    fields: dict[str, Any] = {"state": status.state, "message": _MESSAGES.get(status.state, "")}
+    if status.reason:
+        fields["reason"] = status.reason
+    if status.status:
+        fields["response"] = {"status": status.status, "content_type": status.kind, **_content(status.answer)}
     return _page(200, fields)
 
 
 def busy_page() -> Page:
-    """To a replay: nothing was done, for now is not the time."""
+    """Return the response to a replay that must be repeated later, because the load is high. Nothing was done."""
     page = _page(503, {"message": "not now"})
     page.headers.extend(((HEADER, "busy"), ("Retry-After", "1")))
     return page
 
 
 def stale_page() -> Page:
-    """To a replay: nothing was done, for this attempt is over."""
+    """Return the response to a replay whose attempt is over. Nothing was done."""
     page = _page(409, {"message": "this attempt is over"})
     page.headers.append((HEADER, "stale"))
     return page
 
 
-def away_page() -> Page:
-    """The store is away, so the status of a request is not known now."""
+def unavailable_page() -> Page:
+    """Return the response if the store is unavailable, so the status of a request is unknown."""
     page = _page(503, {"message": "Service temporarily unavailable"})
     page.headers.append(("Retry-After", "1"))
     return page
 
 
-def only_get_page() -> Page:
-    """There is nothing but to read."""
+def method_not_allowed_page() -> Page:
+    """Return the response to a method other than GET and HEAD."""
     page = _page(405, {"message": "Method not allowed"})
     page.headers.append(("Allow", "GET, HEAD"))
     return page
@@ -94,7 +94,7 @@ def _page(status: int, fields: dict[str, Any]) -> Page:
 
 
 def _content(answer: bytes | None) -> dict[str, str]:
-    """The body of a response, as JSON can hold it; nothing where it was too long to be kept."""
+    """Return the body of a response as JSON fields, or no field if the body was too long to be kept."""
     if answer is None:
         return {}
     try:
@@ -103,83 +103,86 @@ def _content(answer: bytes | None) -> dict[str, str]:
         return {"body_base64": b64encode(answer).decode()}
 
 
-_NEVER_PUT_OFF = frozenset({"HEAD", "OPTIONS", "TRACE", "CONNECT"})
-_PAUSE = 1.0  # seconds that a queue is left alone after it did not answer
+_NEVER_DEFERRED = frozenset({"HEAD", "OPTIONS", "TRACE", "CONNECT"})
+_PAUSE = 1.0  # seconds for which the queue is not asked after it did not answer
 
 
 class DeferralService:
-    """The queue at a storage URL as a middleware sees it. Methods that ask it block; each of them may be slow."""
+    """The queue at a storage URL, as the middlewares use it. Methods that ask the queue block."""
 
     def __init__(self, url: str, clock: Clock | None) -> None:
         self.url = url
         self.clock = clock
-        self._made: tuple[tuple[str, DeferSettings], Queue] | None = None
-        self._marks: tuple[Rules, Tokens] | None = None
-        self._left_alone_until = 0.0
+        self._opened: tuple[tuple[str, DeferSettings], Queue] | None = None
+        self._tokens: tuple[Rules, Tokens] | None = None
+        self._unavailable_until = 0.0
 
     def require(self, rules: Rules) -> None:
-        """Refuse rules that defer where there is nowhere to put requests. Raises ConfigurationError."""
+        """Check that rules that defer have a queue. Raises ConfigurationError if the storage is in memory."""
         if rules.deferring and self.url.startswith("memory:"):
             names = ", ".join(rule.name for rule in rules.rules if rule.defers)
             message = f"on_limit: defer ({names}) needs a queue that outlives this process and that workers can reach"
             raise ConfigurationError([Problem(message, hint="set storage.url to a Redis; it is memory:// now")])
 
     def admits(self, request: Request, rules: Rules) -> bool:
-        """True of a replay, which a worker has charged to the counters already; it has to `arrive` yet."""
-        return self.marks(rules).read(request.header(HEADER)) is not None
+        """Return True for a replay, which its worker has already charged. It must still `arrive`."""
+        return self.tokens(rules).read(request.header(HEADER)) is not None
 
     def page(self, request: Request, rules: Rules) -> Page | None:
-        """The page that is asked for, if it is one of ours."""
+        """Return the page for a request to the folder of status pages, or None for any other request."""
         folder, slash, name = request.path.rpartition("/")
         if not slash or folder != rules.defer.path:
             return None
         if request.method not in ("GET", "HEAD"):
-            return only_get_page()
-        if not self.marks(rules).is_request(name):
-            return told_page(None)
+            return method_not_allowed_page()
+        if not self.tokens(rules).is_request(name):
+            return status_page(None)
         try:
-            return told_page(self.queue(rules).look(name))
-        except (StoreUnavailable, ValueError):  # the latter where somebody has spoilt it
-            return away_page()
+            return status_page(self.queue(rules).look(name))
+        except (StoreUnavailable, ValueError):  # ValueError: the stored status is unreadable
+            return unavailable_page()
 
     def arrive(self, request: Request, rules: Rules, load: float) -> StoredRequest | Page:
-        """The request that a replay stands for, whose attempt may go on; or what its worker is told instead."""
-        mark = self.marks(rules).read(request.header(HEADER))
-        if mark is None:
+        """Return the stored request of a valid replay, or the page for the worker if the replay must not go on."""
+        token = self.tokens(rules).read(request.header(HEADER))
+        if token is None:
             return stale_page()
         if load >= rules.defer.below:
             return busy_page()
         try:
-            packed = self.queue(rules).arrive(*mark)
+            packed = self.queue(rules).arrive(*token)
         except StoreUnavailable:
-            return busy_page()  # the ticket may be used up, but the app has not heard of it
+            return busy_page()  # the ticket may be used up, but the app did not get the request
         try:
             return stale_page() if packed is None else unpacked(packed)
-        except ValueError:  # somebody has spoilt it
+        except ValueError:  # the stored request is unreadable
             return stale_page()
 
     def may_put_off(self, verdict: Verdict, request: Request, rules: Rules, length: str | None) -> bool:
-        """True where whatever denies the request defers it, and it is of a kind and a length that can be put off."""
-        if verdict.local or not _deferred(verdict) or request.method in _NEVER_PUT_OFF:
+        """Return True if all rules that deny the request defer, and its method and its length allow it.
+
+        `length` is the value of the Content-Length header.
+        """
+        if verdict.local or not _deferred(verdict) or request.method in _NEVER_DEFERRED:
             return False
         if request.path.rpartition("/")[0] == rules.defer.path:
             return False
         return not length or (length.isascii() and length.isdigit() and int(length[:20]) <= rules.defer.max_body)
 
     def put(
-        self, verdict: Verdict, rules: Rules, envelope: StoredRequest, body: bytes, *, lane: str, root: str
+        self, verdict: Verdict, rules: Rules, stored: StoredRequest, body: bytes, *, lane: str, root: str
     ) -> Page | None:
-        """Queue a request and say so; None where it has to be refused after all.
+        """Queue a request and return the page that says so, or None if the request must be refused.
 
-        None also where it could not be sent again as it came, and where the queue is full or away.
-        `root` is what the app is mounted at. Of one `lane` requests are tried in their order.
+        A request is refused if it cannot be replayed unchanged, or if the queue is full or unavailable. Requests of
+        one `lane` are replayed in order. `root` is the path at which the app is mounted.
         """
-        if time.monotonic() < self._left_alone_until or not envelope.replayable():
+        if time.monotonic() < self._unavailable_until or not stored.replayable():
             return None
-        marks = self.marks(rules)
-        name = marks.request()
+        tokens = self.tokens(rules)
+        name = tokens.request()
         fields: dict[str, str | bytes] = {
-            "request": envelope.packed(),
+            "request": stored.packed(),
             "body": body,
             "rule": verdict.rule.name if verdict.rule else "",
         }
@@ -187,7 +190,7 @@ class DeferralService:
             if not self.queue(rules).put(name, lane, fields):
                 return None
         except StoreUnavailable:
-            self._left_alone_until = time.monotonic() + _PAUSE
+            self._unavailable_until = time.monotonic() + _PAUSE
             return None
         wait = verdict.outcome.retry_after if verdict.outcome else verdict.wait
         mount = quote(root.strip("/"), safe="/")
@@ -195,54 +198,57 @@ class DeferralService:
         return accepted_page(location, max(1, -(-wait // SECOND)))
 
     def lane(self, request: Request, rules: Rules) -> str | None:
-        """Whose request it is, as the first counter tells that defers; None where none does."""
+        """Return the lane of a request: a hash of the key of the first counter that defers. None if none defers."""
         for charge in rules.plan(request):
             if charge.rule.defers:
-                return _home(rules).attributes.digest(charge.ask.key)
+                return _owner(rules).attributes.digest(charge.ask.key)
         return None
 
-    def marks(self, rules: Rules) -> Tokens:
-        """What makes and knows names by these rules."""
-        made = self._marks
+    def tokens(self, rules: Rules) -> Tokens:
+        """Return the object that makes and checks the tokens of these rules."""
+        made = self._tokens
         if made is None or made[0] is not rules:
-            made = self._marks = rules, Tokens(_home(rules).attributes.digest)
+            made = self._tokens = rules, Tokens(_owner(rules).attributes.digest)
         return made[1]
 
     def queue(self, rules: Rules) -> "Queue":
-        """The queue as these rules want it."""
-        made, wanted = self._made, (_home(rules).domain, rules.defer)
-        if made is None or made[0] != wanted:
-            if made is not None:
-                made[1].close()
-            made = self._made = wanted, self.another_queue(rules)
-        return made[1]
+        """Return the queue for these rules. It is opened again if their settings have changed."""
+        opened, wanted = self._opened, (_owner(rules).domain, rules.defer)
+        if opened is None or opened[0] != wanted:
+            if opened is not None:
+                opened[1].close()
+            opened = self._opened = wanted, self.separate_queue(rules)
+        return opened[1]
 
-    def another_queue(self, rules: Rules) -> "Queue":
-        """The same queue over a connection of its own, which is its owner's to close."""
-        from ratelimit_mw.deferral.queue import Queue  # imported late: redis-py takes a while
+    def separate_queue(self, rules: Rules) -> "Queue":
+        """Open the same queue over a separate connection. The caller must close it."""
+        from ratelimit_mw.deferral.queue import Queue  # imported lazily, because importing redis-py is slow
 
-        return Queue(self.url, _home(rules).domain, rules.defer, self.clock)
+        return Queue(self.url, _owner(rules).domain, rules.defer, self.clock)
 
     def close(self) -> None:
-        """Let go of the queue's connections."""
-        if self._made is not None:
-            self._made[1].close()
+        """Close the queue's connections."""
+        if self._opened is not None:
+            self._opened[1].close()
 
 
-def _home(rules: Rules) -> Rules:
-    """The rules whose queue it is: of several files the first that defer, so that one that joins them moves nothing."""
+def _owner(rules: Rules) -> Rules:
+    """Return the rules that own the queue: those of the first file that defers. A new file then does not move it."""
     return next((part for part in rules.parts if part.deferring), rules)
 
 
 def _deferred(verdict: Verdict) -> bool:
-    """True where every counter that denies defers, and some time will be right; of what is shed the `lane` tells."""
+    """Return True if every counter that denies defers and may admit the request later.
+
+    A request that was shed has no outcomes. `lane` decides whether it is deferred.
+    """
     if verdict.reason == "shed":
         return True
     if verdict.reason != "limited" or verdict.rule is None or not verdict.rule.defers:
         return False
-    denying = [
+    denials = [
         (charge.rule, outcome)
         for charge, outcome in zip(verdict.charges, verdict.outcomes, strict=False)
         if not outcome.allowed and not charge.ask.shadow
     ]
-    return all(rule.defers and outcome.retry_after != NEVER for rule, outcome in denying)
+    return all(rule.defers and outcome.retry_after != NEVER for rule, outcome in denials)

@@ -1,4 +1,4 @@
-"""A deferred request as it is stored, the tokens that name it, and what became of it."""
+"""A deferred request as it is stored, the tokens that name it, and its status."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from ratelimit_mw.identity.request import Alternative, Request
 
 
 class Entry(NamedTuple):
-    """A request's place in the stream: the worker that has it names it so."""
+    """An entry of the stream: the id and the lane of a request, and the number of the entry in Redis."""
 
     id: str
     lane: str
@@ -20,7 +20,7 @@ class Entry(NamedTuple):
 
 
 class Job(NamedTuple):
-    """A request as it lies in the queue. `age` is how long it has lain there by the store's clock, in microseconds."""
+    """A queued request. `age` is the time in microseconds since it was queued, by the store's clock."""
 
     state: str
     request: bytes
@@ -30,9 +30,11 @@ class Job(NamedTuple):
 
 
 class DeferredStatus(NamedTuple):
-    """What became of a request: `queued`, `running`, `done`, `parked`, or `unknown` (it may have been applied).
+    """The status of a deferred request.
 
-    `status`, `kind` (its Content-Type) and `answer` are of the response; `answer` is None where it was too long.
+    `state` is `queued`, `running`, `done`, `parked`, or `unknown` (the request may have been applied). `status`, `kind`
+    (the Content-Type) and `answer` (the body, or None if it was too long) are those of the response. `since` is the
+    time of arrival, in microseconds since the epoch.
     """
 
     state: str
@@ -45,7 +47,7 @@ class DeferredStatus(NamedTuple):
 
 
 HEADER = "x-ratelimit-deferred"
-"""In a replay: which request it is, and its ticket. In a response to one: that it did not reach the app, and why."""
+"""In a replay: the id of the request and its ticket. In a response to a replay: why it did not reach the app."""
 
 _RANDOM = 24  # characters of 6 bits each
 _PROOF = 12
@@ -53,25 +55,28 @@ _LENGTH = _RANDOM + _PROOF
 
 
 class Tokens:
-    """Makes and knows the names of one set of rules. `digest` is its keyed hash."""
+    """Makes and checks the ids and the tickets of one rule set. `digest` is the keyed hash of the rule set.
+
+    A token is random, and ends with a proof: the hash of its purpose and its random part. A client cannot forge one.
+    """
 
     def __init__(self, digest: Callable[[str], str]) -> None:
         self._digest = digest
 
     def request(self) -> str:
-        """A name for a request. Who knows it may read what became of the request."""
+        """Make the id of a request. Anyone who knows the id may read the status of the request."""
         return self._signed("deferred")
 
     def ticket(self, request: str) -> str:
-        """A ticket for one attempt to replay a request."""
+        """Make a ticket for one attempt to replay a request."""
         return self._signed(f"replay of {request}")
 
     def is_request(self, text: str) -> bool:
-        """True of what `request` has made."""
+        """Return True if `request` has made this id."""
         return self._genuine(text, "deferred")
 
     def read(self, text: str | None) -> tuple[str, str] | None:
-        """The request and the ticket in the header of a replay; None where they are not genuine."""
+        """Return the id and the ticket in the header of a replay, or None if they are not genuine."""
         request, dot, ticket = (text or "").partition(".")
         return (request, ticket) if dot and self._genuine(ticket, f"replay of {request}") else None
 
@@ -88,36 +93,36 @@ class Tokens:
         return self._digest(f"{purpose} {token}")[:_PROOF]
 
 
-def written(request: str, ticket: str) -> str:
-    """The header of a replay."""
+def replay_header(request: str, ticket: str) -> str:
+    """Return the value of `HEADER` in a replay."""
     return f"{request}.{ticket}"
 
 
-_AS_IT_STANDS = "/!$&'()*+,;=:@~"
-_LONGEST_TARGET = 16384
+_UNQUOTED = "/!$&'()*+,;=:@~"
+_MAX_TARGET = 16384
 _TARGET = re.compile(r"/[!\"$-~]*")  # printable ASCII without # or a space
 _DOTS = re.compile(r"/\.\.?(?:/|\Z)")
-_OF_ONE_CONNECTION = frozenset(
+_CONNECTION_HEADERS = frozenset(
     (
         *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te"),
         *("trailer", "transfer-encoding", "upgrade", "http2-settings"),
         *("expect", "content-length", "accept-encoding", HEADER),
     )
 )
-"""What is true of the connection that a request came on, and not of the one that it will be replayed on.
+"""Headers that belong to the original connection. They are not replayed.
 
-The list is fixed. `Connection` names further headers, but any client may write it: `Connection: x-forwarded-for,
-authorization` would take from the replay what a trusted proxy has added.
+The list is fixed. The header `Connection` can name further headers, but it is ignored, because any client can write it:
+`Connection: x-forwarded-for, authorization` would remove from the replay what a trusted proxy has added.
 """
 
 
 class StoredRequest(NamedTuple):
-    """What is kept of a request, less its body.
+    """A stored request without its body.
 
-    `target` is its path and query, percent-encoded, as the server got them; `path` is as the rules see it, and `values`
-    are the attributes that they have read: whose request it is does not depend on who replays it. `headers` are in
-    their order, names in lower case; `peer` is the address at the other end of its connection. `rows` are the ways in
-    which frameworks read it, where they differ.
+    `target` is the percent-encoded path and query, as the server received them. `path` is the path as rules see it.
+    `values` are the attributes that the rules have read. They are stored because the replay has another client.
+    `headers` keep their order and have names in lower case. `peer` is the address of the connection's other end. `rows`
+    are the alternatives of an ambiguous request, see `identity.request.Request`.
     """
 
     method: str
@@ -130,50 +135,50 @@ class StoredRequest(NamedTuple):
     rows: tuple[Alternative, ...] = ()
 
     def packed(self) -> bytes:
-        """As it lies in the queue."""
+        """Encode it for the queue."""
         return json.dumps(self._asdict(), separators=(",", ":")).encode()
 
     def replayable(self) -> bool:
-        """True where an HTTP client sends this target as it stands, and neither refuses nor tidies it up."""
+        """Return True if an HTTP client sends this target unchanged. Clients refuse or normalise some targets."""
         path = self.target.partition("?")[0]
         return (
-            len(self.target) <= _LONGEST_TARGET
+            len(self.target) <= _MAX_TARGET
             and _TARGET.fullmatch(self.target) is not None
             and _DOTS.search(path) is None
         )
 
     def header(self, name: str) -> str | None:
-        """The first line of a header, whose name is given in lower case."""
+        """Return the first line of a header. `name` is in lower case."""
         return next((value for key, value in self.headers if key == name), None)
 
 
 def unpacked(packed: bytes) -> StoredRequest:
-    """The envelope that was packed. Raises ValueError for what is none."""
+    """Decode a stored request. Raises ValueError if it is unreadable."""
     try:
         fields = json.loads(packed)
         headers = tuple((str(name), str(value)) for name, value in fields.pop("headers"))
         rows = tuple(dict(row) for row in fields.pop("rows", ()))
         return StoredRequest(headers=headers, rows=rows, **fields)
     except (TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"this is no deferred request: {error}") from None
+        raise ValueError(f"not a deferred request: {error}") from None
 
 
 def of_asgi(request: Request, headers: Collection[str] | None) -> StoredRequest:
-    """What is kept of a request under ASGI; of its headers those named, None: all."""
+    """Make the stored request of an ASGI request, with these headers (None: all)."""
     scope = request.context
     lines = [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in scope.get("headers") or ()]
     raw = scope.get("raw_path")
     path = _ascii(raw) if raw else _quoted((scope.get("path") or "/").encode("utf-8", "replace"))
-    # What a server was told to be mounted at is put before each path by that server; a framework's mount is part of it.
+    # A server that has a root path adds it to each path, so it is cut off here. The mount path of a framework stays.
     root = _quoted(scope.get("app_root_path", scope.get("root_path") or "").encode("utf-8", "replace"))
     if root and path.startswith(f"{root}/"):
         path = path[len(root) :]
     query = (scope.get("query_string") or b"").decode("latin-1")
-    return _envelope(request, scope.get("scheme", "http"), path, query, _kept(lines, headers))
+    return _stored_request(request, scope.get("scheme", "http"), path, query, _kept(lines, headers))
 
 
 def of_wsgi(request: Request, headers: Collection[str] | None) -> StoredRequest:
-    """What is kept of a request under WSGI; of its headers those named, None: all."""
+    """Make the stored request of a WSGI request, with these headers (None: all)."""
     environ: Mapping[str, Any] = request.context
     lines = [
         (name.removeprefix("HTTP_").replace("_", "-").lower(), str(value))
@@ -182,10 +187,10 @@ def of_wsgi(request: Request, headers: Collection[str] | None) -> StoredRequest:
     ]
     path = f"{environ.get('SCRIPT_NAME', '')}{environ.get('PATH_INFO', '')}".encode("latin-1", "replace")
     query = environ.get("QUERY_STRING") or ""
-    return _envelope(request, environ.get("wsgi.url_scheme", "http"), _quoted(path), query, _kept(lines, headers))
+    return _stored_request(request, environ.get("wsgi.url_scheme", "http"), _quoted(path), query, _kept(lines, headers))
 
 
-def _envelope(
+def _stored_request(
     request: Request, scheme: str, path: str, query: str, headers: tuple[tuple[str, str], ...]
 ) -> StoredRequest:
     target = path if path.startswith("/") else f"/{path}"
@@ -206,12 +211,12 @@ def _ascii(raw: bytes) -> str:
 
 
 def _quoted(path: bytes) -> str:
-    return quote(path, safe=_AS_IT_STANDS)
+    return quote(path, safe=_UNQUOTED)
 
 
 def _kept(lines: Iterable[tuple[str, str]], wanted: Collection[str] | None) -> tuple[tuple[str, str], ...]:
     return tuple(
         (name, value)
         for name, value in lines
-        if name not in _OF_ONE_CONNECTION and (wanted is None or name in wanted or name == "host")
+        if name not in _CONNECTION_HEADERS and (wanted is None or name in wanted or name == "host")
     )

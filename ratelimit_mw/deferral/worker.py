@@ -15,7 +15,7 @@ from ratelimit_mw.decision.settlement import Account
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.deferral.queue import Queue
 from ratelimit_mw.deferral.replay import Answer, DeferredRequest, Target
-from ratelimit_mw.deferral.stored_request import HEADER, Entry, Job, StoredRequest, unpacked, written
+from ratelimit_mw.deferral.stored_request import HEADER, Entry, Job, StoredRequest, replay_header, unpacked
 from ratelimit_mw.errors import Lost, NotSent, StoreUnavailable, Unsendable
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.model import NEVER, SECOND
@@ -25,25 +25,30 @@ _log = logging.getLogger("ratelimit_mw")
 T = TypeVar("T")
 
 _SOON = 1.0
-"""Seconds until a request is tried again that has not reached the app: it was away, or had no time."""
+"""Seconds until a request is tried again if the app was unavailable or busy."""
 
-_LONGEST = 300.0
-"""Seconds between two attempts at most; each failure doubles them."""
+_MAX_WAIT = 300.0
+"""The longest time between two attempts, in seconds. The time starts at one second and doubles with each failure."""
 
-_UNREADABLE = "what was kept of it can't be read"
+_UNREADABLE = "the stored request can't be read"
 
-_TRIED_AGAIN = frozenset({429, *range(500, 600)})
+_RETRIED_STATUSES = frozenset({429, *range(500, 600)})
 
 
 class Worker:
-    """Carries out what lies in the queue of `limiter`, at `target`; `at_once` requests are under way at most.
+    """Replays the requests in the queue of `limiter` to `target`.
 
-    A request is replayed when its client's limits allow it, which are charged then, and when the app has time. It is
-    tried again where the app answered that it failed (5xx, 429) or did not receive it. Where its result is not known
-    (it took longer than `timeout` seconds, the connection broke, a worker died), it is reported as unknown and is never
-    sent again by itself. The requests of one identity keep their order.
+    A request is replayed when the limits of its client allow it and the app is not busy. The limits are charged then.
+    A request is tried again if the app failed (5xx, 429) or did not receive it. Its result may be unknown: it took
+    longer than `timeout`, the connection broke, or a worker died. Such a request is reported as unknown and is not sent
+    again automatically. The requests of one identity keep their order.
 
-    One look into an empty queue takes `listen` seconds, which is the longest until a worker hears that it is to stop.
+    Args:
+        limiter: the limiter that has deferred the requests.
+        target: sends the requests to the app.
+        at_once: the largest number of requests that run at the same time.
+        timeout: seconds to wait for a response.
+        listen: seconds to wait for an entry in an empty queue. A worker notices `stop` within this time.
     """
 
     def __init__(
@@ -55,83 +60,85 @@ class Worker:
         self._idle = 2 * timeout + 2
         self._listen = listen
         self._name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
-        self._places = asyncio.Semaphore(at_once)
+        self._slots = asyncio.Semaphore(at_once)
         self._stopping = False
-        self._under_way: dict[asyncio.Task[None], str] = {}
+        self._running: dict[asyncio.Task[None], str] = {}
         self._timers: set[asyncio.Task[None]] = set()
         self._looked_for_dead = 0.0
-        self._away = False
-        self._mislaid = False
+        self._unavailable = False
+        self._may_have_lost_entries = False
         self._rules = limiter.rules
         # A connection of its own: a listener blocks all other users of its connection.
-        self._listener = limiter.deferrals.another_queue(self._rules)
+        self._listener = limiter.deferrals.separate_queue(self._rules)
 
     def stop(self) -> None:
-        """Take no more requests; `run` returns when those under way are settled."""
+        """Take no more requests. `run` returns when the running requests are settled."""
         self._stopping = True
 
     async def run(self) -> None:
-        """Work until `stop`."""
+        """Replay requests until `stop` is called."""
         while not self._stopping:
-            await self._places.acquire()
+            await self._slots.acquire()
             entry = await self._next()
             if entry is None:
-                self._places.release()
+                self._slots.release()
             else:
                 task = asyncio.ensure_future(self._carry_out(entry))
-                self._under_way[task] = entry.number
+                self._running[task] = entry.number
                 task.add_done_callback(self._done)
-        if self._under_way:
-            await asyncio.wait(self._under_way)
+        if self._running:
+            await asyncio.wait(self._running)
         for timer in self._timers:
             timer.cancel()
         await self._leave()
 
     def _done(self, task: "asyncio.Task[None]") -> None:
-        del self._under_way[task]
-        self._places.release()
+        del self._running[task]
+        self._slots.release()
         error = task.exception()
         if error is not None:
-            away = isinstance(error, StoreUnavailable)
-            self._mislaid = self._mislaid or away  # what fails here for another reason would fail again at once
-            _log.error("worker: a request has to be taken up again: %s", error, exc_info=None if away else error)
+            unavailable = isinstance(error, StoreUnavailable)
+            self._may_have_lost_entries = (
+                self._may_have_lost_entries or unavailable
+            )  # any other error would occur again at once
+            _log.error("worker: a request must be taken over again: %s", error, exc_info=None if unavailable else error)
 
     @property
     def _queue(self) -> Queue:
         return self._limiter.deferrals.queue(self._rules)
 
     async def _next(self) -> Entry | None:
-        """The next request to try; None after a while without one."""
+        """Wait for the next entry. Return None if none comes within `listen` seconds."""
         self._rules = self._limiter.engine.current()
         try:
             left = await asyncio.to_thread(self._queue.promote)
-            entry = await self._mislaid_entry() if self._mislaid else None
+            entry = await self._lost_entry() if self._may_have_lost_entries else None
             if entry is None and time.monotonic() >= self._looked_for_dead + self._idle / 4:
                 entry = await asyncio.to_thread(self._queue.claim, self._name, self._idle)
-                if entry is None:  # else the worker that left one may have left more
+                if entry is None:  # else the dead worker may have left more entries
                     self._looked_for_dead = time.monotonic()
-                elif entry.number in self._under_way.values():  # it is our own, and a slow one
+                elif entry.number in self._running.values():  # an entry of this worker that is slow
                     entry = None
             if entry is None:
                 seconds = self._listen if left is None else min(max(left, 0.001), self._listen)
                 entry = await asyncio.to_thread(self._listener.next, self._name, seconds)
         except StoreUnavailable as error:
-            if not self._away:
+            if not self._unavailable:
                 _log.warning("worker: the queue is away (%s)", error)
-            self._away = self._mislaid = True  # it may have answered, and the answer was lost
+            self._unavailable = self._may_have_lost_entries = True  # a reply with an entry may have been lost
             await asyncio.sleep(_SOON)
             return None
-        if self._away:
+        if self._unavailable:
             _log.warning("worker: the queue is back")
-            self._away = False
+            self._unavailable = False
         return entry
 
-    async def _mislaid_entry(self) -> Entry | None:
-        """A request that this worker was handed and does not know of."""
+    async def _lost_entry(self) -> Entry | None:
+        """Return an entry that this worker was given in a reply that it did not receive."""
         handed_out = await asyncio.to_thread(self._queue.handed_out, self._name)
-        known = self._under_way.values()
+        known = self._running.values()
         entry = next((entry for entry in handed_out if entry.number not in known), None)
-        self._mislaid = entry is not None
+        self._may_have_lost_entries = entry is not None
         return entry
 
     async def _carry_out(self, entry: Entry) -> None:
@@ -155,24 +162,24 @@ class Worker:
             await self._settle(entry, "parked", {"reason": "its limit did not allow it in time"})
             return
         try:
-            envelope = unpacked(job.request)
+            stored = unpacked(job.request)
         except ValueError:
             await self._settle(entry, "parked", {"reason": _UNREADABLE})
             return
-        verdict = await self._decided(envelope)
+        verdict = await self._decide(stored)
         if verdict.allowed:
-            await self._replay(entry, job, envelope, verdict)
+            await self._replay(entry, job, stored, verdict)
         elif verdict.outcome is None:  # blocked by an operator, or the store is away
-            await self._postpone(entry, _LONGEST if verdict.reason == "blocked" else _SOON)
+            await self._postpone(entry, _MAX_WAIT if verdict.reason == "blocked" else _SOON)
         elif verdict.outcome.retry_after == NEVER:
             await self._settle(entry, "parked", {"reason": "its limit will never allow it"})
         else:
-            # No longer than it is kept: then it is reported.
+            # The request is tried again at the end of its retention at the latest, so that its status is reported.
             await self._postpone(entry, min(verdict.outcome.retry_after / SECOND, left + _SOON))
 
-    async def _decided(self, envelope: StoredRequest) -> Verdict:
-        """What its client's limits say now. It does not wait, so other requests may go first."""
-        request = DeferredRequest(envelope)
+    async def _decide(self, stored: StoredRequest) -> Verdict:
+        """Decide by the limits of the client. The decision does not wait, so that other requests may go first."""
+        request = DeferredRequest(stored)
         if self._rules.attributes.awaited:
             await self._rules.attributes.resolve(request)
         engine = self._limiter.engine
@@ -181,21 +188,21 @@ class Worker:
             plan = Plan(without_max_wait(plan.charges))
         return await engine.aexecute(plan, self._rules)
 
-    async def _replay(self, entry: Entry, job: Job, envelope: StoredRequest, verdict: Verdict) -> None:
+    async def _replay(self, entry: Entry, job: Job, stored: StoredRequest, verdict: Verdict) -> None:
         settlement = self._limiter.engine.settlement
         account = settlement.account(verdict)
-        ticket = self._limiter.deferrals.marks(self._rules).ticket(entry.id)
+        ticket = self._limiter.deferrals.tokens(self._rules).ticket(entry.id)
         attempt = 0
         try:
             attempt = await asyncio.to_thread(self._queue.begin, entry, ticket)
             if not attempt:  # another worker has taken it over
                 await self._give_back(account)
                 return
-            more = {HEADER: written(entry.id, ticket)}
-            if envelope.header("idempotency-key") is None:
+            more = {HEADER: replay_header(entry.id, ticket)}
+            if stored.header("idempotency-key") is None:
                 more["idempotency-key"] = entry.id
             async with asyncio.timeout(self._timeout):
-                answer = await self._target.send(envelope, job.body, more, self._rules.defer.max_body)
+                answer = await self._target.send(stored, job.body, more, self._rules.defer.max_body)
         except NotSent as error:
             await self._give_back(account)
             _log.warning("worker: the app is away (%s)", error)
@@ -203,7 +210,7 @@ class Worker:
         except Unsendable as error:
             await self._give_back(account)
             await self._settle(entry, "parked", {"reason": f"it can't be sent: {error}"})
-        except StoreUnavailable:  # whether it has begun or not: it was not sent
+        except StoreUnavailable:  # the attempt may have begun, but the request was not sent
             await self._give_back(account)
             await self._postpone(entry, _SOON)
         except (Lost, TimeoutError) as error:
@@ -215,12 +222,12 @@ class Worker:
             await settlement.asettle(account, account.end())
 
     async def _conclude(self, entry: Entry, attempt: int, account: Account, answer: Answer) -> None:
-        said = answer.headers.get(HEADER)
-        if said == "busy":
+        refusal = answer.headers.get(HEADER)
+        if refusal == "busy":
             await self._give_back(account)
             await self._postpone(entry, _SOON, counted=False)
             return
-        if said == "stale":
+        if refusal == "stale":
             await self._give_back(account)  # another worker has taken it over, and reports it
             return
         await self._limiter.engine.settlement.asettle(account, account.conclude(answer.status, answer.headers.get))
@@ -229,10 +236,10 @@ class Worker:
             "type": answer.headers.get("content-type", ""),
             **({} if answer.body is None else {"answer": answer.body}),
         }
-        if answer.status not in _TRIED_AGAIN:
+        if answer.status not in _RETRIED_STATUSES:
             await self._settle(entry, "done", shown)
         elif attempt < self._rules.defer.max_attempts:
-            await self._postpone(entry, min(2.0 ** (attempt - 1), _LONGEST))
+            await self._postpone(entry, min(2.0 ** (attempt - 1), _MAX_WAIT))
         else:
             reason = f"it failed {attempt} time{'s' * (attempt != 1)}"
             await self._settle(entry, "parked", {"reason": reason, **shown})
@@ -241,8 +248,8 @@ class Worker:
         await self._limiter.engine.settlement.asettle(account, account.back(None))
 
     async def _postpone(self, entry: Entry, seconds: float, *, counted: bool = True) -> None:
-        await self._insist(lambda: self._queue.postpone(entry, seconds, counted=counted))
-        if seconds < self._listen:  # sooner than the next look into the queue
+        await self._report(lambda: self._queue.postpone(entry, seconds, counted=counted))
+        if seconds < self._listen:  # the next look into the queue would be too late
             timer = asyncio.ensure_future(self._promote_in(seconds))
             self._timers.add(timer)
             timer.add_done_callback(self._timers.discard)
@@ -252,20 +259,20 @@ class Worker:
         try:
             await asyncio.to_thread(self._queue.promote)
         except StoreUnavailable:
-            return  # the next look will tell
+            return  # the next look reports the error
 
     async def _settle(self, entry: Entry, state: str, fields: Mapping[str, str | bytes | int]) -> None:
         if state != "done":
             _log.warning("worker: %s is %s: %s", entry.id, state, fields["reason"])
-        if not await self._insist(lambda: self._queue.settle(entry, state, fields)):
+        if not await self._report(lambda: self._queue.settle(entry, state, fields)):
             _log.warning("worker: %s is %s, but another worker has reported it otherwise", entry.id, state)
 
-    async def _insist(self, say: Callable[[], T]) -> T:
-        """Report the result to the queue. It tries again while the store is away: only this worker has the result."""
+    async def _report(self, report: Callable[[], T]) -> T:
+        """Report a result to the queue. Retry while the store is unavailable: only this worker has the result."""
         give_up = time.monotonic() + self._idle
         while True:
             try:
-                return await asyncio.to_thread(say)
+                return await asyncio.to_thread(report)
             except StoreUnavailable:
                 if time.monotonic() > give_up:
                     raise
@@ -273,8 +280,8 @@ class Worker:
 
     async def _leave(self) -> None:
         try:
-            if not await asyncio.to_thread(self._queue.handed_out, self._name):  # else it is left to be claimed
+            if not await asyncio.to_thread(self._queue.handed_out, self._name):  # else another worker must claim them
                 await asyncio.to_thread(self._queue.leave, self._name)
         except StoreUnavailable:
-            _log.debug("worker: the group is not told that %s has left", self._name)
+            _log.debug("worker: %s could not leave the group", self._name)
         self._listener.close()

@@ -17,10 +17,10 @@ not_callable = 5
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        pytest.param([], "say --app package.module:app, or --to http://host:port", id="no target"),
+        pytest.param([], "write either --app package.module:app or --to http://host:port", id="no target"),
         pytest.param(["--to", "http://a", "--app", "a:b"], "exactly one of them", id="two targets"),
-        pytest.param(["--to", "127.0.0.1:8000"], "'127.0.0.1:8000' is no URL of an app", id="no URL"),
-        pytest.param(["--app", "mysite"], "'mysite' is no app: --app package.module:app", id="no app"),
+        pytest.param(["--to", "127.0.0.1:8000"], "'127.0.0.1:8000' is not the URL of an app", id="no URL"),
+        pytest.param(["--app", "mysite"], "'mysite' is not an app; write --app package.module:app", id="no app"),
         pytest.param(["--app", "nowhere.at_all:app"], "can't be imported: No module named 'nowhere'", id="no module"),
         pytest.param(["--app", "tests.cli.test_deferred:x"], "can't be imported", id="no attribute"),
         pytest.param(["--app", "tests.cli.test_deferred:not_callable"], "it can't be called", id="no callable"),

@@ -2,7 +2,7 @@ import httpx
 import pytest
 
 from ratelimit_mw.deferral.replay import DeferredRequest, _request
-from ratelimit_mw.deferral.stored_request import Tokens, of_asgi, of_wsgi, unpacked, written
+from ratelimit_mw.deferral.stored_request import Tokens, of_asgi, of_wsgi, replay_header, unpacked
 from ratelimit_mw.identity.attributes import digester
 from ratelimit_mw.identity.http_request import AsgiRequest, WsgiRequest
 from tests.shells.asking import http_scope
@@ -146,7 +146,7 @@ def test_a_mark_is_read_as_it_was_written():
     request = MARKS.request()
     ticket = MARKS.ticket(request)
     assert MARKS.is_request(request)
-    assert MARKS.read(written(request, ticket)) == (request, ticket)
+    assert MARKS.read(replay_header(request, ticket)) == (request, ticket)
 
 
 def test_no_two_are_the_same():
@@ -164,7 +164,7 @@ OTHERS = Tokens(digester("another secret", "shop"))
         pytest.param("x" * 36 + "." + "y" * 36, id="made up"),
         pytest.param(f"{MARKS.request()}.{MARKS.request()}", id="a request in the ticket's place"),
         pytest.param(f"{MARKS.request()}.{MARKS.ticket(MARKS.request())}", id="the ticket of another"),
-        pytest.param(written(name := OTHERS.request(), OTHERS.ticket(name)), id="another secret's"),
+        pytest.param(replay_header(name := OTHERS.request(), OTHERS.ticket(name)), id="another secret's"),
         pytest.param("ä" * 36 + "." + "é" * 36, id="not ASCII"),
         pytest.param(f"{MARKS.request()}.", id="half of it"),
     ],

@@ -5,7 +5,7 @@ import pytest
 
 from ratelimit_mw import ConfigurationError, ManualClock, RateLimiter
 from ratelimit_mw.asgi import RateLimitMiddleware as Asgi
-from ratelimit_mw.deferral.stored_request import HEADER, written
+from ratelimit_mw.deferral.stored_request import HEADER, replay_header
 from ratelimit_mw.wsgi import RateLimitMiddleware as Wsgi
 from tests.deferral.asking import EACH_SHELL, REPORTS, START, Asked, ask_asgi, ask_wsgi, limiter, state
 from tests.shells.asking import exchange, websocket_scope
@@ -36,9 +36,9 @@ def begun(engine):
     queue = engine.deferrals.queue(engine.rules)
     queue.promote()
     entry = queue.next("w", 0.05)
-    ticket = engine.deferrals.marks(engine.rules).ticket(entry.id)
+    ticket = engine.deferrals.tokens(engine.rules).ticket(entry.id)
     assert queue.begin(entry, ticket)
-    return written(entry.id, ticket)
+    return replay_header(entry.id, ticket)
 
 
 @EACH_SHELL

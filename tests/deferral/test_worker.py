@@ -295,7 +295,7 @@ def test_what_a_worker_was_handed_and_never_heard_of_is_taken_up_again(any_serve
                 queue = engine.deferrals.queue(engine.rules)
                 queue.promote()
                 queue.next(worker._name, 1.0)
-                worker._mislaid = True  # as after a failure, which can't be timed so
+                worker._may_have_lost_entries = True  # as after a failure, which can't be timed so
                 task = asyncio.ensure_future(worker.run())
                 await until(lambda: fates(engine, [location]) == ["done"])
                 worker.stop()
@@ -317,7 +317,7 @@ def test_what_a_worker_failed_to_settle_is_left_for_another_when_it_stops(any_se
         async def stopping():
             worker = Worker(engine, Broken(), listen=0.05)
             task = asyncio.ensure_future(worker.run())
-            await until(lambda: "has to be taken up again" in caplog.text)
+            await until(lambda: "must be taken over again" in caplog.text)
             worker.stop()
             await task
 
@@ -382,8 +382,8 @@ async def itself(target):
     ("field", "value", "reason"),
     [
         pytest.param("since", "1", "its limit did not allow it in time", id="too old"),
-        pytest.param("request", "{", "what was kept of it can't be read", id="spoilt"),
-        pytest.param("attempts", "many", "what was kept of it can't be read", id="spoilt beside it"),
+        pytest.param("request", "{", "the stored request can't be read", id="spoilt"),
+        pytest.param("attempts", "many", "the stored request can't be read", id="spoilt beside it"),
     ],
 )
 def test_what_can_not_be_tried_any_more_is_parked(any_server, clock, field, value, reason):

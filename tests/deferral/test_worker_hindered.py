@@ -199,7 +199,7 @@ def test_a_redis_that_goes_away_before_a_request_is_begun_delays_it(any_server, 
 
             async def scenario():
                 async with working(newer, in_process(site.asgi), timeout=1.0):
-                    await until(lambda: "has to be taken up again" in caplog.text)
+                    await until(lambda: "must be taken over again" in caplog.text)
                     assert site.seen == []
                     proxy.heal()
                     await until(lambda: fates(engine, [location]) == ["done"], clock)
