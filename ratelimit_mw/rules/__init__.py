@@ -1,4 +1,4 @@
-"""Rules: from a configuration to what each request has to be asked.
+"""Compiled rules: they turn a request into the counters that it must ask.
 
 This package is internal: its names may change in any release.
 """

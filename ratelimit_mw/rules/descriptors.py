@@ -16,14 +16,15 @@ from ratelimit_mw.model import Ask, Charge, Quota, Rule
 from ratelimit_mw.rules.preflights import as_announced, preflight_key
 
 EntryReaders = tuple[tuple[str, Reader], ...]
-"""The keys of a list of entries that requests send, each with what reads its value."""
+"""The keys of a list of entries, each with the function that reads its value from a request."""
 
 
 @dataclass(frozen=True, slots=True)
 class DescriptorLimit:
-    """A `rate_limit`. `key` goes up to and with a counter's opening brace; `quota` is None where it is unlimited.
+    """A compiled `rate_limit`.
 
-    Where it applies, limits named in `replaces` do not.
+    `key` is the key of a counter up to its opening brace, inclusive. `quota` is None for `unlimited`. If this limit
+    applies, the limits named in `replaces` do not.
     """
 
     rule: Rule
@@ -51,7 +52,7 @@ class Branch:
     bare: DescriptorNode | None = None
 
     def find(self, value: str) -> DescriptorNode | None:
-        """The descriptor that an entry with this value matches."""
+        """Return the descriptor that an entry with this value matches, or None."""
         node = self.exact.get(value)
         if node is None:
             for matches, candidate in self.patterns:
@@ -61,13 +62,13 @@ class Branch:
         return node
 
     def nodes(self) -> list[DescriptorNode]:
-        """All of them."""
-        # A pattern is among the exact values as well, for an entry may be that text.
+        """Return all descriptors of this key."""
+        # Each pattern is also an exact value, because an entry may have the text of the pattern.
         return [*self.exact.values(), *([self.bare] if self.bare else [])]
 
 
 class _Found(NamedTuple):
-    """A limit that applies, and the identity that it counts: `apart`, in a counter for preflights."""
+    """A limit that applies and the identity that it counts. `apart`: in a separate counter for preflights."""
 
     limit: DescriptorLimit
     identity: str
@@ -75,9 +76,12 @@ class _Found(NamedTuple):
 
 
 class Descriptors:
-    """The descriptors of one domain. `root` stands for no entry at all; `lists` are what a request sends.
+    """The descriptors of one domain.
 
-    A list with an entry whose value is absent is not sent.
+    Args:
+        root: the root of the tree. It matches an empty list.
+        lists: the lists of entries that a request has. A list with an absent value is left out.
+        limits: all limits in the tree.
     """
 
     def __init__(self, root: DescriptorNode, lists: Sequence[EntryReaders], limits: Sequence[DescriptorLimit]) -> None:
@@ -86,7 +90,7 @@ class Descriptors:
         self._lists = tuple(lists)
 
     def plan(self, request: Request, cost: int) -> tuple[Charge, ...]:
-        """The counters that the lists of a request have to ask."""
+        """Return the charges of all lists of a request."""
         found: list[_Found] = []
         for sources in self._lists:
             entries = _entries(sources, request)
@@ -96,9 +100,9 @@ class Descriptors:
         return _charges(found, cost) if found else ()
 
     def plan_preflight(self, request: Request, method: str, cost: int) -> tuple[Charge, ...]:
-        """The counters that a CORS preflight for `method` has to ask.
+        """Return the charges of a CORS preflight for `method`.
 
-        A list in which the value OPTIONS is named for the method counts it like any request.
+        A list counts the preflight like any request if a descriptor names OPTIONS as the method.
         """
         view = as_announced(request, method)
         found: list[_Found] = []
@@ -115,12 +119,12 @@ class Descriptors:
         return _charges(found, cost)
 
     def plan_entries(self, entries: Iterable[Entry], cost: int) -> tuple[Charge, ...]:
-        """The counter that this one list has to ask, if there is one."""
+        """Return the charge of this one list, or () if no limit applies."""
         match = self._match(entries)
         return _charges([match], cost) if match is not None else ()
 
     def _match(self, entries: Iterable[Entry], exactly: frozenset[int] = frozenset()) -> _Found | None:
-        """The limit where the walk ends; the entries at the places in `exactly` have to match by their exact value."""
+        """Return the limit at the end of the walk, or None. Entries at places `exactly` must match an exact value."""
         node = self._root
         values: list[str] = []
         for place, (key, value) in enumerate(entries):
@@ -135,7 +139,7 @@ class Descriptors:
 
 
 def _entries(sources: EntryReaders, request: Request) -> list[Entry] | None:
-    """The list that a request sends; None where one of its values is absent."""
+    """Return the entries of a request, or None if one of its values is absent."""
     entries: list[Entry] = []
     for key, read in sources:
         value = read(request)
@@ -146,14 +150,14 @@ def _entries(sources: EntryReaders, request: Request) -> list[Entry] | None:
 
 
 def _charges(found: list[_Found], cost: int) -> tuple[Charge, ...]:
-    """One for each limit that is neither replaced nor unlimited."""
-    gone = {name for limit, _, _ in found for name in limit.replaces}
+    """Return a charge for each limit that is neither replaced nor unlimited."""
+    replaced = {name for limit, _, _ in found for name in limit.replaces}
     asked = [
         (limit.rule, f"{preflight_key(limit.key) if apart else limit.key}{identity}}}", limit.quota, apart)
         for limit, identity, apart in found
-        if limit.quota is not None and limit.name not in gone
+        if limit.quota is not None and limit.name not in replaced
     ]
-    # A quota that stands alone denies by itself.
+    # In quota mode a limit denies only if it is the only one.
     several = sum(1 for rule, _, _, _ in asked if rule.quota_group) > 1
     return tuple(
         [
@@ -167,9 +171,9 @@ def _charges(found: list[_Found], cost: int) -> tuple[Charge, ...]:
 
 
 def pattern(value: str) -> Callable[[str], bool]:
-    """True of the texts that `value` matches, each `*` of which stands for any text, also for none.
+    """Return a function that tests a text. Each `*` of `value` stands for any text, including an empty one.
 
-    It looks for each piece once, from left to right, so no text makes it slow.
+    Each piece between two `*` is searched once, from left to right, so the time is linear in the length of the text.
     """
     head, *pieces, tail = value.split("*")
     shortest = len(value) - value.count("*")

@@ -1,4 +1,4 @@
-"""Several files of rules at once, each a domain of its own; and the names that an app asks for."""
+"""The rules of several files, one domain each, and the check of the rule names that an app uses."""
 
 import copy
 from collections.abc import Iterable, Sequence
@@ -15,9 +15,9 @@ from ratelimit_mw.rules.ruleset import Features, Plans, RuleSet
 
 
 class Domains(Features):
-    """The rules of several files. Every file's apply to a request; `of` gives those of one.
+    """The rules of several files. The rules of every file apply to a request.
 
-    Storage, client and response are the same in all of them, and so is what an attribute's name means.
+    All files have the same `storage`, `client` and `response`, and the same meaning for each attribute name.
     """
 
     def __init__(self, parts: Sequence[RuleSet]) -> None:
@@ -31,7 +31,7 @@ class Domains(Features):
         self.source = None
         named = {name: source for part in parts for name, source in part.client.attributes.items()}
         self.client = replace(first.client, attributes=named)
-        # Only to read what a request brings: what is hashed is hashed by each domain for itself.
+        # These attributes only read requests. Each domain hashes values with its own key.
         self.attributes = Attributes(self.client)
         for part in parts:
             for name, _ in part.attributes.awaited:
@@ -40,7 +40,7 @@ class Domains(Features):
         self.load = first.load
         self.defer = first.defer
         self.messages: Domains | None = _of_messages(parts)
-        self.plans = _remembering(parts)
+        self.plans = _plan_cache(parts)
         self.warnings = tuple(warning for part in parts for warning in part.warnings)
 
     def of(self, domain: str) -> RuleSet | None:
@@ -86,7 +86,7 @@ class Domains(Features):
         same = copy.copy(self)
         same.parts = tuple(parts)
         same.messages = _of_messages(parts)
-        same.plans = _remembering(parts)
+        same.plans = _plan_cache(parts)
         return same
 
     def concerns(self, request: Request) -> bool:
@@ -95,16 +95,17 @@ class Domains(Features):
 
 
 def _of_messages(parts: Sequence[RuleSet]) -> Domains | None:
+    """Return the rules for the messages of a WebSocket, or None if no part has any."""
     limiting = [part.messages for part in parts if part.messages is not None]
     return Domains(limiting) if limiting else None
 
 
-def _remembering(parts: Sequence[RuleSet]) -> Plans | None:
+def _plan_cache(parts: Sequence[RuleSet]) -> Plans | None:
     return None if any(part.plans is None for part in parts) else Plans([part.attributes for part in parts])
 
 
 Rules = RuleSet | Domains
-"""What a limiter goes by."""
+"""The rules of a limiter."""
 
 
 class Examined(NamedTuple):

@@ -1,4 +1,8 @@
-"""Path templates, in Starlette's words, and what each kind of parameter matches."""
+"""Path templates in the syntax of Starlette, and the values that each kind of parameter matches.
+
+A value may have two forms. The narrow form is what Starlette's own converter accepts. The wide form is every text that
+Python's type (or Pydantic) can read. Rules match the wide form; exemptions and `replaces` match only the narrow form.
+"""
 
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -9,35 +13,35 @@ from uuid import UUID
 
 from ratelimit_mw.errors import TemplateError
 
-LONGEST = 1_000
-"""Characters in a template."""
+_MAX_LENGTH = 1_000
+"""The largest number of characters in a template."""
 
 _PARAMETER = re.compile(r"\{([a-zA-Z_][a-zA-Z0-9_]*)(?::([a-zA-Z_][a-zA-Z0-9_]*))?\}")
 _FLASK = re.compile(r"<(?:(\w+):)?(\w+)>")
-_REGULAR = re.compile(r"\A\^|\.\*|\\[dw]|\(\?|\[\^")  # what only a regular expression holds
+_REGULAR = re.compile(r"\A\^|\.\*|\\[dw]|\(\?|\[\^")  # only regular expressions contain these
 
 KINDS = ("str", "int", "float", "uuid", "path")
-"""What a parameter may be."""
+"""The kinds of parameters that a template may name."""
 
 ONLY_INT = "int, not float"
-"""The kind of an `int` at a place where the file also has a `float`, which is what 7.0 is meant for."""
+"""The kind of an `int` if the file also has a `float` at the same place. It does not match 7.0; the `float` does."""
 
 
 class Segment(NamedTuple):
-    """One segment: `texts[0] {kinds[0]} texts[1] …`. With no kinds it is the text `texts[0]`."""
+    """One segment: `texts[0] {kinds[0]} texts[1] …`. Without kinds it is only the text `texts[0]`."""
 
     texts: tuple[str, ...]
     kinds: tuple[str, ...] = ()
 
     def filled(self, values: Iterator[str]) -> str:
-        """The segment's text, with the next values for its parameters."""
+        """Return the segment's text with the next values in place of its parameters."""
         return self.texts[0] + "".join([next(values) + text for text in self.texts[1:]])
 
 
 class Tail(NamedTuple):
-    """Where any number of segments may stand, between two texts, and what has to follow them.
+    """A part that matches any number of segments: `before`, the value, `after`, then the fixed number of `segments`.
 
-    `folder` marks the tail of `/*`, which is no parameter and also holds where the path ends before it.
+    `folder` marks the tail `/*`. It is not a parameter, and it also matches a path that ends before it.
     """
 
     before: str
@@ -47,7 +51,7 @@ class Tail(NamedTuple):
 
 
 class Template(NamedTuple):
-    """A template taken apart. `names` and `kinds` are its parameters, from left to right."""
+    """A parsed template. `names` and `kinds` are those of its parameters, from left to right."""
 
     text: str
     segments: tuple[Segment, ...]
@@ -57,11 +61,11 @@ class Template(NamedTuple):
 
     @property
     def cleaned(self) -> "Template":
-        """The same without empty segments, for a path is also matched without them."""
-        segments = tuple(filter(_says_something, self.segments))
+        """The template without empty segments. The cleaned form of a path is matched with it."""
+        segments = tuple(filter(_is_not_empty, self.segments))
         if self.tail is None:
             return self._replace(segments=segments or (Segment(("",)),))
-        tail = self.tail._replace(segments=tuple(filter(_says_something, self.tail.segments)))
+        tail = self.tail._replace(segments=tuple(filter(_is_not_empty, self.tail.segments)))
         return self._replace(segments=segments, tail=tail)
 
     def with_values(self, path: str, values: Iterable[str]) -> str:
@@ -70,18 +74,21 @@ class Template(NamedTuple):
         for index, segment in enumerate(self.segments, 1):
             pieces[index] = segment.filled(left)
         if self.tail is not None and not self.tail.folder:
-            next(left)  # the tail's own is a path, of which there is but one spelling
+            next(left)  # the value of the tail is a path, which has only one spelling
             for index, segment in enumerate(self.tail.segments, -len(self.tail.segments)):
                 pieces[index] = segment.filled(left)
         return "/".join(pieces)
 
 
-def _says_something(segment: Segment) -> bool:
+def _is_not_empty(segment: Segment) -> bool:
     return bool(segment.kinds or segment.texts[0])
 
 
 def apart_from_floats(templates: Iterable[Template]) -> dict[Template, Template]:
-    """Those templates of a file that have an int where another has a float, each with `ONLY_INT` in its place."""
+    """Find the templates of a file that have an int where another template has a float.
+
+    Return each of them with its replacement, which has `ONLY_INT` in place of that int.
+    """
     given = [template for template in templates if template.kinds]
     floats = {
         (template.segments[:place], segment.texts)
@@ -105,9 +112,9 @@ def _apart(template: Template, floats: set[tuple[tuple[Segment, ...], tuple[str,
 
 
 def parse(text: str) -> Template:
-    """The template that `text` states. Raises `TemplateError`."""
+    """Parse a template. Raises `TemplateError`, with a message for the user, if it is invalid."""
     body, folder = (text[:-2], True) if text.endswith("/*") else (text, False)
-    _refuse_what_is_no_path(text)
+    _check_path(text)
     _refuse_other_dialects(body)
     names: list[str] = []
     kinds: list[str] = []
@@ -132,15 +139,15 @@ def parse(text: str) -> Template:
     return Template(text, tuple(segments), tail, tuple(names), tuple(kinds))
 
 
-def _refuse_what_is_no_path(text: str) -> None:
+def _check_path(text: str) -> None:
     if "://" in text:
         raise TemplateError("a URL, where a path belongs", "a path begins with '/'; the rest of a URL has the key host")
     if _REGULAR.search(text):
         raise TemplateError("regular expressions are not read here", "write {name} for one segment, '/*' for all below")
     if not text.startswith("/"):
         raise TemplateError("a path begins with '/'", f"did you mean '/{text}'?" if text else "")
-    if len(text) > LONGEST:
-        raise TemplateError(f"longer than {LONGEST} characters")
+    if len(text) > _MAX_LENGTH:
+        raise TemplateError(f"longer than {_MAX_LENGTH} characters")
     if not text.isprintable():
         raise TemplateError("holds a character that can't be printed")
     if {".", ".."} & set(text.split("/")):
@@ -181,18 +188,18 @@ def _segment(piece: str, names: list[str], kinds: list[str]) -> Segment:
     if len(own) > 2:
         raise TemplateError("more than two parameters in one segment")
     if len(own) == 2 and {"int", "float"} & set(own) and (not texts[1] or texts[1][0].isdigit()):
-        # Else telling the two apart could take time that grows with the square of the path.
+        # Otherwise the time to split the two could grow with the square of the length of the path.
         raise TemplateError("a number beside another parameter needs a text between them that begins with no digit")
     return Segment(tuple(texts), tuple(own))
 
 
 _UUID = re.compile("[0-9a-fA-F]{8}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{12}")
-_USUAL_UUID = re.compile("[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+_CANONICAL_UUID = re.compile("[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 _DIGITS = "0123456789"
 _MOST_DIGITS = 4300
-"""Of an integer: Python reads no more, as its time grows with their square."""
+"""The largest number of digits of an integer. Python reads no more, because the time grows with their square."""
 
-# What is no number is mostly seen by this, which costs less than an exception.
+# These patterns exclude most texts that are not numbers. That is cheaper than an exception.
 _MAYBE_INT = re.compile(r"[\s\d+._eE-]+")
 _MAYBE_FLOAT = re.compile(r"[\s\d+._eEinftyaINFTYA-]+")
 
@@ -200,14 +207,14 @@ Matcher = Callable[[str], tuple[str, ...] | None]
 
 
 def matcher(segment: Segment) -> Matcher:
-    """A function from a segment of a path to the parameters' values, or to None where it does not match."""
+    """Return a function from a segment of a path to the values of its parameters, or to None if it does not match."""
     if not segment.kinds:
         text = segment.texts[0]
         return lambda given: () if given == text else None
     if len(segment.kinds) == 2:
         return _pair(segment)
     before, after = segment.texts
-    holds = _READS[segment.kinds[0]]
+    holds = _WIDE[segment.kinds[0]]
     if not before and not after:
         return lambda given: (given,) if holds(given) else None
     shortest = len(before) + len(after)
@@ -230,7 +237,7 @@ def _pair(segment: Segment) -> Matcher:
             return None
         inner = given[len(before) : len(given) - len(after)]
         found = _divided(inner, first, between, second)
-        if found is None and not inner.isascii():  # to Flask's converters, a digit is one of any script
+        if found is None and not inner.isascii():  # Flask's converters accept the digits of any script
             found = _divided(_with_plain_digits(inner), first, between, second)
             return found and (inner[: len(found[0])], inner[len(inner) - len(found[1]) :])
         return found
@@ -239,9 +246,9 @@ def _pair(segment: Segment) -> Matcher:
 
 
 def _divided(given: str, first: str, between: str, second: str) -> tuple[str, str] | None:
-    """Two parameters and the text between them, the first as long as it can be.
+    """Split a text into the values of two parameters. The first value is as long as possible.
 
-    Where one of them is a number or a UUID there are at most five places to try, for that text begins with no digit.
+    If one of them is a number or a UUID, at most five positions are tried, because `between` begins with no digit.
     """
     if first == second == "str":
         at = given.rfind(between, 1, len(given) - 1)
@@ -254,15 +261,15 @@ def _divided(given: str, first: str, between: str, second: str) -> tuple[str, st
     for end in ends:
         if (
             given.startswith(between, end)
-            and _CHECKS[first](given[:end])
-            and _CHECKS[second](given[end + len(between) :])
+            and _NARROW[first](given[:end])
+            and _NARROW[second](given[end + len(between) :])
         ):
             return given[:end], given[end + len(between) :]
     return None
 
 
 def _leading(kind: str, given: str) -> list[int]:
-    """How long a value of that kind at the start can be, the longest first."""
+    """Return the possible lengths of a value of that kind at the start, the longest first."""
     if kind == "uuid":
         return [36, 35, 34, 33, 32]
     run = len(given) - len(given.lstrip(_DIGITS))
@@ -272,7 +279,10 @@ def _leading(kind: str, given: str) -> list[int]:
 
 
 def _trailing(kind: str, given: str, taken: int) -> list[int]:
-    """How long a value of that kind at the end can be, the shortest first; `taken` digits before it are not its own."""
+    """Return the possible lengths of a value of that kind at the end, the shortest first.
+
+    `taken` digits before the value belong to the text before it.
+    """
     if kind == "uuid":
         return [32, 33, 34, 35, 36]
     head = given.rstrip(_DIGITS)
@@ -296,7 +306,7 @@ def _is_float(value: str) -> bool:
 
 
 def _only_int(value: str) -> int | None:
-    """The integer that `value` is to `int()` or to Pydantic, which lets zeros stand before a sign."""
+    """Return the integer that `int()` or Pydantic reads, or None. Pydantic accepts zeros before a sign."""
     if not _MAYBE_INT.fullmatch(value):
         return None
     stripped = value.strip().replace("_", "")
@@ -312,7 +322,7 @@ def _only_int(value: str) -> int | None:
 
 
 def _int(value: str) -> int | None:
-    """The integer that `value` is, or the whole number that it is as a float."""
+    """Return the integer that `value` is, or the whole number that it is as a float, or None."""
     if not _MAYBE_INT.fullmatch(value):
         return None
     whole, dot, zeros = value.strip().partition(".")
@@ -326,7 +336,7 @@ def _int(value: str) -> int | None:
 
 
 def _float(value: str) -> float | None:
-    """The number that `value` is to `float()` or to Pydantic, which lets underscores stand anywhere."""
+    """Return the number that `float()` or Pydantic reads, or None. Pydantic accepts underscores anywhere."""
     if not _MAYBE_FLOAT.fullmatch(value):
         return None
     try:
@@ -344,14 +354,14 @@ def _uuid(value: str) -> str | None:
         return None
 
 
-_CHECKS: dict[str, Callable[[str], object]] = {
+_NARROW: dict[str, Callable[[str], object]] = {
     "str": bool,
     "int": _is_whole,
     ONLY_INT: _is_whole,
     "float": _is_float,
     "uuid": _UUID.fullmatch,
 }
-"""The narrow forms."""
+"""Tests whether a value is in the narrow form of each kind."""
 
 
 def _reads_int(value: str) -> bool:
@@ -370,28 +380,30 @@ def _reads_uuid(value: str) -> bool:
     return _UUID.fullmatch(value) is not None or _uuid(value) is not None
 
 
-_READS: dict[str, Callable[[str], object]] = {
+_WIDE: dict[str, Callable[[str], object]] = {
     "str": bool,
     "int": _reads_int,
     ONLY_INT: _reads_only_int,
     "float": _reads_float,
     "uuid": _reads_uuid,
 }
-"""The wide forms."""
+"""Tests whether a value is in the wide form of each kind."""
 
 
 def is_narrow(kind: str, value: str) -> bool:
-    """Whether Starlette's own converter accepts a value that has matched."""
-    return kind in ("str", "path") or bool(_CHECKS[kind](value))
+    """Return True if Starlette's own converter accepts a value that has matched."""
+    return kind in ("str", "path") or bool(_NARROW[kind](value))
 
 
 Parser = Callable[[str], tuple[str, str, bool]]
-"""From a value that has matched to three things: its one spelling, for 007 and 7 are one item to the app, and so one to
-a counter; how that is written in a path; and whether the value is narrow."""
+"""Parses a value that has matched: returns its canonical spelling, how it is written in a path, and if it is narrow.
+
+The app reads 007 and 7 as the same item, so they must have the same counter.
+"""
 
 
 def parser(kind: str) -> Parser | None:
-    """What parses the values of a parameter of that kind; None where a value is what it is."""
+    """Return the parser for a kind of parameter, or None if values of that kind are not parsed."""
     return _PARSERS.get(kind)
 
 
@@ -405,12 +417,12 @@ def _parsed_int(value: str) -> tuple[str, str, bool]:
 
 
 def _parsed_float(value: str) -> tuple[str, str, bool]:
-    spelling = _spelled_float(value)
+    spelling = _canonical_float(value)
     return spelling, spelling, _is_float(value)
 
 
 def _parsed_uuid(value: str) -> tuple[str, str, bool]:
-    if _USUAL_UUID.fullmatch(value):
+    if _CANONICAL_UUID.fullmatch(value):
         return value.replace("-", ""), value, True
     spelling = _uuid(value) or value
     parts = (spelling[:8], spelling[8:12], spelling[12:16], spelling[16:20], spelling[20:])
@@ -425,7 +437,7 @@ _PARSERS: dict[str, Parser] = {
 }
 
 
-def _spelled_float(value: str) -> str:
+def _canonical_float(value: str) -> str:
     number = _float(value)
     if number is None:
         return value

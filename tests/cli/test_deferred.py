@@ -18,7 +18,7 @@ not_callable = 5
     ("words", "said"),
     [
         pytest.param([], "write either --app package.module:app or --to http://host:port", id="no target"),
-        pytest.param(["--to", "http://a", "--app", "a:b"], "exactly one of them", id="two targets"),
+        pytest.param(["--to", "http://a", "--app", "a:b"], "write either --app", id="two targets"),
         pytest.param(["--to", "127.0.0.1:8000"], "'127.0.0.1:8000' is not the URL of an app", id="no URL"),
         pytest.param(["--app", "mysite"], "'mysite' is not an app; write --app package.module:app", id="no app"),
         pytest.param(["--app", "nowhere.at_all:app"], "can't be imported: No module named 'nowhere'", id="no module"),
