@@ -54,7 +54,7 @@ class Quota:
     elastic: "Elastic | None" = field(default=None, compare=False, repr=False)
     ban: "Ban | None" = None
     shown_limit: int = field(init=False, compare=False, repr=False)
-    """The limit that clients are told. A bucket's limit is its rate, which no throttle raises."""
+    """The limit that clients are shown. For a bucket it is the rate, which a throttle does not raise."""
 
     def __post_init__(self) -> None:
         # Computed once, because each response needs it.

@@ -92,13 +92,16 @@ class _Part:
             self.file = read_file(self.tree, self.problems)
 
     def has(self, key: str) -> bool:
+        """Return True if the document has the key."""
         return self.tree is not None and key in self.tree.keys_at
 
     def add_problem(self, key: str, message: str, hint: str = "") -> None:
+        """Report a problem at the place of a key."""
         if self.tree is not None:
             self.problems.add(self.tree.keys_at[key], message, hint)
 
     def use(self, word: Word[object], file: Values) -> None:
+        """Take the value of a shared section from the file that has it."""
         self.file = self.file.with_value(word, file[word])
 
     def release(self) -> None:

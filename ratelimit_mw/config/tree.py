@@ -119,7 +119,7 @@ class Items(list["Node"]):
 class Map(dict[str, "Node"]):
     """A mapping, the place where it begins, and the places of its keys.
 
-    `dropped` holds the keys whose values are unusable and were left out.
+    `dropped` has the keys whose values are unusable. They are not in the mapping.
     """
 
     def __init__(self, place: Place) -> None:

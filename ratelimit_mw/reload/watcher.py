@@ -371,7 +371,7 @@ class Retriever:
 
 
 def _no_switch(_setting: Setting) -> None:
-    """The switch before `connect`: it does nothing."""
+    """Do nothing. This is the switch until `connect` is called."""
 
 
 def _fixed_settings(storage: StorageSettings) -> StorageSettings:

@@ -76,14 +76,14 @@ def cost_after(cost: Cost) -> CostAfter | None:
     number = _Number(cost.source)
 
     def find(read: Callable[[str], str | None]) -> int:
-        return number.of(read(header))
+        return number.parse(read(header))
 
     return find
 
 
 def _cost_reader(read: Reader, source: str) -> CostReader:
     number = _Number(source)
-    return lambda request: number.of(read(request))
+    return lambda request: number.parse(read(request))
 
 
 class _Number:
@@ -93,7 +93,8 @@ class _Number:
         self._source = source
         self._logged = False
 
-    def of(self, text: str | None) -> int:
+    def parse(self, text: str | None) -> int:
+        """Return the cost in `text`. 1 if there is none, or if it is invalid."""
         if text is None:
             return 1
         digits = text.strip()

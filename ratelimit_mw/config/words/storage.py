@@ -65,12 +65,12 @@ STORAGE = section_word(
 )
 
 
-def take_source(tree: Map, beside: tuple[str, ...], problems: Problems) -> str | None:
+def take_source(tree: Map, allowed: tuple[str, ...], problems: Problems) -> str | None:
     """Take the URL of `rules: {source: …}` out of a file, and leave an empty list of rules in its place.
 
     Args:
         tree: The file.
-        beside: The keys that a file with a source may have. All others are reported and removed.
+        allowed: The keys that a file with a source may have. All others are reported and removed.
         problems: Receives the errors.
 
     Returns:
@@ -90,8 +90,8 @@ def take_source(tree: Map, beside: tuple[str, ...], problems: Problems) -> str |
             problems.add_all(invalid, rules["source"].place)
     tree["rules"] = Items(rules.place)
     for key, place in tree.keys_at.items():
-        if key not in beside:
-            hint = f"this file may only have {', '.join(beside)}"
+        if key not in allowed:
+            hint = f"this file may only have {', '.join(allowed)}"
             problems.add(place, f"the key {quoted(key)} must be in the rules at the source", hint)
             tree.pop(key, None)
     return source
