@@ -1,6 +1,6 @@
 """An elastic limit at work: spare capacity is used, and given back when the load rises.
 
-One process. A client asks for twice its limit all the time. Beside it, other work leaves the process idle, then keeps
+One process is measured. A client always asks for twice its limit. Other work first leaves the process idle, then keeps
 its event loop busy, then leaves it idle again. Draws bench/results/elastic.png.
 """
 
@@ -19,8 +19,8 @@ from ratelimit_mw.asgi import RateLimitMiddleware
 
 LIMIT = 40  # a second
 ASKED = 2 * LIMIT
-WORK = 0.001  # seconds of processor that each request of the client takes
-BUSY = 0.8  # of the processor, by the other work while it is there
+WORK = 0.001  # seconds of processor time for each request of the client
+BUSY = 0.8  # the share of the processor that the other work takes
 RISES, FALLS, END = 8.0, 16.0, 28.0
 EVERY = 0.25
 PICTURE = Path(__file__).parent / "results" / "elastic.png"

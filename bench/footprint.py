@@ -36,7 +36,7 @@ print(time.process_time() - start)
 
 
 def redis_bytes(effort: Effort) -> Iterator[Figure]:
-    """Redis bytes per counter, by MEMORY USAGE, when the counter is as full as it gets."""
+    """Redis bytes per counter, by MEMORY USAGE, for a counter with its full state."""
     for binary in BINARIES:
         with Server(binary) as server:
             for algorithm, (limit, bar) in ALGORITHMS.items():
@@ -79,7 +79,7 @@ def filled() -> Run:
         longest, over = 0, 0
         for number in range(COUNTERS * 5 // 4):
             ask = Ask(f"shop:everything:sw60:{{ip={Request(number, '/').address}}}", quota)
-            # The time of this thread's own work. What others on the machine do is no pause of ours.
+            # The processor time of this thread. Other work on the machine does not count as a pause.
             start = time.thread_time_ns()
             store.decide((ask,))
             took = time.thread_time_ns() - start

@@ -1,7 +1,7 @@
 """Leases and write-back: 1 to 100 processes in simulation, and one process on Redis.
 
 In the simulation, every process has its `Leases` over one memory store, under one clock that is moved by hand. Demand
-is half as much again as the limit, spread over each minute or all within its first second. Draws
+is 150 % of the limit, spread over each minute or all within its first second. Draws
 bench/results/leases.png.
 """
 
@@ -79,7 +79,7 @@ def _numbers(effort: Effort) -> tuple[int, ...]:
 
 
 def simulated_figures(curves: Curves, effort: Effort) -> Iterator[Figure]:
-    """What the curves say, without the curves."""
+    """The main figures of the simulation, without the curves."""
     for kind in KINDS:
         for how, seconds in SPREAD.items():
             points = curves[how, kind]

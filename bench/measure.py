@@ -1,4 +1,4 @@
-"""How a number is taken: contestants in turn, round after round, each in a process of its own.
+"""How figures are measured: contestants take turns, round after round, each in a process of its own.
 
 Machines are noisy, and the noise drifts. Contestants that take turns meet the same noise, so the ratio of two of them
 within one round means more than either number. A row shows the median over the rounds, and the lowest and the highest
@@ -78,7 +78,7 @@ class Figure:
         return None if self.at_least is None else (low if self.worst else median) >= self.at_least
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON, without what is empty."""
+        """The fields for JSON, without empty ones."""
         return {name: value for name, value in asdict(self).items() if value not in (None, "", False)} | {
             "met": self.met
         }

@@ -19,7 +19,7 @@ def asgi_known(effort: Effort) -> Iterator[Figure]:
 
 
 def asgi_new(effort: Effort) -> Iterator[Figure]:
-    """The same, for a client and a path never seen before."""
+    """One rule in a Starlette app, for a client and a path that are new to it."""
     took = _took(asgi_cpu, [("known", OURS), ("new", OURS), ("new", "slowapi")], effort)
     yield from _figures(took, "slowapi", {"new": 1 / 4})
     yield beside(NAMES["new"], took["new", OURS], f"ours, {NAMES['known']}", took["known", OURS], "us", at_most=2)

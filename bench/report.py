@@ -1,4 +1,4 @@
-"""What a run found: under which conditions, as text for people, and as a JSON file."""
+"""The results of a run and its conditions, as text for people and as a JSON file."""
 
 import json
 import os

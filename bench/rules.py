@@ -67,7 +67,7 @@ def plan_cpu(count: int, kind: str, plans: int) -> Run:
 
 def reload(effort: Effort) -> Iterator[Figure]:
     """Reload of 1 000 rules while a loop serves: the longest pause, in a process with 100 000 objects of its own."""
-    kept = [[number] for number in range(OBJECTS)]  # each a list: the collector looks at it
+    kept = [[number] for number in range(OBJECTS)]  # lists, because the garbage collector visits them
     collections = _Collections()
     gc.callbacks.append(collections)
     try:

@@ -1,7 +1,7 @@
 """Load shedding at work: an analytics job must not hurt the main path.
 
-One process. Payments come at a steady rate; for a while an analytics job asks for more than the process has left, and
-does not wait for its answers. Twice: with rules that know no priorities, and with `critical` and `low`. Draws
+One process is measured. Payments come at a steady rate. For a while, an analytics job asks for more than the process
+has left, and does not wait for its answers. This is run twice: without priorities, and with `critical` and `low`. Draws
 bench/results/shed.png.
 """
 
@@ -93,11 +93,11 @@ async def _run(rules: list[dict[str, Any]]) -> Run:
 async def _ask(  # noqa: PLR0917 - they are what a client is
     app: Any, path: str, rate: int, run: Run, start: float, since: float, until: float
 ) -> None:
-    """Ask at a rate that does not heed the answers, as many clients do."""
+    """Send requests at a fixed rate without waiting for the answers, as many clients do."""
     asked = []
     for number in range(int(rate * (until - since))):
         due = since + number / rate
-        if start + due > time.monotonic():  # a late client sends all that is due at once
+        if start + due > time.monotonic():  # a client that is late sends all requests that are due at once
             await asyncio.sleep(start + due - time.monotonic())
         asked.append(asyncio.create_task(_one(app, path, run, start, due)))
     await asyncio.gather(*asked)
@@ -125,7 +125,7 @@ def _quantile(answers: list[Answer], percent: int) -> float:
 
 
 def _calm(run: Run) -> float:
-    """When the last payment that was slow, or the last report that was refused, had its answer."""
+    """The time of the answer to the last slow payment or the last refused report."""
     hurt = [each for each in run.of("/pay") if each.took > 0.1] + [each for each in run.answers if each.status != 200]
     return max([ENDS, *(each.asked + each.took for each in hurt)])
 

