@@ -36,27 +36,27 @@ from ratelimit_mw.settings import ClientSettings, DeferSettings, LoadSettings, R
 
 
 class Features:
-    """What some of `rules` make use of."""
+    """The features that at least one rule uses."""
 
     def __init__(self, rules: Iterable[CompiledRule]) -> None:
         rules = tuple(rules)
         quotas = [quota for rule in rules for quota in rule.quotas]
         self.elastic = any(quota.elastic for quota in quotas)
-        """Whether some limit goes by the load."""
+        """A limit depends on the load."""
         self.waiting = any(quota.max_wait for quota in quotas)
-        """Whether some request may have to wait for its turn."""
+        """A request may have to wait for its turn."""
         self.settling = any(rule.rule.counts is not None or rule.rule.cost_after for rule in rules) or any(
             ALGORITHMS[quota.algorithm].in_flight for quota in quotas
         )
-        """Whether something is settled only when a response is known, or has ended."""
+        """A charge is settled only when the response is known or has ended."""
         self.deferring = any(rule.rule.defers for rule in rules)
-        """Whether some request may be put off instead of denied."""
+        """A request may be deferred instead of denied."""
         self.demanding = any(rule.on_demand for rule in rules)
-        """Whether some rule is asked for by the app only."""
+        """A rule applies only if the app asks for it."""
         self.shedding = any(rule.rule.priority for rule in rules)
-        """Whether some request may be shed under load."""
+        """A request may be shed under load."""
         self.metered = self.elastic or self.deferring or self.shedding
-        """Whether something goes by the load."""
+        """Any of these features depends on the load."""
 
 
 _MOST = 4096  # about 3 MB
@@ -84,7 +84,7 @@ class Plans(OrderedDict[Hashable, Any]):
             self.popitem(last=False)
 
     def key(self, request: Request) -> Hashable | None:
-        """All of a request that its plan may follow from; None where that can't be told, or is too much."""
+        """Return everything in a request that its plan depends on. None if that is unknown or too long to keep."""
         headers, method, path = self._headers, request.method, request.path
         # A preflight is known by further headers; what has values already got them from elsewhere, as in check().
         if headers is None or len(method) + len(path) > _LONG or method == "OPTIONS" or request.values:
@@ -109,10 +109,11 @@ Planning = Callable[[Request], Sequence[Charge]]
 def plan_in_doubt(
     request: Request, readings: Sequence[Alternative], tier: Reader | None, plan: Planning, blocked: Sequence[Charge]
 ) -> Sequence[Charge]:
-    """The charges of `plan` for each reading of a request, each counter once and at its highest cost.
+    """Return the charges of all alternatives of a request, each counter once and at its highest cost.
 
-    A reading that lacks an attribute which another has adds the charges of further rules alone: `by: user|ip` counts a
-    user who is there in one reading, and not the address as well. `blocked` is passed on.
+    An alternative with an absent attribute adds only charges of rules that no earlier alternative has charged. With
+    `by: user|ip`, a user who is present in one alternative is counted, and the address is not counted as well. If an
+    alternative is blocked, `blocked` is returned.
     """
     found: dict[str, Charge] = {}
     counted: set[str] = set()
@@ -131,9 +132,9 @@ def plan_in_doubt(
 
 
 def _in_order(request: Request, readings: Sequence[Alternative], tier: Reader | None) -> list[tuple[int, Alternative]]:
-    """The readings, those with the fewest absent attributes first, each after how many are absent."""
+    """Return (number of absent attributes, alternative) for each alternative, the fewest absent first."""
     if tier is not None and len({_in(reading, request, tier) for reading in readings}) > 1:
-        readings = [{**reading, "tier": None} for reading in readings]  # as of a request without one
+        readings = [{**reading, "tier": None} for reading in readings]  # the tier counts as absent
     return sorted(((_absent(reading), reading) for reading in readings), key=lambda each: each[0])
 
 
@@ -142,7 +143,7 @@ def _absent(reading: Alternative) -> int:
 
 
 def _in(reading: Alternative, request: Request, ask: Callable[[Request], T]) -> T:
-    """What `ask` says of the request in one reading. What is not in doubt is read once, and kept for the others."""
+    """Call `ask` with one alternative of a request. Attributes that are not ambiguous are read once for all."""
     view = copy.copy(request)
     view.values = {**request.values, **reading}
     said = ask(view)
@@ -208,14 +209,14 @@ class RuleSet(Features):
         self.load = load or LoadSettings()
         self.defer = defer or DeferSettings()
         self.classifier = classifier
-        """The rules that say how important a request is, where that is wanted."""
+        """The rules that find the priority of a request. None if no rule has a priority."""
         self.recompiler = recompiler
         self.reload = reload
         """Seconds between two looks for newer rules; None for never."""
         self.source = source
-        """Where the rules themselves are, if not here."""
+        """The place of the rules, if they are not in this file."""
         self.shadow = shadow
-        """Whether nothing of this is enforced, blocks included."""
+        """Nothing is enforced, not even blocks."""
         self._own = overrides = tuple(self._enforced(overrides))
         self.overrides = Overrides(overrides, attributes, SystemClock()) if overrides else None
         # Asked for only where it is needed: an async source that is asked for is awaited for every request.
@@ -225,7 +226,7 @@ class RuleSet(Features):
         standing = [rule for rule in rules if not rule.on_demand]
         self._index = self._indexed([rule for rule in standing if not rule.rule.messages])
         self.messages: RuleSet | None = self._of_messages([rule for rule in standing if rule.rule.messages])
-        """What the messages of a WebSocket go by, in place of these; None where nothing limits messages."""
+        """The rules for the messages of a WebSocket. None if no rule limits messages."""
         self._named = {rule.rule.name: rule for rule in rules}
         self._preflights = Preflights(self._named, self._tier)
         self._demanded = {
@@ -234,10 +235,10 @@ class RuleSet(Features):
             if (rule.on_demand or rule.rule.messages) and rule.match.templates
         }
         self.plans: Plans | None = self._remembering(overrides)
-        """Plans by what they follow from; None where the time or the load has a say, or what was read is kept."""
+        """A cache of plans. None if a plan depends on the time or the load, or if the request is stored."""
 
     def _of_messages(self, rules: Sequence[CompiledRule]) -> Self | None:
-        """The same, for the messages that these rules count."""
+        """Return a rule set for the messages that these rules count, or None without rules."""
         if not rules:
             return None
         same = copy.copy(self)
@@ -249,7 +250,7 @@ class RuleSet(Features):
         return Index(rules, self.exempt, self.attributes.address)
 
     def concerns(self, request: Request) -> bool:
-        """Whether some rule may come to apply to a request of this path."""
+        """Return True if a rule may apply to a request of this path."""
         return self._index.concerns(request)
 
     def _remembering(self, held: Iterable[CompiledOverride]) -> Plans | None:
@@ -267,11 +268,11 @@ class RuleSet(Features):
         return (self,)
 
     def of(self, domain: str) -> "RuleSet | None":
-        """The rules of one domain, if they are of that one."""
+        """Return this rule set if it has this domain, otherwise None."""
         return self if domain == self.domain else None
 
     def overridden(self, further: Iterable[CompiledOverride], clock: Clock) -> Self:
-        """The same rules, with `further` overrides beside the file's own, of which `clock` tells the end."""
+        """Return the same rules with `further` overrides in addition to the file's own. `clock` tells when they end."""
         further = tuple(self._enforced(further))
         held = (*self._own, *further)
         same = copy.copy(self)
@@ -288,10 +289,10 @@ class RuleSet(Features):
         return (held for held in overrides if held.kind != "block") if self.shadow else overrides
 
     def plan(self, request: Request, cost: int = 1) -> tuple[Charge, ...]:
-        """The counters that `request` has to ask, in the order of the file; () where nothing applies.
+        """Return the charges of a request, in the order of the file.
 
-        Nothing applies to what is exempt, and where no rule matches. `cost` is from 0 on. A CORS preflight asks
-        counters of its own.
+        The result is () if the request is exempt or no rule matches. `cost` is 0 or more. A CORS preflight has counters
+        of its own.
         """
         charges = self._charges(self._select(request), request, cost)
         if request.ambiguous or request.method == "OPTIONS":  # a preflight is planned by way of a copy
@@ -299,7 +300,7 @@ class RuleSet(Features):
         return charges
 
     def selections(self, request: Request) -> list[tuple[Request, Selection]]:
-        """What `plan` goes by: each reading of a request, and what applies to it. For explanations."""
+        """Return each alternative of a request and the rules that apply to it, as in `plan`. For explanations."""
         first = self._select(request)
         if request.ambiguous or request.method == "OPTIONS":
             request.alternatives = self.attributes.read_alternatives(request)
@@ -309,13 +310,13 @@ class RuleSet(Features):
         return [(request, first)]
 
     def candidate(self, rule: CompiledRule, request: Request) -> Candidate | None:
-        """One of these rules as the index finds it for a request; None where it does not."""
+        """Return the candidate of a rule for a request, or None if the index does not find the rule."""
         standing = not rule.on_demand and not rule.rule.messages
         index = self._index if standing else self._indexed([rule])
         return next((found for found in index.candidates(request) if found[0] == rule.rank), None)
 
     def _plan_in_doubt(self, request: Request, plan: Planning, charges: tuple[Charge, ...]) -> tuple[Charge, ...]:
-        """As `plan_in_doubt`. `charges` are those of the first reading, which stand where there is no other."""
+        """Do the same as `plan_in_doubt`. `charges` are returned if the request has no alternatives."""
         request.alternatives = self.attributes.read_alternatives(request)
         if not request.alternatives:
             return charges
@@ -326,7 +327,7 @@ class RuleSet(Features):
         return tuple(sorted(found, key=lambda charge: ranks[charge.rule.name]))
 
     def _select(self, request: Request) -> Selection:
-        """What applies to one reading of a request."""
+        """Return the rules that apply to one alternative of a request."""
         overrides = self.overrides
         if overrides is not None:
             if overrides.blocks(request):
@@ -343,7 +344,7 @@ class RuleSet(Features):
         return candidates, replaced, None, None
 
     def _charges(self, selection: Selection, request: Request, cost: int) -> tuple[Charge, ...]:
-        """What the selected rules, and the descriptors, have to ask for one reading of a request."""
+        """Return the charges of the selected rules and of the descriptors for one alternative of a request."""
         candidates, replaced, free, preflight = selection
         if free is not None:
             return BLOCKED if free == REFUSED else ()
@@ -360,7 +361,7 @@ class RuleSet(Features):
     def charges_alone(
         self, candidate: Candidate, request: Request, cost: int, overrides: Overrides | None
     ) -> tuple[Charge, ...]:
-        """What one rule has to ask for one reading of a request, if no other rule were there."""
+        """Return the charges of one rule for one alternative of a request, as if there were no other rule."""
         if request.method == "OPTIONS" and (method := announced(request)) is not None:
             return tuple(
                 self._preflights.charges(self._preflights.select([candidate], request, method), cost, overrides)
@@ -368,9 +369,9 @@ class RuleSet(Features):
         return charges_of([candidate], request, cost, self._tier, overrides)
 
     def plan_rule(self, name: str, request: Request, cost: int = 1) -> Sequence[Charge] | None:
-        """The counters of the rule of that name, whether or not its `match` holds; None where there is no such rule.
+        """Return the charges of the rule of that name, whether or not its `match` holds. None for an unknown name.
 
-        The template that matched and its parameters are known as ever, and what is exempt is exempt from it too.
+        The path parameters are those of the template that matches. Exemptions apply as usual.
         """
         rule = self._named.get(name)
         if rule is None:
@@ -424,9 +425,9 @@ class RuleSet(Features):
         return (*said, *by_options) or counted  # no client is exempt by the method that it announces
 
     def counters_of(self, rule: CompiledRule, identity: str) -> tuple[Counter, ...]:
-        """What an identity without a tier is held to by one of these rules."""
+        """Return the counters of a rule for an identity without a tier."""
         return self.overrides.counters(rule.rule.name, identity, rule.counters) if self.overrides else rule.counters
 
     def plan_entries(self, entries: Sequence[Entry], cost: int = 1) -> tuple[Charge, ...]:
-        """The counters that one list of entries has to ask: those of `descriptors` alone."""
+        """Return the charges of one list of entries. Only `descriptors` apply to it."""
         return () if self.descriptors is None else self.descriptors.plan_entries(entries, cost)
