@@ -127,7 +127,7 @@ class _Reading:
     def reason(self, rule: CompiledRule) -> Reason:
         """The reason for one rule, still without its charges."""
         preflight = self._preflight
-        request = self._request if preflight is None else preflight.asked_of(rule)
+        request = self._request if preflight is None else preflight.view_for(rule)
         candidate = self._rules.candidate(rule, self._request)
         address = self._rules.attributes.address
         looked_up, tried = rule.match.split()

@@ -1,12 +1,15 @@
-"""CORS preflights: how one is told from other OPTIONS requests, and what it is held to.
+"""CORS preflights: which OPTIONS requests are preflights, and which limits apply to them.
 
-Any client can write the two headers of a preflight, and some apps do real work on OPTIONS. So a preflight is held to
-the rules of the method that it announces, in counters of its own and at a cost of 1. A client cannot use preflights to
-do work uncounted, and a browser's preflights use up nothing that its requests need.
+Any client can write the two headers of a preflight, and some apps do real work on OPTIONS. A preflight is therefore
+limited by the rules of the method that it announces. It has separate counters and costs 1. So a client cannot do
+uncounted work through preflights, and the preflights of a browser do not use up the limit of its requests.
 
-A preflight carries no credentials. Where that alone makes a rule count it by the address, it has ten times the limit,
-because many users may share an address. Three things do so: `user|ip` without a user, a limit by tier without a tier,
-and a rule that would replace another one but cannot, for want of a user.
+A preflight carries no credentials. If a rule counts it by the address only for this reason, the limit is eased: it is
+ten times as high, because many users may share an address. A limit is eased in three cases:
+
+- `by: user|ip`, and the preflight has no user.
+- The limit goes by tier, and the preflight has no tier.
+- Another rule would replace this rule, but does not apply because the preflight has no user.
 """
 
 import copy
@@ -24,21 +27,21 @@ from ratelimit_mw.model import Ask, Charge, Elastic, Quota, Rule
 from ratelimit_mw.rules.compiled import CompiledRule, Counter, Overrides
 from ratelimit_mw.rules.matching import Candidate, applies, charges_of, exemption
 
-EASE = 10
-"""How many times the limit a preflight has that is counted by the address for want of credentials."""
+_EASED_FACTOR = 10
+"""An eased limit is this many times the limit of the rule."""
 
 _MARK = "preflight-"
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # a method, by RFC 9110
 _METHODS = {method: method for method in ("GET", "POST", "PUT", "PATCH", "DELETE")} | {"HEAD": "GET"}
 _ALWAYS_SENT = frozenset({"ip", "path", "method", "host", "route", "global", "connection"})
-_MOST = 10**9  # the cap of limits
+_MAX_LIMIT = 10**9  # the highest limit that a rule may have
 
 
 def announced(request: Request) -> str | None:
-    """The method that a CORS preflight announces, in upper case; None for any other request.
+    """Return the method that a CORS preflight announces, in upper case. None for any other request.
 
-    A browser sends one origin and one method. An OPTIONS request with several of either, or with a method that is no
-    token, comes from no browser and is counted like any request.
+    A browser sends one origin and one method. An OPTIONS request with several of them, or with a method that is not a
+    token, is not from a browser. It is counted like any other request.
     """
     if request.method != "OPTIONS":
         return None
@@ -49,16 +52,16 @@ def announced(request: Request) -> str | None:
     if len(methods) != 1:
         return None
     origin, method = origins[0].strip(), methods[0].strip(" \t")
-    # WSGI servers join several lines by commas, which an origin has not.
+    # WSGI servers join several lines with commas. An origin contains no comma.
     if not origin or "," in origin or not _TOKEN.fullmatch(method):
         return None
     return method.upper()
 
 
 def as_announced(request: Request, method: str) -> Request:
-    """The preflight `request` as rules read the request that it announces.
+    """Return a view of the preflight `request` in which rules read the announced request.
 
-    Counters by method have one identity for all uncommon methods: a client can invent these without end.
+    All uncommon methods are one identity for `by: method`. A client could otherwise invent any number of counters.
     """
     view = copy.copy(request)
     view.method = method
@@ -67,28 +70,29 @@ def as_announced(request: Request, method: str) -> Request:
 
 
 def sent_with_preflights(name: str) -> bool:
-    """True of an attribute that a browser's preflight has as well as the request behind it: it is no credential."""
+    """Return True if a browser sends this attribute with the preflight as well. It is then not a credential."""
     name = canonical_name(name)
     return name in _ALWAYS_SENT or name.startswith(("path:", "query:"))
 
 
 def counts_options(rule: CompiledRule) -> bool:
-    """True of a rule whose `methods` name OPTIONS: it counts preflights like any request."""
+    """Return True if the rule's `methods` include OPTIONS. Such a rule counts preflights like any other request."""
     return "OPTIONS" in rule.match.methods
 
 
 def needs_credentials(rule: CompiledRule) -> bool:
-    """True of a rule that applies only to requests with a credential: browsers' preflights show nothing of it."""
+    """Return True if the rule applies only to requests with a credential, and so to no preflight of a browser."""
     return any(not sent_with_preflights(each.name) for each in rule.match.exact) or all(
         all(_names_credentials(choice) for choice in entry.split("|")) for entry in rule.by
     )
 
 
 def preflight_key(key: str) -> str:
-    """The key of the preflights beside a counter's own `key`, or beside its beginning, up to and with the brace.
+    """Return the key of the preflight counter that belongs to `key`. The key of a preflight is returned unchanged.
 
-    The mark stands before the braces, where no part of an identity does, and before the algorithm, where a rule's
-    name cannot reach: its colons are escaped. Both counters lie in one slot of a cluster.
+    `key` may also be only the first part of a key, up to and including the opening brace. The mark is placed before the
+    code of the algorithm. No identity and no rule name can imitate it: identities are inside the braces, and the colons
+    of names are escaped. The hash tag in the braces stays, so both counters are in the same slot of a cluster.
     """
     stem, brace, identity = key.partition("{")
     before, _, code = stem.removesuffix(":").rpartition(":")
@@ -96,45 +100,48 @@ def preflight_key(key: str) -> str:
 
 
 def is_preflight_key(key: str) -> bool:
-    """True of a key that `preflight_key` has made."""
+    """Return True if `preflight_key` has made this key."""
     return preflight_key(key) == key
 
 
 def preflight_quota(quota: Quota, *, eased: bool = False) -> Quota:
-    """What preflights are held to where requests are held to `quota`: no turns, no new bans, maybe ten times the limit.
+    """Return the quota of the preflights that belong to requests with `quota`.
 
-    A ban that stands holds for preflights as well, unless they are `eased`: then it may be another client's.
+    It has no waiting and starts no bans. The ban of a client also denies its preflights, unless the quota is `eased`:
+    the ban may then be that of another client at the same address.
     """
-    own = _preflight_quota(quota, eased)
+    result = _preflight_quota(quota, eased)
     if quota.elastic is None:
-        return own
-    # Equal quotas may differ in how elastic they are, so that is left to no cache.
+        return result
+    # Quotas that compare equal may differ in `elastic`, so it must not come from the cache.
     quotas = tuple(_preflight_quota(each, eased) for each in quota.elastic.quotas)
-    return replace(own, elastic=Elastic(quota.elastic.below, quotas))
+    return replace(result, elastic=Elastic(quota.elastic.below, quotas))
 
 
 @lru_cache(maxsize=1024)
 def _preflight_quota(quota: Quota, eased: bool) -> Quota:
-    held = replace(
+    same_limit = replace(
         quota,
-        # A leaky bucket without turns: both admit what a burst holds, refilled at the same rate.
+        # A token bucket admits as many requests as a leaky bucket: the same burst, refilled at the same rate.
         algorithm=BUCKET if ALGORITHMS[quota.algorithm].queue else quota.algorithm,
         max_wait=0,
         elastic=None,
         ban=None if quota.ban is None or eased else replace(quota.ban, after=0),
     )
     if not eased:
-        return held
+        return same_limit
     if quota.burst:
-        limit, burst = min(EASE * quota.limit, quota.period), min(EASE * quota.burst, _MOST)
-        return replace(held, limit=limit, burst=burst, spare=max(burst - EASE * (quota.burst - quota.spare), 0))
+        limit, burst = min(_EASED_FACTOR * quota.limit, quota.period), min(_EASED_FACTOR * quota.burst, _MAX_LIMIT)
+        return replace(
+            same_limit, limit=limit, burst=burst, spare=max(burst - _EASED_FACTOR * (quota.burst - quota.spare), 0)
+        )
     largest = ALGORITHMS[quota.algorithm].largest
-    limit = min(EASE * quota.limit, _MOST if largest is None else largest.limit)
-    return replace(held, limit=limit, spare=max(limit - EASE * quota.shown_limit, 0))
+    limit = min(_EASED_FACTOR * quota.limit, _MAX_LIMIT if largest is None else largest.limit)
+    return replace(same_limit, limit=limit, spare=max(limit - _EASED_FACTOR * quota.shown_limit, 0))
 
 
 def falls_back(by: tuple[str, ...], identity: str) -> bool:
-    """True where `by` gives this identity to a preflight only because its credentials are absent, as `user|ip` does."""
+    """Return True if `by` gives a preflight this identity only because it has no credentials, as `user|ip` does."""
     return _falls_back(by, names_in(identity))
 
 
@@ -145,9 +152,9 @@ def _falls_back(by: tuple[str, ...], names: tuple[str, ...]) -> bool:
     found = False
     for entry in by:
         choices = entry.split("|")
-        for place, choice in enumerate(choices):
+        for index, choice in enumerate(choices):
             if names_of(choice) == names:
-                found = _names_credentials("|".join(choices[:place]))
+                found = _names_credentials("|".join(choices[:index]))
                 if not found:
                     return False
                 break
@@ -155,11 +162,15 @@ def _falls_back(by: tuple[str, ...], names: tuple[str, ...]) -> bool:
 
 
 def _names_credentials(by: str) -> bool:
+    """Return True if the entry `by` has an attribute that a preflight does not carry."""
     return any(not sent_with_preflights(name) for name in attributes_of(by) if name)
 
 
 class _Applying(NamedTuple):
-    """A rule that applies to a preflight: its identities, and its counters as they are for requests."""
+    """A rule that applies to a preflight.
+
+    `counters` are those of ordinary requests. `eased` is True if the limit goes by tier and the preflight has no tier.
+    """
 
     candidate: Candidate
     rule: CompiledRule
@@ -169,10 +180,15 @@ class _Applying(NamedTuple):
 
 
 class Preflight(NamedTuple):
-    """What applies to one preflight. `view` is the request that it announces, as rules read it.
+    """The rules that apply to one preflight.
 
-    `exempt` is whether that request would be exempt. `replaced` has the ranks of the rules that do not apply, with the
-    name of the rule that replaces each; `eased` those of the rules whose limit is wider.
+    Args:
+        request: the preflight itself.
+        view: the announced request, see `as_announced`.
+        applying: the rules that apply, before any rule replaces another.
+        exempt: whether the announced request would be exempt. All limits are then eased.
+        replaced: the rank of each rule that is replaced, with the name of the rule that replaces it.
+        eased: the ranks of the rules whose limit is eased, because the rule that would replace them needs credentials.
     """
 
     request: Request
@@ -182,26 +198,28 @@ class Preflight(NamedTuple):
     replaced: Mapping[int, str]
     eased: frozenset[int]
 
-    def asked_of(self, rule: CompiledRule) -> Request:
-        """The request that a rule is asked about."""
+    def view_for(self, rule: CompiledRule) -> Request:
+        """Return the request that this rule reads: the preflight itself, or the announced request."""
         return self.request if counts_options(rule) else self.view
 
 
 class Preflights:
-    """Makes the plans of preflights, by `rules` with their names.
+    """Makes the plans of preflights.
 
-    `tier` reads a request's tier; None where no limit goes by it.
+    Args:
+        rules: the rules by name.
+        tier: reads the tier of a request. None if no limit goes by tier.
     """
 
     def __init__(self, rules: Mapping[str, CompiledRule], tier: Reader | None) -> None:
         self._rules = rules
         self._tier = tier
-        self._own_rules: dict[str, Rule] = {}
+        self._preflight_rules: dict[str, Rule] = {}
 
     def select(self, candidates: Sequence[Candidate], request: Request, method: str) -> Preflight:
-        """What applies to a preflight for `method` that is not exempt itself."""
+        """Return the rules that apply to a preflight for `method`. The caller has checked that it is not exempt."""
         view = as_announced(request, method)
-        # The client alone says which method it announces: what exempts that method makes a limit wider, and no more.
+        # Any client can announce any method, so an exemption of that method only eases the limits.
         exempt = exemption(candidates, view) is not None
         applying = [
             found for candidate in candidates if (found := self._applying(candidate, request, view)) is not None
@@ -210,7 +228,7 @@ class Preflights:
         return Preflight(request, view, applying, exempt, replaced, eased)
 
     def charges(self, preflight: Preflight, cost: int, overrides: Overrides | None) -> list[Charge]:
-        """The counters that a preflight has to ask."""
+        """Return the charges of a preflight."""
         charges: list[Charge] = []
         for found in preflight.applying:
             rank = found.rule.rank
@@ -220,54 +238,57 @@ class Preflights:
                 charges += charges_of([found.candidate], preflight.request, cost, self._tier, overrides)
             else:
                 eased = preflight.exempt or rank in preflight.eased
-                charges += self._apart(found, min(cost, 1), overrides, eased=eased)
+                charges += self._preflight_charges(found, min(cost, 1), overrides, eased=eased)
         return charges
 
     def _applying(self, candidate: Candidate, request: Request, view: Request) -> _Applying | None:
+        """Return the rule of a candidate with its identities. None for an exemption or a rule that does not apply."""
         rank, program, route, parameters, _ = candidate
         if rank < 0:  # an exemption
             return None
         rule = self._rules[program.rule.name]
-        asked = request if counts_options(rule) else view
-        if not applies(program, asked):
+        read = request if counts_options(rule) else view
+        if not applies(program, read):
             return None
-        identities = [identify(asked, parameters, route) for identify in program.identifiers]
+        identities = [identify(read, parameters, route) for identify in program.identifiers]
         counters, eased = program.counters, False
         if program.tiers is not None and self._tier is not None:
-            tier = self._tier(asked)
+            tier = self._tier(read)
             counters, eased = program.tiers.get(tier, counters), tier is None
         return _Applying(candidate, rule, list(dict.fromkeys(filter(None, identities))), counters, eased)
 
-    def _apart(self, found: _Applying, cost: int, overrides: Overrides | None, *, eased: bool) -> list[Charge]:
-        """The counters of one rule that are kept for preflights."""
-        rule = self._rule(found.rule.rule)
+    def _preflight_charges(
+        self, found: _Applying, cost: int, overrides: Overrides | None, *, eased: bool
+    ) -> list[Charge]:
+        """Return the charges of one rule to its separate counters for preflights."""
+        rule = self._preflight_rule(found.rule.rule)
         charges: list[Charge] = []
         for identity in found.identities:
             counters = found.counters
             if overrides is not None:
                 counters = overrides.counters(rule.name, identity, counters)
-            wide = eased or found.eased or falls_back(found.rule.by, identity)
-            for key, quota in counters:
-                if not ALGORITHMS[quota.algorithm].in_flight:
-                    ask = Ask(
-                        f"{preflight_key(key)}{identity}}}", preflight_quota(quota, eased=wide), cost, rule.shadow
-                    )
-                    charges.append(Charge(rule, ask))
+            eased_here = eased or found.eased or falls_back(found.rule.by, identity)
+            for counter_key, quota in counters:
+                if ALGORITHMS[quota.algorithm].in_flight:
+                    continue  # a preflight takes no place in a limit of requests in flight
+                key = f"{preflight_key(counter_key)}{identity}}}"
+                charges.append(Charge(rule, Ask(key, preflight_quota(quota, eased=eased_here), cost, rule.shadow)))
         return charges
 
-    def _rule(self, rule: Rule) -> Rule:
-        """A rule as preflights are held to it: their cost is 1, whatever the response says, and none is put off."""
-        own = self._own_rules.get(rule.name)
-        if own is None:
-            own = self._own_rules[rule.name] = replace(rule, cost_after=None, defers=False)
-        return own
+    def _preflight_rule(self, rule: Rule) -> Rule:
+        """Return the rule for preflights. Their responses do not change the cost, and they are not deferred."""
+        changed = self._preflight_rules.get(rule.name)
+        if changed is None:
+            changed = self._preflight_rules[rule.name] = replace(rule, cost_after=None, defers=False)
+        return changed
 
 
 def _replaced(applying: Sequence[_Applying]) -> tuple[dict[int, str], frozenset[int]]:
-    """The ranks of the rules that another one replaces, with its name, and of those whose limit is wider.
+    """Return the ranks of the replaced rules with the name of the replacing rule, and the ranks of the eased rules.
 
-    A rule that counts nothing of a preflight replaces nothing, if that is because of its credentials, its method or its
-    place in flight: else a client could turn the other rule off by what it announces.
+    A rule may apply but not count the preflight: it needs credentials, it is unlimited for certain methods, or it
+    limits requests in flight. Such a rule replaces nothing. A client could otherwise switch off the other rule by what
+    it announces.
     """
     replaced: dict[int, str] = {}
     eased: set[int] = set()
