@@ -1,6 +1,7 @@
 """The apps that are measured: without a limiter, with this package, and with each peer.
 
-All have the same routes. Every limiter has one limit, by the client's address, that no client reaches, and sends its
+All have the same eight routes. slowapi looks at each route for every request, so its cost grows with their number; that
+of the others does not. Every limiter has one limit, by the client's address, that no client reaches, and sends its
 headers with each response. Each peer is set up as its documentation shows. Its limit is one for the whole app
 (`application_limits`), as ours is.
 

@@ -9,6 +9,7 @@ others.
 import gc
 import logging
 import statistics
+import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -137,6 +138,26 @@ class Remote:
         self._pipe.close()
         self._process.join(5)
         self._process.kill()
+
+
+class Collections:
+    """The longest garbage collection within a `with`, in seconds of the thread that it ran in."""
+
+    def __init__(self) -> None:
+        self.longest, self._start = 0.0, 0.0
+
+    def __enter__(self) -> Self:
+        gc.callbacks.append(self._note)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        gc.callbacks.remove(self._note)
+
+    def _note(self, phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            self._start = time.thread_time()
+        else:
+            self.longest = max(self.longest, time.thread_time() - self._start)
 
 
 def _serve(pipe: Connection, make: Callable[..., Run], arguments: tuple[object, ...]) -> None:

@@ -1,13 +1,12 @@
 """Many rules: what matching a thousand of them costs, and how long taking up a thousand of them holds up a loop."""
 
 import asyncio
-import gc
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from bench.measure import Effort, Figure, Run, Spread, alone, beside, in_turn
+from bench.measure import Collections, Effort, Figure, Run, Spread, alone, beside, in_turn
 from bench.traffic import Request
 from ratelimit_mw import RateLimiter
 
@@ -68,13 +67,9 @@ def plan_cpu(count: int, kind: str, plans: int) -> Run:
 def reload(effort: Effort) -> Iterator[Figure]:
     """Reload of 1 000 rules while a loop serves: the longest pause, in a process with 100 000 objects of its own."""
     kept = [[number] for number in range(OBJECTS)]  # lists, because the garbage collector visits them
-    collections = _Collections()
-    gc.callbacks.append(collections)
-    try:
+    with Collections() as collections:
         found = asyncio.run(_pauses(3 if effort.quick else RELOADS))
-    finally:
-        gc.callbacks.remove(collections)
-        del kept
+    del kept
     longest = Spread.of(pause.cpu * 1e3 for pause in found)
     note = (
         f"median, shortest and longest of {len(found)} reloads; the bar holds for the longest; "
@@ -85,19 +80,6 @@ def reload(effort: Effort) -> Iterator[Figure]:
     yield Figure(
         "the longest pause of the loop, by this process's work", longest, "ms", at_most=5, worst=True, note=note
     )
-
-
-class _Collections:
-    """The longest garbage collection, in seconds of the thread that it ran in."""
-
-    def __init__(self) -> None:
-        self.longest, self._start = 0.0, 0.0
-
-    def __call__(self, phase: str, info: dict[str, int]) -> None:
-        if phase == "start":
-            self._start = time.thread_time()
-        else:
-            self.longest = max(self.longest, time.thread_time() - self._start)
 
 
 class Pause:

@@ -1,11 +1,14 @@
 """The benchmark: its traffic, its bars and its report, and that the README shows what was measured."""
 
+import gc
 import importlib
+import os
+from functools import partial
 from itertools import islice
 
 import pytest
 
-from bench.measure import Effort, Figure, Spread, alone, beside
+from bench.measure import Collections, Effort, Figure, Spread, alone, beside, in_turn
 from bench.pages import PICTURE, README, SCALING, blocks, published, rows
 from bench.report import JSON, Results, bar, number, part, read, summary
 from bench.table import ROWS
@@ -105,6 +108,29 @@ def test_the_summary_counts_the_bars():
 def test_a_quick_run_measures_less():
     assert Effort(quick=True).rounds(60) < Effort().rounds(60) == 60
     assert Effort(quick=True).part(2_000) < Effort().part(2_000) == 2_000
+
+
+# ------------------------------------------------------------------------------------------ contestants
+
+
+def test_contestants_run_in_processes_of_their_own_and_the_first_round_is_dropped():
+    taken = in_turn({"one": (partial, os.getpid), "other": (partial, os.getpid)}, rounds=2)
+    (one,), (other,) = ({*pids} for pids in taken.values())
+    assert len({one, other, os.getpid()}) == 3
+    assert [len(pids) for pids in taken.values()] == [2, 2]
+
+
+def test_a_contestant_that_fails_ends_the_run_with_its_traceback():
+    with pytest.raises(RuntimeError, match="ValueError: invalid literal"):
+        in_turn({"broken": (partial, int, "x")}, rounds=1)
+
+
+def test_the_longest_collection_is_noted_only_within_the_block():
+    with Collections() as collections:
+        gc.collect()
+    longest = collections.longest
+    gc.collect()
+    assert 0 < collections.longest == longest
 
 
 # ---------------------------------------------------------------------------------------------- traffic
