@@ -7,6 +7,7 @@ pictures either.
 
 import argparse
 import logging
+import os
 import time
 from pathlib import Path
 
@@ -35,19 +36,25 @@ def main() -> None:
     begun, results = time.monotonic(), report.Results(report.conditions(), {})
     print(report.sentence(results.conditions), flush=True)
     for row in asked:
-        start = time.monotonic()
+        start, cpu = time.monotonic(), _cpu()
         print(f"\n{row.title}", flush=True)
         results.rows[row.name] = found = []
         for figure in row.figures(effort):
             found.append(figure)
             print(report.line(figure), flush=True)
-        print(f"  [{row.name}: {time.monotonic() - start:.0f} s]", flush=True)
+        print(f"  [{row.name}: {time.monotonic() - start:.0f} s, CPU {_cpu() - cpu:.0f} s]", flush=True)
     print(f"\n{report.summary(results)}, in {(time.monotonic() - begun) / 60:.1f} minutes")
     if arguments.json:
         report.write(results, arguments.json)
     elif not arguments.quick and not arguments.row:
         report.write(results)
         pages.publish(results)
+
+
+def _cpu() -> float:
+    """Seconds of the processor that this process and all that it started have had."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
 
 
 if __name__ == "__main__":

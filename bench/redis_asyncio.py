@@ -11,7 +11,8 @@ from bench.measure import OURS, Effort, Figure, Run, beside, in_turn
 from bench.traffic import NAMES, STREAMS, Request
 from tests.support.servers import BINARIES, Server
 
-REQUESTS = 3_000
+REQUESTS = 2_500  # of a peer in a round
+OURS_MORE = 4  # times as many of ours, because a round has to be long beside its first and its last hundred
 ROUNDS = 11
 ALONE = 200  # one after the other, in a round
 ALONE_ROUNDS = 40
@@ -41,8 +42,9 @@ def decisions(effort: Effort) -> Iterator[Figure]:
     with Server(BINARIES[0]) as server:
         number = effort.part(REQUESTS)
         for stream in ("Zipf", "one", "new"):
-            asked = {who: (decider_rate, who, stream, number, server.url) for who in ("acheck", *peers)}
-            asked["middleware"] = (asgi_rate, "empty", OURS, stream, number, server.url)
+            asked = {who: (decider_rate, who, stream, number, server.url) for who in peers}
+            asked["acheck"] = (decider_rate, "acheck", stream, number * OURS_MORE, server.url)
+            asked["middleware"] = (asgi_rate, "empty", OURS, stream, number * OURS_MORE, server.url)
             rate = in_turn(asked, effort.rounds(ROUNDS))
             server.flush()
             for mine, name in names.items():
@@ -59,7 +61,8 @@ def starlette(effort: Effort) -> Iterator[Figure]:
     with Server(BINARIES[0]) as server:
         number = effort.part(REQUESTS)
         for stream in ("Zipf", "one", "new"):
-            asked = {who: (asgi_rate, "Starlette", who, stream, number, server.url) for who in (OURS, *peers)}
+            asked = {who: (asgi_rate, "Starlette", who, stream, number, server.url) for who in peers}
+            asked[OURS] = (asgi_rate, "Starlette", OURS, stream, number * OURS_MORE, server.url)
             rate = in_turn(asked, effort.rounds(ROUNDS))
             server.flush()
             for peer in peers:

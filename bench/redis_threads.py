@@ -10,8 +10,8 @@ from bench.traffic import NAMES, STREAMS, Request
 from tests.support.servers import BINARIES, Server
 
 THREADS = (1, 8, 32)
-REQUESTS = 2_000
-ROUNDS = 7
+REQUESTS = 1_500
+ROUNDS = 5
 LIMITS = ("limits, fixed window", "limits, sliding window")
 THROTTLED = "throttled-py"
 
