@@ -12,7 +12,7 @@ import statistics
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, Self, TypeVar
@@ -80,9 +80,8 @@ class Figure:
 
     def as_dict(self) -> dict[str, Any]:
         """The fields for JSON, without empty ones."""
-        return {name: value for name, value in asdict(self).items() if value not in (None, "", False)} | {
-            "met": self.met
-        }
+        empty = {each.name: each.default for each in fields(self)}
+        return {name: value for name, value in asdict(self).items() if value != empty[name]} | {"met": self.met}
 
     @classmethod
     def from_dict(cls, read: Mapping[str, Any]) -> Self:

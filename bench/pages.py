@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bench.measure import Figure
-from bench.report import JSON, ROOT, Results, bar, number, part, ratio, sentence, shown, summary, verdict
+from bench.report import JSON, ROOT, Results, bar, number, ours, part, ratio, sentence, shown, summary, verdict
 from bench.table import ROWS
 from bench.traffic import NAMES
 
@@ -59,7 +59,7 @@ def rows(results: Results) -> str:
 def _line(figure: Figure) -> str:
     theirs = f"{figure.peer}: {shown(figure.theirs, figure.unit)}" if figure.theirs else figure.note
     ratios = ratio(figure.ratio) if figure.ratio else ""
-    cells = figure.what, shown(figure.ours, figure.unit), theirs, ratios, bar(figure), verdict(figure)
+    cells = figure.what, ours(figure), theirs, ratios, bar(figure), verdict(figure)
     return f"| {' | '.join(cells)} |"
 
 

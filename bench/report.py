@@ -74,7 +74,7 @@ def _cpu_model() -> str:
 
 def line(figure: Figure) -> str:
     """One figure on the terminal."""
-    cells = [f"  {figure.what:68}", f"{shown(figure.ours, figure.unit):>18}"]
+    cells = [f"  {figure.what:68}", f"{ours(figure):>18}"]
     if figure.theirs and figure.ratio:
         cells.append(f"{figure.peer:24} {shown(figure.theirs, figure.unit):>16}  {ratio(figure.ratio):22}")
     cells.append(f"{bar(figure)} {verdict(figure)}".strip())
@@ -98,6 +98,12 @@ def bar(figure: Figure) -> str:
     if figure.at_most is not None:
         return f"≤ {part(figure.at_most) if figure.ratio else number(figure.at_most)} {unit}".strip()
     return "" if figure.at_least is None else f"≥ {number(figure.at_least)} {unit}".strip()
+
+
+def ours(figure: Figure) -> str:
+    """Our number: the median, and the worst round where the bar holds for it."""
+    text = shown(figure.ours, figure.unit)
+    return f"{text}, at worst {number(figure.ours.high)}" if figure.worst else text
 
 
 def shown(spread: Spread, unit: str) -> str:

@@ -72,10 +72,9 @@ def reload(effort: Effort) -> Iterator[Figure]:
     del kept
     longest = Spread.of(pause.cpu * 1e3 for pause in found)
     note = (
-        f"median, shortest and longest of {len(found)} reloads; the bar holds for the longest; "
-        f"on the clock, with all that other processes took, {max(pause.clock for pause in found) * 1e3:.1f} ms; "
-        f"the longest garbage collection took {collections.longest * 1e3:.1f} ms; "
-        f"a reload takes {max(pause.reload for pause in found):.1f} s"
+        f"{len(found)} reloads; the longest pause by the clock was {max(pause.clock for pause in found) * 1e3:.1f} ms, "
+        f"the longest garbage collection {collections.longest * 1e3:.1f} ms, "
+        f"the longest reload {max(pause.reload for pause in found):.1f} s"
     )
     yield Figure(
         "the longest pause of the loop, by this process's work", longest, "ms", at_most=5, worst=True, note=note

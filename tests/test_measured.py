@@ -26,7 +26,9 @@ FIGURES = [
     beside("Zipf", [5.0, 6.0, 7.0], "slowapi", [50.0, 60.0, 35.0], "us", at_most=1 / 6),
     beside("100 in flight", [70.0], "limits", [10.0], "/s", at_least=8),
     alone("pause", [1.0, 2.0, 9.0], "ms", at_most=5, worst=True, note="9 reloads"),
+    alone("over-admission", [0.0], "%", at_most=0.0, detail=True),
     alone("admitted", [80.0], "/s"),
+    alone("calls", [0.5], "", detail=True),
 ]
 RESULTS = Results(CONDITIONS, {"asgi-memory": FIGURES[:1], "redis-asyncio": FIGURES[1:2], "reload": FIGURES[2:]})
 
@@ -71,7 +73,7 @@ def test_a_bar_for_the_worst_round_ignores_the_median():
 
 
 def test_a_figure_without_a_bar_is_neither_reached_nor_missed():
-    assert FIGURES[3].met is None
+    assert FIGURES[4].met is None
 
 
 def test_the_table_has_the_rows_their_bars_and_the_conditions():
@@ -83,12 +85,12 @@ def test_the_table_has_the_rows_their_bars_and_the_conditions():
         "| **asyncio, Redis, 100 in flight: one process** | | | | | |",
         "| 100 in flight | 70 a second | limits: 10 a second | 7 (7 to 7) | ≥ 8 | missed |",
         "| **Reload of 1 000 rules, in a process with 100 000 objects of its own** | | | | | |",
-        "| pause | 2 ms | 9 reloads |  | ≤ 5 ms | missed |",
+        "| pause | 2 ms, at worst 9 | 9 reloads |  | ≤ 5 ms | missed |",
         "| admitted | 80 a second |  |  |  |  |",
         "",
         (
             "One run of commit 0123456789, 2026-11-22: 2 cores of a processor, load 0.1 at its start, Python 3.11.7, "
-            "limits 5.8.0. 1 of 3 bars reached."
+            "limits 5.8.0. 2 of 4 bars reached."
         ),
     ]
 
@@ -98,11 +100,11 @@ def test_numbers_have_the_digits_that_mean_something():
         *("0.00012", "0.5", "7.2", "42", "1 234", "45 700")
     ]
     assert [part(value) for value in (1 / 6, 0.75, 1.7, 8.0)] == ["1/6", "0.75", "1.70", "8"]
-    assert [bar(figure) for figure in FIGURES] == ["≤ 1/6", "≥ 8", "≤ 5 ms", ""]
+    assert [bar(figure) for figure in FIGURES] == ["≤ 1/6", "≥ 8", "≤ 5 ms", "≤ 0 %", "", ""]
 
 
 def test_the_summary_counts_the_bars():
-    assert summary(RESULTS) == "1 of 3 bars reached"
+    assert summary(RESULTS) == "2 of 4 bars reached"
 
 
 def test_a_quick_run_measures_less():
