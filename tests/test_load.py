@@ -11,9 +11,9 @@ from ratelimit_mw.decision.load import (
     OPENS_IN,
     Opening,
     Signals,
-    begun,
+    first_opening,
     load_of,
-    moved,
+    opening_after,
     smoothed,
 )
 
@@ -47,11 +47,11 @@ def test_an_average_moves_towards_the_value_and_at_the_same_pace_in_one_step_or_
 @given(st.lists(st.tuples(SPANS, LOADS), max_size=30), LOADS, st.floats(0.01, 1))
 def test_an_opening_stays_within_bounds_and_its_speed_is_limited(history, first, below):
     now = 100.0
-    opening = begun(first, below, now)
+    opening = first_opening(first, below, now)
     assert opening.share == (1.0 if first < below else 0.0)
     for span, load in history:
         now += span
-        after = moved(opening, load, below, now)
+        after = opening_after(opening, load, below, now)
         assert 0.0 <= after.share <= 1.0
         assert -span / CLOSES_IN - 1e-6 <= after.share - opening.share <= span / OPENS_IN + 1e-6
         if load >= below:
@@ -64,29 +64,32 @@ def test_an_opening_stays_within_bounds_and_its_speed_is_limited(history, first,
 @given(st.floats(0.1, 1), st.lists(st.tuples(SPANS, st.floats(0.9, 0.999)), max_size=20))
 def test_a_load_that_hovers_just_under_the_mark_moves_nothing_either_way(below, history):
     """Hysteresis: what is open stays open, what is closed stays closed."""
-    now, opened, closed = 0.0, begun(0, below, 0), begun(1, below, 0)
+    now, opened, closed = 0.0, first_opening(0, below, 0), first_opening(1, below, 0)
     for span, part in history:
         now += span
-        opened, closed = moved(opened, below * part, below, now), moved(closed, below * part, below, now)
+        opened, closed = (
+            opening_after(opened, below * part, below, now),
+            opening_after(closed, below * part, below, now),
+        )
         assert (opened.share, closed.share) == (1.0, 0.0)
 
 
 @given(st.builds(Opening, LOADS, st.booleans(), st.just(0.0)), st.floats(0.01, 1), LOADS, SPANS, SPANS)
 def test_one_step_or_two_under_the_same_load_are_the_same(opening, below, load, first, second):
-    once = moved(opening, load, below, first + second)
-    twice = moved(moved(opening, load, below, first), load, below, first + second)
+    once = opening_after(opening, load, below, first + second)
+    twice = opening_after(opening_after(opening, load, below, first), load, below, first + second)
     assert once.share == pytest.approx(twice.share, abs=1e-9)
 
 
 def test_it_opens_slowly_and_closes_quickly_and_all_the_way():
-    opening = begun(1.0, 0.7, 0.0)
-    assert moved(opening, 0.0, 0.7, OPENS_IN / 2).share == pytest.approx(0.5)
-    opening = moved(opening, 0.0, 0.7, OPENS_IN)
+    opening = first_opening(1.0, 0.7, 0.0)
+    assert opening_after(opening, 0.0, 0.7, OPENS_IN / 2).share == pytest.approx(0.5)
+    opening = opening_after(opening, 0.0, 0.7, OPENS_IN)
     assert opening.share == 1.0
-    assert moved(opening, 0.8, 0.7, OPENS_IN + CLOSES_IN / 4).share == pytest.approx(0.75)
-    assert moved(opening, 0.8, 0.7, OPENS_IN + CLOSES_IN).share == 0.0
+    assert opening_after(opening, 0.8, 0.7, OPENS_IN + CLOSES_IN / 4).share == pytest.approx(0.75)
+    assert opening_after(opening, 0.8, 0.7, OPENS_IN + CLOSES_IN).share == 0.0
 
 
 def test_a_clock_that_stands_still_or_steps_back_moves_nothing():
-    opening = begun(1.0, 0.7, 10.0)
-    assert moved(opening, 0.0, 0.7, 3.0) == opening._replace(rising=True)
+    opening = first_opening(1.0, 0.7, 10.0)
+    assert opening_after(opening, 0.0, 0.7, 3.0) == opening._replace(rising=True)
