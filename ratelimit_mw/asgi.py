@@ -111,18 +111,40 @@ class RateLimitMiddleware:
             return
         rules = self._current()  # read once, so that one version of the rules applies to the whole request
         request = self._request(scope)
-        meter = self._engine.planner.meter(rules) if rules.metered else None
+        engine = self._engine
+        try:
+            if rules.special:
+                await self._serve_special(rules, request, scope, receive, send)
+                return
+            if engine.waits or rules.attributes.awaited:
+                verdict = await engine.adecide(request, rules=rules)
+            else:
+                verdict = engine.execute(engine.planner.admit(rules, request), rules)
+            scope["ratelimit"] = handle = AsyncHandle(verdict, self._limiter, request, rules)
+            answers = self._answers_of(rules)
+            if not verdict.allowed:
+                await _deny(answers, verdict, request, send)
+                return
+            if (verdict.binding >= 0 or rules.demanding) and answers.rated:
+                send = _adding_headers(answers, handle, send)
+            await self.app(scope, receive, send)
+        finally:
+            request.detach()
+
+    async def _serve_special(
+        self, rules: Rules, request: AsgiRequest, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Serve a request under rules that are `special`: they need more than one decision before the app is called."""
+        engine = self._engine
+        meter = engine.planner.meter(rules) if rules.metered else None
         try:
             if meter is not None:
                 meter.watch(asyncio.get_running_loop())
                 meter.arrived(ASGI_CAPACITY, request)
             replayed = rules.deferring and self._deferral.admits(request, rules)
-            verdict = Verdict((), None) if replayed else await self._engine.adecide(request, rules=rules)
+            verdict = Verdict((), None) if replayed else await engine.adecide(request, rules=rules)
             scope["ratelimit"] = handle = AsyncHandle(verdict, self._limiter, request, rules)
-            settings, answers = self._latest
-            if settings is not rules.response:  # the rules were reloaded
-                answers = _answers(rules)
-                self._latest = rules.response, answers
+            answers = self._answers_of(rules)
             if not verdict.allowed:
                 page = await self._deferral.put_off(verdict, rules, request, receive) if rules.deferring else None
                 await _refuse(answers, handle, request, page, send)
@@ -131,20 +153,25 @@ class RateLimitMiddleware:
                 receive, send = detecting_close(scope, receive, send)
             if (verdict.binding >= 0 or rules.demanding) and answers.rated:
                 send = _adding_headers(answers, handle, send)
-            if rules.messages is not None and kind == "websocket" and rules.messages.concerns(request):
-                messages = Messages(self._engine, rules, request, receive, send)
+            if rules.messages is not None and scope["type"] == "websocket" and rules.messages.concerns(request):
+                messages = Messages(engine, rules, request, receive, send)
                 receive, send = messages.receive, messages.send
-            if rules.settling and (account := self._engine.settlement.account(verdict)).settles:
+            if rules.settling and (account := engine.settlement.account(verdict)).settles:
                 serve = partial(self._serve, verdict, request, rules, receive)
-                await AsgiResponseTracker(self._engine.settlement, account, send).serve(serve)
-            elif verdict.delay or rules.deferring:
-                await self._serve(verdict, request, rules, receive, send)
+                await AsgiResponseTracker(engine.settlement, account, send).serve(serve)
             else:
-                await self.app(scope, receive, send)
+                await self._serve(verdict, request, rules, receive, send)
         finally:
             if meter is not None:
                 meter.left(request)
-            request.detach()
+
+    def _answers_of(self, rules: Rules) -> Answers[bytes]:
+        """The answers that these rules configure. They are made again when the rules are reloaded."""
+        settings, answers = self._latest
+        if settings is not rules.response:
+            answers = _answers(rules)
+            self._latest = rules.response, answers
+        return answers
 
     async def _call_unknown(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a scope that is not limited, or the first one that is. Only then can asyncio be told from trio."""
@@ -188,7 +215,8 @@ def _adding_headers(answers: Answers[bytes], handle: AsyncHandle, send: Send) ->
     # not changed, because apps may send the same message and the same list of headers again.
     def send_with_headers(message: Message) -> _Sent:
         if message["type"] in _STARTS:
-            message = {**message, "headers": add_headers(message.get("headers") or (), handle.reported)}
+            message = dict(message)
+            message["headers"] = add_headers(message.get("headers") or (), handle.reported)
         return send(message)
 
     return send_with_headers

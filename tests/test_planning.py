@@ -147,9 +147,28 @@ def asked(limiter, **options):
     return made
 
 
+def test_a_plan_is_remembered_when_its_request_comes_a_second_time(engine):
+    limiter = engine({**ALL, "by": "ip"})
+    plans = limiter.rules.plans
+    kept = []
+    for _ in range(3):
+        asked(limiter)
+        kept.append(len(plans))
+    assert kept == [0, 1, 1]
+
+
+def test_the_marks_of_requests_that_came_once_have_bounded_room(engine):
+    plans = engine(ALL).rules.plans
+    for n in range(10_000):
+        plans.put_second(("GET", n), n)
+    assert len(plans) == 0
+    assert len(plans._seen) <= 4096
+
+
 def test_the_same_request_has_the_same_plan(engine):
     get = {"name": "get", "match": {"path": "/a", "methods": ["GET"]}, "limit": "9 per hour"}
     limiter = engine({**ALL, "by": "ip"}, get)
+    asked(limiter)  # a plan is remembered from the second time on
     first = asked(limiter)
     assert asked(limiter) is first
     others = [{"client": "192.0.2.2"}, {"path": "/b"}, {"method": "POST"}]

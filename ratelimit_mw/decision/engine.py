@@ -185,6 +185,8 @@ class Engine:
         self.shadows = Shadows()
         self.planner = Planner(self.shadows, clock)
         self.settlement = Settlement(storage)
+        self.waits = storage.store.remote
+        """Whether a decision may have to wait for a network."""
         retriever.require(storage.wrap_for)
         retriever.connect(self.planner.switch.turn)
 

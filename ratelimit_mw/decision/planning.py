@@ -70,7 +70,13 @@ class Plan:
 
     def __init__(self, charges: Sequence[Charge]) -> None:
         self.charges = charges
-        self.asks: Sequence[Ask] = () if charges is BLOCKED else tuple([ask for _, ask in charges])
+        self.asks: Sequence[Ask]
+        if charges is BLOCKED:
+            self.asks = ()
+        elif len(charges) == 1:
+            self.asks = (charges[0][1],)
+        else:
+            self.asks = tuple([ask for _, ask in charges])
 
 
 class Refusal(Plan):
@@ -114,7 +120,7 @@ class Planner:
             plan = self._planned(rules, request, cost, name)
             # Do not cache the plan if the switch was turned during the call or if it depends on more than the key.
             if not (self.switch.thrown or request.ambiguous):
-                known.put(key, plan)
+                known.put_second(key, plan)
         return plan
 
     def _planned(self, rules: Rules, request: Request, cost: int, name: str | None) -> Plan:

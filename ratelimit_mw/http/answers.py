@@ -137,6 +137,9 @@ def _string(text: str) -> str:
 
 _Text = TypeVar("_Text", bound=str | bytes)
 
+_COMMON = 1000
+"""The values of headers below this number are made in advance."""
+
 
 class RateFields(Generic[_Text]):
     """Makes the lines of the rate-limit headers.
@@ -163,6 +166,7 @@ class RateFields(Generic[_Text]):
         self._policies = policies
         self._epoch = epoch
         self._value = value
+        self._numbers = [value(str(number)) for number in range(_COMMON)]
         self._limit, self._remaining, self._reset, self._over = (
             name(f"X-RateLimit-{word}") for word in ("Limit", "Remaining", "Reset", "Over")
         )
@@ -190,10 +194,12 @@ class RateFields(Generic[_Text]):
             _, remaining, reset, _, _ = verdict.outcomes[binding]
             if self._epoch:
                 reset += verdict.now
+            reset = -(-reset // SECOND)
+            limit, numbers = ask.quota.shown_limit, self._numbers
             lines = [
-                (self._limit, value(str(ask.quota.shown_limit))),
-                (self._remaining, value(str(remaining))),
-                (self._reset, value(str(-(-reset // SECOND)))),
+                (self._limit, numbers[limit] if limit < _COMMON else value(str(limit))),
+                (self._remaining, numbers[remaining] if remaining < _COMMON else value(str(remaining))),
+                (self._reset, numbers[reset] if reset < _COMMON else value(str(reset))),
             ]
             if binding in verdict.over:
                 lines.append((self._over, value(str(ask.quota.over))))

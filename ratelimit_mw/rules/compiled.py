@@ -3,14 +3,14 @@
 import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
-from ipaddress import IPv4Network, IPv6Network, collapse_addresses, ip_address, ip_network
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from ipaddress import ip_network
+from typing import NamedTuple, Protocol, TypeVar
 from urllib.parse import unquote
 
 from ratelimit_mw.algorithms import NOTHING
 from ratelimit_mw.clock import Clock
 from ratelimit_mw.errors import nearest
+from ratelimit_mw.identity.address import Networks
 from ratelimit_mw.identity.attributes import Attributes, Reader, canonical_name
 from ratelimit_mw.identity.identifier import Identifier, encoder, identifier
 from ratelimit_mw.identity.request import Request
@@ -65,42 +65,6 @@ def values(name: str, read: Reader, wanted: tuple[str, ...]) -> Condition:
         return Condition(name, wanted, lambda request: read(request) == only, read)
     known = frozenset(wanted)
     return Condition(name, wanted, lambda request: read(request) in known, read)
-
-
-class Networks(Generic[T]):
-    """A table of values by network. Finding an address takes one look-up for each prefix length in the table."""
-
-    def __init__(self) -> None:
-        self._tables: dict[int, dict[int, dict[int, list[T]]]] = {4: {}, 6: {}}
-
-    def add(self, networks: Iterable[Network], value: T) -> None:
-        """Add `value` for each of these networks. Overlapping networks are merged, so no address finds it twice."""
-        both = list(networks)
-        merged: list[Network] = []
-        merged += collapse_addresses(network for network in both if isinstance(network, IPv4Network))
-        merged += collapse_addresses(network for network in both if isinstance(network, IPv6Network))
-        for network in merged:
-            shift = network.max_prefixlen - network.prefixlen
-            table = self._tables[network.version].setdefault(shift, {})
-            table.setdefault(int(network.network_address) >> shift, []).append(value)
-
-    def __bool__(self) -> bool:
-        return any(self._tables.values())
-
-    def find(self, address: str | None) -> list[T]:
-        """Return the values of the networks that contain a canonical address."""
-        found: list[T] = []
-        if address is not None:
-            version, number = _parsed(address)
-            for shift, table in self._tables[version].items():
-                found += table.get(number >> shift, ())
-        return found
-
-
-@lru_cache(maxsize=4096)
-def _parsed(address: str) -> tuple[int, int]:
-    parsed = ip_address(address)
-    return parsed.version, int(parsed)
 
 
 def within(read: Reader, networks: tuple[Network, ...]) -> Condition:

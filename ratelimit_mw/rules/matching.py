@@ -7,6 +7,7 @@ are then tested one by one.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from ratelimit_mw.identity.address import Networks
 from ratelimit_mw.identity.attributes import Reader
 from ratelimit_mw.identity.identifier import Identifier
 from ratelimit_mw.identity.request import Request
@@ -18,7 +19,6 @@ from ratelimit_mw.rules.compiled import (
     CostReader,
     Counter,
     Matching,
-    Networks,
     Overrides,
     Tiers,
 )
@@ -204,7 +204,9 @@ class Index:
                 found.append((owner, programs[owner], route, parameters, strict))
         for lookup in self._lookups:
             found += lookup(request)
-        return sorted((*self._always, *found)) if found else self._always
+        if not found:
+            return self._always
+        return found if len(found) == 1 and not self._always else sorted((*self._always, *found))
 
     def concerns(self, request: Request) -> bool:
         """Return True if a rule may apply to a request of this path."""

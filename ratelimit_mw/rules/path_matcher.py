@@ -75,7 +75,7 @@ class PathMatcher:
     """
 
     def __init__(self, owned: Iterable[tuple[int, Template]]) -> None:
-        self._literal: dict[str, list[_Entry]] = {}
+        self._literal: dict[str, _Found] = {}
         self._root = _Node()
         self._only_literal = True
         for rank, (owner, template) in enumerate(owned):
@@ -91,9 +91,8 @@ class PathMatcher:
 
     def _add(self, entry: _Entry, template: Template) -> None:
         if not template.names and template.tail is None:
-            self._literal.setdefault("/" + "/".join(segment.texts[0] for segment in template.segments), []).append(
-                entry
-            )
+            path = "/" + "/".join(segment.texts[0] for segment in template.segments)
+            self._literal.setdefault(path, []).append((entry, ()))
             return
         self._only_literal = False
         node = self._root
@@ -132,9 +131,9 @@ class PathMatcher:
 
     def _find(self, path: str) -> _Found:
         """Return every template that matches this form of a path, and the values of its parameters."""
-        found: _Found = [(entry, ()) for entry in self._literal.get(path, ())]
+        found = [*self._literal.get(path, ())]
         if not self._only_literal and path.startswith("/"):
-            _walk(self._root, path, 1, (), found)
+            _walk(self._root, path.split("/"), 1, (), found)
         return found
 
     def locate(self, path: str, cleaned: str) -> list[Hit]:
@@ -215,8 +214,9 @@ def _hit(entry: _Entry, values: tuple[str, ...], path: str, *, strict: bool) -> 
     template = entry.template
     names = template.names
     if not entry.parsers:
-        return Hit(entry.owner, template.text, dict(zip(names, values, strict=True)), strict)
-    parameters: dict[str, str] = {}
+        parameters = {names[0]: values[0]} if len(values) == 1 else dict(zip(names, values, strict=True))
+        return tuple.__new__(Hit, (entry.owner, template.text, parameters, strict))
+    parameters = {}
     in_path: list[str] = []
     for name, parse, value in zip(names, entry.parsers, values, strict=True):
         if parse is None:
@@ -231,48 +231,47 @@ def _hit(entry: _Entry, values: tuple[str, ...], path: str, *, strict: bool) -> 
     return Hit(entry.owner, template.text, parameters, strict)
 
 
-def _walk(node: _Node, path: str, start: int, values: tuple[str, ...], found: _Found) -> None:
-    """Add to `found` the templates of `node` and its children that match `path` from `start` on.
+def _walk(node: _Node, segments: list[str], depth: int, values: tuple[str, ...], found: _Found) -> None:
+    """Add to `found` the templates of `node` and its children that match the segments of a path from `depth` on.
 
-    `start` is the index after a slash. `values` are the values of the parameters before it.
+    `values` are the values of the parameters in the segments before.
     """
     for tail, matchers, entry in node.tails:
-        rest = _match_tail(tail, matchers, path, start)
+        rest = _match_tail(tail, matchers, segments, depth)
         if rest is not None:
             found.append((entry, values + rest))
-    if not node.literals and not node.patterns:
-        return
-    end = path.find("/", start)
-    segment = path[start:] if end < 0 else path[start:end]
+    segment = segments[depth]
+    depth += 1
+    ended = depth == len(segments)
     child = node.literals.get(segment)
     if child is not None:
-        _step(child, path, end, values, found)
+        if ended:
+            found += [(entry, values) for entry in child.ends]
+        else:
+            _walk(child, segments, depth, values, found)
     for match, child in node.patterns:
         more = match(segment)
         if more is not None:
-            _step(child, path, end, values + more, found)
+            if ended:
+                found += [(entry, values + more) for entry in child.ends]
+            else:
+                _walk(child, segments, depth, values + more, found)
 
 
-def _step(node: _Node, path: str, end: int, values: tuple[str, ...], found: _Found) -> None:
-    """Go on behind a segment that matched. `end` is the index of the next slash, or -1 at the end of the path."""
-    if end >= 0:
-        _walk(node, path, end + 1, values, found)
-    else:
-        found.extend([(entry, values) for entry in node.ends])
-
-
-def _match_tail(tail: Tail, matchers: tuple[Matcher, ...], path: str, start: int) -> tuple[str, ...] | None:
+def _match_tail(tail: Tail, matchers: tuple[Matcher, ...], segments: list[str], depth: int) -> tuple[str, ...] | None:
     """Match the rest of a path with a `{name:path}` parameter and the segments behind it. None if they differ."""
     if tail.folder:
         return ()
-    pieces = path[start:].rsplit("/", len(matchers))
-    rest, before, after = pieces[0], tail.before, tail.after
-    if len(pieces) <= len(matchers) or len(rest) < len(before) + len(after):
+    end = len(segments) - len(matchers)
+    if end <= depth:
+        return None
+    rest, before, after = "/".join(segments[depth:end]), tail.before, tail.after
+    if len(rest) < len(before) + len(after):
         return None
     if not rest.startswith(before) or not rest.endswith(after):
         return None
     values: tuple[str, ...] = (rest[len(before) : len(rest) - len(after)],)
-    for match, piece in zip(matchers, pieces[1:], strict=True):
+    for match, piece in zip(matchers, segments[end:], strict=True):
         more = match(piece)
         if more is None:
             return None

@@ -57,6 +57,10 @@ class Features:
         """A request may be shed under load."""
         self.metered = self.elastic or self.deferring or self.shedding
         """Any of these features depends on the load."""
+        self.messages_limited = any(rule.rule.messages for rule in rules)
+        """A rule counts the messages of WebSockets."""
+        self.special = self.metered or self.waiting or self.settling or self.messages_limited
+        """A request takes more than one decision before the app is called."""
 
 
 _MOST = 4096  # about 3 MB
@@ -76,6 +80,17 @@ class Plans(OrderedDict[Hashable, Any]):
         for each in attributes:
             read = None if read is None or each.headers is None else read | each.headers
         self._headers = None if read is None else tuple(sorted(read))
+        self._seen: set[int] = set()
+
+    def put_second(self, key: Hashable, plan: Any) -> None:
+        """Remember a plan when its key comes for the second time: most clients of a public site come once."""
+        seen, mark = self._seen, hash(key)
+        if mark in seen:
+            self.put(key, plan)
+        else:
+            if len(seen) >= _MOST:
+                seen.clear()
+            seen.add(mark)
 
     def put(self, key: Hashable, plan: object) -> None:
         """Keep `plan`."""
@@ -258,6 +273,11 @@ class RuleSet(Features):
         return Plans([self.attributes]) if lasting and not (self.elastic or self.shedding or self.deferring) else None
 
     @property
+    def _is_plain(self) -> bool:
+        """Whether the candidates alone decide: there are no overrides, exemptions, replacements and descriptors."""
+        return not (self.overrides or self._exempting or self._replacing or self.descriptors)
+
+    @property
     def pieces(self) -> list[object]:
         """Large parts, released step by step, so that freeing an old rule set does not pause the process."""
         return [self.recompiler, *self._index.large_parts, self.compiled]
@@ -294,7 +314,10 @@ class RuleSet(Features):
         The result is () if the request is exempt or no rule matches. `cost` is 0 or more. A CORS preflight has counters
         of its own.
         """
-        charges = self._charges(self._select(request), request, cost)
+        if self._is_plain and request.method != "OPTIONS":  # the common case, in one step
+            charges = charges_of(self._index.candidates(request), request, cost, self._tier, None)
+        else:
+            charges = self._charges(self._select(request), request, cost)
         if request.ambiguous or request.method == "OPTIONS":  # a preflight is planned by way of a copy
             return self._plan_in_doubt(request, lambda view: self._charges(self._select(view), view, cost), charges)
         return charges

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Coroutine, Generator, Hashable, Iterator, Sequence
 from math import ceil
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from ratelimit_mw.algorithms import NOTHING
 from ratelimit_mw.model import Ask, Reply
@@ -81,7 +81,7 @@ class Store(ABC):
     Every method raises StoreUnavailable, and no other error, if the store cannot answer in time.
     """
 
-    remote: ClassVar[bool] = True
+    remote: bool = True
     """Whether a call goes over a network. Only such a store gets a deny cache, leases and shards."""
 
     @abstractmethod
@@ -212,6 +212,7 @@ class Wrapper(Store):
 
     def __init__(self, beneath: Store) -> None:
         self.beneath = beneath
+        self.remote = beneath.remote
 
     def asked(self, request: StoreRequest) -> Call | Reply | Steps[Reply]:
         """Return how to answer `request`.

@@ -2,27 +2,28 @@
 
 import random
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from operator import itemgetter
 from struct import Struct
 
 from ratelimit_mw.algorithms import DECIDE_ALL, REFUND, ban, widened
 from ratelimit_mw.clock import Clock, SystemClock
-from ratelimit_mw.model import Ask, Outcome, Reply
+from ratelimit_mw.model import Ask, Outcome, Quota, Reply
 from ratelimit_mw.process_local import reset_after_fork
 from ratelimit_mw.settings import StorageSettings
 from ratelimit_mw.stores.base import DECIDE, Store, StoreRequest
 
 # Each value is a stamp, followed by the state of the algorithm. The stamp is the time in microseconds at which the
 # counter is as if unused, and the share of its limit that is used (0 to 255).
-_STAMP = Struct("<QB")
+_STAMP = Struct(">QB")  # big-endian, so that values sort by their time
 _STAMP_SIZE = _STAMP.size
 _SEGMENT = 2048  # counters in one dict; a larger dict would pause the process when it grows
 _SAMPLE = 8  # counters that a full segment compares to drop one of them
 _MAX_SAMPLE = 32  # the sample grows to this size if all counters in it are used up
 _USED_UP = 255
 _BARELY_USED = 32  # an eighth of the limit
-_CHECKED = 2  # old counters that are checked for expiry for each new one
+_BATCH = 4  # a segment drops expired counters each time that it has grown by this many
+_CHECKED = 2 * _BATCH  # old counters that are then checked for expiry
 
 _Found = tuple[Outcome, bytes | None]
 _used = itemgetter(0)
@@ -61,7 +62,7 @@ class MemoryStore(Store):
     def __init__(self, *, max_counters: int = 1_000_000, clock: Clock | None = None) -> None:
         if max_counters < 1:
             raise ValueError(f"max_counters is {max_counters}: a store needs room for one counter at least")
-        self._clock = clock or SystemClock()
+        self._now = (clock or SystemClock()).now
         self._count = max(1, max_counters // _SEGMENT)
         self._room = max_counters // self._count
         self._segments = [_Segment() for _ in range(self._count)]
@@ -75,19 +76,21 @@ class MemoryStore(Store):
     def ask(self, request: StoreRequest) -> Reply:
         """See `Store`."""
         asks, intent = request
-        if len(asks) == 1 and intent is DECIDE:  # the common case: no other counter can deny
-            key, quota, cost, _ = asks[0]
+        if intent is DECIDE and len(asks) == 1:  # the common case: no other counter can deny
+            key, quota, cost, shadow = asks[0]
             with self._lock:
-                now = self._clock.now()
+                now = self._now()
                 segment = self._segments[hash(key) % self._count]
                 stored = segment.get(key)
                 outcome, state = DECIDE_ALL[quota.algorithm](stored[_STAMP_SIZE:] if stored else b"", quota, cost, now)
                 if state is not None:
-                    self._save(segment, asks[0], outcome, state, now)
+                    if stored is None:
+                        self._make_room(segment, now)
+                    segment[key] = _stamp(quota, cost, shadow, outcome, now) + state
             return tuple.__new__(Reply, (now, (outcome,), None))
         outcomes: Sequence[Outcome] = ()
         with self._lock:
-            now = self._clock.now()
+            now = self._now()
             if intent.decides:
                 outcomes = self._decide(asks, intent.commit, now)
             elif intent.forget:
@@ -190,22 +193,14 @@ class MemoryStore(Store):
         key, quota, cost, shadow = ask
         if key not in segment:
             self._make_room(segment, now)
-        _, remaining, reset_after, _, _ = outcome
-        if remaining < cost:  # the next such request is denied
-            used = _USED_UP
-        else:
-            size = quota.burst or quota.limit or 1
-            used = _USED_UP * (size - remaining) // size if remaining < size else 0
-        if shadow:
-            used //= 2  # a shadow counter protects nothing, so enforced ones stay longer
-        segment[key] = _STAMP.pack(now + reset_after, used) + state
+        segment[key] = _stamp(quota, cost, shadow, outcome, now) + state
 
     def _make_room(self, segment: _Segment, now: int) -> None:
         """Drop expired counters of a segment. If it is full, drop one that has not expired."""
-        if len(segment) < self._room:
-            for key in _next(segment, _CHECKED):
-                if _STAMP.unpack_from(segment[key])[0] <= now:
-                    del segment[key]
+        held = len(segment)
+        if held < self._room:
+            if held % _BATCH == 0:
+                _drop_expired(segment, _next(segment, _CHECKED), now)
             return
         sample = _unexpired(segment, _SAMPLE, now)
         while len(segment) >= self._room:
@@ -222,21 +217,36 @@ class MemoryStore(Store):
         self._lock = threading.Lock()  # a thread that had locked it may not exist here
 
 
+def _stamp(quota: Quota, cost: int, shadow: bool, outcome: Outcome, now: int) -> bytes:
+    """The stamp of a counter after a decision with this outcome at `now`."""
+    _, remaining, reset_after, _, _ = outcome
+    if remaining < cost:  # the next such request is denied
+        used = _USED_UP
+    else:
+        size = quota.burst or quota.limit or 1
+        used = _USED_UP * (size - remaining) // size if remaining < size else 0
+    if shadow:
+        used //= 2  # a shadow counter protects nothing, so enforced ones stay longer
+    return _STAMP.pack(now + reset_after, used)
+
+
 def open_store(settings: StorageSettings, clock: Clock | None) -> Store:
     """The store for `memory://`."""
     return MemoryStore(max_counters=settings.max_counters, clock=clock)
 
 
+def _drop_expired(segment: _Segment, keys: Iterable[str], now: int) -> None:
+    first_unexpired = (now + 1).to_bytes(8)
+    for key in keys:
+        if segment[key] < first_unexpired:
+            del segment[key]
+
+
 def _unexpired(segment: _Segment, count: int, now: int) -> list[tuple[int, str]]:
     """The used share (0 to 255) and the key of the next `count` counters of a segment. Expired ones are dropped."""
-    found = []
-    for key in _next(segment, count):
-        expires, used = _STAMP.unpack_from(segment[key])
-        if expires <= now:
-            del segment[key]
-        else:
-            found.append((used, key))
-    return found
+    keys = _next(segment, count)
+    _drop_expired(segment, keys, now)
+    return [(segment[key][_STAMP_SIZE - 1], key) for key in keys if key in segment]
 
 
 def _evicted(sample: list[tuple[int, str]], least: tuple[int, str]) -> tuple[int, str]:
@@ -256,14 +266,12 @@ def _evicted(sample: list[tuple[int, str]], least: tuple[int, str]) -> tuple[int
 def _next(segment: _Segment, count: int) -> list[str]:
     """The next `count` keys of a segment, in rounds over all keys.
 
-    The last keys of a round may be fewer. The result is empty only if the segment is.
+    They are fewer if some have been dropped, or at the end of a round. The result is empty only if the segment is.
     """
     upcoming = segment.upcoming
     found: list[str] = []
-    while len(found) < count:
+    while not found and segment:
         if not upcoming:
-            if found or not segment:
-                break
             # Each sample has old and new counters, because counters of the same age are often similar.
             keys = list(segment)
             distance = len(keys) // _SAMPLE
@@ -272,7 +280,6 @@ def _next(segment: _Segment, count: int) -> list[str]:
             else:
                 for start in random.sample(range(distance), distance):
                     upcoming += keys[start::distance]
-        key = upcoming.pop()
-        if key in segment:
-            found.append(key)
+        found = [key for key in upcoming[-count:] if key in segment]
+        del upcoming[-count:]
     return found

@@ -1,5 +1,7 @@
 """Whatever a client writes, its address is the last one that a trusted hop vouched for."""
 
+from ipaddress import IPv6Address, ip_address, ip_network
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -262,3 +264,32 @@ def test_what_stands_left_of_the_proxys_entry_never_matters(header, spoofed, sam
 def test_nothing_raises_and_what_comes_out_is_an_address(header, peer, lines, hops):
     found = ClientAddress(settings(trusted_hops=hops, ip_header=header)).find(peer, lines)
     assert found is None or canonical(found) == found
+
+
+# Groups of zeros, and what IPv4 addresses are mapped into, are where spellings differ.
+groups = st.lists(st.sampled_from((0, 0, 1, 0xAB, 0xFFFF)) | st.integers(0, 0xFFFF), min_size=8, max_size=8)
+sixes = st.builds(lambda parts: IPv6Address(b"".join(part.to_bytes(2) for part in parts)), groups)
+ends = st.builds(
+    lambda number, mapped: IPv6Address(number + mapped), st.integers(0, 2**32 - 1), st.sampled_from((0, 0xFFFF << 32))
+)
+
+
+@given(sixes | ends, st.sampled_from((str, lambda address: address.exploded, lambda address: str(address).upper())))
+def test_an_ipv6_address_is_spelled_as_the_standard_library_spells_it(address, spelled):
+    assert canonical(spelled(address)) == str(address.ipv4_mapped or address)
+
+
+@given(sixes | ends, st.integers(0, 128))
+def test_a_network_is_spelled_as_the_standard_library_spells_it(address, prefix):
+    known = masked(str(address), prefix)
+    assert known == (str(address) if prefix == 128 else str(ip_network((address, prefix), strict=False)))
+
+
+@given(st.lists(st.integers(0, 300).map(str) | st.sampled_from(("", "00", "01", "0x1", "1e1", " 1")), max_size=5))
+def test_an_ipv4_address_is_one_only_if_the_standard_library_takes_it(octets):
+    text = ".".join(octets)
+    try:
+        expected = str(ip_address(text.strip(" ")))
+    except ValueError:
+        expected = None
+    assert canonical(text) == expected

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from ratelimit_mw.model import SECOND, Ask, Ban, Quota
+from ratelimit_mw.stores import memory
 from ratelimit_mw.stores.bans import quota_of
 from ratelimit_mw.stores.memory import MemoryStore
 from tests.stores.contract import ALL, MINUTE, quota
@@ -171,20 +172,15 @@ def test_what_has_expired_goes_before_what_counts_mostly(clock):
 @pytest.fixture
 def looked(monkeypatch):
     """How many counters the store has looked at to make room, in a list of one."""
-    from ratelimit_mw.stores import memory
-
     count = [0]
-    stamp = memory._STAMP
+    chosen = memory._next
 
-    class Counting:
-        pack = staticmethod(stamp.pack)
+    def counting(segment, number):
+        keys = chosen(segment, number)
+        count[0] += len(keys)
+        return keys
 
-        @staticmethod
-        def unpack_from(value):
-            count[0] += 1
-            return stamp.unpack_from(value)
-
-    monkeypatch.setattr(memory, "_STAMP", Counting)
+    monkeypatch.setattr(memory, "_next", counting)
     return count
 
 
