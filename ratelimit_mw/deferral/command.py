@@ -65,23 +65,23 @@ def list_(*, config: Config = DEFAULT_CONFIG, storage: Storage = None, as_json: 
         ]
         say_json({"queued": waiting, "parked": parked})
         return
-    say(f"{waiting} queued or under way, {len(found)} parked")
+    say(f"{waiting} queued or running, {len(found)} parked")
     if found:
-        say_table(("request", "since", "state", "why", ">attempts", ">status"), map(_row, found.items()))
+        say_table(("request", "since", "state", "reason", ">attempts", ">status"), map(_row, found.items()))
 
 
 @app.command("retry")
 def retry(
-    requests: Annotated[list[str] | None, typer.Argument(metavar="REQUEST", help="As `list` names them.")] = None,
+    requests: Annotated[list[str] | None, typer.Argument(metavar="REQUEST", help="Ids from `deferred list`.")] = None,
     *,
-    everything: Annotated[bool, typer.Option("--all", help="All that are parked, but for the unknown ones.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Retry all parked requests, but no unknown ones.")] = False,
     config: Config = DEFAULT_CONFIG,
     storage: Storage = None,
     as_json: Json = False,
 ) -> None:
-    """Queue parked requests again. One whose result is not known may be applied a second time."""
+    """Queue parked requests again. A request whose result is not known may be applied twice."""
     if bool(requests) == everything:
-        fail("name the requests, or write --all", Exit.USAGE)
+        fail("write the ids of the requests, or --all", Exit.USAGE)
     with deferring(config, storage) as limiter:
         queue = limiter.deferrals.queue(limiter.rules)
         if everything:
@@ -117,20 +117,20 @@ def worker(
     config: Annotated[str, typer.Argument(metavar="RULES", help="A file, a folder or a Redis URL.")] = DEFAULT_CONFIG,
     *,
     app: Annotated[
-        str | None, typer.Option("--app", metavar="MODULE:APP", help="Carry them out in this process, by this app.")
+        str | None, typer.Option("--app", metavar="MODULE:APP", help="Call this app in the worker's own process.")
     ] = None,
     to: Annotated[
-        str | None, typer.Option("--to", metavar="URL", help="Send them to the app that is served there.")
+        str | None, typer.Option("--to", metavar="URL", help="Send the requests to the app at this URL.")
     ] = None,
-    at_once: Annotated[int, typer.Option("--at-once", min=1, help="How many are under way at most.")] = 8,
+    at_once: Annotated[int, typer.Option("--at-once", min=1, help="The most requests in progress at once.")] = 8,
     timeout: Annotated[
-        float, typer.Option("--timeout", min=0.1, max=3600, help="Seconds until a response is given up.")
+        float, typer.Option("--timeout", min=0.1, max=3600, help="Seconds to wait for a response.")
     ] = 30.0,
     storage: Storage = None,
 ) -> None:
-    """Carry out deferred requests, when their limits allow it and the app has time.
+    """Replay deferred requests when their limits allow it and the app has capacity.
 
-    Several workers share the work. SIGTERM lets what is under way end, and stops.
+    Several workers share the work. After SIGTERM, a worker finishes the requests in progress and stops.
     """
     if (app is None) == (to is None):
         fail("write either --app package.module:app or --to http://host:port", Exit.USAGE)

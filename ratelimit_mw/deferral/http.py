@@ -38,7 +38,7 @@ class AsgiDeferral:
         """Queue a denied request and return its page, or None if it stays denied."""
         scope = request.context
         length = request.header("content-length")
-        if scope["type"] != "http" or not self._service.may_put_off(verdict, request, rules, length):
+        if scope["type"] != "http" or not self._service.may_defer(verdict, request, rules, length):
             return None
         lane = self._service.lane(request, rules)
         if lane is None:
@@ -111,7 +111,7 @@ class WsgiDeferral:
         """Queue a denied request and return its page, or None if it stays denied."""
         environ = request.context
         length = environ.get("CONTENT_LENGTH")
-        if not self._service.may_put_off(verdict, request, rules, length):
+        if not self._service.may_defer(verdict, request, rules, length):
             return None
         lane = self._service.lane(request, rules)
         if lane is None:
@@ -153,18 +153,18 @@ def respond_wsgi(found: Page, method: str, start_response: StartResponse) -> Ite
 def _wsgi_body(environ: dict[str, Any], length: str | None, most: int) -> bytes | None:
     """Read the whole body. None if it is longer than `most` bytes, incomplete, or of unknown length."""
     if length:
-        wanted = int(length)
+        left = int(length)
     elif environ.get("wsgi.input_terminated"):
-        wanted = most + 1
+        left = most + 1
     else:
         return b"" if "HTTP_TRANSFER_ENCODING" not in environ else None
     parts: list[bytes] = []
-    while wanted > 0:
-        part: bytes = environ["wsgi.input"].read(wanted)
+    while left > 0:
+        part: bytes = environ["wsgi.input"].read(left)
         if not part:
             break
         parts.append(part)
-        wanted -= len(part)
+        left -= len(part)
     body = b"".join(parts)
-    complete = wanted == 0 if length else len(body) <= most
+    complete = left == 0 if length else len(body) <= most
     return body if complete else None

@@ -41,7 +41,7 @@ class Queue:
         parts = [part for pair in fields.items() for part in pair]
         return bool(self._do("put", request, lane, settings.max_length, settings.max_each, *parts))
 
-    def look(self, request: str) -> DeferredStatus | None:
+    def status(self, request: str) -> DeferredStatus | None:
         """Return the status of a request, or None if it is unknown or expired. Raises ValueError if unreadable."""
         key = self._key(request)
         found = self._client.ask(key, "HMGET", key, *_STATUS_FIELDS)
@@ -66,7 +66,7 @@ class Queue:
         found = self._client.ask(self._stream, *command, "STREAMS", self._stream, ">", within=seconds + _LISTEN_MARGIN)
         return _entry(found[0][1]) if found else None
 
-    def handed_out(self, consumer: str) -> list[Entry]:
+    def pending(self, consumer: str) -> list[Entry]:
         """Return the pending entries of a worker: those that it was given and has not settled."""
         command = ("XREADGROUP", "GROUP", GROUP, consumer, "COUNT", 100, "STREAMS", self._stream, "0")
         found = self._client.ask(self._stream, *command)
@@ -111,7 +111,7 @@ class Queue:
         key = f"{self._prefix}parked"
         found: dict[str, DeferredStatus] = {}
         for name in self._client.ask(key, "ZRANGE", key, 0, -1):
-            status = self.look(name.decode())
+            status = self.status(name.decode())
             if status is not None:
                 found[name.decode()] = status
         return found

@@ -31,8 +31,8 @@ class DeferredRequest:
         self.path = stored.path
         self.readings = with_invalid_bytes_dropped((stored.path,)) if "\ufffd" in stored.path else ()
         self.values = dict(stored.values)
-        self.alternatives: tuple[Alternative, ...] = stored.rows
-        self.ambiguous = bool(stored.rows)
+        self.alternatives: tuple[Alternative, ...] = stored.alternatives
+        self.ambiguous = bool(stored.alternatives)
 
     @property
     def peer(self) -> str | None:

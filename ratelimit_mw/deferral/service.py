@@ -25,11 +25,11 @@ _ALWAYS = [
 ]
 
 _MESSAGES = {
-    "queued": "it waits until the limit allows it",
-    "running": "it is under way",
+    "queued": "the request waits until its limit allows it",
+    "running": "the request is in progress",
     "done": "the response is below",
-    "parked": "it was given up; an operator may try it again",
-    "unknown": "its result was lost while it was under way: it may have been applied",
+    "parked": "the request was given up; an operator may retry it",
+    "unknown": "the result is not known; the request may have been applied",
 }
 
 
@@ -51,7 +51,7 @@ def accepted_page(location: str, wait: int) -> Page:
 def status_page(status: DeferredStatus | None) -> Page:
     """Return the status page of a request. None stands for an unknown or expired request."""
     if status is None:
-        return _page(404, {"message": "there is no such request, or it was too long ago"})
+        return _page(404, {"message": "unknown or expired request"})
     fields: dict[str, Any] = {"state": status.state, "message": _MESSAGES.get(status.state, "")}
     if status.reason:
         fields["reason"] = status.reason
@@ -62,7 +62,7 @@ def status_page(status: DeferredStatus | None) -> Page:
 
 def busy_page() -> Page:
     """Return the response to a replay that must be repeated later, because the load is high. Nothing was done."""
-    page = _page(503, {"message": "not now"})
+    page = _page(503, {"message": "the load is too high"})
     page.headers.extend(((HEADER, "busy"), ("Retry-After", "1")))
     return page
 
@@ -138,7 +138,7 @@ class DeferralService:
         if not self.tokens(rules).is_request(name):
             return status_page(None)
         try:
-            return status_page(self.queue(rules).look(name))
+            return status_page(self.queue(rules).status(name))
         except (StoreUnavailable, ValueError):  # ValueError: the stored status is unreadable
             return unavailable_page()
 
@@ -158,7 +158,7 @@ class DeferralService:
         except ValueError:  # the stored request is unreadable
             return stale_page()
 
-    def may_put_off(self, verdict: Verdict, request: Request, rules: Rules, length: str | None) -> bool:
+    def may_defer(self, verdict: Verdict, request: Request, rules: Rules, length: str | None) -> bool:
         """Return True if all rules that deny the request defer, and its method and its length allow it.
 
         `length` is the value of the Content-Length header.

@@ -121,8 +121,8 @@ class StoredRequest(NamedTuple):
 
     `target` is the percent-encoded path and query, as the server received them. `path` is the path as rules see it.
     `values` are the attributes that the rules have read. They are stored because the replay has another client.
-    `headers` keep their order and have names in lower case. `peer` is the address of the connection's other end. `rows`
-    are the alternatives of an ambiguous request, see `identity.request.Request`.
+    `headers` keep their order and have names in lower case. `peer` is the address of the connection's other end.
+    `alternatives` are those of an ambiguous request, see `identity.request.Request`.
     """
 
     method: str
@@ -132,11 +132,13 @@ class StoredRequest(NamedTuple):
     peer: str | None
     path: str
     values: Mapping[str, str | None]
-    rows: tuple[Alternative, ...] = ()
+    alternatives: tuple[Alternative, ...] = ()
 
     def packed(self) -> bytes:
         """Encode it for the queue."""
-        return json.dumps(self._asdict(), separators=(",", ":")).encode()
+        fields = self._asdict()
+        fields["rows"] = fields.pop("alternatives")  # the name in the stored form
+        return json.dumps(fields, separators=(",", ":")).encode()
 
     def replayable(self) -> bool:
         """Return True if an HTTP client sends this target unchanged. Clients refuse or normalise some targets."""
@@ -157,8 +159,8 @@ def unpacked(packed: bytes) -> StoredRequest:
     try:
         fields = json.loads(packed)
         headers = tuple((str(name), str(value)) for name, value in fields.pop("headers"))
-        rows = tuple(dict(row) for row in fields.pop("rows", ()))
-        return StoredRequest(headers=headers, rows=rows, **fields)
+        alternatives = tuple(dict(row) for row in fields.pop("rows", ()))
+        return StoredRequest(headers=headers, alternatives=alternatives, **fields)
     except (TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"not a deferred request: {error}") from None
 

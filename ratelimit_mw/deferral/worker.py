@@ -135,9 +135,9 @@ class Worker:
 
     async def _lost_entry(self) -> Entry | None:
         """Return an entry that this worker was given in a reply that it did not receive."""
-        handed_out = await asyncio.to_thread(self._queue.handed_out, self._name)
+        pending = await asyncio.to_thread(self._queue.pending, self._name)
         known = self._running.values()
-        entry = next((entry for entry in handed_out if entry.number not in known), None)
+        entry = next((entry for entry in pending if entry.number not in known), None)
         self._may_have_lost_entries = entry is not None
         return entry
 
@@ -150,7 +150,7 @@ class Worker:
         if job is None:
             await asyncio.to_thread(self._queue.forget, entry)
         elif job.state == "running":
-            await self._settle(entry, "unknown", {"reason": "its worker stopped while it was under way"})
+            await self._settle(entry, "unknown", {"reason": "the worker stopped while the request was in progress"})
         elif job.state == "queued":
             await self._try(entry, job)
         else:
@@ -159,7 +159,7 @@ class Worker:
     async def _try(self, entry: Entry, job: Job) -> None:
         left = self._rules.defer.keep - job.age / SECOND
         if left < 0:
-            await self._settle(entry, "parked", {"reason": "its limit did not allow it in time"})
+            await self._settle(entry, "parked", {"reason": "the limit did not allow the request in time"})
             return
         try:
             stored = unpacked(job.request)
@@ -172,7 +172,7 @@ class Worker:
         elif verdict.outcome is None:  # blocked by an operator, or the store is away
             await self._postpone(entry, _MAX_WAIT if verdict.reason == "blocked" else _SOON)
         elif verdict.outcome.retry_after == NEVER:
-            await self._settle(entry, "parked", {"reason": "its limit will never allow it"})
+            await self._settle(entry, "parked", {"reason": "the limit will never allow the request"})
         else:
             # The request is tried again at the end of its retention at the latest, so that its status is reported.
             await self._postpone(entry, min(verdict.outcome.retry_after / SECOND, left + _SOON))
@@ -209,13 +209,13 @@ class Worker:
             await self._postpone(entry, _SOON, counted=False)
         except Unsendable as error:
             await self._give_back(account)
-            await self._settle(entry, "parked", {"reason": f"it can't be sent: {error}"})
+            await self._settle(entry, "parked", {"reason": f"the request can't be sent: {error}"})
         except StoreUnavailable:  # the attempt may have begun, but the request was not sent
             await self._give_back(account)
             await self._postpone(entry, _SOON)
         except (Lost, TimeoutError) as error:
-            reason = f"no answer within {self._timeout:g} s" if isinstance(error, TimeoutError) else str(error)
-            await self._settle(entry, "unknown", {"reason": f"the result of the app is not known: {reason}"})
+            reason = f"no response within {self._timeout:g} s" if isinstance(error, TimeoutError) else str(error)
+            await self._settle(entry, "unknown", {"reason": f"the result is not known: {reason}"})
         else:
             await self._conclude(entry, attempt, account, answer)
         finally:
@@ -241,7 +241,7 @@ class Worker:
         elif attempt < self._rules.defer.max_attempts:
             await self._postpone(entry, min(2.0 ** (attempt - 1), _MAX_WAIT))
         else:
-            reason = f"it failed {attempt} time{'s' * (attempt != 1)}"
+            reason = f"the request failed {attempt} time{'s' * (attempt != 1)}"
             await self._settle(entry, "parked", {"reason": reason, **shown})
 
     async def _give_back(self, account: Account) -> None:
@@ -249,7 +249,7 @@ class Worker:
 
     async def _postpone(self, entry: Entry, seconds: float, *, counted: bool = True) -> None:
         await self._report(lambda: self._queue.postpone(entry, seconds, counted=counted))
-        if seconds < self._listen:  # the next look into the queue would be too late
+        if seconds < self._listen:  # the next check of the queue would be too late
             timer = asyncio.ensure_future(self._promote_in(seconds))
             self._timers.add(timer)
             timer.add_done_callback(self._timers.discard)
@@ -259,13 +259,13 @@ class Worker:
         try:
             await asyncio.to_thread(self._queue.promote)
         except StoreUnavailable:
-            return  # the next look reports the error
+            return  # the next check reports the error
 
     async def _settle(self, entry: Entry, state: str, fields: Mapping[str, str | bytes | int]) -> None:
         if state != "done":
             _log.warning("worker: %s is %s: %s", entry.id, state, fields["reason"])
         if not await self._report(lambda: self._queue.settle(entry, state, fields)):
-            _log.warning("worker: %s is %s, but another worker has reported it otherwise", entry.id, state)
+            _log.warning("worker: %s is %s, but another worker has already reported another result", entry.id, state)
 
     async def _report(self, report: Callable[[], T]) -> T:
         """Report a result to the queue. Retry while the store is unavailable: only this worker has the result."""
@@ -280,7 +280,7 @@ class Worker:
 
     async def _leave(self) -> None:
         try:
-            if not await asyncio.to_thread(self._queue.handed_out, self._name):  # else another worker must claim them
+            if not await asyncio.to_thread(self._queue.pending, self._name):  # else another worker must claim them
                 await asyncio.to_thread(self._queue.leave, self._name)
         except StoreUnavailable:
             _log.debug("worker: %s could not leave the group", self._name)

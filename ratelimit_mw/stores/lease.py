@@ -36,7 +36,7 @@ class Lease:
         spent: what was spent since the last settlement.
         in_store: what remains in the store in addition to `room`.
         size: an estimate of what this process spends in an interval.
-        wanted: the corresponding estimate for the lifetime of the lease.
+        expected: an estimate of what this process spends in the lifetime of the lease.
         since, until: the local times between which it is valid, in microseconds.
         start, resets: the store's times at which its window or slice starts and at which the counter is as if unused.
         offset: the store's time minus the local time.
@@ -51,6 +51,7 @@ class Lease:
         "asking",
         "at",
         "charges",
+        "expected",
         "generation",
         "in_store",
         "key",
@@ -64,7 +65,6 @@ class Lease:
         "spent",
         "start",
         "until",
-        "wanted",
     )
 
     def __init__(self, key: str, quota: Quota) -> None:
@@ -72,7 +72,7 @@ class Lease:
         self.quota = quota
         self.on_account = quota.consistency == "write_back"
         self.room = self.spent = 0
-        self.in_store = self.size = self.wanted = 0
+        self.in_store = self.size = self.expected = 0
         self.since = self.until = 0
         self.start = self.resets = self.offset = 0
         self.at: tuple[int, int] = (0, 0)
@@ -112,12 +112,12 @@ class Lease:
         """The amount to lease in addition to `cost`. It doubles if the last lease was used up before its end."""
         if not self.start:
             return 0  # the first request for this counter
-        if now < self.until and self.spent >= self.wanted:
+        if now < self.until and self.spent >= self.expected:
             self.size = 2 * self.size + cost
         store_now = now + self.offset
         life = min(unit(self.quota, store_now)[1] - store_now, interval)
-        self.wanted = -(-self.size * life // interval)
-        return min(self.wanted, (self.in_store + self.room) // PART)
+        self.expected = -(-self.size * life // interval)
+        return min(self.expected, (self.in_store + self.room) // PART)
 
     def accepts(self, claim: "Claim", reply_now: int, remaining: int) -> bool:
         """Whether the reply to a claim may start the lease again."""
@@ -169,16 +169,16 @@ class Lease:
 class Claim:
     """One ask of a request that is being decided.
 
-    If it is `here`, its cost was spent from `lease`. Otherwise the store is asked for its cost plus `extra`, which
+    If it is `covered`, its cost was spent from `lease`. Otherwise the store is asked for its cost plus `extra`, which
     becomes a new lease. `lease` is None if the counter is strict.
     """
 
-    __slots__ = ("__weakref__", "ask", "charges", "extra", "generation", "here", "lease", "start")
+    __slots__ = ("__weakref__", "ask", "charges", "covered", "extra", "generation", "lease", "start")
 
     def __init__(self, ask: Ask, lease: Lease | None) -> None:
         self.ask = ask
         self.lease = lease
-        self.here = False
+        self.covered = False
         self.extra = self.charges = 0
         self.start, self.generation = (lease.start, lease.generation) if lease else (0, 0)
 
@@ -256,8 +256,8 @@ class LeaseLedger:
             outcomes.append(lease.outcome(store_now))
         return Reply(store_now, outcomes) if outcomes else None
 
-    def look(self, asks: Sequence[Ask], now: int) -> Reply | None:
-        """As `spend`, without spending."""
+    def peek(self, asks: Sequence[Ask], now: int) -> Reply | None:
+        """Return the reply to a look at the counters. Nothing is spent. None unless all asks are covered."""
         reply = self.spend(asks, now)
         if reply is None:
             return None
@@ -289,7 +289,7 @@ class LeaseLedger:
         elif lease.fits(quota, cost, now):
             lease.spend(cost)
             claim = Claim(ask, lease)
-            claim.here = True
+            claim.covered = True
             claims.append(claim)
             return
         elif lease.on_account or lease.quota != quota or not lease.since <= now < lease.until:
@@ -320,7 +320,7 @@ class LeaseLedger:
             return
         if lease.start != unit(quota, reply_now)[0]:
             self._end(lease, asked_at)
-            if not claim.ask.cost:  # a look does not start a lease in a window without charges
+            if not claim.ask.cost:  # a peek does not start a lease in a window without charges
                 return
             if lease.on_account and lease.charges != claim.charges:  # the end of the lease has added a charge
                 return
@@ -334,7 +334,7 @@ class LeaseLedger:
                 continue
             if lease.asker is claim:
                 lease.asker = None
-            if not claim.here:
+            if not claim.covered:
                 lease.asking.discard(claim)
             elif not admitted:
                 if lease.generation == claim.generation:

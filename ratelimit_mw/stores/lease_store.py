@@ -98,7 +98,7 @@ class Leases(Wrapper):
             ledger = sync.ledger
             if self._clock and now >= ledger.due_at and (len(ledger) or ledger.owed):
                 return None
-            return ledger.spend(asks, now) if commit else ledger.look(asks, now)
+            return ledger.spend(asks, now) if commit else ledger.peek(asks, now)
 
     def _decide(self, asks: Sequence[Ask], commit: bool) -> Steps[Reply]:
         if self._clock:
@@ -121,7 +121,7 @@ class Leases(Wrapper):
                 self._sync.ledger.claim(asks, now, claims)
             if not self._clock:
                 self._sync.start()
-            away = [claim for claim in claims if not claim.here]
+            away = [claim for claim in claims if not claim.covered]
             reply = (yield from self._put(away)) if away else Reply(now, ())
             if reply.only is not None:
                 return reply._replace(only=claims.index(away[reply.only]))
@@ -130,7 +130,7 @@ class Leases(Wrapper):
             with self._sync.guard:
                 self._sync.ledger.conclude(claims, admitted, self._sync.now())
         outcomes = iter(reply.outcomes)
-        found = [claim.outcome(None if claim.here else next(outcomes), reply.now) for claim in claims]
+        found = [claim.outcome(None if claim.covered else next(outcomes), reply.now) for claim in claims]
         return Reply(reply.now, found)
 
     def _put(self, claims: Sequence[Claim]) -> Steps[Reply]:

@@ -45,7 +45,7 @@ def test_there_has_to_be_a_queue(run, words):
 def test_parked_requests_are_listed_and_queued_again(run, any_server):
     Path("ratelimits.yaml").write_text(RULES)
     here = ("--storage", any_server.url)
-    assert run("deferred", "list", *here)[:2] == (0, "0 queued or under way, 0 parked\n")
+    assert run("deferred", "list", *here)[:2] == (0, "0 queued or running, 0 parked\n")
     with closing(Queue(any_server.url, "shop", DeferSettings())) as queue:
         queue.promote()
         for name, state in (("a" * 36, "parked"), ("b" * 36, "unknown")):

@@ -22,7 +22,7 @@ def test_requests_are_queued_handed_out_claimed_parked_and_queued_again(url):
             assert queue.put(name, lane, FIELDS)
         first, other = queue.next("w", 1.0), queue.next("w", 1.0)
         assert (first.id, other.id) == ("a1", "b")
-        assert queue.handed_out("w") == [first, other]
+        assert queue.pending("w") == [first, other]
         assert queue.postpone(other, 0.0)
         queue.promote()
         assert queue.next("w", 1.0).id == "b"
@@ -33,4 +33,4 @@ def test_requests_are_queued_handed_out_claimed_parked_and_queued_again(url):
         assert queue.next("w", 1.0).id == "a2"
         assert list(queue.parked()) == ["a1"]
         assert queue.retry("a1")
-        assert (queue.length(), queue.look("a1").state) == (3, "queued")
+        assert (queue.length(), queue.status("a1").state) == (3, "queued")

@@ -122,7 +122,7 @@ def test_an_attempt_is_begun_by_one_worker_alone(make):
     assert queue.begin(first, "t1") == 0, "its entry stands for nothing any more"
     assert queue.begin(third, "t3") == 2
     assert not queue.settle(first, "done", {})
-    assert queue.look("a").state == "running"
+    assert queue.status("a").state == "running"
 
 
 def test_what_a_worker_was_handed_it_can_ask_for_again(make):
@@ -130,11 +130,11 @@ def test_what_a_worker_was_handed_it_can_ask_for_again(make):
     queue.put("a", "ann", FIELDS)
     queue.put("b", "bob", FIELDS)
     entries = [queue.next("w", 0.05), queue.next("w", 0.05)]
-    assert queue.handed_out("w") == entries
+    assert queue.pending("w") == entries
     queue.begin(entries[0], "t")
     queue.settle(entries[0], "done", {})
-    assert queue.handed_out("w") == entries[1:]
-    assert queue.handed_out("another") == []
+    assert queue.pending("w") == entries[1:]
+    assert queue.pending("another") == []
 
 
 def test_only_what_lay_idle_is_claimed(make):
@@ -163,14 +163,14 @@ def test_a_ticket_is_good_once_and_while_its_attempt_is_under_way(make):
 
 def test_its_fate_is_told_and_what_was_sent_is_gone_when_it_is_done(make):
     queue = make()
-    assert queue.look("a") is None
+    assert queue.status("a") is None
     queue.put("a", "ann", FIELDS)
-    assert queue.look("a").state == "queued"
+    assert queue.status("a").state == "queued"
     entry = queue.next("w", 0.05)
     queue.begin(entry, "t")
-    assert queue.look("a").state == "running"
+    assert queue.status("a").state == "running"
     queue.settle(entry, "done", {"status": 201, "type": "text/plain", "answer": b"\xff"})
-    fate = queue.look("a")
+    fate = queue.status("a")
     assert (fate.state, fate.status, fate.kind, fate.answer, fate.attempts) == ("done", 201, "text/plain", b"\xff", 1)
     assert queue.load("a") is None
     assert (queue.length(), queue.parked()) == (0, {})
@@ -187,7 +187,7 @@ def test_what_is_parked_is_listed_and_can_be_tried_again_at_the_end_of_its_lane(
     assert (name, fate.state, fate.reason, fate.status, fate.attempts) == ("a1", "parked", "it failed", 500, 1)
     assert queue.retry("a1")
     assert not queue.retry("a1")
-    assert (queue.parked(), queue.look("a1").state, queue.load("a1").attempts) == ({}, "queued", 0)
+    assert (queue.parked(), queue.status("a1").state, queue.load("a1").attempts) == ({}, "queued", 0)
     second = queue.next("w", 0.05)
     assert second.id == "a2"
     queue.begin(second, "t")
@@ -203,7 +203,7 @@ def test_what_is_parked_is_bounded(make):
         queue.begin(entry, "t")
         queue.settle(entry, "parked", {"reason": "it failed"})
     assert list(queue.parked()) == ["b", "c"]
-    assert queue.look("a") is None
+    assert queue.status("a") is None
 
 
 def test_a_request_that_has_expired_holds_up_nobody(make, server):
@@ -250,7 +250,7 @@ def test_two_domains_have_two_queues(server):
         closing(Queue(server.url, "a}b:{", DeferSettings())) as other,
     ):
         shop.put("a", "ann", FIELDS)
-        assert (shop.length(), other.length(), other.look("a")) == (1, 0, None)
+        assert (shop.length(), other.length(), other.status("a")) == (1, 0, None)
 
 
 def test_a_store_that_is_away_is_said_so(fresh_server):

@@ -107,7 +107,7 @@ def test_a_worker_killed_while_a_request_is_under_way_leaves_it_unknown(any_serv
             told = eventually(lambda: (found := fate(client, location))["state"] != "running" and found)
         any_server.admin.set("go", 1)
     assert told["state"] == "unknown"
-    assert told["reason"] == "its worker stopped while it was under way"
+    assert told["reason"] == "the worker stopped while the request was in progress"
     assert len(replayed(any_server)) == 1
     assert deferred(env, "list", "--json")["parked"][0]["id"] == location.rpartition("/")[2]
 
@@ -148,7 +148,7 @@ def test_a_full_queue_denies_and_what_fails_again_and_again_is_parked(any_server
         assert full.status_code == 429
         with worker(env, "--to", running.url):
             told = eventually(lambda: (found := fate(client, location))["state"] == "parked" and found)
-            assert told["reason"] == "it failed 2 times"
+            assert told["reason"] == "the request failed 2 times"
             assert told["response"]["status"] == 500
             name = location.rpartition("/")[2]
             (parked,) = deferred(env, "list", "--json")["parked"]

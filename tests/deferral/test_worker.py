@@ -149,7 +149,7 @@ def test_what_fails_is_tried_again_and_parked_in_the_end(any_server, clock, shel
         asyncio.run(scenario())
         assert site.bodies == ["bad", "bad", "bad", "good", "good"]
         told = state(ask_asgi, engine, bad)
-        assert (told["reason"], told["response"]["status"]) == ("it failed 3 times", 500)
+        assert (told["reason"], told["response"]["status"]) == ("the request failed 3 times", 500)
         assert len({key for body, _, key in site.seen if body == "bad"}) == 1
 
 
@@ -167,7 +167,7 @@ def test_what_does_not_answer_in_time_is_unknown_and_not_sent_again(any_server, 
 
         asyncio.run(scenario())
         assert site.bodies == ["lost", "next"]
-        assert "no answer within 1 s" in state(ask_asgi, engine, lost)["reason"]
+        assert "no response within 1 s" in state(ask_asgi, engine, lost)["reason"]
 
 
 @pytest.mark.parametrize("after", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf"])
@@ -355,7 +355,7 @@ def test_a_worker_that_comes_too_late_changes_nothing(any_server, clock, caplog)
                 entry = queue.claim("another", 0.0)
                 queue.settle(entry, "unknown", {"reason": "another one said so"})
                 answers.set()
-                await until(lambda: "another worker has reported it otherwise" in caplog.text)
+                await until(lambda: "another worker has already reported another result" in caplog.text)
 
         asyncio.run(scenario())
         assert state(ask_asgi, engine, location)["reason"] == "another one said so"
@@ -398,7 +398,7 @@ async def itself(target):
 @pytest.mark.parametrize(
     ("field", "value", "reason"),
     [
-        pytest.param("since", "1", "its limit did not allow it in time", id="too old"),
+        pytest.param("since", "1", "the limit did not allow the request in time", id="too old"),
         pytest.param("request", "{", "the stored request can't be read", id="spoilt"),
         pytest.param("attempts", "many", "the stored request can't be read", id="spoilt beside it"),
     ],
@@ -443,7 +443,7 @@ def test_what_makes_no_request_is_parked_at_once_and_holds_up_nobody(any_server,
 
         asyncio.run(scenario())
         assert site.bodies == ["good"]
-        assert state(ask_asgi, engine, bad)["reason"].startswith("it can't be sent: ")
+        assert state(ask_asgi, engine, bad)["reason"].startswith("the request can't be sent: ")
 
 
 def test_what_the_limit_allows_too_late_is_parked_when_its_time_is_over(any_server, clock):
@@ -458,7 +458,7 @@ def test_what_the_limit_allows_too_late_is_parked_when_its_time_is_over(any_serv
 
         with any_server.client() as client:
             asyncio.run(scenario(client))
-        assert state(ask_asgi, engine, location)["reason"] == "its limit did not allow it in time"
+        assert state(ask_asgi, engine, location)["reason"] == "the limit did not allow the request in time"
 
 
 def test_what_the_limit_will_never_allow_is_parked(any_server, clock):
@@ -466,7 +466,7 @@ def test_what_the_limit_will_never_allow_is_parked(any_server, clock):
         (location,) = put_off(engine, "a", headers={"X-Cost": "5"})
         engine.overrides.set({"ip": IP}, rule="reports", limit="4 per minute")
         asyncio.run(_work(engine, Site(engine), lambda: fates(engine, [location]) == ["parked"]))
-        assert state(ask_asgi, engine, location)["reason"] == "its limit will never allow it"
+        assert state(ask_asgi, engine, location)["reason"] == "the limit will never allow the request"
 
 
 @pytest.mark.parametrize("client", [pytest.param({"secret": "s"}, id="a secret"), pytest.param({}, id="none")])

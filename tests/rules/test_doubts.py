@@ -172,7 +172,7 @@ def test_a_deferred_request_is_read_again_in_each_way(lines):
 def test_an_envelope_of_before_has_no_readings():
     packed = of_asgi(asgi(), None).packed().replace(b',"rows":[]', b"")
     assert b"rows" not in packed
-    assert unpacked(packed).rows == ()
+    assert unpacked(packed).alternatives == ()
 
 
 HOSTS = ("api.example.com:x", "api.example.com:80:1", "API.example.com:80", "api.example.com.", "api.example.com.:80")
