@@ -22,7 +22,8 @@ def level():
 
 def limiter(throttle, *, storage, clock=None, **rule):
     rule = {"name": "a", "limit": "10 per minute", "algorithm": "fixed_window", "throttle": throttle, **rule}
-    config = {"domain": "d", "load": "python:tests.shells.loads:load", "rules": [rule]}
+    patient = {"timeout": "5s"}  # the machine may be busy
+    config = {"domain": "d", "storage": patient, "load": "python:tests.shells.loads:load", "rules": [rule]}
     return RateLimiter(config, storage=storage, clock=clock or ManualClock(START))
 
 

@@ -57,5 +57,5 @@ def test_leases_and_bans_go_with_the_store(added):
 
 
 def test_a_scheme_that_is_not_in_the_table_is_unknown():
-    with pytest.raises(ConfigurationError, match="there is no storage 'metered'"):
+    with pytest.raises(ConfigurationError, match="unknown storage scheme 'metered'"):
         RateLimiter(FILE)

@@ -105,6 +105,9 @@ def _serve(command: Sequence[str], workers: int, ready: str, env: Mapping[str, s
         try:
             _wait(app, workers, ready)
             yield app
+        except BaseException:
+            print(app.log)  # pytest shows it with the failure
+            raise
         finally:
             end(process)
 
