@@ -139,13 +139,13 @@ def test_an_explanation_names_it(added):
     [
         pytest.param(
             {"consistency": "lease"},
-            "can't be combined with gcra_again: a charge at another time would be refilled at another time "
-            "(use algorithm: fixed_window, sliding_window or bucketed_window)",
+            "can't be combined with gcra_again: the refill starts at the time of each charge, so requests can't be charged "
+            "earlier or later (use algorithm: fixed_window, sliding_window or bucketed_window)",
             id="a lease",
         ),
         pytest.param(
             {"consistency": "write_back"},
-            "can't be combined with gcra_again: a charge at another time",
+            "can't be combined with gcra_again: the refill starts at the time of each charge",
             id="a write-back",
         ),
         pytest.param({"buckets": 10}, "gcra_again has no buckets", id="buckets"),

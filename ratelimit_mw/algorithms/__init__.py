@@ -117,7 +117,7 @@ def _lua_of(package: str, name: str, constant: str) -> str:
     return text
 
 
-def named(able: Callable[[Algorithm], bool]) -> str:
+def algorithm_names(able: Callable[[Algorithm], bool]) -> str:
     """Return the names of the algorithms for which `able` is true, as a list in a sentence: "a, b or c"."""
     *names, last = [name for name, algorithm in ALGORITHMS.items() if able(algorithm)]
     return f"{', '.join(names)} or {last}" if names else last

@@ -86,8 +86,8 @@ ALGORITHM = Algorithm(
     also_called=("gcra",),
     has_burst=True,
     can_wait=True,
-    no_lease="a charge at another time would be refilled at another time",
-    no_write_back="a charge at another time would be refilled at another time",
+    no_lease="the refill starts at the time of each charge, so requests can't be charged earlier or later",
+    no_write_back="the refill starts at the time of each charge, so requests can't be charged earlier or later",
     admits=_admits,
     never_denies=_never_denies,
 )

@@ -282,7 +282,7 @@ class Retriever:
         if _fixed_settings(rules.storage) != _fixed_settings(self._storage):
             logger.warning("%s has other storage settings; they apply after a restart", self._rulebook.name)
         domains = {part.domain for part in self._base.parts}
-        pieces = [piece for part in self._base.parts for piece in part.pieces]
+        large = [each for part in self._base.parts for each in part.large_parts]
         self._base = rules
         self._kept, self._stored, self._inherited = self._rulebook.used, False, False
         self._note(self._rulebook.behind)
@@ -294,8 +294,8 @@ class Retriever:
             self._switch(self.setting)
         self._compose()
         logger.info("rules: version %s of %s is in force", self._rulebook.version, self._rulebook.name)
-        while pieces:  # free the old rules step by step, because freeing them at once would pause the process
-            pieces.pop()
+        while large:  # free the old rules step by step, because freeing them at once would pause the process
+            large.pop()
             time.sleep(_YIELD_PAUSE)
 
     def _refuse(self, error: ConfigurationError) -> None:

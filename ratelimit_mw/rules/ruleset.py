@@ -121,7 +121,7 @@ T = TypeVar("T")
 Planning = Callable[[Request], Sequence[Charge]]
 
 
-def plan_in_doubt(
+def plan_alternatives(
     request: Request, readings: Sequence[Alternative], tier: Reader | None, plan: Planning, blocked: Sequence[Charge]
 ) -> Sequence[Charge]:
     """Return the charges of all alternatives of a request, each counter once and at its highest cost.
@@ -133,7 +133,7 @@ def plan_in_doubt(
     found: dict[str, Charge] = {}
     counted: set[str] = set()
     for absent, reading in _in_order(request, readings, tier):
-        charges = _in(reading, request, plan)
+        charges = _for_alternative(reading, request, plan)
         if charges is blocked:
             return charges
         for charge in charges:
@@ -148,7 +148,7 @@ def plan_in_doubt(
 
 def _in_order(request: Request, readings: Sequence[Alternative], tier: Reader | None) -> list[tuple[int, Alternative]]:
     """Return (number of absent attributes, alternative) for each alternative, the fewest absent first."""
-    if tier is not None and len({_in(reading, request, tier) for reading in readings}) > 1:
+    if tier is not None and len({_for_alternative(reading, request, tier) for reading in readings}) > 1:
         readings = [{**reading, "tier": None} for reading in readings]  # the tier counts as absent
     return sorted(((_absent(reading), reading) for reading in readings), key=lambda each: each[0])
 
@@ -157,7 +157,7 @@ def _absent(reading: Alternative) -> int:
     return sum(value is None for name, value in reading.items() if name != "tier")
 
 
-def _in(reading: Alternative, request: Request, ask: Callable[[Request], T]) -> T:
+def _for_alternative(reading: Alternative, request: Request, ask: Callable[[Request], T]) -> T:
     """Call `ask` with one alternative of a request. Attributes that are not ambiguous are read once for all."""
     view = copy.copy(request)
     view.values = {**request.values, **reading}
@@ -278,7 +278,7 @@ class RuleSet(Features):
         return not (self.overrides or self._exempting or self._replacing or self.descriptors)
 
     @property
-    def pieces(self) -> list[object]:
+    def large_parts(self) -> list[object]:
         """Large parts, released step by step, so that freeing an old rule set does not pause the process."""
         return [self.recompiler, *self._index.large_parts, self.compiled]
 
@@ -319,7 +319,7 @@ class RuleSet(Features):
         else:
             charges = self._charges(self._select(request), request, cost)
         if request.ambiguous or request.method == "OPTIONS":  # a preflight is planned by way of a copy
-            return self._plan_in_doubt(request, lambda view: self._charges(self._select(view), view, cost), charges)
+            return self._plan_alternatives(request, lambda view: self._charges(self._select(view), view, cost), charges)
         return charges
 
     def selections(self, request: Request) -> list[tuple[Request, Selection]]:
@@ -328,8 +328,11 @@ class RuleSet(Features):
         if request.ambiguous or request.method == "OPTIONS":
             request.alternatives = self.attributes.read_alternatives(request)
             if request.alternatives:
-                rows = _in_order(request, request.alternatives, self._tier)
-                return [_in(reading, request, lambda view: (view, self._select(view))) for _, reading in rows]
+                ordered = _in_order(request, request.alternatives, self._tier)
+                return [
+                    _for_alternative(reading, request, lambda view: (view, self._select(view)))
+                    for _, reading in ordered
+                ]
         return [(request, first)]
 
     def candidate(self, rule: CompiledRule, request: Request) -> Candidate | None:
@@ -338,12 +341,12 @@ class RuleSet(Features):
         index = self._index if standing else self._indexed([rule])
         return next((found for found in index.candidates(request) if found[0] == rule.rank), None)
 
-    def _plan_in_doubt(self, request: Request, plan: Planning, charges: tuple[Charge, ...]) -> tuple[Charge, ...]:
-        """Do the same as `plan_in_doubt`. `charges` are returned if the request has no alternatives."""
+    def _plan_alternatives(self, request: Request, plan: Planning, charges: tuple[Charge, ...]) -> tuple[Charge, ...]:
+        """Do the same as `plan_alternatives`. `charges` are returned if the request has no alternatives."""
         request.alternatives = self.attributes.read_alternatives(request)
         if not request.alternatives:
             return charges
-        found = plan_in_doubt(request, request.alternatives, self._tier, plan, BLOCKED)
+        found = plan_alternatives(request, request.alternatives, self._tier, plan, BLOCKED)
         if found is BLOCKED:
             return BLOCKED
         ranks = {rule.name: rank for rank, rule in enumerate(self.rules)}
@@ -401,7 +404,7 @@ class RuleSet(Features):
             return None
         charges = self._plan_rule(rule, request, cost)
         if request.ambiguous or request.method == "OPTIONS":
-            return self._plan_in_doubt(request, lambda view: self._plan_rule(rule, view, cost), charges)
+            return self._plan_alternatives(request, lambda view: self._plan_rule(rule, view, cost), charges)
         return charges
 
     def _plan_rule(self, rule: CompiledRule, request: Request, cost: int) -> tuple[Charge, ...]:

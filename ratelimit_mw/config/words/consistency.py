@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Literal
 
-from ratelimit_mw.algorithms import ALGORITHMS, IN_FLIGHT, named
+from ratelimit_mw.algorithms import ALGORITHMS, IN_FLIGHT, algorithm_names
 from ratelimit_mw.algorithms.algorithm import Algorithm
 from ratelimit_mw.config import kinds
 from ratelimit_mw.config.tree import Problems
@@ -29,7 +29,7 @@ def _validate_consistency(rule: Values, problems: Problems) -> None:
 def _instead(algorithm: Algorithm, *, lease: bool) -> str:
     if algorithm.queue or algorithm.in_flight:
         return "remove this key"  # no other algorithm is a queue, or counts requests in flight
-    others = named(lambda other: not (other.no_lease if lease else other.no_write_back))
+    others = algorithm_names(lambda other: not (other.no_lease if lease else other.no_write_back))
     return f"use algorithm: {others}" + ("" if algorithm.no_lease else ", or consistency: lease")
 
 

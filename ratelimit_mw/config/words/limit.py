@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from typing import NamedTuple
 
-from ratelimit_mw.algorithms import ALGORITHMS, IN_FLIGHT, named
+from ratelimit_mw.algorithms import ALGORITHMS, IN_FLIGHT, algorithm_names
 from ratelimit_mw.algorithms.algorithm import Algorithm
 from ratelimit_mw.config import kinds, readers
 from ratelimit_mw.config.tree import Invalid, Items, Map, Node, Place, Problems, Scalar, kind
@@ -32,7 +32,7 @@ DEFAULT_BUCKETS = 60
 
 def algorithm_hint(able: Callable[[Algorithm], bool], key: str) -> str:
     """Return the hint for a `key` that the algorithm does not support. It names the algorithms that are `able`."""
-    return f"use algorithm: {named(able)}, or remove {key}"
+    return f"use algorithm: {algorithm_names(able)}, or remove {key}"
 
 
 def _read_algorithm(node: Node) -> str:
