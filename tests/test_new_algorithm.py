@@ -139,8 +139,8 @@ def test_an_explanation_names_it(added):
     [
         pytest.param(
             {"consistency": "lease"},
-            "can't be combined with gcra_again: the refill starts at the time of each charge, so requests can't be charged "
-            "earlier or later (use algorithm: fixed_window, sliding_window or bucketed_window)",
+            "can't be combined with gcra_again: the refill starts at the time of each charge, so requests can't "
+            "be charged earlier or later (use algorithm: fixed_window, sliding_window or bucketed_window)",
             id="a lease",
         ),
         pytest.param(

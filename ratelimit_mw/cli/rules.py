@@ -1,4 +1,8 @@
-"""The commands of the rules database: `ratelimit-mw rules push | pull | list | diff | rollback`."""
+"""The commands of the rules database: `ratelimit-mw rules push | pull | list | diff | rollback`.
+
+Versions are immutable and numbered from 1. `rollback` pushes an old version again under a new number. The database is
+`reload.database.RulesDatabase`; this module only reads options and prints results.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -69,9 +73,8 @@ def pull(
     if to is not None:
         to.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
-            (to / Path(name).name).write_bytes(
-                content
-            )  # only the file name: a name in the database must not lead out of the folder
+            # Only the last part of the name is used: a name in the database must not lead out of the folder.
+            (to / Path(name).name).write_bytes(content)
     if as_json:
         say_json({name: content.decode() for name, content in files.items()})
     elif to is not None:
@@ -138,6 +141,7 @@ def rollback(
 
 
 def _print_version(number: int, *, as_json: bool) -> None:
+    """Print the number of the version that was pushed."""
     if as_json:
         say_json({"version": number})
     else:

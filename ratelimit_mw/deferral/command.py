@@ -1,4 +1,8 @@
-"""The commands `ratelimit-mw worker` and `ratelimit-mw deferred`."""
+"""The commands `ratelimit-mw worker` and `ratelimit-mw deferred`.
+
+`worker` replays the queued requests until it is stopped. `deferred list` and `deferred retry` are for an operator: they
+show and queue again what the worker gave up. All need the rules file and the Redis of the app.
+"""
 
 import asyncio
 import importlib
@@ -105,6 +109,7 @@ def _ask_queue(ask: Callable[[], T]) -> T:
 
 
 def _row(item: tuple[str, DeferredStatus]) -> tuple[object, ...]:
+    """Return the cells of one parked request for the table of `list`."""
     name, status = item
     since = datetime.fromtimestamp(status.since / 1_000_000, UTC)
     return name, f"{since:%Y-%m-%d %H:%M:%S} UTC", status.state, status.reason, status.attempts, status.status or ""
@@ -135,7 +140,7 @@ def worker(
     if (app is None) == (to is None):
         fail("write either --app package.module:app or --to http://host:port", Exit.USAGE)
     try:
-        from ratelimit_mw.deferral.replay import in_process, over_http
+        from ratelimit_mw.deferral.replay import in_process, over_http  # needs httpx, which is an optional extra
     except ModuleNotFoundError as error:
         if error.name != "httpx":
             raise
@@ -154,6 +159,7 @@ def worker(
 async def _run_worker(
     limiter: RateLimiter, opening: "AbstractAsyncContextManager[Target]", at_once: int, response_timeout: float
 ) -> None:
+    """Open the target and run a worker until a signal stops it."""
     from ratelimit_mw.deferral.worker import Worker
 
     async with opening as target:

@@ -1,4 +1,8 @@
-"""`ban`: after many denials by a rule, the rule denies the client everything for a time."""
+"""`ban`: after many denials by a rule, the rule denies the client everything for a time.
+
+A ban has three keys. `after` is the number of denials that start it, `for` is its length, and `growing` makes each
+further ban longer. The algorithm `ban` counts the denials in the store. It has its own key per identity.
+"""
 
 import re
 from dataclasses import replace
@@ -21,7 +25,7 @@ _AFTER_FORM = "for example 10 denials in 1 minute, or 1 denial"
 _GROWING = re.compile(r"([0-9]+)\s*x\s+up\s+to\s+(.+)", re.IGNORECASE | re.DOTALL)
 _GROWING_FORM = "for example 2x up to 1 day"
 _TIME_FORM = "for example 10 minutes or 1 day"
-_MOST_DENIALS = 1_000  # each of them is remembered
+_MOST_DENIALS = 1_000  # the store keeps the time of each denial
 _MOST_GROWTH = 100
 _LONGEST_WINDOW = 30 * DAY
 _LONGEST = 365 * DAY
@@ -77,6 +81,7 @@ def _denials(node: Node) -> tuple[int, int]:
 
 
 def _length(node: Node) -> int:
+    """Return the length of a ban in microseconds."""
     if not isinstance(node, Scalar):
         raise Invalid.at(node.place, f"must be a time, not {kind(node)}", _TIME_FORM)
     return _time(node.place, node.text)
@@ -98,6 +103,7 @@ def _growth(node: Node, lasts: int) -> tuple[int, int]:
 
 
 def _time(place: Place, written: str) -> int:
+    """Return a duration in microseconds. Raises `Invalid` if it is longer than a year."""
     try:
         found = parse_duration(written)
     except DurationError as error:
@@ -109,10 +115,12 @@ def _time(place: Place, written: str) -> int:
 
 
 def _text(node: Node) -> str:
+    """Return the text of a scalar. Empty for a list or a mapping, which no pattern matches."""
     return node.text if isinstance(node, Scalar) else ""
 
 
 def _alter(quota: Quota, rule: Values, prefix: str) -> Quota:
+    """Add the ban to a quota of the rule. All limits of the rule share one ban per identity."""
     spec = rule[BAN]
     return quota if spec is None else replace(quota, ban=Ban(f"{prefix}ban:{{", *spec))
 

@@ -1,4 +1,9 @@
-"""`cost` and `count`: how much a request is charged, and for which responses."""
+"""`cost` and `count`: how much a request is charged, and for which responses.
+
+A cost is a number, or it is read from the request (an attribute or a `python:` function), or from a header of the
+response. In the last case, the request is charged 1 at first. With `count`, it is charged first and refunded if its
+status is not one of those listed. `decision.settlement` corrects the charge when the response is known.
+"""
 
 import logging
 import re
@@ -82,6 +87,7 @@ def cost_after(cost: Cost) -> CostAfter | None:
 
 
 def _cost_reader(read: Reader, source: str) -> CostReader:
+    """Return a function that reads the cost of a request from an attribute."""
     number = _Number(source)
     return lambda request: number.parse(read(request))
 
@@ -111,6 +117,7 @@ class _Number:
 
 
 def _validate_cost(rule: Values, problems: Problems) -> None:
+    """Report a cost from the response if the rule must be charged before there is a response."""
     if not rule[COST].header:
         return
     if is_concurrent(rule):
@@ -143,7 +150,7 @@ COST: Word[Cost] = Word(
 
 
 _COUNT_FORM = "for example {status: [401, 403]}, {status: 4xx} or {status: 500-599}"
-_CLASS = re.compile(r"([1-5])[xX]{2}")
+_CLASS = re.compile(r"([1-5])[xX]{2}")  # 4xx: the first digit of a class of statuses, RFC 9110
 _RANGE = re.compile(r"([0-9]{3})\s*-\s*([0-9]{3})")
 _LEAST, _MOST = 100, 599
 
@@ -170,6 +177,7 @@ def read_count(node: Node) -> frozenset[int]:
 
 
 def _statuses(node: Node) -> range:
+    """Read one status, a class of statuses (`4xx`) or a range (`500-599`)."""
     written = node.text.strip() if isinstance(node, Scalar) else ""
     hundred = _CLASS.fullmatch(written)
     if hundred is not None:
@@ -192,6 +200,7 @@ def _alter_quota(quota: Quota, rule: Values, _prefix: str) -> Quota:
 
 
 def _validate_count(rule: Values, problems: Problems) -> None:
+    """Report a `count` if the rule must be charged before there is a response."""
     if rule[COUNT] is None:
         return
     if is_concurrent(rule):

@@ -27,6 +27,7 @@ def _validate_consistency(rule: Values, problems: Problems) -> None:
 
 
 def _instead(algorithm: Algorithm, *, lease: bool) -> str:
+    """Return the hint for a consistency that `algorithm` does not support. `lease` is False for `write_back`."""
     if algorithm.queue or algorithm.in_flight:
         return "remove this key"  # no other algorithm is a queue, or counts requests in flight
     others = algorithm_names(lambda other: not (other.no_lease if lease else other.no_write_back))
@@ -74,10 +75,12 @@ def _validate_refunds(rule: Values, word: str, problems: Problems) -> None:
 
 
 def _alter_consistency(quota: Quota, rule: Values, _prefix: str) -> Quota:
+    """Return the quota with the consistency of the rule. Concurrent limits of the same rule stay strict."""
     return quota if quota.algorithm == IN_FLIGHT else replace(quota, consistency=rule[CONSISTENCY])
 
 
 def _alter_shards(quota: Quota, rule: Values, _prefix: str) -> Quota:
+    """Return the quota with the shards of the rule. Each shard must admit at least one request of the fixed cost."""
     if quota.algorithm == IN_FLIGHT:
         return quota
     # The limit of an override may be smaller than the number of shards.

@@ -1,4 +1,8 @@
-"""`on_limit` and `defer`: requests that are deferred instead of denied, and how they are kept."""
+"""`on_limit` and `defer`: requests that are deferred instead of denied, and how they are kept.
+
+`on_limit: defer` belongs to a rule. The section `defer` belongs to the file and sets the limits of the queue, which all
+rules of the file share. The package `deferral` queues and replays the requests.
+"""
 
 import re
 from typing import Literal
@@ -14,7 +18,7 @@ from ratelimit_mw.identity.decoding import cleaned
 from ratelimit_mw.settings import DeferSettings
 from ratelimit_mw.units import SECOND
 
-_FOLDER = re.compile(r"(/[A-Za-z0-9._~-]+)+")
+_FOLDER = re.compile(r"(/[A-Za-z0-9._~-]+)+")  # characters that no client or server encodes or changes
 _REMOVE_ONE = "remove one of the two"
 
 

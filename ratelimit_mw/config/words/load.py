@@ -1,4 +1,9 @@
-"""`load` and `priority`: how the load of the process is measured, and which requests are shed (denied) under load."""
+"""`load` and `priority`: how the load of the process is measured, and which requests are shed (denied) under load.
+
+A load of 0 means that the process is idle, and 1 that it has no capacity left. Each priority has a band of two loads.
+At the first load, the first requests of the priority are shed. From the second load on, all of them are shed.
+`decision.load` measures the load, and `decision.shedding` decides.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -84,6 +89,7 @@ def read_load(node: Node) -> LoadSettings:
 
 
 def _from_source(node: Node, form: str) -> LoadSettings:
+    """Import the function that reports the load. `form` is the hint if the text does not name a function."""
     name = readers.text(node).strip() if isinstance(node, Scalar) else ""
     scheme, _, target = name.partition(":")
     if scheme != "python" or not target:
@@ -95,6 +101,7 @@ def _from_source(node: Node, form: str) -> LoadSettings:
 
 
 def _capacity(node: Node) -> int:
+    """Read the number of requests in flight at which the load is 1."""
     invalid = Invalid()
     found = 1
     with invalid.gathering(node.place):
@@ -127,6 +134,7 @@ def read_shed(node: Node) -> Bands:
 
 
 def _band(node: Node) -> Band:
+    """Read the loads at which shedding begins and is complete. Both are infinite for `never`."""
     if isinstance(node, Scalar) and node.text == "never":
         return inf, inf
     loads = [each.value for each in node if isinstance(each, Scalar)] if isinstance(node, Items) else []
