@@ -122,14 +122,14 @@ class RateLimiter:
                 rules file. An attribute that is missing matches no `match`. A list of (key, value) pairs is one
                 Envoy descriptor: only the `descriptors` are asked, and its depth must be exact.
             cost: What the request charges, as a multiple of the `cost` of each rule. A whole number from 0.
-            domain: The domain whose rules are asked, if the rules have several. None asks all of them. A domain that
-                the rules do not have limits nothing.
+            domain: The domain whose rules are asked, if the rules have several. None asks all of them.
 
         Returns:
             The decision. If the store is unavailable, it follows from the `on_error` of the rules.
 
         Raises:
-            ValueError: The cost is negative or is not a whole number.
+            LookupError: The rules do not have this domain.
+            ValueError: The cost is negative or is not a whole number, or an attribute is unknown.
         """
         rules, plan = self._plan(attributes, cost, domain)
         return self.engine.execute(plan, rules).decision
@@ -148,7 +148,8 @@ class RateLimiter:
             domain: As for `check`.
 
         Raises:
-            ValueError: The cost is negative or is not a whole number.
+            LookupError: The rules do not have this domain.
+            ValueError: The cost is negative or is not a whole number, or an attribute is unknown.
         """
         rules, plan = self._plan(attributes, cost, domain, commit=False)
         return self.engine.execute(plan, rules, commit=False).decision
@@ -169,9 +170,10 @@ class RateLimiter:
             domain: As for `check`.
 
         Raises:
-            ValueError: The cost is negative or is not a whole number.
+            LookupError: The rules do not have this domain.
+            ValueError: The cost is negative or is not a whole number, or an attribute is unknown.
         """
-        rules = of_domain(self.engine.current(), domain)
+        rules = self._rules_of(domain)
         question = self._question(rules, request_of(rules, attributes), cost)
         try:
             reply = self._storage.store.decide(question.asks, commit=False) if question.asks else None
@@ -183,7 +185,7 @@ class RateLimiter:
         self, attributes: Arguments | Request, cost: int = 1, *, domain: str | None = None
     ) -> "Explanation":
         """Do what `explain` does, awaitable."""
-        rules = of_domain(self.engine.current(), domain)
+        rules = self._rules_of(domain)
         request = request_of(rules, attributes)
         if rules.attributes.awaited:
             await rules.attributes.resolve(request)
@@ -202,6 +204,8 @@ class RateLimiter:
             domain: As for `check`.
 
         Raises:
+            LookupError: The rules do not have this domain.
+            ValueError: An attribute is unknown.
             StoreUnavailable: The store does not answer.
         """
         keys = self._keys(attributes, domain)
@@ -244,10 +248,18 @@ class RateLimiter:
     ) -> None:
         await self.aclose()
 
-    def _plan(self, attributes: Arguments, cost: int, domain: str | None, *, commit: bool = True) -> tuple[Rules, Plan]:
+    def _rules_of(self, domain: str | None) -> Rules:
+        """The rules of one domain, or all. The domain counts as used. Raises LookupError if it is unknown."""
         rules = self.engine.current()
-        if domain is not None:
-            rules = of_domain(rules, domain)
+        if domain is None:
+            return rules
+        found = of_domain(rules, domain)
+        if rules.source is None:
+            self.engine.planner.names.domains.add(domain)
+        return found
+
+    def _plan(self, attributes: Arguments, cost: int, domain: str | None, *, commit: bool = True) -> tuple[Rules, Plan]:
+        rules = self._rules_of(domain)
         return rules, self.engine.planner.plan_given(rules, attributes, cost, commit=commit)
 
     def _question(self, rules: Rules, request: Request, cost: int) -> "Question":
@@ -256,7 +268,7 @@ class RateLimiter:
         return Question(self.engine, rules, request, cost)
 
     def _keys(self, attributes: Arguments, domain: str | None) -> list[str]:
-        rules = of_domain(self.engine.current(), domain)
+        rules = self._rules_of(domain)
         keys = _keys_asked(rules, attributes)
         preflights = list(keys)
         if isinstance(attributes, Mapping):  # the preflights of this client have no credentials

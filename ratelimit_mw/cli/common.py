@@ -75,6 +75,14 @@ def attributes(ip: str | None, user: str | None, tier: str | None, others: list[
     return found
 
 
+def require_known(rules: Rules, client: Mapping[str, str]) -> None:
+    """Raise typer.BadParameter if the rules cannot have one of these attributes."""
+    try:
+        rules.attributes.request_from(client)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--attribute") from None
+
+
 _WIDE = 200  # columns if the output is not a terminal: a program that reads a pipe needs whole lines
 
 

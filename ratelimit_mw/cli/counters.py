@@ -24,6 +24,7 @@ from ratelimit_mw.cli.common import (
     attributes,
     fail,
     open_limiter,
+    require_known,
     say,
     say_json,
     say_table,
@@ -241,6 +242,7 @@ def show(
     """
     client = attributes(ip, user, tier, attribute)
     with open_limiter(config, storage) as limiter:
+        require_known(limiter.rules, client)
         index = CounterIndex(limiter.rules)
         require_rule(index, rule)
         keys = chosen(index, limiter.rules, rule, client) if client else None
@@ -318,6 +320,7 @@ def reset(
     if (rule is None) != everything or (everything and client):
         fail("give a rule, and optionally a client; or give only --all", Exit.USAGE)
     with open_limiter(config, storage) as limiter:
+        require_known(limiter.rules, client)
         index = CounterIndex(limiter.rules)
         if rule is not None:
             require_rule(index, rule)

@@ -20,6 +20,7 @@ from ratelimit_mw.cli.common import (
     attributes,
     diagnostics,
     open_limiter,
+    require_known,
     say_json,
     say_lines,
     with_retries,
@@ -116,6 +117,7 @@ def explain(
     """
     options = attributes(ip, user, tier, attribute)
     with open_limiter(config, storage) as limiter:
+        require_known(limiter.rules, options)
         request = AsgiRequest(_scope(method, path, header or [], peer or ip))
         # An attribute in an option takes precedence over the same attribute of the request.
         known = limiter.rules.attributes.request_from(options)

@@ -188,6 +188,7 @@ class Engine:
         self.waits = storage.store.remote
         """Whether a decision may have to wait for a network."""
         retriever.require(storage.wrap_for)
+        self.planner.names.bind(retriever)
         retriever.connect(self.planner.switch.turn)
 
     def connect(self) -> None:
@@ -228,6 +229,7 @@ class Engine:
             rule: decide by the rule of this name alone, whether or not its `match` holds.
 
         Raises:
+            LookupError: there is no rule of this name.
             ValueError: the cost is not a whole number from 0 on.
         """
         rules = rules or self.current()

@@ -8,13 +8,14 @@ from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.clock import Clock
 from ratelimit_mw.decision.kill_switch import KillSwitch
 from ratelimit_mw.decision.load import Meter
+from ratelimit_mw.decision.names import UsedNames
 from ratelimit_mw.decision.shedding import Shedder
 from ratelimit_mw.decision.storage import Shadows
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.identity.request import EntriesRequest, Request
 from ratelimit_mw.model import SECOND, Ask, Charge
 from ratelimit_mw.rules.compiled import BLOCKED
-from ratelimit_mw.rules.domains import Rules
+from ratelimit_mw.rules.domains import Rules, rule_names, unknown_domain, unknown_rule
 from ratelimit_mw.rules.ruleset import RuleSet
 from ratelimit_mw.settings import LoadSettings
 
@@ -26,17 +27,26 @@ _MAX_COST = 10**15
 
 
 def request_of(rules: Rules, given: Arguments | Request) -> Request:
-    """A request with the attributes in `given`. If `given` is a request, it is returned unchanged."""
+    """A request with the attributes in `given`. If `given` is a request, it is returned unchanged.
+
+    Raises ValueError for an unknown attribute, unless the rules are still to be read from their database.
+    """
     if isinstance(given, Mapping):
-        return rules.attributes.request_from(given)
+        return rules.attributes.request_from(given, ignore_unknown=rules.source is not None)
     return EntriesRequest(given) if isinstance(given, Sequence) else given
 
 
 def of_domain(rules: Rules, domain: str | None) -> Rules:
-    """The rules of one domain, or all rules if `domain` is None. An unknown domain has an empty rule set."""
-    if domain is None:
-        return rules
-    return rules.of(domain) or RuleSet(
+    """The rules of one domain, or all rules if `domain` is None. Raises LookupError for an unknown domain.
+
+    While the rules are still to be read from their database, an unknown domain has an empty rule set.
+    """
+    found = rules if domain is None else rules.of(domain)
+    if found is not None:
+        return found
+    if domain is None or rules.source is None:
+        raise LookupError(str(unknown_domain(str(domain), rules)))
+    return RuleSet(
         domain=domain,
         storage=rules.storage,
         client=rules.client,
@@ -103,6 +113,7 @@ class Planner:
         self.shedder = Shedder(self.meter, self.switch, shadows)
         self._meter: Meter | None = None
         self._logged: set[str] = set()
+        self.names = UsedNames()
 
     def plan(self, rules: Rules, request: Request, cost: int = 1, name: str | None = None) -> Plan:
         """The plan of `request` or, with `name`, of that rule alone, whether or not the request is shed.
@@ -146,17 +157,25 @@ class Planner:
         """The plan for the arguments of `check()`, cached if it depends on these arguments alone."""
         known = rules.plans
         if known is None or self.switch.thrown or type(given) is not dict or type(cost) is not int:
-            return self.admit(rules, request_of(rules, given), cost, commit=commit)
+            return self.admit(rules, self._request_of(rules, given), cost, commit=commit)
         key = cost, *given.items()
         try:
             plan: Plan | None = known.get(key)
         except TypeError:  # an unhashable value
-            return self.plan(rules, request_of(rules, given), cost)
+            return self.plan(rules, self._request_of(rules, given), cost)
         if plan is None:
-            plan = self.plan(rules, request_of(rules, given), cost)
+            plan = self.plan(rules, self._request_of(rules, given), cost)
             if _cacheable(given) and not self.switch.thrown:
                 known.put(key, plan)
         return plan
+
+    def _request_of(self, rules: Rules, given: Arguments) -> Request:
+        """The request with the attributes in `given`. Their names count as used."""
+        request = request_of(rules, given)
+        custom = rules.attributes.custom
+        if custom and isinstance(given, Mapping):
+            self.names.attributes.update(custom.intersection(given))
+        return request
 
     def meter(self, rules: Rules) -> Meter:
         """The meter of this process's load, with the settings of `rules`."""
@@ -174,15 +193,21 @@ class Planner:
         return time.monotonic if clock is None or load.source is None else lambda: clock.now() / SECOND
 
     def _by_name(self, name: str, rules: Rules, request: Request, cost: int) -> Sequence[Charge]:
-        """The charges of one rule. An unknown name has none, and is logged as an error."""
+        """The charges of one rule. Raises LookupError for an unknown name.
+
+        While the rules are still to be read from their database, a rule has no charges, and this is logged.
+        """
         charges = rules.plan_rule(name, request, cost)
         if charges is None:
+            if rules.source is None:
+                raise LookupError(str(unknown_rule(name, rule_names(rules))))
             self._log_once(
                 name,
-                "the app asks for the rule %r, which does not exist: the request is not limited; "
-                "add the rule or correct the name (logged once)",
+                "the app asks for the rule %r, but the rules could not be read yet: the request is not limited "
+                "(logged once)",
             )
             return ()
+        self.names.rules.add(name)
         if rules.settling and any(_settled_late(charge) for charge in charges):
             self._log_once(
                 name,

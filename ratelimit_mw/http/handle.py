@@ -149,14 +149,15 @@ class AsyncHandle(Handle):
     async def check(self, rule: str, cost: int = 1) -> Decision:
         """Decide on this request by one rule, and charge it if it is allowed.
 
-        The `match` of the rule is ignored. A rule with `on_demand` applies only through this method and `enforce`. An
-        unknown rule name is an error (logged once), and the request is not limited.
+        The `match` of the rule is ignored. A rule with `on_demand` applies only through this method and `enforce`. A
+        reload is refused if it lacks a rule that was asked for before.
 
         Args:
             rule: The name of the rule.
             cost: What the request is charged, as a multiple of the rule's `cost`. A whole number from 0 on.
 
         Raises:
+            LookupError: There is no rule of this name.
             ValueError: The cost is negative.
         """
         return (await self._limiter.engine.adecide(self._request, cost, rules=self._rules, rule=rule)).decision
@@ -171,6 +172,7 @@ class AsyncHandle(Handle):
             cost: As for `check`.
 
         Raises:
+            LookupError: There is no rule of this name.
             ValueError: The cost is negative.
         """
         verdict = await self._limiter.engine.adecide(self._request, cost, rules=self._rules, rule=rule)

@@ -2,11 +2,12 @@
 
 import logging
 from base64 import urlsafe_b64encode
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
 
+from ratelimit_mw.errors import nearest, quoted
 from ratelimit_mw.identity import sources
 from ratelimit_mw.identity.address import ClientAddress, canonical
 from ratelimit_mw.identity.decoding import cleaned, host_name
@@ -74,6 +75,9 @@ class Attributes:
         self._readers: dict[str, Reader] = {}
         self._framework_readers: dict[str, FrameworkReader] = {}
         self._logged: set[str] = set() if logged is None else logged
+        self.custom = frozenset(name for name in self._sources if name not in _BUILT_IN)
+        """The names that the rules file defines under `attributes`."""
+        self._accepted: frozenset[str] = frozenset()
         self._canonical_names = lru_cache(maxsize=1024)(self._known_name)
         self.client_address = ClientAddress(client, self._logged)
         """Reads the attribute `ip`."""
@@ -98,8 +102,11 @@ class Attributes:
 
     def names(self) -> tuple[str, ...]:
         """Return the known names, for messages. `header:N` stands for `header:` with any name."""
-        custom = (name for name in self._sources if name not in _BUILT_IN)
-        return ("remote_address", *_BUILT_IN, *(f"{prefix}:N" for prefix in _PREFIXES), *custom)
+        return ("remote_address", *_BUILT_IN, *(f"{prefix}:N" for prefix in _PREFIXES), *sorted(self.custom))
+
+    def accept(self, names: Iterable[str]) -> None:
+        """Let `request_from` ignore these names, which the rules of another domain use."""
+        self._accepted = frozenset(names)
 
     def reader(self, name: str) -> Reader:
         """Return the function that reads the attribute of this name. Raises ValueError for an unknown name.
@@ -147,12 +154,17 @@ class Attributes:
             found.update(headers)
         return frozenset(found)
 
-    def request_from(self, attributes: Mapping[str, object]) -> MappingRequest:
-        """Return a request that is made of attributes, as `check()` takes them. Unknown names are ignored."""
+    def request_from(self, attributes: Mapping[str, object], *, ignore_unknown: bool = False) -> MappingRequest:
+        """Return a request that is made of attributes, as `check()` takes them.
+
+        Raises ValueError for an unknown name, unless `ignore_unknown` is set.
+        """
         values: dict[str, str | None] = {"ip": None, "method": None, "path": None, "host": None}
         raw: dict[str, str] = {}
         for name, value in attributes.items():
             canonical = self._canonical_names(name)
+            if canonical is None and not ignore_unknown and name.strip() not in self._accepted:
+                raise ValueError(f"{quoted(name)} is not an attribute ({nearest(name.strip(), self.names())})")
             # An enum that is a str counts as the text that it equals.
             text = "" if value is None else str.__str__(value) if isinstance(value, str) else str(value)
             if text and canonical is not None:

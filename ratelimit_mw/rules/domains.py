@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ratelimit_mw.algorithms import ALGORITHMS
-from ratelimit_mw.errors import ConfigurationError, Problem, near, quoted
+from ratelimit_mw.errors import ConfigurationError, Problem, near, nearest, quoted
 from ratelimit_mw.identity.attributes import Attributes
 from ratelimit_mw.identity.request import Entry, Request
 from ratelimit_mw.model import Charge
@@ -31,6 +31,8 @@ class Domains(Features):
         self.source = None
         named = {name: source for part in parts for name, source in part.client.attributes.items()}
         self.client = replace(first.client, attributes=named)
+        for part in parts:
+            part.attributes.accept(named)  # check() may pass one mapping to each domain in turn
         # These attributes only read requests. Each domain hashes values with its own key.
         self.attributes = Attributes(self.client)
         for part in parts:
@@ -116,6 +118,23 @@ class Examined(NamedTuple):
     warnings: tuple[Problem, ...] = ()
 
 
+def rule_names(rules: Rules) -> set[str]:
+    """The names of all rules that an app can ask for."""
+    return {rule.rule.name for part in rules.parts for rule in part.compiled}
+
+
+def unknown_rule(name: str, known: Iterable[str]) -> Problem:
+    """The problem that the app asks for a rule that is not among `known`."""
+    hint = near(name, known) or "a rule for this is on_demand: true"
+    return Problem(f"the app asks for the rule {quoted(name)}, which does not exist", hint=hint)
+
+
+def unknown_domain(name: str, rules: Rules) -> Problem:
+    """The problem that the app asks for a domain that the rules do not have."""
+    hint = nearest(name, [part.domain for part in rules.parts])
+    return Problem(f"the app asks for the domain {quoted(name)}, which does not exist", hint=hint)
+
+
 def require_named(rules: Rules, names: Iterable[str]) -> None:
     """Check the rule names that an app asks for.
 
@@ -124,16 +143,12 @@ def require_named(rules: Rules, names: Iterable[str]) -> None:
             app asks for it.
     """
     rules_by_name = {rule.rule.name: rule for part in reversed(rules.parts) for rule in part.compiled}
+    known = rules_by_name.keys()
     problems = []
     for name in sorted(set(names)):
         rule = rules_by_name.get(name)
         if rule is None:
-            problems.append(
-                Problem(
-                    f"the app asks for the rule {quoted(name)}, which does not exist",
-                    hint=near(name, rules_by_name) or "a rule for this is on_demand: true",
-                )
-            )
+            problems.append(unknown_rule(name, known))
         elif what := _settled_by(rule.rule.counts is not None, rule.rule.cost_after is not None):
             problems.append(_late(name, what))
         elif any(ALGORITHMS[quota.algorithm].in_flight for quota in rule.quotas):
