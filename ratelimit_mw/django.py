@@ -18,11 +18,13 @@ from django.urls import Resolver404, resolve
 from django.utils.module_loading import import_string
 
 from ratelimit_mw.decision.load import ASGI_CAPACITY, WSGI_CAPACITY, time_in_queue
+from ratelimit_mw.decision.names import DECORATED
 from ratelimit_mw.decision.settlement import Account, Move
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.http.answers import Answers, Denial, phrase
-from ratelimit_mw.http.handle import Handle, TwinHandle, refuse_awaited
+from ratelimit_mw.http.handle import AsyncHandle, Handle, TwinHandle, refuse_awaited
 from ratelimit_mw.identity.http_request import AsgiRequest, DjangoRequest
+from ratelimit_mw.identity.request import Request
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.model import SECOND
 from ratelimit_mw.rules.domains import Rules
@@ -137,6 +139,32 @@ def _by_rest_framework(visit: Any) -> Any:
             visit.user = before
 
 
+class _Handle(TwinHandle):
+    """The handle of a Django request. Its user is looked up in a thread, because that may query the database."""
+
+    __slots__ = ()
+
+    async def _asking(self) -> AsyncHandle:
+        request = self._read_again()
+        if "user" not in request.values and _reads_user(self._rules):
+            request.values["user"] = await sync_to_async(lambda: getattr(request, "user", None))()
+        return _PreparedHandle(self._verdict, self._limiter, request, self._rules)
+
+
+class _PreparedHandle(AsyncHandle):
+    """A handle whose request was just read again."""
+
+    __slots__ = ()
+
+    def _read_again(self) -> Request:
+        return self._request
+
+
+def _reads_user(rules: Rules) -> bool:
+    """Whether a rule uses the user that Django knows."""
+    return rules.client.user is None and any(part.attributes.reads("user") for part in rules.parts)
+
+
 def answer(denial: Denial[str]) -> HttpResponse:
     """The response to a request that is denied."""
     status, headers, body = denial
@@ -171,6 +199,7 @@ def limiter() -> RateLimiter:
     with _lock:
         if _made is None or _made[0] is not wanted:
             before, _made = _made, (wanted, *_limiter_of(wanted))
+            _made[1].engine.planner.names.decorated = True
             if before is not None and before[2]:
                 before[1].close()
         return _made[1]
@@ -260,7 +289,7 @@ class RateLimitMiddleware:
     async def _aserve(self, request: Any) -> HttpResponseBase:
         rules = self._engine.current()
         asked = visitor(request)
-        if rules.client.user is None and any(part.attributes.reads("user") for part in rules.parts):
+        if _reads_user(rules):
             asked.values["user"] = await sync_to_async(user_of)(request)
         around = self._decided_around(request, asked)
         if around is not None:
@@ -292,13 +321,13 @@ class RateLimitMiddleware:
         around = asked.context.get("ratelimit" if isinstance(asked, Scope) else "ratelimit.decision")
         if not isinstance(around, Handle) or around.domain != self._limiter.rules.domain:
             return None
-        request.ratelimit = TwinHandle.of(around, asked)
+        request.ratelimit = _Handle.of(around, asked)
         return around
 
     def _begun(
         self, request: Any, asked: Environ | Scope, rules: Rules, verdict: Verdict
     ) -> tuple[TwinHandle, Answers[str]]:
-        handle = TwinHandle(verdict, self._limiter, asked, rules)
+        handle = _Handle(verdict, self._limiter, asked, rules)
         request.ratelimit = handle
         if self._latest is None or self._latest[0] is not rules.response:  # the rules were reloaded
             self._latest = rules.response, Answers(rules.response, rules.attributes.address, name=str, value=str)
@@ -376,9 +405,11 @@ def limited(rule: str, cost: int = 1) -> Callable[[_View], _View]:
         cost: What the request is charged, as a multiple of the rule's `cost`. A whole number from 0 on.
 
     Raises:
+        LookupError: There is no rule of this name.
         ValueError: The cost is negative.
-        RuntimeError: The middleware is not in MIDDLEWARE. Both are raised when the view is called.
+        RuntimeError: The middleware is not in MIDDLEWARE. All of these are raised when the view is called.
     """
+    DECORATED.add(rule)
 
     def decorate(view: _View) -> _View:
         @wraps(view)

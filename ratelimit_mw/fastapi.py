@@ -1,5 +1,6 @@
 """Limits inside a FastAPI app: dependencies that ask for rules by name. Requires the extra `fastapi`."""
 
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -8,10 +9,12 @@ from typing import Any
 
 from fastapi import FastAPI, HTTPException, Response, WebSocket, WebSocketException, routing
 from starlette.requests import HTTPConnection, Request
+from starlette.routing import Mount
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ratelimit_mw.asgi import RateLimitMiddleware
 from ratelimit_mw.bodies import format_of
+from ratelimit_mw.decision.names import DECORATED
 from ratelimit_mw.errors import ConfigurationError
 from ratelimit_mw.http.answers import Denial, phrase
 from ratelimit_mw.http.handle import AsyncHandle, limiter_for
@@ -23,6 +26,8 @@ from ratelimit_mw.settings import ResponseSettings
 from ratelimit_mw.stores import Store
 
 __all__ = ["RateLimited", "add_rate_limits", "limited"]
+
+_log = logging.getLogger("ratelimit_mw")
 
 _POLICY_VIOLATION, _TRY_AGAIN_LATER = 1008, 1013
 _OF_THE_BODY = frozenset({"Content-Type", "Content-Length"})
@@ -95,8 +100,11 @@ def limited(rule: str, cost: int = 1) -> Limited:
 
     Raises:
         RateLimited: The rule denies the request. It is raised when the dependency is called.
+        LookupError: There is no rule of this name. It is raised when the dependency is called, unless the app with
+            `add_rate_limits` has not started because of it.
         ValueError: The cost is negative. It is raised when the dependency is called.
     """
+    DECORATED.add(rule)
     return Limited(rule, cost)
 
 
@@ -166,16 +174,42 @@ class _Middleware(RateLimitMiddleware):
         else:
             await self._served(scope, receive, send)
 
+    async def _call_unknown(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "lifespan" and not self._required:  # no lifespan runs: an app mounted in another
+            self._required = True
+            try:
+                self._limiter.require(self._check)
+            except ConfigurationError as error:
+                _log.error("these rules cannot be used by name, and a request that needs one fails: %s", error)
+        await super()._call_unknown(scope, receive, send)
+
     def _check(self, rules: Rules) -> None:
-        require_named(rules, [found.rule for route in _routes(self._within) for found in _limits_of(route)])
+        if rules.source is None:  # otherwise the rules are still to be read from their database
+            routes = _routes_below(self._within)
+            require_named(rules, [found.rule for route in routes for found in _limits_of(route)])
 
 
-def _routes(app: FastAPI) -> Iterator[Any]:
+def _routes(app: Any) -> Iterator[Any]:
     """The routes with dependencies. Newer versions of FastAPI list those of included routers separately."""
     walk: Any = getattr(routing, "iter_route_contexts", iter)
     for route in walk(app.routes):
         if getattr(route, "dependant", None) is not None:
             yield route
+
+
+def _routes_below(app: Any) -> Iterator[Any]:
+    """The routes with dependencies of an app and of the apps that are mounted in it."""
+    yield from _routes(app)
+    for route in app.routes:
+        inner = getattr(route, "app", None) if isinstance(route, Mount) else None
+        if getattr(inner, "routes", None) and not _has_own_limits(inner):
+            yield from _routes_below(inner)
+
+
+def _has_own_limits(app: Any) -> bool:
+    """Whether a mounted app has a middleware of its own, which may have other rules."""
+    kinds = [each.cls for each in getattr(app, "user_middleware", ())]
+    return any(isinstance(kind, type) and issubclass(kind, RateLimitMiddleware) for kind in kinds)
 
 
 def _limits_of(route: Any) -> list[Limited]:

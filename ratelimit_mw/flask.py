@@ -7,8 +7,9 @@ from typing import Any, ParamSpec, TypeVar
 from flask import Response, current_app, request
 from werkzeug.exceptions import TooManyRequests
 
+from ratelimit_mw.decision.names import DECORATED
 from ratelimit_mw.http.answers import Denial
-from ratelimit_mw.http.handle import BlockingHandle
+from ratelimit_mw.http.handle import RULES_OF_VIEW, BlockingHandle
 from ratelimit_mw.model import Decision
 
 __all__ = ["RateLimited", "enforce", "limited"]
@@ -53,6 +54,7 @@ def enforce(rule: str, cost: int = 1) -> Decision:
 
     Raises:
         RateLimited: The rule denies the request.
+        LookupError: There is no rule of this name.
         ValueError: The cost is negative.
         RuntimeError: The middleware is not around the app.
     """
@@ -71,7 +73,8 @@ def enforce(rule: str, cost: int = 1) -> Decision:
 def limited(rule: str, cost: int = 1) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
     """Make a decorator for views and async views. Before each call, one rule decides on the request, see `enforce`.
 
-    Write it below `@app.route`, which must get the decorated view.
+    Write it below `@app.route`, which must get the decorated view. A view that is added before the middleware is made
+    may name only rules that exist. Otherwise the middleware raises ConfigurationError.
 
     Args:
         rule: The name of the rule.
@@ -80,6 +83,7 @@ def limited(rule: str, cost: int = 1) -> Callable[[Callable[_P, _R]], Callable[_
     Raises:
         RateLimited: The rule denies the request. This and the errors of `enforce` are raised when the view is called.
     """
+    DECORATED.add(rule)
 
     def decorate(view: Callable[_P, _R]) -> Callable[_P, _R]:
         @wraps(view)
@@ -89,6 +93,7 @@ def limited(rule: str, cost: int = 1) -> Callable[[Callable[_P, _R]], Callable[_
             answer: _R = called(*args, **kwargs)
             return answer
 
+        setattr(asked, RULES_OF_VIEW, (rule, *getattr(view, RULES_OF_VIEW, ())))
         return asked
 
     return decorate

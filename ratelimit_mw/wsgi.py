@@ -11,7 +11,7 @@ from ratelimit_mw.decision.load import WSGI_CAPACITY, time_in_queue
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.deferral.http import WsgiDeferral, respond_wsgi
 from ratelimit_mw.http.answers import Answers, phrase
-from ratelimit_mw.http.handle import BlockingHandle, limiter_for, refuse_awaited
+from ratelimit_mw.http.handle import BlockingHandle, limiter_for, refuse_awaited, require_names_of_views
 from ratelimit_mw.http.responses import ClosingIterable, WsgiResponseTracker
 from ratelimit_mw.identity.http_request import wsgi_requests_of
 from ratelimit_mw.limiter import RateLimiter
@@ -65,6 +65,7 @@ class RateLimitMiddleware:
         used = limiter_for(config, limiter, storage)
         used.require(refuse_awaited)
         used.require(used.deferrals.require)
+        require_names_of_views(used, app)
         self.app = app
         self._request = wsgi_requests_of(app)
         self._limiter = used

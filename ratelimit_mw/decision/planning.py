@@ -54,6 +54,7 @@ def of_domain(rules: Rules, domain: str | None) -> Rules:
         attributes=rules.attributes,
         rules=(),
         exempt=(),
+        source=rules.source,
     )
 
 

@@ -12,7 +12,7 @@ from ratelimit_mw.http.answers import Answers, Denial
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.model import SECOND, Decision
-from ratelimit_mw.rules.domains import Rules
+from ratelimit_mw.rules.domains import Rules, rule_names, unknown_rule
 from ratelimit_mw.stores import Store
 
 
@@ -27,6 +27,16 @@ def limiter_for(
         TypeError: both `config` and `limiter` are given, or neither; or `storage` is given with a limiter.
         ConfigurationError: the rules cannot be used.
     """
+    used = _limiter_for(config, limiter, storage)
+    used.engine.planner.names.decorated = True
+    return used
+
+
+def _limiter_for(
+    config: str | os.PathLike[str] | Mapping[str, object] | None,
+    limiter: RateLimiter | None,
+    storage: str | Store | None,
+) -> RateLimiter:
     if config is not None and limiter is None:
         return RateLimiter(config, storage=storage)
     if limiter is None or config is not None:
@@ -45,6 +55,22 @@ def refuse_awaited(rules: Rules) -> None:
         raise ConfigurationError(
             [Problem(f"async functions can't be awaited under WSGI: {names}", hint="write them as plain functions")]
         )
+
+
+RULES_OF_VIEW = "ratelimit_rules"
+"""The attribute of a decorated Flask view that has the names of its rules."""
+
+
+def require_names_of_views(limiter: RateLimiter, app: object) -> None:
+    """Raise ConfigurationError if a view of a Flask app names a rule that does not exist.
+
+    Only the views that the app has now are checked. `app` is the Flask app or its `wsgi_app`.
+    """
+    views: Mapping[str, object] = getattr(getattr(app, "__self__", app), "view_functions", None) or {}
+    known, rules = rule_names(limiter.rules), limiter.rules
+    names = {name for view in views.values() for name in getattr(view, RULES_OF_VIEW, ())}
+    if names - known and rules.source is None:
+        raise ConfigurationError([unknown_rule(name, known) for name in sorted(names - known)])
 
 
 class Enforced(NamedTuple):
@@ -84,6 +110,13 @@ class Handle:
     def limiter(self) -> RateLimiter:
         """The limiter that decided. Its `state` has the rules in force, and its `overrides` change limits."""
         return self._limiter
+
+    def _read_again(self) -> Request:
+        """The request, without the attributes that were absent: the app may have found them since, as by its login."""
+        values = self._request.values
+        for name in [name for name, value in values.items() if value is None]:
+            del values[name]
+        return self._request
 
     def _enforced(self, verdict: Verdict) -> Enforced:
         if not verdict.allowed:
@@ -149,6 +182,7 @@ class AsyncHandle(Handle):
     async def check(self, rule: str, cost: int = 1) -> Decision:
         """Decide on this request by one rule, and charge it if it is allowed.
 
+        An attribute that was absent before is read again, so a login inside the app counts. One that was present stays.
         The `match` of the rule is ignored. A rule with `on_demand` applies only through this method and `enforce`. A
         reload is refused if it lacks a rule that was asked for before.
 
@@ -160,7 +194,8 @@ class AsyncHandle(Handle):
             LookupError: There is no rule of this name.
             ValueError: The cost is negative.
         """
-        return (await self._limiter.engine.adecide(self._request, cost, rules=self._rules, rule=rule)).decision
+        verdict = await self._limiter.engine.adecide(self._read_again(), cost, rules=self._rules, rule=rule)
+        return verdict.decision
 
     async def enforce(self, rule: str, cost: int = 1) -> Enforced:
         """Do what `check` does, wait for the request's turn, and make the denial.
@@ -175,7 +210,7 @@ class AsyncHandle(Handle):
             LookupError: There is no rule of this name.
             ValueError: The cost is negative.
         """
-        verdict = await self._limiter.engine.adecide(self._request, cost, rules=self._rules, rule=rule)
+        verdict = await self._limiter.engine.adecide(self._read_again(), cost, rules=self._rules, rule=rule)
         if verdict.delay:
             await asyncio.sleep(verdict.delay / SECOND)
         return self._enforced(verdict)
@@ -200,11 +235,12 @@ class BlockingHandle(Handle):
 
     def check(self, rule: str, cost: int = 1) -> Decision:
         """See `AsyncHandle.check`."""
-        return self._limiter.engine.decide(self._request, cost, rules=self._rules, rule=rule).decision
+        return self._limiter.engine.decide(self._read_again(), cost, rules=self._rules, rule=rule).decision
 
     def enforce(self, rule: str, cost: int = 1) -> Enforced:
         """See `AsyncHandle.enforce`."""
-        return self._enforced(self._limiter.engine.decide_in_turn(self._request, cost, rules=self._rules, rule=rule))
+        engine = self._limiter.engine
+        return self._enforced(engine.decide_in_turn(self._read_again(), cost, rules=self._rules, rule=rule))
 
 
 class TwinHandle(BlockingHandle):
@@ -221,6 +257,10 @@ class TwinHandle(BlockingHandle):
     def _twin(self) -> AsyncHandle:
         return AsyncHandle(self._verdict, self._limiter, self._request, self._rules)
 
+    async def _asking(self) -> AsyncHandle:
+        """The handle that asks for a rule."""
+        return self._twin
+
     async def acharge(self, amount: int = 1) -> None:
         """See `AsyncHandle.charge`."""
         await self._twin.charge(amount)
@@ -231,11 +271,11 @@ class TwinHandle(BlockingHandle):
 
     async def acheck(self, rule: str, cost: int = 1) -> Decision:
         """See `AsyncHandle.check`."""
-        return await self._twin.check(rule, cost)
+        return await (await self._asking()).check(rule, cost)
 
     async def aenforce(self, rule: str, cost: int = 1) -> Enforced:
         """See `AsyncHandle.enforce`."""
-        twin = self._twin
+        twin = await self._asking()
         twin.reported = self.reported
         enforced = await twin.enforce(rule, cost)
         self.reported = twin.reported

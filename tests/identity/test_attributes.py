@@ -98,7 +98,16 @@ GIVEN = [
 @pytest.mark.parametrize(("mapping", "name", "expected"), GIVEN)
 def test_attributes_given_by_hand(mapping, name, expected):
     known = attributes(user="header:Authorization", tier="header:X-Tier", attributes={"plan": "scope:plan"})
-    assert known.reader(name)(known.request_from(mapping | {"unknown": "ignored"})) == expected
+    assert known.reader(name)(known.request_from(mapping)) == expected
+
+
+def test_an_unknown_attribute_is_a_value_error_with_the_nearest_name():
+    known = attributes(attributes={"plan": "scope:plan"})
+    for name, hint in (("ipp", "ip"), ("headr:X-Plan", "header:N"), ("paln", "plan")):
+        with pytest.raises(ValueError, match=rf"'{name}' is not an attribute \(did you mean '{hint}'\?\)"):
+            known.request_from({name: "x"})
+    with pytest.raises(ValueError, match=r"'banana' is not an attribute \(known: remote_address, ip, .*, plan\)"):
+        known.request_from({"banana": "x"})
 
 
 def test_given_path_and_method_are_there_for_the_matcher():

@@ -21,6 +21,7 @@ else:
     settings.configure(**_settings)
     django.setup()
 
+from django.contrib.auth import get_user_model  # noqa: E402
 from django.contrib.auth import login as log_in  # noqa: E402
 from django.core.management import call_command  # noqa: E402
 from django.db import connection  # noqa: E402
@@ -170,7 +171,39 @@ def rest_function(request):
     return Response({"user": str(request.user)})
 
 
+@limited("mial")
+def misspelt(request):
+    raise AssertionError("not reached")
+
+
+@limited("mial")
+async def awaited_misspelt(request):
+    raise AssertionError("not reached")
+
+
+def _found(request):
+    """Authenticates the request as a project of its own does: by `pk` in the query."""
+    if request.GET["pk"]:
+        request.user = get_user_model()(pk=int(request.GET["pk"]))
+
+
+def logged_in(request):
+    _found(request)
+    denied = request.ratelimit.enforce("mail").denial
+    return HttpResponse(status=denied.status if denied else 200)
+
+
+async def awaited_logged_in(request):
+    _found(request)
+    denied = (await request.ratelimit.aenforce("mail")).denial
+    return HttpResponse(status=denied.status if denied else 200)
+
+
 urlpatterns = [
+    path("misspelt", misspelt),
+    path("awaited-misspelt", awaited_misspelt),
+    path("logged-in", logged_in),
+    path("awaited-logged-in", awaited_logged_in),
     path("free", free),
     path("mail", mail),
     path("awaited/<name>", awaited),

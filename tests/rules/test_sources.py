@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from ratelimit_mw import ConfigurationError, Decision, RateLimiter
+from ratelimit_mw import ConfigurationError, RateLimiter
 from ratelimit_mw.config.documents import Document
 from ratelimit_mw.config.load import load_documents, load_rules
 from ratelimit_mw.errors import Conflict, StoreUnavailable
@@ -41,13 +41,15 @@ class TestFolder:
         keys = [charge.ask.key for charge in rules.plan(request())]
         assert keys == ["mail:a:sw60:{ip=192.0.2.1}", "shop:a:sw60:{ip=192.0.2.1}"]
 
-    def test_check_asks_one_domain_and_an_unknown_one_limits_nothing(self, tmp_path):
+    def test_check_asks_one_domain_and_raises_for_an_unknown_one(self, tmp_path):
         files = folder(tmp_path / "r", shop=text("1 per hour", domain="shop"), mail=text("2 per hour", domain="mail"))
         with RateLimiter(files) as limiter:
             client = {"ip": "192.0.2.1"}
             assert [limiter.check(client, domain="shop").allowed for _ in range(2)] == [True, False]
             assert [limiter.check(client, domain="mail").allowed for _ in range(3)] == [True, True, False]
-            assert limiter.check(client, domain="nobody's") == Decision(True)
+            for ask in (limiter.check, limiter.peek, limiter.explain, limiter.reset):
+                with pytest.raises(LookupError, match=r"'shpo', which does not exist \(did you mean 'shop'\?\)"):
+                    ask(client, domain="shpo")
             limiter.reset(client, domain="shop")
             assert limiter.check(client, domain="shop").allowed
             assert not limiter.check(client).allowed

@@ -445,14 +445,14 @@ def test_what_the_app_charged_to_a_request_that_does_not_count_comes_back(engine
 
 
 @EACH
-def test_another_rule_by_its_name(engine, ask, caplog):
+def test_another_rule_by_its_name(engine, ask):
     limiter = engine(
         {"name": "all", "limit": "100 per minute"},
         {"name": "mail", "limit": "3 per hour", "by": "path:to", "on_demand": True, "match": {"path": "/{to}"}},
         {"name": "sms", "limit": "3 per hour", "on_demand": True},
         {"name": "elsewhere", "limit": "3 per hour", "match": {"path": "/elsewhere"}},
     )
-    asked = [("sms",), ("sms", 2), ("sms",), ("elsewhere",), ("smss",), ("smss",), ("mail",)]
+    asked = [("sms",), ("sms", 2), ("sms",), ("elsewhere",), ("mail",)]
     remaining, answers = by_hand(limiter, ask, *(("check", *arguments) for arguments in asked))
     assert remaining == 99
     assert [(answer.allowed, answer.rule, answer.remaining) for answer in answers] == [
@@ -461,15 +461,15 @@ def test_another_rule_by_its_name(engine, ask, caplog):
         (False, "sms", 0),
         (True, "elsewhere", 2),
         (True, None, None),
-        (True, None, None),
-        (True, None, None),
     ]
-    assert [record.getMessage() for record in caplog.records if "smss" in record.getMessage()] == [
-        (
-            "the app asks for the rule 'smss', which does not exist: the request is not limited; "
-            "add the rule or correct the name (logged once)"
-        )
-    ]
+
+
+@EACH
+@pytest.mark.parametrize("method", ["check", "enforce"])
+def test_an_unknown_rule_name_is_a_lookup_error(engine, ask, method):
+    limiter = engine({"name": "sms", "limit": "3 per hour", "on_demand": True})
+    with pytest.raises(LookupError, match=r"the rule 'smss', which does not exist \(did you mean 'sms'\?\)"):
+        by_hand(limiter, ask, (method, "smss"))
 
 
 def test_a_rule_by_its_name_knows_its_template(engine):

@@ -1,0 +1,154 @@
+"""Misspelt rule names inside apps, and reloads that lack a rule that an app uses."""
+
+import re
+
+import httpx
+import pytest
+from django.test.utils import override_settings
+from fastapi import Depends, FastAPI, Request
+from fastapi.testclient import TestClient
+from flask import Flask
+
+from ratelimit_mw import ConfigurationError, RateLimiter
+from ratelimit_mw import django as in_django
+from ratelimit_mw import fastapi as in_fastapi
+from ratelimit_mw import flask as in_flask
+from ratelimit_mw.wsgi import RateLimitMiddleware
+from tests.inside.test_django_middleware import awaited, blocking
+
+MAIL = {"name": "mail", "by": "ip", "limit": "2 per hour", "on_demand": True}
+RULES = {"domain": "names", "storage": {"timeout": "5s"}, "rules": [{"name": "all", "limit": "100 per hour"}, MAIL]}
+UNKNOWN = r"the app asks for the rule 'mial', which does not exist \(did you mean 'mail'\?\)"
+
+
+def flask_app(*names):
+    app = Flask("names", root_path="/")
+    app.testing = True  # a view's exception reaches the client
+    for name in names:
+        app.add_url_rule(f"/{name}", name, in_flask.limited(name)(lambda: "sent"))
+    return app
+
+
+def test_a_flask_view_with_a_misspelt_name_raises_and_the_others_serve():
+    app = flask_app()
+    app.wsgi_app = RateLimitMiddleware(app.wsgi_app, config=RULES)
+    app.add_url_rule("/mail", "mail", in_flask.limited("mail")(lambda: "sent"))
+    app.add_url_rule("/mial", "mial", in_flask.limited("mial")(lambda: "sent"))
+    client = app.test_client()
+    assert client.get("/mail").headers["X-RateLimit-Limit"] == "2"
+    with pytest.raises(LookupError, match=UNKNOWN):
+        client.get("/mial")
+
+
+def test_the_middleware_refuses_a_misspelt_name_of_a_flask_view_that_it_can_see():
+    app = flask_app("mail", "mial")
+    with pytest.raises(ConfigurationError, match=UNKNOWN):
+        RateLimitMiddleware(app.wsgi_app, config=RULES)
+
+
+@pytest.mark.parametrize(("ask", "path"), [(blocking, "/misspelt"), (awaited, "/awaited-misspelt")])
+def test_a_django_view_with_a_misspelt_name_raises_and_the_others_serve(ask, path, caplog):
+    with RateLimiter(RULES, storage="memory://") as limiter, override_settings(RATELIMIT=limiter):
+        assert [answer.status_code for answer in ask([path, "/mail"])] == [500, 200]
+    (error,) = [record.exc_info[1] for record in caplog.records if record.exc_info]
+    assert isinstance(error, LookupError)
+    assert re.search(UNKNOWN, str(error))
+
+
+def test_a_fastapi_app_does_not_start_if_a_mounted_app_misspells_a_name():
+    app, inner = FastAPI(), FastAPI()
+    inner.add_api_route("/", lambda: "x", dependencies=[Depends(in_fastapi.limited("mial"))])
+    app.mount("/inner", inner)
+    in_fastapi.add_rate_limits(app, RULES)
+    with pytest.raises(ConfigurationError, match=UNKNOWN), TestClient(app):
+        pass
+
+
+def test_a_mounted_app_with_its_own_limits_raises_for_a_misspelt_name():
+    app, inner = FastAPI(), FastAPI()
+    inner.add_api_route("/mail", lambda: "x", dependencies=[Depends(in_fastapi.limited("mail"))])
+    inner.add_api_route("/mial", lambda: "x", dependencies=[Depends(in_fastapi.limited("mial"))])
+    in_fastapi.add_rate_limits(inner, RULES)
+    app.mount("/inner", inner)
+    with TestClient(app) as client:
+        assert client.get("/inner/mail").headers["X-RateLimit-Limit"] == "2"
+        with pytest.raises(LookupError, match=UNKNOWN):
+            client.get("/inner/mial")
+
+
+def text(*names, domain="names", attributes=""):
+    rules = "\n".join(f"  - {{name: {name}, by: ip, limit: 2 per hour, on_demand: true}}" for name in names)
+    return f"domain: {domain}\nreload: off\n{attributes}\nrules:\n{rules}\n"
+
+
+@pytest.fixture
+def file(tmp_path):
+    found = tmp_path / "rules.yaml"
+    found.write_text(text("mail", "sms", attributes="attributes: {plan: 'header:X-Plan'}"))
+    return found
+
+
+def test_a_reload_without_a_rule_that_a_decorator_names_is_refused(file):
+    app = flask_app("mail")
+    with RateLimiter(file) as limiter:
+        app.wsgi_app = RateLimitMiddleware(app.wsgi_app, limiter=limiter)
+        file.write_text(text("sms", "mai"))
+        with pytest.raises(ConfigurationError, match=r"the rule 'mail', which does not exist"):
+            limiter.reload()
+        assert app.test_client().get("/mail").headers["X-RateLimit-Remaining"] == "1"
+
+
+def test_a_reload_without_a_rule_that_was_asked_for_is_refused_and_others_may_go(file):
+    app = FastAPI()
+
+    @app.get("/{name}")
+    async def ask(request: Request, name: str) -> int | None:
+        remaining: int | None = (await request.scope["ratelimit"].check(name)).remaining
+        return remaining
+
+    file.write_text(text("parcels", "letters"))
+    with RateLimiter(file) as limiter:
+        in_fastapi.add_rate_limits(app, limiter=limiter)
+        with TestClient(app) as client:
+            assert client.get("/parcels").json() == 1
+            file.write_text(text("letters"))
+            with pytest.raises(ConfigurationError, match="'parcels'"):
+                limiter.reload()
+            assert client.get("/parcels").json() == 0
+            file.write_text(text("parcels"))
+            limiter.reload()
+            with pytest.raises(LookupError, match="'letters'"):
+                client.get("/letters")
+
+
+def test_a_reload_without_a_domain_or_an_attribute_that_check_was_given_is_refused(file):
+    client = {"ip": "192.0.2.1", "plan": "gold"}
+    with RateLimiter(file) as limiter:
+        limiter.check(client, domain="names")
+        file.write_text(text("mail", "sms", domain="other"))
+        with pytest.raises(ConfigurationError, match=r"the domain 'names'(.|\n)*the attribute 'plan'"):
+            limiter.reload()
+        assert limiter.check(client, domain="names").allowed
+
+
+def test_the_system_of_a_django_project_knows_the_names_of_its_views():
+    assert {"mail", "exports"} <= in_django.DECORATED
+
+
+def test_no_name_is_unknown_until_the_rules_database_has_been_read():
+    rules = {"domain": "names", "rules": {"source": "redis://127.0.0.1:9"}}
+    app = flask_app("mail")
+    with RateLimiter(rules, storage="memory://") as limiter:
+        app.wsgi_app = RateLimitMiddleware(app.wsgi_app, limiter=limiter)
+        assert app.test_client().get("/mail").status_code == 200
+        assert limiter.check({"anything": "x"}, domain="any").allowed
+
+
+def test_served_over_http_a_misspelt_name_fails_its_own_view_alone():
+    app = flask_app()
+    app.testing = False
+    app.wsgi_app = RateLimitMiddleware(app.wsgi_app, config=RULES)
+    app.add_url_rule("/mial", "mial", in_flask.limited("mial")(lambda: "sent"))
+    app.add_url_rule("/", "index", lambda: "index")
+    with httpx.Client(transport=httpx.WSGITransport(app), base_url="http://app") as client:
+        assert [client.get(path).status_code for path in ("/mial", "/")] == [500, 200]
