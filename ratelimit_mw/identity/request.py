@@ -1,10 +1,13 @@
 """The interface of a request as rules read it, and the requests that `check()` makes of its arguments."""
 
+import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from ratelimit_mw.identity.decoding import Framework
+
+T = TypeVar("T")
 
 Alternative = Mapping[str, str | None]
 """One framework's way to read an ambiguous request: the values of the attributes that frameworks read differently."""
@@ -98,6 +101,32 @@ def distinct_alternatives(
     ambiguous = {name: column for name, column in columns.items() if len(set(column)) > 1}
     rows = dict.fromkeys(zip(*ambiguous.values(), strict=True))
     return tuple(dict(zip(ambiguous, row, strict=True)) for row in rows)
+
+
+def alternatives_in_order(
+    request: Request, tier: Callable[[Request], str | None] | None
+) -> list[tuple[int, Alternative]]:
+    """Return (number of absent attributes, alternative) for each alternative, the fewest absent first.
+
+    `tier` reads the tier of a request. If the alternatives have different tiers, the tier counts as absent in all.
+    """
+    found: Sequence[Alternative] = request.alternatives
+    if tier is not None and len({for_alternative(each, request, tier) for each in found}) > 1:
+        found = [{**each, "tier": None} for each in found]
+    return sorted(((_absent(each), each) for each in found), key=lambda pair: pair[0])
+
+
+def _absent(alternative: Alternative) -> int:
+    return sum(value is None for name, value in alternative.items() if name != "tier")
+
+
+def for_alternative(alternative: Alternative, request: Request, ask: Callable[[Request], T]) -> T:
+    """Call `ask` with one alternative of a request. Attributes that are not ambiguous are read once for all."""
+    view = copy.copy(request)
+    view.values = {**request.values, **alternative}
+    answer = ask(view)
+    request.values.update((name, value) for name, value in view.values.items() if name not in alternative)
+    return answer
 
 
 class MappingRequest:

@@ -3,13 +3,13 @@
 import copy
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.clock import Clock, SystemClock
 from ratelimit_mw.errors import Problem
 from ratelimit_mw.identity.attributes import Attributes, Reader
-from ratelimit_mw.identity.request import Alternative, Entry, Request
+from ratelimit_mw.identity.request import Entry, Request, alternatives_in_order, for_alternative
 from ratelimit_mw.model import NEVER, Charge
 from ratelimit_mw.rules.compiled import (
     BLOCKED,
@@ -116,13 +116,11 @@ class Plans(OrderedDict[Hashable, Any]):
         return type(request), method, path, request.peer, *lines
 
 
-T = TypeVar("T")
-
 Planning = Callable[[Request], Sequence[Charge]]
 
 
 def plan_alternatives(
-    request: Request, readings: Sequence[Alternative], tier: Reader | None, plan: Planning, blocked: Sequence[Charge]
+    request: Request, tier: Reader | None, plan: Planning, blocked: Sequence[Charge]
 ) -> Sequence[Charge]:
     """Return the charges of all alternatives of a request, each counter once and at its highest cost.
 
@@ -132,8 +130,8 @@ def plan_alternatives(
     """
     found: dict[str, Charge] = {}
     counted: set[str] = set()
-    for absent, reading in _in_order(request, readings, tier):
-        charges = _for_alternative(reading, request, plan)
+    for absent, alternative in alternatives_in_order(request, tier):
+        charges = for_alternative(alternative, request, plan)
         if charges is blocked:
             return charges
         for charge in charges:
@@ -144,26 +142,6 @@ def plan_alternatives(
                 found[charge.ask.key] = charge
         counted.update([charge.rule.name for charge in charges])
     return tuple(found.values())
-
-
-def _in_order(request: Request, readings: Sequence[Alternative], tier: Reader | None) -> list[tuple[int, Alternative]]:
-    """Return (number of absent attributes, alternative) for each alternative, the fewest absent first."""
-    if tier is not None and len({_for_alternative(reading, request, tier) for reading in readings}) > 1:
-        readings = [{**reading, "tier": None} for reading in readings]  # the tier counts as absent
-    return sorted(((_absent(reading), reading) for reading in readings), key=lambda each: each[0])
-
-
-def _absent(reading: Alternative) -> int:
-    return sum(value is None for name, value in reading.items() if name != "tier")
-
-
-def _for_alternative(reading: Alternative, request: Request, ask: Callable[[Request], T]) -> T:
-    """Call `ask` with one alternative of a request. Attributes that are not ambiguous are read once for all."""
-    view = copy.copy(request)
-    view.values = {**request.values, **reading}
-    said = ask(view)
-    request.values.update((name, value) for name, value in view.values.items() if name not in reading)
-    return said
 
 
 Selection = tuple[Sequence[Candidate], Mapping[int, str], int | None, Preflight | None]
@@ -328,10 +306,9 @@ class RuleSet(Features):
         if request.ambiguous or request.method == "OPTIONS":
             request.alternatives = self.attributes.read_alternatives(request)
             if request.alternatives:
-                ordered = _in_order(request, request.alternatives, self._tier)
+                ordered = alternatives_in_order(request, self._tier)
                 return [
-                    _for_alternative(reading, request, lambda view: (view, self._select(view)))
-                    for _, reading in ordered
+                    for_alternative(reading, request, lambda view: (view, self._select(view))) for _, reading in ordered
                 ]
         return [(request, first)]
 
@@ -346,7 +323,7 @@ class RuleSet(Features):
         request.alternatives = self.attributes.read_alternatives(request)
         if not request.alternatives:
             return charges
-        found = plan_alternatives(request, request.alternatives, self._tier, plan, BLOCKED)
+        found = plan_alternatives(request, self._tier, plan, BLOCKED)
         if found is BLOCKED:
             return BLOCKED
         ranks = {rule.name: rank for rank, rule in enumerate(self.rules)}
