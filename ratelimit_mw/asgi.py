@@ -37,7 +37,6 @@ Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
-_Sent = Awaitable[None]  # has a name so that the annotations of a function made per request are cheap to evaluate
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _log = logging.getLogger("ratelimit_mw")
@@ -126,7 +125,7 @@ class RateLimitMiddleware:
                 await _deny(answers, verdict, request, send)
                 return
             if (verdict.binding >= 0 or rules.demanding) and answers.rated:
-                send = _adding_headers(answers, handle, send)
+                send = partial(_send_with_headers, answers, handle, send)
             await self.app(scope, receive, send)
         finally:
             request.detach()
@@ -152,7 +151,7 @@ class RateLimitMiddleware:
             if rules.settling:
                 receive, send = detecting_close(scope, receive, send)
             if (verdict.binding >= 0 or rules.demanding) and answers.rated:
-                send = _adding_headers(answers, handle, send)
+                send = partial(_send_with_headers, answers, handle, send)
             if rules.messages is not None and scope["type"] == "websocket" and rules.messages.concerns(request):
                 messages = Messages(engine, rules, request, receive, send)
                 receive, send = messages.receive, messages.send
@@ -207,19 +206,16 @@ class RateLimitMiddleware:
             await self.app(request.context, receive, send)
 
 
-def _adding_headers(answers: Answers[bytes], handle: AsyncHandle, send: Send) -> Send:
-    """A `send` that adds the rate-limit headers to the start of the response."""
-    add_headers = answers.add_headers
+def _send_with_headers(answers: Answers[bytes], handle: AsyncHandle, send: Send, message: Message) -> Awaitable[None]:
+    """Send a message, with the rate-limit headers if it starts the response.
 
-    # Not a coroutine function, because that would add a coroutine to each message. The app's message is copied and
-    # not changed, because apps may send the same message and the same list of headers again.
-    def send_with_headers(message: Message) -> _Sent:
-        if message["type"] in _STARTS:
-            message = dict(message)
-            message["headers"] = add_headers(message.get("headers") or (), handle.reported)
-        return send(message)
-
-    return send_with_headers
+    It is not a coroutine function, because that would add a coroutine to each message. The app's message is copied and
+    not changed, because apps may send the same message and the same list of headers again.
+    """
+    if message["type"] in _STARTS:
+        message = dict(message)
+        message["headers"] = answers.add_headers(message.get("headers") or (), handle.reported)
+    return send(message)
 
 
 def _answers(rules: Rules) -> Answers[bytes]:
@@ -237,7 +233,7 @@ async def _refuse(
     if page is None:
         await _deny(answers, handle.reported, request, send)
     else:
-        await respond_asgi(page, "", _adding_headers(answers, handle, send) if answers.rated else send)
+        await respond_asgi(page, "", partial(_send_with_headers, answers, handle, send) if answers.rated else send)
 
 
 async def _deny(answers: Answers[bytes], verdict: Verdict, request: Request, send: Send) -> None:

@@ -107,13 +107,15 @@ class RateLimitMiddleware:
         if not verdict.allowed:
             if rules.deferring and (page := self._deferral.put_off(verdict, rules, request)):
                 return respond_wsgi(
-                    page, "", _adding_headers(answers, handle, start_response) if answers.rated else start_response
+                    page,
+                    "",
+                    partial(_start_with_headers, answers, handle, start_response) if answers.rated else start_response,
                 )
             status, headers, body = answers.denial(verdict, request)
             start_response(f"{status} {phrase(status)}", headers)
             return [body]
         if (verdict.binding >= 0 or rules.demanding) and answers.rated:
-            start_response = _adding_headers(answers, handle, start_response)
+            start_response = partial(_start_with_headers, answers, handle, start_response)
         app: WSGIApplication = self.app
         if rules.deferring:
             app = lambda _, start_response: self._deferral.serve(rules, request, start_response)  # noqa: E731
@@ -122,16 +124,18 @@ class RateLimitMiddleware:
         return app(environ, start_response)
 
 
-def _adding_headers(answers: Answers[str], handle: BlockingHandle, start_response: StartResponse) -> StartResponse:
-    """A `start_response` that adds the rate-limit headers."""
-    add_headers = answers.add_headers
-
-    def start_with_headers(status: str, headers: _Headers, exc_info: _ExcInfo = None) -> _Write:
-        added = add_headers(headers, handle.reported)
-        # With as many arguments as the app passed, because a server may treat two and three differently.
-        return start_response(status, added, exc_info) if exc_info else start_response(status, added)
-
-    return start_with_headers
+def _start_with_headers(  # noqa: PLR0917  the last three are those of WSGI
+    answers: Answers[str],
+    handle: BlockingHandle,
+    start_response: StartResponse,
+    status: str,
+    headers: _Headers,
+    exc_info: _ExcInfo = None,
+) -> _Write:
+    """Start the response with the rate-limit headers."""
+    added = answers.add_headers(headers, handle.reported)
+    # With as many arguments as the app passed, because a server may treat two and three differently.
+    return start_response(status, added, exc_info) if exc_info else start_response(status, added)
 
 
 def _answers(rules: Rules) -> Answers[str]:

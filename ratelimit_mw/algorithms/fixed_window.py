@@ -10,6 +10,7 @@ from ratelimit_mw.algorithms.algorithm import Algorithm, Stricter, admitted_in_w
 from ratelimit_mw.model import NEVER, Outcome, Quota
 
 _STATE = Struct("<QI")
+_SIZE = _STATE.size
 
 
 def decide(state: bytes, quota: Quota, cost: int, now: int) -> tuple[Outcome, bytes | None]:
@@ -21,7 +22,7 @@ def decide(state: bytes, quota: Quota, cost: int, now: int) -> tuple[Outcome, by
     period, limit = quota.period, quota.limit
     window = now // period
     count, clamped = 0, False
-    if len(state) == _STATE.size:
+    if len(state) == _SIZE:
         stored_window, stored_count = _STATE.unpack(state)
         clamped = stored_window == window + 1  # the clock stepped back
         if stored_window == window or clamped:
@@ -39,7 +40,7 @@ def decide(state: bytes, quota: Quota, cost: int, now: int) -> tuple[Outcome, by
 
 def refund(state: bytes, quota: Quota, cost: int, charged_at: int, _now: int) -> bytes | None:
     """Lower the count if its window is still the one that was charged. See `Refund`."""
-    if len(state) != _STATE.size:
+    if len(state) != _SIZE:
         return None
     window, count = _STATE.unpack(state)
     if window != charged_at // quota.period:

@@ -10,6 +10,7 @@ from ratelimit_mw.algorithms.algorithm import Algorithm, Stricter, admitted_in_w
 from ratelimit_mw.model import NEVER, Outcome, Quota
 
 _STATE = Struct("<QII")
+_SIZE = _STATE.size
 
 
 def decide(state: bytes, quota: Quota, cost: int, now: int) -> tuple[Outcome, bytes | None]:
@@ -25,14 +26,16 @@ def decide(state: bytes, quota: Quota, cost: int, now: int) -> tuple[Outcome, by
     window = now // period
     rest = (window + 1) * period - now
     previous, current, clamped = 0, 0, False
-    if len(state) == _STATE.size:
+    if len(state) == _SIZE:
         stored_window, stored_previous, stored_current = _STATE.unpack(state)
         clamped = stored_window == window + 1  # the clock stepped back
         if stored_window == window or clamped:
             previous, current = stored_previous, stored_current
         elif stored_window == window - 1:
             previous = stored_current
-    left = limit - current - -(-previous * rest // period)
+    left = limit - current
+    if previous:
+        left -= -(-previous * rest // period)
     allowed = cost <= left if cost else limit > 0
     if allowed:
         current += cost
@@ -57,7 +60,7 @@ def _wait(previous: int, current: int, room: int, period: int, rest: int) -> int
 
 def refund(state: bytes, quota: Quota, cost: int, charged_at: int, _now: int) -> bytes | None:
     """Lower the count of the window that was charged, if the state still has it. See `Refund`."""
-    if len(state) != _STATE.size:
+    if len(state) != _SIZE:
         return None
     window, previous, current = _STATE.unpack(state)
     charged = charged_at // quota.period

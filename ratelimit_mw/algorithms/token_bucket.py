@@ -17,6 +17,7 @@ from ratelimit_mw.algorithms.algorithm import Algorithm, Stricter
 from ratelimit_mw.model import NEVER, Outcome, Quota
 
 _STATE = Struct("<QQ")
+_SIZE = _STATE.size
 
 
 def decide(state: bytes, quota: Quota, cost: int, now: int) -> tuple[Outcome, bytes | None]:
@@ -32,7 +33,7 @@ def decide(state: bytes, quota: Quota, cost: int, now: int) -> tuple[Outcome, by
     interval = -(-quota.period // quota.limit)
     capacity = quota.burst * interval
     missing, clamped = 0, False
-    if len(state) == _STATE.size:
+    if len(state) == _SIZE:
         full, written = _STATE.unpack(state)
         if written <= now + quota.period:
             missing = max(full - now, 0)
@@ -59,7 +60,7 @@ def refund(state: bytes, quota: Quota, cost: int, _charged_at: int, now: int) ->
     If the bucket was full in the meantime, the tokens have already been refilled and are put back a second time. The
     state does not hold the time at which the bucket was last full.
     """
-    if not quota.limit or len(state) != _STATE.size:
+    if not quota.limit or len(state) != _SIZE:
         return None
     full, written = _STATE.unpack(state)
     if full <= now:

@@ -209,16 +209,16 @@ def _rank(match: tuple[_Entry, tuple[str, ...]]) -> int:
 
 def _hit(entry: _Entry, values: tuple[str, ...], path: str, *, strict: bool) -> Hit:
     """Return the hit of an entry: parse the values. A value that is not in narrow form makes it not strict."""
+    _, owner, template, hit, parsers = entry
     if not values:
-        return entry.hit if strict else entry.hit._replace(strict=False)
-    template = entry.template
+        return hit if strict else hit._replace(strict=False)
     names = template.names
-    if not entry.parsers:
+    if not parsers:
         parameters = {names[0]: values[0]} if len(values) == 1 else dict(zip(names, values, strict=True))
-        return tuple.__new__(Hit, (entry.owner, template.text, parameters, strict))
+        return tuple.__new__(Hit, (owner, template.text, parameters, strict))
     parameters = {}
     in_path: list[str] = []
-    for name, parse, value in zip(names, entry.parsers, values, strict=True):
+    for name, parse, value in zip(names, parsers, values, strict=True):
         if parse is None:
             parameters[name] = value
             in_path.append(value)
@@ -228,7 +228,7 @@ def _hit(entry: _Entry, values: tuple[str, ...], path: str, *, strict: bool) -> 
             strict = strict and narrow
     if in_path != [*values]:
         parameters[PARSED_PATH] = clean(template.with_values(path, in_path))
-    return Hit(entry.owner, template.text, parameters, strict)
+    return Hit(owner, template.text, parameters, strict)
 
 
 def _walk(node: _Node, segments: list[str], depth: int, values: tuple[str, ...], found: _Found) -> None:
