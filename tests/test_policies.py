@@ -16,7 +16,7 @@ NAMES = st.text(st.characters(codec=None), min_size=1, max_size=40)
 
 
 @given(name=NAMES, limit=st.integers(0, 10**9), remaining=st.integers(0, 10**9), wait=st.integers(0, 10**16))
-def test_whatever_is_told_parses(name, limit, remaining, wait):
+def test_every_field_that_is_sent_can_be_parsed(name, limit, remaining, wait):
     policy = Policies().of(Rule(name), Quota("sliding_window", limit, 60_000_000))
     standing = policy.limit_item(Outcome(True, remaining, wait))
     ((stated, parameters),) = read(policy.policy_item)

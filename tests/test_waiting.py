@@ -64,7 +64,7 @@ def test_it_finds_no_place_once_all_belong_to_threads_that_wait(waiting, pool):
     assert waiting.enter(fourth, 2)
 
 
-def test_no_thread_gets_in_before_one_that_is_held_up(waiting, pool):
+def test_a_thread_gets_no_place_before_one_that_waits_longer(waiting, pool):
     first, second, third = places(3)
     assert waiting.enter(first, 1)
     late = pool.submit(waiting.enter_when_free, second, 1)
@@ -86,7 +86,7 @@ def test_each_goes_by_the_number_of_places_of_its_own_rule(waiting, pool):
     assert not waiting.enter(fifth, 0)
 
 
-def test_all_who_are_held_up_hear_of_a_place_that_is_left(waiting, pool):
+def test_all_waiting_threads_are_woken_when_a_place_becomes_free(waiting, pool):
     first, second, *others = places(4)
     assert waiting.enter(first, 2)
     waiting.decided(first)
@@ -173,7 +173,7 @@ def begun(store, engine, ip):
     return gate, verdict
 
 
-def test_who_turns_out_not_to_wait_has_kept_the_place_from_nobody(store, engine):
+def test_a_request_that_need_not_wait_takes_no_place_from_others(store, engine):
     made = engine()
     assert made.check({"ip": BUSY}).allowed
     gate, idle = begun(store, made, IDLE)
@@ -195,7 +195,7 @@ def test_who_turns_out_to_wait_has_the_place_and_the_next_is_denied(store, engin
     assert first.result(WITHIN).delay == 1_000_000
 
 
-def test_those_who_need_no_turn_hold_nobody_up(store, pool, engine):
+def test_requests_that_need_no_turn_do_not_delay_others(store, pool, engine):
     made, all_there = engine(by="header:X"), threading.Barrier(8)
     store.gates[None] = all_there  # opens once all are asking at the same time
     request_from = made.rules.attributes.request_from

@@ -39,7 +39,7 @@ def test_what_one_slot_denies_is_charged_to_no_other_and_counts_once(limiter):
     assert left == [100] * 6
 
 
-def test_a_denial_by_another_slot_brings_nobody_nearer(limiter):
+def test_a_denial_by_another_slot_does_not_count_towards_a_ban(limiter):
     for _ in range(5):  # the second rule denies; the third, whose counter lies elsewhere, would not
         limiter.check({"header:X-Second": "ada", "header:X-Third": "bob"})
     assert [limiter.check({"header:X-Third": "bob"}).allowed for _ in range(3)] == [True, True, False]

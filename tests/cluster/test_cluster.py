@@ -158,7 +158,7 @@ def test_a_forgotten_script_is_sent_again(cluster, store):
     assert {store.decide([ask]).outcomes[0].remaining for ask in asks} == {3}
 
 
-def test_the_seeds_that_are_gone_hurt_nobody_for_long(cluster, way):
+def test_missing_seeds_do_not_prevent_a_decision(cluster, way):
     store = Asking(way, ClusterStore(f"redis+cluster://127.0.0.1:1,{cluster.url.partition('://')[2]}", timeout=10))
     ask = Ask("d:r:{x}", quota(5))
     eventually(lambda: _decided(store, ask))

@@ -97,7 +97,7 @@ def test_what_shares_a_slot_that_moves_is_asked_alone():
     assert pipelines == [["EVALSHA", "EVALSHA"], ["EVALSHA", "EVALSHA"]]
 
 
-def test_whoever_was_sent_here_asks_for_it_and_alone():
+def test_asking_is_sent_before_each_redirected_request_only():
     def react(command, _):
         return b"OK" if command == (b"ASKING",) else answer(command)
 

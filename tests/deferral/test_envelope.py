@@ -193,7 +193,7 @@ def test_a_ticket_is_no_request():
         pytest.param("/" + "a" * 70_000, False, id="too long for a client"),
     ],
 )
-def test_only_what_is_sent_again_as_it_came_is_put_off(target, sent):
+def test_only_a_request_that_is_replayed_unchanged_is_deferred(target, sent):
     plain = of_asgi(AsgiRequest(http_scope("/reports", method="POST")), None)
     envelope = plain._replace(target=target)
     assert envelope.replayable() is sent

@@ -44,7 +44,7 @@ def test_what_is_put_is_handed_out_once(make):
     assert (job.state, job.request, job.body, job.attempts) == ("queued", b"{}", b"\x00\xff", 0)
 
 
-def test_how_long_it_has_lain_there_is_told_by_whoever_keeps_it(make, server, clock):
+def test_the_age_of_a_request_is_by_the_clock_of_the_store(make, server, clock):
     queue = make()
     queue.put("a", "ann", FIELDS)
     clock.advance(5)
@@ -74,7 +74,7 @@ def test_of_one_lane_one_is_handed_out_at_a_time_in_order(make):
     assert taken(queue) == "a2"
 
 
-def test_a_lane_that_has_to_wait_holds_up_nobody_else(make, clock):
+def test_a_lane_that_waits_does_not_delay_other_lanes(make, clock):
     queue = make()
     queue.put("a1", "ann", FIELDS)
     queue.put("a2", "ann", FIELDS)
@@ -161,7 +161,7 @@ def test_a_ticket_is_good_once_and_while_its_attempt_is_under_way(make):
     assert queue.arrive("a", "t2") is None
 
 
-def test_its_fate_is_told_and_what_was_sent_is_gone_when_it_is_done(make):
+def test_a_done_request_keeps_its_status_but_not_what_the_client_sent(make):
     queue = make()
     assert queue.status("a") is None
     queue.put("a", "ann", FIELDS)
@@ -206,7 +206,7 @@ def test_what_is_parked_is_bounded(make):
     assert queue.status("a") is None
 
 
-def test_a_request_that_has_expired_holds_up_nobody(make, server):
+def test_an_expired_request_does_not_delay_its_lane(make, server):
     queue = make()
     for name in ("a1", "a2", "a3"):
         queue.put(name, "ann", FIELDS)

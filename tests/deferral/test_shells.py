@@ -42,7 +42,7 @@ def begun(engine):
 
 
 @EACH_SHELL
-def test_what_the_limit_denies_is_put_off_and_says_where_its_fate_is_told(engine, ask):
+def test_a_denied_request_is_deferred_and_gets_the_location_of_its_status_page(engine, ask):
     assert ask(engine, body=b"1").status == 200
     answer = ask(engine, body=b"2")
     assert (answer.status, answer.rate) == (202, ["1", "0", str(START + 40)])
@@ -71,7 +71,7 @@ def test_what_the_limit_denies_is_put_off_and_says_where_its_fate_is_told(engine
         pytest.param({"parts": [b"x" * 6, b"x" * 5]}, id="a long body in chunks"),
     ],
 )
-def test_what_can_not_be_put_off_is_denied(any_server, ask, request_):
+def test_a_request_that_can_not_be_deferred_is_denied(any_server, ask, request_):
     with limiter(any_server, max_body=10) as engine:
         ask(engine)
         assert ask(engine, **request_).status == 429
@@ -88,7 +88,7 @@ def test_a_length_that_is_none_is_denied(engine):
     assert length(engine) == 0
 
 
-def test_a_client_that_leaves_before_its_body_is_there_is_not_put_off(engine):
+def test_a_request_whose_client_leaves_before_the_end_of_its_body_is_not_deferred(engine):
     ask_asgi(engine)
     assert ask_asgi(engine, parts=[]).status == 429
     assert length(engine) == 0
@@ -126,14 +126,14 @@ def test_one_client_can_not_fill_the_queue(any_server, ask):
 
 
 @EACH_SHELL
-def test_what_another_rule_denies_for_good_is_not_put_off(any_server, ask):
+def test_a_request_that_another_rule_denies_is_not_deferred(any_server, ask):
     with limiter(any_server, HARD) as engine:
         assert [ask(engine).status for _ in range(2)] == [200, 429]
         assert length(engine) == 0
 
 
 @EACH_SHELL
-def test_what_costs_more_than_the_limit_is_not_put_off(any_server, ask):
+def test_a_request_that_costs_more_than_the_limit_is_not_deferred(any_server, ask):
     rule = {**REPORTS, "limit": "5 per minute", "cost": "header:X-Cost"}
     with limiter(any_server, rule) as engine:
         assert ask(engine, headers={"x-cost": "6"}).status == 429
@@ -141,7 +141,7 @@ def test_what_costs_more_than_the_limit_is_not_put_off(any_server, ask):
 
 
 @EACH_SHELL
-def test_what_would_be_shed_is_put_off_if_its_rule_says_so(any_server, ask):
+def test_a_shed_request_is_deferred_if_its_rule_defers(any_server, ask):
     low = {**REPORTS, "priority": "low"}
     other = {"name": "other", "match": {"path": "/other"}, "limit": "9 per minute", "priority": "low"}
     with limiter(any_server, low, other, load="tests.deferral.asking:busy") as engine:
@@ -217,7 +217,7 @@ def test_what_merely_looks_like_a_page_is_the_app_s(engine, ask):
 
 
 @EACH_SHELL
-def test_pages_are_limited_like_any_path_and_never_put_off(any_server, ask):
+def test_status_pages_are_limited_like_any_path_and_never_deferred(any_server, ask):
     everything = {**REPORTS, "match": {}, "limit": "2 per minute"}
     with limiter(any_server, everything) as engine:
         location = deferred(ask, engine)
@@ -288,7 +288,7 @@ def test_a_replay_while_the_store_is_away_does_not_reach_the_app(fresh_server, a
 
 
 @EACH_SHELL
-def test_what_somebody_has_spoilt_is_never_a_500(any_server, engine, ask):
+def test_corrupt_data_in_the_queue_is_never_answered_with_500(any_server, engine, ask):
     location = deferred(ask, engine)
     mark, asked = begun(engine), Asked()
     with any_server.client() as client:

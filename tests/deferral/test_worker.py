@@ -240,7 +240,7 @@ def load():
     return LOAD[0]
 
 
-def test_one_client_s_backlog_holds_up_nobody_else(any_server, clock):
+def test_the_backlog_of_one_client_does_not_delay_other_clients(any_server, clock):
     with limiter(any_server, clock=clock) as engine:
         site = Site(engine)
         ann = put_off(engine, *"abcdefgh")
@@ -428,7 +428,7 @@ def test_what_can_not_be_tried_any_more_is_parked(any_server, clock, field, valu
     ],
 )
 @pytest.mark.parametrize("shell", ["asgi", "wsgi"])
-def test_what_makes_no_request_is_parked_at_once_and_holds_up_nobody(any_server, clock, shell, spoilt):
+def test_a_stored_request_that_is_not_valid_is_parked_and_does_not_delay_others(any_server, clock, shell, spoilt):
     with limiter(any_server, {**REPORTS, "limit": "1 per minute"}, clock=clock) as engine:
         site = Site(engine)
         bad, good = put_off(engine, "bad", "good")

@@ -123,7 +123,7 @@ def test_a_user_whom_rest_framework_recognises(client, name):
 
 @pytest.mark.parametrize("path", ["/rest/class", "/rest/none", "/free"])
 @pytest.mark.parametrize("token", ["bad", "broken", ""])
-def test_whom_nobody_recognises(client, me, path, token):
+def test_a_client_without_a_valid_token_is_limited_by_address(client, me, path, token):
     try:
         answer = client.get(path, headers={"Authorization": f"Token {token}" if token else "", **me})
     except ValueError:

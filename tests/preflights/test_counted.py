@@ -243,7 +243,7 @@ def test_a_store_that_is_away_is_what_the_rule_says(ask, clock):
         assert preflights(ask, limiter, 1) == [503]
 
 
-def test_preflights_are_never_put_off(ask, any_server, clock):
+def test_preflights_are_never_deferred(ask, any_server, clock):
     rule = {"name": "r0", **FIXED, "on_limit": "defer"}
     with RateLimiter({"domain": "d", "rules": [rule], **CLIENT}, storage=any_server.url, clock=clock) as limiter:
         assert preflights(ask, limiter, 5) == [200] * 3 + [429] * 2

@@ -75,7 +75,7 @@ def test_the_denial_that_begins_a_ban_says_when_it_ends(engine, clock, ask):
         pytest.param("0 per hour", [None, None, None], id="a limit that never opens"),
     ],
 )
-def test_who_is_denied_by_more_than_the_ban_is_told_no_moment_too_early(engine, clock, ask, limit, waits):
+def test_retry_after_is_the_later_of_the_ban_and_the_limit(engine, clock, ask, limit, waits):
     limiter = engine({**RULE, "limit": limit, "ban": {**BAN, "after": "1 denial"}})
     statuses(ask, limiter, times=1)
     told = []
@@ -177,7 +177,7 @@ def test_decisions_tell(engine):
     assert {policy.rule: policy.banned for policy in limiter.peek({"ip": IP}).policies} == {"r": True, "other": False}
 
 
-def test_to_look_brings_nobody_nearer(engine):
+def test_peek_does_not_count_towards_a_ban(engine):
     limiter = engine({**RULE, "limit": "0 per day"})
     for _ in range(10):
         assert not limiter.peek({"ip": IP}).banned
@@ -293,7 +293,7 @@ def test_who_has_too_much_in_flight_is_banned_and_let_in_again(storage, clock):
     assert asyncio.run(main()) == [429, 429, 429, 200]
 
 
-def test_what_there_was_no_thread_for_brings_nobody_nearer(engine):
+def test_a_request_without_a_thread_to_wait_does_not_count_towards_a_ban(engine):
     rule = {**RULE, "limit": "1 per minute", "algorithm": "leaky_bucket", "burst": 9, "max_waiting": 0}
     limiter = engine(rule)
     request = limiter.rules.attributes.request_from({"ip": IP})

@@ -154,7 +154,7 @@ class Contract:
         assert not replies[4].admits([ask])
         assert replies[4].outcomes[0].retry_after == SECOND
 
-    def test_who_is_denied_elsewhere_has_no_turn(self, store):
+    def test_a_request_that_another_counter_denies_gets_no_turn(self, store):
         queue, gate = Ask("d:q:{x}", Quota("leaky_bucket", 1, SECOND, 4, max_wait=4 * SECOND)), Ask("d:g:{x}", quota(0))
         assert not self.decide(store, [queue, gate]).admits([queue, gate])
         assert self.decide(store, [queue]).outcomes[0].delay == 0
@@ -212,7 +212,7 @@ class Contract:
         clock.advance(1 / SECOND)
         assert self.decide(store, [ask._replace(cost=1)]).outcomes[0].allowed
 
-    def test_what_lasts_is_charged_anew_in_place_of_what_was_charged(self, store, clock):
+    def test_a_renewed_charge_replaces_the_earlier_one(self, store, clock):
         ask = Ask("d:r:{x}", quota(10, "bucketed_window", MINUTE), 4)
         at = self.decide(store, [ask]).now
         for _ in range(5):

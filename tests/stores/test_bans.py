@@ -335,7 +335,7 @@ def test_a_ban_is_remembered_whatever_else_a_rule_asks(cached, counted):
         pytest.param([(5, 60), (1, 7_200), (9, 86_400)], id="the second of three opens last"),
     ],
 )
-def test_who_asks_the_same_again_is_told_from_memory_what_the_store_would_tell(cached, counted, clock, name, limits):
+def test_a_banned_request_is_answered_from_memory_as_the_store_would_answer(cached, counted, clock, name, limits):
     plain = Bans(MemoryStore(clock=clock), lambda *said: None)
     asks = [
         ask(limit, name=name, period=period * SECOND)._replace(key=f"d:r:fw{period}:{{x}}") for limit, period in limits
@@ -363,7 +363,7 @@ def _far(outcome):
         pytest.param(ask(0)._replace(key="d:r:fw60:{x}"), id="another counter"),
     ],
 )
-def test_who_asks_something_else_is_told_when_the_ban_ends(cached, counted, clock, other):
+def test_another_request_of_a_banned_client_is_answered_with_the_end_of_the_ban(cached, counted, clock, other):
     for _ in range(4):
         reply = cached.decide([ask(0)])
     assert reply.outcomes[0].retry_after == NEVER

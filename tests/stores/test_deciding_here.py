@@ -64,7 +64,7 @@ def test_the_keys_of_a_sharded_rule_say_so(any_server):
 
 
 @pytest.mark.parametrize("storage", ["url", "store"])
-def test_closing_settles_whoever_owns_the_store(any_server, storage):
+def test_closing_settles_even_if_the_caller_owns_the_store(any_server, storage):
     store = RedisStore(any_server.url, timeout=5)
     rules = config(consistency="write_back")
     limiter = RateLimiter(rules, storage=any_server.url if storage == "url" else store)

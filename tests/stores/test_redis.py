@@ -523,7 +523,7 @@ INTERRUPTED = """
 
 
 @pytest.mark.parametrize("role", ["leader", "follower"])
-def test_a_thread_that_is_interrupted_while_it_waits_holds_up_nobody(fresh_server, role):
+def test_a_thread_that_is_interrupted_while_it_waits_does_not_delay_others(fresh_server, role):
     command = [sys.executable, "-c", textwrap.dedent(INTERRUPTED), fresh_server.url, role]
     process = spawn(command, cwd=ROOT, stdin=PIPE, stdout=PIPE)
     with process:

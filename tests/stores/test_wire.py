@@ -74,7 +74,7 @@ def test_a_call_takes_what_it_needs_of_the_script(requests, several):
         pytest.param(lambda message: answered(message, [(True, 1, 1, 0, 0)])[:-1], id="outcomes cut off"),
     ],
 )
-def test_a_reply_to_something_else_is_nobody_s(spoil):
+def test_an_invalid_reply_raises_store_unavailable(spoil):
     message = encode([(ONE, DECIDE)], None)
     with pytest.raises(StoreUnavailable, match="the store's reply"):
         decode(spoil(message), message, [(ONE, DECIDE)])
