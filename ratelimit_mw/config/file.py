@@ -28,12 +28,12 @@ from ratelimit_mw.config.words.messages import validate_replaced_kinds
 from ratelimit_mw.config.words.overrides import OVERRIDES, Recompiler, compile_overrides
 from ratelimit_mw.config.words.response import RESPONSE, response_settings, validate_page
 from ratelimit_mw.config.words.rule import RULE, compile_rule
-from ratelimit_mw.config.words.selection import NAME, SHADOW_FILE, validate_names
+from ratelimit_mw.config.words.selection import NAME, REPLACES, SHADOW_FILE, validate_names
 from ratelimit_mw.config.words.storage import RELOAD, STORAGE, seconds, storage_settings
 from ratelimit_mw.config.words.throttle import THROTTLE, widest
 from ratelimit_mw.identity.attributes import Attributes
 from ratelimit_mw.identity.identifier import attributes_of
-from ratelimit_mw.rules.compiled import CompiledRule, blocks_and_exemptions
+from ratelimit_mw.rules.compiled import CompiledRule, Matching, blocks_and_exemptions
 from ratelimit_mw.rules.descriptors import Descriptors
 from ratelimit_mw.rules.ruleset import RuleSet
 
@@ -44,6 +44,7 @@ RULES = sections_word(
     lambda: RULE,
     "The rules. Every rule that matches a request counts it.",
     example="a rule begins with '- name:'",
+    packed=True,
 )
 
 FILE = Section(
@@ -107,22 +108,31 @@ def compile_file(
     domain = file[DOMAIN]
     client, attributes = compile_client(file, domain, problems, logged)
     warnings = Problems()
-    validate_names(file[RULES], problems)
+    names: list[str] = []
+    replacing: list[int] = []
+    matches: list[Matching] = []
+    for rank, rule in enumerate(file[RULES]):
+        names.append(rule[NAME])
+        replacing += [rank] if rule[REPLACES] else []
+        matches.append(compile_match(rule[MATCH], attributes, problems))
+    validate_names(file[RULES], names, replacing, problems)
     validate_exempt(file[EXEMPT], problems)
-    validate_replaced_kinds(file[RULES], problems)
+    validate_replaced_kinds(file[RULES], replacing, problems)
     exempt, matches = restrict_ints_beside_floats(
-        tuple(compile_match(entry, attributes, problems) for entry in file[EXEMPT]),
-        tuple(compile_match(rule[MATCH], attributes, problems) for rule in file[RULES]),
+        [compile_match(entry, attributes, problems) for entry in file[EXEMPT]], matches
     )
-    ranks = {rule[NAME]: rank for rank, rule in enumerate(file[RULES])}
-    rules = tuple(
-        compile_rule(rank, rule, file, domain, ranks, matches[rank], attributes, problems)
-        for rank, rule in enumerate(file[RULES])
-    )
+    ranks = {name: rank for rank, name in enumerate(names)}
+    recompiler = Recompiler(domain)
+    compiled: list[CompiledRule] = []
+    for rank, rule in enumerate(file[RULES]):
+        made = compile_rule(rank, rule, file, domain, ranks, matches[rank], attributes, problems)
+        compiled.append(made)
+        recompiler.add(rule)
+        _warn_of_missing_attributes(rule, file[CLIENT], warnings)
+        _warn_of_ineffective_throttle(rule, made, warnings)
+    rules = tuple(compiled)
     validate_page(file, problems)
     descriptors = _descriptors(file, attributes, problems, warnings)
-    _warn_of_missing_attributes(file, warnings)
-    _warn_of_ineffective_throttles(file, rules, warnings)
     overrides = compile_overrides(file[OVERRIDES], domain, file[RULES], attributes, problems)
     sections: dict[str, Any] = {
         "domain": domain,
@@ -130,7 +140,7 @@ def compile_file(
         "client": client,
         "response": response_settings(file),
         "attributes": attributes,
-        "exempt": exempt,
+        "exempt": tuple(exempt),
     }
     classifier = RuleSet(
         **sections, rules=priority_rules(rules, attributes), overrides=blocks_and_exemptions(overrides)
@@ -142,7 +152,7 @@ def compile_file(
         defer=defer_settings(file),
         overrides=overrides,
         classifier=classifier,
-        recompiler=Recompiler(domain, file[RULES]),
+        recompiler=recompiler,
         reload=seconds(file[RELOAD]),
         shadow=file[SHADOW_FILE],
         source=source,
@@ -160,24 +170,21 @@ def _descriptors(file: Values, attributes: Attributes, problems: Problems, warni
     return Descriptors(root, lists, limits) if limits else None
 
 
-def _warn_of_missing_attributes(file: Values, warnings: Problems) -> None:
-    """Warn about rules that need an attribute that no request has. A call of `check()` can still pass it."""
-    client = file[CLIENT]
-    for rule in file[RULES]:
-        if rule[LIMIT].tiers is not None and client[TIER] is None:
-            message = "depends on the tier, but client.tier is not set: every request has the default limit"
-            warnings.add(rule.place("limit"), message)
-        for index, entry in enumerate(rule[BY]):
-            if client[USER] is None and "|" not in entry and "user" in attributes_of(entry):
-                message = "counts by user, but client.user is not set: only Django's middleware knows the user"
-                warnings.add(rule.place("by", index), message)
+def _warn_of_missing_attributes(rule: Values, client: Values, warnings: Problems) -> None:
+    """Warn about a rule that needs an attribute that no request has. A call of `check()` can still pass it."""
+    if rule[LIMIT].tiers is not None and client[TIER] is None:
+        message = "depends on the tier, but client.tier is not set: every request has the default limit"
+        warnings.add(rule.place("limit"), message)
+    for index, entry in enumerate(rule[BY]):
+        if client[USER] is None and "|" not in entry and "user" in attributes_of(entry):
+            message = "counts by user, but client.user is not set: only Django's middleware knows the user"
+            warnings.add(rule.place("by", index), message)
 
 
-def _warn_of_ineffective_throttles(file: Values, rules: tuple[CompiledRule, ...], warnings: Problems) -> None:
-    """Warn about throttles that add less than one request to the limit, and so have no effect."""
-    for rule, compiled in zip(file[RULES], rules, strict=True):
-        if rule[THROTTLE] is not None and not any(widest(quota).spare for quota in compiled.quotas):
-            warnings.add(rule.place("throttle"), "has no effect: rounded down, it adds no request to the limit")
+def _warn_of_ineffective_throttle(rule: Values, compiled: CompiledRule, warnings: Problems) -> None:
+    """Warn about a throttle that adds less than one request to the limit, and so has no effect."""
+    if rule[THROTTLE] is not None and not any(widest(quota).spare for quota in compiled.quotas):
+        warnings.add(rule.place("throttle"), "has no effect: rounded down, it adds no request to the limit")
 
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"

@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 from ratelimit_mw.config.documents import Config, Document, gather, parse
 from ratelimit_mw.config.file import DOMAIN, FILE, SHARED, compile_file, read_file
 from ratelimit_mw.config.lint import lint
-from ratelimit_mw.config.tree import Items, Map, Problems, kind
+from ratelimit_mw.config.tree import Map, Problems, kind
 from ratelimit_mw.config.word import Values, Word
 from ratelimit_mw.config.words.client import ATTRIBUTES, CLIENT, compile_client
 from ratelimit_mw.config.words.load import warn_of_unused_shedding
 from ratelimit_mw.config.words.storage import take_source
 from ratelimit_mw.errors import ConfigurationError, Problem, quoted
-from ratelimit_mw.process_local import checkpoint
 from ratelimit_mw.rules.domains import Domains, Examined, Rules
 from ratelimit_mw.rules.ruleset import RuleSet
 
@@ -104,13 +103,6 @@ class _Part:
         """Take the value of a shared section from the file that has it."""
         self.file = self.file.with_value(word, file[word])
 
-    def release(self) -> None:
-        """Free the tree step by step, because freeing it at once would pause the process for milliseconds."""
-        for node in self.tree.values() if self.tree is not None else ():
-            while isinstance(node, Items) and node:
-                node.pop()
-                checkpoint()
-
 
 def compose(
     documents: Sequence[Document],
@@ -144,8 +136,6 @@ def compose(
             warnings = _unused_shedding(everything, rules)
             for part, made in zip(parts, compiled, strict=True):
                 warnings += _warnings(part, made, thorough=thorough)
-            for part in parts:
-                part.release()
             return Examined(rules, (), tuple(warnings))
     return Examined(None, tuple(problem for part in everything for problem in part.problems.in_order()))
 

@@ -3,11 +3,11 @@
 This module also decides the type of a scalar, replaces `${NAME}`, and collects problems.
 """
 
+import pickle
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self, overload
 
 from ratelimit_mw.errors import Problem, quoted
 
@@ -89,8 +89,7 @@ class Place(NamedTuple):
     path: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Scalar:
+class Scalar(NamedTuple):
     """A single value: its `text` as it was written, with references replaced, and the typed `value`.
 
     A scalar is `unusable` if a reference could not be replaced, or if its type is not supported. The problem has then
@@ -103,17 +102,33 @@ class Scalar:
     unusable: bool = False
 
 
-class Items(list["Node"]):
-    """A list, and the place where it begins."""
+class Items(Sequence["Node"]):
+    """A list, and the place where it begins. Its mappings are kept packed (see `pack`): each access makes a copy."""
+
+    __slots__ = ("_kept", "place")
 
     def __init__(self, place: Place) -> None:
-        super().__init__()
         self.place = place
+        self._kept: list[Scalar | Items | bytes] = []
 
     def put(self, node: "Node") -> None:
         """Add an item, unless it is unusable."""
         if not (isinstance(node, Scalar) and node.unusable):
-            self.append(node)
+            self._kept.append(pack(node) if isinstance(node, Map) else node)
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    @overload
+    def __getitem__(self, index: int) -> "Node": ...
+    @overload
+    def __getitem__(self, index: slice) -> "Sequence[Node]": ...
+    def __getitem__(self, index: int | slice) -> "Node | Sequence[Node]":
+        if isinstance(index, slice):
+            return [self[each] for each in range(*index.indices(len(self)))]
+        kept = self._kept[index]
+        node: Node = unpack(kept) if isinstance(kept, bytes) else kept
+        return node
 
 
 class Map(dict[str, "Node"]):
@@ -122,22 +137,39 @@ class Map(dict[str, "Node"]):
     `dropped` has the keys whose values are unusable. They are not in the mapping.
     """
 
+    __slots__ = ("dropped", "keys_at", "place")
+
     def __init__(self, place: Place) -> None:
         super().__init__()
         self.place = place
         self.keys_at: dict[str, Place] = {}
-        self.dropped: set[str] = set()
+        self.dropped: frozenset[str] = frozenset()
 
     def put(self, key: str, place: Place, node: "Node") -> None:
         """Add a value, unless it is unusable. `place` is the place of its key."""
         self.keys_at[key] = place
         if isinstance(node, Scalar) and node.unusable:
-            self.dropped.add(key)
+            self.dropped |= {key}
         else:
             self[key] = node
 
 
 Node = Scalar | Items | Map
+
+
+def pack(value: object) -> bytes:
+    """Return a copy of a node, or of values that were read from one, as a single bytes object. See `unpack`.
+
+    The rules of a file are many thousands of small objects. If all of them existed at once, the garbage collector would
+    have to visit all objects of the process during a reload, which pauses every thread. It does not visit bytes.
+    """
+    return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+
+
+def unpack(packed: bytes) -> Any:
+    """Return a copy of what was packed."""
+    return pickle.loads(packed)  # noqa: S301  `pack` of this process made these bytes
+
 
 Location = tuple[str | int, ...]
 """The keys and indices that lead from the root to a node."""
@@ -166,6 +198,10 @@ class Problems:
 
     def __bool__(self) -> bool:
         return bool(self._found)
+
+    def add_problems(self, other: "Problems") -> None:
+        """Add every problem of `other`."""
+        self._found += other._found  # noqa: SLF001  one of our own
 
     def add_all(self, faults: "Invalid", place: Place) -> None:
         """Add every fault of a value. `place` is used for faults without a place of their own."""

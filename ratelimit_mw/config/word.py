@@ -5,12 +5,12 @@ changes a rule. A `Section` is a table of words: it reads a mapping of the file 
 A word whose value is a section or a list of sections is a `SectionWord` or a `SectionsWord`.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
 
 from ratelimit_mw.config import readers
-from ratelimit_mw.config.tree import Invalid, Items, Map, Node, Place, Problems, Scalar, kind, node_at
+from ratelimit_mw.config.tree import Invalid, Items, Map, Node, Place, Problems, Scalar, kind, node_at, pack, unpack
 from ratelimit_mw.errors import nearest, quoted
 from ratelimit_mw.process_local import checkpoint
 
@@ -32,33 +32,47 @@ def no_hint(_key: str, _section: str) -> str:
     return ""
 
 
-_EMPTY = Map(Place())
-"""The node of every section that is not set. It stays empty."""
+_EMPTY = pack(Map(Place()))
+"""The node of every section that is not set."""
+
+_NO_KEYS: frozenset[str] = frozenset()
 
 
 class Values:
     """The values of one section, by word. A word that is not set has its default.
 
-    Attributes:
-        node: The mapping that the values were read from.
+    Args:
+        node: The mapping that the values were read from, or the same packed (see `tree.pack`).
+        found: The values that are set.
         dropped: The keys whose values cannot be used. The problem has been reported; further checks must not report
             errors that follow from it. For a list item that is not a mapping, this is the key "".
         extra: The nodes of keys that are not words, if the section has `open_keys`.
     """
 
-    __slots__ = ("_found", "dropped", "extra", "node")
+    __slots__ = ("_found", "_node", "dropped", "extra")
 
     def __init__(
         self,
-        node: Node,
+        node: Node | bytes,
         found: Mapping[str, Any] | None = None,
-        dropped: Iterable[str] = (),
+        dropped: Iterable[str] = _NO_KEYS,
         extra: Mapping[str, Node] | None = None,
     ) -> None:
-        self.node = node
+        self._node = node
         self._found = dict(found or {})
         self.dropped = frozenset(dropped)
         self.extra: Mapping[str, Node] = extra or {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The node is packed by itself, because it is only unpacked to report a problem.
+        node = self._node if isinstance(self._node, bytes) else pack(self._node)
+        return Values, (node, self._found, self.dropped, self.extra)
+
+    @property
+    def node(self) -> Node:
+        """The mapping that the values were read from."""
+        node: Node = unpack(self._node) if isinstance(self._node, bytes) else self._node
+        return node
 
     def __getitem__(self, word: "Word[T]") -> T:
         return cast("T", self._found.get(word.key, word.default))
@@ -82,14 +96,16 @@ class Values:
 
     def key_place(self, key: str) -> Place:
         """Return the place of a key itself."""
-        return self.node.keys_at[key] if isinstance(self.node, Map) and key in self.node.keys_at else self.node.place
+        node = self.node
+        return node.keys_at[key] if isinstance(node, Map) and key in node.keys_at else node.place
 
     def has_key(self, key: str) -> bool:
         """Return True if the section in the file has the key, even if its value cannot be used.
 
         It is False if `with_value` has changed the node: the limit of an override is not in the section of its rule.
         """
-        return isinstance(self.node, Map) and key in self.node.keys_at
+        node = self.node
+        return isinstance(node, Map) and key in node.keys_at
 
     def detached(self) -> "Values":
         """Return the same values without the tree that they were read from. This saves memory."""
@@ -105,7 +121,7 @@ class Values:
             node: The node at whose place problems are reported. None keeps the present one.
         """
         found = {**self._found, word.key: value}
-        return Values(self.node if node is None else node, found, self.dropped, self.extra)
+        return Values(self._node if node is None else node, found, self.dropped, self.extra)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -272,25 +288,51 @@ class SectionWord(Word[Values]):
         return {"description": self.about, **self.section().as_schema(shared)}
 
 
+class PackedSections(Sequence[Values]):
+    """The values of a list of sections. They are kept packed (see `tree.pack`): each access makes a copy."""
+
+    def __init__(self, sections: Iterable[Values]) -> None:
+        self._packed = [pack(values) for values in sections]
+
+    def __len__(self) -> int:
+        return len(self._packed)
+
+    @overload
+    def __getitem__(self, index: int) -> Values: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Values]: ...
+    def __getitem__(self, index: int | slice) -> Values | Sequence[Values]:
+        if isinstance(index, slice):
+            return [self[each] for each in range(*index.indices(len(self)))]
+        values: Values = unpack(self._packed[index])
+        return values
+
+
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class SectionsWord(Word[tuple[Values, ...]]):
-    """A word whose value is a list of sections. See `SectionWord` for the arguments."""
+class SectionsWord(Word[Sequence[Values]]):
+    """A word whose value is a list of sections. See `SectionWord` for the other arguments.
+
+    Args:
+        packed: There may be thousands of sections, so their values are kept packed.
+    """
 
     section: Callable[[], Section]
     example: str = ""
     may_be_empty: bool = False
+    packed: bool = False
 
-    def take(self, node: Node, problems: Problems, key_hint: KeyHint) -> tuple[Values, ...]:
+    def take(self, node: Node, problems: Problems, key_hint: KeyHint) -> Sequence[Values]:
         """See `Word.take`. An item that is not a mapping keeps its place in the list."""
         if self.may_be_empty and is_empty(node):
             return ()
         if not isinstance(node, Items):
             raise Invalid.at(None, f"must be a list, not {kind(node)}", "" if is_empty(node) else self.example)
         section = self.section()
-        return tuple(
+        sections = (
             section.read(item, problems, key_hint) if isinstance(item, Map) else self._not_a_section(item, problems)
             for item in node
         )
+        return PackedSections(sections) if self.packed else tuple(sections)
 
     def _not_a_section(self, node: Node, problems: Problems) -> Values:
         problems.add(node.place, f"must be a mapping, not {kind(node)}")

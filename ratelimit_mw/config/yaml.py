@@ -5,15 +5,12 @@ scalars by the rules of YAML 1.1 (`010`, `1:30`, `on`), and recurse without a li
 """
 
 import re
-from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import NoReturn
 
 import yaml
 from yaml.events import (
     AliasEvent,
-    CollectionEndEvent,
-    CollectionStartEvent,
     DocumentStartEvent,
     Event,
     MappingEndEvent,
@@ -30,6 +27,10 @@ from ratelimit_mw.process_local import checkpoint
 MOST_NODES = 500_000
 """The most values in a file. An alias counts as often as it is used, so that no file can expand without a limit."""
 
+MOST_CHARACTERS = 16 * 1024 * 1024
+"""The most characters of all texts in a file, which itself has at most a quarter of them. An alias counts as often as
+it is used."""
+
 _TAB = re.compile(r"found character '\\t'")
 
 
@@ -38,23 +39,31 @@ def parse(text: str, file: str, environ: Mapping[str, str], problems: Problems) 
 
     Errors are added to `problems`, with the place in `file`.
     """
+    # libyaml is ten times as fast, but its messages differ: if it finds an error, PyYAML's own parser explains it.
+    fast = getattr(yaml, "CSafeLoader", None)
+    if fast is not None:
+        found = Problems()
+        try:
+            tree = _Composer(file, environ, found).document(yaml.parse(text, Loader=fast))
+        except (yaml.YAMLError, RecursionError):
+            pass
+        else:
+            problems.add_problems(found)
+            return tree
     composer = _Composer(file, environ, problems)
     try:
-        return composer.document(_events(text))
-    except _Unreadable:
-        return None
+        return composer.document(yaml.parse(text, Loader=yaml.SafeLoader))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line, column = (mark.line + 1, mark.column + 1) if mark else (0, 0)
         message, hint = _explained(error, text.split("\n")[line - 1] if line else "")
         problems.add(Place(composer.order, file, line, column), message, hint)
-        return None
     except yaml.reader.ReaderError as error:
         before = text[: error.position]
         line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
         character = text[error.position : error.position + 1]
         problems.add(Place(composer.order, file, line, column), f"the character {character!a} is not allowed in YAML")
-        return None
+    return None
 
 
 class _Unreadable(Exception):
@@ -69,10 +78,18 @@ class _Composer:
         self._file = file
         self._environ = environ
         self._problems = problems
-        self._anchors: dict[str, tuple[Node, int]] = {}
+        self._anchors: dict[str, tuple[Node, int, int]] = {}
         self._nodes = 0
+        self._characters = 0
 
     def document(self, events: Iterator[Event]) -> Node | None:
+        """Return the tree. None if there is none, or if the rest of the document cannot be read."""
+        try:
+            return self._document(events)
+        except _Unreadable:
+            return None
+
+    def _document(self, events: Iterator[Event]) -> Node | None:
         tree: Node | None = None
         documents = 0
         for event in events:
@@ -96,10 +113,8 @@ class _Composer:
 
     def _node(self, event: Event, events: Iterator[Event], path: str, depth: int) -> Node:
         checkpoint()
-        before = self._nodes
-        self._nodes += 1
-        if self._nodes > MOST_NODES:
-            self._refuse(event, path, f"more than {MOST_NODES} values (an alias counts each time it is used)")
+        before = self._nodes, self._characters
+        self._count(event, path, 1, len(event.value) if isinstance(event, ScalarEvent) else 0)
         if depth > DEEPEST:
             self._refuse(event, "", f"nested more than {DEEPEST} levels deep")
         if isinstance(event, AliasEvent):
@@ -116,14 +131,24 @@ class _Composer:
         if event.tag not in (None, "!"):
             self._problems.add(node.place, f"the tag {quoted(event.tag or '')} is not supported", "remove the tag")
         if event.anchor is not None:
-            self._anchors[event.anchor] = node, self._nodes - before
+            self._anchors[event.anchor] = node, self._nodes - before[0], self._characters - before[1]
         return node
 
+    def _count(self, event: Event, path: str, nodes: int, characters: int) -> None:
+        self._nodes += nodes
+        self._characters += characters
+        for number, most, what in (
+            (self._nodes, MOST_NODES, "values"),
+            (self._characters, MOST_CHARACTERS, "characters"),
+        ):
+            if number > most:
+                self._refuse(event, path, f"more than {most} {what} (an alias counts each time it is used)")
+
     def _alias(self, event: AliasEvent, path: str) -> Node:
-        node, size = self._anchors.get(event.anchor or "", (None, 0))
-        if node is None:
+        if event.anchor not in self._anchors:
             self._refuse(event, path, f"the alias '*{event.anchor}' has no anchor above it")
-        self._nodes += size
+        node, nodes, characters = self._anchors[event.anchor]
+        self._count(event, path, nodes, characters)
         return node
 
     def _scalar(self, event: ScalarEvent, path: str) -> Scalar:
@@ -158,27 +183,6 @@ class _Composer:
             else:
                 mapping.put(text, place, value)
         return mapping
-
-
-def _events(text: str) -> Iterator[Event]:
-    # libyaml is ten times as fast, but its messages differ: if it finds an error, PyYAML's own parser explains it.
-    fast = getattr(yaml, "CSafeLoader", None)
-    if fast is not None:
-        try:
-            events: deque[Event] = deque()
-            depth = 0
-            for event in yaml.parse(text, Loader=fast):
-                events.append(event)
-                depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
-                if depth > DEEPEST:  # libyaml's time grows with the square of the depth
-                    break
-                checkpoint()
-            while events:  # freed one by one, because freeing all of them at once would pause the process
-                yield events.popleft()
-            return
-        except (yaml.YAMLError, RecursionError):
-            pass
-    yield from yaml.parse(text, Loader=yaml.SafeLoader)
 
 
 _EXPLANATIONS = (

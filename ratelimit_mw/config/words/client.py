@@ -120,13 +120,12 @@ def compile_by(
     identifiers: list[Identifier] = []
     seen: set[str] = set()
     for index, entry in enumerate(rule[BY]):
-        place = rule.place("by", index)
         faults = list(_faults(entry, templates, attributes))
         for message, hint in faults:
-            problems.add(place, message, hint)
+            problems.add(rule.place("by", index), message, hint)
         spelling = entry.replace("remote_address", "ip").replace(" ", "")
         if spelling in seen:
-            problems.add(place, f"{quoted(entry)} is in the list twice")
+            problems.add(rule.place("by", index), f"{quoted(entry)} is in the list twice")
         seen.add(spelling)
         if not faults:
             identifiers.append(identifier(entry, attributes))

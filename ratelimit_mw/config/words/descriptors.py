@@ -172,11 +172,11 @@ def _or_absent(read: Callable[[Node], T], absent: T) -> Callable[[Node], T]:
 
 
 def _is_null(node: Node) -> bool:
-    return not isinstance(node, Map | list) and node.value is None
+    return not isinstance(node, Map | Items) and node.value is None
 
 
 def _read_text(node: Node) -> str:
-    if not isinstance(node, Map | list) and isinstance(node.value, float):
+    if not isinstance(node, Map | Items) and isinstance(node.value, float):
         raise Invalid.at(None, f"must be text, not {kind(node)}", "put it in quotes if it is text")
     return readers.text(node)
 

@@ -65,14 +65,14 @@ def compile_match(match: Values, attributes: Attributes, problems: Problems) -> 
     return Matching(match[PATH], tuple(exact), match[_IP], match[METHODS])
 
 
-def restrict_ints_beside_floats(*listed: tuple[Matching, ...]) -> Iterator[tuple[Matching, ...]]:
+def restrict_ints_beside_floats(*listed: list[Matching]) -> Iterator[list[Matching]]:
     """Yield the same lists. A parameter `{n:int}` no longer matches `7.0` if the file has `{n:float}` at its place."""
     apart = apart_from_floats(template for matches in listed for match in matches for template in match.templates)
     for matches in listed:
-        yield tuple(
+        yield [
             match._replace(templates=tuple(apart.get(each, each) for each in match.templates)) if apart else match
             for match in matches
-        )
+        ]
 
 
 def _attribute(key: str, value: Node, match: Values, attributes: Attributes, problems: Problems) -> Exact | None:

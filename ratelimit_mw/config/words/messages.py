@@ -20,11 +20,15 @@ from ratelimit_mw.process_local import checkpoint
 _REMOVE = "remove this key"
 
 
-def validate_replaced_kinds(rules: Sequence[Values], problems: Problems) -> None:
-    """Report a rule that counts messages and replaces a rule that counts requests, or the other way round."""
-    counting = {rule[NAME]: rule[MESSAGES] is not None for rule in rules}
-    for rule in rules:
+def validate_replaced_kinds(rules: Sequence[Values], replacing: Sequence[int], problems: Problems) -> None:
+    """Report a rule that counts messages and replaces a rule that counts requests, or the other way round.
+
+    `replacing` has the ranks of the rules that replace others.
+    """
+    counting = {rule[NAME]: rule[MESSAGES] is not None for rule in rules} if replacing else {}
+    for rank in replacing:
         checkpoint()
+        rule = rules[rank]
         own = rule[MESSAGES] is not None
         for index, name in enumerate(rule[REPLACES]):
             if counting.get(name, own) is not own:

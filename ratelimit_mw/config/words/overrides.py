@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from ratelimit_mw.config import documents, kinds, readers
-from ratelimit_mw.config.tree import Invalid, Map, Problems, node_at
+from ratelimit_mw.config.tree import Invalid, Map, Problems, node_at, pack, unpack
 from ratelimit_mw.config.word import Section, Values, Word, sections_word, texts_word
 from ratelimit_mw.config.words.limit import LIMIT as RULE_LIMIT
 from ratelimit_mw.config.words.limit import LIMIT_SCHEMA, Limits, read_limits
@@ -19,19 +19,24 @@ def compile_overrides(
     overrides: Sequence[Values], domain: str, rules: Sequence[Values], attributes: Attributes, problems: Problems
 ) -> tuple[CompiledOverride, ...]:
     """Return the compiled overrides of a file."""
-    by_name = {rule[NAME]: rule for rule in rules}
+    ranks = {rule[NAME]: rank for rank, rule in enumerate(rules)} if overrides else {}
     found = []
     for override in overrides:
         if override.dropped:
             continue  # its errors have been reported
-        compiled = _compile(override, domain, by_name, attributes, problems)
+        compiled = _compile(override, domain, rules, ranks, attributes, problems)
         if compiled is not None:
             found.append(compiled)
     return tuple(found)
 
 
-def _compile(
-    override: Values, domain: str, rules: Mapping[str, Values], attributes: Attributes, problems: Problems
+def _compile(  # noqa: PLR0917 - each argument is needed
+    override: Values,
+    domain: str,
+    rules: Sequence[Values],
+    ranks: Mapping[str, int],
+    attributes: Attributes,
+    problems: Problems,
 ) -> CompiledOverride | None:
     place = override.node.place
     kinds_set = [word.key for word in (_LIMIT, _EXEMPT, _BLOCK) if override[word]]
@@ -52,14 +57,14 @@ def _compile(
     counters: tuple[Counter, ...] = ()
     limits = override[_LIMIT]
     if limits is not None and name is not None:
-        if name not in rules:
-            problems.add(override.place("rule"), f"there is no rule {quoted(name)}", nearest(name, rules))
+        if name not in ranks:
+            problems.add(override.place("rule"), f"there is no rule {quoted(name)}", nearest(name, ranks))
             return None
         if names_network(override[_CLIENT]):
             hint = "only exempt and block can have a network"
             problems.add(override.place("client"), "the client of a limit must be a single address", hint)
             return None
-        counters = _counters(domain, rules[name], limits, Map(override.place("limit")), problems)
+        counters = _counters(domain, rules[ranks[name]], limits, Map(override.place("limit")), problems)
     until = override[_UNTIL]
     return CompiledOverride(identity, kind, NEVER if until is None else until, name or "", counters)
 
@@ -74,11 +79,15 @@ def _counters(domain: str, rule: Values, limits: Limits, node: Map, problems: Pr
 
 
 class Recompiler:
-    """Compiles the overrides that operators set at run time. It keeps the values of the rules that are in force."""
+    """Compiles the overrides that operators set at run time. It keeps the values of the rules in force, packed."""
 
-    def __init__(self, domain: str, rules: Sequence[Values]) -> None:
+    def __init__(self, domain: str) -> None:
         self._domain = domain
-        self._rules = {rule[NAME]: rule.detached() for rule in rules}
+        self._rules: dict[str, bytes] = {}
+
+    def add(self, rule: Values) -> None:
+        """Add a rule."""
+        self._rules[rule[NAME]] = pack(rule.detached())
 
     def limit(self, identity: str, rule: str, limit: object, until: int = NEVER) -> CompiledOverride:
         """Return the compiled override of a limit.
@@ -103,7 +112,7 @@ class Recompiler:
             for fault in invalid.faults:
                 problems.add(node.place, fault.message, fault.hint)
         else:
-            counters = _counters(self._domain, self._rules[rule], limits, Map(node.place), problems)
+            counters = _counters(self._domain, unpack(self._rules[rule]), limits, Map(node.place), problems)
         if problems:
             raise ValueError("; ".join(map(str, problems.in_order())))
         return CompiledOverride(identity, "limit", until, rule, counters)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from ratelimit_mw.config import kinds, readers
-from ratelimit_mw.config.tree import Place, Problems
+from ratelimit_mw.config.tree import Problems
 from ratelimit_mw.config.word import Values, Word
 from ratelimit_mw.config.words.limit import is_concurrent
 from ratelimit_mw.config.words.storage import POLICIES, STORAGE, STORAGE_ON_ERROR
@@ -14,20 +14,27 @@ CHARGED_AT_ONCE = "a rule on demand is charged when the app asks for it"
 """The reason why a rule on demand cannot depend on the response."""
 
 
-def validate_names(rules: Sequence[Values], problems: Problems) -> None:
-    """Report duplicate names, and names in `replaces` that cannot be replaced."""
-    first: dict[str, Place] = {}
-    for rule in rules:
-        name, place = rule[NAME], rule.place("name")
+def validate_names(rules: Sequence[Values], names: Sequence[str], replacing: Sequence[int], problems: Problems) -> None:
+    """Report duplicate names, and names in `replaces` that cannot be replaced.
+
+    Args:
+        rules: The values of the rules.
+        names: Their names.
+        replacing: The ranks of the rules that replace others.
+        problems: Receives the errors.
+    """
+    first: dict[str, int] = {}
+    for rank, name in enumerate(names):
         if name and name in first:
-            line = first[name].line
-            hint = f"the other is at line {line}" if line else f"the other is {first[name].path}"
-            problems.add(place, f"two rules are named {quoted(name)}", hint)
-        first.setdefault(name, place)
+            other = rules[first[name]].place("name")
+            hint = f"the other is at line {other.line}" if other.line else f"the other is {other.path}"
+            problems.add(rules[rank].place("name"), f"two rules are named {quoted(name)}", hint)
+        first.setdefault(name, rank)
     if "" in first:
         return  # a name could not be read; it may be the one that a `replaces` refers to
-    replaced = {rule[NAME]: rule[REPLACES] for rule in rules}
-    for rule in rules:
+    replaced = {names[rank]: rules[rank][REPLACES] for rank in replacing}
+    for rank in replacing:
+        rule = rules[rank]
         for index, name in enumerate(rule[REPLACES]):
             place = rule.place("replaces", index)
             if name == rule[NAME]:
