@@ -118,6 +118,10 @@ Tiers = Mapping[str | None, tuple[Counter, ...]]
 """The counters for each tier that the limit names."""
 
 
+NO_RULES: frozenset[int] = frozenset()
+"""The `replaces` of a rule that replaces no other. Python makes a new object for each empty frozenset."""
+
+
 @dataclass(frozen=True, slots=True)
 class CompiledRule:
     """One compiled rule."""

@@ -149,6 +149,26 @@ def applies(rule: Program, request: Request) -> bool:
     return all(holds(request) for holds in rule.tests)
 
 
+class _Programs(dict[int, Program]):
+    """The programs of the rules and exemptions that have path templates, by rank.
+
+    Each is made when a request first needs it: a reload would otherwise make thousands of objects, of which most are
+    never used. `rules` has the rule of each rank, or the `match` of an exemption.
+    """
+
+    def __init__(self, address: Reader) -> None:
+        super().__init__()
+        self.rules: dict[int, CompiledRule | Matching] = {}
+        self._address = address
+
+    def __missing__(self, rank: int) -> Program:
+        found = self.rules[rank]
+        rule, match = (found, found.match) if isinstance(found, CompiledRule) else (None, found)
+        _, remaining = match.split()
+        made = self[rank] = program(rule, remaining.conditions(self._address))
+        return made
+
+
 _Lookup = Callable[[Request], Sequence[Candidate]]
 
 
@@ -167,18 +187,19 @@ class Index:
         owned: list[tuple[int, Template]] = []
         by_value: dict[Reader, dict[str | None, list[Candidate]]] = {}
         by_network: Networks[Candidate] = Networks()
-        programs: dict[int, Program] = {}
+        programs = _Programs(address)
         for rank, match, rule in (
             *((n - len(exempt), match, None) for n, match in enumerate(exempt)),
             *((rule.rank, rule.match, rule) for rule in rules),
         ):
             checkpoint()
+            if match.templates:
+                owned += [(rank, template) for template in match.templates]
+                programs.rules[rank] = rule or match
+                continue
             indexed, remaining = match.split()
             candidate: Candidate = (rank, program(rule, remaining.conditions(address)), "", NO_PARAMETERS, True)
-            if indexed.templates:
-                owned += [(rank, template) for template in indexed.templates]
-                programs[rank] = candidate[1]
-            elif indexed.exact:
+            if indexed.exact:
                 ((read, wanted, _),) = indexed.exact
                 table = by_value.setdefault(read, {})
                 for value in set(wanted):

@@ -31,36 +31,66 @@ class Hit(NamedTuple):
 
 
 class _Entry(NamedTuple):
-    """A template in the tree. `rank` is its place among all templates, `hit` its match without parameters."""
+    """A template in the tree.
+
+    `rank` is its place among all templates. `hit` is its match if it has no parameters, otherwise None.
+    """
 
     rank: int
     owner: int
     template: Template
-    hit: Hit
+    hit: Hit | None
     parsers: tuple[Parser | None, ...]
     """One for each parameter, or () if no parameter has a type."""
 
 
+_Tail = tuple[Tail, tuple[Matcher, ...], _Entry]
+
+_NO_NODES: "dict[str, _Node]" = {}
+"""The `literals` of a node that has none. It must not be changed."""
+
+
 class _Node:
-    """The templates that begin with the same segments."""
+    """The templates that begin with the same segments.
 
-    __slots__ = ("ends", "literals", "patterns", "segments", "tails")
+    A rule set has thousands of nodes, most of which have one child. Few of them therefore have containers of their own.
+    """
 
-    def __init__(self) -> None:
-        self.literals: dict[str, _Node] = {}  # next segments without parameters, by text
-        self.patterns: list[tuple[Matcher, _Node]] = []  # next segments with parameters
-        self.segments: dict[Segment, _Node] = {}  # the nodes of `patterns`, by segment; needed only to build the tree
-        self.tails: list[tuple[Tail, tuple[Matcher, ...], _Entry]] = []  # templates whose last part matches the rest
-        self.ends: list[_Entry] = []  # templates that end here
+    __slots__ = ("ends", "literals", "match", "patterns", "segment", "tails")
 
-    def child(self, segment: Segment) -> "_Node":
-        """Return the node below `segment`. Make it if it does not exist."""
+    def __init__(self, segment: Segment, match: Matcher) -> None:
+        self.segment = segment
+        self.match = match
+        """Matches the segment. It is not used for a segment without parameters."""
+        self.literals = _NO_NODES  # the next nodes whose segments have no parameters, by text
+        self.patterns: tuple[_Node, ...] = ()  # the next nodes whose segments have parameters
+        self.tails: tuple[_Tail, ...] = ()  # templates whose last part matches the rest
+        self.ends: tuple[_Entry, ...] = ()  # templates that end here
+
+    def child(self, segment: Segment, matchers: dict[Segment, Matcher]) -> "_Node":
+        """Return the node below `segment`. Make it if it does not exist.
+
+        `matchers` has the matchers that were made so far. Nodes share them.
+        """
         if not segment.kinds:
-            return self.literals.setdefault(segment.texts[0], _Node())
-        if segment not in self.segments:
-            node = self.segments[segment] = _Node()
-            self.patterns.append((matcher(segment), node))
-        return self.segments[segment]
+            if self.literals is _NO_NODES:
+                self.literals = {}
+            text = segment.texts[0]
+            if text not in self.literals:
+                self.literals[text] = _Node(segment, _never)
+            return self.literals[text]
+        for node in self.patterns:
+            if node.segment == segment:
+                return node
+        if segment not in matchers:
+            matchers[segment] = matcher(segment)
+        node = _Node(segment, matchers[segment])
+        self.patterns = (*self.patterns, node)
+        return node
+
+
+def _never(_segment: str) -> None:
+    """Match nothing."""
 
 
 _Found = list[tuple[_Entry, tuple[str, ...]]]
@@ -76,20 +106,21 @@ class PathMatcher:
 
     def __init__(self, owned: Iterable[tuple[int, Template]]) -> None:
         self._literal: dict[str, _Found] = {}
-        self._root = _Node()
+        self._root = _Node(Segment(("",)), _never)
         self._only_literal = True
+        matchers: dict[Segment, Matcher] = {}
         for rank, (owner, template) in enumerate(owned):
             checkpoint()
             parsers = tuple(map(parser, template.kinds))
-            hit = Hit(owner, template.text, NO_PARAMETERS, strict=True)
+            hit = None if template.names else Hit(owner, template.text, NO_PARAMETERS, strict=True)
             entry = _Entry(rank, owner, template, hit, parsers if any(parsers) else ())
-            self._add(entry, template)
+            self._add(entry, template, matchers)
             # The cleaned form of a path has no slash at its end. A template that has one must match it too.
             cleaned = template.cleaned
             if cleaned != template:
-                self._add(entry._replace(template=cleaned), cleaned)
+                self._add(entry._replace(template=cleaned), cleaned, matchers)
 
-    def _add(self, entry: _Entry, template: Template) -> None:
+    def _add(self, entry: _Entry, template: Template, matchers: dict[Segment, Matcher]) -> None:
         if not template.names and template.tail is None:
             path = "/" + "/".join(segment.texts[0] for segment in template.segments)
             self._literal.setdefault(path, []).append((entry, ()))
@@ -97,14 +128,12 @@ class PathMatcher:
         self._only_literal = False
         node = self._root
         for segment in template.segments:
-            node = node.child(segment)
+            node = node.child(segment, matchers)
         tail = template.tail
-        if tail is None:
-            node.ends.append(entry)
-            return
-        node.tails.append((tail, tuple(map(matcher, tail.segments)), entry))
-        if tail.folder:
-            node.ends.append(entry)
+        if tail is not None:
+            node.tails = (*node.tails, (tail, tuple(map(matcher, tail.segments)), entry))
+        if tail is None or tail.folder:
+            node.ends = (*node.ends, entry)
 
     def hits(self, request: Request) -> list[Hit]:
         """Match a request's path in all its readings. Return one hit for each owner with a matching template."""
@@ -210,7 +239,7 @@ def _rank(match: tuple[_Entry, tuple[str, ...]]) -> int:
 def _hit(entry: _Entry, values: tuple[str, ...], path: str, *, strict: bool) -> Hit:
     """Return the hit of an entry: parse the values. A value that is not in narrow form makes it not strict."""
     _, owner, template, hit, parsers = entry
-    if not values:
+    if hit is not None:
         return hit if strict else hit._replace(strict=False)
     names = template.names
     if not parsers:
@@ -249,8 +278,8 @@ def _walk(node: _Node, segments: list[str], depth: int, values: tuple[str, ...],
             found += [(entry, values) for entry in child.ends]
         else:
             _walk(child, segments, depth, values, found)
-    for match, child in node.patterns:
-        more = match(segment)
+    for child in node.patterns:
+        more = child.match(segment)
         if more is not None:
             if ended:
                 found += [(entry, values + more) for entry in child.ends]

@@ -6,6 +6,7 @@ Python's type (or Pydantic) can read. Rules match the wide form; exemptions and 
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 from math import isfinite
 from typing import NamedTuple
 from unicodedata import decimal
@@ -190,7 +191,13 @@ def _segment(piece: str, names: list[str], kinds: list[str]) -> Segment:
     if len(own) == 2 and {"int", "float"} & set(own) and (not texts[1] or texts[1][0].isdigit()):
         # Otherwise the time to split the two could grow with the square of the length of the path.
         raise TemplateError("a number beside another parameter needs a text between them that begins with no digit")
-    return Segment(tuple(texts), tuple(own))
+    return _with_parameters(tuple(texts), tuple(own)) if own else Segment(tuple(texts))
+
+
+@lru_cache(maxsize=256)
+def _with_parameters(texts: tuple[str, ...], kinds: tuple[str, ...]) -> Segment:
+    """Return a segment with parameters. Templates share such segments, because most are as simple as `{id}`."""
+    return Segment(texts, kinds)
 
 
 _UUID = re.compile("[0-9a-fA-F]{8}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{12}")

@@ -5,6 +5,7 @@ counters. This module calls the words in the order of the table. It then checks 
 """
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 from urllib.parse import quote
 
@@ -36,9 +37,9 @@ from ratelimit_mw.config.words.response import RULE_RESPONSE
 from ratelimit_mw.config.words.selection import NAME, ON_DEMAND, ON_ERROR, REPLACES, SHADOW
 from ratelimit_mw.config.words.throttle import MAX_WAIT, MAX_WAITING, THROTTLE, widest
 from ratelimit_mw.identity.attributes import Attributes
-from ratelimit_mw.model import Quota, Rule
+from ratelimit_mw.model import Elastic, Quota, Rule
 from ratelimit_mw.process_local import checkpoint
-from ratelimit_mw.rules.compiled import CompiledRule, Counter, Matching, Tiers
+from ratelimit_mw.rules.compiled import NO_RULES, CompiledRule, Counter, Matching, Tiers
 from ratelimit_mw.units import MILLISECOND, SECOND
 
 RULE = Section(
@@ -111,7 +112,7 @@ def compile_rule(  # noqa: PLR0917 - each argument is needed
         cost=rule[COST].fixed,
         read_cost=compile_cost(rule, attributes, problems),
         on_demand=rule[ON_DEMAND],
-        replaces=frozenset(ranks[name] for name in replaced if name in ranks),
+        replaces=frozenset(ranks[name] for name in replaced if name in ranks) if replaced else NO_RULES,
     )
 
 
@@ -157,12 +158,22 @@ def _counters(domain: str, rule: Values, limits: Sequence[PlacedWindow]) -> tupl
     prefix = f"{escaped(domain)}:{escaped(rule[NAME])}:"
     counters: list[Counter] = []
     for window, _ in limits:
-        quota = _quota(rule, window, prefix)
+        made = _quota(rule, window, prefix)
+        quota = _shared(made, made.elastic)
         code = f"{ALGORITHMS[quota.algorithm].code}{_period_code(quota.period)}"
         spread = sliced + sharded if window.period else ""
         # The braces are a hash tag of Redis Cluster: all counters of one identity are in one slot.
         counters.append((f"{prefix}{code}{spread}:{{", quota))
     return tuple(counters)
+
+
+@lru_cache(maxsize=1024)
+def _shared(quota: Quota, _elastic: Elastic | None) -> Quota:
+    """Return the same object for all equal quotas. Most rules of a file have one of a few limits.
+
+    `elastic` is an argument of its own, because the comparison of quotas leaves it out.
+    """
+    return quota
 
 
 def _period_code(period: int) -> str:
