@@ -130,7 +130,8 @@ class Word(Generic[T_co]):
 
     Args:
         key: The key.
-        read: Returns the value of a node, or raises `Invalid`.
+        read: Returns the value of a node, or raises `Invalid`. The value must be plain data, because `PackedSections`
+            packs it.
         default: The value of a word that is not set.
         schema: The JSON Schema of the value, or a function that returns it.
         about: The description in the JSON Schema and in the reference: one sentence.

@@ -194,10 +194,7 @@ def _segment(piece: str, names: list[str], kinds: list[str]) -> Segment:
     return _with_parameters(tuple(texts), tuple(own)) if own else Segment(tuple(texts))
 
 
-@lru_cache(maxsize=256)
-def _with_parameters(texts: tuple[str, ...], kinds: tuple[str, ...]) -> Segment:
-    """Return a segment with parameters. Templates share such segments, because most are as simple as `{id}`."""
-    return Segment(texts, kinds)
+_with_parameters = lru_cache(maxsize=256)(Segment)  # templates share these segments: most are as simple as `{id}`
 
 
 _UUID = re.compile("[0-9a-fA-F]{8}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{12}")
