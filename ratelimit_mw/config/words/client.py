@@ -1,4 +1,9 @@
-"""`client` and `attributes`: how clients are identified. `by`: what a rule counts by."""
+"""`client` and `attributes`: how clients are identified. `by`: what a rule counts by.
+
+An attribute is a value of a request. Some are built in (`ip`, `method`), and `user` and `tier` are set under `client`.
+A file may define others under `attributes`. An entry of `by` names attributes: `ip+user` counts each pair, and
+`user|ip` counts by the first that is present. A request is charged to one counter for each entry.
+"""
 
 import re
 
@@ -54,6 +59,7 @@ def compile_client(
 
 
 def _named(file: Values, problems: Problems) -> dict[str, str]:
+    """Return the sources of the attributes that the file defines, by name."""
     named: dict[str, str] = {}
     for name, source in file[ATTRIBUTES].items():
         place = file.place("attributes", name)
@@ -68,6 +74,7 @@ def _named(file: Values, problems: Problems) -> dict[str, str]:
 
 
 def _source(text: str | None, place: Place, problems: Problems) -> str | None:
+    """Return a source, or a valid one in its place if it cannot be compiled. None if it is not set."""
     if not text:
         return None
     try:
@@ -133,6 +140,7 @@ def compile_by(
 
 
 def _faults(entry: str, templates: tuple[Template, ...], attributes: Attributes) -> list[tuple[str, str]]:
+    """Return (message, hint) for each fault of one entry of `by`."""
     found: list[tuple[str, str]] = []
     parameters = {name for template in templates for name in template.names}
     for part in attributes_of(entry):

@@ -1,4 +1,8 @@
-"""`messages`: a rule that counts WebSocket messages, and what it cannot be combined with."""
+"""`messages`: a rule that counts WebSocket messages, and what it cannot be combined with.
+
+A rule counts either requests or messages. A rule that counts messages is not charged for the handshake. It is charged
+for each message that the client sends, and has no response. `http.websocket` counts the messages.
+"""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -38,6 +42,7 @@ def validate_replaced_kinds(rules: Sequence[Values], replacing: Sequence[int], p
 
 
 def _validate(rule: Values, problems: Problems) -> None:
+    """Report what messages cannot be combined with, and every `by: connection` of a rule that cannot have it."""
     if rule[MESSAGES] is not None:
         _validate_messages(rule, problems)
     for index, entry in enumerate(rule[BY]):
@@ -46,6 +51,7 @@ def _validate(rule: Values, problems: Problems) -> None:
 
 
 def _validate_messages(rule: Values, problems: Problems) -> None:
+    """Report the words that have no meaning for messages, each with the reason."""
     if rule[ON_DEMAND]:
         message = "can't be combined with messages: the app can't ask for a rule that counts messages"
         problems.add(rule.place("on_demand"), message, _REMOVE)
@@ -71,6 +77,7 @@ def _validate_messages(rule: Values, problems: Problems) -> None:
 
 
 def _validate_by_connection(rule: Values, index: int, problems: Problems) -> None:
+    """Report `by: connection` in a rule without messages, or in one whose counters are shared by processes."""
     if rule[MESSAGES] is None:
         message = "only rules with messages can count by connection"
         problems.add(rule.place("by", index), message, "add messages: close or messages: drop")

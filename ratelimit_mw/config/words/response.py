@@ -1,4 +1,8 @@
-"""`response`, of the file and of a rule: the status, headers and body of denials."""
+"""`response`, of the file and of a rule: the status, headers and body of denials.
+
+The texts contain placeholders such as `{retry_after}`. They are checked here, so that a wrong name is an error when the
+file is loaded and not when the first request is denied. `bodies` fills them.
+"""
 
 from collections.abc import Iterable
 from typing import Literal

@@ -57,6 +57,7 @@ def _reachable(name: str, replaced: Mapping[str, tuple[str, ...]]) -> set[str]:
 
 
 def _validate_on_demand(rule: Values, problems: Problems) -> None:
+    """Report what a rule cannot have if the app asks for it by name."""
     if not rule[ON_DEMAND]:
         return
     if is_concurrent(rule):

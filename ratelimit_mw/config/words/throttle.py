@@ -79,6 +79,7 @@ def _with_spare(quota: Quota, spare: int, over: Literal["soft", "elastic"]) -> Q
 
 
 def _elastic(node: Node) -> Throttle:
+    """Read the settings of an elastic throttle. `up_to` is a percentage of the limit, so 100% is the limit itself."""
     if not isinstance(node, Map):
         raise Invalid.at(node.place, f"must be a mapping, not {kind(node)}", _ELASTIC_FORM)
     invalid = Invalid()
@@ -107,6 +108,7 @@ def _percent(node: Node) -> int:
 
 
 def _text(node: Node) -> str:
+    """Return the text of a scalar. Empty for a list or a mapping, which no pattern matches."""
     return node.text if isinstance(node, Scalar) else ""
 
 
@@ -167,6 +169,7 @@ def _waiting_alter(quota: Quota, rule: Values, _prefix: str) -> Quota:
 
 
 def _validate_max_wait(rule: Values, problems: Problems) -> None:
+    """Report a `max_wait` that no request would use."""
     if rule[MAX_WAIT] is not None and not ALGORITHMS[rule[ALGORITHM]].can_wait:
         problems.add(
             rule.place("max_wait"), _never_waits(rule), algorithm_hint(lambda other: other.can_wait, "max_wait")
