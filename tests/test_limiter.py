@@ -23,7 +23,7 @@ def rule(limit="2 per minute", *, name="everything", by="ip", **more):
 
 
 def engine(*rules, storage="memory://", clock=None, **sections):
-    config = {"domain": "shop", "rules": list(rules) or [rule()], **sections}
+    config = {"domain": "shop", "storage": {"timeout": "5s"}, "rules": list(rules) or [rule()], **sections}
     return RateLimiter(config, storage=storage, clock=clock or ManualClock(START))
 
 

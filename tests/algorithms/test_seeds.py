@@ -19,7 +19,7 @@ def rules(vector):
             limit["burst"] = part["burst"]
         rule = {"name": f"part-{number}", "limit": limit, "algorithm": part["algorithm"]}
         found.append(rule | {"throttle": part["throttle"]} if "throttle" in part else rule)
-    return {"domain": "seeds", "rules": found}
+    return {"domain": "seeds", "storage": {"timeout": "5s"}, "rules": found}
 
 
 def play(vector, storage):

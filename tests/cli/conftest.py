@@ -3,8 +3,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
+from ratelimit_mw import RateLimiter
 from ratelimit_mw.cli.app import app
 
 SHOP = """\
@@ -22,6 +24,12 @@ rules:
     replaces: everything
   - {name: api, match: {path: '/api/items/{id:int}'}, by: user|ip, limit: {default: 5 per hour, gold: 50 per hour}}
 """
+
+
+def app_limiter(storage):
+    """The limiter of an app with the folder's rules. It waits for a store on a busy machine."""
+    rules = yaml.safe_load(Path("ratelimits.yaml").read_text("utf-8"))
+    return RateLimiter({**rules, "storage": {"timeout": "5s"}}, storage=storage)
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ratelimit_mw import RateLimiter
+from tests.cli.conftest import app_limiter
 
 RULES = """\
 domain: shop
@@ -20,7 +20,7 @@ IP = "203.0.113.7"
 def ask(run, any_server):
     """As `run`, with the server's counters: one client is banned, another was denied once."""
     Path("ratelimits.yaml").write_text(RULES, "utf-8")
-    with RateLimiter("ratelimits.yaml", storage=any_server.url) as limiter:
+    with app_limiter(any_server.url) as limiter:
         for _ in range(4):
             limiter.check({"ip": IP})
         for _ in range(2):
@@ -73,5 +73,5 @@ def test_reset_lifts_a_ban(ask, words, any_server):
     assert f"ip={IP}" not in "".join(
         client + algorithm for client, algorithm, used, _ in rows(ask("show", "search")[1])
     )
-    with RateLimiter("ratelimits.yaml", storage=any_server.url) as limiter:
+    with app_limiter(any_server.url) as limiter:
         assert limiter.check({"ip": IP}).allowed

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from ratelimit_mw import RateLimiter
+from tests.cli.conftest import app_limiter
 from tests.support.apps import within_a_minute
 
 
@@ -14,7 +15,7 @@ from tests.support.apps import within_a_minute
 def shop(run, any_server, monkeypatch):
     """A limiter that shares its counters with the commands, after some traffic of this minute."""
     within_a_minute()
-    with RateLimiter("ratelimits.yaml", storage=any_server.url) as limiter:
+    with app_limiter(any_server.url) as limiter:
         for _ in range(5):
             limiter.check({"ip": "203.0.113.7", "method": "POST", "path": "/login"})
         for number in range(30):
@@ -166,7 +167,7 @@ def test_a_storage_that_is_none(run):
 def test_descriptors_have_counters_too(run, any_server):
     config = f"""\
 domain: d
-storage: {{url: "{any_server.url}"}}
+storage: {{url: "{any_server.url}", timeout: 5s}}
 client: {{secret: s}}
 attributes: {{a: header:X-A}}
 descriptors: [{{key: a, rate_limit: {{unit: year, requests_per_unit: 4}}}}]
@@ -183,7 +184,9 @@ descriptors: [{{key: a, rate_limit: {{unit: year, requests_per_unit: 4}}}}]
 
 def test_a_counter_in_shards_is_one_counter_to_the_reader(run, any_server):
     rules = "{name: r, limit: 64 per hour, algorithm: fixed_window, shards: 8}"
-    Path("h.yaml").write_text(f'domain: d\nstorage: {{url: "{any_server.url}"}}\nrules: [{rules}]\n', "utf-8")
+    Path("h.yaml").write_text(
+        f'domain: d\nstorage: {{url: "{any_server.url}", timeout: 5s}}\nrules: [{rules}]\n', "utf-8"
+    )
     client = {"ip": "203.0.113.7"}
     within_a_minute()  # and so within the hour
     with RateLimiter("h.yaml") as limiter:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ratelimit_mw import RateLimiter
+from tests.cli.conftest import app_limiter
 
 NOTE = (
     "note: ratelimit_mw: storage is memory://: each process counts for itself, and a restart forgets; to share the "
@@ -13,7 +13,7 @@ NOTE = (
 
 
 def test_a_newcomer_finds_out_why_a_login_got_a_429(run, any_server):
-    with RateLimiter("ratelimits.yaml", storage=any_server.url) as limiter:
+    with app_limiter(any_server.url) as limiter:
         client = {"ip": "203.0.113.7", "method": "POST", "path": "/login", "header:authorization": "Bearer ada"}
         assert [limiter.check(client).allowed for _ in range(6)] == [True] * 5 + [False]
         line = ["explain", "POST", "/login", "--ip", "203.0.113.7", "-H", "Authorization: Bearer ada"]

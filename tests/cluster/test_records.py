@@ -9,7 +9,12 @@ from ratelimit_mw.stores.records import open_records
 from tests.rules.living import limit_of, text
 from tests.support.patience import eventually
 
-RULES = {"domain": "d", "reload": "1h", "rules": [{"name": "r", "by": "ip", "limit": "5 per hour"}]}
+RULES = {
+    "domain": "d",
+    "storage": {"timeout": "5s"},
+    "reload": "1h",
+    "rules": [{"name": "r", "by": "ip", "limit": "5 per hour"}],
+}
 
 
 @pytest.fixture(params=["cluster", "sentinels"])

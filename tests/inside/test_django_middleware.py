@@ -131,7 +131,8 @@ def test_headers_that_are_not_wanted(engine_of, me, ask):
 
 def test_what_is_deferred_is_denied_here_and_said_so(any_server, me, caplog):
     rule = {"name": "r", **WHO, "limit": "1 per hour", "on_limit": "defer"}
-    with RateLimiter({"domain": "d", "rules": [rule]}, storage=any_server.url) as limiter, settings(limiter):
+    config = {"domain": "d", "storage": {"timeout": "5s"}, "rules": [rule]}
+    with RateLimiter(config, storage=any_server.url) as limiter, settings(limiter):
         assert [answer.status_code for answer in blocking(["/free", "/free"], me)] == [200, 429]
     assert "RateLimitMiddleware denies these requests" in caplog.text
 

@@ -407,7 +407,8 @@ class TestQuotaMode:
     def test_in_redis_they_are_decided_and_given_back_alike(self, any_server):
         quotas = [{"key": key, "quota_mode": True, **limit(1, "year")} for key in "ab"]
         other = {"key": "c", **limit(9, "year")}
-        config = {"domain": "shop", "attributes": ATTRIBUTES, "descriptors": [*quotas, other]}
+        frame = {"domain": "shop", "storage": {"timeout": "5s"}, "attributes": ATTRIBUTES}
+        config = {**frame, "descriptors": [*quotas, other]}
 
         async def awaited():
             async with RateLimiter(config, storage=any_server.url) as engine:

@@ -18,7 +18,7 @@ IP = "203.0.113.7"
 def rules(limit="2 per minute", **sections):
     """A configuration with one rule for everybody; `rules=` and other sections replace or join it."""
     everybody = {"name": "everybody", "by": "ip", "limit": limit, "algorithm": "fixed_window"}
-    return {"domain": "shop", "rules": [everybody], **sections}
+    return {"domain": "shop", "storage": {"timeout": "5s"}, "rules": [everybody], **sections}
 
 
 def limiter(limit="2 per minute", *, clock=None, storage=None, **sections):

@@ -13,6 +13,7 @@ TOKEN = "tok-4f9d1c-secret"  # what python:tests.identity.functions:raises holds
 PIECES = (TOKEN, TOKEN[:8], TOKEN[-8:], TOKEN.upper())
 RULES = {
     "domain": "shop",
+    "storage": {"timeout": "5s"},
     "client": {"user": "header:Authorization", "tier": "python:tests.identity.functions:raises"},
     "attributes": {"session": "cookie:session"},
     "response": {"message": "{ip} {rule} {limit} {retry_after}", "body": "problem"},

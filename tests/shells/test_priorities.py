@@ -34,7 +34,8 @@ def level():
 
 def limiter(*rules, clock=None, storage="memory://", shed=None, **sections):
     load = {"source": "python:tests.shells.loads:load", **({"shed": shed} if shed else {})}
-    config = {"domain": "d", "load": load, "rules": list(rules or (EVERYBODY, ANALYTICS, PAY)), **sections}
+    sections = {"domain": "d", "storage": {"timeout": "5s"}, "load": load, **sections}
+    config = {"rules": list(rules or (EVERYBODY, ANALYTICS, PAY)), **sections}
     return RateLimiter(config, storage=storage, clock=clock or ManualClock(START))
 
 
