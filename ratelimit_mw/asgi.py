@@ -31,7 +31,7 @@ from ratelimit_mw.model import SECOND
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.stores import Store
 
-__all__ = ["RateLimitMiddleware"]
+__all__ = ["AsyncHandle", "RateLimitMiddleware"]
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]

@@ -5,12 +5,14 @@ import logging
 import os
 import threading
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import wraps
+from importlib import import_module
 from typing import Any, TypeVar, cast
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_async
 from django.conf import settings
+from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
@@ -21,15 +23,16 @@ from ratelimit_mw.decision.load import ASGI_CAPACITY, WSGI_CAPACITY, time_in_que
 from ratelimit_mw.decision.names import DECORATED
 from ratelimit_mw.decision.settlement import Account, Move
 from ratelimit_mw.decision.verdict import Verdict
+from ratelimit_mw.errors import ConfigurationError
 from ratelimit_mw.http.answers import Answers, Denial, phrase
 from ratelimit_mw.http.handle import AsyncHandle, Handle, TwinHandle, refuse_awaited
 from ratelimit_mw.identity.http_request import AsgiRequest, DjangoRequest
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.model import SECOND
-from ratelimit_mw.rules.domains import Rules
+from ratelimit_mw.rules.domains import Rules, rule_names, unknown_rule
 
-__all__ = ["RateLimitMiddleware", "limited", "limiter"]
+__all__ = ["RateLimitMiddleware", "TwinHandle", "limited", "limiter"]
 
 _log = logging.getLogger("ratelimit_mw")
 _logged: set[str] = set()
@@ -199,7 +202,7 @@ def limiter() -> RateLimiter:
     with _lock:
         if _made is None or _made[0] is not wanted:
             before, _made = _made, (wanted, *_limiter_of(wanted))
-            _made[1].engine.planner.names.decorated = True
+            _made[1].engine.planner.names.serving = True
             if before is not None and before[2]:
                 before[1].close()
         return _made[1]
@@ -219,12 +222,38 @@ def _limiter_of(wanted: Any) -> tuple[RateLimiter, bool]:
     )
 
 
+_names: set[str] = set()
+"""The rule names in the decorators of this project."""
+
+
+def _check(app_configs: object, **_options: object) -> list[checks.CheckMessage]:  # noqa: ARG001 - Django's interface
+    """The system check: the rules can be used, and they have the names in the decorators of the views."""
+    try:
+        rules = limiter().rules
+    except ConfigurationError as error:
+        return [checks.Error(str(problem), id="ratelimit_mw.E001") for problem in error.problems]
+    except (ImproperlyConfigured, ImportError) as error:
+        return [checks.Error(str(error), id="ratelimit_mw.E002")]
+    with suppress(Exception):  # Django's own check of the URLs reports these errors
+        import_module(settings.ROOT_URLCONF)
+    if rules.source is not None:  # the rules are still to be read from their database
+        return []
+    known = rule_names(rules)
+    return [checks.Error(str(unknown_rule(name, known)), id="ratelimit_mw.E003") for name in sorted(_names - known)]
+
+
+checks.register(_check)
+
+
 class RateLimitMiddleware:
     """Passes to the project's views the requests that the rules allow, and answers all others.
 
     The setting `RATELIMIT` has the rules, see `limiter`. This middleware must come after AuthenticationMiddleware in
     MIDDLEWARE. The `user` of a rule is the primary key of the logged-in user, unless `client.user` is set.
     `request.ratelimit` is the decision, see `TwinHandle`.
+
+    With "ratelimit_mw.django" in INSTALLED_APPS, `manage.py check` reports rules that cannot be used, and names in
+    `limited` that no rule has.
 
     Under ASGI it is asynchronous if the next middleware is. Under WSGI it refuses rules that name an async function. If
     the WSGI or ASGI middleware around the project has decided on a request by rules of the same domain, this
@@ -410,6 +439,7 @@ def limited(rule: str, cost: int = 1) -> Callable[[_View], _View]:
         RuntimeError: The middleware is not in MIDDLEWARE. All of these are raised when the view is called.
     """
     DECORATED.add(rule)
+    _names.add(rule)
 
     def decorate(view: _View) -> _View:
         @wraps(view)

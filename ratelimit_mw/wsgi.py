@@ -18,7 +18,7 @@ from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.stores import Store
 
-__all__ = ["RateLimitMiddleware"]
+__all__ = ["BlockingHandle", "RateLimitMiddleware"]
 
 # These have names so that the annotations of a function made per request are cheap to evaluate.
 _Headers = list[tuple[str, str]]

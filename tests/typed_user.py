@@ -3,12 +3,14 @@
 from typing import Annotated, Any, assert_type
 from wsgiref.types import WSGIApplication
 
+from django.http import HttpRequest
 from fastapi import Depends, FastAPI, Request
 from flask import Flask
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 
 from ratelimit_mw import ConfigurationError, Decision, ManualClock, RateLimiter, asgi, wsgi
+from ratelimit_mw import django as in_django
 from ratelimit_mw import fastapi as in_fastapi
 from ratelimit_mw import flask as in_flask
 
@@ -58,6 +60,34 @@ application: WSGIApplication = wsgi.RateLimitMiddleware(flask_app, limiter=limit
 @fastapi_app.get("/")
 def index(request: Request) -> dict[str, Any]:
     return {"remaining": request.scope["ratelimit"].remaining}
+
+
+@fastapi_app.get("/search")
+async def search(request: Request) -> int | None:
+    handle: asgi.AsyncHandle = request.scope["ratelimit"]
+    assert_type(handle.allowed, bool)
+    assert_type(handle.rule, str | None)
+    assert_type(handle.reset_after, float)
+    assert_type(handle.policies, tuple[Decision, ...])
+    assert_type(handle.decision, Decision)
+    assert_type(await handle.check("mail"), Decision)
+    decision, denial = await handle.enforce("mail", cost=2)
+    assert_type(decision, Decision)
+    assert_type(denial.status if denial else None, int | None)
+    await handle.charge(5)
+    return handle.remaining
+
+
+def blocking(environ: dict[str, Any]) -> bool:
+    handle: wsgi.BlockingHandle = environ["ratelimit.decision"]
+    handle.refund()
+    return handle.check("mail").allowed and handle.allowed
+
+
+def in_a_view(request: HttpRequest) -> int | None:
+    handle: in_django.TwinHandle = request.ratelimit
+    assert_type(handle.check("mail"), Decision)
+    return handle.remaining
 
 
 in_fastapi.add_rate_limits(fastapi_app, "ratelimits.yaml", storage="redis://localhost")

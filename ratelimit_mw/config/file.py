@@ -107,7 +107,7 @@ def compile_file(
     """
     domain = file[DOMAIN]
     client, attributes = compile_client(file, domain, problems, logged)
-    warnings = Problems()
+    warnings, without_user = Problems(), Problems()
     names: list[str] = []
     replacing: list[int] = []
     matches: list[Matching] = []
@@ -128,7 +128,8 @@ def compile_file(
         made = compile_rule(rank, rule, file, domain, ranks, matches[rank], attributes, problems)
         compiled.append(made)
         recompiler.add(rule)
-        _warn_of_missing_attributes(rule, file[CLIENT], warnings)
+        _warn_of_missing_tier(rule, file[CLIENT], warnings)
+        _warn_of_missing_user(rule, file[CLIENT], without_user)
         _warn_of_ineffective_throttle(rule, made, warnings)
     rules = tuple(compiled)
     validate_page(file, problems)
@@ -158,6 +159,7 @@ def compile_file(
         source=source,
         descriptors=descriptors,
         warnings=warnings.in_order(),
+        without_user=without_user.in_order(),
     )
 
 
@@ -170,11 +172,15 @@ def _descriptors(file: Values, attributes: Attributes, problems: Problems, warni
     return Descriptors(root, lists, limits) if limits else None
 
 
-def _warn_of_missing_attributes(rule: Values, client: Values, warnings: Problems) -> None:
-    """Warn about a rule that needs an attribute that no request has. A call of `check()` can still pass it."""
+def _warn_of_missing_tier(rule: Values, client: Values, warnings: Problems) -> None:
+    """Warn about a limit by a tier that no request has. A call of `check()` can still pass it."""
     if rule[LIMIT].tiers is not None and client[TIER] is None:
         message = "depends on the tier, but client.tier is not set: every request has the default limit"
         warnings.add(rule.place("limit"), message)
+
+
+def _warn_of_missing_user(rule: Values, client: Values, warnings: Problems) -> None:
+    """Warn about a rule by user if no source for the user is set. Only some middlewares need one."""
     for index, entry in enumerate(rule[BY]):
         if client[USER] is None and "|" not in entry and "user" in attributes_of(entry):
             message = "counts by user, but client.user is not set: only Django's middleware knows the user"

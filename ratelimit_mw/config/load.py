@@ -142,7 +142,9 @@ def compose(
 
 def _warnings(part: _Part, rules: RuleSet, *, thorough: bool) -> list[Problem]:
     ineffective = lint(part.file, rules) if thorough else Problems()
-    return sorted((*rules.warnings, *ineffective.in_order()), key=lambda problem: (problem.line, problem.column))
+    unserved = rules.without_user if thorough else ()  # an app's middleware knows whether these apply
+    found = (*rules.warnings, *unserved, *ineffective.in_order())
+    return sorted(found, key=lambda problem: (problem.line, problem.column))
 
 
 def _unused_shedding(parts: Sequence[_Part], rules: Rules) -> list[Problem]:

@@ -21,14 +21,14 @@ class UsedNames:
         rules: The names of rules that the app has asked for.
         domains: The domains that were passed to `check()`.
         attributes: The custom attributes that were passed to `check()`.
-        decorated: True if the limiter decides for a middleware, so that the names in `DECORATED` may be its rules.
+        serving: True if the limiter decides for a middleware, so that the names in `DECORATED` may be its rules.
     """
 
     def __init__(self) -> None:
         self.rules: set[str] = set()
         self.domains: set[str] = set()
         self.attributes: set[str] = set()
-        self.decorated = False
+        self.serving = False
 
     def bind(self, retriever: Retriever) -> None:
         """Make `retriever` refuse rules that lack a used name."""
@@ -44,7 +44,7 @@ class UsedNames:
     def _check(self, rules: Rules, before: Rules) -> None:
         """Raise ConfigurationError if `rules` lack a used name. `before` are the rules in force."""
         known = rule_names(rules)
-        needed = self.rules | (DECORATED & rule_names(before) if self.decorated else set())
+        needed = self.rules | (DECORATED & rule_names(before) if self.serving else set())
         problems = [unknown_rule(name, known) for name in sorted(needed - known)]
         problems += [unknown_domain(name, rules) for name in sorted(self.domains) if rules.of(name) is None]
         problems += [

@@ -1,9 +1,10 @@
 """What the middlewares share: the choice of the limiter, and the handle through which the app sees the decision."""
 
 import asyncio
+import logging
 import os
-from collections.abc import Mapping
-from typing import Any, NamedTuple, Self
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from ratelimit_mw.decision.planning import whole
 from ratelimit_mw.decision.verdict import Verdict
@@ -14,6 +15,8 @@ from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.model import SECOND, Decision
 from ratelimit_mw.rules.domains import Rules, rule_names, unknown_rule
 from ratelimit_mw.stores import Store
+
+_log = logging.getLogger("ratelimit_mw")
 
 
 def limiter_for(
@@ -28,7 +31,10 @@ def limiter_for(
         ConfigurationError: the rules cannot be used.
     """
     used = _limiter_for(config, limiter, storage)
-    used.engine.planner.names.decorated = True
+    names = used.engine.planner.names
+    if not names.serving:
+        names.serving = True
+        used.require(_warning_of_missing_users())
     return used
 
 
@@ -55,6 +61,19 @@ def refuse_awaited(rules: Rules) -> None:
         raise ConfigurationError(
             [Problem(f"async functions can't be awaited under WSGI: {names}", hint="write them as plain functions")]
         )
+
+
+def _warning_of_missing_users() -> Callable[[Rules], None]:
+    """A check that warns of rules by user without a source for the user. Django's middleware needs no source."""
+    logged: set[str] = set()
+
+    def warn(rules: Rules) -> None:
+        for problem in (problem for part in rules.parts for problem in part.without_user):
+            if problem.message not in logged:
+                logged.add(problem.message)
+                _log.warning("%s", problem)
+
+    return warn
 
 
 RULES_OF_VIEW = "ratelimit_rules"
@@ -92,6 +111,20 @@ class Handle:
     """
 
     __slots__ = ("_limiter", "_request", "_rules", "_verdict", "reported")
+
+    if TYPE_CHECKING:  # the fields of Decision, which `__getattr__` returns
+        allowed: bool
+        rule: str | None
+        limit: int | None
+        remaining: int | None
+        reset_after: float
+        retry_after: float
+        delay: float
+        reset_at: float
+        over: str | None
+        policies: tuple[Decision, ...]
+        banned: bool
+        reason: str | None
 
     def __init__(self, verdict: Verdict, limiter: RateLimiter, request: Request, rules: Rules) -> None:
         self._verdict = verdict

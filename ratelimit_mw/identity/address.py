@@ -14,6 +14,7 @@ from ipaddress import IPv4Network, IPv6Address, IPv6Network, collapse_addresses
 from socket import AF_INET, AF_INET6, inet_ntop, inet_pton
 from typing import Generic, TypeVar
 
+from ratelimit_mw.errors import quoted
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.settings import ClientSettings, Network
 
@@ -214,7 +215,7 @@ class ClientAddress:
         """Return the identity of a request under `by: ip`. This is an `Identifier`."""
         network = self.network(request)
         if network is None:
-            self.report_unknown()
+            self.report_unknown(request.peer)
             return UNKNOWN_ADDRESS
         return "ip=" + network
 
@@ -226,14 +227,27 @@ class ClientAddress:
         whole = canonical(text.partition("/")[0]) if text else None
         return {_WHOLE: whole, "ip": None if whole is None else masked(whole, self._ipv6_prefix)}
 
-    def report_unknown(self) -> None:
-        """Log once that a request has no client address."""
-        if "address" not in self._logged:
-            self._logged.add("address")
+    def report_unknown(self, peer: str | None) -> None:
+        """Log once that a request has no client address. `peer` is the peer's address as the server wrote it."""
+        if "address" in self._logged:
+            return
+        self._logged.add("address")
+        shared = "all such requests share one counter (logged once)"
+        if peer is None:
             _log.warning(
-                "a request has no client address; all such requests share one counter (logged once). "
-                "Behind a proxy on a unix socket, set client.trusted_hops to the number of proxies"
+                "a request has no client address; %s. Behind a proxy on a unix socket, set client.trusted_hops to the "
+                "number of proxies. In a test, give the client an address",
+                shared,
             )
+        elif canonical(peer) is None:
+            _log.warning(
+                "the server gave %s as the client's address, which is not an IP address; %s. In a test with "
+                'Starlette\'s TestClient, give it one: TestClient(app, client=("192.0.2.1", 50000))',
+                quoted(peer),
+                shared,
+            )
+        else:
+            _log.warning("a trusted proxy reported no readable client address; %s", shared)
 
 
 def _unmapped_network(network: Network) -> Network:

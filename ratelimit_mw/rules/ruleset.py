@@ -178,6 +178,7 @@ class RuleSet(Features):
         exempt: tuple[Matching, ...],
         descriptors: Descriptors | None = None,
         warnings: tuple[Problem, ...] = (),
+        without_user: tuple[Problem, ...] = (),
         load: LoadSettings | None = None,
         classifier: "RuleSet | None" = None,
         defer: DeferSettings | None = None,
@@ -199,6 +200,8 @@ class RuleSet(Features):
         self.exempt = exempt
         self.descriptors = descriptors
         self.warnings = warnings
+        self.without_user = without_user
+        """Warnings of rules by user for middlewares that do not know the user by themselves."""
         self.load = load or LoadSettings()
         self.defer = defer or DeferSettings()
         self.classifier = classifier

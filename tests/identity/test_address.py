@@ -1,5 +1,6 @@
 """Whatever a client writes, its address is the last one that a trusted hop vouched for."""
 
+import re
 from ipaddress import IPv6Address, ip_address, ip_network
 
 import pytest
@@ -293,3 +294,20 @@ def test_an_ipv4_address_is_one_only_if_the_standard_library_takes_it(octets):
     except ValueError:
         expected = None
     assert canonical(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("peer", "given_settings", "message"),
+    [
+        pytest.param("testclient", {}, r"the server gave 'testclient' .*TestClient\(app, client=", id="a test client"),
+        pytest.param(None, {}, r"no client address; .*unix socket, set client.trusted_hops", id="a unix socket"),
+        pytest.param("10.0.0.1", {"trusted_hops": 1}, "a trusted proxy reported no readable", id="a garbled header"),
+    ],
+)
+def test_a_missing_address_is_logged_once_with_its_cause(peer, given_settings, message, caplog):
+    known = attributes(**given_settings)
+    for _ in range(2):
+        request = asgi([("X-Forwarded-For", "garbage")], peer=peer)
+        assert known.client_address.identify(request, {}, "") == "ip=?"
+    (record,) = caplog.records
+    assert re.search(message, record.getMessage())

@@ -130,6 +130,18 @@ ADDED = 'app.add_middleware(RateLimitMiddleware, config="rules.yaml")'
 WRAPPED = 'app = RateLimitMiddleware(app, config="rules.yaml")'
 
 
+MADE = """
+from ratelimit_mw import RateLimiter
+app.add_middleware(RateLimitMiddleware, limiter=RateLimiter("rules.yaml"))
+"""
+IN_FASTAPI = """
+from fastapi import FastAPI
+from ratelimit_mw.fastapi import add_rate_limits
+app = FastAPI()
+add_rate_limits(app, "rules.yaml")
+"""
+
+
 @pytest.mark.parametrize(
     ("add", "args", "workers"),
     [
@@ -138,6 +150,8 @@ WRAPPED = 'app = RateLimitMiddleware(app, config="rules.yaml")'
         pytest.param(ADDED, [], 2, id="two workers"),
         pytest.param(WRAPPED, [], 1, id="built at import"),
         pytest.param(WRAPPED, ["--lifespan", "off"], 1, id="built at import, no lifespan"),
+        pytest.param(MADE, ["--lifespan", "off"], 1, id="its limiter made at import, no lifespan"),
+        pytest.param(IN_FASTAPI, ["--lifespan", "off"], 1, id="add_rate_limits, no lifespan"),
     ],
 )
 def test_uvicorn_stops_and_says_why(tmp_path, add, args, workers):

@@ -384,7 +384,7 @@ def _reader(key: str, attributes: Attributes) -> Reader:
     def known_or_not(request: Request) -> str:
         value = read(request)
         if value is None:
-            attributes.client_address.report_unknown()
+            attributes.client_address.report_unknown(request.peer)
         return value or UNKNOWN
 
     return known_or_not
