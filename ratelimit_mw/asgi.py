@@ -15,7 +15,7 @@ from ratelimit_mw.deferral.http import AsgiDeferral, respond_asgi
 from ratelimit_mw.deferral.service import Page
 from ratelimit_mw.errors import ConfigurationError
 from ratelimit_mw.http.answers import Answers
-from ratelimit_mw.http.handle import AsyncHandle, limiter_for
+from ratelimit_mw.http.handle import AsyncHandle, FirstRequests, limiter_for, refuse_wsgi_app
 from ratelimit_mw.http.responses import (
     AsgiResponseTracker,
     asyncio_runs,
@@ -68,7 +68,7 @@ class RateLimitMiddleware:
         storage: Where the counters are, as for `RateLimiter`. It is allowed with `config` only.
 
     Raises:
-        TypeError: Both `config` and `limiter` are given, or neither.
+        TypeError: Both `config` and `limiter` are given, or neither; or `app` is a WSGI app.
         ConfigurationError: The rules cannot be used. The error has every problem found.
     """
 
@@ -85,7 +85,8 @@ class RateLimitMiddleware:
         self._lifespan = app
         self._kinds: frozenset[str] = frozenset()  # the limited scopes; none until asyncio is known to run
         self._usable, self._trio_logged = False, False
-        self._request = asgi_requests_of(app)
+        refuse_wsgi_app(app)
+        self._request: Callable[[Scope], AsgiRequest] = asgi_requests_of(app)
         try:
             used = limiter_for(config, limiter, storage)
             used.require(used.deferrals.require)
@@ -100,6 +101,7 @@ class RateLimitMiddleware:
         self._deferral = AsgiDeferral(app, used.deferrals, used.engine.load)
         self._current = used.engine.current
         self._latest = used.response, _answers(used.rules)
+        self._request = FirstRequests(self, self._request, used, "ratelimit")
         self._usable = True
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

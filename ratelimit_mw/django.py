@@ -25,7 +25,7 @@ from ratelimit_mw.decision.settlement import Account, Move
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.errors import ConfigurationError
 from ratelimit_mw.http.answers import Answers, Denial, phrase
-from ratelimit_mw.http.handle import AsyncHandle, Handle, TwinHandle, refuse_awaited
+from ratelimit_mw.http.handle import AsyncHandle, FirstRequests, Handle, TwinHandle, refuse_awaited
 from ratelimit_mw.identity.http_request import AsgiRequest, DjangoRequest
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.limiter import RateLimiter
@@ -274,6 +274,7 @@ class RateLimitMiddleware:
         self._limiter = limiter()
         self._engine = self._limiter.engine
         self._latest: tuple[Any, Answers[str]] | None = None
+        self._request: Callable[[Any], Environ | Scope] = FirstRequests(self, visitor, self._limiter, None)
         self._awaits = iscoroutinefunction(get_response)
         if self._awaits:
             markcoroutinefunction(self)
@@ -292,7 +293,7 @@ class RateLimitMiddleware:
 
     def _serve(self, request: Any) -> HttpResponseBase:
         rules = self._engine.current()
-        asked = visitor(request)
+        asked = self._request(request)
         around = self._decided_around(request, asked)
         if around is not None:
             response: HttpResponseBase = self.get_response(request)
@@ -317,7 +318,7 @@ class RateLimitMiddleware:
 
     async def _aserve(self, request: Any) -> HttpResponseBase:
         rules = self._engine.current()
-        asked = visitor(request)
+        asked = self._request(request)
         if _reads_user(rules):
             asked.values["user"] = await sync_to_async(user_of)(request)
         around = self._decided_around(request, asked)

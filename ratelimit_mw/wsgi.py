@@ -11,9 +11,16 @@ from ratelimit_mw.decision.load import WSGI_CAPACITY, time_in_queue
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.deferral.http import WsgiDeferral, respond_wsgi
 from ratelimit_mw.http.answers import Answers, phrase
-from ratelimit_mw.http.handle import BlockingHandle, limiter_for, refuse_awaited, require_names_of_views
+from ratelimit_mw.http.handle import (
+    BlockingHandle,
+    FirstRequests,
+    limiter_for,
+    refuse_asgi_app,
+    refuse_awaited,
+    require_names_of_views,
+)
 from ratelimit_mw.http.responses import ClosingIterable, WsgiResponseTracker
-from ratelimit_mw.identity.http_request import wsgi_requests_of
+from ratelimit_mw.identity.http_request import WsgiRequest, wsgi_requests_of
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.stores import Store
@@ -49,7 +56,7 @@ class RateLimitMiddleware:
         storage: Where the counters are, as for `RateLimiter`. It is allowed with `config` only.
 
     Raises:
-        TypeError: Both `config` and `limiter` are given, or neither.
+        TypeError: Both `config` and `limiter` are given, or neither; or `app` is an ASGI app.
         ConfigurationError: The rules cannot be used. The error has every problem found.
             Rules that name an async function are refused, because WSGI has no event loop.
     """
@@ -62,12 +69,14 @@ class RateLimitMiddleware:
         limiter: RateLimiter | None = None,
         storage: str | Store | None = None,
     ) -> None:
+        refuse_asgi_app(app)
         used = limiter_for(config, limiter, storage)
         used.require(refuse_awaited)
         used.require(used.deferrals.require)
         require_names_of_views(used, app)
         self.app = app
-        self._request = wsgi_requests_of(app)
+        self._request: Callable[[dict[str, Any]], WsgiRequest]
+        self._request = FirstRequests(self, wsgi_requests_of(app), used, "ratelimit.decision")
         self._limiter = used
         self._engine = used.engine
         self._deferral = WsgiDeferral(app, used.deferrals, used.engine.load)

@@ -1,14 +1,20 @@
-"""What the middlewares share: the choice of the limiter, and the handle through which the app sees the decision."""
+"""What the middlewares share: the choice of the limiter, the handle for the app, and the checks of the setup.
+
+The first requests show mistakes in the setup, such as an untrusted proxy. Afterwards the middleware makes its requests
+directly, so that these checks cost nothing.
+"""
 
 import asyncio
+import inspect
 import logging
 import os
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, Self, TypeVar
+from weakref import ref
 
 from ratelimit_mw.decision.planning import whole
 from ratelimit_mw.decision.verdict import Verdict
-from ratelimit_mw.errors import ConfigurationError, Problem
+from ratelimit_mw.errors import ConfigurationError, Problem, quoted
 from ratelimit_mw.http.answers import Answers, Denial
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.limiter import RateLimiter
@@ -313,3 +319,111 @@ class TwinHandle(BlockingHandle):
         enforced = await twin.enforce(rule, cost)
         self.reported = twin.reported
         return enforced
+
+
+_EXAMINED = 100
+"""The number of requests that are examined."""
+
+_FORWARDING = ("X-Forwarded-For", "Forwarded", "X-Real-IP")
+
+R = TypeVar("R", bound=Request)
+
+
+class _Middleware(Protocol):
+    _request: Any
+
+
+class FirstRequests(Generic[R]):
+    """Makes the first requests of a middleware, and logs each mistake in the setup that they show, once.
+
+    Args:
+        middleware: Its `_request` is this object, and becomes `make` after the last examined request.
+        make: Makes a request of a scope or an environ.
+        limiter: The limiter of the middleware.
+        key: The key of the scope or the environ that holds the handle of an outer middleware. None if an outer
+            middleware is allowed.
+    """
+
+    def __init__(
+        self, middleware: _Middleware, make: Callable[[Any], R], limiter: RateLimiter, key: str | None
+    ) -> None:
+        self._middleware = ref(middleware)
+        self._make = make
+        self._limiter = limiter
+        self._key = key
+        self._left = _EXAMINED
+        self._proxied = False
+
+    def __call__(self, context: Any) -> R:
+        """Make a request, and examine it."""
+        request = self._make(context)
+        self._left -= 1
+        if self._left <= 0 and (middleware := self._middleware()) is not None:
+            middleware._request = self._make  # noqa: SLF001 - this is the middleware's own part
+        self._examine_proxy(request)
+        if self._key is not None:
+            self._examine_handle(context.get(self._key))
+        return request
+
+    def _examine_proxy(self, request: R) -> None:
+        parts = self._limiter.rules.parts
+        if self._proxied or parts[0].attributes.client_address.header is not None:
+            return
+        peer = request.peer
+        for name in _FORWARDING:
+            value = request.header(name.lower())
+            # A server that trusts its proxy, as uvicorn does, has already replaced the peer by the reported address.
+            if value and not (peer and peer in value) and any(part.attributes.reads("ip") for part in parts):
+                self._proxied = True
+                _log.warning(
+                    "a request came with %s, but client.trusted_proxies and client.trusted_hops are not set: it is "
+                    "counted as %s. If this is your proxy, all of its clients share one counter: add it to "
+                    "client.trusted_proxies. If no proxy of yours sets the header, ignore this (logged once)",
+                    name,
+                    peer or "unknown",
+                )
+                return
+
+    def _examine_handle(self, around: object) -> None:
+        domain = self._limiter.rules.domain
+        if isinstance(around, Handle) and around.domain == domain:
+            self._key = None
+            _log.warning(
+                "two middlewares around one app have the domain %r: each request is charged twice. Remove one of them, "
+                "or give them rules of different domains (logged once)",
+                domain,
+            )
+
+
+def refuse_wsgi_app(app: object) -> None:
+    """Raise TypeError if `app` is known to be a WSGI app. For the ASGI middleware."""
+    if not _is_coroutine(app) and _takes(app, 2) and not _takes(app, 3):
+        raise TypeError(_mistaken(app, "asgi", "wsgi"))
+
+
+def refuse_asgi_app(app: object) -> None:
+    """Raise TypeError if `app` is known to be an ASGI app. For the WSGI middleware."""
+    if _is_coroutine(app) or (_takes(app, 3) and not _takes(app, 2)):
+        raise TypeError(_mistaken(app, "wsgi", "asgi"))
+
+
+def _is_coroutine(app: object) -> bool:
+    method = inspect.getattr_static(type(app), "__call__", None)
+    return inspect.iscoroutinefunction(app) or inspect.iscoroutinefunction(method)
+
+
+def _takes(app: Any, count: int) -> bool:
+    """Whether `app` can be called with this many arguments. False if that is unknown."""
+    try:
+        inspect.signature(app).bind(*range(count))
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _mistaken(app: object, used: str, needed: str) -> str:
+    name = getattr(app, "__qualname__", None) or type(app).__qualname__
+    return (
+        f"ratelimit_mw.{used}.RateLimitMiddleware is for {used.upper()} apps, but {quoted(name)} is one for "
+        f"{needed.upper()}: use ratelimit_mw.{needed}.RateLimitMiddleware"
+    )

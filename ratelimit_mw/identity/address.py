@@ -239,15 +239,13 @@ class ClientAddress:
                 "number of proxies. In a test, give the client an address",
                 shared,
             )
-        elif canonical(peer) is None:
+        else:
             _log.warning(
                 "the server gave %s as the client's address, which is not an IP address; %s. In a test with "
                 'Starlette\'s TestClient, give it one: TestClient(app, client=("192.0.2.1", 50000))',
                 quoted(peer),
                 shared,
             )
-        else:
-            _log.warning("a trusted proxy reported no readable client address; %s", shared)
 
 
 def _unmapped_network(network: Network) -> Network:

@@ -41,6 +41,9 @@ Reader = Callable[[Request], str | None]
 """Reads one attribute of a request. The result is None if the attribute is absent."""
 Fetch = Callable[[Any], Awaitable[str | None]]
 
+_EXAMINED = 100
+"""The number of requests without a user after which this is logged. Requests with a cached plan are not counted."""
+
 _BUILT_IN = ("ip", "user", "tier", "method", "path", "host")
 _PREFIXES = ("header", "cookie", "query", "path")
 _RAW_PREFIXES = ("header:", "cookie:", "query:")
@@ -223,13 +226,52 @@ class Attributes:
         if name.startswith(_RAW_PREFIXES):
             return self._source_reader(name, sources.compiled(name))
         if name == "user":  # without a source, the user is the one that the framework authenticated
-            return _cached_reader(name, lambda request: getattr(request, "user", None))
+            return self._user_reader(lambda request: getattr(request, "user", None))
         return lambda request: request.values.get(name)  # a path parameter
 
     def _source_reader(self, name: str, source: sources.AttributeSource) -> Reader:
         if source.read_as is not None:
             self._framework_readers[name] = source.read_as
-        return _cached_reader(name, source.read)
+        return self._user_reader(source.read) if name == "user" else _cached_reader(name, source.read)
+
+    def _user_reader(self, source: Reader) -> Reader:
+        """Return the reader of the user. It warns once if none of the first requests has a user."""
+        if "no user" in self._logged:
+            return _cached_reader("user", source)
+        left, read = _EXAMINED, source
+
+        def first(request: Request) -> str | None:
+            nonlocal left, read
+            value = source(request)
+            if value is not None:
+                read = source
+            elif request.context is not None and request.method != "OPTIONS":  # preflights have no credentials
+                left -= 1
+                if left <= 0:
+                    read = source
+                    self._warn_of_absent_users()
+            return value
+
+        read = first  # afterwards it is the source itself, so that reading costs nothing more
+
+        def reader(request: Request) -> str | None:
+            values = request.values
+            if "user" in values:
+                return values["user"]
+            value = values["user"] = read(request)
+            return value
+
+        return reader
+
+    def _warn_of_absent_users(self) -> None:
+        if "no user" not in self._logged:
+            self._logged.add("no user")
+            logger.warning(
+                "a rule reads the user, but none of the first %d such requests had one (client.user is %s): by: user "
+                "leaves them out, and user|ip counts them by address (logged once)",
+                _EXAMINED,
+                self._client.user or "not set",
+            )
 
     def _headers_of(self, name: str) -> tuple[str, ...] | None:
         if name in ("ip", "method", "path") or name.startswith("path:"):

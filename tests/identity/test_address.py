@@ -297,15 +297,14 @@ def test_an_ipv4_address_is_one_only_if_the_standard_library_takes_it(octets):
 
 
 @pytest.mark.parametrize(
-    ("peer", "given_settings", "message"),
+    ("peer", "message"),
     [
-        pytest.param("testclient", {}, r"the server gave 'testclient' .*TestClient\(app, client=", id="a test client"),
-        pytest.param(None, {}, r"no client address; .*unix socket, set client.trusted_hops", id="a unix socket"),
-        pytest.param("10.0.0.1", {"trusted_hops": 1}, "a trusted proxy reported no readable", id="a garbled header"),
+        pytest.param("testclient", r"the server gave 'testclient' .*TestClient\(app, client=", id="a test client"),
+        pytest.param(None, r"no client address; .*unix socket, set client.trusted_hops", id="a unix socket"),
     ],
 )
-def test_a_missing_address_is_logged_once_with_its_cause(peer, given_settings, message, caplog):
-    known = attributes(**given_settings)
+def test_a_missing_address_is_logged_once_with_its_cause(peer, message, caplog):
+    known = attributes()
     for _ in range(2):
         request = asgi([("X-Forwarded-For", "garbage")], peer=peer)
         assert known.client_address.identify(request, {}, "") == "ip=?"
