@@ -366,7 +366,7 @@ class FirstRequests(Generic[R]):
         return request
 
     def _examine_proxy(self, request: R) -> None:
-        parts = self._limiter.rules.parts
+        parts = self._limiter.engine.current().parts
         if self._proxied or parts[0].attributes.client_address.header is not None:
             return
         peer = request.peer
@@ -385,7 +385,7 @@ class FirstRequests(Generic[R]):
                 return
 
     def _examine_handle(self, around: object) -> None:
-        domain = self._limiter.rules.domain
+        domain = self._limiter.engine.current().domain
         if isinstance(around, Handle) and around.domain == domain:
             self._key = None
             _log.warning(

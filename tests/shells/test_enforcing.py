@@ -109,7 +109,6 @@ def test_a_cost(engine, ask):
         pytest.param([["wide"]], "9", "8", id="it binds less"),
         pytest.param([["mail"], ["wide"]], "2", "1", id="the first binds most"),
         pytest.param([["wide"], ["mail"], ["mail"], ["mail"]], "2", "0", id="denied at last, and served nevertheless"),
-        pytest.param([["none"]], "9", "8", id="there is no such rule"),
     ],
 )
 def test_the_headers_speak_of_the_rule_that_binds_most(engine, ask, asked, limit, remaining):
