@@ -43,6 +43,8 @@ class Pushing(threading.Thread):
         self.pushed = {}
 
     def run(self):
+        # A worker watches for rules from its first request on.
+        eventually(lambda: len(self.asking.workers) == WORKERS)
         for turn in range(PUSHES):
             number = self.database.list(1)[0].number + 1
             if turn % 5 == 4:  # past the check that a push makes, as another tool might

@@ -46,7 +46,9 @@ def serve(tmp_path):
     def served(args, url, timeout):
         (tmp_path / "green.py").write_text(APP)
         (tmp_path / "rules.yaml").write_text(RULES.format(url=url, timeout=timeout))
-        return gunicorn("green:app", cwd=tmp_path, args=["-k", "gevent", *args])
+        # Within its keep-alive time, two seconds by default, a gevent worker must also have read the first request of a
+        # connection. Otherwise it closes the connection. A busy machine takes longer for hundreds of them.
+        return gunicorn("green:app", cwd=tmp_path, args=["-k", "gevent", "--keep-alive", "60", *args])
 
     return served
 
