@@ -80,7 +80,7 @@ class TestCheck:
         [
             pytest.param({"ip": "203.0.113.7"}, id="the short name"),
             pytest.param({"remote_address": "::ffff:203.0.113.7"}, id="mapped into IPv6"),
-            pytest.param({**CLIENT, "nobody": "asks", "header:x": "y"}, id="with what no rule names"),
+            pytest.param({**CLIENT, "user": "ada", "header:x": "y"}, id="with attributes that no rule uses"),
         ],
     )
     def test_one_client_by_any_name(self, call, given):
