@@ -16,7 +16,7 @@ from ratelimit_mw.model import Ask, Quota
 from ratelimit_mw.settings import StorageSettings
 from ratelimit_mw.stores import open_store
 from ratelimit_mw.stores.records import open_records
-from ratelimit_mw.stores.redis.codec import PENDING, Replies
+from ratelimit_mw.stores.redis.connection import PENDING, Replies
 
 ASKS = [Ask("d:r:{x}", Quota("fixed_window", 100, 3_600_000_000))]
 

@@ -1,24 +1,23 @@
 """What is on the wire: requests as calls of the Redis script, commands and replies as bytes. No I/O happens here.
 
 The script is assembled from Lua files: only the algorithms and features that a call needs. The layout of its
-arguments and its reply is described in `decide.lua`.
+arguments and its reply is described in `common.lua`.
 """
 
 import hashlib
 import re
 import secrets
 from collections.abc import Callable, Generator, Iterable, Sequence
-from functools import cache, partial
+from functools import cache, reduce
 from importlib.resources import files
-from itertools import count
+from itertools import chain, count, repeat
+from operator import or_
 from struct import Struct, error
 from typing import Any, NamedTuple
 
-import hiredis
-
 from ratelimit_mw.algorithms import ALGORITHMS, LUA_PARTS, LuaPart, lua, widened
-from ratelimit_mw.errors import CounterError, ErrorReply, Late, StoreUnavailable, WrongNode
-from ratelimit_mw.model import Outcome, Quota, Reply
+from ratelimit_mw.errors import CounterError, Late, StoreUnavailable, WrongNode
+from ratelimit_mw.model import Ask, Outcome, Quota, Reply
 from ratelimit_mw.stores.base import DECIDE, StoreRequest
 
 SEVERAL = 1
@@ -72,7 +71,8 @@ _nonces = count(secrets.randbits(48), 4096)  # tells the replies on a connection
 _NONCE = Struct("<Q")
 _REPLY = Struct("<8sd")
 _OUTCOME = Struct("<?qqqq")
-_outcome = partial(tuple.__new__, Outcome)
+_new_outcome: Callable[[type[Outcome], tuple[Any, ...]], Outcome] = tuple.__new__
+_new_reply: Callable[[type[Reply], tuple[Any, ...]], Reply] = tuple.__new__
 _SHADOW, _LAST, _PEEK, _FORGET, _REFUND, _INSIST = 1, 2, 4, 8, 16, 32
 _FAILED = -2  # stands in place of retry_after
 _NO_SCRIPT = ("NOSCRIPT", "No matching script")  # the messages of the server and of redis-py
@@ -82,7 +82,7 @@ _GENERAL = re.compile(
 """Error codes that mean that the server refuses all writes, also inside the message of a script error."""
 
 Command = tuple[bytes, ...]
-"""A command and its arguments, as bytes: hiredis crashes if a signal handler raises while it converts other types."""
+"""A command and its arguments, as bytes."""
 
 
 MOST = 128
@@ -136,23 +136,45 @@ def encode(requests: Sequence[StoreRequest], now: int | None, number: int | None
     if number is None:
         number = requests.nonce if type(requests) is Batch else next(_nonces)
     nonce = _NONCE.pack(number)
+    time = b"" if now is None else b"%d" % now
+    asks = [asks[0] for asks, intent in requests if intent is DECIDE and len(asks) == 1]
+    alone = bool(asks) and len(asks) == len(requests)
+    calls = _simple_calls(asks) if alone else None
+    keys, parts, terms, places = calls or _calls(requests)
+    alone = alone or all(len(asks) == 1 for asks, _ in requests)
+    return Message(script(parts), (b"%d" % len(keys), *keys, nonce, time, terms, places), nonce, len(keys), alone)
+
+
+_Calls = tuple[list[bytes], int, bytes, bytes]
+"""The keys of some asks, the parts of the script that they need, their terms, and the number of each ask's terms."""
+
+
+def _simple_calls(asks: Sequence[Ask]) -> _Calls | None:
+    """Encode asks that take 1, each for a request of its own; None if they do something else. It is the usual case."""
+    keys, quotas, costs, shadows = zip(*asks, strict=True)
+    if costs.count(1) < len(costs) or any(shadows):
+        return None
+    ids = list(map(id, quotas))
+    known = [_packed_quota(quota) for quota in dict(zip(ids, quotas, strict=True)).values()]
+    places = b""
+    if len(known) > 1:
+        place_of = {id(each.quota): place for place, each in enumerate(known)}
+        places = _places([place_of[each] for each in ids])
+    parts = reduce(or_, [each.part for each in known])
+    return list(map(str.encode, keys)), parts, b"".join([each.taking_one for each in known]), places
+
+
+def _calls(requests: Sequence[StoreRequest]) -> _Calls:
+    """Encode all asks of these requests."""
     keys: list[bytes] = []
-    packed: list[bytes] = []
+    place_of: dict[bytes, int] = {}
+    places: list[int] = []
     parts = 0
-    alone = True
     for asks, intent in requests:
-        if intent is DECIDE and len(asks) == 1:  # the usual case: take 1 from one counter
-            key, quota, cost, shadow = asks[0]
-            known = _packed.get(id(quota))
-            if cost == 1 and not shadow and known is not None and known.quota is quota:
-                keys.append(key.encode())
-                packed.append(known.taking_one)
-                parts |= known.part
-                continue
         commit, forget, charged_at, _, _, insist = intent
         last = len(asks) - 1
         if last:
-            alone, parts = False, parts | SEVERAL
+            parts |= SEVERAL
         common = 0 if commit else _PEEK
         if forget or insist or charged_at is not None:
             common |= _FORGET * forget | _INSIST * insist | _REFUND * (charged_at is not None)
@@ -160,9 +182,7 @@ def encode(requests: Sequence[StoreRequest], now: int | None, number: int | None
                 asks = [ask._replace(quota=widened(ask.quota)) for ask in asks]  # noqa: PLW2901
         for key, quota, cost, shadow in asks:
             keys.append(key.encode())
-            known = _packed.get(id(quota))
-            if known is None or known.quota is not quota:
-                known = _pack_quota(quota)
+            known = _packed_quota(quota)
             parts |= known.part
             flags = common | _SHADOW if shadow else common
             if flags:
@@ -170,9 +190,13 @@ def encode(requests: Sequence[StoreRequest], now: int | None, number: int | None
             if last == 0:
                 flags |= _LAST
             last -= 1
-            packed += (_FLAGS[flags], known.packed, _CHARGE.pack(cost, charged_at or 0))
-    time = b"" if now is None else b"%d" % now
-    return Message(script(parts), (b"%d" % len(keys), *keys, nonce, time, b"".join(packed)), nonce, len(keys), alone)
+            terms = b"".join((_FLAGS[flags], known.packed, _CHARGE.pack(cost, charged_at or 0)))
+            places.append(place_of.setdefault(terms, len(place_of)))
+    return keys, parts, b"".join(place_of), _places(places)
+
+
+def _places(places: Sequence[int]) -> bytes:
+    return Struct(f"<{len(places)}H").pack(*places)
 
 
 def decode(reply: Any, message: Message, requests: Sequence[StoreRequest]) -> list[Reply | StoreUnavailable]:
@@ -187,15 +211,16 @@ def decode(reply: Any, message: Message, requests: Sequence[StoreRequest]) -> li
     try:
         nonce, time = _REPLY.unpack_from(reply)  # raises for what is not bytes of this length
         now, end = int(time), _REPLY.size + message.asked * _OUTCOME.size
-        outcomes: list[Outcome] = list(map(_outcome, _OUTCOME.iter_unpack(reply[_REPLY.size : end])))
-        complaint = reply[end:]
+        outcomes = list(map(_new_outcome, repeat(Outcome), _OUTCOME.iter_unpack(reply[_REPLY.size : end])))
+        first_error = reply[end:]
     except (TypeError, ValueError, OverflowError, error):
         raise StoreUnavailable(f"the store's reply is not a decision: {reply!r:.80}") from None
     if nonce != message.nonce or len(outcomes) != message.asked:
         raise StoreUnavailable("the store's reply belongs to another request")
-    if message.alone and not complaint:
-        return [tuple.__new__(Reply, (now, (outcome,), None)) for outcome in outcomes]
-    if complaint and all(outcome.retry_after != _FAILED for outcome in outcomes):
+    if message.alone and not first_error:
+        # Only C code runs for each reply here: zip makes the tuples (now, (outcome,), None).
+        return list(map(_new_reply, repeat(Reply), zip(repeat(now), zip(outcomes), repeat(None))))
+    if first_error and all(outcome.retry_after != _FAILED for outcome in outcomes):
         raise StoreUnavailable("the store's reply is longer than expected")
     replies: list[Reply | StoreUnavailable] = []
     start = 0
@@ -203,17 +228,17 @@ def decode(reply: Any, message: Message, requests: Sequence[StoreRequest]) -> li
         own = outcomes[start : start + len(asks)]
         start += len(asks)
         failed = any(outcome.retry_after == _FAILED for outcome in own)
-        replies.append(_failure(complaint) if failed else Reply(now, own))
+        replies.append(_failure(first_error) if failed else Reply(now, own))
     return replies
 
 
-def _failure(complaint: bytes) -> StoreUnavailable:
-    text = complaint.decode(errors="replace")
+def _failure(first_error: bytes) -> StoreUnavailable:
+    text = first_error.decode(errors="replace")
     return StoreUnavailable(text) if _GENERAL.search(text) else CounterError(text)
 
 
 class _Packed(NamedTuple):
-    """A packed quota, the part of the script that it needs, and a packed ask that takes 1 and ends its request."""
+    """A packed quota, the part of the script that it needs, and the packed terms that take 1 and end a request."""
 
     quota: Quota
     part: int
@@ -221,13 +246,15 @@ class _Packed(NamedTuple):
     taking_one: bytes
 
 
-def _pack_quota(quota: Quota) -> _Packed:
-    if len(_packed) >= _MOST_QUOTAS:
-        _packed.clear()
-    part = LUA_PARTS[quota.algorithm]
-    packed = _QUOTA.pack(part.number, *_numbers(quota))
-    taking_one = b"".join((_FLAGS[_LAST], packed, _CHARGE.pack(1, 0)))
-    known = _packed[id(quota)] = _Packed(quota, part.bits, packed, taking_one)
+def _packed_quota(quota: Quota) -> _Packed:
+    known = _packed.get(id(quota))
+    if known is None or known.quota is not quota:
+        if len(_packed) >= _MOST_QUOTAS:
+            _packed.clear()
+        part = LUA_PARTS[quota.algorithm]
+        packed = _QUOTA.pack(part.number, *_numbers(quota))
+        taking_one = b"".join((_FLAGS[_LAST], packed, _CHARGE.pack(1, 0)))
+        known = _packed[id(quota)] = _Packed(quota, part.bits, packed, taking_one)
     return known
 
 
@@ -287,7 +314,18 @@ def is_unknown_script(reply: object) -> bool:
     return isinstance(reply, Exception) and str(reply).startswith(_NO_SCRIPT)
 
 
-_pack: Callable[[Command], bytes] = hiredis.pack_command  # type: ignore[assignment]  # it takes any tuple of bytes
+class _Lengths(dict[int, bytes]):
+    """The header of a text in the Redis protocol, by the length of the text. Those of short texts are kept."""
+
+    def __missing__(self, length: int) -> bytes:
+        header = b"$%d" % length
+        if length < _SHORT:
+            self[length] = header
+        return header
+
+
+_SHORT = 4096
+_lengths = _Lengths()
 
 
 def packed(pipeline: Sequence[Command]) -> bytes:
@@ -295,142 +333,7 @@ def packed(pipeline: Sequence[Command]) -> bytes:
     return b"".join(map(_pack, pipeline))
 
 
-PENDING = object()
-"""What `Replies.get` returns until the next reply is complete."""
-
-MAX_ITEMS = 1_000_000
-"""The most items in one reply, at all depths together. The largest expected reply is a cluster's map of slots."""
-
-_MAX_BYTES = 64 * 1024 * 1024
-"""The most bytes in one text. The largest expected text is a file of rules."""
-
-_LONGEST_LINE = 64 * 1024
-_DEEPEST = 8
-
-_TEXT, _ARRAY, _NUMBER, _STATUS, _ERROR = b"$*:+-"
-
-
-class Replies:
-    """An incremental parser of the Redis protocol (RESP2): takes bytes as they arrive and returns whole replies.
-
-    `items` is the most items that the arrays of one reply may have together; with 0, arrays are refused.
-    """
-
-    def __init__(self, items: int = MAX_ITEMS) -> None:
-        self._items = items
-        self._data = bytearray()
-        self._open: list[tuple[list[object], int]] = []
-        """The incomplete arrays, the outermost first, each with its expected number of items."""
-        self._left = items
-
-    def only(self, data: bytes) -> bytes | None:
-        """The text, if `data` is exactly one text reply, which is the usual case. Otherwise feed it and return None."""
-        if data[:1] == b"$" and not self._data and not self._open:
-            start = data.find(b"\r\n", 1, 12) + 2
-            if (
-                1 < start < len(data) - 1
-                and data[1 : start - 2] == b"%d" % (len(data) - start - 2)
-                and data[-2:] == b"\r\n"
-            ):
-                return data[start:-2]
-        self._data += data
-        return None
-
-    def feed(self, data: bytes) -> None:
-        """Add more bytes."""
-        self._data += data
-
-    def get(self) -> object:
-        """The next reply, or PENDING. An error reply is returned as an ErrorReply.
-
-        Raises StoreUnavailable if the bytes are not a valid reply.
-        """
-        if not self._data:
-            return PENDING
-        while True:
-            value = self._next()
-            if value is PENDING:
-                return PENDING
-            if type(value) is _Header:
-                if self._begin(value.items):
-                    continue
-                value = []
-            while self._open:
-                items, wanted = self._open[-1]
-                items.append(value)
-                if len(items) < wanted:
-                    break
-                self._open.pop()
-                value = items
-            else:
-                self._left = self._items
-                return value
-
-    def _begin(self, items: int) -> bool:
-        """Open an array. Returns False if it is empty, and so complete."""
-        self._left -= items
-        if self._left < 0 or len(self._open) >= _DEEPEST:
-            raise StoreUnavailable(f"the server sent an unexpected array of {items} items")
-        if items:
-            self._open.append(([], items))
-        return items > 0
-
-    def _next(self) -> object:
-        """The next text, number, error or nil, the header of the next array, or PENDING."""
-        data = self._data
-        end = data.find(b"\r\n")
-        if end < 0:
-            # Refuse an invalid first byte at once, because its line may never end.
-            if len(data) > _LONGEST_LINE or (data and data[0] not in b"$*:+-"):
-                raise self._garbled()
-            return PENDING
-        kind = data[0]
-        if kind == _TEXT:
-            size = self._size(end, _MAX_BYTES)
-            if size < 0:
-                del data[: end + 2]
-                return None
-            start = end + 2
-            end = start + size
-            if len(data) < end + 2:
-                return PENDING
-            if data[end : end + 2] != b"\r\n":
-                raise self._garbled()
-            value: object = bytes(data[start:end])
-        elif kind == _ARRAY:
-            size = self._size(end, MAX_ITEMS)
-            value = _Header(size) if size >= 0 else None
-        elif kind == _NUMBER:
-            value = self._number(end)
-        elif kind == _STATUS:
-            value = bytes(data[1:end])
-        elif kind == _ERROR:
-            value = ErrorReply(data[1:end].decode(errors="replace"))
-        else:
-            raise self._garbled()
-        del data[: end + 2]
-        return value
-
-    def _size(self, end: int, most: int) -> int:
-        size = self._number(end)
-        if not -1 <= size <= most:
-            raise self._garbled()
-        return size
-
-    def _number(self, end: int) -> int:
-        try:
-            return int(self._data[1:end])
-        except ValueError:
-            raise self._garbled() from None
-
-    def _garbled(self) -> StoreUnavailable:
-        return StoreUnavailable(f"the server sent an invalid reply: {bytes(self._data[:40])!r}")
-
-
-class _Header:
-    """The header of an array, with its number of items."""
-
-    __slots__ = ("items",)
-
-    def __init__(self, items: int) -> None:
-        self.items = items
+def _pack(command: Command) -> bytes:
+    # Only C code runs for each word: a batch has many.
+    headers = map(_lengths.__getitem__, map(len, command))
+    return b"\r\n".join((b"*%d" % len(command), *chain.from_iterable(zip(headers, command, strict=True)), b""))

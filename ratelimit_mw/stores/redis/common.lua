@@ -3,14 +3,15 @@
 -- KEYS  the counters of all asks, in order
 -- ARGV  1  a nonce of eight bytes, which the reply repeats
 --       2  the time in microseconds, or '' for the server's clock
---       3  the packed asks: flags, algorithm, limit, period, burst or buckets, max_wait, cost, and the time at which
+--       3  the packed terms: flags, algorithm, limit, period, burst or buckets, max_wait, cost, and the time at which
 --          a charge to be refunded was made; times are in microseconds
+--       4  the number of the terms of each ask, from 0 on, in two bytes each; '' if all asks have the first terms
 -- Reply    the nonce, the time, the packed outcomes in order (allowed, remaining, reset_after, retry_after or FAILED,
 --          delay), and the text of the first error
 local SHADOW, LAST, PEEK, FORGET, REFUND, INSIST = 1, 2, 4, 8, 16, 32
 local FAILED = -2
-local ASK = '<BBdddddd'
-local ASK_SIZE = 50
+local TERMS = '<BBdddddd'
+local TERMS_SIZE = 50
 
 -- Under a clock that is moved by hand, keys must not expire by the server's clock: a TTL is one hour at least.
 local now, least_ttl = tonumber(ARGV[2]), 3600000
@@ -35,10 +36,11 @@ local function save(key, reset_after, write, in_place)
   end
 end
 
-local replies, complaint = {}, ''
+local replies, replied, first_error = {}, 0, ''
 
 local function reply(allowed, remaining, reset_after, retry_after, _, delay)
-  replies[#replies + 1] = struct.pack('<Bi8i8i8i8', allowed and 1 or 0, remaining, reset_after, retry_after, delay or 0)
+  replied = replied + 1
+  replies[replied] = struct.pack('<Bi8i8i8i8', allowed and 1 or 0, remaining, reset_after, retry_after, delay or 0)
 end
 
 -- Defined in several.lua, if the script includes it.

@@ -16,7 +16,7 @@ from redis.retry import Retry
 
 from ratelimit_mw.errors import ErrorReply, NoAnswer, StoreUnavailable
 from ratelimit_mw.model import Reply
-from ratelimit_mw.stores.redis.codec import PENDING, Command, Conversation, Replies, packed
+from ratelimit_mw.stores.redis.codec import Command, Conversation, packed
 
 GRACE = 0.01
 """Seconds by which a deadline is extended, for a reply that has arrived while the process itself was delayed."""
@@ -109,6 +109,147 @@ def _introduction(options: Mapping[str, Any]) -> list[Command]:
 
 def _skip_handshake(_connected: object) -> None:
     """Replaces redis-py's own handshake, which takes several round trips."""
+
+
+PENDING = object()
+"""What `Replies.get` returns until the next reply is complete."""
+
+MAX_ITEMS = 1_000_000
+"""The most items in one reply, at all depths together. The largest expected reply is a cluster's map of slots."""
+
+_MAX_BYTES = 64 * 1024 * 1024
+"""The most bytes in one text. The largest expected text is a file of rules."""
+
+_LONGEST_LINE = 64 * 1024
+_DEEPEST = 8
+
+_TEXT, _ARRAY, _NUMBER, _STATUS, _ERROR = b"$*:+-"
+
+
+class Replies:
+    """An incremental parser of the Redis protocol (RESP2): takes bytes as they arrive and returns whole replies.
+
+    `items` is the most items that the arrays of one reply may have together; with 0, arrays are refused.
+    """
+
+    def __init__(self, items: int = MAX_ITEMS) -> None:
+        self._items = items
+        self._data = bytearray()
+        self._open: list[tuple[list[object], int]] = []
+        """The incomplete arrays, the outermost first, each with its expected number of items."""
+        self._left = items
+
+    def only(self, data: bytes) -> bytes | None:
+        """The text, if `data` is exactly one text reply, which is the usual case. Otherwise feed it and return None."""
+        if data[:1] == b"$" and not self._data and not self._open:
+            start = data.find(b"\r\n", 1, 12) + 2
+            if (
+                1 < start < len(data) - 1
+                and data[1 : start - 2] == b"%d" % (len(data) - start - 2)
+                and data[-2:] == b"\r\n"
+            ):
+                return data[start:-2]
+        self._data += data
+        return None
+
+    def feed(self, data: bytes) -> None:
+        """Add more bytes."""
+        self._data += data
+
+    def get(self) -> object:
+        """The next reply, or PENDING. An error reply is returned as an ErrorReply.
+
+        Raises StoreUnavailable if the bytes are not a valid reply.
+        """
+        if not self._data:
+            return PENDING
+        while True:
+            value = self._next()
+            if value is PENDING:
+                return PENDING
+            if type(value) is _Header:
+                if self._begin(value.items):
+                    continue
+                value = []
+            while self._open:
+                items, wanted = self._open[-1]
+                items.append(value)
+                if len(items) < wanted:
+                    break
+                self._open.pop()
+                value = items
+            else:
+                self._left = self._items
+                return value
+
+    def _begin(self, items: int) -> bool:
+        """Open an array. Returns False if it is empty, and so complete."""
+        self._left -= items
+        if self._left < 0 or len(self._open) >= _DEEPEST:
+            raise StoreUnavailable(f"the server sent an unexpected array of {items} items")
+        if items:
+            self._open.append(([], items))
+        return items > 0
+
+    def _next(self) -> object:
+        """The next text, number, error or nil, the header of the next array, or PENDING."""
+        data = self._data
+        end = data.find(b"\r\n")
+        if end < 0:
+            # Refuse an invalid first byte at once, because its line may never end.
+            if len(data) > _LONGEST_LINE or (data and data[0] not in b"$*:+-"):
+                raise self._garbled()
+            return PENDING
+        kind = data[0]
+        if kind == _TEXT:
+            size = self._size(end, _MAX_BYTES)
+            if size < 0:
+                del data[: end + 2]
+                return None
+            start = end + 2
+            end = start + size
+            if len(data) < end + 2:
+                return PENDING
+            if data[end : end + 2] != b"\r\n":
+                raise self._garbled()
+            value: object = bytes(data[start:end])
+        elif kind == _ARRAY:
+            size = self._size(end, MAX_ITEMS)
+            value = _Header(size) if size >= 0 else None
+        elif kind == _NUMBER:
+            value = self._number(end)
+        elif kind == _STATUS:
+            value = bytes(data[1:end])
+        elif kind == _ERROR:
+            value = ErrorReply(data[1:end].decode(errors="replace"))
+        else:
+            raise self._garbled()
+        del data[: end + 2]
+        return value
+
+    def _size(self, end: int, most: int) -> int:
+        size = self._number(end)
+        if not -1 <= size <= most:
+            raise self._garbled()
+        return size
+
+    def _number(self, end: int) -> int:
+        try:
+            return int(self._data[1:end])
+        except ValueError:
+            raise self._garbled() from None
+
+    def _garbled(self) -> StoreUnavailable:
+        return StoreUnavailable(f"the server sent an invalid reply: {bytes(self._data[:40])!r}")
+
+
+class _Header:
+    """The header of an array, with its number of items."""
+
+    __slots__ = ("items",)
+
+    def __init__(self, items: int) -> None:
+        self.items = items
 
 
 _IDLE = 0.05

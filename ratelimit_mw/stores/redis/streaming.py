@@ -11,9 +11,11 @@ from redis.exceptions import RedisError
 
 from ratelimit_mw.errors import ErrorReply, StoreUnavailable
 from ratelimit_mw.model import Reply
-from ratelimit_mw.stores.redis.codec import PENDING, Command, Conversation, Replies, packed
+from ratelimit_mw.stores.redis.codec import Command, Conversation, packed
 from ratelimit_mw.stores.redis.connection import (
     HANDSHAKE_TIMEOUT,
+    PENDING,
+    Replies,
     check_handshake,
     connection,
     forget_streams,
