@@ -5,7 +5,7 @@ The functions at the end calculate how inexact leased and sharded counters may b
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Coroutine, Generator, Hashable, Iterator, Sequence
+from collections.abc import Awaitable, Coroutine, Generator, Hashable, Iterator, Sequence
 from math import ceil
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
@@ -96,6 +96,13 @@ class Store(ABC):
     @abstractmethod
     def aask(self, request: StoreRequest) -> Coroutine[Any, Any, Reply]:
         """The awaitable twin of `ask`. It never blocks the event loop."""
+
+    def reply_to(self, request: StoreRequest) -> Awaitable[Reply]:
+        """As `aask`, for callers that only await the result. It may raise at once instead of when it is awaited.
+
+        A store may return a future here, which takes less time than a coroutine.
+        """
+        return self.aask(request)
 
     @abstractmethod
     def keys(self, prefix: str) -> Iterator[str]:
@@ -251,7 +258,7 @@ class Wrapper(Store):
             return plan
         if isinstance(plan, tuple):
             asked, note = plan
-            reply = await self.beneath.aask(asked)
+            reply = await self.beneath.reply_to(asked)
             return reply if note is None else self.answered(asked, note, reply)
         return await adrive(self.beneath, plan)
 

@@ -92,18 +92,18 @@ class DenyCache(Wrapper):
 
     def __init__(self, store: Store, *, clock: Clock | None = None, most: int = 65_536) -> None:
         super().__init__(store)
-        self._now = clock.now if clock else _monotonic
+        self._ticks, self._per_microsecond = (clock.now, 1) if clock else (time.monotonic_ns, 1000)
         self._denials: LRU[str, _Denial] = LRU(most)
         self._offset = 0
 
     def asked(self, request: StoreRequest) -> Call | Reply:
         """Deny the request if a cached denial is certain. The reply then has the outcome of this counter alone.
 
-        The note is the local time of the call.
+        The note is the local time of the call, in ticks of the clock.
         """
-        asked_at = self._now()
+        asked_at = self._ticks()
         if self._denials and request[1] is DECIDE:
-            known = self._known(request[0], asked_at)
+            known = self._known(request[0], asked_at // self._per_microsecond)
             if known is not None:
                 return known
         return request, asked_at
@@ -112,9 +112,9 @@ class DenyCache(Wrapper):
         """Cache new denials, and drop those of counters that were reset or refunded."""
         asks, intent = asked
         if intent is DECIDE or intent.decides:
-            for outcome in reply.outcomes:
-                if not outcome.allowed:
-                    self._learn(asks, note, reply)
+            for outcome in reply[1]:
+                if not outcome[0]:  # it denies
+                    self._learn(asks, note // self._per_microsecond, reply)
                     break
         elif not intent.insist:
             for ask in asks:
@@ -145,7 +145,7 @@ class DenyCache(Wrapper):
 
     def _learn(self, asks: Sequence[Ask], asked_at: int, reply: Reply) -> None:
         """Cache the denials of a reply."""
-        answered_at = self._now()
+        answered_at = self._ticks() // self._per_microsecond
         self._offset = reply.now - answered_at
         learnt: list[tuple[str, _Denial]] = []
         longest = longest_cached = 0.0
@@ -194,7 +194,3 @@ def _last(outcomes: Sequence[Outcome], ban: Outcome) -> tuple[int, Outcome]:
 def _comparable(time_or_never: int) -> float:
     """A time or a wait as a number to compare: `NEVER` is greater than all others."""
     return math.inf if time_or_never == NEVER else time_or_never
-
-
-def _monotonic() -> int:
-    return time.monotonic_ns() // 1000

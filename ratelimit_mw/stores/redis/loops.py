@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Seque
 from contextvars import Context
 from functools import partial
 from time import monotonic
+from typing import Any
 
 from ratelimit_mw.errors import Late, StoreUnavailable
 from ratelimit_mw.model import Reply
@@ -51,6 +52,7 @@ class LoopBatcher:
         allowance: returns the seconds for which requests wait beyond their timeout for a new connection. It is called
             when connecting begins.
         back: called when the store answers after this batcher has reported it as unavailable.
+        failed: called for each request that fails, with the failure, the request and its token.
     """
 
     def __init__(
@@ -61,12 +63,14 @@ class LoopBatcher:
         *,
         allowance: Callable[[], float],
         back: Callable[[], object],
+        failed: Callable[[StoreUnavailable, StoreRequest, Any], object],
     ) -> None:
         self._connect = connect
         self._converse = converse
         self._timeout = timeout
         self._allowance = allowance
         self._back = back
+        self._failed = failed
         self._waiting: deque[_Job] = deque()
         self._under_way: deque[_Batch] = deque()
         self._deadline = 0.0  # of the requests of this iteration of the loop, by the loop's clock
@@ -84,17 +88,17 @@ class LoopBatcher:
         # A separate context, so that the context variables of the first request are not kept by the connection.
         self._context = Context()
 
-    def decide(self, request: StoreRequest, loop: asyncio.AbstractEventLoop) -> "asyncio.Future[Reply]":
+    def decide(self, request: StoreRequest, loop: asyncio.AbstractEventLoop, token: object) -> "asyncio.Future[Reply]":
         """A future of the store's reply to `request`. It fails with StoreUnavailable, after the timeout at the latest.
 
-        `loop` must be the running loop.
+        `loop` must be the running loop. `token` is passed to `failed`.
         """
         future: asyncio.Future[Reply] = loop.create_future()
         if self._flushing:
-            self._waiting.append((request, future, self._deadline))
+            self._waiting.append((request, future, self._deadline, token))
             return future
         self._deadline = loop.time() + self._timeout
-        self._waiting.append((request, future, self._deadline))
+        self._waiting.append((request, future, self._deadline, token))
         if self._alone and not self._under_way:
             self._context.run(self._flush)
         else:
@@ -153,7 +157,7 @@ class LoopBatcher:
             if jobs:
                 batch = monotonic(), jobs
                 self._under_way.append(batch)
-                conversation = self._converse([request for request, _, _ in jobs])
+                conversation = self._converse([job[0] for job in jobs])
                 connection.carry(conversation, partial(self._answered, connection, batch))
 
     def _next_jobs(self) -> "list[_Job]":
@@ -163,13 +167,14 @@ class LoopBatcher:
             count = (count + 1) // 2
         jobs: list[_Job] = []
         room = MOST
-        while count and room > 0:
-            job = self._waiting.popleft()
-            (asks, _), future, _ = job
-            count -= 1
-            if not future.done():
+        popleft = self._waiting.popleft
+        for _ in range(count):
+            job = popleft()
+            if not job[1].done():
                 jobs.append(job)
-                room -= len(asks)
+                room -= len(job[0][0])
+                if room <= 0:
+                    break
         return jobs
 
     def _answered(
@@ -178,7 +183,7 @@ class LoopBatcher:
         self._under_way.remove(batch)
         if isinstance(results, StoreUnavailable):
             for job in batch[1]:
-                _fail(job, results)
+                self._fail_job(job, results)
             if connection is self._connection:
                 if self._silent and self._attempt:  # the waiting requests wait for the new connection
                     self._connection = None
@@ -191,7 +196,7 @@ class LoopBatcher:
         in_time = False
         for job, result in zip(jobs, results, strict=True):
             if isinstance(result, StoreUnavailable):
-                _fail(job, result)
+                self._fail_job(job, result)
                 gone = gone or (result if away(result) else None)
             elif not job[1].done():
                 job[1].set_result(result)
@@ -219,8 +224,16 @@ class LoopBatcher:
         if connection:
             connection.close(error)  # fails the requests under way
         while self._waiting:
-            _fail(self._waiting.popleft(), error)
+            self._fail_job(self._waiting.popleft(), error)
         self._stop_watching()  # a timer would keep a reference to the loop
+
+    def _fail_job(self, job: "_Job", error: StoreUnavailable) -> None:
+        """Fail one request, unless its task was cancelled."""
+        request, future, _, token = job
+        if not future.done():
+            # Before the task of the request runs, but not here: `failed` may start a thread and write a log.
+            future.get_loop().call_soon(self._failed, error, request, token, context=self._context)
+            future.set_exception(error)
 
     def _begin_connecting(self) -> None:
         loop = asyncio.get_running_loop()
@@ -251,7 +264,7 @@ class LoopBatcher:
             old.close(Late("the server did not answer on this connection"))
         deadline = asyncio.get_running_loop().time() + self._timeout
         if self._connected_by > deadline - self._timeout:  # the allowance of a first connection: extend the deadlines
-            self._waiting = deque((request, future, deadline) for request, future, _ in self._waiting)
+            self._waiting = deque((request, future, deadline, token) for request, future, _, token in self._waiting)
         self._connected_by = 0.0
         self._stop_watching()  # the timer may be set by deadlines without a connection
         if self._silent:
@@ -299,7 +312,7 @@ class LoopBatcher:
             if self._store_is_silent():
                 self._fail_all()
                 break
-            _fail(job, Late(NO_ANSWER))
+            self._fail_job(job, Late(NO_ANSWER))
         self._watch()
 
     def _store_is_silent(self) -> bool:
@@ -321,7 +334,7 @@ class LoopBatcher:
         what = "no answer" if self._connection else "no connection"
         error = StoreUnavailable(f"{what} within the deadline")
         for job in self._pending():
-            _fail(job, error)
+            self._fail_job(job, error)
         self._waiting.clear()
 
     def _oldest(self) -> "_Job | None":
@@ -342,15 +355,9 @@ class LoopBatcher:
         return job[2] if self._connection else max(job[2], self._connected_by)
 
 
-_Job = tuple[StoreRequest, "asyncio.Future[Reply]", float]
-"""A request, the future that its task awaits, and its deadline by the loop's clock."""
+_Job = tuple[StoreRequest, "asyncio.Future[Reply]", float, object]
+"""A request, the future that its task awaits, its deadline by the loop's clock, and its token."""
 
 
 _Batch = tuple[float, list[_Job]]
 """The monotonic time at which some requests were sent, and these requests. Late ones stay until the reply comes."""
-
-
-def _fail(job: _Job, error: StoreUnavailable) -> None:
-    """Set the exception of its future, unless the task was cancelled."""
-    if not job[1].done():
-        job[1].set_exception(error)

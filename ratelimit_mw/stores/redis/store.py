@@ -10,6 +10,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from ratelimit_mw.algorithms import NOTHING
 from ratelimit_mw.clock import Clock
@@ -50,7 +51,7 @@ class Breaker:
 
     It closes when a probe succeeds. Probes run in the breaker's own threads, which exist only while it is open, so
     no request waits for them. A probe that hangs does not delay the next. One line is logged on opening and one on
-    closing. `closings` counts how often the store came back.
+    closing. `period` tells a failure from one before the store came back.
 
     The breaker is open exactly as long as its watching thread lives, and it has no lock. An asynchronous exception
     in any thread can therefore not leave it open.
@@ -61,7 +62,12 @@ class Breaker:
     def __init__(self, name: str) -> None:
         self._name = name
         self._watching: dict[None, threading.Thread] = {}  # changed only in atomic steps
-        self.closings = 0
+        self.period = Period(self, 0)
+
+    @property
+    def closings(self) -> int:
+        """How often the store came back."""
+        return self.period.closings
 
     @property
     def open(self) -> bool:
@@ -100,7 +106,7 @@ class Breaker:
         """Close, because the store has answered. With `seen`, only if `closings` is still that number."""
         watch = self._watching.get(None)
         if watch is not None and seen in (None, self.closings):
-            self.closings += 1  # first, so that failures until now do not open it again
+            self.period = Period(self, self.closings + 1)  # first, so that failures until now do not open it again
             if self._end(watch):
                 _log.warning("store %s is back: limits hold again", self._name)
 
@@ -131,6 +137,13 @@ class Breaker:
             _log.debug("store %s is still away: %s", self._name, error)
         else:
             self.close(seen)
+
+
+class Period(NamedTuple):
+    """The time between two closings of a breaker. A request keeps the period in which it began."""
+
+    breaker: Breaker
+    closings: int
 
 
 _NO_LOOP: tuple[Callable[[], object], LoopBatcher | None] = (lambda: None), None
@@ -207,28 +220,27 @@ class Server(Store):
         breaker = self._breaker
         if breaker.open:
             raise StoreUnavailable(_AWAY)
-        seen = breaker.closings  # tells a failure from before the store came back
+        period = breaker.period
         try:
             return self._lanes.decide(request, timeout)
         except StoreUnavailable as error:
-            self._handle_failure(error, request, breaker, seen)
+            self._handle_failure(error, request, period)
             raise
 
     async def aask(self, request: StoreRequest) -> Reply:
         """The awaitable twin of `ask`, within the server's own timeout."""
+        return await self.reply_to(request)
+
+    def reply_to(self, request: StoreRequest) -> "asyncio.Future[Reply]":
+        """See `Store`. Raises StoreUnavailable at once while the store is away."""
         breaker = self._breaker
         if breaker.open:
             raise StoreUnavailable(_AWAY)
-        seen = breaker.closings
         loop = asyncio.get_running_loop()
         running, batcher = self._latest
         if batcher is None or running() is not loop:
             batcher = self._batcher(loop)
-        try:
-            return await batcher.decide(request, loop)
-        except StoreUnavailable as error:
-            self._handle_failure(error, request, breaker, seen)
-            raise
+        return batcher.decide(request, loop, breaker.period)
 
     def keys(self, prefix: str) -> Iterator[str]:
         """Iterate over the keys that begin with `prefix`, on a separate connection. Raises StoreUnavailable."""
@@ -242,7 +254,12 @@ class Server(Store):
                 for closed in [known for known in self._loops if known.is_closed()]:
                     del self._loops[closed]
                 batcher = self._loops[loop] = LoopBatcher(
-                    self._aconnect, self._converse, self._timeout, allowance=self._allowance, back=self._back
+                    self._aconnect,
+                    self._converse,
+                    self._timeout,
+                    allowance=self._allowance,
+                    back=self._back,
+                    failed=self._handle_failure,
                 )
         self._latest = weakref.ref(loop), batcher
         return batcher
@@ -278,13 +295,16 @@ class Server(Store):
     def _converse(self, requests: Sequence[StoreRequest]) -> Conversation:
         return converse(requests, self._clock.now() if self._clock else None, self._scripts)
 
-    def _handle_failure(self, error: StoreUnavailable, request: StoreRequest, breaker: Breaker, seen: int) -> None:
-        """Open the breaker if the server is unavailable; log a failing counter once."""
+    def _handle_failure(self, error: StoreUnavailable, request: StoreRequest, period: "Period") -> None:
+        """Open the breaker if the server is unavailable; log a failing counter once.
+
+        `period` is that of the breaker when the request began.
+        """
         if away(error):
             self._scripts.clear()  # the server may be replaced by one without the scripts
             asks, _ = request
             domain = asks[0].key.partition(":")[0] if asks else ""
-            breaker.trip(error, lambda: self._probe(domain), seen)
+            period.breaker.trip(error, lambda: self._probe(domain), period.closings)
         elif isinstance(error, CounterError) and not self._counter_error_logged:
             self._counter_error_logged = True  # once, because every request for this counter fails
             _log.warning("store %s refuses a counter (%s): on_error applies to its requests", self._name, error)
