@@ -12,12 +12,12 @@ from functools import cache, reduce
 from importlib.resources import files
 from itertools import chain, count, repeat
 from operator import or_
-from struct import Struct, error
+from struct import Struct, error, pack
 from typing import Any, NamedTuple
 
 from ratelimit_mw.algorithms import ALGORITHMS, LUA_PARTS, LuaPart, lua, widened
 from ratelimit_mw.errors import CounterError, Late, StoreUnavailable, WrongNode
-from ratelimit_mw.model import Ask, Outcome, Quota, Reply
+from ratelimit_mw.model import Outcome, Quota, Reply
 from ratelimit_mw.stores.base import DECIDE, StoreRequest
 
 SEVERAL = 1
@@ -71,7 +71,8 @@ _nonces = count(secrets.randbits(48), 4096)  # tells the replies on a connection
 _NONCE = Struct("<Q")
 _REPLY = Struct("<8sd")
 _OUTCOME = Struct("<?qqqq")
-_new_outcome: Callable[[type[Outcome], tuple[Any, ...]], Outcome] = tuple.__new__
+_ONE_OUTCOME = Struct("<8sd?qqqq")  # a whole reply
+_new_outcome: Callable[[type[Outcome], Iterable[Any]], Outcome] = tuple.__new__
 _new_reply: Callable[[type[Reply], tuple[Any, ...]], Reply] = tuple.__new__
 _SHADOW, _LAST, _PEEK, _FORGET, _REFUND, _INSIST = 1, 2, 4, 8, 16, 32
 _FAILED = -2  # stands in place of retry_after
@@ -137,20 +138,30 @@ def encode(requests: Sequence[StoreRequest], now: int | None, number: int | None
         number = requests.nonce if type(requests) is Batch else next(_nonces)
     nonce = _NONCE.pack(number)
     time = b"" if now is None else b"%d" % now
-    asks = [asks[0] for asks, intent in requests if intent is DECIDE and len(asks) == 1]
-    alone = bool(asks) and len(asks) == len(requests)
-    calls = _simple_calls(asks) if alone else None
-    keys, parts, terms, places = calls or _calls(requests)
-    alone = alone or all(len(asks) == 1 for asks, _ in requests)
+    if len(requests) == 1:
+        asks, intent = requests[0]
+        if intent is DECIDE and len(asks) == 1 and asks[0].cost == 1 and not asks[0].shadow:
+            known = _packed_quota(asks[0].quota)
+            key = asks[0].key.encode()
+            return Message(script(known.part), (b"1", key, nonce, time, known.taking_one, b""), nonce, 1, True)
+    calls = _simple_calls(requests) if len(requests) >= _MANY else None
+    keys, parts, terms, places, alone = calls or _calls(requests)
     return Message(script(parts), (b"%d" % len(keys), *keys, nonce, time, terms, places), nonce, len(keys), alone)
 
 
-_Calls = tuple[list[bytes], int, bytes, bytes]
-"""The keys of some asks, the parts of the script that they need, their terms, and the number of each ask's terms."""
+_MANY = 8
+"""The number of requests from which `_simple_calls` is faster than `_calls`."""
+
+_Calls = tuple[Sequence[bytes], int, bytes, bytes, bool]
+"""The keys of the asks, the parts of the script that they need, the terms, the places of the asks' terms among them
+(empty if all have the first), and whether each request has exactly one ask."""
 
 
-def _simple_calls(asks: Sequence[Ask]) -> _Calls | None:
-    """Encode asks that take 1, each for a request of its own; None if they do something else. It is the usual case."""
+def _simple_calls(requests: Sequence[StoreRequest]) -> _Calls | None:
+    """Encode many requests that each take 1 from one counter, which is the usual case. None for other requests."""
+    asks = [asks[0] for asks, intent in requests if intent is DECIDE and len(asks) == 1]
+    if len(asks) < len(requests):
+        return None
     keys, quotas, costs, shadows = zip(*asks, strict=True)
     if costs.count(1) < len(costs) or any(shadows):
         return None
@@ -161,7 +172,7 @@ def _simple_calls(asks: Sequence[Ask]) -> _Calls | None:
         place_of = {id(each.quota): place for place, each in enumerate(known)}
         places = _places([place_of[each] for each in ids])
     parts = reduce(or_, [each.part for each in known])
-    return list(map(str.encode, keys)), parts, b"".join([each.taking_one for each in known]), places
+    return list(map(str.encode, keys)), parts, b"".join([each.taking_one for each in known]), places, True
 
 
 def _calls(requests: Sequence[StoreRequest]) -> _Calls:
@@ -170,11 +181,20 @@ def _calls(requests: Sequence[StoreRequest]) -> _Calls:
     place_of: dict[bytes, int] = {}
     places: list[int] = []
     parts = 0
+    alone = True
     for asks, intent in requests:
+        if intent is DECIDE and len(asks) == 1:  # the usual case: take 1 from one counter
+            key, quota, cost, shadow = asks[0]
+            if cost == 1 and not shadow:
+                known = _packed_quota(quota)
+                keys.append(key.encode())
+                parts |= known.part
+                places.append(place_of.setdefault(known.taking_one, len(place_of)))
+                continue
         commit, forget, charged_at, _, _, insist = intent
         last = len(asks) - 1
         if last:
-            parts |= SEVERAL
+            alone, parts = False, parts | SEVERAL
         common = 0 if commit else _PEEK
         if forget or insist or charged_at is not None:
             common |= _FORGET * forget | _INSIST * insist | _REFUND * (charged_at is not None)
@@ -192,11 +212,11 @@ def _calls(requests: Sequence[StoreRequest]) -> _Calls:
             last -= 1
             terms = b"".join((_FLAGS[flags], known.packed, _CHARGE.pack(cost, charged_at or 0)))
             places.append(place_of.setdefault(terms, len(place_of)))
-    return keys, parts, b"".join(place_of), _places(places)
+    return keys, parts, b"".join(place_of), _places(places) if len(place_of) > 1 else b"", alone
 
 
 def _places(places: Sequence[int]) -> bytes:
-    return Struct(f"<{len(places)}H").pack(*places)
+    return pack(f"<{len(places)}H", *places)
 
 
 def decode(reply: Any, message: Message, requests: Sequence[StoreRequest]) -> list[Reply | StoreUnavailable]:
@@ -209,6 +229,10 @@ def decode(reply: Any, message: Message, requests: Sequence[StoreRequest]) -> li
         StoreUnavailable: the reply is malformed or belongs to another call.
     """
     try:
+        if message.asked == 1 == len(requests) and len(reply) == _ONE_OUTCOME.size:  # the cheapest way for this case
+            nonce, time, *outcome = _ONE_OUTCOME.unpack(reply)
+            if nonce == message.nonce:
+                return [Reply(int(time), (_new_outcome(Outcome, outcome),))]
         nonce, time = _REPLY.unpack_from(reply)  # raises for what is not bytes of this length
         now, end = int(time), _REPLY.size + message.asked * _OUTCOME.size
         outcomes = list(map(_new_outcome, repeat(Outcome), _OUTCOME.iter_unpack(reply[_REPLY.size : end])))
@@ -314,18 +338,22 @@ def is_unknown_script(reply: object) -> bool:
     return isinstance(reply, Exception) and str(reply).startswith(_NO_SCRIPT)
 
 
-class _Lengths(dict[int, bytes]):
-    """The header of a text in the Redis protocol, by the length of the text. Those of short texts are kept."""
+class _Headers(dict[int, bytes]):
+    """The header of a text or an array in the Redis protocol, by its length. Those of short ones are kept."""
+
+    def __init__(self, kind: bytes) -> None:
+        super().__init__()
+        self._kind = kind
 
     def __missing__(self, length: int) -> bytes:
-        header = b"$%d" % length
+        header = b"%b%d" % (self._kind, length)
         if length < _SHORT:
             self[length] = header
         return header
 
 
 _SHORT = 4096
-_lengths = _Lengths()
+_texts, _arrays = _Headers(b"$"), _Headers(b"*")
 
 
 def packed(pipeline: Sequence[Command]) -> bytes:
@@ -334,6 +362,15 @@ def packed(pipeline: Sequence[Command]) -> bytes:
 
 
 def _pack(command: Command) -> bytes:
-    # Only C code runs for each word: a batch has many.
-    headers = map(_lengths.__getitem__, map(len, command))
-    return b"\r\n".join((b"*%d" % len(command), *chain.from_iterable(zip(headers, command, strict=True)), b""))
+    words = [_arrays[len(command)]]
+    if len(command) < _MANY_WORDS:
+        for word in command:
+            words.append(_texts[len(word)])
+            words.append(word)
+    else:  # only C code runs for each word
+        words += chain.from_iterable(zip(map(_texts.__getitem__, map(len, command)), command, strict=True))
+    words.append(b"")
+    return b"\r\n".join(words)
+
+
+_MANY_WORDS = 16
