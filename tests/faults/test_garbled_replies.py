@@ -16,6 +16,7 @@ from ratelimit_mw.model import Ask, Quota
 from ratelimit_mw.settings import StorageSettings
 from ratelimit_mw.stores import open_store
 from ratelimit_mw.stores.records import open_records
+from ratelimit_mw.stores.redis.codec import only_text
 from ratelimit_mw.stores.redis.connection import PENDING, Replies
 
 ASKS = [Ask("d:r:{x}", Quota("fixed_window", 100, 3_600_000_000))]
@@ -104,9 +105,11 @@ def parsed(chunks, **options):
     """The replies in some bytes that arrive in pieces."""
     replies, found = Replies(**options), []
     for chunk in chunks:
-        only = replies.only(chunk)  # which feeds what is not a text alone
-        if only is not None:
-            found.append(only)
+        text = None if replies.data or replies.open else only_text(chunk)
+        if text is None:
+            replies.feed(chunk)
+        else:
+            found.append(text)
         while (reply := replies.get()) is not PENDING:
             found.append(reply)
     return found

@@ -374,3 +374,12 @@ def _pack(command: Command) -> bytes:
 
 
 _MANY_WORDS = 16
+
+
+def only_text(data: bytes) -> bytes | None:
+    """The text, if `data` is exactly one text reply in the Redis protocol, which is the usual case. Otherwise None."""
+    start = data.find(b"\r\n", 1, 12) + 2
+    size = len(data) - start - 2
+    if start > 1 and size >= 0 and data[: start - 2] == _texts[size] and data[-2:] == b"\r\n":
+        return data[start:-2]
+    return None

@@ -16,7 +16,7 @@ from redis.retry import Retry
 
 from ratelimit_mw.errors import ErrorReply, NoAnswer, StoreUnavailable
 from ratelimit_mw.model import Reply
-from ratelimit_mw.stores.redis.codec import Command, Conversation, packed
+from ratelimit_mw.stores.redis.codec import Command, Conversation, only_text, packed
 
 GRACE = 0.01
 """Seconds by which a deadline is extended, for a reply that has arrived while the process itself was delayed."""
@@ -130,38 +130,28 @@ class Replies:
     """An incremental parser of the Redis protocol (RESP2): takes bytes as they arrive and returns whole replies.
 
     `items` is the most items that the arrays of one reply may have together; with 0, arrays are refused.
+
+    Attributes:
+        data: the bytes that are not read yet.
+        open: the incomplete arrays, the outermost first, each with its expected number of items.
     """
 
     def __init__(self, items: int = MAX_ITEMS) -> None:
         self._items = items
-        self._data = bytearray()
-        self._open: list[tuple[list[object], int]] = []
-        """The incomplete arrays, the outermost first, each with its expected number of items."""
+        self.data = bytearray()
+        self.open: list[tuple[list[object], int]] = []
         self._left = items
-
-    def only(self, data: bytes) -> bytes | None:
-        """The text, if `data` is exactly one text reply, which is the usual case. Otherwise feed it and return None."""
-        if data[:1] == b"$" and not self._data and not self._open:
-            start = data.find(b"\r\n", 1, 12) + 2
-            if (
-                1 < start < len(data) - 1
-                and data[1 : start - 2] == b"%d" % (len(data) - start - 2)
-                and data[-2:] == b"\r\n"
-            ):
-                return data[start:-2]
-        self._data += data
-        return None
 
     def feed(self, data: bytes) -> None:
         """Add more bytes."""
-        self._data += data
+        self.data += data
 
     def get(self) -> object:
         """The next reply, or PENDING. An error reply is returned as an ErrorReply.
 
         Raises StoreUnavailable if the bytes are not a valid reply.
         """
-        if not self._data:
+        if not self.data:
             return PENDING
         while True:
             value = self._next()
@@ -171,12 +161,12 @@ class Replies:
                 if self._begin(value.items):
                     continue
                 value = []
-            while self._open:
-                items, wanted = self._open[-1]
+            while self.open:
+                items, wanted = self.open[-1]
                 items.append(value)
                 if len(items) < wanted:
                     break
-                self._open.pop()
+                self.open.pop()
                 value = items
             else:
                 self._left = self._items
@@ -185,15 +175,15 @@ class Replies:
     def _begin(self, items: int) -> bool:
         """Open an array. Returns False if it is empty, and so complete."""
         self._left -= items
-        if self._left < 0 or len(self._open) >= _DEEPEST:
+        if self._left < 0 or len(self.open) >= _DEEPEST:
             raise StoreUnavailable(f"the server sent an unexpected array of {items} items")
         if items:
-            self._open.append(([], items))
+            self.open.append(([], items))
         return items > 0
 
     def _next(self) -> object:
         """The next text, number, error or nil, the header of the next array, or PENDING."""
-        data = self._data
+        data = self.data
         end = data.find(b"\r\n")
         if end < 0:
             # Refuse an invalid first byte at once, because its line may never end.
@@ -235,12 +225,12 @@ class Replies:
 
     def _number(self, end: int) -> int:
         try:
-            return int(self._data[1:end])
+            return int(self.data[1:end])
         except ValueError:
             raise self._garbled() from None
 
     def _garbled(self) -> StoreUnavailable:
-        return StoreUnavailable(f"the server sent an invalid reply: {bytes(self._data[:40])!r}")
+        return StoreUnavailable(f"the server sent an invalid reply: {bytes(self.data[:40])!r}")
 
 
 class _Header:
@@ -363,9 +353,12 @@ class Blocking:
                 received.extend(map(sock.recv, _READ_SIZE))
                 if not received[-1]:
                     raise ConnectionError("the server closed the connection")
-                only = self._replies.only(received[-1])
-                if only is not None:
-                    replies.append(only)
+                parser = self._replies
+                text = None if parser.data or parser.open else only_text(received[-1])
+                if text is None:
+                    parser.feed(received[-1])
+                else:
+                    replies.append(text)
         except OSError as error:
             if _is_foreign(error):
                 raise

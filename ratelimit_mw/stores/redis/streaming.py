@@ -11,7 +11,7 @@ from redis.exceptions import RedisError
 
 from ratelimit_mw.errors import ErrorReply, StoreUnavailable
 from ratelimit_mw.model import Reply
-from ratelimit_mw.stores.redis.codec import Command, Conversation, packed
+from ratelimit_mw.stores.redis.codec import Command, Conversation, only_text, packed
 from ratelimit_mw.stores.redis.connection import (
     HANDSHAKE_TIMEOUT,
     PENDING,
@@ -152,10 +152,11 @@ class _Line(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Pass each complete reply to its conversation."""
         try:
-            only = self._replies.only(data)
-            if only is not None:
-                self._receive(only)
+            text = None if self._replies.data or self._replies.open else only_text(data)
+            if text is not None:
+                self._receive(text)
                 return
+            self._replies.feed(data)
             while self.ended is None and (reply := self._replies.get()) is not PENDING:
                 self._receive(reply)
         except StoreUnavailable as error:
