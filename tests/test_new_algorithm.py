@@ -4,6 +4,7 @@ import importlib
 import json
 import logging
 import re
+import struct
 import sys
 import time
 from pathlib import Path
@@ -235,14 +236,16 @@ def test_the_script_answers_a_number_that_it_does_not_know_with_an_error(any_ser
     known = Quota("fixed_window", 5, MINUTE)
     requests = [([Ask(f"d:{number}{place}:{{x}}", known) for place in range(asked)], DECIDE) for number in range(2)]
     message = encode(requests, START * SECOND)
-    *arguments, packed = message.arguments
-    size = len(packed) // message.asked
+    *arguments, terms, _ = message.arguments
+    size = len(terms) // asked
+    spoilt = terms
     for place in range(asked):
-        packed = packed[: place * size + 1] + bytes([200]) + packed[place * size + 2 :]
+        spoilt = spoilt[: place * size + 1] + bytes([200]) + spoilt[place * size + 2 :]
+    arguments += [spoilt + terms, struct.pack(f"<{2 * asked}H", *range(2 * asked))]  # the first request is spoilt
     connection = Blocking(any_server.url)
     connection.connect()
     try:
-        (reply,) = connection.carry(_call("EVAL", message.script.text, *arguments, packed), time.monotonic() + 5)
+        (reply,) = connection.carry(_call(b"EVAL", message.script.text, *arguments), time.monotonic() + 5)
     finally:
         connection.close()
     failed, fine = decode(reply, message, requests)
