@@ -131,8 +131,8 @@ def test_a_denial_speaks_of_its_own_counter(cache, store):
     [
         pytest.param(lambda cache: cache.forget(["d:r:{x}"]), id="forget"),
         pytest.param(lambda cache: asyncio.run(cache.aforget(["d:r:{x}"])), id="aforget"),
-        pytest.param(lambda cache: cache.refund([ask()], cache.beneath._clock.now()), id="refund"),
-        pytest.param(lambda cache: asyncio.run(cache.arefund([ask()], cache.beneath._clock.now())), id="arefund"),
+        pytest.param(lambda cache: cache.refund([ask()], cache.beneath._now()), id="refund"),
+        pytest.param(lambda cache: asyncio.run(cache.arefund([ask()], cache.beneath._now())), id="arefund"),
     ],
 )
 def test_what_opens_a_counter_here_shows_at_once(cache, undo):
