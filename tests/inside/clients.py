@@ -32,6 +32,15 @@ def in_process(app):
     return httpx.Client(transport=httpx.WSGITransport(getattr(import_module(module), name)), base_url="http://app")
 
 
+def from_address(app, ip):
+    """An ASGI app whose requests come from `ip`. The oldest Starlette's test client can't be told an address."""
+
+    async def asked(scope, receive, send):
+        await app(scope if scope["type"] == "lifespan" else {**scope, "client": (ip, 5)}, receive, send)
+
+    return asked
+
+
 @contextmanager
 def behind(server, redis, **options):
     with (

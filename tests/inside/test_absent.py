@@ -12,6 +12,7 @@ from ratelimit_mw import RateLimiter
 from ratelimit_mw.fastapi import add_rate_limits, limited
 from ratelimit_mw.flask import limited as limited_in_flask
 from ratelimit_mw.wsgi import RateLimitMiddleware
+from tests.inside.clients import from_address
 from tests.inside.test_django_middleware import awaited, blocking
 
 EVERY = {
@@ -52,7 +53,7 @@ def test_a_user_found_by_a_dependency_of_fastapi_has_the_mail_limit(beside):
         return "sent"
 
     add_rate_limits(app, rules("scope:state.user_id", "scope:state.plan", beside))
-    with TestClient(app, client=("192.0.2.1", 5)) as client:
+    with TestClient(from_address(app, "192.0.2.1")) as client:
         found = statuses(lambda name: client.get("/", headers={"X-Name": name}))
     assert found == [200, 200, 429, 200, 200, 429]
 

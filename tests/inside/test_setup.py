@@ -11,6 +11,7 @@ from ratelimit_mw import RateLimiter
 from ratelimit_mw.asgi import RateLimitMiddleware as Asgi
 from ratelimit_mw.fastapi import add_rate_limits
 from ratelimit_mw.wsgi import RateLimitMiddleware as Wsgi
+from tests.inside.clients import from_address
 from tests.inside.test_django_middleware import awaited, blocking
 
 ADDRESS = "198.51.100.7"
@@ -40,7 +41,7 @@ def under_asgi(*configs, headers, times=1):
     app.add_api_route("/", lambda: "index")
     for config in configs:
         app.add_middleware(Asgi, config=config)
-    with TestClient(app, client=("10.0.0.1", 5)) as client:
+    with TestClient(from_address(app, "10.0.0.1")) as client:
         return [client.get("/", headers=headers) for _ in range(times)]
 
 
