@@ -188,10 +188,10 @@ class TestBadRules:
 
     def test_a_warning_is_said_once_over_all_reloads(self, file, limiter, caplog):
         for limit in (6, 7, 8):
-            rule = f"  - {{name: b, by: user, limit: {limit} per minute}}\n"
+            rule = f"  - {{name: b, by: user, limit: {{default: {limit} per minute, gold: 99 per minute}}}}\n"
             replaced(file, text() + rule)
             limiter.reload()
-        assert caplog.text.count("client.user is not set") == 1
+        assert caplog.text.count("client.tier is not set") == 1
         assert caplog.text.count("client.secret is empty") == 1
 
     def test_a_fault_of_the_retriever_ends_nothing(self, file, limiter, caplog):
