@@ -233,7 +233,7 @@ class ClientAddress:
             return
         self._logged.add("address")
         shared = "all such requests share one counter (logged once)"
-        if peer is None:
+        if not peer:  # some servers write an empty text
             _log.warning(
                 "a request has no client address; %s. Behind a proxy on a unix socket, set client.trusted_hops to the "
                 "number of proxies. In a test, give the client an address",

@@ -87,7 +87,7 @@ def test_unknown_addresses_share_one_identity_and_say_so_once(interface, peer, c
     count_by = identifier("ip", known)
     assert count_by(interface(peer=peer), {}, "") == count_by(interface(peer=peer), {}, "") == "ip=?"
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
-    assert "client.trusted_hops" in caplog.text
+    assert ("TestClient" if peer else "client.trusted_hops") in caplog.text
 
 
 def test_an_unknown_address_is_a_last_resort():
