@@ -48,6 +48,7 @@ def keys(limiter, given, cost=1):
 
 def test_the_same_attributes_have_the_same_plan(engine):
     limiter = engine(ALL)
+    plan(limiter, {**IP, "user": "a"})  # a plan is remembered from the second time on
     first = plan(limiter, {**IP, "user": "a"})
     assert plan(limiter, {**IP, "user": "a"}) is first
     assert plan(limiter, {**IP, "user": "b"}).asks != first.asks
@@ -160,9 +161,8 @@ def test_a_plan_is_remembered_when_its_request_comes_a_second_time(engine):
 def test_the_marks_of_requests_that_came_once_have_bounded_room(engine):
     plans = engine(ALL).rules.plans
     for n in range(10_000):
-        plans.put_second(("GET", n), n)
-    assert len(plans) == 0
-    assert len(plans._seen) <= 4096
+        assert not plans.seen(("GET", n))
+    assert len(plans._marks) <= 4096
 
 
 def test_the_same_request_has_the_same_plan(engine):

@@ -131,8 +131,8 @@ class Planner:
         if plan is None:
             plan = self._planned(rules, request, cost, name)
             # Do not cache the plan if the switch was turned during the call or if it depends on more than the key.
-            if not (self.switch.thrown or request.ambiguous):
-                known.put_second(key, plan)
+            if known.seen(key) and not (self.switch.thrown or request.ambiguous):
+                known.put(key, plan)
         return plan
 
     def _planned(self, rules: Rules, request: Request, cost: int, name: str | None) -> Plan:
@@ -165,8 +165,8 @@ class Planner:
         except TypeError:  # an unhashable value
             return self.plan(rules, self._request_of(rules, given), cost)
         if plan is None:
-            plan = self.plan(rules, self._request_of(rules, given), cost)
-            if _cacheable(given) and not self.switch.thrown:
+            plan = self._planned(rules, self._request_of(rules, given), whole(cost), None)
+            if known.seen(key) and _cacheable(given) and not self.switch.thrown:
                 known.put(key, plan)
         return plan
 

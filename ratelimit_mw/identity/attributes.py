@@ -168,8 +168,10 @@ class Attributes:
             canonical = self._canonical_names(name)
             if canonical is None and not ignore_unknown and name.strip() not in self._accepted:
                 raise ValueError(f"{quoted(name)} is not an attribute ({nearest(name.strip(), self.names())})")
-            # An enum that is a str counts as the text that it equals.
-            text = "" if value is None else str.__str__(value) if isinstance(value, str) else str(value)
+            if type(value) is str:
+                text = value
+            else:  # an enum that is a str counts as the text that it equals
+                text = "" if value is None else str.__str__(value) if isinstance(value, str) else str(value)
             if text and canonical is not None:
                 (raw if canonical.startswith(_RAW_PREFIXES) else values)[canonical] = text
         method, path, host = values["method"] or "", values["path"] or "", values["host"]

@@ -80,17 +80,21 @@ class Plans(OrderedDict[Hashable, Any]):
         for each in attributes:
             read = None if read is None or each.headers is None else read | each.headers
         self._headers = None if read is None else tuple(sorted(read))
-        self._seen: set[int] = set()
+        self._marks: set[int] = set()
 
-    def put_second(self, key: Hashable, plan: Any) -> None:
-        """Remember a plan when its key comes for the second time: most clients of a public site come once."""
-        seen, mark = self._seen, hash(key)
-        if mark in seen:
-            self.put(key, plan)
-        else:
-            if len(seen) >= _MOST:
-                seen.clear()
-            seen.add(mark)
+    def seen(self, key: Hashable) -> bool:
+        """Note that a plan for this key was made, and tell whether one was made before.
+
+        Only such a plan is worth keeping, because most clients of a public site come once. The answer is right for
+        recent keys, apart from equal hashes.
+        """
+        marks, mark = self._marks, hash(key)
+        if mark in marks:
+            return True
+        if len(marks) >= _MOST:
+            marks.clear()
+        marks.add(mark)
+        return False
 
     def put(self, key: Hashable, plan: object) -> None:
         """Keep `plan`."""
