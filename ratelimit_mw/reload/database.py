@@ -58,12 +58,17 @@ class RulesDatabase:
         self.name = f"{self._records.name}#{name}" if name else self._records.name
         self.channels: tuple[str, ...] = (self._key,)
         self._snapshot: Snapshot | None = None
+        self._about: str | None = None
 
     def fetch(self) -> Snapshot:
         """See `Source`. The snapshot is the newest version."""
         try:
-            number = self._records.version(self._key)
-            if self._snapshot is None or self._snapshot.version != str(number):
+            known = self._snapshot.version if self._snapshot is not None else "0"
+            number, texts = self._records.read(self._key, [f"about:{known}"])
+            # The number alone is not enough: a database that was deleted and filled again has the same numbers.
+            if self._snapshot is None or known != str(number) or texts.get(f"about:{known}") != self._about:
+                # It is read before the rules, so that a change between both calls is noticed at the next fetch.
+                self._about = self._records.read(self._key, [f"about:{number}"])[1].get(f"about:{number}")
                 self._snapshot = Snapshot(str(number), self.pull(number or None)) if number else Snapshot("0", ())
         except StoreUnavailable as error:
             raise ConfigurationError([Problem(f"the rules database {self.name} is unavailable: {error}")]) from error

@@ -301,9 +301,9 @@ class Retriever:
     def _refuse(self, error: ConfigurationError) -> None:
         self._refused = error
         if str(error) != self.state.error:
-            self.state = replace(self.state, error=str(error))
             message = "rules: the newest version of %s can't be used; version %s stays in force:\n%s"
             logger.error(message, self._rulebook.name, self.state.version, error)
+            self.state = replace(self.state, error=str(error))
 
     def _begin_rules(self) -> Rules:
         """Return the rules to start with.

@@ -407,6 +407,15 @@ class TestLimiterOnADatabase:
             assert limit_of(limiter) == 7
             assert limiter.state.version == "2"
 
+    def test_one_that_was_deleted_and_filled_again_is_read_again(self, any_server, database):
+        database.push(document("5 per minute"))
+        with RateLimiter(any_server.url) as limiter:
+            any_server.admin.delete("ratelimit_mw:rules")
+            database.push(document("7 per minute"))
+            limiter.reload()
+            assert limit_of(limiter) == 7
+            assert limiter.state.version == "1"
+
     def test_an_empty_one_has_no_rules_to_begin_with(self, any_server):
         with pytest.raises(ConfigurationError, match=r"is empty \(fill it with: ratelimit-mw rules push\)"):
             RateLimiter(any_server.url)

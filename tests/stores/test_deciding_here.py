@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import time
 
 import pytest
 
@@ -26,11 +27,13 @@ def calls(server):
 def test_a_rule_saves_calls_and_admits_its_limit(any_server, consistency):
     clock = ManualClock()
     with RateLimiter(config(consistency=consistency), storage=any_server.url, clock=clock) as limiter:
+        began = time.monotonic()
         assert sum(limiter.check(ATTRIBUTES).allowed for _ in range(1_000)) == 1_000
-        saved = calls(any_server)
+        made = calls(any_server)
+        settlements = time.monotonic() - began  # a thread settles once a second, however slow the machine is
         decision = limiter.check(ATTRIBUTES)
         assert (decision.allowed, decision.remaining, decision.rule) == (False, 0, "api")
-        assert saved < 60
+        assert made < 60 + 4 * settlements
 
 
 def test_strict_rules_go_straight_to_the_store(any_server):
