@@ -10,7 +10,7 @@ from ratelimit_mw.config.file import FILE, json_schema
 PAGE = Path(__file__).with_name("words.md")
 
 _HEAD = """\
-# YAML words
+# YAML reference
 
 Every word of the rules file, with its meaning, its default and the values that it takes. This page is made from the
 tables in `ratelimit_mw/config`, as is the JSON Schema that `ratelimit-mw schema` prints. The guides explain how the

@@ -2,13 +2,14 @@
 
 import re
 
+import httpx
 import jsonschema
 import pytest
 import yaml
 
 from ratelimit_mw.config.file import json_schema
 from ratelimit_mw.config.load import load_rules
-from tests.support.apps import ROOT
+from tests.support.apps import ROOT, uvicorn, within_a_minute
 
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 KINDS = re.compile(r"^\| \[([\w ]+)\]\(docs/([\w-]+)\.md#([\w-]+)\) \| `([^`]+)` \|", re.MULTILINE)
@@ -32,7 +33,7 @@ def test_yaml_of_the_docs_loads(text, tmp_path, monkeypatch):
     assert load_rules(path).domain
 
 
-@pytest.mark.parametrize("text", [block for block in blocks() if str(block.id).startswith("responses")])
+@pytest.mark.parametrize("text", [block for block in blocks() if str(block.id).startswith("headers-and-bodies")])
 def test_editors_take_what_is_said_of_responses(text):
     assert jsonschema.Draft202012Validator(json_schema()).is_valid(yaml.safe_load(text))
 
@@ -67,6 +68,49 @@ def test_every_command_stands_in_the_table_of_commands():
     assert set(get_command(app).commands) <= {re.split(r"\W", row)[0] for row in rows}
 
 
+INDEX = (ROOT / "docs" / "index.md").read_text()
+
+
 def test_every_page_is_in_the_index():
-    listed = (ROOT / "docs" / "index.md").read_text().partition(":hidden:")[2].split()
+    trees = re.findall(r"^```{toctree}\n(.*?)^```$", INDEX, re.MULTILINE | re.DOTALL)
+    listed = [re.sub(r".*<(.*)>", r"\1", line) for tree in trees for line in tree.split("\n\n")[1].splitlines()]
     assert {page.stem for page in PAGES} <= {*listed, "index"}
+    assert sorted(set(listed)) == sorted(listed)
+    assert all(":caption: " in tree for tree in trees)
+
+
+def test_every_relative_link_of_the_documentation_leads_to_a_file_and_a_section():
+    pages = [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+    broken = [
+        f"{page.name}: {target}"
+        for page in pages
+        for target in re.findall(r"\]\(([^()\s:]+)\)", page.read_text())
+        if not leads_somewhere(page, target)
+    ]
+    assert broken == []
+
+
+def leads_somewhere(page, target):
+    """Whether a relative link of a page leads to a file and, if it names a section, to a heading or an anchor in it."""
+    name, _, section = target.partition("#")
+    found = page.parent / name if name else page
+    if found == ROOT / "docs" / "words.md":  # made by the build
+        return True
+    if not found.is_file():
+        return False
+    if not section:
+        return True
+    text = found.read_text()
+    headings = [heading.replace("`", "").lower() for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE)]
+    slugs = [re.sub(r"[^\w -]", "", heading).replace(" ", "-") for heading in headings]
+    return section in [*slugs, *re.findall(r'<a id="([\w-]+)">', text)]
+
+
+def test_the_app_on_the_front_page_denies_the_101st_request_of_a_minute(tmp_path):
+    for name, text in re.findall(r"^```\w+\n# (\w+\.\w+)\n(.*?)^```$", INDEX, re.MULTILINE | re.DOTALL):
+        (tmp_path / name).write_text(text)
+    assert "$ uvicorn main:app\n" in INDEX
+    with uvicorn("main:app", cwd=tmp_path) as running, httpx.Client(base_url=running.url) as client:
+        within_a_minute()
+        statuses = [client.get("/").status_code for _ in range(101)]
+    assert statuses == [200] * 100 + [429]

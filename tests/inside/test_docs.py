@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.apps import ROOT
 
-BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", (ROOT / "docs/inside.md").read_text(), re.MULTILINE | re.DOTALL)
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", (ROOT / "docs/frameworks.md").read_text(), re.MULTILINE | re.DOTALL)
 RULES = next(text for kind, text in BLOCKS if kind == "yaml")
 
 

@@ -11,7 +11,7 @@ from tests.shells.asking import IP
 from tests.shells.test_settling import EACH, by_hand, says, under_asgi
 from tests.support.apps import ROOT
 
-BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", (ROOT / "docs/counting.md").read_text(), re.MULTILINE | re.DOTALL)
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", (ROOT / "docs/costs.md").read_text(), re.MULTILINE | re.DOTALL)
 YAML = [text for kind, text in BLOCKS if kind == "yaml"]
 
 
