@@ -2,7 +2,7 @@
 
 import pytest
 
-from ratelimit_mw import ConfigurationError
+from ratelimit_mw import ConfigurationError, RateLimiter
 from ratelimit_mw.config.words.limit import parse_limit, parse_period
 from ratelimit_mw.errors import DurationError
 from ratelimit_mw.model import Quota
@@ -38,6 +38,8 @@ S = 1_000_000
         case("10 per 100 milliseconds", 10, S // 10, id="milliseconds in full"),
         case("5/min", 5, 60 * S, id="min"),
         case("5 per hr", 5, 3_600 * S, id="hr"),
+        case("5 per 3 hrs", 5, 3 * 3_600 * S, id="a plural of an abbreviation"),
+        case("1/ms", 1, S // 1_000, id="ms"),
         case("5/sec;", 5, S, id="a separator at the end"),
         case("0 per day", 0, DAY, id="nothing at all"),
         case("007 per minute", 7, 60 * S, id="zeros before a number within a text are decimal"),
@@ -50,6 +52,19 @@ def test_a_limit_is(text, limit, period):
 @pytest.mark.parametrize("text", ["5/s; 100 per hour", "5/s, 100/h", "5 per second|100 per hour;"])
 def test_one_text_states_several_limits(text):
     assert parse_limit(text) == ((5, S, None), (100, 3_600 * S, None))
+
+
+@pytest.mark.parametrize(
+    ("rule", "tier"),
+    [
+        case({"limit": "1 per hour; 10 per day"}, "", id="in a rule"),
+        case({"limit": ["1 per hour, 10 per day"]}, "", id="in a list"),
+        case({"limit": {"default": "5/s", "gold": "1/hour|10/day"}}, "gold", id="in a tier"),
+    ],
+)
+def test_each_limit_of_one_text_is_a_counter(rule, tier):
+    quotas = [quota for _, quota in counters(rule, **{"x-tier": tier})]
+    assert quotas == [Quota("sliding_window", 1, 3_600 * S), Quota("sliding_window", 10, DAY)]
 
 
 def test_unlimited_is_no_window():
@@ -207,6 +222,8 @@ class TestTiers:
         case("1000000 per second", "token_bucket", True, id="a token per microsecond"),
         case("1000001 per second", "token_bucket", False, id="more than a token per microsecond"),
         case("60000001 per minute", "token_bucket", False, id="more than a token per microsecond, on average"),
+        case("100000 per 100ms", "token_bucket", True, id="a token per microsecond, within milliseconds"),
+        case("100001 per 100ms", "token_bucket", False, id="more than that, within milliseconds"),
         case("3651 per 3651 days", "fixed_window", False, id="10 years and a day"),
     ],
 )
@@ -231,3 +248,26 @@ def test_the_cost_is_the_requests_times_the_rules(own, asked, charged):
 def test_a_limit_of_nothing_takes_any_cost():
     (charge,) = rules({"limit": "0 per minute", "cost": 5}).plan(request())
     assert charge.ask.quota.limit == 0
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "wait"),
+    [
+        case("fixed_window", 0.1, id="fixed_window: until the window ends"),
+        case("sliding_log", 0.1, id="sliding_log: until the first request is 100 ms old"),
+        case("sliding_window", 0.11, id="sliding_window: until a tenth of the next window has passed"),
+        case("bucketed_window", 0.100263, id="bucketed_window: until the end of the slice is 100 ms old"),
+        case("token_bucket", 0.01, id="token_bucket: until one token is refilled"),
+        case("leaky_bucket", 0.01, id="leaky_bucket: until one request has drained"),
+    ],
+)
+def test_a_limit_of_milliseconds_admits_and_waits_exactly(algorithm, wait, storage, clock):
+    rule = {"name": "a", "limit": "10 per 100ms", "algorithm": algorithm}
+    config = {"domain": "d", "storage": {"timeout": "5s"}, "rules": [rule]}
+    with RateLimiter(config, storage=storage, clock=clock) as limiter:
+        assert [limiter.check({"ip": "192.0.2.1"}).allowed for _ in range(11)] == [True] * 10 + [False]
+        assert limiter.check({"ip": "192.0.2.1"}).retry_after == pytest.approx(wait, abs=1e-6)
+        clock.advance(wait - 0.0001)
+        assert not limiter.check({"ip": "192.0.2.1"}).allowed
+        clock.advance(0.0002)
+        assert limiter.check({"ip": "192.0.2.1"}).allowed

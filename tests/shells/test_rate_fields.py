@@ -45,6 +45,17 @@ def test_a_denial_has_them_too_and_speaks_of_no_later_moment_than_retry_after(as
     assert "x-ratelimit-limit" not in denied.headers
 
 
+def test_periods_below_a_second_are_rounded_up_to_whole_seconds(ask):
+    answer = ask(limiter("2 per 100ms; 9 per 1500ms", response=BOTH))
+    assert answer.headers == {
+        "x-ratelimit-limit": "2",
+        "x-ratelimit-remaining": "1",
+        "x-ratelimit-reset": str(START + 1),
+        "ratelimit-policy": '"everybody per 100 milliseconds";q=2;w=1, "everybody per 1500 milliseconds";q=9;w=2',
+        "ratelimit": '"everybody per 100 milliseconds";r=1;t=1, "everybody per 1500 milliseconds";r=8;t=1',
+    }
+
+
 def test_every_policy_is_told_in_the_order_of_the_file(ask):
     rules = [rule("wide", "100 per hour"), rule("narrow", "3 per minute"), rule("off", "1 per day", shadow=True)]
     answer = ask(limiter(rules=rules, response=DRAFT))

@@ -11,7 +11,6 @@ A limit has one of these forms:
 
 import re
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from typing import NamedTuple
 
 from ratelimit_mw.algorithms import ALGORITHMS, IN_FLIGHT, algorithm_names
@@ -69,7 +68,10 @@ BUCKETS = kinds.optional_number(
 MOST = 1_000_000_000
 """The largest limit, burst and cost."""
 
-FORM = "write N per [M] second, minute, hour, day, week, month or year, for example 100 per minute; or unlimited"
+FORM = (
+    "write N per [M] millisecond, second, minute, hour, day, week, month or year, for example 100 per minute; or"
+    " unlimited"
+)
 """The hint for a text that is not a limit."""
 
 _KEYS = ("requests", "per", "burst")
@@ -80,10 +82,16 @@ _LONGEST_REFILL = 50 * 365 * DAY
 _LIMIT = re.compile(r"\s*([0-9]+)\s*(?:per\s|/)(.*)", re.IGNORECASE | re.DOTALL)
 # Texts that people write instead: 5r/s, 100 requests per minute, 100 a minute. They are errors with a hint.
 _NEARLY = re.compile(
-    r"\s*([0-9]{1,9})\s*(?:r|reqs?|requests?|hits?|calls?|times?)?\s*(?:per|/|an?\b|every|each|in)\s*([a-z]+)",
+    r"([0-9]{1,9})\s*(?:r|reqs?|requests?|hits?|calls?|times?)?\s*(?:per|/|an?\b|every|each|in)"
+    r"\s*([0-9]{1,9}\s*)?([a-z]+)\s*",
     re.IGNORECASE,
 )
 _CONCURRENT = re.compile(r"\s*([0-9]+)\s+([a-z]+)\s*", re.IGNORECASE)
+_NEARLY_CONCURRENT = re.compile(r"([0-9]{1,9})\s*con?c+ur+[ea]nt(?:ly|s)?\b\s*(?:requests?\b\s*)?", re.IGNORECASE)
+# What people write after a limit, instead of the key `by`: 100 per minute per ip.
+_BY = {"ip": "ip", "client": "ip", "address": "ip", "user": "user", "host": "host", "path": "path", "method": "method"}
+_WHOSE = re.compile(rf"(?:per|by|for|from|/)\s*(?:(?:an?|each|every)\s+)?({'|'.join(_BY)})\b\s*", re.IGNORECASE)
+_BETWEEN = re.compile(r"(?:and\b|[;,|&+\s])*", re.IGNORECASE)
 _SEPARATOR = re.compile(r"[;,|]")
 # 1,000: a comma within a number. Commas separate limits, so this would be read as the limits 1 and 000.
 _THOUSANDS = re.compile(r"\b[0-9]{1,3}(?:,[0-9]{3})+\b")
@@ -136,22 +144,26 @@ def parse_limit(text: str) -> tuple[Window, ...] | None:
     pieces = _SEPARATOR.split(text)
     if len(pieces) > 1 and not pieces[-1].strip():
         pieces.pop()  # a separator at the end
-    return tuple(_window(piece) for piece in pieces)
-
-
-def _window(text: str) -> Window:
-    match = _LIMIT.fullmatch(text)
     try:
-        concurrent = _CONCURRENT.fullmatch(text)
-        if concurrent is not None and concurrent[2].lower() == "concurrent":
-            return Window(_whole(concurrent[1]), 0)
-        if match is None:
-            raise DurationError(f"{quoted(text.strip())} is not a limit", FORM)
-        return Window(_whole(match[1]), parse_period(match[2]))
+        if len(pieces) > 1 and not all(piece.strip() for piece in pieces):
+            raise DurationError(f"a limit is missing in {quoted(text)}", FORM)
+        return tuple(_window(piece) for piece in pieces)
     except DurationError as error:
         if error.hint in (FORM, DURATION_FORM):
             error.hint = _correction(text) or FORM
         raise
+
+
+def _window(text: str) -> Window:
+    concurrent = _CONCURRENT.fullmatch(text)
+    if concurrent is not None and concurrent[2].lower() == "concurrent":
+        return Window(_whole(concurrent[1]), 0)
+    match = _LIMIT.fullmatch(text)
+    if match is None:
+        if text.strip().lower() == "unlimited":
+            raise DurationError("'unlimited' can't be combined with other limits", "remove it, or the other limits")
+        raise DurationError(f"{quoted(text.strip())} is not a limit", FORM)
+    return Window(_whole(match[1]), parse_period(match[2]))
 
 
 def parse_period(text: str) -> int:
@@ -165,14 +177,40 @@ def parse_period(text: str) -> int:
 
 
 def _correction(text: str) -> str:
-    """Return the hint for a text that is similar to a limit. "" if it is not."""
-    concurrent = _CONCURRENT.fullmatch(text)
-    if concurrent is not None and get_close_matches(concurrent[2].lower(), ("concurrent", "concurrently")):
-        return f"did you mean '{concurrent[1]} concurrent'?"
-    nearly = _NEARLY.match(text)
-    if nearly is None or (nearly[2].lower() not in SHORT_UNITS and nearly[2].lower().removesuffix("s") not in UNITS):
+    """Return the hint for a text that is similar to one or several limits. "" if it is not.
+
+    The hint repeats all of the text: a user who follows it must not lose one of two limits.
+    """
+    limits: list[str] = []
+    whose: set[str] = set()
+    position = _between(text, 0)
+    while position < len(text):
+        found = _NEARLY.match(text, position) or _NEARLY_CONCURRENT.match(text, position)
+        if found is None:
+            return ""
+        if found.re is _NEARLY_CONCURRENT:
+            limits.append(f"{found[1]} concurrent")
+        elif _is_unit(found[3]):
+            limits.append(f"{found[1]} per {found[2] or ''}{found[3]}")
+        else:
+            return ""
+        by = _WHOSE.match(text, found.end())
+        if by is not None:
+            whose.add(_BY[by[1].lower()])
+        position = _between(text, (by or found).end())
+    if not limits or len(whose) > 1:
         return ""
-    return f"did you mean '{nearly[1]} per {nearly[2]}'?"
+    return f"did you mean '{'; '.join(limits)}'{''.join(f', and by: {name}' for name in whose)}?"
+
+
+def _between(text: str, position: int) -> int:
+    """Return the position of the next limit in `text`."""
+    separators = _BETWEEN.match(text, position)
+    return separators.end() if separators is not None else position
+
+
+def _is_unit(word: str) -> bool:
+    return word.lower() in SHORT_UNITS or word.lower().removesuffix("s") in UNITS
 
 
 def _whole(digits: str) -> int:
