@@ -230,8 +230,13 @@ class Section:
         for key, place in node.keys_at.items():
             known = self._by_key.get(key)
             if known is None and not self.open_keys:
-                hint = key_hint(key, node.place.path) or nearest(key, self._by_key)
-                problems.add(place, f"unknown key {quoted(key)}", hint)
+                name, colon, _ = key.partition(":")
+                if colon and name in self._by_key:
+                    # In braces, YAML reads `limit:5/s` as a key without a value. The value may be a secret.
+                    problems.add(place, f"a space is missing after '{name}:'")
+                else:
+                    hint = key_hint(key, node.place.path) or nearest(key, self._by_key)
+                    problems.add(place, f"unknown key {quoted(key)}", hint)
             elif key in node:
                 if known is None:
                     extra[key] = node[key]
@@ -336,7 +341,7 @@ class SectionsWord(Word[Sequence[Values]]):
         return PackedSections(sections) if self.packed else tuple(sections)
 
     def _not_a_section(self, node: Node, problems: Problems) -> Values:
-        problems.add(node.place, f"must be a mapping, not {kind(node)}")
+        problems.add(node.place, f"must be a mapping, not {kind(node)}", "" if is_empty(node) else self.example)
         return Values(Map(node.place), dropped=("",))
 
     def as_schema(self, shared: dict[str, Any]) -> dict[str, Any]:

@@ -54,9 +54,7 @@ def parse(text: str, file: str, environ: Mapping[str, str], problems: Problems) 
     try:
         return composer.document(yaml.parse(text, Loader=yaml.SafeLoader))
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line, column = (mark.line + 1, mark.column + 1) if mark else (0, 0)
-        message, hint = _explained(error, text.split("\n")[line - 1] if line else "")
+        line, column, message, hint = _explained(error, text.split("\n"))
         problems.add(Place(composer.order, file, line, column), message, hint)
     except yaml.reader.ReaderError as error:
         before = text[: error.position]
@@ -195,8 +193,8 @@ _EXPLANATIONS = (
     ("could not find expected ':'", "the ':' after a key is missing", ""),
     ("found undefined alias", "the alias has no anchor above it", ""),
     ("found unexpected end of stream", "the text ends inside a quoted value", "close the quote"),
-    ("expected ',' or '}'", "a '{' is not closed, or a ',' is missing", "put a ${NAME} inside { } in quotes"),
-    ("expected ',' or ']'", "a '[' is not closed, or a ',' is missing", "put a ${NAME} inside [ ] in quotes"),
+    ("expected ',' or '}'", "a '{' is not closed, or a ',' is missing", ""),
+    ("expected ',' or ']'", "a '[' is not closed, or a ',' is missing", ""),
     ("expected <block end>", "this line is not indented like the lines above it", ""),
     ("found character '%'", "a value can't begin with '%'", "put the value in quotes"),
     ("found character '@'", "a value can't begin with '@'", "put the value in quotes"),
@@ -204,12 +202,58 @@ _EXPLANATIONS = (
 )
 
 
-def _explained(error: yaml.MarkedYAMLError, line: str) -> tuple[str, str]:
-    """Return the message and the hint for an error of PyYAML's parser at `line`."""
+# /items/{id}, up to the '{' and from it on
+_PATH_BEGINS = re.compile(r"/[^\s,\[\]{}\"']*\Z")
+_PATH_ENDS = re.compile(r"(?:\{[A-Za-z_][\w:]*\}[^\s,\[\]{}\"']*)+")
+# limit:10 per minute. The sources (`header:N`) are values, so they need no space.
+_NO_SPACE = re.compile(r"\s*(?:-\s+)*(?!(?:header|cookie|query|scope|environ|python):)([A-Za-z_]+):(?!//)([^\s:][^#]*)")
+
+
+def _explained(error: yaml.MarkedYAMLError, lines: list[str]) -> tuple[int, int, str, str]:
+    """Return the line, the column, the message and the hint for an error of PyYAML's parser. The line is 0 if unknown.
+
+    The parser stops where it can read no further. The mistake may be in a line above, which is then returned.
+    """
+    mark = error.problem_mark or error.context_mark
+    line, column = (mark.line + 1, mark.column + 1) if mark else (0, 0)
     problem = str(error.problem or error.context or "")
-    if _TAB.search(problem) or line.startswith("\t"):
-        return "a tab can't indent YAML", "use spaces"
+    content = lines[line - 1] if line else ""
+    if _TAB.search(problem) or content.startswith("\t"):
+        return line, column, "a tab can't indent YAML", "use spaces"
+    if problem.startswith(("could not find expected ':'", "mapping values are not allowed here")):
+        number, found = _without_space(error, lines, line)
+        if found is not None:  # the value is not repeated: it may be a secret
+            return number, found.start(1) + 1, f"a space is missing after '{found[1]}:'", ""
+    if problem.startswith(("expected ',' or '}'", "expected ',' or ']'")):
+        message, hint = _explained_flow(error, content, column)
+        if message:
+            return line, column, message, hint
     for beginning, message, hint in _EXPLANATIONS:
         if problem.startswith(beginning):
-            return message, hint
-    return f"invalid YAML: {problem}", ""
+            return line, column, message, hint
+    return line, column, f"invalid YAML: {problem}", ""
+
+
+def _without_space(error: yaml.MarkedYAMLError, lines: list[str], line: int) -> tuple[int, re.Match[str] | None]:
+    """Return the line whose ':' has no space, and its key, if this has caused the error. Otherwise None as the key."""
+    # YAML joins such a line with the next ones to one text, until a ':' with a space follows.
+    key = error.context_mark if str(error.problem).startswith("could not") else None
+    number = key.line + 1 if key is not None else line - 1
+    while number > 1 and not lines[number - 1].strip():
+        number -= 1
+    found = _NO_SPACE.fullmatch(lines[number - 1]) if number > 0 else None
+    return number, found if found is not None and not re.search(r":\s", found[2]) else None
+
+
+def _explained_flow(error: yaml.MarkedYAMLError, content: str, column: int) -> tuple[str, str]:
+    """Return the message and the hint for a '{' or '[' that has no end where one is expected. "" for no special one."""
+    bracket = "{" if "}" in str(error.problem) else "["
+    before, after = content[: column - 1], content[column - 1 :]
+    begins, ends = _PATH_BEGINS.search(before), _PATH_ENDS.match(after)
+    if begins is not None and ends is not None:
+        return "a path with '{' must be in quotes here", f'write "{begins[0]}{ends[0]}"'
+    message = f"a '{bracket}' is not closed, or a ',' is missing"
+    if before.endswith("$"):
+        return message, f"put a ${{NAME}} inside {bracket} {'}' if bracket == '{' else ']'} in quotes"
+    opened = error.context_mark
+    return message, f"the '{bracket}' is at line {opened.line + 1}" if opened is not None else ""

@@ -18,7 +18,7 @@ _MAX_LENGTH = 1_000
 """The largest number of characters in a template."""
 
 _PARAMETER = re.compile(r"\{([a-zA-Z_][a-zA-Z0-9_]*)(?::([a-zA-Z_][a-zA-Z0-9_]*))?\}")
-_FLASK = re.compile(r"<(?:(\w+):)?(\w+)>")
+_OTHER_DIALECTS = re.compile(r"<(?:(\w+):)?(\w+)>|(?<=/):([a-zA-Z_]\w*)(?=/|\Z)")  # Flask: <id>, Express: :id
 _REGULAR = re.compile(r"\A\^|\.\*|\\[dw]|\(\?|\[\^")  # only regular expressions contain these
 
 KINDS = ("str", "int", "float", "uuid", "path")
@@ -116,7 +116,7 @@ def parse(text: str) -> Template:
     """Parse a template. Raises `TemplateError`, with a message for the user, if it is invalid."""
     body, folder = (text[:-2], True) if text.endswith("/*") else (text, False)
     _check_path(text)
-    _refuse_other_dialects(body)
+    _refuse_other_dialects(text, body)
     names: list[str] = []
     kinds: list[str] = []
     segments: list[Segment] = []
@@ -157,15 +157,16 @@ def _check_path(text: str) -> None:
         raise TemplateError("a path holds no '?' and no '#'", "for a query parameter there is query:N")
 
 
-def _refuse_other_dialects(body: str) -> None:
+def _refuse_other_dialects(text: str, body: str) -> None:
     if "*" in body:
         folder = body.rstrip("/*") + "/*"
         hint = f"did you mean '{folder}'?" if "*" not in folder[:-1] else "for one segment write {name}"
         raise TemplateError("'*' stands only at the end, as '/*'", hint)
-    flask = _FLASK.search(body)
-    if flask is not None:
-        kind = {"string": "", None: ""}.get(flask[1], f":{flask[1]}")
-        raise TemplateError(f"{flask[0]} is no parameter here", f"write {{{flask[2]}{kind}}}")
+    other = _OTHER_DIALECTS.search(body)
+    if other is not None:
+        own = {"string": "", None: ""}
+        path = _OTHER_DIALECTS.sub(lambda each: f"{{{each[2] or each[3]}{own.get(each[1], f':{each[1]}')}}}", text)
+        raise TemplateError(f"{other[0]} is no parameter here", f"write {path}")
 
 
 def _segment(piece: str, names: list[str], kinds: list[str]) -> Segment:

@@ -120,3 +120,10 @@ def test_a_match_within_another_matches_nothing_else(templates):
     both = PathMatcher([(1, wider), (2, narrower)])
     for path in PATHS:
         assert {hit.owner for hit in both.locate(path, cleaned(path))} in ({1, 2}, {1}, set())
+
+
+def test_a_header_is_warned_of_once_if_several_files_share_their_client(tmp_path):
+    (tmp_path / "a.yaml").write_text("domain: a\nclient: {ip_header: X-Real-IP}\nrules: [{name: a, limit: 5/s}]\n")
+    (tmp_path / "b.yaml").write_text("domain: b\nrules: [{name: b, limit: 5/s}]\n")
+    [warning] = examine(tmp_path, environ={}).warnings
+    assert str(warning).startswith(f"{tmp_path}/a.yaml:2:21: client.ip_header: is never read")

@@ -39,9 +39,9 @@ def client_settings(file: Values, domain: str, problems: Problems) -> ClientSett
     client = file[CLIENT]
     return ClientSettings(
         domain=domain,
-        trusted_proxies=client[_TRUSTED_PROXIES],
-        trusted_hops=client[_TRUSTED_HOPS],
-        ip_header=client[_IP_HEADER],
+        trusted_proxies=client[TRUSTED_PROXIES],
+        trusted_hops=client[TRUSTED_HOPS],
+        ip_header=client[IP_HEADER],
         ipv6_prefix=client[_IPV6_PREFIX],
         user=_source(client[USER], client.place("user"), problems),
         tier=_source(client[TIER], client.place("tier"), problems),
@@ -85,13 +85,13 @@ def _source(text: str | None, place: Place, problems: Problems) -> str | None:
     return text
 
 
-_TRUSTED_PROXIES = kinds.several(
+TRUSTED_PROXIES = kinds.several(
     "trusted_proxies", readers.network, "The proxies that are trusted to report the client's address.", empty=True
 )
-_TRUSTED_HOPS = kinds.number(
+TRUSTED_HOPS = kinds.number(
     "trusted_hops", 0, 32, 0, "The number of proxies in front of the app, whatever their addresses."
 )
-_IP_HEADER = kinds.text(
+IP_HEADER = kinds.text(
     "ip_header", "The header in which trusted proxies report the client.", "X-Forwarded-For", readers.header_name
 )
 _IPV6_PREFIX = kinds.number("ipv6_prefix", 1, 128, 64, "The number of leading bits that identify an IPv6 client.")
@@ -110,7 +110,7 @@ CLIENT = section_word(
     Section(
         "Client",
         "How clients are identified.",
-        (_TRUSTED_PROXIES, _TRUSTED_HOPS, _IP_HEADER, _IPV6_PREFIX, USER, TIER, _SECRET),
+        (TRUSTED_PROXIES, TRUSTED_HOPS, IP_HEADER, _IPV6_PREFIX, USER, TIER, _SECRET),
     ),
 )
 

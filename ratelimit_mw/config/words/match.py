@@ -122,4 +122,5 @@ EXEMPT = sections_word(
     "exempt",
     lambda: MATCH_SECTION,
     "Requests that are never counted. A request is exempt if all keys of one entry match it.",
+    example="write a list of mappings, for example [{path: /health}]",
 )
