@@ -1,4 +1,4 @@
-"""The page about what counts: every block of it runs, and does what the page says."""
+"""docs/costs.md: every block of it runs, and does what the page says."""
 
 import ast
 import re

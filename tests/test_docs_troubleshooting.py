@@ -17,7 +17,7 @@ from tests.support.apps import ROOT
 PAGE = (ROOT / "docs" / "troubleshooting.md").read_text("utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 RULES = next(text for kind, text in BLOCKS if kind == "yaml")
-RULE = {"name": "everything", "by": "ip", "limit": "2 per minute"}
+RULE = {"name": "everything", "by": "ip", "limit": "2 per day"}
 
 
 def of(kind):

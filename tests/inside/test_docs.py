@@ -1,4 +1,4 @@
-"""The page about limits inside an app: every app on it starts, on the rules that stand above it."""
+"""docs/frameworks.md: every app on it starts, on the rules that stand above it."""
 
 import re
 import subprocess
