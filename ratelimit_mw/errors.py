@@ -179,6 +179,9 @@ _OTHER_NAMES = {
     **dict.fromkeys(("key", "identifier", "key_func"), "by"),
     **dict.fromkeys(("address", "client_ip", "ip_address", "remote_addr"), "ip"),
     **dict.fromkeys(("exclude", "skip", "whitelist", "allowlist"), "exempt"),
+    **dict.fromkeys(("default_limits", "application_limits", "ratelimit_default", "limits"), "rules"),
+    **dict.fromkeys(("storage_uri", "ratelimit_storage_uri", "ratelimit_storage_url"), "storage"),
+    "strategy": "algorithm",
 }
 """Words of other limiters → our words."""
 

@@ -81,9 +81,17 @@ def read_file(tree: Map, problems: Problems) -> Values:
     return FILE.read(tree, problems, key_hint)
 
 
+# Other limiters have the number and the time of a limit as keys of their own.
+_PARTS_OF_A_LIMIT = frozenset(
+    ("max", "window", "windowms", "window_ms", "period", "per", "interval", "duration", "requests", "unit")
+)
+
+
 def key_hint(key: str, section: str) -> str:
     """Return the hint for a `key` that is unknown in `section` (its dotted name), but known in another section."""
     top = section.partition(".")[0].partition("[")[0]
+    if top == "rules" and "." not in section and key.lower() in _PARTS_OF_A_LIMIT:
+        return "write the number and the time in one text, for example limit: 100 per minute"
     sections = {word.key: word.section() for word in (STORAGE, CLIENT, RESPONSE, DEFER)}
     if top == "rules":
         sections = {"match": MATCH_SECTION, **sections}

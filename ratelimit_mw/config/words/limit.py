@@ -75,6 +75,7 @@ FORM = (
 """The hint for a text that is not a limit."""
 
 _KEYS = ("requests", "per", "burst")
+_OTHER_KEYS = ("rate", "period", "window", "interval", "unit")  # in other limiters; here the mapping is not by tier
 _LONGEST_WINDOW = 10 * 365 * DAY
 _LONGEST_REFILL = 50 * 365 * DAY
 
@@ -222,7 +223,7 @@ def _whole(digits: str) -> int:
 def read_limits(node: Node) -> Limits:
     """Read the limits of a rule, in any form. Raises `Invalid` with every error in them."""
     checkpoint()
-    if not isinstance(node, Map) or ("default" not in node and ("requests" in node or "per" in node)):
+    if not isinstance(node, Map) or ("default" not in node and any(key in node for key in (*_KEYS, *_OTHER_KEYS))):
         return Limits(_windows(node))
     invalid = Invalid()
     tiers: dict[str, tuple[PlacedWindow, ...]] = {}
