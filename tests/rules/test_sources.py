@@ -115,8 +115,8 @@ class TestFolder:
                 {"a": text("nonsense", domain="a"), "b": "- 1\n"},
                 [
                     (
-                        "a.yaml:3:30: rules[0].limit: 'nonsense' is not a limit (write N per [M] second, minute, hour, "
-                        "day, week, month or year, for example 100 per minute; or unlimited)"
+                        "a.yaml:3:30: rules[0].limit: 'nonsense' is not a limit (write N per [M] millisecond, second, "
+                        "minute, hour, day, week, month or year, for example 100 per minute; or unlimited)"
                     ),
                     "b.yaml:1:1: a rules file must be a mapping with domain and rules, not a list",
                 ],
