@@ -14,7 +14,6 @@ from ipaddress import IPv4Network, IPv6Address, IPv6Network, collapse_addresses
 from socket import AF_INET, AF_INET6, inet_ntop, inet_pton
 from typing import Generic, TypeVar
 
-from ratelimit_mw.errors import quoted
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.settings import ClientSettings, Network
 
@@ -241,9 +240,9 @@ class ClientAddress:
             )
         else:
             _log.warning(
-                "the server gave %s as the client's address, which is not an IP address; %s. In a test with "
+                # The text itself is not logged: what stands in place of an address may be a secret.
+                "the server gave a client's address that is not an IP address; %s. In a test with "
                 'Starlette\'s TestClient, give it one: TestClient(app, client=("192.0.2.1", 50000))',
-                quoted(peer),
                 shared,
             )
 
