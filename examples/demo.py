@@ -40,7 +40,7 @@ def main() -> int:
             print_row("client", "request", "status", "limit", "remaining", "reset in", "retry after")
             for name, (headers, limit) in CLIENTS.items():
                 exhaust_and_recover(http, name, headers, limit)
-    print("\nEach client had its own budget, met a 429, waited as long as Retry-After fields, and was let in again.")
+    print("\nEach client had its own budget, met a 429, waited as long as Retry-After says, and was let in again.")
     return 0
 
 
