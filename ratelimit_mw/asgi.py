@@ -14,7 +14,7 @@ from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.deferral.http import AsgiDeferral, respond_asgi
 from ratelimit_mw.deferral.service import Page
 from ratelimit_mw.errors import ConfigurationError
-from ratelimit_mw.http.answers import Answers
+from ratelimit_mw.http.answers import Answers, LatestAnswers
 from ratelimit_mw.http.handle import AsyncHandle, FirstRequests, limiter_for, refuse_wsgi_app
 from ratelimit_mw.http.responses import (
     AsgiResponseTracker,
@@ -100,7 +100,7 @@ class RateLimitMiddleware:
         self._engine = used.engine
         self._deferral = AsgiDeferral(app, used.deferrals, used.engine.load)
         self._current = used.engine.current
-        self._latest = used.response, _answers(used.rules)
+        self._answers = LatestAnswers(name=lambda text: text.lower().encode("latin-1"), value=str.encode)
         self._request = FirstRequests(self, self._request, used, "ratelimit")
         self._usable = True
 
@@ -122,7 +122,7 @@ class RateLimitMiddleware:
             else:
                 verdict = engine.execute(engine.planner.admit(rules, request), rules)
             scope["ratelimit"] = handle = AsyncHandle(verdict, self._limiter, request, rules)
-            answers = self._answers_of(rules)
+            answers = self._answers.of(rules)
             if not verdict.allowed:
                 await _deny(answers, verdict, request, send)
                 return
@@ -145,7 +145,7 @@ class RateLimitMiddleware:
             replayed = rules.deferring and self._deferral.admits(request, rules)
             verdict = Verdict((), None) if replayed else await engine.adecide(request, rules=rules)
             scope["ratelimit"] = handle = AsyncHandle(verdict, self._limiter, request, rules)
-            answers = self._answers_of(rules)
+            answers = self._answers.of(rules)
             if not verdict.allowed:
                 page = await self._deferral.put_off(verdict, rules, request, receive) if rules.deferring else None
                 await _refuse(answers, handle, request, page, send)
@@ -165,14 +165,6 @@ class RateLimitMiddleware:
         finally:
             if meter is not None:
                 meter.left(request)
-
-    def _answers_of(self, rules: Rules) -> Answers[bytes]:
-        """The answers that these rules configure. They are made again when the rules are reloaded."""
-        settings, answers = self._latest
-        if settings is not rules.response:
-            answers = _answers(rules)
-            self._latest = rules.response, answers
-        return answers
 
     async def _call_unknown(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a scope that is not limited, or the first one that is. Only then can asyncio be told from trio."""
@@ -218,15 +210,6 @@ def _send_with_headers(answers: Answers[bytes], handle: AsyncHandle, send: Send,
         message = dict(message)
         message["headers"] = answers.add_headers(message.get("headers") or (), handle.reported)
     return send(message)
-
-
-def _answers(rules: Rules) -> Answers[bytes]:
-    return Answers(
-        rules.response,
-        rules.attributes.address,
-        name=lambda text: text.lower().encode("latin-1"),
-        value=str.encode,
-    )
 
 
 async def _refuse(

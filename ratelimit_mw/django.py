@@ -24,7 +24,7 @@ from ratelimit_mw.decision.names import DECORATED
 from ratelimit_mw.decision.settlement import Account, Move
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.errors import ConfigurationError
-from ratelimit_mw.http.answers import Answers, Denial, phrase
+from ratelimit_mw.http.answers import Answers, Denial, LatestAnswers, phrase
 from ratelimit_mw.http.handle import AsyncHandle, FirstRequests, Handle, TwinHandle, refuse_awaited
 from ratelimit_mw.identity.http_request import AsgiRequest, DjangoRequest
 from ratelimit_mw.identity.request import Request
@@ -273,7 +273,7 @@ class RateLimitMiddleware:
         self.get_response = get_response
         self._limiter = limiter()
         self._engine = self._limiter.engine
-        self._latest: tuple[Any, Answers[str]] | None = None
+        self._answers = LatestAnswers(name=str, value=str)
         self._request: Callable[[Any], Environ | Scope] = FirstRequests(self, visitor, self._limiter, None)
         self._awaits = iscoroutinefunction(get_response)
         if self._awaits:
@@ -359,9 +359,7 @@ class RateLimitMiddleware:
     ) -> tuple[TwinHandle, Answers[str]]:
         handle = _Handle(verdict, self._limiter, asked, rules)
         request.ratelimit = handle
-        if self._latest is None or self._latest[0] is not rules.response:  # the rules were reloaded
-            self._latest = rules.response, Answers(rules.response, rules.attributes.address, name=str, value=str)
-        return handle, self._latest[1]
+        return handle, self._answers.of(rules)
 
     def _account(self, rules: Rules, verdict: Verdict) -> Account | None:
         """The account of a request if it depends on the response, otherwise None."""

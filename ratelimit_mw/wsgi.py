@@ -10,7 +10,7 @@ from wsgiref.types import StartResponse, WSGIApplication
 from ratelimit_mw.decision.load import WSGI_CAPACITY, time_in_queue
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.deferral.http import WsgiDeferral, respond_wsgi
-from ratelimit_mw.http.answers import Answers, phrase
+from ratelimit_mw.http.answers import Answers, LatestAnswers, phrase
 from ratelimit_mw.http.handle import (
     BlockingHandle,
     FirstRequests,
@@ -80,7 +80,7 @@ class RateLimitMiddleware:
         self._limiter = used
         self._engine = used.engine
         self._deferral = WsgiDeferral(app, used.deferrals, used.engine.load)
-        self._latest = used.response, _answers(used.rules)
+        self._answers = LatestAnswers(name=str, value=str)
         used.engine.connect()  # WSGI has no startup event, but most servers import the app in each worker
 
     def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
@@ -109,10 +109,7 @@ class RateLimitMiddleware:
         replayed = rules.deferring and self._deferral.admits(request, rules)
         verdict = Verdict((), None) if replayed else engine.decide_in_turn(request, rules=rules)
         environ["ratelimit.decision"] = handle = BlockingHandle(verdict, self._limiter, request, rules)
-        settings, answers = self._latest
-        if settings is not rules.response:  # the rules were reloaded
-            answers = _answers(rules)
-            self._latest = rules.response, answers
+        answers = self._answers.of(rules)
         if not verdict.allowed:
             if rules.deferring and (page := self._deferral.put_off(verdict, rules, request)):
                 return respond_wsgi(
@@ -145,7 +142,3 @@ def _start_with_headers(  # noqa: PLR0917  the last three are those of WSGI
     added = answers.add_headers(headers, handle.reported)
     # With as many arguments as the app passed, because a server may treat two and three differently.
     return start_response(status, added, exc_info) if exc_info else start_response(status, added)
-
-
-def _answers(rules: Rules) -> Answers[str]:
-    return Answers(rules.response, rules.attributes.address, name=str, value=str)

@@ -2,7 +2,9 @@
 
 import json
 
+from ratelimit_mw import RateLimiter
 from ratelimit_mw.asgi import RateLimitMiddleware
+from ratelimit_mw.http.answers import LatestAnswers
 from tests.shells.asking import http_scope, limiter, serve
 
 LINK = "https://example.com/limits"
@@ -52,3 +54,15 @@ def test_templates_and_pages_that_hold_an_address():
         for accept, said in ((b"*/*", json.dumps({"error": {"of": [ip]}})), (b"text/html", f"<i>{ip}</i>")):
             _, body = serve(middleware, http_scope("/", ip=ip, headers=[(b"accept", accept)]))
             assert body["body"] == said.encode()
+
+
+def test_answers_are_made_again_only_after_a_reload(tmp_path):
+    path = tmp_path / "r.yaml"
+    path.write_text("domain: d\nrules: [{name: a, limit: 1 per hour}]\n", "utf-8")
+    latest = LatestAnswers(name=str, value=str)
+    with RateLimiter(path) as limiter:
+        first = latest.of(limiter.rules)
+        assert latest.of(limiter.rules) is first
+        path.write_text("domain: d\nresponse: {status: 420}\nrules: [{name: a, limit: 1 per hour}]\n", "utf-8")
+        limiter.reload()
+        assert latest.of(limiter.rules) is not first

@@ -13,6 +13,7 @@ from ratelimit_mw.bodies import BodyContent, filled, format_of, is_constant, pre
 from ratelimit_mw.decision.verdict import Reason, Verdict
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import NEVER, SECOND, Outcome, Quota, Rule
+from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.settings import ResponseSettings
 from ratelimit_mw.units import spell_period
 
@@ -357,6 +358,26 @@ class Answers(Generic[_Text]):
         return BodyContent(
             words, type_of_problem, heading, self._policies.violated(verdict), self._settings.documentation_url
         )
+
+
+class LatestAnswers(Generic[_Text]):
+    """The answers that the rules in force configure. They are made when rules are first used, and after each reload.
+
+    The arguments are those of `Answers`.
+    """
+
+    def __init__(self, *, name: Callable[[str], _Text], value: Callable[[str], _Text]) -> None:
+        self._name = name
+        self._value = value
+        self._latest: tuple[ResponseSettings | None, Answers[_Text] | None] = None, None
+
+    def of(self, rules: Rules) -> Answers[_Text]:
+        """The answers of these rules. Threads may share this object."""
+        settings, answers = self._latest
+        if answers is None or settings is not rules.response:
+            answers = Answers(rules.response, rules.attributes.address, name=self._name, value=self._value)
+            self._latest = rules.response, answers
+        return answers
 
 
 def phrase(status: int) -> str:

@@ -10,12 +10,13 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, Self, TypeVar
-from weakref import ref
+from weakref import WeakKeyDictionary, ref
 
 from ratelimit_mw.decision.planning import whole
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.errors import ConfigurationError, Problem, quoted
-from ratelimit_mw.http.answers import Answers, Denial
+from ratelimit_mw.http.answers import Denial, LatestAnswers
+from ratelimit_mw.identity.address import canonical
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.model import SECOND, Decision
@@ -110,6 +111,10 @@ class Enforced(NamedTuple):
     denial: Denial[str] | None
 
 
+_ANSWERS: WeakKeyDictionary[RateLimiter, LatestAnswers[str]] = WeakKeyDictionary()
+"""The answers to denials by rules that apps ask for by name."""
+
+
 class Handle:
     """The decision on the current request, as the app sees it. It has all fields of `Decision`.
 
@@ -159,9 +164,10 @@ class Handle:
 
     def _enforced(self, verdict: Verdict) -> Enforced:
         if not verdict.allowed:
-            rules = self._rules
-            answers = Answers(rules.response, rules.attributes.address, name=str, value=str)
-            return Enforced(verdict.decision, answers.denial(verdict, self._request))
+            answers = _ANSWERS.get(self._limiter)
+            if answers is None:
+                answers = _ANSWERS[self._limiter] = LatestAnswers(name=str, value=str)
+            return Enforced(verdict.decision, answers.of(self._rules).denial(verdict, self._request))
         if verdict.binds_more_than(self.reported):
             self.reported = verdict
         return Enforced(verdict.decision, None)
@@ -380,7 +386,7 @@ class FirstRequests(Generic[R]):
                     "counted as %s. If this is your proxy, all of its clients share one counter: add it to "
                     "client.trusted_proxies. If no proxy of yours sets the header, ignore this (logged once)",
                     name,
-                    peer or "unknown",
+                    canonical(peer) or "unknown",  # any other text may be a secret
                 )
                 return
 
