@@ -1,8 +1,8 @@
 """`python -m bench [ROW …] [--quick]`: measure all rows, or those named, and print their figures.
 
 A full run (no row named, not quick) is one run of one commit. It writes bench/results/measured.json and the pictures,
-and puts the tables into README.md and docs/scaling.md. A run of single rows writes no figures. A quick run draws no
-pictures either.
+and puts the tables into docs/benchmarks.md, docs/scaling.md and README.md. A run of single rows writes no figures. A
+quick run draws no pictures either.
 """
 
 import argparse
@@ -23,7 +23,7 @@ def main() -> None:
     parser.add_argument("row", nargs="*", help=f"rows to measure: {', '.join(names)}. All, if none is named")
     parser.add_argument("--quick", action="store_true", help="few rounds and few requests, for development")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures of this run to another file")
-    parser.add_argument("--tables", action="store_true", help="write README and docs from the last full run again")
+    parser.add_argument("--tables", action="store_true", help="write the tables of the pages again, from the last run")
     arguments = parser.parse_args()
     if unknown := set(arguments.row).difference(names):
         parser.error(f"no row is called {', '.join(sorted(unknown))}. There are {', '.join(names)}")

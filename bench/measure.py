@@ -68,7 +68,7 @@ class Figure:
     """The bar holds for the worst round, not for the median."""
     note: str = ""
     detail: bool = False
-    """Left out of the README. The JSON file and the terminal have it."""
+    """Left out of docs/benchmarks.md. The JSON file and the terminal have it."""
 
     @property
     def met(self) -> bool | None:

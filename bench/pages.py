@@ -1,9 +1,10 @@
-"""The tables and the picture that a full run puts into README.md and docs/scaling.md.
+"""The tables and the picture that a full run puts into docs/benchmarks.md, docs/scaling.md and README.md.
 
 A page has each table between two marks, `<!-- measured: NAME -->` and `<!-- end of measured -->`. No number is written
 by hand there: `tests/test_measured.py` holds that the tables are those of bench/results/measured.json.
 """
 
+import math
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,8 +15,14 @@ from bench.table import ROWS
 from bench.traffic import NAMES
 
 README = ROOT / "README.md"
+BENCHMARKS = ROOT / "docs" / "benchmarks.md"
 SCALING = ROOT / "docs" / "scaling.md"
+PAGES = BENCHMARKS, SCALING, README
 PICTURE = JSON.with_name("overview.png")
+DEMAND = 10_000_000
+"""Requests a second in the example of docs/scaling.md."""
+APP = 100
+"""Microseconds that a request takes without the limiter in that example."""
 BLOCK = re.compile(
     r"(?P<open><!-- measured: (?P<name>\w+) -->\n)(?P<block>.*?)(?P<end><!-- end of measured -->)", re.DOTALL
 )
@@ -23,7 +30,11 @@ BLOCK = re.compile(
 
 def blocks(results: Results) -> dict[Path, dict[str, str]]:
     """What stands between the marks of each page, by the mark's name."""
-    return {README: {"rows": rows(results)}, SCALING: {"costs": costs(results), "memory": memory(results)}}
+    return {
+        BENCHMARKS: {"rows": rows(results)},
+        SCALING: {"costs": costs(results), "memory": memory(results), "capacity": capacity(results)},
+        README: {"headlines": headlines(results)},
+    }
 
 
 def published(page: Path) -> dict[str, str]:
@@ -44,6 +55,37 @@ def _filled(new: dict[str, str]) -> Callable[[re.Match[str]], str]:
 
 
 # -------------------------------------------------------------------------------------------------- README
+
+
+def headlines(results: Results) -> str:
+    """Three figures, each with its best case, the usual traffic and its worst case."""
+    one, zipf, new = NAMES["one"], NAMES["Zipf"], NAMES["new"]
+    shown_of = {
+        "Starlette, memory: time of the processor added to a request": [
+            results.figure(row, what, "slowapi")
+            for row, what in (("asgi-memory", one), ("asgi-memory", zipf), ("asgi-memory-new", new))
+        ],
+        "Flask, memory: time of the processor added to a request": [
+            results.figure("wsgi-memory", what, "flask-limiter") for what in (one, zipf, new)
+        ],
+        "asyncio, Redis, 100 in flight: decisions of one process": [
+            results.figure("redis-asyncio", f"acheck: {what}", "limits, fixed window") for what in (one, zipf, new)
+        ],
+    }
+    lines = [
+        "| one rule, counted by address | one client (best case) | 100 000 clients | new clients only (worst case) |",
+        "|---|---|---|---|",
+        *(f"| {title} | {' | '.join(map(_side_by_side, figures))} |" for title, figures in shown_of.items()),
+    ]
+    return "\n".join([*lines, ""])
+
+
+def _side_by_side(figure: Figure) -> str:
+    assert figure.theirs
+    return f"**{shown(figure.ours, figure.unit)}** ({figure.peer}: {shown(figure.theirs, figure.unit)})"
+
+
+# ---------------------------------------------------------------------------------------- docs/benchmarks.md
 
 
 def rows(results: Results) -> str:
@@ -119,6 +161,47 @@ def memory(results: Results) -> str:
         f"| sixty counters (`bucketed_window`) | {_bytes(results, 'bucketed_window')} MB | 1 600 MB |\n"
         f"| a full log of 500 (`sliding_log`) | {_bytes(results, 'sliding_log')} MB | 12 000 MB |\n"
     )
+
+
+def capacity(results: Results) -> str:
+    """What ten million requests a second need: web processes, masters of a cluster, and calls under leases."""
+    app = results.figure("redis-starlette", NAMES["Zipf"], "no limiter")
+    added = _microseconds(app) - 1e6 / _of(app.theirs)
+    rate = results.figure("redis-asyncio", f"acheck: {NAMES['Zipf']}").ours.median
+    processes = _up(DEMAND * (added + APP) / 1e6)
+    masters = _up(DEMAND / rate)
+    return f"""\
+**Web processes.** A request takes {number(added)} µs for the limiter and, in this example, {APP} µs for everything
+else. One process then serves {number(1e6 / (added + APP))} requests a second, and ten million requests need
+{number(processes)} processes. The limiter uses {added / (added + APP):.0%} of their time.
+
+**Strict counters.** One Redis decided {number(rate)} requests a second in the benchmark. Only one client process sent
+these requests, so this is a lower bound for one Redis. With this figure, a cluster needs {number(masters)} masters, or
+{number(2 * masters)} at half load. The counters of one identity are in one slot, so users are spread evenly. A request
+that counts by user and by address asks two nodes at once. Each of the {number(processes)} processes has one connection
+to each master that it needs. This is well below a server's limit of 10 000 connections. Requests that wait in a process
+at the same time are sent as one batch.
+
+**The deny cache.** It is always on. A client above its limit costs one call per process in five seconds, however many
+requests it sends. An attack therefore adds almost no load to the store.
+
+**Leases.** With {number(processes)} processes, ten requests a second from one user mean one request per process in
+{number(processes / 10)} s. A lease saves nothing here, and `consistency: lease` asks the store for each request. If a
+load balancer keeps each user on one process, a lease with an interval of 1 s replaces ten calls by one, and
+{number(_up(2 * masters / 10))} masters at half load are enough. A cluster can't spread a counter that all requests
+share (`by: global`, `by: route`). For such a counter, ten million requests a second are only possible with a lease.
+Each of the {number(processes)} processes then settles once or twice a second, which makes at most
+{number(2 * processes)} calls a second instead of 10 000 000.
+
+**Memory.** A million sliding windows need {_bytes(results, "sliding_window")} MB, shared by all masters. Memory does
+not decide how many masters are needed.
+"""
+
+
+def _up(value: float) -> int:
+    """Rounded up, to two digits that mean something."""
+    step = 10 ** max(math.floor(math.log10(value)) - 1, 0)
+    return math.ceil(value / step) * step
 
 
 def _cpu(results: Results, row: str, what: str) -> str:

@@ -1,4 +1,4 @@
-"""The benchmark: its traffic, its bars and its report, and that the README shows what was measured."""
+"""The benchmark: its traffic, its bars and its report, and that the pages show what was measured."""
 
 import gc
 import importlib
@@ -9,10 +9,10 @@ from itertools import islice
 import pytest
 
 from bench.measure import Collections, Effort, Figure, Spread, alone, beside, in_turn
-from bench.pages import PICTURE, README, SCALING, blocks, published, rows
+from bench.pages import PAGES, PICTURE, blocks, headlines, published, rows
 from bench.report import JSON, Results, bar, number, part, read, summary
 from bench.table import ROWS
-from bench.traffic import CLIENTS, KNOWN, STREAMS, Request, known, new, zipf
+from bench.traffic import CLIENTS, KNOWN, NAMES, STREAMS, Request, known, new, zipf
 
 CONDITIONS = {
     "commit": "0123456789",
@@ -37,10 +37,34 @@ def test_the_pages_have_the_tables_of_the_last_full_run():
     if not JSON.exists():
         pytest.skip("no full run of the benchmark is stored yet")
     results = read()
-    assert {page: published(page) for page in (README, SCALING)} == blocks(results), "python -m bench --tables"
+    assert {page: published(page) for page in PAGES} == blocks(results), "python -m bench --tables"
     assert list(results.rows) == [row.name for row in ROWS]
     assert all(results.rows.values())
     assert not results.conditions["commit"].endswith("changed")
+
+
+def test_the_pages_have_a_place_for_each_table():
+    assert {page.name: sorted(published(page)) for page in PAGES} == {
+        "benchmarks.md": ["rows"],
+        "scaling.md": ["capacity", "costs", "memory"],
+        "README.md": ["headlines"],
+    }
+
+
+def test_the_headlines_have_the_worst_case_beside_the_best():
+    def figures(prefix, peer, *streams):
+        return [beside(f"{prefix}{stream}", [5.0], peer, [50.0], "us") for stream in streams]
+
+    one, zipf, new = (NAMES[stream] for stream in ("one", "Zipf", "new"))
+    found = {
+        "asgi-memory": figures("", "slowapi", one, zipf),
+        "asgi-memory-new": figures("", "slowapi", new),
+        "wsgi-memory": figures("", "flask-limiter", one, zipf, new),
+        "redis-asyncio": figures("acheck: ", "limits, fixed window", one, zipf, new),
+    }
+    lines = headlines(Results(CONDITIONS, found)).splitlines()
+    assert lines[0].count("best case") == lines[0].count("worst case") == 1
+    assert [line.count("**5 µs** (") for line in lines[2:]] == [3, 3, 3]
 
 
 def test_the_pictures_are_there():
