@@ -124,6 +124,7 @@ class RateLimitMiddleware:
             scope["ratelimit"] = handle = AsyncHandle(verdict, self._limiter, request, rules)
             answers = self._answers.of(rules)
             if not verdict.allowed:
+                engine.report(verdict, rules, request)
                 await _deny(answers, verdict, request, send)
                 return
             if (verdict.binding >= 0 or rules.demanding) and answers.rated:
@@ -148,6 +149,8 @@ class RateLimitMiddleware:
             answers = self._answers.of(rules)
             if not verdict.allowed:
                 page = await self._deferral.put_off(verdict, rules, request, receive) if rules.deferring else None
+                if page is None:
+                    engine.report(verdict, rules, request)
                 await _refuse(answers, handle, request, page, send)
                 return
             if rules.settling:

@@ -303,6 +303,7 @@ class RateLimitMiddleware:
             verdict = self._engine.decide_in_turn(asked, rules=rules)
             handle, answers = self._begun(request, asked, rules, verdict)
             if not verdict.allowed:
+                self._engine.report(verdict, rules, asked)
                 return answer(answers.denial(verdict, asked))
             account = self._account(rules, verdict)
             try:
@@ -330,6 +331,7 @@ class RateLimitMiddleware:
             verdict = await self._engine.adecide(asked, rules=rules)
             handle, answers = self._begun(request, asked, rules, verdict)
             if not verdict.allowed:
+                self._engine.report(verdict, rules, asked)
                 return answer(answers.denial(verdict, asked))
             account = self._account(rules, verdict)
             try:

@@ -15,6 +15,7 @@ from ratelimit_mw.decision.engine import Engine
 from ratelimit_mw.decision.kill_switch import Switch
 from ratelimit_mw.decision.planning import Arguments, Plan, of_domain, planned, request_of
 from ratelimit_mw.decision.storage import Storage
+from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.deferral.service import DeferralService
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.identity.request import Request
@@ -132,12 +133,12 @@ class RateLimiter:
             ValueError: The cost is negative or is not a whole number, or an attribute is unknown.
         """
         rules, plan = self._plan(attributes, cost, domain)
-        return self.engine.execute(plan, rules).decision
+        return self._checked(self.engine.execute(plan, rules), rules, attributes)
 
     async def acheck(self, attributes: Arguments, cost: int = 1, *, domain: str | None = None) -> Decision:
         """Do what `check` does, awaitable."""
         rules, plan = self._plan(attributes, cost, domain)
-        return (await self.engine.aexecute(plan, rules)).decision
+        return self._checked(await self.engine.aexecute(plan, rules), rules, attributes)
 
     def peek(self, attributes: Arguments, cost: int = 1, *, domain: str | None = None) -> Decision:
         """Return what `check` would decide now, without charging anything.
@@ -257,6 +258,11 @@ class RateLimiter:
         if rules.source is None:
             self.engine.planner.names.domains.add(domain)
         return found
+
+    def _checked(self, verdict: Verdict, rules: Rules, attributes: Arguments) -> Decision:
+        if not verdict.allowed:
+            self.engine.report(verdict, rules, attributes)
+        return verdict.decision
 
     def _plan(self, attributes: Arguments, cost: int, domain: str | None, *, commit: bool = True) -> tuple[Rules, Plan]:
         rules = self._rules_of(domain)

@@ -117,6 +117,7 @@ class RateLimitMiddleware:
                     "",
                     partial(_start_with_headers, answers, handle, start_response) if answers.rated else start_response,
                 )
+            engine.report(verdict, rules, request)
             status, headers, body = answers.denial(verdict, request)
             start_response(f"{status} {phrase(status)}", headers)
             return [body]

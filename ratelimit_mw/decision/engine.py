@@ -4,6 +4,7 @@
 """
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import Coroutine, Sequence
@@ -14,7 +15,8 @@ from typing import Any
 from weakref import WeakSet
 
 from ratelimit_mw.clock import Clock
-from ratelimit_mw.decision.planning import Plan, Planner, Refusal
+from ratelimit_mw.decision.denials import DENIALS, DenialLog
+from ratelimit_mw.decision.planning import Arguments, Plan, Planner, Refusal
 from ratelimit_mw.decision.settlement import Settlement
 from ratelimit_mw.decision.storage import Shadows, Storage
 from ratelimit_mw.decision.verdict import Verdict
@@ -183,6 +185,7 @@ class Engine:
         self._clock = clock
         self._waiting = Waiting()
         self.shadows = Shadows()
+        self._denials = DenialLog(clock)
         self.planner = Planner(self.shadows, clock)
         self.settlement = Settlement(storage)
         self.waits = storage.store.remote
@@ -349,6 +352,17 @@ class Engine:
         if commit and verdict.shadowed:
             self.shadows.count(verdict)
         return verdict
+
+    def report(self, verdict: Verdict, rules: Rules, given: Request | Arguments) -> None:
+        """Log a denial. All code that denies a request calls it once.
+
+        Args:
+            verdict: the verdict that denies the request.
+            rules: the rules that decided.
+            given: the request, or the attributes of `check()`.
+        """
+        if DENIALS.isEnabledFor(logging.INFO):
+            self._denials.write(verdict, rules, given)
 
     def without_store(self, charges: Sequence[Charge], commit: bool) -> Verdict:
         """Decide by each rule's `on_error` while the store is unavailable. `deny` wins over `local` and `allow`."""

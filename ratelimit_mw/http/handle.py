@@ -162,8 +162,14 @@ class Handle:
             del values[name]
         return self._request
 
+    def _checked(self, verdict: Verdict) -> Decision:
+        if not verdict.allowed:
+            self._limiter.engine.report(verdict, self._rules, self._request)
+        return verdict.decision
+
     def _enforced(self, verdict: Verdict) -> Enforced:
         if not verdict.allowed:
+            self._limiter.engine.report(verdict, self._rules, self._request)
             answers = _ANSWERS.get(self._limiter)
             if answers is None:
                 answers = _ANSWERS[self._limiter] = LatestAnswers(name=str, value=str)
@@ -240,7 +246,7 @@ class AsyncHandle(Handle):
             ValueError: The cost is negative.
         """
         verdict = await self._limiter.engine.adecide(self._read_again(), cost, rules=self._rules, rule=rule)
-        return verdict.decision
+        return self._checked(verdict)
 
     async def enforce(self, rule: str, cost: int = 1) -> Enforced:
         """Do what `check` does, wait for the request's turn, and make the denial.
@@ -280,7 +286,7 @@ class BlockingHandle(Handle):
 
     def check(self, rule: str, cost: int = 1) -> Decision:
         """See `AsyncHandle.check`."""
-        return self._limiter.engine.decide(self._read_again(), cost, rules=self._rules, rule=rule).decision
+        return self._checked(self._limiter.engine.decide(self._read_again(), cost, rules=self._rules, rule=rule))
 
     def enforce(self, rule: str, cost: int = 1) -> Enforced:
         """See `AsyncHandle.enforce`."""

@@ -185,7 +185,7 @@ class Messages:
         plan = self._engine.planner.plan(limiting, self._request)
         charges = plan.charges
         if charges is BLOCKED:
-            return _denied(verdict_without_counters(plan), charges)
+            return self._denied(verdict_without_counters(plan), charges)
         local = [charge for charge in charges if self._connection in charge.ask.key]
         shared = [charge for charge in charges if self._connection not in charge.ask.key] if local else charges
         verdict = own = self._engine.decide_locally(local) if local else None
@@ -198,9 +198,13 @@ class Messages:
         if verdict is None:
             return _MessageDecision(passes=True)
         if not verdict.allowed:
-            return _denied(verdict, charges)
+            return self._denied(verdict, charges)
         delay = max(verdict.delay, own.delay if own is not None else 0)
         return _MessageDecision(passes=True, turn=asyncio.get_running_loop().time() + delay / SECOND)
+
+    def _denied(self, verdict: Verdict, charges: Sequence[Charge]) -> _MessageDecision:
+        self._engine.report(verdict, self._rules, self._request)
+        return _denied(verdict, charges)
 
     def _fresh_request(self) -> AsgiRequest:
         """A copy of the request that opened the socket, without the attributes that were read from it.

@@ -67,6 +67,10 @@ class Domains(Features):
                 return found
         return None
 
+    def route(self, name: str, request: Request) -> str | None:
+        """See `RuleSet.route`."""
+        return next((route for part in self.parts if (route := part.route(name, request)) is not None), None)
+
     def classify(self, request: Request, name: str | None = None) -> Sequence[Charge] | None:
         """See `RuleSet.classify`. A request that one domain exempts is not shed because of another domain."""
         if name is not None:

@@ -391,6 +391,21 @@ class RuleSet(Features):
             return self._plan_alternatives(request, lambda view: self._plan_rule(rule, view, cost), charges)
         return charges
 
+    def route(self, name: str, request: Request) -> str | None:
+        """Return the path template of the rule of that name that matches a request. None if it has none."""
+        rule = self._named.get(name)
+        return None if rule is None else self._hit(rule, request)[0] or None
+
+    def _hit(self, rule: CompiledRule, request: Request) -> tuple[str, Mapping[str, str]]:
+        """Return the path template of a rule that matches a request, "" for none, and the path parameters."""
+        route, parameters = "", NO_PARAMETERS
+        paths = self._demanded.get(rule.rank, self._index.paths)
+        if paths is not None:
+            for owner, own_route, own_parameters, _ in paths.hits(request):
+                if owner == rule.rank:
+                    route, parameters = own_route, own_parameters
+        return route, parameters
+
     def _plan_rule(self, rule: CompiledRule, request: Request, cost: int) -> tuple[Charge, ...]:
         if self.overrides is not None:
             if self.overrides.blocks(request):
@@ -399,12 +414,7 @@ class RuleSet(Features):
                 return ()
         if self._exempting and exemption(self._index.candidates(request), request) is not None:
             return ()
-        route, parameters = "", NO_PARAMETERS
-        paths = self._demanded.get(rule.rank, self._index.paths)
-        if paths is not None:
-            for owner, own_route, own_parameters, _ in paths.hits(request):
-                if owner == rule.rank:
-                    route, parameters = own_route, own_parameters
+        route, parameters = self._hit(rule, request)
         candidate: Candidate = (rule.rank, program(rule), route, parameters, True)
         return self.charges_alone(candidate, request, cost, self.overrides)
 

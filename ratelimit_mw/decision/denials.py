@@ -1,0 +1,114 @@
+"""The log of denials: one record for each denied request, at most ten in a minute for each rule."""
+
+import logging
+import time
+from collections.abc import Callable
+
+from ratelimit_mw.clock import Clock
+from ratelimit_mw.decision.planning import Arguments, request_of
+from ratelimit_mw.decision.verdict import Verdict
+from ratelimit_mw.identity.request import Request
+from ratelimit_mw.model import NEVER, SECOND
+from ratelimit_mw.process_local import lazy, lock, reset_after_fork
+from ratelimit_mw.rules.domains import Rules
+
+DENIALS = logging.getLogger("ratelimit_mw.denials")
+"""The logger of denials."""
+
+_MAX_RECORDS = 10
+"""The most records about one rule in a minute."""
+
+_MINUTE = 60 * SECOND
+_MAX_RULES = 1_000  # rules whose records are counted; reloads may bring new names for ever
+
+_Subject = tuple[str, ...]
+"""What the records are counted for: the domain and the rule, or the reason of a denial that no rule has decided."""
+
+
+class DenialLog:
+    """Writes the denials of one limiter to the logger `ratelimit_mw.denials`. Threads may share it.
+
+    A denied request costs little here: if there were ten records in this minute, nothing is formatted. Nothing is kept
+    for single clients. The child of a fork counts from 0.
+
+    Args:
+        clock: the user's clock, or None for the machine's.
+    """
+
+    _counting = lazy(lock)
+
+    def __init__(self, clock: Clock | None) -> None:
+        self._now: Callable[[], int] = _monotonic if clock is None else clock.now
+        self._counts: dict[_Subject, tuple[int, int]] = {}  # the start of the minute, and the denials since then
+        reset_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Reset in the child of a fork, where another thread of the parent may have held the lock."""
+        vars(self).pop("_counting", None)
+        self._counts = {}
+
+    def write(self, verdict: Verdict, rules: Rules, given: Request | Arguments) -> None:
+        """Write one record about a denied request, unless there were too many in this minute.
+
+        Args:
+            verdict: the verdict that denies the request.
+            rules: the rules that decided.
+            given: the request, or the attributes of `check()`.
+        """
+        charge = verdict.charges[verdict.binding] if verdict.binding >= 0 else None
+        key = charge.ask.key if charge is not None else ""
+        reason = verdict.reason or "limited"
+        subject: _Subject = tuple(key.split(":", 2)[:2]) if key else (reason,)
+        omitted = self._count(subject)
+        if omitted < 0:
+            return
+        request = request_of(rules, given)
+        outcome = verdict.outcome
+        wait = (verdict.wait or NEVER) if outcome is None else outcome.retry_after
+        name = charge.rule.name if charge is not None else None
+        retry_after = None if wait == NEVER else wait / SECOND
+        identity = key[key.index("{") + 1 : -1] if key else None
+        route = _route(rules, name, request)
+        DENIALS.info(
+            "denied (%s)%s%s%s%s",
+            reason,
+            f" by rule {name}" if name is not None else "",
+            f", client {identity}" if identity is not None else "",
+            f", retry after {retry_after:g} s" if retry_after is not None else "",
+            f"; {omitted} more denials were not logged" if omitted else "",
+            extra={
+                "rule": name,
+                "reason": reason,
+                "limit": verdict.limit,
+                "retry_after": retry_after,
+                "identity": identity,
+                "method": request.method or None,
+                "route": route,
+                "omitted": omitted,
+            },
+        )
+
+    def _count(self, subject: _Subject) -> int:
+        """Count a denial. Returns how many were omitted since the last record; -1 if this one is omitted, too."""
+        now = self._now()
+        with self._counting:
+            began, number = self._counts.get(subject, (now, 0))
+            omitted = 0
+            if abs(now - began) >= _MINUTE:
+                began, omitted, number = now, max(number - _MAX_RECORDS, 0), 0
+            if number == 0 and len(self._counts) >= _MAX_RULES:
+                self._counts.clear()
+            self._counts[subject] = began, number + 1
+        return omitted if number < _MAX_RECORDS else -1
+
+
+def _route(rules: Rules, rule: str | None, request: Request) -> str | None:
+    """The path template of the rule that matched, otherwise that of the route that a router has put into the scope."""
+    found = rules.route(rule, request) if rule is not None else None
+    if found is None and request.context is not None:
+        found = getattr(request.context.get("route"), "path", None)
+    return found
+
+
+def _monotonic() -> int:
+    return time.monotonic_ns() // 1_000
