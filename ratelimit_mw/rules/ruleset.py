@@ -398,13 +398,10 @@ class RuleSet(Features):
 
     def _hit(self, rule: CompiledRule, request: Request) -> tuple[str, Mapping[str, str]]:
         """Return the path template of a rule that matches a request, "" for none, and the path parameters."""
-        route, parameters = "", NO_PARAMETERS
         paths = self._demanded.get(rule.rank, self._index.paths)
-        if paths is not None:
-            for owner, own_route, own_parameters, _ in paths.hits(request):
-                if owner == rule.rank:
-                    route, parameters = own_route, own_parameters
-        return route, parameters
+        hits = () if paths is None else paths.hits(request)
+        found = [(route, parameters) for owner, route, parameters, _ in hits if owner == rule.rank]
+        return found[-1] if found else ("", NO_PARAMETERS)
 
     def _plan_rule(self, rule: CompiledRule, request: Request, cost: int) -> tuple[Charge, ...]:
         if self.overrides is not None:
