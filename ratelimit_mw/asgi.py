@@ -4,9 +4,8 @@ import asyncio
 import inspect
 import logging
 import os
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from functools import partial
-from http import HTTPStatus
 from typing import Any
 
 from ratelimit_mw.decision.load import ASGI_CAPACITY
@@ -23,7 +22,8 @@ from ratelimit_mw.http.responses import (
     lifespan_with,
     refuse_asyncio,
 )
-from ratelimit_mw.http.websocket import Messages, detecting_close
+from ratelimit_mw.http.views import names_of_view, require_names, routes_below
+from ratelimit_mw.http.websocket import Messages, close_code, detecting_close
 from ratelimit_mw.identity.http_request import AsgiRequest, asgi_requests_of
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.limiter import RateLimiter
@@ -43,7 +43,6 @@ _log = logging.getLogger("ratelimit_mw")
 
 _LIMITED = frozenset({"http", "websocket"})
 _STARTS = frozenset({"http.response.start", "websocket.accept", "websocket.http.response.start"})
-_POLICY_VIOLATION, _TRY_AGAIN_LATER = 1008, 1013  # codes of RFC 6455 and its registry
 
 
 class RateLimitMiddleware:
@@ -84,7 +83,7 @@ class RateLimitMiddleware:
         self._current: Callable[[], Rules]
         self._lifespan = app
         self._kinds: frozenset[str] = frozenset()  # the limited scopes; none until asyncio is known to run
-        self._usable, self._trio_logged = False, False
+        self._usable, self._trio_logged, self._named = False, False, False
         refuse_wsgi_app(app)
         self._request: Callable[[Scope], AsgiRequest] = asgi_requests_of(app)
         try:
@@ -181,9 +180,13 @@ class RateLimitMiddleware:
                 refuse_asyncio(self._limiter)
             except ConfigurationError as problem:
                 error = problem
+        unknown = self._require_names() if self._usable and error is None else None
         if kind == "lifespan":
-            await (self._lifespan if error is None else failing_lifespan(error))(scope, receive, send)
+            failed = error or unknown
+            await (self._lifespan if failed is None else failing_lifespan(failed))(scope, receive, send)
         elif error is None:
+            if unknown is not None:  # no lifespan runs, as for an app that is mounted in another
+                _log.error("these rules cannot be used by name, and a request that needs one fails: %s", unknown)
             self._kinds = _LIMITED
             await self(scope, receive, send)
         else:
@@ -192,6 +195,22 @@ class RateLimitMiddleware:
                 _log.error("ratelimit_mw: no request is limited: %s", error)
             scope["ratelimit"] = AsyncHandle(Verdict((), None), self._limiter, AsgiRequest(scope), self._limiter.rules)
             await self.app(scope, receive, send)
+
+    def _require_names(self) -> ConfigurationError | None:
+        """Check once that the rules have the names in the decorators of the app. Returns the problems, if any."""
+        if self._named:
+            return None
+        try:
+            require_names(self._limiter, self._names())
+        except ConfigurationError as error:
+            return error
+        self._named = True
+        return None
+
+    def _names(self) -> Iterable[str]:
+        """The rule names in the decorators of the app's endpoints."""
+        routes = routes_below(self.app, RateLimitMiddleware)
+        return [name for route in routes for name in names_of_view(getattr(route, "endpoint", None))]
 
     async def _serve(self, verdict: Verdict, request: AsgiRequest, rules: Rules, receive: Receive, send: Send) -> None:
         """Call the app when the request's turn has come."""
@@ -227,14 +246,13 @@ async def _refuse(
 async def _deny(answers: Answers[bytes], verdict: Verdict, request: Request, send: Send) -> None:
     scope = request.context
     denial = answers.denial(verdict, request)
-    if scope["type"] == "http":
-        kind = "http.response"
-    elif "websocket.http.response" in (scope.get("extensions") or ()):
+    kind = "http.response"
+    if scope["type"] == "websocket":
         kind = "websocket.http.response"
-    else:  # the server answers with 403 if a WebSocket is closed before it is accepted
-        code = _TRY_AGAIN_LATER if denial.status == HTTPStatus.SERVICE_UNAVAILABLE else _POLICY_VIOLATION
-        await send({"type": "websocket.close", "code": code})
-        return
+        code = close_code(scope, denial.status)
+        if code is not None:  # the server answers with 403 if a WebSocket is closed before it is accepted
+            await send({"type": "websocket.close", "code": code})
+            return
     await send({"type": f"{kind}.start", "status": denial.status, "headers": denial.headers})
     await send({"type": f"{kind}.body", "body": denial.body})
 

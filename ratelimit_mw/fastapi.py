@@ -1,35 +1,30 @@
 """Limits inside a FastAPI app: dependencies that ask for rules by name. Requires the extra `fastapi`."""
 
-import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI, HTTPException, Response, WebSocket, WebSocketException, routing
 from starlette.requests import HTTPConnection, Request
-from starlette.routing import Mount
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from ratelimit_mw.asgi import RateLimitMiddleware
 from ratelimit_mw.bodies import format_of
 from ratelimit_mw.decision.names import DECORATED
-from ratelimit_mw.errors import ConfigurationError
 from ratelimit_mw.http.answers import Denial, phrase
 from ratelimit_mw.http.handle import AsyncHandle, limiter_for
-from ratelimit_mw.http.responses import failing_lifespan, lifespan_with
+from ratelimit_mw.http.responses import lifespan_with
+from ratelimit_mw.http.views import handle_in, names_of_view, routes_below
+from ratelimit_mw.http.websocket import close_code
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.model import Decision
-from ratelimit_mw.rules.domains import Rules, require_named
 from ratelimit_mw.settings import ResponseSettings
 from ratelimit_mw.stores import Store
 
 __all__ = ["RateLimited", "add_rate_limits", "limited"]
 
-_log = logging.getLogger("ratelimit_mw")
-
-_POLICY_VIOLATION, _TRY_AGAIN_LATER = 1008, 1013
+_ADVICE = "the middleware is not around this app; write ratelimit_mw.fastapi.add_rate_limits(app, config)"
 _OF_THE_BODY = frozenset({"Content-Type", "Content-Length"})
 
 
@@ -71,21 +66,13 @@ class Limited:
             WebSocketException: the rule denies a WebSocket, and the server cannot send a response to it.
             RuntimeError: the middleware is not around the app.
         """
-        handle = connection.scope.get("ratelimit")
-        if not isinstance(handle, AsyncHandle):
-            raise RuntimeError(
-                f"the rule {self.rule!r} cannot be used: the middleware is not around this app; write "
-                "ratelimit_mw.fastapi.add_rate_limits(app, config)"
-            )
+        scope = connection.scope
+        handle = handle_in(scope.get("ratelimit"), AsyncHandle, self.rule, _ADVICE)
         decision, denial = await handle.enforce(self.rule, self.cost)
         if denial is None:
             return decision
-        scope = connection.scope
-        if scope["type"] == "websocket" and "websocket.http.response" not in (scope.get("extensions") or ()):
-            raise WebSocketException(
-                _TRY_AGAIN_LATER if denial.status == HTTPStatus.SERVICE_UNAVAILABLE else _POLICY_VIOLATION
-            )
-        raise RateLimited(decision, denial)
+        code = close_code(scope, denial.status)
+        raise RateLimited(decision, denial) if code is None else WebSocketException(code)
 
 
 def limited(rule: str, cost: int = 1) -> Limited:
@@ -155,65 +142,34 @@ async def _answer(connection: Request | WebSocket, denied: Any) -> Response | No
 
 
 class _Middleware(RateLimitMiddleware):
-    """Also checks at startup that the rules have the names that the app uses. Closes an owned limiter at the end."""
+    """Also checks the names in dependencies, which routes of included routers have. Closes an owned limiter."""
 
     def __init__(self, app: ASGIApp, *, within: FastAPI, limiter: RateLimiter, owned: bool) -> None:
         super().__init__(app, limiter=limiter)
         self._within = within
-        self._required = False
-        self._served = lifespan_with(app, limiter, owned=owned)
-        self._lifespan = self._checked
+        self._lifespan = lifespan_with(app, limiter, owned=owned)
 
-    async def _checked(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            if not self._required:
-                self._limiter.require(self._check)
-                self._required = True
-        except ConfigurationError as error:
-            await failing_lifespan(error)(scope, receive, send)
-        else:
-            await self._served(scope, receive, send)
-
-    async def _call_unknown(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "lifespan" and not self._required:  # no lifespan runs: an app mounted in another
-            self._required = True
-            try:
-                self._limiter.require(self._check)
-            except ConfigurationError as error:
-                _log.error("these rules cannot be used by name, and a request that needs one fails: %s", error)
-        await super()._call_unknown(scope, receive, send)
-
-    def _check(self, rules: Rules) -> None:
-        if rules.source is None:  # otherwise the rules are still to be read from their database
-            routes = _routes_below(self._within)
-            require_named(rules, [found.rule for route in routes for found in _limits_of(route)])
+    def _names(self) -> Iterable[str]:
+        for route in routes_below(self._within.router, RateLimitMiddleware, _each):
+            yield from names_of_view(getattr(route, "endpoint", None))
+            yield from (found.rule for found in _limits_of(route))
 
 
-def _routes(app: Any) -> Iterator[Any]:
-    """The routes with dependencies. Newer versions of FastAPI list those of included routers separately."""
-    walk: Any = getattr(routing, "iter_route_contexts", iter)
-    for route in walk(app.routes):
-        if getattr(route, "dependant", None) is not None:
-            yield route
+_each: Any = getattr(routing, "iter_route_contexts", iter)
+"""Yields the routes of a list of routes. Newer versions of FastAPI list those of included routers separately."""
 
 
-def _routes_below(app: Any) -> Iterator[Any]:
-    """The routes with dependencies of an app and of the apps that are mounted in it."""
-    yield from _routes(app)
-    for route in app.routes:
-        inner = getattr(route, "app", None) if isinstance(route, Mount) else None
-        if getattr(inner, "routes", None) and not _has_own_limits(inner):
-            yield from _routes_below(inner)
-
-
-def _has_own_limits(app: Any) -> bool:
-    """Whether a mounted app has a middleware of its own, which may have other rules."""
-    kinds = [each.cls for each in getattr(app, "user_middleware", ())]
-    return any(isinstance(kind, type) and issubclass(kind, RateLimitMiddleware) for kind in kinds)
+def _limited_routes(app: FastAPI) -> Iterator[tuple[Any, list[str]]]:
+    """The routes of an app, each with the names of the rules in its decorators and dependencies."""
+    for route in _each(app.routes):
+        names = [*names_of_view(getattr(route, "endpoint", None)), *(found.rule for found in _limits_of(route))]
+        if names:
+            yield route, names
 
 
 def _limits_of(route: Any) -> list[Limited]:
-    found, waiting = [], [route.dependant]
+    """The limits in the dependencies of a route."""
+    found, waiting = [], [route.dependant] if getattr(route, "dependant", None) is not None else []
     while waiting:
         dependant = waiting.pop()
         waiting += dependant.dependencies
@@ -226,9 +182,9 @@ def _document(app: FastAPI, schema: dict[str, Any], limiter: RateLimiter) -> Non
     """Add the denial to the OpenAPI operations with a limit, unless they describe a response of that status."""
     own = {rule.name: rule.status for rule in limiter.rules.rules if rule.status}
     paths = schema.get("paths", {})
-    for route in _routes(app):
-        statuses = {own.get(found.rule) or limiter.response.status for found in _limits_of(route)}
-        for method in (getattr(route, "methods", None) or ()) if statuses else ():  # a WebSocket has none
+    for route, names in _limited_routes(app):
+        statuses = {own.get(name) or limiter.response.status for name in names}
+        for method in getattr(route, "methods", None) or ():  # a WebSocket has none
             operation = paths.get(route.path_format, {}).get(method.lower())
             if operation is not None:
                 for status in sorted(statuses):

@@ -2,20 +2,26 @@
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar, cast
 
 from flask import Response, current_app, request
+from flask.views import View
 from werkzeug.exceptions import TooManyRequests
 
 from ratelimit_mw.decision.names import DECORATED
 from ratelimit_mw.http.answers import Denial
-from ratelimit_mw.http.handle import RULES_OF_VIEW, BlockingHandle
+from ratelimit_mw.http.handle import BlockingHandle
+from ratelimit_mw.http.views import handle_in, marked
 from ratelimit_mw.model import Decision
 
 __all__ = ["RateLimited", "enforce", "limited"]
 
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
+_ADVICE = (
+    "the middleware is not around this app; write "
+    "app.wsgi_app = ratelimit_mw.wsgi.RateLimitMiddleware(app.wsgi_app, config=…)"
+)
+
+_View = TypeVar("_View", bound=Callable[..., Any])
 
 
 class RateLimited(TooManyRequests):
@@ -58,23 +64,20 @@ def enforce(rule: str, cost: int = 1) -> Decision:
         ValueError: The cost is negative.
         RuntimeError: The middleware is not around the app.
     """
-    handle = request.environ.get("ratelimit.decision")
-    if not isinstance(handle, BlockingHandle):
-        raise RuntimeError(
-            f"the rule {rule!r} cannot be used: the middleware is not around this app; write "
-            "app.wsgi_app = ratelimit_mw.wsgi.RateLimitMiddleware(app.wsgi_app, config=…)"
-        )
+    handle = handle_in(request.environ.get("ratelimit.decision"), BlockingHandle, rule, _ADVICE)
     decision, denial = handle.enforce(rule, cost)
     if denial is not None:
         raise RateLimited(decision, denial)
     return decision
 
 
-def limited(rule: str, cost: int = 1) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """Make a decorator for views and async views. Before each call, one rule decides on the request, see `enforce`.
+def limited(rule: str, cost: int = 1) -> Callable[[_View], _View]:
+    """Make a decorator for views. Before each call, one rule decides on the request, see `enforce`.
 
-    Write it below `@app.route`, which must get the decorated view. A view that is added before the middleware is made
-    may name only rules that exist. Otherwise the middleware raises ConfigurationError.
+    It decorates functions, methods of class-based views, and classes; all of them may be async. A class gets the
+    decorator as the last of its `decorators`, so that it comes first; its subclasses inherit it. Write it below
+    `@app.route`, which must get the decorated view. A view that is added before the middleware is made may name only
+    rules that exist. Otherwise the middleware raises ConfigurationError.
 
     Args:
         rule: The name of the rule.
@@ -82,18 +85,26 @@ def limited(rule: str, cost: int = 1) -> Callable[[Callable[_P, _R]], Callable[_
 
     Raises:
         RateLimited: The rule denies the request. This and the errors of `enforce` are raised when the view is called.
+        TypeError: The decorated class is not a subclass of `flask.views.View`.
     """
     DECORATED.add(rule)
 
-    def decorate(view: Callable[_P, _R]) -> Callable[_P, _R]:
-        @wraps(view)
-        def asked(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-            enforce(rule, cost)
-            called: Any = current_app.ensure_sync(view)
-            answer: _R = called(*args, **kwargs)
-            return answer
+    def decorate(view: _View) -> _View:
+        decorated: Any = _of_class(view) if isinstance(view, type) else _of_function(view)
+        return cast("_View", decorated)
 
-        setattr(asked, RULES_OF_VIEW, (rule, *getattr(view, RULES_OF_VIEW, ())))
-        return asked
+    def _of_class(kind: Any) -> Any:
+        if not issubclass(kind, View):
+            raise TypeError(f"limited decorates functions, methods and subclasses of flask.views.View, not {kind!r}")
+        kind.decorators = [*kind.decorators, _of_function]
+        return kind
+
+    def _of_function(view: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(view)
+        def asked(*args: Any, **kwargs: Any) -> Any:
+            enforce(rule, cost)
+            return current_app.ensure_sync(view)(*args, **kwargs)
+
+        return marked(asked, rule, view)
 
     return decorate

@@ -17,9 +17,9 @@ from ratelimit_mw.http.handle import (
     limiter_for,
     refuse_asgi_app,
     refuse_awaited,
-    require_names_of_views,
 )
 from ratelimit_mw.http.responses import ClosingIterable, WsgiResponseTracker
+from ratelimit_mw.http.views import require_names_of_flask
 from ratelimit_mw.identity.http_request import WsgiRequest, wsgi_requests_of
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.rules.domains import Rules
@@ -73,7 +73,7 @@ class RateLimitMiddleware:
         used = limiter_for(config, limiter, storage)
         used.require(refuse_awaited)
         used.require(used.deferrals.require)
-        require_names_of_views(used, app)
+        require_names_of_flask(used, app)
         self.app = app
         self._request: Callable[[dict[str, Any]], WsgiRequest]
         self._request = FirstRequests(self, wsgi_requests_of(app), used, "ratelimit.decision")

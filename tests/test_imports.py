@@ -23,6 +23,7 @@ def test_importing_loads_no_framework_and_puts_off_what_is_heavy(module):
     ("module", "own"),
     [
         pytest.param("ratelimit_mw.fastapi", {"fastapi", "starlette"}, id="FastAPI"),
+        pytest.param("ratelimit_mw.starlette", {"starlette"}, id="Starlette"),
         pytest.param("ratelimit_mw.flask", {"flask", "werkzeug"}, id="Flask"),
         pytest.param("ratelimit_mw.django", {"django"}, id="Django"),
     ],

@@ -37,7 +37,9 @@ def test_a_public_module_exports_the_names_on_the_page(module):
 
 
 def test_the_public_modules_are_on_the_page():
-    promised = {f"ratelimit_mw.{module}" for module in ("asgi", "wsgi", "fastapi", "flask", "django", "errors")}
+    promised = {
+        f"ratelimit_mw.{module}" for module in ("asgi", "wsgi", "starlette", "fastapi", "flask", "django", "errors")
+    }
     assert {"ratelimit_mw", *promised} <= LISTED.keys()
 
 

@@ -20,7 +20,7 @@ from ratelimit_mw.identity.address import canonical
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.model import SECOND, Decision
-from ratelimit_mw.rules.domains import Rules, rule_names, unknown_rule
+from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.stores import Store
 
 _log = logging.getLogger("ratelimit_mw")
@@ -81,22 +81,6 @@ def _warning_of_missing_users() -> Callable[[Rules], None]:
                 _log.warning("%s", problem)
 
     return warn
-
-
-RULES_OF_VIEW = "ratelimit_rules"
-"""The attribute of a decorated Flask view that has the names of its rules."""
-
-
-def require_names_of_views(limiter: RateLimiter, app: object) -> None:
-    """Raise ConfigurationError if a view of a Flask app names a rule that does not exist.
-
-    Only the views that the app has now are checked. `app` is the Flask app or its `wsgi_app`.
-    """
-    views: Mapping[str, object] = getattr(getattr(app, "__self__", app), "view_functions", None) or {}
-    known, rules = rule_names(limiter.rules), limiter.rules
-    names = {name for view in views.values() for name in getattr(view, RULES_OF_VIEW, ())}
-    if names - known and rules.source is None:
-        raise ConfigurationError([unknown_rule(name, known) for name in sorted(names - known)])
 
 
 class Enforced(NamedTuple):

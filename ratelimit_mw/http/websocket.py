@@ -4,6 +4,7 @@ import asyncio
 import copy
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from contextlib import suppress
+from http import HTTPStatus
 from secrets import token_hex
 from typing import Any, NamedTuple
 
@@ -23,7 +24,20 @@ Send = Callable[[Message], Awaitable[None]]
 CHECK_EVERY = 1.0
 """Seconds between two checks whether the connection is closed, while the app waits."""
 
+_POLICY_VIOLATION, _TRY_AGAIN_LATER = 1008, 1013  # codes of RFC 6455 and its registry
 _ABNORMAL_CLOSURE = 1006  # RFC 6455: the connection ended without a close frame
+
+
+def close_code(scope: MutableMapping[str, Any], status: int) -> int | None:
+    """The code to close a WebSocket with that is denied before it is accepted; None if a response can be sent to it.
+
+    Args:
+        scope: The scope of a request or a WebSocket. A response can be sent to each request.
+        status: The status of the denial.
+    """
+    if scope["type"] == "http" or "websocket.http.response" in (scope.get("extensions") or ()):
+        return None
+    return _TRY_AGAIN_LATER if status == HTTPStatus.SERVICE_UNAVAILABLE else _POLICY_VIOLATION
 
 
 def detecting_close(scope: MutableMapping[str, Any], receive: Receive, send: Send) -> tuple[Receive, Send]:

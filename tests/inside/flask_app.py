@@ -3,7 +3,7 @@
 import asyncio
 
 from flask import Blueprint, Flask, jsonify
-from flask.views import MethodView
+from flask.views import MethodView, View
 
 from ratelimit_mw.flask import RateLimited, enforce, limited
 from ratelimit_mw.wsgi import RateLimitMiddleware
@@ -46,6 +46,47 @@ class Turns(MethodView):
 
 
 app.add_url_rule("/turns", view_func=Turns.as_view("turns"))
+
+
+@limited("mail")
+class Whole(MethodView):
+    def get(self):
+        return "sent"
+
+    async def post(self):
+        return "sent"
+
+
+class Below(Whole):
+    pass
+
+
+class Methods(MethodView):
+    @limited("mail")
+    def get(self, name):
+        return f"sent to {name}"
+
+    @limited("mail")
+    async def post(self, name):
+        return f"sent to {name}"
+
+    def put(self, name):
+        return f"put {name}"
+
+
+@limited("mail")
+class Plain(View):
+    methods = ("GET", "POST")
+    init_every_request = False
+
+    def dispatch_request(self):
+        return "sent"
+
+
+app.add_url_rule("/class", view_func=Whole.as_view("class"))
+app.add_url_rule("/subclass", view_func=Below.as_view("subclass"))
+app.add_url_rule("/methods/<name>", view_func=Methods.as_view("methods"))
+app.add_url_rule("/plain", view_func=Plain.as_view("plain"))
 
 
 @app.get("/inside")

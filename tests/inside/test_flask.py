@@ -4,6 +4,7 @@ import time
 
 import pytest
 from flask import Flask
+from flask.views import MethodView
 from werkzeug.exceptions import HTTPException
 
 from ratelimit_mw.flask import enforce, limited
@@ -62,6 +63,34 @@ def test_a_class_of_views_waits_for_its_turn(client, me):
     began = time.monotonic()
     assert [client.get("/turns", headers=me).status_code for _ in range(2)] == [200, 200]
     assert time.monotonic() - began >= 0.09
+
+
+@pytest.mark.parametrize("path", ["/class", "/subclass", "/methods/ann", "/plain"])
+def test_a_decorated_class_or_method_shares_its_rule(client, me, path):
+    answers = [client.request(method, path, headers=me) for method in ("GET", "POST", "GET")]
+    assert [answer.status_code for answer in answers] == [200, 200, 429]
+    assert answers[0].text.startswith("sent")
+    assert answers[-1].json() == DENIED
+
+
+def test_a_method_that_is_not_decorated_is_free(client, me):
+    assert [client.put("/methods/ann", headers=me).text for _ in range(4)] == ["put ann"] * 4
+
+
+def test_a_decorated_subclass_leaves_its_base_as_it_was():
+    class Base(MethodView):
+        decorators = (limited("mail"),)
+
+    class Derived(Base):
+        pass
+
+    assert limited("exports")(Derived) is Derived
+    assert (len(Base.decorators), len(Derived.decorators)) == (1, 2)
+
+
+def test_what_cannot_be_decorated_is_a_type_error():
+    with pytest.raises(TypeError, match=r"subclasses of flask\.views\.View, not <class 'dict'>"):
+        limited("mail")(dict)
 
 
 def test_one_charge_for_a_request_on_each_counter(client, me):

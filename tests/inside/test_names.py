@@ -8,6 +8,7 @@ from django.test.utils import override_settings
 from fastapi import Depends, FastAPI, Request
 from fastapi.testclient import TestClient
 from flask import Flask
+from flask.views import MethodView
 
 from ratelimit_mw import ConfigurationError, RateLimiter
 from ratelimit_mw import django as in_django
@@ -42,6 +43,18 @@ def test_a_flask_view_with_a_misspelt_name_raises_and_the_others_serve():
 
 def test_the_middleware_refuses_a_misspelt_name_of_a_flask_view_that_it_can_see():
     app = flask_app("mail", "mial")
+    with pytest.raises(ConfigurationError, match=UNKNOWN):
+        RateLimitMiddleware(app.wsgi_app, config=RULES)
+
+
+def test_the_middleware_refuses_a_misspelt_name_of_a_method_of_a_flask_class():
+    class Misspelt(MethodView):
+        @in_flask.limited("mial")
+        def get(self):
+            raise AssertionError
+
+    app = flask_app("mail")
+    app.add_url_rule("/class", view_func=Misspelt.as_view("class"))
     with pytest.raises(ConfigurationError, match=UNKNOWN):
         RateLimitMiddleware(app.wsgi_app, config=RULES)
 

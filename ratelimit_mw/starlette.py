@@ -1,0 +1,131 @@
+"""Limits inside a Starlette app: endpoints that ask for rules by name. Requires the extra `starlette`."""
+
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar, cast
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import HTTPConnection
+from starlette.responses import Response
+from starlette.websockets import WebSocket, WebSocketState
+
+from ratelimit_mw.decision.names import DECORATED
+from ratelimit_mw.http.answers import Denial
+from ratelimit_mw.http.handle import AsyncHandle
+from ratelimit_mw.http.views import handle_in, marked
+from ratelimit_mw.http.websocket import close_code
+
+__all__ = ["limited"]
+
+_ADVICE = (
+    "the middleware is not around this app; write app.add_middleware(ratelimit_mw.asgi.RateLimitMiddleware, config=…)"
+)
+
+_CLASSES = "HTTPEndpoint or WebSocketEndpoint"
+
+_Endpoint = TypeVar("_Endpoint", bound=Callable[..., Any])
+
+
+def limited(rule: str, cost: int = 1) -> Callable[[_Endpoint], _Endpoint]:
+    """Make a decorator for endpoints. Before each call, one rule decides on the request.
+
+    It decorates functions that take a request or a WebSocket, subclasses of HTTPEndpoint and WebSocketEndpoint, and
+    their methods. Functions may be async or not, and may take further arguments, as endpoints of FastAPI do.
+
+    If the rule makes the request wait, the endpoint waits. If the rule denies the request, the response is made by the
+    `response` section of the rules. A WebSocket that is accepted already is closed with the code 1008.
+
+    Args:
+        rule: The name of the rule.
+        cost: What the request is charged, as a multiple of the rule's `cost`. A whole number from 0 on.
+
+    Raises:
+        TypeError: The decorated class is no endpoint, or the decorated function has no argument for the request. The
+            latter is raised at the first call if the function has other arguments.
+        LookupError: There is no rule of this name. It is raised when the endpoint is called, unless the app has not
+            started because of it.
+        ValueError: The cost is negative. It is raised when the endpoint is called.
+        RuntimeError: The middleware is not around the app. It is raised when the endpoint is called.
+    """
+    DECORATED.add(rule)
+
+    async def denied(connection: HTTPConnection) -> Denial[str] | None:
+        handle = handle_in(connection.scope.get("ratelimit"), AsyncHandle, rule, _ADVICE)
+        return (await handle.enforce(rule, cost)).denial
+
+    def of_class(kind: Any) -> Any:
+        dispatch: Any = getattr(kind, "dispatch", None)
+        if not inspect.iscoroutinefunction(dispatch):
+            raise TypeError(f"limited decorates functions, and subclasses of {_CLASSES}, not {kind!r}")
+
+        @wraps(dispatch)
+        async def dispatched(self: Any) -> None:
+            denial = await denied(HTTPConnection(self.scope))
+            if denial is None:
+                await dispatch(self)
+            elif (code := close_code(self.scope, denial.status)) is None:
+                await _response(denial)(self.scope, self.receive, self.send)
+            else:
+                await self.send({"type": "websocket.close", "code": code})
+
+        kind.dispatch = marked(dispatched, rule, dispatch)
+        return kind
+
+    def of_function(endpoint: Callable[..., Any]) -> Callable[..., Any]:
+        _refuse_without_arguments(endpoint)
+        awaits = inspect.iscoroutinefunction(endpoint)
+
+        @wraps(endpoint)
+        async def asked(*args: Any, **kwargs: Any) -> Any:
+            connection = _connection(endpoint, *args, *kwargs.values())
+            denial = await denied(connection)
+            if denial is not None:
+                return await _answer(connection, denial)
+            if awaits:
+                return await endpoint(*args, **kwargs)
+            return await run_in_threadpool(endpoint, *args, **kwargs)
+
+        return marked(asked, rule, endpoint)
+
+    def decorate(endpoint: _Endpoint) -> _Endpoint:
+        decorated = of_class(endpoint) if isinstance(endpoint, type) else of_function(endpoint)
+        return cast("_Endpoint", decorated)
+
+    return decorate
+
+
+def _refuse_without_arguments(endpoint: Callable[..., Any]) -> None:
+    if not inspect.signature(endpoint).parameters:
+        raise TypeError(_without_request(endpoint))
+
+
+def _connection(endpoint: Callable[..., Any], *arguments: Any) -> HTTPConnection:
+    """The request or WebSocket among the arguments of an endpoint."""
+    for argument in arguments:
+        if isinstance(argument, HTTPConnection):
+            return argument
+    raise TypeError(_without_request(endpoint))
+
+
+def _without_request(endpoint: Callable[..., Any]) -> str:
+    name = getattr(endpoint, "__qualname__", None) or repr(endpoint)
+    return f"limited needs the request: give {name} an argument for it, as in {name}(request: Request)"
+
+
+def _response(denial: Denial[str]) -> Response:
+    return Response(denial.body, denial.status, dict(denial.headers))
+
+
+async def _answer(connection: HTTPConnection, denial: Denial[str]) -> Response | None:
+    """The answer to a request. A WebSocket is answered or closed here, because its endpoint returns no response."""
+    if not isinstance(connection, WebSocket):
+        return _response(denial)
+    code = close_code(connection.scope, denial.status)
+    if connection.application_state is WebSocketState.CONNECTED:
+        await connection.close(1008)
+    elif code is None:
+        await connection.send_denial_response(_response(denial))
+    else:
+        await connection.close(code)
+    return None
