@@ -22,7 +22,7 @@ from ratelimit_mw.http.responses import (
     lifespan_with,
     refuse_asyncio,
 )
-from ratelimit_mw.http.views import names_of_view, require_names, routes_below
+from ratelimit_mw.http.views import Found, require_names, routes_below, rules_of_view
 from ratelimit_mw.http.websocket import Messages, close_code, detecting_close
 from ratelimit_mw.identity.http_request import AsgiRequest, asgi_requests_of
 from ratelimit_mw.identity.request import Request
@@ -197,20 +197,20 @@ class RateLimitMiddleware:
             await self.app(scope, receive, send)
 
     def _require_names(self) -> ConfigurationError | None:
-        """Check once that the rules have the names in the decorators of the app. Returns the problems, if any."""
+        """Check once that the rules have what the decorators of the app ask for. Returns the problems, if any."""
         if self._named:
             return None
         try:
-            require_names(self._limiter, self._names())
+            require_names(self._limiter, self._asked())
         except ConfigurationError as error:
             return error
         self._named = True
         return None
 
-    def _names(self) -> Iterable[str]:
-        """The rule names in the decorators of the app's endpoints."""
+    def _asked(self) -> Iterable[Found]:
+        """What the decorators of the app's endpoints ask for."""
         routes = routes_below(self.app, RateLimitMiddleware)
-        return [name for route in routes for name in names_of_view(getattr(route, "endpoint", None))]
+        return [found for route in routes for found in rules_of_view(getattr(route, "endpoint", None))]
 
     async def _serve(self, verdict: Verdict, request: AsgiRequest, rules: Rules, receive: Receive, send: Send) -> None:
         """Call the app when the request's turn has come."""

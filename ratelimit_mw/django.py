@@ -4,7 +4,7 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import wraps
 from importlib import import_module
@@ -20,17 +20,19 @@ from django.urls import Resolver404, resolve
 from django.utils.module_loading import import_string
 
 from ratelimit_mw.decision.load import ASGI_CAPACITY, WSGI_CAPACITY, time_in_queue
-from ratelimit_mw.decision.names import DECORATED
 from ratelimit_mw.decision.settlement import Account, Move
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.errors import ConfigurationError
 from ratelimit_mw.http.answers import Answers, Denial, LatestAnswers, phrase
+from ratelimit_mw.http.asked import asked
 from ratelimit_mw.http.handle import AsyncHandle, FirstRequests, Handle, TwinHandle, refuse_awaited
+from ratelimit_mw.http.views import marked
 from ratelimit_mw.identity.http_request import AsgiRequest, DjangoRequest
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.model import SECOND
-from ratelimit_mw.rules.domains import Rules, rule_names, unknown_rule
+from ratelimit_mw.rules.domains import Rules, declare, rule_names, unknown_rule
+from ratelimit_mw.rules.inline import InlineLimit
 
 __all__ = ["RateLimitMiddleware", "TwinHandle", "limited", "limiter"]
 
@@ -225,9 +227,14 @@ def _limiter_of(wanted: Any) -> tuple[RateLimiter, bool]:
 _names: set[str] = set()
 """The rule names in the decorators of this project."""
 
+_limits: dict[InlineLimit, None] = {}
+"""The limits in the decorators of this project."""
+
+_NOT_A_VIEW = "django.utils.decorators:"  # `method_decorator` also decorates a function that is never called
+
 
 def _check(app_configs: object, **_options: object) -> list[checks.CheckMessage]:  # noqa: ARG001 - Django's interface
-    """The system check: the rules can be used, and they have the names in the decorators of the views."""
+    """The system check: the rules can be used, and they have what the decorators of the views ask for."""
     try:
         rules = limiter().rules
     except ConfigurationError as error:
@@ -239,7 +246,13 @@ def _check(app_configs: object, **_options: object) -> list[checks.CheckMessage]
     if rules.source is not None:  # the rules are still to be read from their database
         return []
     known = rule_names(rules)
-    return [checks.Error(str(unknown_rule(name, known)), id="ratelimit_mw.E003") for name in sorted(_names - known)]
+    problems = [unknown_rule(name, known) for name in sorted(_names - known)]
+    for limit in list(_limits):
+        try:
+            declare(rules, limit)
+        except ConfigurationError as error:
+            problems += error.problems
+    return [checks.Error(str(problem), id="ratelimit_mw.E003") for problem in problems]
 
 
 checks.register(_check)
@@ -424,45 +437,60 @@ def _at_close(response: Any, then: Callable[[], None]) -> None:
 _View = TypeVar("_View", bound=Callable[..., Any])
 
 
-def limited(rule: str, cost: int = 1) -> Callable[[_View], _View]:
-    """Make a decorator for views and async views. Before each call, one rule decides on the request.
+def limited(
+    rule: str, cost: int = 1, *, by: str | Sequence[str] | None = None, shared: str | None = None
+) -> Callable[[_View], _View]:
+    """Make a decorator for views and async views. Before each call, a rule or a limit decides on the request.
 
     If the rule makes the request wait, the view waits. If the rule denies the request, the response is made by the
-    `response` section of the rules. Methods are decorated with Django's `method_decorator`.
+    `response` section of the rules. Several may be stacked. Methods are decorated with Django's `method_decorator`.
 
     Args:
-        rule: The name of the rule.
+        rule: The name of a rule, or a limit in the form of a rules file, such as "5 per minute". A text that reads as
+            a limit is one. A limit has counters of its own for each view and each place in the stack.
         cost: What the request is charged, as a multiple of the rule's `cost`. A whole number from 0 on.
+        by: What a limit counts by, as in a rules file: "user|ip", or a list. None: the address.
+        shared: A name for a limit. All views whose limit has this name share its counters.
 
     Raises:
+        ConfigurationError: The text begins with a number, but is not a limit, or the limit cannot be used. What
+            depends on the rules is raised when the view is called.
         LookupError: There is no rule of this name.
         ValueError: The cost is negative.
-        RuntimeError: The middleware is not in MIDDLEWARE. All of these are raised when the view is called.
+        RuntimeError: The middleware is not in MIDDLEWARE. This and the two errors before it are raised when the view is
+            called.
     """
-    DECORATED.add(rule)
-    _names.add(rule)
+    wanted = asked(rule, cost, by, shared)
+    if not wanted.is_limit:
+        _names.add(rule)
 
     def decorate(view: _View) -> _View:
+        placed = wanted.above(view)
+        bound = placed.of(view)
+        if isinstance(bound, InlineLimit) and not bound.name.startswith(_NOT_A_VIEW):
+            _limits[bound] = None
+
         @wraps(view)
-        def asked(request: Any, *args: Any, **kwargs: Any) -> Any:
-            _, denial = _handle(request, rule).enforce(rule, cost)
+        def limiting(request: Any, *args: Any, **kwargs: Any) -> Any:
+            _, denial = _handle(request, bound).enforce(bound, cost)
             return view(request, *args, **kwargs) if denial is None else answer(denial)
 
         @wraps(view)
-        async def awaited(request: Any, *args: Any, **kwargs: Any) -> Any:
-            _, denial = await _handle(request, rule).aenforce(rule, cost)
+        async def awaiting(request: Any, *args: Any, **kwargs: Any) -> Any:
+            _, denial = await _handle(request, bound).aenforce(bound, cost)
             return await view(request, *args, **kwargs) if denial is None else answer(denial)
 
-        decorated: Any = awaited if iscoroutinefunction(view) else asked
-        return cast("_View", decorated)
+        decorated: Any = awaiting if iscoroutinefunction(view) else limiting
+        return cast("_View", marked(decorated, placed, view))
 
     return decorate
 
 
-def _handle(request: Any, rule: str) -> TwinHandle:
+def _handle(request: Any, rule: str | InlineLimit) -> TwinHandle:
     handle = getattr(request, "ratelimit", None)
     if not isinstance(handle, TwinHandle):
+        name = rule if isinstance(rule, str) else rule.name
         raise RuntimeError(
-            f"the rule {rule!r} cannot be used: add 'ratelimit_mw.django.RateLimitMiddleware' to MIDDLEWARE"
+            f"the rule {name!r} cannot be used: add 'ratelimit_mw.django.RateLimitMiddleware' to MIDDLEWARE"
         )
     return handle

@@ -1,7 +1,7 @@
 """Limits inside a FastAPI app: dependencies that ask for rules by name. Requires the extra `fastapi`."""
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,14 +11,15 @@ from starlette.types import ASGIApp
 
 from ratelimit_mw.asgi import RateLimitMiddleware
 from ratelimit_mw.bodies import format_of
-from ratelimit_mw.decision.names import DECORATED
 from ratelimit_mw.http.answers import Denial, phrase
+from ratelimit_mw.http.asked import Asked, asked, name_of_view
 from ratelimit_mw.http.handle import AsyncHandle, limiter_for
 from ratelimit_mw.http.responses import lifespan_with
-from ratelimit_mw.http.views import handle_in, names_of_view, routes_below
+from ratelimit_mw.http.views import Found, handle_in, names_of_view, routes_below, rules_of_view
 from ratelimit_mw.http.websocket import close_code
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.model import Decision
+from ratelimit_mw.rules.inline import InlineLimit
 from ratelimit_mw.settings import ResponseSettings
 from ratelimit_mw.stores import Store
 
@@ -53,10 +54,22 @@ class RateLimited(HTTPException):
 
 @dataclass(frozen=True)
 class Limited:
-    """A dependency, see `limited`. Those with the same rule and cost are equal, so they charge a request once."""
+    """A dependency, see `limited`. Those with the same arguments are equal, so they charge a request once.
 
-    rule: str
+    Attributes:
+        asked: The rule or the limit that is asked for.
+        cost: What a request is charged.
+    """
+
+    asked: Asked
     cost: int = 1
+
+    def of(self, endpoint: object) -> str | InlineLimit:
+        """Return what is asked for requests to an endpoint. Dependencies have no stack, so the name has the limit."""
+        asked = self.asked
+        if not asked.is_limit or asked.shared:
+            return asked.named("")
+        return asked.named(f"{name_of_view(endpoint)}[{asked.text}{''.join(f' by {entry}' for entry in asked.by)}]")
 
     async def __call__(self, connection: HTTPConnection) -> Decision:
         """Decide on a request or a WebSocket.
@@ -67,32 +80,37 @@ class Limited:
             RuntimeError: the middleware is not around the app.
         """
         scope = connection.scope
-        handle = handle_in(scope.get("ratelimit"), AsyncHandle, self.rule, _ADVICE)
-        decision, denial = await handle.enforce(self.rule, self.cost)
+        rule = self.of(scope.get("endpoint"))
+        decision, denial = await handle_in(scope.get("ratelimit"), AsyncHandle, rule, _ADVICE).enforce(rule, self.cost)
         if denial is None:
             return decision
         code = close_code(scope, denial.status)
         raise RateLimited(decision, denial) if code is None else WebSocketException(code)
 
 
-def limited(rule: str, cost: int = 1) -> Limited:
-    """Make a dependency that decides by one rule, as in `Depends(limited("mail"))`.
+def limited(rule: str, cost: int = 1, *, by: str | Sequence[str] | None = None, shared: str | None = None) -> Limited:
+    """Make a dependency that decides by one rule or limit, as in `Depends(limited("mail"))`.
 
     The dependency charges the request if it is allowed, waits if the rule makes it wait, and returns the Decision. It
-    needs the middleware, which `add_rate_limits` adds; without it, a request raises RuntimeError.
+    needs the middleware, which `add_rate_limits` adds; without it, a request raises RuntimeError. An endpoint may have
+    several.
 
     Args:
-        rule: The name of the rule.
+        rule: The name of a rule, or a limit in the form of a rules file, such as "5 per minute". A text that reads as
+            a limit is one. A limit has counters of its own for each endpoint.
         cost: What the request is charged, as a multiple of the rule's `cost`. A whole number from 0 on.
+        by: What a limit counts by, as in a rules file: "user|ip", or a list. None: the address.
+        shared: A name for a limit. All endpoints whose limit has this name share its counters.
 
     Raises:
         RateLimited: The rule denies the request. It is raised when the dependency is called.
+        ConfigurationError: The text begins with a number, but is not a limit, or the limit cannot be used. What
+            depends on the rules is raised at the start of the app, or when the dependency is called.
         LookupError: There is no rule of this name. It is raised when the dependency is called, unless the app with
             `add_rate_limits` has not started because of it.
         ValueError: The cost is negative. It is raised when the dependency is called.
     """
-    DECORATED.add(rule)
-    return Limited(rule, cost)
+    return Limited(asked(rule, cost, by, shared), cost)
 
 
 def add_rate_limits(
@@ -149,10 +167,11 @@ class _Middleware(RateLimitMiddleware):
         self._within = within
         self._lifespan = lifespan_with(app, limiter, owned=owned)
 
-    def _names(self) -> Iterable[str]:
+    def _asked(self) -> Iterable[Found]:
         for route in routes_below(self._within.router, RateLimitMiddleware, _each):
-            yield from names_of_view(getattr(route, "endpoint", None))
-            yield from (found.rule for found in _limits_of(route))
+            endpoint = getattr(route, "endpoint", None)
+            yield from rules_of_view(endpoint)
+            yield from (((endpoint, found), found.of(endpoint)) for found in _limits_of(route))
 
 
 _each: Any = getattr(routing, "iter_route_contexts", iter)
@@ -162,7 +181,8 @@ _each: Any = getattr(routing, "iter_route_contexts", iter)
 def _limited_routes(app: FastAPI) -> Iterator[tuple[Any, list[str]]]:
     """The routes of an app, each with the names of the rules in its decorators and dependencies."""
     for route in _each(app.routes):
-        names = [*names_of_view(getattr(route, "endpoint", None)), *(found.rule for found in _limits_of(route))]
+        endpoint = getattr(route, "endpoint", None)
+        names = [*names_of_view(endpoint), *(found.asked.text for found in _limits_of(route))]
         if names:
             yield route, names
 

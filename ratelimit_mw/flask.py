@@ -1,6 +1,6 @@
 """Limits inside a Flask app: views that ask for rules by name. Requires the extra `flask`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any, TypeVar, cast
 
@@ -8,11 +8,12 @@ from flask import Response, current_app, request
 from flask.views import View
 from werkzeug.exceptions import TooManyRequests
 
-from ratelimit_mw.decision.names import DECORATED
 from ratelimit_mw.http.answers import Denial
+from ratelimit_mw.http.asked import asked
 from ratelimit_mw.http.handle import BlockingHandle
 from ratelimit_mw.http.views import handle_in, marked
 from ratelimit_mw.model import Decision
+from ratelimit_mw.rules.inline import InlineLimit
 
 __all__ = ["RateLimited", "enforce", "limited"]
 
@@ -64,6 +65,10 @@ def enforce(rule: str, cost: int = 1) -> Decision:
         ValueError: The cost is negative.
         RuntimeError: The middleware is not around the app.
     """
+    return _enforce(rule, cost)
+
+
+def _enforce(rule: str | InlineLimit, cost: int) -> Decision:
     handle = handle_in(request.environ.get("ratelimit.decision"), BlockingHandle, rule, _ADVICE)
     decision, denial = handle.enforce(rule, cost)
     if denial is not None:
@@ -71,23 +76,30 @@ def enforce(rule: str, cost: int = 1) -> Decision:
     return decision
 
 
-def limited(rule: str, cost: int = 1) -> Callable[[_View], _View]:
-    """Make a decorator for views. Before each call, one rule decides on the request, see `enforce`.
+def limited(
+    rule: str, cost: int = 1, *, by: str | Sequence[str] | None = None, shared: str | None = None
+) -> Callable[[_View], _View]:
+    """Make a decorator for views. Before each call, one rule or limit decides on the request, see `enforce`.
 
-    It decorates functions, methods of class-based views, and classes; all of them may be async. A class gets the
-    decorator as the last of its `decorators`, so that it comes first; its subclasses inherit it. Write it below
-    `@app.route`, which must get the decorated view. A view that is added before the middleware is made may name only
-    rules that exist. Otherwise the middleware raises ConfigurationError.
+    It decorates functions, methods of class-based views, and classes; all of them may be async. Several may be stacked.
+    A class gets the decorator as the last of its `decorators`, so that it comes first; its subclasses inherit it. Write
+    it below `@app.route`, which must get the decorated view. A view that is added before the middleware is made may
+    name only rules that exist. Otherwise the middleware raises ConfigurationError.
 
     Args:
-        rule: The name of the rule.
+        rule: The name of a rule, or a limit in the form of a rules file, such as "5 per minute". A text that reads as
+            a limit is one. A limit has counters of its own for each view and each place in the stack.
         cost: What the request is charged, as a multiple of the rule's `cost`. A whole number from 0 on.
+        by: What a limit counts by, as in a rules file: "user|ip", or a list. None: the address.
+        shared: A name for a limit. All views whose limit has this name share its counters.
 
     Raises:
         RateLimited: The rule denies the request. This and the errors of `enforce` are raised when the view is called.
+        ConfigurationError: The text begins with a number, but is not a limit, or the limit cannot be used. What
+            depends on the rules is raised by the middleware, or when the view is called.
         TypeError: The decorated class is not a subclass of `flask.views.View`.
     """
-    DECORATED.add(rule)
+    wanted = asked(rule, cost, by, shared)
 
     def decorate(view: _View) -> _View:
         decorated: Any = _of_class(view) if isinstance(view, type) else _of_function(view)
@@ -100,11 +112,14 @@ def limited(rule: str, cost: int = 1) -> Callable[[_View], _View]:
         return kind
 
     def _of_function(view: Callable[..., Any]) -> Callable[..., Any]:
+        placed = wanted.above(view)
+        bound = placed.of(view)
+
         @wraps(view)
-        def asked(*args: Any, **kwargs: Any) -> Any:
-            enforce(rule, cost)
+        def limiting(*args: Any, **kwargs: Any) -> Any:
+            _enforce(bound, cost)
             return current_app.ensure_sync(view)(*args, **kwargs)
 
-        return marked(asked, rule, view)
+        return marked(limiting, placed, view)
 
     return decorate

@@ -1,7 +1,7 @@
 """Limits inside a Starlette app: endpoints that ask for rules by name. Requires the extra `starlette`."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any, TypeVar, cast
 
@@ -10,11 +10,12 @@ from starlette.requests import HTTPConnection
 from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketState
 
-from ratelimit_mw.decision.names import DECORATED
 from ratelimit_mw.http.answers import Denial
+from ratelimit_mw.http.asked import asked
 from ratelimit_mw.http.handle import AsyncHandle
 from ratelimit_mw.http.views import handle_in, marked
 from ratelimit_mw.http.websocket import close_code
+from ratelimit_mw.rules.inline import InlineLimit
 
 __all__ = ["limited"]
 
@@ -27,8 +28,10 @@ _CLASSES = "HTTPEndpoint or WebSocketEndpoint"
 _Endpoint = TypeVar("_Endpoint", bound=Callable[..., Any])
 
 
-def limited(rule: str, cost: int = 1) -> Callable[[_Endpoint], _Endpoint]:
-    """Make a decorator for endpoints. Before each call, one rule decides on the request.
+def limited(
+    rule: str, cost: int = 1, *, by: str | Sequence[str] | None = None, shared: str | None = None
+) -> Callable[[_Endpoint], _Endpoint]:
+    """Make a decorator for endpoints. Before each call, one rule or limit decides on the request.
 
     It decorates functions that take a request or a WebSocket, subclasses of HTTPEndpoint and WebSocketEndpoint, and
     their methods. Functions may be async or not, and may take further arguments, as endpoints of FastAPI do.
@@ -37,10 +40,15 @@ def limited(rule: str, cost: int = 1) -> Callable[[_Endpoint], _Endpoint]:
     `response` section of the rules. A WebSocket that is accepted already is closed with the code 1008.
 
     Args:
-        rule: The name of the rule.
+        rule: The name of a rule, or a limit in the form of a rules file, such as "5 per minute". A text that reads as
+            a limit is one. A limit has counters of its own for each endpoint and each place in the stack.
         cost: What the request is charged, as a multiple of the rule's `cost`. A whole number from 0 on.
+        by: What a limit counts by, as in a rules file: "user|ip", or a list. None: the address.
+        shared: A name for a limit. All endpoints whose limit has this name share its counters.
 
     Raises:
+        ConfigurationError: The text begins with a number, but is not a limit, or the limit cannot be used. What
+            depends on the rules is raised at the start of the app, or when the endpoint is called.
         TypeError: The decorated class is no endpoint, or the decorated function has no argument for the request. The
             latter is raised at the first call if the function has other arguments.
         LookupError: There is no rule of this name. It is raised when the endpoint is called, unless the app has not
@@ -48,20 +56,22 @@ def limited(rule: str, cost: int = 1) -> Callable[[_Endpoint], _Endpoint]:
         ValueError: The cost is negative. It is raised when the endpoint is called.
         RuntimeError: The middleware is not around the app. It is raised when the endpoint is called.
     """
-    DECORATED.add(rule)
+    wanted = asked(rule, cost, by, shared)
 
-    async def denied(connection: HTTPConnection) -> Denial[str] | None:
-        handle = handle_in(connection.scope.get("ratelimit"), AsyncHandle, rule, _ADVICE)
-        return (await handle.enforce(rule, cost)).denial
+    async def denied(connection: HTTPConnection, bound: str | InlineLimit) -> Denial[str] | None:
+        handle = handle_in(connection.scope.get("ratelimit"), AsyncHandle, bound, _ADVICE)
+        return (await handle.enforce(bound, cost)).denial
 
     def of_class(kind: Any) -> Any:
         dispatch: Any = getattr(kind, "dispatch", None)
         if not inspect.iscoroutinefunction(dispatch):
             raise TypeError(f"limited decorates functions, and subclasses of {_CLASSES}, not {kind!r}")
 
+        placed = wanted.above(dispatch)._replace(view=kind)
+
         @wraps(dispatch)
         async def dispatched(self: Any) -> None:
-            denial = await denied(HTTPConnection(self.scope))
+            denial = await denied(HTTPConnection(self.scope), placed.of(type(self)))
             if denial is None:
                 await dispatch(self)
             elif (code := close_code(self.scope, denial.status)) is None:
@@ -69,24 +79,26 @@ def limited(rule: str, cost: int = 1) -> Callable[[_Endpoint], _Endpoint]:
             else:
                 await self.send({"type": "websocket.close", "code": code})
 
-        kind.dispatch = marked(dispatched, rule, dispatch)
+        kind.dispatch = marked(dispatched, placed, dispatch)
         return kind
 
     def of_function(endpoint: Callable[..., Any]) -> Callable[..., Any]:
         _refuse_without_arguments(endpoint)
         awaits = inspect.iscoroutinefunction(endpoint)
+        placed = wanted.above(endpoint)
+        bound = placed.of(endpoint)
 
         @wraps(endpoint)
-        async def asked(*args: Any, **kwargs: Any) -> Any:
+        async def limiting(*args: Any, **kwargs: Any) -> Any:
             connection = _connection(endpoint, *args, *kwargs.values())
-            denial = await denied(connection)
+            denial = await denied(connection, bound)
             if denial is not None:
                 return await _answer(connection, denial)
             if awaits:
                 return await endpoint(*args, **kwargs)
             return await run_in_threadpool(endpoint, *args, **kwargs)
 
-        return marked(asked, rule, endpoint)
+        return marked(limiting, placed, endpoint)
 
     def decorate(endpoint: _Endpoint) -> _Endpoint:
         decorated = of_class(endpoint) if isinstance(endpoint, type) else of_function(endpoint)

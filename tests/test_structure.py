@@ -118,8 +118,11 @@ def lengths():
 
 
 ADDED = {
+    "config/inline.py": "the limits in decorators, read by the words of a file",
     "decision/denials.py": "the log of denials",
+    "http/asked.py": "the limits in decorators, and their names",
     "http/views.py": "the names of rules in the decorators of views",
+    "rules/inline.py": "the limits in decorators, compiled once for each rule set",
     "starlette.py": "the decorator for Starlette",
 }
 """Files of capabilities that came after the count was set."""

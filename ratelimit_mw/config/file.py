@@ -3,6 +3,7 @@
 from typing import Any
 
 from ratelimit_mw.config import kinds
+from ratelimit_mw.config.inline import InlineRules
 from ratelimit_mw.config.tree import Map, Problems
 from ratelimit_mw.config.word import Section, Values, Word, sections_word
 from ratelimit_mw.config.words.client import ATTRIBUTES, BY, CLIENT, TIER, USER, compile_client
@@ -162,6 +163,7 @@ def compile_file(
         overrides=overrides,
         classifier=classifier,
         recompiler=recompiler,
+        inline=InlineRules(_settings_of(file), domain, attributes, len(rules)),
         reload=seconds(file[RELOAD]),
         shadow=file[SHADOW_FILE],
         source=source,
@@ -169,6 +171,13 @@ def compile_file(
         warnings=warnings.in_order(),
         without_user=without_user.in_order(),
     )
+
+
+def _settings_of(file: Values) -> Values:
+    """Return the values of a file without its lists, which are large and apply to no further rule."""
+    for word in (RULES, EXEMPT, OVERRIDES, DESCRIPTORS, ENTRIES):
+        file = file.with_value(word, word.default)
+    return file.detached()
 
 
 def _descriptors(file: Values, attributes: Attributes, problems: Problems, warnings: Problems) -> Descriptors | None:

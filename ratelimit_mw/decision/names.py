@@ -4,7 +4,8 @@ from weakref import ref
 
 from ratelimit_mw.errors import ConfigurationError, Problem, quoted
 from ratelimit_mw.reload.watcher import Retriever
-from ratelimit_mw.rules.domains import Rules, rule_names, unknown_domain, unknown_rule
+from ratelimit_mw.rules.domains import Rules, declare, rule_names, unknown_domain, unknown_rule
+from ratelimit_mw.rules.inline import InlineLimit
 
 DECORATED: set[str] = set()
 """The rule names in the decorators and dependencies of this process. `limited` of each framework adds its name.
@@ -19,6 +20,7 @@ class UsedNames:
 
     Attributes:
         rules: The names of rules that the app has asked for.
+        inline: The inline limits that the app has asked for, by their names.
         domains: The domains that were passed to `check()`.
         attributes: The custom attributes that were passed to `check()`.
         serving: True if the limiter decides for a middleware, so that the names in `DECORATED` may be its rules.
@@ -26,9 +28,22 @@ class UsedNames:
 
     def __init__(self) -> None:
         self.rules: set[str] = set()
+        self.inline: dict[str, InlineLimit] = {}
         self.domains: set[str] = set()
         self.attributes: set[str] = set()
         self.serving = False
+
+    def name_of(self, rules: Rules, rule: str | InlineLimit) -> str:
+        """Return the name of a rule that the app asks for. An inline limit is compiled when it is first asked for.
+
+        Raises ConfigurationError if the inline limit cannot be used with these rules.
+        """
+        if isinstance(rule, str):
+            return rule
+        if rules.source is None:  # otherwise the rules are still to be read from their database
+            declare(rules, rule)
+            self.inline[rule.name] = rule
+        return rule.name
 
     def bind(self, retriever: Retriever) -> None:
         """Make `retriever` refuse rules that lack a used name."""
@@ -42,7 +57,10 @@ class UsedNames:
         retriever.require(check)
 
     def _check(self, rules: Rules, before: Rules) -> None:
-        """Raise ConfigurationError if `rules` lack a used name. `before` are the rules in force."""
+        """Raise ConfigurationError if `rules` lack a used name. `before` are the rules in force.
+
+        The inline limits that were asked for are compiled, so that no request has to do it.
+        """
         known = rule_names(rules)
         needed = self.rules | (DECORATED & rule_names(before) if self.serving else set())
         problems = [unknown_rule(name, known) for name in sorted(needed - known)]
@@ -52,5 +70,10 @@ class UsedNames:
             for name in sorted(self.attributes)
             if not rules.attributes.known(name)
         ]
+        for limit in tuple(self.inline.values()) if rules.source is None else ():
+            try:
+                declare(rules, limit)
+            except ConfigurationError as error:
+                problems += error.problems
         if problems:
             raise ConfigurationError(problems)

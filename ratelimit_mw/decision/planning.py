@@ -208,7 +208,8 @@ class Planner:
                 "(logged once)",
             )
             return ()
-        self.names.rules.add(name)
+        if name not in self.names.inline:
+            self.names.rules.add(name)
         if rules.settling and any(_settled_late(charge) for charge in charges):
             self._log_once(
                 name,

@@ -21,6 +21,7 @@ from ratelimit_mw.identity.request import Request
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.model import SECOND, Decision
 from ratelimit_mw.rules.domains import Rules
+from ratelimit_mw.rules.inline import InlineLimit
 from ratelimit_mw.stores import Store
 
 _log = logging.getLogger("ratelimit_mw")
@@ -146,6 +147,10 @@ class Handle:
             del values[name]
         return self._request
 
+    def _name_of(self, rule: str | InlineLimit) -> str:
+        """The name of the rule that is asked for."""
+        return rule if isinstance(rule, str) else self._limiter.engine.planner.names.name_of(self._rules, rule)
+
     def _checked(self, verdict: Verdict) -> Decision:
         if not verdict.allowed:
             self._limiter.engine.report(verdict, self._rules, self._request)
@@ -214,7 +219,7 @@ class AsyncHandle(Handle):
         account = settlement.account(self._verdict)
         await settlement.asettle(account, account.back(None if amount is None else whole(amount)))
 
-    async def check(self, rule: str, cost: int = 1) -> Decision:
+    async def check(self, rule: str | InlineLimit, cost: int = 1) -> Decision:
         """Decide on this request by one rule, and charge it if it is allowed.
 
         An attribute that was absent before is read again, so a login inside the app counts. One that was present stays.
@@ -222,17 +227,18 @@ class AsyncHandle(Handle):
         reload is refused if it lacks a rule that was asked for before.
 
         Args:
-            rule: The name of the rule.
+            rule: The name of the rule. (`limited` also passes limits of its own.)
             cost: What the request is charged, as a multiple of the rule's `cost`. A whole number from 0 on.
 
         Raises:
             LookupError: There is no rule of this name.
             ValueError: The cost is negative.
         """
-        verdict = await self._limiter.engine.adecide(self._read_again(), cost, rules=self._rules, rule=rule)
+        name = self._name_of(rule)
+        verdict = await self._limiter.engine.adecide(self._read_again(), cost, rules=self._rules, rule=name)
         return self._checked(verdict)
 
-    async def enforce(self, rule: str, cost: int = 1) -> Enforced:
+    async def enforce(self, rule: str | InlineLimit, cost: int = 1) -> Enforced:
         """Do what `check` does, wait for the request's turn, and make the denial.
 
         If the rule binds more than those before it, the headers of the response show its limit.
@@ -245,7 +251,8 @@ class AsyncHandle(Handle):
             LookupError: There is no rule of this name.
             ValueError: The cost is negative.
         """
-        verdict = await self._limiter.engine.adecide(self._read_again(), cost, rules=self._rules, rule=rule)
+        name = self._name_of(rule)
+        verdict = await self._limiter.engine.adecide(self._read_again(), cost, rules=self._rules, rule=name)
         if verdict.delay:
             await asyncio.sleep(verdict.delay / SECOND)
         return self._enforced(verdict)
@@ -268,14 +275,15 @@ class BlockingHandle(Handle):
         account = settlement.account(self._verdict)
         settlement.settle(account, account.back(None if amount is None else whole(amount)))
 
-    def check(self, rule: str, cost: int = 1) -> Decision:
+    def check(self, rule: str | InlineLimit, cost: int = 1) -> Decision:
         """See `AsyncHandle.check`."""
-        return self._checked(self._limiter.engine.decide(self._read_again(), cost, rules=self._rules, rule=rule))
+        name = self._name_of(rule)
+        return self._checked(self._limiter.engine.decide(self._read_again(), cost, rules=self._rules, rule=name))
 
-    def enforce(self, rule: str, cost: int = 1) -> Enforced:
+    def enforce(self, rule: str | InlineLimit, cost: int = 1) -> Enforced:
         """See `AsyncHandle.enforce`."""
-        engine = self._limiter.engine
-        return self._enforced(engine.decide_in_turn(self._read_again(), cost, rules=self._rules, rule=rule))
+        engine, name = self._limiter.engine, self._name_of(rule)
+        return self._enforced(engine.decide_in_turn(self._read_again(), cost, rules=self._rules, rule=name))
 
 
 class TwinHandle(BlockingHandle):
@@ -304,15 +312,17 @@ class TwinHandle(BlockingHandle):
         """See `AsyncHandle.refund`."""
         await self._twin.refund(amount)
 
-    async def acheck(self, rule: str, cost: int = 1) -> Decision:
+    async def acheck(self, rule: str | InlineLimit, cost: int = 1) -> Decision:
         """See `AsyncHandle.check`."""
-        return await (await self._asking()).check(rule, cost)
+        name = self._name_of(rule)  # first, because the rule says whether the user is read
+        return await (await self._asking()).check(name, cost)
 
-    async def aenforce(self, rule: str, cost: int = 1) -> Enforced:
+    async def aenforce(self, rule: str | InlineLimit, cost: int = 1) -> Enforced:
         """See `AsyncHandle.enforce`."""
+        name = self._name_of(rule)
         twin = await self._asking()
         twin.reported = self.reported
-        enforced = await twin.enforce(rule, cost)
+        enforced = await twin.enforce(name, cost)
         self.reported = twin.reported
         return enforced
 

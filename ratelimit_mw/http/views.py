@@ -1,4 +1,4 @@
-"""The rules that the views of an app name in their decorators, so that unknown names are found when the app starts.
+"""The rules that the views of an app ask for in their decorators, so that mistakes are found when the app starts.
 
 The views are found without an import of their framework: Flask's by `view_functions`, those of Starlette and FastAPI by
 `routes`.
@@ -9,60 +9,94 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
-from ratelimit_mw.errors import ConfigurationError
+from ratelimit_mw.decision.names import UsedNames
+from ratelimit_mw.errors import ConfigurationError, Problem
+from ratelimit_mw.http.asked import RULES_OF_VIEW, Placed
 from ratelimit_mw.http.handle import Handle
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.rules.domains import Rules, require_named, rule_names, unknown_rule
-
-RULES_OF_VIEW = "ratelimit_rules"
-"""The attribute of a decorated view that has the names of its rules."""
+from ratelimit_mw.rules.inline import InlineLimit, two_limits
 
 _V = TypeVar("_V")
 _H = TypeVar("_H", bound=Handle)
 
+Found = tuple[object, str | InlineLimit]
+"""What asks for a rule, and the name of the rule or an inline limit."""
 
-def marked(view: _V, rule: str, decorated: object) -> _V:
-    """`view`, with the name of `rule` in addition to the names of the view that it decorates."""
-    setattr(view, RULES_OF_VIEW, (rule, *getattr(decorated, RULES_OF_VIEW, ())))
+
+def marked(view: _V, placed: Placed, decorated: object) -> _V:
+    """`view`, with what its decorator asks for in addition to what the decorators below it ask for."""
+    setattr(view, RULES_OF_VIEW, (placed, *getattr(decorated, RULES_OF_VIEW, ())))
     return view
 
 
-def names_of_view(view: Any) -> Iterator[str]:
-    """The names of the rules in the decorators of a view: of a function, or of a class and its methods."""
+def rules_of_view(view: Any) -> Iterator[Found]:
+    """What the decorators of a view ask for: of a function, or of a class and its methods."""
     while isinstance(view, partial):
         view = view.func
-    yield from getattr(view, RULES_OF_VIEW, ())
     kind = view if isinstance(view, type) else getattr(view, "view_class", None)  # Flask and Django set `view_class`
+    marks: list[Placed] = list(getattr(view, RULES_OF_VIEW, ()))
     for name in dir(kind) if isinstance(kind, type) else ():
-        yield from getattr(inspect.getattr_static(kind, name), RULES_OF_VIEW, ())
+        marks += getattr(inspect.getattr_static(kind, name), RULES_OF_VIEW, ())
+    for placed in marks:
+        yield placed.view, placed.of(kind if isinstance(placed.view, type) else placed.view)
+
+
+def names_of_view(view: Any) -> Iterator[str]:
+    """The names of the rules in the decorators of a view."""
+    for _, rule in rules_of_view(view):
+        yield rule if isinstance(rule, str) else rule.name
 
 
 def require_names_of_flask(limiter: RateLimiter, app: object) -> None:
-    """Raise ConfigurationError if a view of a Flask app names a rule that does not exist.
+    """Raise ConfigurationError if a view of a Flask app asks for a rule that does not exist, or for an unusable limit.
 
     Only the views that the app has now are checked. `app` is the Flask app or its `wsgi_app`.
     """
     views: Mapping[str, object] = getattr(getattr(app, "__self__", app), "view_functions", None) or {}
-    known, rules = rule_names(limiter.rules), limiter.rules
-    names = {name for view in views.values() for name in names_of_view(view)}
-    if names - known and rules.source is None:
-        raise ConfigurationError([unknown_rule(name, known) for name in sorted(names - known)])
+    found = [each for view in views.values() for each in rules_of_view(view)]
+    rules = limiter.rules
+    unknown = {rule for _, rule in found if isinstance(rule, str)} - rule_names(rules)
+    if unknown and rules.source is None:
+        raise ConfigurationError([unknown_rule(name, rule_names(rules)) for name in sorted(unknown)])
+    _require_limits(limiter.engine.planner.names, found, rules)
 
 
-def require_names(limiter: RateLimiter, names: Iterable[str]) -> None:
+def require_names(limiter: RateLimiter, found: Iterable[Found]) -> None:
     """Refuse rules that lack one of these names, or in which it depends on the response, now and at a reload.
+
+    Inline limits that cannot be used or told apart are refused as well.
 
     Raises:
         ConfigurationError: The rules in force are refused.
     """
-    needed = frozenset(names)
+    needed = tuple(found)
     if needed:
-        limiter.require(partial(_require, needed))
+        limiter.require(partial(_require, limiter.engine.planner.names, needed))
 
 
-def _require(names: frozenset[str], rules: Rules) -> None:
+def _require(names: UsedNames, found: tuple[Found, ...], rules: Rules) -> None:
     if rules.source is None:  # otherwise the rules are still to be read from their database
-        require_named(rules, names)
+        require_named(rules, {rule for _, rule in found if isinstance(rule, str)})
+        _require_limits(names, found, rules)
+
+
+def _require_limits(names: UsedNames, found: Iterable[Found], rules: Rules) -> None:
+    """Compile the inline limits. Two views must not have one limit, unless it is shared."""
+    owners: dict[InlineLimit, object] = {}
+    problems: dict[Problem, None] = {}
+    for owner, limit in found:
+        if isinstance(limit, str):
+            continue
+        if owners.setdefault(limit, owner) != owner and not limit.shared:
+            problems[two_limits(limit, limit)] = None
+            continue
+        try:
+            names.name_of(rules, limit)
+        except ConfigurationError as error:
+            problems |= dict.fromkeys(error.problems)
+    if problems:
+        raise ConfigurationError(list(problems))
 
 
 def routes_below(app: Any, middleware: type, each: Callable[[Iterable[Any]], Iterable[Any]] = iter) -> Iterator[Any]:
@@ -92,18 +126,19 @@ def _routes(app: Any, middleware: type) -> list[Any]:
     return list(app.routes)
 
 
-def handle_in(found: object, kind: type[_H], rule: str, advice: str) -> _H:
+def handle_in(found: object, kind: type[_H], rule: str | InlineLimit, advice: str) -> _H:
     """The handle of the current request.
 
     Args:
         found: What is where the middleware puts the handle.
         kind: The class of the handle.
-        rule: The name of the rule that is asked for.
+        rule: The rule that is asked for.
         advice: How to add the middleware.
 
     Raises:
         RuntimeError: There is no handle, because the middleware is not around the app.
     """
     if not isinstance(found, kind):
-        raise RuntimeError(f"the rule {rule!r} cannot be used: {advice}")
+        name = rule if isinstance(rule, str) else rule.name
+        raise RuntimeError(f"the rule {name!r} cannot be used: {advice}")
     return found

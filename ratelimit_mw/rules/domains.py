@@ -11,6 +11,7 @@ from ratelimit_mw.identity.attributes import Attributes
 from ratelimit_mw.identity.request import Entry, Request
 from ratelimit_mw.model import Charge
 from ratelimit_mw.rules.compiled import BLOCKED
+from ratelimit_mw.rules.inline import InlineLimit
 from ratelimit_mw.rules.ruleset import Features, Plans, RuleSet
 
 
@@ -114,6 +115,17 @@ Rules = RuleSet | Domains
 """The rules of a limiter."""
 
 
+def declare(rules: Rules, limit: InlineLimit) -> None:
+    """Compile an inline limit, unless that was done before. The first domain has the inline limits.
+
+    Raises ConfigurationError if it cannot be used.
+    """
+    first = rules.parts[0]
+    first.inline.declare(limit)
+    for name, _ in first.attributes.awaited if rules is not first else ():
+        rules.attributes.reader(name)
+
+
 class Examined(NamedTuple):
     """The result of examining a configuration: its rules (None if it has problems), its problems and its warnings."""
 
@@ -130,6 +142,8 @@ def rule_names(rules: Rules) -> set[str]:
 def unknown_rule(name: str, known: Iterable[str]) -> Problem:
     """The problem that the app asks for a rule that is not among `known`."""
     hint = near(name, known) or "a rule for this is on_demand: true"
+    if name[:1].isdigit() and not near(name, known):
+        hint = "a limit in code is written as @limited(…), or as limit=… after the name of a rule"
     return Problem(f"the app asks for the rule {quoted(name)}, which does not exist", hint=hint)
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from ratelimit_mw.identity.address import Networks
 from ratelimit_mw.identity.attributes import Reader
 from ratelimit_mw.identity.identifier import Identifier
-from ratelimit_mw.identity.request import Request
+from ratelimit_mw.identity.request import Request, alternatives_in_order, for_alternative
 from ratelimit_mw.model import Ask, Charge, Rule
 from ratelimit_mw.process_local import checkpoint
 from ratelimit_mw.rules.compiled import (
@@ -142,6 +142,34 @@ def charges_of(
                         ask = tuple.__new__(Ask, (f"{key}{identity}}}", quota, charged, rule.shadow))
                         found.append(tuple.__new__(Charge, (rule, ask)))
     return tuple(found)
+
+
+Planning = Callable[[Request], Sequence[Charge]]
+
+
+def plan_alternatives(
+    request: Request, tier: Reader | None, plan: Planning, blocked: Sequence[Charge]
+) -> Sequence[Charge]:
+    """Return the charges of all alternatives of a request, each counter once and at its highest cost.
+
+    An alternative with an absent attribute adds only charges of rules that no earlier alternative has charged. With
+    `by: user|ip`, a user who is present in one alternative is counted, and the address is not counted as well. If an
+    alternative is blocked, `blocked` is returned.
+    """
+    found: dict[str, Charge] = {}
+    counted: set[str] = set()
+    for absent, alternative in alternatives_in_order(request, tier):
+        charges = for_alternative(alternative, request, plan)
+        if charges is blocked:
+            return charges
+        for charge in charges:
+            known = found.get(charge.ask.key)
+            if known is None and absent and charge.rule.name in counted:
+                continue
+            if known is None or known.ask.cost < charge.ask.cost:
+                found[charge.ask.key] = charge
+        counted.update([charge.rule.name for charge in charges])
+    return tuple(found.values())
 
 
 def applies(rule: Program, request: Request) -> bool:

@@ -2,13 +2,13 @@
 
 import copy
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, Self
 
 from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.clock import Clock, SystemClock
 from ratelimit_mw.errors import Problem
-from ratelimit_mw.identity.attributes import Attributes, Reader
+from ratelimit_mw.identity.attributes import Attributes
 from ratelimit_mw.identity.request import Entry, Request, alternatives_in_order, for_alternative
 from ratelimit_mw.model import NEVER, Charge
 from ratelimit_mw.rules.compiled import (
@@ -22,7 +22,17 @@ from ratelimit_mw.rules.compiled import (
     blocks_and_exemptions,
 )
 from ratelimit_mw.rules.descriptors import Descriptors
-from ratelimit_mw.rules.matching import Candidate, Index, charges_of, exemption, program, replaced_by
+from ratelimit_mw.rules.inline import InlineCompiler, InlineLimits
+from ratelimit_mw.rules.matching import (
+    Candidate,
+    Index,
+    Planning,
+    charges_of,
+    exemption,
+    plan_alternatives,
+    program,
+    replaced_by,
+)
 from ratelimit_mw.rules.path_matcher import NO_PARAMETERS, PathMatcher
 from ratelimit_mw.rules.preflights import (
     Preflight,
@@ -38,6 +48,11 @@ from ratelimit_mw.settings import ClientSettings, DeferSettings, LoadSettings, R
 class Features:
     """The features that at least one rule uses."""
 
+    demanding: bool = False
+    """A rule applies only if the app asks for it. The class has True as soon as the app declares an inline limit: a
+    rule set compiles such a limit when it is first asked for it, which is after the request began.
+    """
+
     def __init__(self, rules: Iterable[CompiledRule]) -> None:
         rules = tuple(rules)
         quotas = [quota for rule in rules for quota in rule.quotas]
@@ -51,8 +66,8 @@ class Features:
         """A charge is settled only when the response is known or has ended."""
         self.deferring = any(rule.rule.defers for rule in rules)
         """A request may be deferred instead of denied."""
-        self.demanding = any(rule.on_demand for rule in rules)
-        """A rule applies only if the app asks for it."""
+        if any(rule.on_demand for rule in rules):
+            self.demanding = True
         self.shedding = any(rule.rule.priority for rule in rules)
         """A request may be shed under load."""
         self.metered = self.elastic or self.deferring or self.shedding
@@ -120,34 +135,6 @@ class Plans(OrderedDict[Hashable, Any]):
         return type(request), method, path, request.peer, *lines
 
 
-Planning = Callable[[Request], Sequence[Charge]]
-
-
-def plan_alternatives(
-    request: Request, tier: Reader | None, plan: Planning, blocked: Sequence[Charge]
-) -> Sequence[Charge]:
-    """Return the charges of all alternatives of a request, each counter once and at its highest cost.
-
-    An alternative with an absent attribute adds only charges of rules that no earlier alternative has charged. With
-    `by: user|ip`, a user who is present in one alternative is counted, and the address is not counted as well. If an
-    alternative is blocked, `blocked` is returned.
-    """
-    found: dict[str, Charge] = {}
-    counted: set[str] = set()
-    for absent, alternative in alternatives_in_order(request, tier):
-        charges = for_alternative(alternative, request, plan)
-        if charges is blocked:
-            return charges
-        for charge in charges:
-            known = found.get(charge.ask.key)
-            if known is None and absent and charge.rule.name in counted:
-                continue
-            if known is None or known.ask.cost < charge.ask.cost:
-                found[charge.ask.key] = charge
-        counted.update([charge.rule.name for charge in charges])
-    return tuple(found.values())
-
-
 Selection = tuple[Sequence[Candidate], Mapping[int, str], int | None, Preflight | None]
 """The rules that apply to one reading of a request. The plan charges them, and an explanation reads it.
 
@@ -188,6 +175,7 @@ class RuleSet(Features):
         defer: DeferSettings | None = None,
         overrides: tuple[CompiledOverride, ...] = (),
         recompiler: OverrideCompiler | None = None,
+        inline: InlineCompiler | None = None,
         reload: float | None = None,
         source: str | None = None,
         shadow: bool = False,
@@ -228,6 +216,8 @@ class RuleSet(Features):
         self.messages: RuleSet | None = self._of_messages([rule for rule in standing if rule.rule.messages])
         """The rules for the messages of a WebSocket. None if no rule limits messages."""
         self._named = {rule.rule.name: rule for rule in rules}
+        self.inline = InlineLimits(self._named, inline)
+        """The limits that the app declares. `plan_rule` knows their names."""
         self._preflights = Preflights(self._named, self._tier)
         self._demanded = {
             rule.rank: PathMatcher([(rule.rank, template) for template in rule.match.templates])
@@ -333,8 +323,8 @@ class RuleSet(Features):
         found = plan_alternatives(request, self._tier, plan, BLOCKED)
         if found is BLOCKED:
             return BLOCKED
-        ranks = {rule.name: rank for rank, rule in enumerate(self.rules)}
-        return tuple(sorted(found, key=lambda charge: ranks[charge.rule.name]))
+        ranks = {rule.name: rank for rank, rule in enumerate(self.rules)}  # an inline limit is planned alone
+        return tuple(sorted(found, key=lambda charge: ranks.get(charge.rule.name, 0)))
 
     def _select(self, request: Request) -> Selection:
         """Return the rules that apply to one alternative of a request."""

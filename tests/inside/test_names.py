@@ -11,9 +11,9 @@ from flask import Flask
 from flask.views import MethodView
 
 from ratelimit_mw import ConfigurationError, RateLimiter
-from ratelimit_mw import django as in_django
 from ratelimit_mw import fastapi as in_fastapi
 from ratelimit_mw import flask as in_flask
+from ratelimit_mw.decision.names import DECORATED
 from ratelimit_mw.wsgi import RateLimitMiddleware
 from tests.inside.test_django_middleware import awaited, blocking
 
@@ -145,7 +145,7 @@ def test_a_reload_without_a_domain_or_an_attribute_that_check_was_given_is_refus
 
 
 def test_the_system_of_a_django_project_knows_the_names_of_its_views():
-    assert {"mail", "exports"} <= in_django.DECORATED
+    assert {"mail", "exports"} <= DECORATED
 
 
 def test_no_name_is_unknown_until_the_rules_database_has_been_read():
