@@ -4,9 +4,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import words  # beside this file; it needs the line above
+import pictures  # beside this file; they need the line above
+import words
 
 words.write()
+pictures.write()
 
 project = "ratelimit_mw"
 author = copyright = "the ratelimit_mw authors"

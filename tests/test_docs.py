@@ -1,4 +1,4 @@
-"""What the documentation shows is what a user copies: its YAML blocks, and the snippets of the README's table."""
+"""What the documentation shows is what a user copies: its YAML blocks, and the snippets of its tables."""
 
 import re
 
@@ -12,8 +12,26 @@ from ratelimit_mw.config.load import load_rules
 from tests.support.apps import ROOT, uvicorn, within_a_minute
 
 PAGES = sorted((ROOT / "docs").glob("*.md"))
-KINDS = re.compile(r"^\| \[([\w ]+)\]\(docs/([\w-]+)\.md#([\w-]+)\) \| `([^`]+)` \|", re.MULTILINE)
-README = (ROOT / "README.md").read_text()
+KINDS = re.findall(
+    r"^\| \[([\w ]+)\]\(([\w-]+)\.md(?:#([\w-]+))?\) \| `([^`]+)` \|",
+    (ROOT / "docs" / "rules.md").read_text(),
+    re.MULTILINE,
+)
+HEADERS = "x-ratelimit", "ratelimit", "retry-after"
+RESPONSES = (ROOT / "docs" / "headers-and-bodies.md").read_text()
+SETTINGS = [
+    (key, snippet)
+    for key, row in re.findall(r"^\| `(status|headers|reset|body)` \| (.*) \|$", RESPONSES, re.MULTILINE)
+    for snippet in re.findall("`([^`]+)`", row)
+    if snippet not in {"X-RateLimit-Reset", "Accept", "{allowed: …, denied: …}", *HEADERS}
+]
+
+
+def module(page, name):
+    """The text of a Python block that begins with the name of its file."""
+    text = (ROOT / "docs" / f"{page}.md").read_text()
+    (found,) = re.findall(rf"^```python\n(# {name}\n.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return found
 
 
 def blocks():
@@ -28,6 +46,8 @@ def test_yaml_of_the_docs_loads(text, tmp_path, monkeypatch):
     (tmp_path / "mysite").mkdir()
     (tmp_path / "mysite" / "capacity.py").write_text("def load():\n    return 0.5\n")
     monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "shop_auth.py").write_text(module("identity", "shop_auth.py"))
+    monkeypatch.setenv("SHARD", "a")
     path = tmp_path / "ratelimits.yaml"
     path.write_text(text)
     assert load_rules(path).domain
@@ -38,17 +58,27 @@ def test_editors_take_what_is_said_of_responses(text):
     assert jsonschema.Draft202012Validator(json_schema()).is_valid(yaml.safe_load(text))
 
 
-@pytest.mark.parametrize(("kind", "page", "section", "snippet"), KINDS.findall(README))
-def test_every_kind_in_the_readme_loads_and_has_its_section(kind, page, section, snippet):
-    rule = {"name": kind, "limit": "100 per minute", **yaml.safe_load(snippet)}
-    (compiled,) = load_rules({"domain": "shop", "rules": [rule]}).compiled
+@pytest.mark.parametrize(("kind", "page", "section", "snippet"), KINDS)
+def test_every_kind_of_rule_loads_and_has_its_section(kind, page, section, snippet):
+    words = yaml.safe_load(snippet if snippet[0] == "{" else f"{{{snippet}}}")
+    (compiled,) = load_rules({"domain": "shop", "rules": [{"name": kind, "limit": "100 per minute", **words}]}).compiled
     assert compiled.counters
     headings = re.findall(r"^## (.*)$", (ROOT / "docs" / f"{page}.md").read_text(), re.MULTILINE)
-    assert section in [heading.lower().replace(" ", "-") for heading in headings]
+    assert section in ["", *(heading.lower().replace(" ", "-") for heading in headings)]
 
 
 def test_the_kinds_were_found():
-    assert len(KINDS.findall(README)) >= 4
+    assert len(KINDS) >= 12
+
+
+@pytest.mark.parametrize(("key", "snippet"), SETTINGS)
+def test_each_setting_of_responses_loads(key, snippet):
+    rule = {"name": "r", "limit": "100 per minute"}
+    assert load_rules({"domain": "d", "response": {key: yaml.safe_load(snippet)}, "rules": [rule]}).response
+
+
+def test_the_settings_of_responses_were_found():
+    assert len(SETTINGS) >= 8
 
 
 def test_no_two_decisions_have_one_number():

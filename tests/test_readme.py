@@ -7,7 +7,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-import yaml
 
 from ratelimit_mw.config.load import load_rules
 from tests.support.apps import ROOT, gunicorn, uvicorn, within_a_minute
@@ -39,8 +38,11 @@ def project(tmp_path: Path) -> Path:
 
 def test_the_blocks_were_found():
     assert {kind for kind, _ in BLOCKS} == {"console", "yaml", "python", "http"}
-    assert len(blocks("python")) >= 7
-    assert len(KINDS) >= 8
+    assert len(blocks("python")) == 4  # one app for each framework
+
+
+def test_the_readme_is_short():
+    assert len(README.splitlines()) <= 150
 
 
 @pytest.mark.parametrize("text", blocks("yaml"))
@@ -49,40 +51,6 @@ def test_yaml_loads(text, tmp_path, monkeypatch):
     path = tmp_path / "ratelimits.yaml"
     path.write_text(text)
     assert load_rules(path).rules
-
-
-KINDS = re.findall(r"^\| \[([^]]+)\]\(docs/[^)]+\) \| `([^`]+)` \|", README, re.MULTILINE)
-
-
-@pytest.mark.parametrize("snippet", [pytest.param(snippet, id=kind) for kind, snippet in KINDS])
-def test_each_kind_of_the_table_is_part_of_a_rule(snippet, tmp_path):
-    rule = {"name": "r", "limit": "100 per minute"} | yaml.safe_load(snippet if snippet[0] == "{" else f"{{{snippet}}}")
-    (tmp_path / "ratelimits.yaml").write_text(yaml.safe_dump({"domain": "d", "rules": [rule]}))
-    assert load_rules(tmp_path / "ratelimits.yaml").rules
-
-
-RESPONSES = README.partition("### Responses")[2].partition("\n### ")[0]
-SETTINGS = [
-    pytest.param(key, snippet, id=f"{key}: {snippet}")
-    for key, row in re.findall(r"^\| `(status|headers|reset|body)` \| (.*) \|$", RESPONSES, re.MULTILINE)
-    for snippet in re.findall("`([^`]+)`", row)
-    if snippet not in {"X-RateLimit-Reset", "Accept"}
-]
-
-
-@pytest.mark.parametrize(("key", "snippet"), SETTINGS)
-def test_each_setting_of_responses_loads(key, snippet):
-    rule = {"name": "r", "limit": "100 per minute"}
-    assert load_rules({"domain": "d", "response": {key: yaml.safe_load(snippet)}, "rules": [rule]}).response
-
-
-def test_what_a_rule_says_of_its_responses_loads():
-    assert len(SETTINGS) >= 15
-    (snippet,) = re.findall(r"^A rule may .* `(response: {.*})`", RESPONSES, re.MULTILINE)
-    (rule,) = load_rules(
-        {"domain": "d", "rules": [{"name": "r", "limit": "0/s", **yaml.safe_load(f"{{{snippet}}}")}]}
-    ).rules
-    assert (rule.status, rule.message, rule.hidden) == (423, "Locked", True)
 
 
 @pytest.mark.parametrize("text", blocks("python"))

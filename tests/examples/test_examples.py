@@ -104,4 +104,4 @@ def test_each_example_says_how_it_is_started(app):
     serve, module, name = app
     command = f"{serve.__name__} examples.{module}:{name} --workers 2"
     assert (EXAMPLES / f"{module}.py").read_text().startswith(f'"""{command}')
-    assert f"$ {command}\n" in (ROOT / "README.md").read_text()
+    assert f"$ {command}\n" in (ROOT / "docs" / "frameworks.md").read_text()
