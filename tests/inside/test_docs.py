@@ -1,4 +1,4 @@
-"""docs/frameworks.md: every app on it starts, on the rules that stand above it."""
+"""docs/frameworks.md and docs/limits-in-code.md: every app on a page starts, on the rules that stand above it."""
 
 import re
 import subprocess
@@ -8,13 +8,22 @@ import pytest
 
 from tests.support.apps import ROOT
 
-BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", (ROOT / "docs/frameworks.md").read_text(), re.MULTILINE | re.DOTALL)
-RULES = next(text for kind, text in BLOCKS if kind == "yaml")
+PAGES = ("frameworks", "limits-in-code")
 
 
-@pytest.mark.parametrize("text", [text for kind, text in BLOCKS if kind == "python"])
-def test_it_runs(text, tmp_path):
-    (tmp_path / "ratelimits.yaml").write_text(RULES)
+def apps():
+    for page in PAGES:
+        text = (ROOT / f"docs/{page}.md").read_text()
+        blocks = re.findall(r"^```(\w+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+        rules = next(text for kind, text in blocks if kind == "yaml")
+        for number, (kind, code) in enumerate(blocks):
+            if kind == "python":
+                yield pytest.param(code, rules, id=f"{page}-{number}")
+
+
+@pytest.mark.parametrize(("text", "rules"), list(apps()))
+def test_it_runs(text, rules, tmp_path):
+    (tmp_path / "ratelimits.yaml").write_text(rules)
     command = [sys.executable, "-W", "error", "-c", text]
     done = subprocess.run(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 0, done.stderr
