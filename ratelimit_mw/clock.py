@@ -2,6 +2,8 @@
 
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 __all__ = ["Clock", "ManualClock"]
@@ -15,12 +17,27 @@ class Clock(Protocol):
         ...
 
 
+_time_ns = time.time_ns
+"""The time of day in nanoseconds. `machine_clock_is` replaces it in tests."""
+
+
 class SystemClock:
     """The clock of the machine."""
 
     def now(self) -> int:
         """Return the time of day, in microseconds since the epoch."""
-        return time.time_ns() // 1_000
+        return _time_ns() // 1_000
+
+
+@contextmanager
+def machine_clock_is(clock: Clock) -> Iterator[None]:
+    """Internal. Let `clock` stand in for the clock of the machine, in the whole package. For tests."""
+    global _time_ns
+    before, _time_ns = _time_ns, lambda: clock.now() * 1_000
+    try:
+        yield
+    finally:
+        _time_ns = before
 
 
 class ManualClock:

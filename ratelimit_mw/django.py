@@ -25,12 +25,12 @@ from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.errors import ConfigurationError
 from ratelimit_mw.http.answers import Answers, Denial, LatestAnswers, phrase
 from ratelimit_mw.http.asked import asked
-from ratelimit_mw.http.handle import AsyncHandle, FirstRequests, Handle, TwinHandle, refuse_awaited
+from ratelimit_mw.http.handle import AsyncHandle, Enforced, FirstRequests, Handle, TwinHandle, refuse_awaited
 from ratelimit_mw.http.views import marked
 from ratelimit_mw.identity.http_request import AsgiRequest, DjangoRequest
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.limiter import RateLimiter
-from ratelimit_mw.model import SECOND
+from ratelimit_mw.model import SECOND, Decision
 from ratelimit_mw.rules.domains import Rules, declare, rule_names, unknown_rule
 from ratelimit_mw.rules.inline import InlineLimit
 
@@ -165,6 +165,42 @@ class _PreparedHandle(AsyncHandle):
         return self._request
 
 
+class _UnlimitedHandle(TwinHandle):
+    """The handle of a request under `RATELIMIT = None`. It allows everything, whatever the rule."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        nothing: Any = None
+        super().__init__(Verdict((), None), nothing, nothing, nothing)
+
+    def charge(self, *_: Any, **__: Any) -> None:
+        """Do nothing."""
+
+    refund = charge
+
+    def check(self, *_: Any, **__: Any) -> Decision:
+        """Return a decision that allows the request."""
+        return self.decision
+
+    def enforce(self, *_: Any, **__: Any) -> Enforced:
+        """Return a decision that allows the request."""
+        return Enforced(self.decision, None)
+
+    async def acharge(self, *_: Any, **__: Any) -> None:
+        """Do nothing."""
+
+    arefund = acharge
+
+    async def acheck(self, *_: Any, **__: Any) -> Decision:
+        """See `check`."""
+        return self.decision
+
+    async def aenforce(self, *_: Any, **__: Any) -> Enforced:
+        """See `enforce`."""
+        return Enforced(self.decision, None)
+
+
 def _reads_user(rules: Rules) -> bool:
     """Whether a rule uses the user that Django knows."""
     return rules.client.user is None and any(part.attributes.reads("user") for part in rules.parts)
@@ -185,6 +221,11 @@ def add_headers(answers: Answers[str], response: HttpResponseBase, verdict: Verd
         response[name] = value
 
 
+def _switched_off() -> bool:
+    """Whether the setting is None. A missing setting is a mistake."""
+    return hasattr(settings, "RATELIMIT") and settings.RATELIMIT is None
+
+
 _lock = threading.Lock()
 _made: tuple[Any, RateLimiter, bool] | None = None  # one per process, because each test client makes a middleware
 
@@ -196,7 +237,7 @@ def limiter() -> RateLimiter:
     import path, as in "python:mysite.limits:limiter".
 
     Raises:
-        ImproperlyConfigured: The setting is missing or has another type.
+        ImproperlyConfigured: The setting is missing, is None or has another type.
         ConfigurationError: The rules cannot be used. The error has every problem found.
     """
     global _made
@@ -210,6 +251,11 @@ def limiter() -> RateLimiter:
         return _made[1]
 
 
+def limiter_in_use() -> RateLimiter | None:
+    """The limiter of the setting, or None if the project does not have the middleware."""
+    return limiter() if any(name.startswith(f"{__name__}.") for name in settings.MIDDLEWARE) else None
+
+
 def _limiter_of(wanted: Any) -> tuple[RateLimiter, bool]:
     """The limiter for this value of the setting, and whether it was made here."""
     if isinstance(wanted, str) and wanted.startswith("python:"):
@@ -219,9 +265,16 @@ def _limiter_of(wanted: Any) -> tuple[RateLimiter, bool]:
     if isinstance(wanted, str | os.PathLike | Mapping):
         return RateLimiter(wanted), True
     raise ImproperlyConfigured(
-        f"RATELIMIT is {'missing' if wanted is None else type(wanted).__name__}: it must be the path of the rules, "
+        f"RATELIMIT is {_named(wanted)}: it must be the path of the rules, "
         "a mapping with the rules, a RateLimiter, or the import path of one, as in python:mysite.limits:limiter"
     )
+
+
+def _named(wanted: Any) -> str:
+    """What a wrong setting is, in words."""
+    if wanted is None:
+        return "None, so there is no limiter" if hasattr(settings, "RATELIMIT") else "missing"
+    return type(wanted).__name__
 
 
 _names: set[str] = set()
@@ -235,6 +288,8 @@ _NOT_A_VIEW = "django.utils.decorators:"  # `method_decorator` also decorates a 
 
 def _check(app_configs: object, **_options: object) -> list[checks.CheckMessage]:  # noqa: ARG001 - Django's interface
     """The system check: the rules can be used, and they have what the decorators of the views ask for."""
+    if _switched_off():
+        return []
     try:
         rules = limiter().rules
     except ConfigurationError as error:
@@ -261,9 +316,11 @@ checks.register(_check)
 class RateLimitMiddleware:
     """Passes to the project's views the requests that the rules allow, and answers all others.
 
-    The setting `RATELIMIT` has the rules, see `limiter`. This middleware must come after AuthenticationMiddleware in
-    MIDDLEWARE. The `user` of a rule is the primary key of the logged-in user, unless `client.user` is set.
-    `request.ratelimit` is the decision, see `TwinHandle`.
+    The setting `RATELIMIT` has the rules, see `limiter`. With `RATELIMIT = None`, all requests pass uncounted. A change
+    of the setting, as by `override_settings` in tests, applies from the next request on.
+
+    This middleware must come after AuthenticationMiddleware in MIDDLEWARE. The `user` of a rule is the primary key of
+    the logged-in user, unless `client.user` is set. `request.ratelimit` is the decision, see `TwinHandle`.
 
     With "ratelimit_mw.django" in INSTALLED_APPS, `manage.py check` reports rules that cannot be used, and names in
     `limited` that no rule has.
@@ -284,14 +341,20 @@ class RateLimitMiddleware:
 
     def __init__(self, get_response: Callable[[HttpRequest], Any]) -> None:
         self.get_response = get_response
+        self._awaits = iscoroutinefunction(get_response)
+        if self._awaits:
+            markcoroutinefunction(self)
+        self._wanted = getattr(settings, "RATELIMIT", None)
+        if not _switched_off():
+            self._use_limiter()
+
+    def _use_limiter(self) -> None:
+        """Use the limiter of the setting."""
         self._limiter = limiter()
         self._engine = self._limiter.engine
         self._answers = LatestAnswers(name=str, value=str)
         self._request: Callable[[Any], Environ | Scope] = FirstRequests(self, visitor, self._limiter, None)
-        self._awaits = iscoroutinefunction(get_response)
-        if self._awaits:
-            markcoroutinefunction(self)
-        else:
+        if not self._awaits:
             self._limiter.require(refuse_awaited)
             self._engine.connect()
         if self._limiter.rules.deferring:
@@ -302,6 +365,14 @@ class RateLimitMiddleware:
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
         """Serve one request."""
+        wanted = getattr(settings, "RATELIMIT", None)
+        if wanted is not self._wanted and wanted is not None:
+            self._use_limiter()
+        self._wanted = wanted
+        if wanted is None:
+            request.ratelimit = _UnlimitedHandle()  # type: ignore[attr-defined]
+            passed: HttpResponseBase | Awaitable[HttpResponseBase] = self.get_response(request)
+            return passed
         return self._aserve(request) if self._awaits else self._serve(request)
 
     def _serve(self, request: Any) -> HttpResponseBase:

@@ -9,8 +9,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
+from weakref import WeakSet
 
 from ratelimit_mw.clock import Clock
+from ratelimit_mw.config.words.rule import escaped
 from ratelimit_mw.decision.engine import Engine
 from ratelimit_mw.decision.kill_switch import Switch
 from ratelimit_mw.decision.planning import Arguments, Plan, of_domain, planned, request_of
@@ -31,6 +33,13 @@ from ratelimit_mw.stores.records import RECORD_SCHEMES, open_records
 
 if TYPE_CHECKING:
     from ratelimit_mw.decision.explanation import Explanation, Question
+
+
+LIMITERS: "WeakSet[RateLimiter]" = WeakSet()
+"""Internal. The limiters of this process that are not closed."""
+
+_MAX_FORGOTTEN = 50
+"""The most counters that one call makes the store forget, so that no call takes long."""
 
 
 class RateLimiter:
@@ -76,6 +85,7 @@ class RateLimiter:
         """How many bans each shadow rule would have begun, by the name of the rule."""
         self.shed: Counter[str] = self.engine.planner.shedder.counts
         """How many requests were shed under load, by their priority."""
+        LIMITERS.add(self)
 
     @property
     def rules(self) -> Rules:
@@ -221,14 +231,38 @@ class RateLimiter:
             self._storage.local.forget(keys)
             await self._storage.store.aforget(keys)
 
+    def reset_all(self) -> None:
+        """Forget all counters and bans of all clients, for example between two tests.
+
+        On Redis, only the keys of the limiter's domains are deleted. They are found with SCAN, which examines every key
+        of the database, 500 at a time: about a second for a million keys of any owner. Requests are served
+        during that time, but another process may deny by what it remembers for up to five seconds. Requests in flight,
+        deferred requests, overrides and the switch stay.
+
+        Raises:
+            StoreUnavailable: The store does not answer. Some counters may be forgotten.
+        """
+        self._storage.settle()
+        for store in (self._storage.store, self._storage.local):
+            for part in self.rules.parts:
+                keys = [key for key in store.keys(f"{escaped(part.domain)}:") if key.endswith("}")]
+                for start in range(0, len(keys), _MAX_FORGOTTEN):
+                    store.forget(keys[start : start + _MAX_FORGOTTEN])
+
+    async def areset_all(self) -> None:
+        """Do what `reset_all` does, awaitable."""
+        await asyncio.to_thread(self.reset_all)
+
     def close(self) -> None:
         """Stop looking for newer rules and close the connections to the store. A second call does nothing."""
+        LIMITERS.discard(self)
         self._retriever.stop()
         self.deferrals.close()
         self._storage.close()
 
     async def aclose(self) -> None:
         """Do what `close` does, awaitable."""
+        LIMITERS.discard(self)
         self._retriever.stop()
         self.deferrals.close()
         await self._storage.aclose()

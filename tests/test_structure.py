@@ -121,6 +121,7 @@ ADDED = {
     "config/inline.py": "the limits in decorators, read by the words of a file",
     "decision/denials.py": "the log of denials",
     "http/asked.py": "the limits in decorators, and their names",
+    "testing.py": "support for the tests of apps",
     "http/views.py": "the names of rules in the decorators of views",
     "rules/inline.py": "the limits in decorators, compiled once for each rule set",
     "starlette.py": "the decorator for Starlette",

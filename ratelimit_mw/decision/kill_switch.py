@@ -4,8 +4,10 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from weakref import WeakSet
 
 from ratelimit_mw.clock import Clock, SystemClock
 from ratelimit_mw.errors import ConfigurationError, Problem
@@ -29,6 +31,32 @@ _MEANINGS = {
 }
 
 
+_switches: "WeakSet[KillSwitch]" = WeakSet()
+"""The switches of all limiters of this process."""
+
+_forced: Setting | None = None
+"""The setting that applies instead of the setting of each switch. None outside of tests."""
+
+
+@contextmanager
+def forced(word: str) -> Iterator[None]:
+    """Set the switch of every limiter of this process, also of those that are made within the block. For tests.
+
+    Args:
+        word: `on`, `shadow` or `off`.
+    """
+    global _forced
+    before, _forced = _forced, Setting(word, source="tests")
+    try:
+        for switch in list(_switches):
+            switch.update()
+        yield
+    finally:
+        _forced = before
+        for switch in list(_switches):
+            switch.update()
+
+
 class KillSwitch:
     """The setting of the switch in this process.
 
@@ -48,13 +76,19 @@ class KillSwitch:
         self._clock = clock or SystemClock()
         self._fixed = bool(word)
         self._setting = Setting(word, source="environment") if word else Setting()
-        self.thrown = word in SWITCH_WORDS[1:]
+        self.thrown = False
         """Whether the switch is not `on`. Plans must then pass through `apply`."""
+        _switches.add(self)
+        self.update()
+
+    def update(self) -> None:
+        """Set `thrown` by the setting that applies."""
+        self.thrown = (_forced or self._setting).word != "on"
 
     @property
     def setting(self) -> Setting:
         """The setting in force now."""
-        setting = self._setting
+        setting = _forced or self._setting
         return setting if setting.lasts(self._clock.now() / SECOND) else Setting()
 
     def turn(self, setting: Setting) -> None:
@@ -62,7 +96,7 @@ class KillSwitch:
         if not self._fixed and setting != self._setting:
             if setting.word != self._setting.word:
                 _log.warning("%s%s", _MEANINGS[setting.word], _by(setting))
-            self.thrown = setting.word != "on"
+            self.thrown = (_forced or setting).word != "on"
             self._setting = setting  # last, so that an interrupted call is repeated in full
 
     @property

@@ -338,6 +338,11 @@ class Storage:
         self.in_flight.renew()
         self.in_flight_here.renew()
 
+    def settle(self) -> None:
+        """Return all leases, and charge what was spent on account. What fails is tried again later."""
+        if self._leases:
+            self._leases.settle()
+
     def close(self) -> None:
         """Return unused leases and close the store, unless it was passed in as an object."""
         self._stop()

@@ -9,6 +9,7 @@ import django
 import httpx
 import pytest
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
+from django.conf import settings as django_conf
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest
 from django.test.utils import override_settings
@@ -233,7 +234,6 @@ def test_without_the_middleware_it_says_what_is_missing():
 @pytest.mark.parametrize(
     ("value", "error", "message"),
     [
-        pytest.param(None, ImproperlyConfigured, "RATELIMIT is missing: it must be the path", id="missing"),
         pytest.param(5, ImproperlyConfigured, "RATELIMIT is int: it must be the path", id="a number"),
         pytest.param("python:tests.inside.rules:RULES.x", ImportError, "RULES", id="nowhere"),
         pytest.param({"domain": "d", "rules": [{"name": "r"}]}, ConfigurationError, "'limit' is missing", id="rules"),
@@ -243,6 +243,13 @@ def test_without_the_middleware_it_says_what_is_missing():
 def test_a_setting_that_won_t_do(value, error, message):
     with override_settings(RATELIMIT=value), pytest.raises(error, match=message):
         GET_WSGI()
+
+
+def test_a_missing_setting_is_an_error():
+    with override_settings():
+        del django_conf.RATELIMIT
+        with pytest.raises(ImproperlyConfigured, match="RATELIMIT is missing: it must be the path"):
+            GET_WSGI()
 
 
 def test_a_limiter_by_its_place_and_one_that_is_made_once(me):
