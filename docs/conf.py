@@ -6,9 +6,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import pictures  # beside this file; they need the line above
 import words
+from django.conf import settings
 
 words.write()
 pictures.write()
+settings.configure()  # Django REST framework reads them when it is imported
 
 project = "ratelimit_mw"
 author = copyright = "the ratelimit_mw authors"

@@ -4,9 +4,9 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from functools import wraps
+from functools import partial, wraps
 from importlib import import_module
 from typing import Any, TypeVar, cast
 
@@ -18,15 +18,16 @@ from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.urls import Resolver404, resolve
 from django.utils.module_loading import import_string
+from django.views import View
 
 from ratelimit_mw.decision.load import ASGI_CAPACITY, WSGI_CAPACITY, time_in_queue
 from ratelimit_mw.decision.settlement import Account, Move
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.errors import ConfigurationError
 from ratelimit_mw.http.answers import Answers, Denial, LatestAnswers, phrase
-from ratelimit_mw.http.asked import asked
+from ratelimit_mw.http.asked import Placed, asked
 from ratelimit_mw.http.handle import AsyncHandle, Enforced, FirstRequests, Handle, TwinHandle, refuse_awaited
-from ratelimit_mw.http.views import marked
+from ratelimit_mw.http.views import handle_in, marked
 from ratelimit_mw.identity.http_request import AsgiRequest, DjangoRequest
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.limiter import RateLimiter
@@ -35,6 +36,9 @@ from ratelimit_mw.rules.domains import Rules, declare, rule_names, unknown_rule
 from ratelimit_mw.rules.inline import InlineLimit
 
 __all__ = ["RateLimitMiddleware", "TwinHandle", "limited", "limiter"]
+
+ADVICE = "add 'ratelimit_mw.django.RateLimitMiddleware' to MIDDLEWARE"
+"""How to add the middleware."""
 
 _log = logging.getLogger("ratelimit_mw")
 _logged: set[str] = set()
@@ -144,10 +148,18 @@ def _by_rest_framework(visit: Any) -> Any:
             visit.user = before
 
 
-class _Handle(TwinHandle):
-    """The handle of a Django request. Its user is looked up in a thread, because that may query the database."""
+class DjangoHandle(TwinHandle):
+    """The handle of a Django request. Its user is looked up in a thread, because that may query the database.
 
-    __slots__ = ()
+    Attributes:
+        throttled: The denial of a throttle of Django REST framework. The response has its headers.
+    """
+
+    __slots__ = ("throttled",)
+
+    def __init__(self, verdict: Verdict, limiter: RateLimiter, request: Request, rules: Rules) -> None:
+        super().__init__(verdict, limiter, request, rules)
+        self.throttled: Enforced | None = None
 
     async def _asking(self) -> AsyncHandle:
         request = self._read_again()
@@ -212,19 +224,30 @@ def answer(denial: Denial[str]) -> HttpResponse:
     return HttpResponse(body, status=status, reason=phrase(status), headers=dict(headers))
 
 
-def add_headers(answers: Answers[str], response: HttpResponseBase, verdict: Verdict) -> None:
+def add_headers(answers: Answers[str], response: HttpResponseBase, handle: DjangoHandle) -> None:
     """Add the rate-limit headers to `response`."""
-    if not answers.rated:
-        return
-    own: Any = response.items()
-    for name, value in answers.add_headers(own, verdict)[len(own) :]:
-        response[name] = value
+    if handle.throttled is not None:
+        add_throttled(response, handle)
+    elif answers.rated:
+        own: Any = response.items()
+        for name, value in answers.add_headers(own, handle.reported)[len(own) :]:
+            response[name] = value
 
 
 def _switched_off() -> bool:
     """Whether the setting is None. A missing setting is a mistake."""
     return hasattr(settings, "RATELIMIT") and settings.RATELIMIT is None
 
+
+def add_throttled(response: HttpResponseBase, handle: DjangoHandle) -> None:
+    """Add the headers of a denial by a throttle to the response of Django REST framework, which has its own body."""
+    denial = handle.throttled.denial if handle.throttled is not None else None
+    for name, value in denial.headers if denial is not None else ():
+        if name not in _OF_THE_BODY and not response.has_header(name):
+            response[name] = value
+
+
+_OF_THE_BODY = frozenset({"Content-Type", "Content-Length"})
 
 _lock = threading.Lock()
 _made: tuple[Any, RateLimiter, bool] | None = None  # one per process, because each test client makes a middleware
@@ -285,6 +308,9 @@ _limits: dict[InlineLimit, None] = {}
 
 _NOT_A_VIEW = "django.utils.decorators:"  # `method_decorator` also decorates a function that is never called
 
+FINDERS: list[Callable[[], Iterable[str | InlineLimit]]] = []
+"""Functions that find further rules and limits in the views of this project."""
+
 
 def _check(app_configs: object, **_options: object) -> list[checks.CheckMessage]:  # noqa: ARG001 - Django's interface
     """The system check: the rules can be used, and they have what the decorators of the views ask for."""
@@ -296,13 +322,16 @@ def _check(app_configs: object, **_options: object) -> list[checks.CheckMessage]
         return [checks.Error(str(problem), id="ratelimit_mw.E001") for problem in error.problems]
     except (ImproperlyConfigured, ImportError) as error:
         return [checks.Error(str(error), id="ratelimit_mw.E002")]
+    found: set[str | InlineLimit] = set().union(_names, _limits)
     with suppress(Exception):  # Django's own check of the URLs reports these errors
         import_module(settings.ROOT_URLCONF)
+        found = set().union(_names, _limits, *(find() for find in FINDERS))
     if rules.source is not None:  # the rules are still to be read from their database
         return []
     known = rule_names(rules)
-    problems = [unknown_rule(name, known) for name in sorted(_names - known)]
-    for limit in list(_limits):
+    unknown = sorted(rule for rule in found if isinstance(rule, str) and rule not in known)
+    problems = [unknown_rule(name, known) for name in unknown]
+    for limit in sorted(rule for rule in found if isinstance(rule, InlineLimit)):
         try:
             declare(rules, limit)
         except ConfigurationError as error:
@@ -382,6 +411,7 @@ class RateLimitMiddleware:
         if around is not None:
             response: HttpResponseBase = self.get_response(request)
             around.reported = request.ratelimit.reported
+            add_throttled(response, request.ratelimit)
             return response
         with self._load(rules, asked) as busy:
             verdict = self._engine.decide_in_turn(asked, rules=rules)
@@ -398,7 +428,7 @@ class RateLimitMiddleware:
             _keep(busy, response)
         if account is not None:
             self._engine.settlement.settle(account, self._concluded(account, response))
-        add_headers(answers, response, handle.reported)
+        add_headers(answers, response, handle)
         return response
 
     async def _aserve(self, request: Any) -> HttpResponseBase:
@@ -410,6 +440,7 @@ class RateLimitMiddleware:
         if around is not None:
             response: HttpResponseBase = await self.get_response(request)
             around.reported = request.ratelimit.reported
+            add_throttled(response, request.ratelimit)
             return response
         with self._load(rules, asked) as busy:
             verdict = await self._engine.adecide(asked, rules=rules)
@@ -429,7 +460,7 @@ class RateLimitMiddleware:
             _keep(busy, response)
         if account is not None:
             await self._engine.settlement.asettle(account, self._concluded(account, response))
-        add_headers(answers, response, handle.reported)
+        add_headers(answers, response, handle)
         return response
 
     def _decided_around(self, request: Any, asked: Environ | Scope) -> Handle | None:
@@ -437,13 +468,13 @@ class RateLimitMiddleware:
         around = asked.context.get("ratelimit" if isinstance(asked, Scope) else "ratelimit.decision")
         if not isinstance(around, Handle) or around.domain != self._limiter.rules.domain:
             return None
-        request.ratelimit = _Handle.of(around, asked)
+        request.ratelimit = DjangoHandle.of(around, asked)
         return around
 
     def _begun(
         self, request: Any, asked: Environ | Scope, rules: Rules, verdict: Verdict
-    ) -> tuple[TwinHandle, Answers[str]]:
-        handle = _Handle(verdict, self._limiter, asked, rules)
+    ) -> tuple[DjangoHandle, Answers[str]]:
+        handle = DjangoHandle(verdict, self._limiter, asked, rules)
         request.ratelimit = handle
         return handle, self._answers.of(rules)
 
@@ -511,10 +542,14 @@ _View = TypeVar("_View", bound=Callable[..., Any])
 def limited(
     rule: str, cost: int = 1, *, by: str | Sequence[str] | None = None, shared: str | None = None
 ) -> Callable[[_View], _View]:
-    """Make a decorator for views and async views. Before each call, a rule or a limit decides on the request.
+    """Make a decorator for views. Before each call, a rule or a limit decides on the request.
+
+    It decorates functions, class-based views and their methods, of Django and of Django REST framework; all of them may
+    be async. Django's `method_decorator` takes it as well. Above a class, it applies to each request of the class and
+    of its subclasses. Several may be stacked.
 
     If the rule makes the request wait, the view waits. If the rule denies the request, the response is made by the
-    `response` section of the rules. Several may be stacked. Methods are decorated with Django's `method_decorator`.
+    `response` section of the rules.
 
     Args:
         rule: The name of a rule, or a limit in the form of a rules file, such as "5 per minute". A text that reads as
@@ -526,6 +561,7 @@ def limited(
     Raises:
         ConfigurationError: The text begins with a number, but is not a limit, or the limit cannot be used. What
             depends on the rules is raised when the view is called.
+        TypeError: The decorated class is not a class-based view.
         LookupError: There is no rule of this name.
         ValueError: The cost is negative.
         RuntimeError: The middleware is not in MIDDLEWARE. This and the two errors before it are raised when the view is
@@ -536,32 +572,64 @@ def limited(
         _names.add(rule)
 
     def decorate(view: _View) -> _View:
-        placed = wanted.above(view)
-        bound = placed.of(view)
+        decorated: Any = of_class(view) if isinstance(view, type) else of_function(view)
+        return cast("_View", decorated)
+
+    def of_class(kind: Any) -> Any:
+        if not issubclass(kind, View):
+            raise TypeError(f"limited decorates functions, methods and subclasses of View, not {kind!r}")
+        placed = wanted.above(kind.dispatch)._replace(view=kind)
+        kind.dispatch = limiting(kind.dispatch, placed)
+        return kind
+
+    def of_function(view: Callable[..., Any]) -> Callable[..., Any]:
+        return limiting(view, wanted.above(view))
+
+    def limiting(view: Callable[..., Any], placed: Placed) -> Callable[..., Any]:
+        bound = placed.of(placed.view)
         if isinstance(bound, InlineLimit) and not bound.name.startswith(_NOT_A_VIEW):
             _limits[bound] = None
 
-        @wraps(view)
-        def limiting(request: Any, *args: Any, **kwargs: Any) -> Any:
-            _, denial = _handle(request, bound).enforce(bound, cost)
-            return view(request, *args, **kwargs) if denial is None else answer(denial)
+        def rule_of(first: object) -> str | InlineLimit:
+            """The rule or the limit. That of a decorated class is named by the class of the object, `first`."""
+            return placed.of(type(first)) if isinstance(placed.view, type) else bound
 
         @wraps(view)
-        async def awaiting(request: Any, *args: Any, **kwargs: Any) -> Any:
-            _, denial = await _handle(request, bound).aenforce(bound, cost)
-            return await view(request, *args, **kwargs) if denial is None else answer(denial)
+        def blocking(*args: Any, **kwargs: Any) -> Any:
+            if _is_dispatch_of_async(view, args[0]):
+                return awaiting(*args, **kwargs)
+            asked_for = rule_of(args[0])
+            _, denial = _handle(args, asked_for).enforce(asked_for, cost)
+            return view(*args, **kwargs) if denial is None else answer(denial)
 
-        decorated: Any = awaiting if iscoroutinefunction(view) else limiting
-        return cast("_View", marked(decorated, placed, view))
+        @wraps(view)
+        async def awaiting(*args: Any, **kwargs: Any) -> Any:
+            asked_for = rule_of(args[0])
+            _, denial = await _handle(args, asked_for).aenforce(asked_for, cost)
+            return await view(*args, **kwargs) if denial is None else answer(denial)
+
+        return marked(awaiting if iscoroutinefunction(view) else blocking, placed, view)
 
     return decorate
 
 
-def _handle(request: Any, rule: str | InlineLimit) -> TwinHandle:
-    handle = getattr(request, "ratelimit", None)
-    if not isinstance(handle, TwinHandle):
-        name = rule if isinstance(rule, str) else rule.name
-        raise RuntimeError(
-            f"the rule {name!r} cannot be used: add 'ratelimit_mw.django.RateLimitMiddleware' to MIDDLEWARE"
-        )
-    return handle
+def _is_dispatch_of_async(view: Any, first: object) -> bool:
+    """Whether `view` is the `dispatch` of a class with async methods. It is no coroutine function, but returns one.
+
+    Args:
+        view: A function, which gets the object of the class as its first argument. Or what `method_decorator` makes: a
+            partial of the bound method, which other decorators may have wrapped.
+        first: The first argument.
+    """
+    if getattr(view, "__name__", None) != "dispatch":
+        return False
+    while view is not None and not isinstance(view, partial):
+        view = getattr(view, "__wrapped__", None)
+    owner = first if view is None else getattr(view.func, "__self__", None)
+    return bool(getattr(owner, "view_is_async", False))
+
+
+def _handle(args: tuple[Any, ...], rule: str | InlineLimit) -> TwinHandle:
+    """The handle of the request among the arguments of a view: the second argument if the first is `self`."""
+    request = args[1] if isinstance(args[0], View) else args[0]
+    return handle_in(getattr(request, "ratelimit", None), TwinHandle, rule, ADVICE)

@@ -32,6 +32,11 @@ def test_what_is_for_one_framework_loads_that_one_alone(module, own):
     assert imported_by(f"import {module}") & (FRAMEWORKS | {"rest_framework"}) == own
 
 
+def test_the_throttle_loads_django_and_rest_framework_alone():
+    loaded = imported_by("from django.conf import settings; settings.configure(); import ratelimit_mw.drf")
+    assert loaded & (FRAMEWORKS | {"rest_framework"}) == {"django", "rest_framework"}
+
+
 def test_rules_from_a_mapping_on_memory_need_no_redis():
     rules = {"domain": "d", "rules": [{"name": "r", "by": "ip", "limit": "1 per second"}]}
     assert imported_by(f"import ratelimit_mw; ratelimit_mw.RateLimiter({rules})") & {"redis", "hiredis"} == set()

@@ -9,6 +9,7 @@ import pytest
 
 import ratelimit_mw
 from ratelimit_mw import errors
+from tests.inside import django_app  # noqa: F401 - ratelimit_mw.drf needs the settings of a project
 from tests.support.apps import ROOT
 
 PAGE = (ROOT / "docs" / "reference.md").read_text("utf-8")
@@ -37,9 +38,8 @@ def test_a_public_module_exports_the_names_on_the_page(module):
 
 
 def test_the_public_modules_are_on_the_page():
-    promised = {
-        f"ratelimit_mw.{module}" for module in ("asgi", "wsgi", "starlette", "fastapi", "flask", "django", "errors")
-    }
+    modules = ("asgi", "wsgi", "starlette", "fastapi", "flask", "django", "drf", "errors")
+    promised = {f"ratelimit_mw.{module}" for module in modules}
     assert {"ratelimit_mw", *promised} <= LISTED.keys()
 
 

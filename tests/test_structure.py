@@ -120,6 +120,7 @@ def lengths():
 ADDED = {
     "config/inline.py": "the limits in decorators, read by the words of a file",
     "decision/denials.py": "the log of denials",
+    "drf.py": "the throttle for Django REST framework",
     "http/asked.py": "the limits in decorators, and their names",
     "testing.py": "support for the tests of apps",
     "http/views.py": "the names of rules in the decorators of views",

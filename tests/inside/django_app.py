@@ -29,12 +29,13 @@ from django.http import HttpResponse, JsonResponse, StreamingHttpResponse  # noq
 from django.urls import path  # noqa: E402
 from django.utils.decorators import method_decorator  # noqa: E402
 from django.views import View  # noqa: E402
-from rest_framework.decorators import api_view  # noqa: E402
+from rest_framework.decorators import action, api_view, throttle_classes  # noqa: E402
 from rest_framework.response import Response  # noqa: E402
 from rest_framework.views import APIView  # noqa: E402
 from rest_framework.viewsets import ViewSet  # noqa: E402
 
 from ratelimit_mw.django import limited  # noqa: E402
+from ratelimit_mw.drf import RateLimitThrottle  # noqa: E402
 from tests.inside.django_rest import Nobody, user_of  # noqa: E402
 
 
@@ -71,6 +72,63 @@ def export(request):
 class Turns(View):
     def get(self, request):
         return HttpResponse("turned")
+
+
+@limited("mail")
+class Whole(View):
+    def get(self, request):
+        return HttpResponse("sent")
+
+    post = get
+
+
+class Below(Whole):
+    def get(self, request):
+        return HttpResponse("sent below")
+
+
+@limited("mail")
+class Awaited(View):
+    async def get(self, request):
+        await asyncio.sleep(0)
+        return HttpResponse("sent")
+
+    post = get
+
+
+@method_decorator([limited("mail"), limited("exports")], name="dispatch")
+class AwaitedByDjango(View):
+    async def get(self, request):
+        await asyncio.sleep(0)
+        return HttpResponse("sent")
+
+    post = get
+
+
+class Methods(View):
+    @limited("mail")
+    def get(self, request, name):
+        return HttpResponse(f"sent to {name}")
+
+    @method_decorator(limited("mail"))
+    def post(self, request, name):
+        return HttpResponse(f"sent to {name}")
+
+    def put(self, request, name):
+        return HttpResponse(f"put {name}")
+
+
+class AwaitedMethods(View):
+    @limited("mail")
+    async def get(self, request, name):
+        return HttpResponse(f"sent to {name}")
+
+    @limited("mail")
+    async def post(self, request, name):
+        return HttpResponse(f"sent to {name}")
+
+    async def put(self, request, name):
+        return HttpResponse(f"put {name}")
 
 
 def by_hand(request):
@@ -171,6 +229,101 @@ def rest_function(request):
     return Response({"user": str(request.user)})
 
 
+@limited("mail")
+class RestClass(Rest):
+    pass
+
+
+class RestMethods(APIView):
+    @limited("mail")
+    def get(self, request):
+        return Response({"user": str(request.user)})
+
+    post = get
+
+
+class RestSet(ViewSet):
+    @limited("mail")
+    def list(self, request):
+        return Response({"action": self.action})
+
+    @limited("mail")
+    def create(self, request):
+        return Response({"action": self.action})
+
+
+class Throttled(Rest):
+    throttle_classes = (RateLimitThrottle,)
+    throttle_scope = "mail"
+
+
+class Scoped(RateLimitThrottle):
+    scope = "mail"
+
+
+class Costly(RateLimitThrottle):
+    scope = "exports"
+    cost = 2
+
+
+@api_view(["GET", "POST"])
+@throttle_classes([Scoped])
+def throttled_function(request):
+    return Response({"user": str(request.user)})
+
+
+class ThrottledSet(ViewSet):
+    throttle_classes = (RateLimitThrottle,)
+    throttle_scope = None  # which lets an action have its own
+
+    def list(self, request):
+        return Response({"free": True})
+
+    @action(detail=False, methods=["get", "post"], throttle_scope="mail")
+    def send(self, request):
+        return Response({"sent": True})
+
+
+class ThrottledTwice(Rest):
+    throttle_classes = (Costly, Scoped)
+
+
+class ThrottledAway(Rest):
+    throttle_classes = (RateLimitThrottle,)
+    throttle_scope = "away"
+
+
+class Rated(RateLimitThrottle):
+    rate = "2 per 10 years"
+    by = "header:X-Client"
+
+
+class ThrottledByRate(Rest):
+    throttle_classes = (Rated,)
+
+
+class ThrottledByRateToo(Rest):
+    throttle_classes = (Rated,)
+
+
+class ByClient(RateLimitThrottle):
+    by = ("header:X-Client",)
+
+
+class ThrottledByLimit(Rest):
+    throttle_classes = (ByClient,)
+    throttle_scope = "2 per 10 years"
+
+
+class ThrottledByLimitToo(ThrottledByLimit):
+    pass
+
+
+class ThrottledMisspelt(Rest):
+    throttle_classes = (RateLimitThrottle,)
+    throttle_scope = "mial"
+
+
 @limited("mial")
 def misspelt(request):
     raise AssertionError("not reached")
@@ -209,6 +362,12 @@ urlpatterns = [
     path("awaited/<name>", awaited),
     path("export", export),
     path("turns", Turns.as_view()),
+    path("class", Whole.as_view()),
+    path("subclass", Below.as_view()),
+    path("awaited-class", Awaited.as_view()),
+    path("awaited-by-django", AwaitedByDjango.as_view()),
+    path("methods/<name>", Methods.as_view()),
+    path("awaited-methods/<name>", AwaitedMethods.as_view()),
     path("by-hand", by_hand),
     path("awaited-by-hand", awaited_by_hand),
     path("sign-in/<name>", sign_in),
@@ -225,6 +384,20 @@ urlpatterns = [
     path("rest/open", Open.as_view()),
     path("rest/set", Set.as_view({"get": "list"})),
     path("rest/function", rest_function),
+    path("decorated/class", RestClass.as_view()),
+    path("decorated/methods", RestMethods.as_view()),
+    path("decorated/set", RestSet.as_view({"get": "list", "post": "create"})),
+    path("throttled/class", Throttled.as_view()),
+    path("throttled/function", throttled_function),
+    path("throttled/set", ThrottledSet.as_view({"get": "list"})),
+    path("throttled/action", ThrottledSet.as_view({"get": "send", "post": "send"}, **ThrottledSet.send.kwargs)),
+    path("throttled/twice", ThrottledTwice.as_view()),
+    path("throttled/away", ThrottledAway.as_view()),
+    path("throttled/rate", ThrottledByRate.as_view()),
+    path("throttled/rate/too", ThrottledByRateToo.as_view()),
+    path("throttled/limit", ThrottledByLimit.as_view()),
+    path("throttled/limit/too", ThrottledByLimitToo.as_view()),
+    path("throttled/misspelt", ThrottledMisspelt.as_view()),
 ]
 
 application = get_wsgi_application()

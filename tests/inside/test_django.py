@@ -143,3 +143,63 @@ def test_a_decorated_function_of_rest_framework(client, me):
     answers = [client.get("/rest/function", headers=me) for _ in range(3)]
     assert [answer.status_code for answer in answers] == [200, 200, 429]
     assert answers[-1].json() == DENIED
+
+
+CLASSES = ["/class", "/subclass", "/awaited-class", "/awaited-by-django", "/methods/ann", "/awaited-methods/ann"]
+
+
+@pytest.mark.parametrize("path", [*CLASSES, "/decorated/class", "/decorated/methods", "/decorated/set"])
+def test_a_decorated_class_or_method_shares_its_rule(client, me, path):
+    answers = [client.request(method, path, headers=me) for method in ("GET", "POST", "GET")]
+    assert [answer.status_code for answer in answers] == [200, 200, 429]
+    assert [answer.headers["X-RateLimit-Remaining"] for answer in answers] == ["1", "0", "0"]
+    assert answers[-1].json() == DENIED
+
+
+@pytest.mark.parametrize("path", ["/methods/ann", "/awaited-methods/ann"])
+def test_a_method_that_is_not_decorated_is_free(client, me, path):
+    assert [client.put(path, headers=me).text for _ in range(4)] == ["put ann"] * 4
+    assert client.options(path, headers=me).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/throttled/class", "/throttled/function", "/throttled/action"])
+def test_a_throttle_denies_in_the_words_of_rest_framework_with_our_headers(client, me, path):
+    answers = [client.get(path, headers=me) for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [200, 200, 429]
+    assert [answer.headers["X-RateLimit-Remaining"] for answer in answers] == ["1", "0", "0"]
+    assert {answer.headers["X-RateLimit-Limit"] for answer in answers} == {"2"}
+    denied = answers[-1]
+    wait = denied.headers["Retry-After"]
+    assert 3500 <= int(wait) <= 3600
+    assert denied.json() == {"detail": f"Request was throttled. Expected available in {wait} seconds."}
+    assert denied.headers["Cache-Control"] == "no-store"
+
+
+def test_a_throttle_charges_its_cost_and_all_throttles_of_a_view_are_asked(client, me):
+    client.get("/throttled/twice", headers=me)
+    answers = [client.get("/export", headers=me) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [200, 429]  # 4 of 10 are charged by the throttle, 4 here
+
+
+def test_a_view_without_a_scope_is_not_throttled(client, me):
+    answers = [client.get("/throttled/set", headers=me) for _ in range(4)]
+    assert [answer.json() for answer in answers] == [{"free": True}] * 4
+    assert {answer.headers["X-RateLimit-Limit"] for answer in answers} == {"9"}
+
+
+def test_a_throttle_whose_rule_never_allows_tells_no_wait(client, me):
+    denied = client.get("/throttled/away", headers=me)
+    assert (denied.status_code, denied.json()) == (429, {"detail": "Request was throttled."})
+    assert "Retry-After" not in denied.headers
+    assert denied.headers["X-RateLimit-Limit"] == "0"
+
+
+def test_a_rate_of_a_throttle_is_shared_by_its_views_and_a_limit_of_a_view_is_not(client, me):
+    paths = ("/throttled/rate", "/throttled/rate/too", "/throttled/rate")
+    answers = [client.get(path, headers=me) for path in paths]
+    assert [answer.status_code for answer in answers] == [200, 200, 429]
+    assert answers[-1].headers["X-RateLimit-Limit"] == "2"
+    answers = [
+        client.get(path, headers=me) for path in ("/throttled/limit", "/throttled/limit", "/throttled/limit/too")
+    ]
+    assert [answer.headers["X-RateLimit-Remaining"] for answer in answers] == ["1", "0", "1"]

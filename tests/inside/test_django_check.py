@@ -63,3 +63,48 @@ def test_a_file_that_does_not_exist_and_a_broken_url_configuration_are_both_repo
     status, output = checked("", "import nowhere")
     assert status == 1
     assert "nowhere" in output
+
+
+THROTTLED = """
+from django.urls import include, path
+from rest_framework.routers import SimpleRouter
+from rest_framework.views import APIView
+from rest_framework.viewsets import ViewSet
+from ratelimit_mw.drf import RateLimitThrottle
+
+
+class Daily(RateLimitThrottle):
+    scope = "mail"
+
+
+class Mail(APIView):
+    throttle_classes = (RateLimitThrottle, Daily)
+    throttle_scope = "mail"
+
+
+class Mails(ViewSet):
+    throttle_classes = (RateLimitThrottle,)
+    throttle_scope = "mail"
+
+    def list(self, request):
+        raise AssertionError
+
+
+router = SimpleRouter()
+router.register("mails", Mails, basename="mails")
+urlpatterns = [path("mail", Mail.as_view()), path("free", APIView.as_view()), path("api/", include(router.urls))]
+"""
+
+
+def test_scopes_of_throttles_that_are_rules_pass(checked):
+    status, output = checked(RULES, THROTTLED)
+    assert (status, "no issues" in output) == (0, True), output
+
+
+@pytest.mark.parametrize("place", [0, 1, 2], ids=["the throttle", "the view", "the view set"])
+def test_a_misspelt_scope_of_a_throttle_is_an_error(checked, place):
+    parts = THROTTLED.split('scope = "mail"')
+    urls = 'scope = "mail"'.join(parts[: place + 1]) + 'scope = "mial"' + 'scope = "mail"'.join(parts[place + 1 :])
+    status, output = checked(RULES, urls)
+    assert status == 1
+    assert "ratelimit_mw.E003) the app asks for the rule 'mial', which does not exist (did you mean 'mail'?)" in output

@@ -12,14 +12,17 @@ from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.conf import settings as django_conf
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest
+from django.test import RequestFactory
 from django.test.utils import override_settings
 
 from ratelimit_mw import ConfigurationError, ManualClock, RateLimiter
 from ratelimit_mw.asgi import RateLimitMiddleware as Asgi
 from ratelimit_mw.decision import settlement
+from ratelimit_mw.django import limited
 from ratelimit_mw.wsgi import RateLimitMiddleware as Wsgi
 from tests.inside import django_app, django_settings
 from tests.inside.rules import DENIED, WHO
+from tests.inside.test_django import CLASSES
 from tests.shells.asking import START, http_scope
 from tests.support.patience import aeventually
 
@@ -81,6 +84,65 @@ def test_a_decorated_view(engine, me, ask, path):
     assert [answer.status_code for answer in answers] == [200, 200, 429]
     assert [answer.headers["X-RateLimit-Remaining"] for answer in answers] == ["1", "0", "0"]
     assert answers[-1].json() == DENIED
+
+
+@EACH
+@pytest.mark.parametrize("path", [*CLASSES, "/decorated/class", "/throttled/class", "/throttled/function"])
+def test_class_based_views_and_throttles(engine, me, ask, path):
+    answers = ask([path] * 3, me)
+    assert [answer.status_code for answer in answers] == [200, 200, 429]
+    assert [answer.headers["X-RateLimit-Remaining"] for answer in answers] == ["1", "0", "0"]
+    assert answers[-1].headers["Retry-After"]
+
+
+@pytest.mark.parametrize(("around", "ask"), [(Asgi, awaited), (Wsgi, blocking)], ids=["ASGI", "WSGI"])
+def test_a_throttle_under_a_middleware_around_the_project_shows_its_own_limit(engine, me, around, ask):
+    app = around(GET_ASGI() if around is Asgi else GET_WSGI(), limiter=engine)
+    answers = ask(["/throttled/class"] * 3, me, app)
+    assert [answer.status_code for answer in answers] == [200, 200, 429]
+    assert [answer.headers["X-RateLimit-Limit"] for answer in answers] == ["2"] * 3
+
+
+@pytest.mark.parametrize(
+    ("rule", "storage", "status"),
+    [
+        pytest.param({"limit": "0 per hour", "response": {"status": 403}}, "memory://", 403, id="a status of its own"),
+        pytest.param({"limit": "1 per hour", "on_error": "deny"}, "redis://127.0.0.1:9", 503, id="the store is away"),
+    ],
+)
+@EACH
+def test_a_throttle_answers_with_the_status_of_the_denial(me, ask, rule, storage, status):
+    config = {"domain": "other", "rules": [{"name": "mail", "on_demand": True, **rule}]}
+    with RateLimiter(config, storage=storage) as limiter, settings(limiter):
+        (denied,) = ask(["/throttled/class"], me)
+    assert denied.status_code == status
+    assert denied.json()["detail"].startswith("Request was throttled.")
+    assert denied.headers.get("Retry-After") == ("1" if status == 503 else None)
+
+
+@EACH
+def test_a_throttle_and_a_decorated_class_allow_everything_without_rules(me, ask):
+    with settings(None):
+        answers = ask(["/throttled/away", "/throttled/misspelt", *["/awaited-class"] * 3], me)
+    assert [answer.status_code for answer in answers] == [200] * 5
+
+
+def test_a_scope_that_is_no_rule_is_a_lookup_error(engine, me, caplog):
+    assert [answer.status_code for answer in blocking(["/throttled/misspelt"], me)] == [500]
+    (error,) = [record.exc_info[1] for record in caplog.records if record.exc_info]
+    assert isinstance(error, LookupError)
+    assert "the rule 'mial', which does not exist (did you mean 'mail'?)" in str(error)
+
+
+def test_a_throttle_without_the_middleware_says_what_is_missing(me):
+    request = RequestFactory().get("/")
+    with pytest.raises(RuntimeError, match=r"'mail' cannot be used: add 'ratelimit_mw\.django\.RateLimitMiddleware'"):
+        django_app.Throttled.as_view()(request)
+
+
+def test_what_cannot_be_decorated_is_a_type_error():
+    with pytest.raises(TypeError, match="subclasses of View, not <class 'dict'>"):
+        limited("mail")(dict)
 
 
 @EACH

@@ -1,5 +1,6 @@
 """docs/frameworks.md and docs/limits-in-code.md: every app on a page starts, on the rules that stand above it."""
 
+import os
 import re
 import subprocess
 import sys
@@ -24,6 +25,8 @@ def apps():
 @pytest.mark.parametrize(("text", "rules"), list(apps()))
 def test_it_runs(text, rules, tmp_path):
     (tmp_path / "ratelimits.yaml").write_text(rules)
+    (tmp_path / "project.py").write_text("SECRET_KEY = 'for tests'")
+    environ = {**os.environ, "DJANGO_SETTINGS_MODULE": "project", "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
     command = [sys.executable, "-W", "error", "-c", text]
-    done = subprocess.run(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run(command, cwd=tmp_path, env=environ, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 0, done.stderr

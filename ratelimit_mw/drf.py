@@ -1,0 +1,132 @@
+"""Django REST framework: a throttle that asks for rules by name. Requires the extra `drf`."""
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import Any
+
+from django.urls import get_resolver
+from rest_framework.exceptions import Throttled
+from rest_framework.throttling import BaseThrottle
+
+from ratelimit_mw.config.inline import reads_as_limit
+from ratelimit_mw.django import ADVICE, FINDERS, DjangoHandle
+from ratelimit_mw.http.asked import asked, name_of_view
+from ratelimit_mw.http.handle import TwinHandle
+from ratelimit_mw.http.views import handle_in
+from ratelimit_mw.rules.inline import InlineLimit
+
+__all__ = ["RateLimitThrottle"]
+
+_TOO_MANY_REQUESTS = 429
+
+
+class RateLimitThrottle(BaseThrottle):
+    """A throttle that asks for a rule by its name. It replaces ScopedRateThrottle, UserRateThrottle and the like.
+
+    Write it into the `throttle_classes` of a view, or into DEFAULT_THROTTLE_CLASSES. The rule is the `throttle_scope`
+    of the view, or the `scope` of a subclass. Without either, requests pass. The middleware
+    `ratelimit_mw.django.RateLimitMiddleware` must be in MIDDLEWARE.
+
+    If the rule denies the request, the exception handler of the framework answers: `Throttled`, with the status 429.
+    If the `response` section of the rules has another status for the denial, it is used instead. The response also has
+    the headers of the denial, such as X-RateLimit-Limit. If the rule makes the request wait, the throttle waits.
+
+    `manage.py check` reports a scope that is no rule. At a request, such a scope raises LookupError.
+
+    Attributes:
+        scope: The name of the rule. None: the `throttle_scope` of the view.
+        rate: A limit such as "100 per day", instead of a rule of the file. All views with this throttle share it. A
+            scope may be a limit, too. As a `throttle_scope`, each view has counters of its own.
+        by: What a limit counts by, as in a rules file: "user|ip", or a list. None: the address.
+        cost: What a request is charged, as a multiple of the rule's `cost`. A whole number from 0 on.
+    """
+
+    scope: str | None = None
+    rate: str | None = None
+    by: str | Sequence[str] | None = None
+    cost: int = 1
+    _rule: str | InlineLimit | None = None
+
+    def __init__(self) -> None:
+        self._wait: int | None = None
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        text = cls.rate or cls.scope
+        if text is not None:
+            shared = f"{cls.__module__}:{cls.__qualname__}" if reads_as_limit(text) else None
+            cls._rule = asked(text, cls.cost, cls.by, shared).named("")
+
+    @classmethod
+    def rule_of(cls, view: type, scope: str | None) -> str | InlineLimit | None:
+        """Return the name of the rule or the limit of a view with this throttle; None if there is none.
+
+        Args:
+            view: The class of the view.
+            scope: The `throttle_scope` of the view.
+        """
+        if cls._rule is not None or scope is None:
+            return cls._rule
+        return _rule_of(scope, cls.cost, cls.by if cls.by is None or isinstance(cls.by, str) else tuple(cls.by), view)
+
+    def allow_request(self, request: Any, view: Any) -> bool:
+        """Charge the request if the rule allows it.
+
+        Args:
+            request: The request of the framework.
+            view: The view, whose `throttle_scope` is used if the throttle has no `scope`.
+
+        Raises:
+            Throttled: The rule denies the request, and the status of the denial is not 429.
+            LookupError: There is no rule of this name.
+            RuntimeError: The middleware is not in MIDDLEWARE.
+        """
+        rule = self.rule_of(type(view), getattr(view, "throttle_scope", None))
+        if rule is None:
+            return True
+        handle = handle_in(getattr(request, "ratelimit", None), TwinHandle, rule, ADVICE)
+        enforced = handle.enforce(rule, self.cost)
+        denial = enforced.denial
+        if denial is None:
+            return True
+        self._wait = next((int(value) for name, value in denial.headers if name == "Retry-After"), None)
+        if isinstance(handle, DjangoHandle):  # which every handle is that denies
+            before = handle.throttled
+            if before is None or enforced.decision.retry_after >= before.decision.retry_after:
+                handle.throttled = enforced  # of several throttles, the framework reports the longest wait
+        if denial.status != _TOO_MANY_REQUESTS:
+            error = Throttled(self._wait)
+            error.status_code = denial.status
+            raise error
+        return False
+
+    def wait(self) -> int | None:
+        """Return the seconds after which the request is allowed; None if that is unknown or will never be."""
+        return self._wait
+
+
+@lru_cache(maxsize=1024)
+def _rule_of(scope: str, cost: int, by: str | tuple[str, ...] | None, view: type) -> str | InlineLimit:
+    return asked(scope, cost, by, None).named(name_of_view(view))
+
+
+def _rules() -> list[str | InlineLimit]:
+    """What the throttles of this project ask for. A reload must keep these names from now on."""
+    return list(_rules_below(get_resolver()))
+
+
+def _rules_below(resolver: Any) -> Iterator[str | InlineLimit]:
+    for pattern in resolver.url_patterns:
+        if hasattr(pattern, "url_patterns"):
+            yield from _rules_below(pattern)
+            continue
+        view, given = getattr(pattern.callback, "cls", None), getattr(pattern.callback, "initkwargs", {})
+        throttles = given.get("throttle_classes", getattr(view, "throttle_classes", ()))
+        for throttle in throttles:
+            if isinstance(view, type) and isinstance(throttle, type) and issubclass(throttle, RateLimitThrottle):
+                rule = throttle.rule_of(view, given.get("throttle_scope", getattr(view, "throttle_scope", None)))
+                if rule is not None:
+                    yield rule
+
+
+FINDERS.append(_rules)
