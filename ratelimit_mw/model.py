@@ -55,10 +55,13 @@ class Quota:
     ban: "Ban | None" = None
     shown_limit: int = field(init=False, compare=False, repr=False)
     """The limit that clients are shown. For a bucket it is the rate, which a throttle does not raise."""
+    shown_size: int = field(init=False, compare=False, repr=False)
+    """What remains of an unused counter, as clients are shown it: the limit, or the burst of a bucket."""
 
     def __post_init__(self) -> None:
         # Computed once, because each response needs it.
         object.__setattr__(self, "shown_limit", self.limit if self.burst else self.limit - self.spare)
+        object.__setattr__(self, "shown_size", (self.burst or self.limit) - self.spare)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +206,7 @@ class Charge(NamedTuple):
 class Decision(NamedTuple):
     """The decision on one request. All times are in seconds, as floats.
 
-    If no rule applies, or if the store is unavailable, `rule`, `limit` and `remaining` are None.
+    If no rule applies, or if the store is unavailable, `rule`, `limit`, `remaining` and `used` are None.
 
     Attributes:
         allowed: True if the request may pass.
@@ -220,6 +223,8 @@ class Decision(NamedTuple):
         banned: True if the client is banned.
         reason: Why the request is denied: "limited", "banned", "blocked" (by an override), "shed" (the process is
             overloaded) or "unavailable" (the store is). None if it is allowed.
+        used: How much of the limit is used, this request included if it is allowed. For a bucket, how much of its
+            burst. It is never above the limit; `over` tells of requests above it.
     """
 
     allowed: bool
@@ -234,3 +239,4 @@ class Decision(NamedTuple):
     policies: tuple["Decision", ...] = ()
     banned: bool = False
     reason: str | None = None
+    used: int | None = None

@@ -93,6 +93,20 @@ class TestCheck:
         assert call(limiter, "check", CLIENT) == Decision(True)
         assert call(limiter, "check", {**CLIENT, "path": "/login/"}).rule == "everything"
 
+    @pytest.mark.parametrize(
+        ("given", "used"),
+        [
+            pytest.param({}, [1, 2, 3, 3], id="a window"),
+            pytest.param({"algorithm": "token_bucket", "burst": 2}, [1, 2, 2, 2], id="a bucket"),
+            pytest.param({"throttle": {"soft": "50%"}}, [1, 2, 3, 3], id="above the limit"),
+            pytest.param({"cost": 2}, [2, 2, 2, 2], id="a cost that does not fit"),
+        ],
+    )
+    def test_what_is_used_of_the_limit(self, call, given, used):
+        limiter = engine(rule("3 per minute", **given))
+        assert [call(limiter, "check", CLIENT).used for _ in range(4)] == used
+        assert call(limiter, "peek", {"ip": "192.0.2.77"}).used == 0
+
     def test_a_denial_for_ever_says_so(self, call):
         assert call(engine(rule("0 per minute")), "check", CLIENT).retry_after == math.inf
 

@@ -96,9 +96,7 @@ class Verdict:
         """Set what remains of the counter at the index `place`, after a charge or a refund."""
         quota = self.charges[place].ask.quota
         outcomes = list(self.outcomes)
-        outcomes[place] = outcomes[place]._replace(
-            remaining=min(max(remaining, 0), (quota.burst or quota.limit) - quota.spare)
-        )
+        outcomes[place] = outcomes[place]._replace(remaining=min(max(remaining, 0), quota.shown_size))
         self.outcomes = outcomes
         self._decision = None
 
@@ -219,7 +217,7 @@ class Verdict:
         if self.binding < 0:
             wait = math.inf if reason == "blocked" else self.wait / SECOND
             return Decision(allowed, retry_after=wait, policies=policies, reason=reason)
-        _, rule, limit, remaining, reset_after, retry_after, _, reset_at, over, _, _, _ = policies[self.binding]
+        _, rule, limit, remaining, reset_after, retry_after, _, reset_at, over, _, _, _, used = policies[self.binding]
         whole = (
             allowed,
             rule,
@@ -233,6 +231,7 @@ class Verdict:
             policies,
             not allowed and self.banned,
             reason,
+            used,
         )
         return _decision(whole)
 
@@ -255,6 +254,7 @@ class Verdict:
             (),
             banned,
             None if allowed else "banned" if banned else "limited",
+            quota.shown_size - remaining,
         ]
 
 

@@ -121,6 +121,7 @@ class Handle:
         policies: tuple[Decision, ...]
         banned: bool
         reason: str | None
+        used: int | None
 
     def __init__(self, verdict: Verdict, limiter: RateLimiter, request: Request, rules: Rules) -> None:
         self._verdict = verdict
