@@ -399,7 +399,8 @@ class RateLimitMiddleware:
             self._use_limiter()
         self._wanted = wanted
         if wanted is None:
-            request.ratelimit = _UnlimitedHandle()  # type: ignore[attr-defined]
+            visit: Any = request  # stubs of Django do not have the attribute
+            visit.ratelimit = _UnlimitedHandle()
             passed: HttpResponseBase | Awaitable[HttpResponseBase] = self.get_response(request)
             return passed
         return self._aserve(request) if self._awaits else self._serve(request)
