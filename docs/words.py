@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from ratelimit_mw.config.file import FILE, json_schema
+from ratelimit_mw.config.word import Section, SectionsWord, SectionWord
+from ratelimit_mw.config.words.client import BY_VALUES
 
 PAGE = Path(__file__).with_name("words.md")
 
@@ -13,8 +15,21 @@ _HEAD = """\
 # YAML reference
 
 Every word of the rules file, with its meaning, its default and the values that it takes. This page is made from the
-tables in `ratelimit_mw/config`, as is the JSON Schema that `ratelimit-mw schema` prints. The guides explain how the
-words work together.
+tables in `ratelimit_mw/config`, as is the JSON Schema that `ratelimit-mw schema` prints. [Writing rules](rules.md)
+shows how the words work together.
+
+A default in code font is a value that a file may write. Other text says what holds if the word is not set.
+"""
+
+_BY = """\
+### What a rule counts by
+
+The values of `by`. `a+b` is one counter for each pair, `a|b` is the first that is present, and a list has one counter
+for each of its items. Names under `attributes` are values too. If the value of a request is absent, the request is not
+counted by it.
+
+| value | meaning |
+|---|---|
 """
 
 
@@ -22,7 +37,18 @@ def page() -> str:
     """The page: one table for each section of the rules file."""
     schema = json_schema()
     sections = {FILE.title: schema, **schema["$defs"]}
-    return "\n".join([_HEAD, *(_section(name, found, sections) for name, found in sections.items())])
+    unset = {
+        (name, word.key): word.unset
+        for name, section in _tables(FILE, {}).items()
+        for word in section.words
+        if word.unset
+    }
+    parts = [_HEAD]
+    for name, found in sections.items():
+        parts.append(_section(name, found, sections, unset))
+        if name == "Rule":
+            parts.append(_BY + "".join(f"| `{value}` | {_cell(about)} |\n" for value, about in BY_VALUES.items()))
+    return "\n".join(parts)
 
 
 def write() -> None:
@@ -32,9 +58,22 @@ def write() -> None:
         PAGE.write_text(text, "utf-8")
 
 
-def _section(name: str, schema: Mapping[str, Any], sections: Mapping[str, Any]) -> str:
+def _tables(section: Section, found: dict[str, Section]) -> dict[str, Section]:
+    """A section and all sections in it, by their titles."""
+    if section.title not in found:
+        found[section.title] = section
+        for word in section.words:
+            if isinstance(word, SectionWord | SectionsWord):
+                _tables(word.section(), found)
+    return found
+
+
+def _section(
+    name: str, schema: Mapping[str, Any], sections: Mapping[str, Any], unset: Mapping[tuple[str, str], str]
+) -> str:
     rows = [
-        f"| `{word}` | {_cell(_meaning(word, found, schema))} | {_default(found)} | {_cell(_takes(found))} |"
+        f"| `{word}` | {_cell(_meaning(word, found, schema))} | {_default(found, unset.get((name, word), '–'))} | "
+        f"{_cell(_takes(found))} |"
         for word, found in schema.get("properties", {}).items()
     ]
     places = ", ".join(f"`{place}`" for place in _places(name, sections))
@@ -57,8 +96,8 @@ def _meaning(word: str, found: Mapping[str, Any], section: Mapping[str, Any]) ->
     return f"**Required.** {found['description']}" if word in section.get("required", ()) else found["description"]
 
 
-def _default(found: Mapping[str, Any]) -> str:
-    return f"`{_yaml(found['default'])}`" if "default" in found else ""
+def _default(found: Mapping[str, Any], otherwise: str) -> str:
+    return f"`{_yaml(found['default'])}`" if "default" in found else otherwise
 
 
 def _takes(schema: Mapping[str, Any]) -> str:

@@ -5,6 +5,9 @@ import re
 
 from ratelimit_mw.config.file import FILE
 from ratelimit_mw.config.word import SectionsWord, SectionWord
+from ratelimit_mw.config.words.client import BY_VALUES
+from ratelimit_mw.identity.attributes import Attributes
+from ratelimit_mw.settings import ClientSettings
 from tests.support.apps import ROOT
 
 
@@ -47,6 +50,19 @@ def test_the_page_has_every_word_of_every_section_with_its_meaning():
         for title, section in sections(FILE, {}).items()
     }
     assert rows(words_page()) == expected
+
+
+def test_the_page_has_the_values_of_by():
+    attributes = Attributes(ClientSettings(domain="shop"))
+    assert {*BY_VALUES, "remote_address"} == {*attributes.names(), "global", "route", "connection"}
+    listed = re.findall(r"^\| `([^`]+)` \| [^|]+ \|$", words_page().partition("### What a rule")[2], re.MULTILINE)
+    assert listed == list(BY_VALUES)
+
+
+def test_the_page_has_a_default_for_each_word_of_a_rule_that_is_not_required():
+    part = words_page().partition("\n## Rule\n")[2].partition("\n## ")[0]
+    without = re.findall(r"^\| `(\w+)` \| (?!\*\*Required).*? \| – \|", part, re.MULTILINE)
+    assert without == ["response"]
 
 
 def test_the_page_links_to_sections_that_it_has():

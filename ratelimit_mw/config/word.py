@@ -136,6 +136,7 @@ class Word(Generic[T_co]):
         schema: The JSON Schema of the value, or a function that returns it.
         about: The description in the JSON Schema and in the reference: one sentence.
         shown_default: The default in the JSON Schema, as a file would write it.
+        unset: What holds if the word is not set, for the reference. For a word without `shown_default`.
         required: The key must be set.
         compared: The word changes neither what is charged nor when, so `ratelimit-mw check` may compare rules that
             have it.
@@ -150,6 +151,7 @@ class Word(Generic[T_co]):
     schema: Schema | Callable[[], Schema]
     about: str
     shown_default: object = None
+    unset: str = ""
     required: bool = False
     compared: bool = False
     validate: Callable[[Values, Problems], None] | None = None

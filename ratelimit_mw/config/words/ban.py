@@ -157,6 +157,7 @@ BAN: Word[BanSpec | None] = Word(
         "additionalProperties": False,
     },
     about="After how many denials the rule bans a client, and for how long. A ban denies every request of the client.",
+    unset="no bans",
     validate=_validate,
     alter=_alter,
 )

@@ -227,6 +227,7 @@ COUNT: Word[frozenset[int] | None] = Word(
         "additionalProperties": False,
     },
     about="The statuses of the responses that are charged. The charge of any other response is refunded.",
+    unset="all statuses",
     validate=_validate_count,
     alter=_alter_quota,
     fields=lambda rule, _file: {"counts": rule[COUNT]},

@@ -86,7 +86,11 @@ def _source(text: str | None, place: Place, problems: Problems) -> str | None:
 
 
 TRUSTED_PROXIES = kinds.several(
-    "trusted_proxies", readers.network, "The proxies that are trusted to report the client's address.", empty=True
+    "trusted_proxies",
+    readers.network,
+    "The proxies that are trusted to report the client's address.",
+    empty=True,
+    unset="none",
 )
 TRUSTED_HOPS = kinds.number(
     "trusted_hops", 0, 32, 0, "The number of proxies in front of the app, whatever their addresses."
@@ -99,11 +103,16 @@ USER = kinds.optional_text(
     "user",
     f"Where the user comes from: {' '.join(f'{source}:' for source in sources.SOURCES)} followed by a name, for example"
     " header:Authorization or python:package.module:function.",
+    unset="the user that Django's middleware knows",
 )
 TIER = kinds.optional_text(
-    "tier", "Where the client's tier comes from. Your gateway must set it, because clients can forge headers."
+    "tier",
+    "Where the client's tier comes from. Your gateway must set it, because clients can forge headers.",
+    unset="no client has a tier",
 )
-_SECRET = kinds.text("secret", "The key of the hashes of users, tokens and cookies. The same in every process.")
+_SECRET = kinds.text(
+    "secret", "The key of the hashes of users, tokens and cookies. The same in every process.", unset="the `domain`"
+)
 
 CLIENT = section_word(
     "client",
@@ -169,12 +178,28 @@ def _by_hint(part: str) -> str:
     return f"did you mean 'header:{part}'?" if re.match("x-|authorization$", part, re.IGNORECASE) else ""
 
 
+BY_VALUES = {
+    "ip": "the client's address. IPv6 addresses of one network are one client (`ipv6_prefix`). It is always present",
+    "user": "the user, from `client.user`",
+    "tier": "the tier, from `client.tier`",
+    "path": "the path of the request, cleaned (`//` and dot segments)",
+    "route": "the template of `match.path` that matched",
+    "method": "the method. HEAD counts as GET",
+    "host": "the host, without a port",
+    "header:N": "the header N",
+    "cookie:N": "the cookie N",
+    "query:N": "the query parameter N",
+    "path:N": "the parameter N of the path template that matched",
+    "global": "one counter for all requests",
+    "connection": "one counter for each WebSocket, in a rule with `messages`",
+}
+"""The values of `by`, with their meanings for the reference."""
+
 BY = kinds.several(
     "by",
     readers.text,
-    "What the rule counts by: ip, user, tier, path, route, method, host, header:N, cookie:N, query:N, path:N, global or"
-    " an attribute of the file. a+b counts by the pair, a|b by the first that is present. A list has one counter for"
-    " each of its items.",
+    f"What the rule counts by: {', '.join(BY_VALUES)} or an attribute of the file. a+b counts by the pair, a|b by the"
+    " first that is present. A list has one counter for each of its items.",
     default=("ip",),
     shown_default="ip",
     compared=True,

@@ -59,7 +59,8 @@ BUCKETS = kinds.optional_number(
     "buckets",
     1,
     1_000,
-    "The number of slices of a bucketed_window. 60 if it is not set.",
+    "The number of slices of a bucketed_window.",
+    shown_default=DEFAULT_BUCKETS,
     compared=True,
     validate=_validate_buckets,
 )
@@ -433,7 +434,8 @@ BURST = kinds.optional_number(
     "burst",
     1,
     MOST,
-    "How many requests a bucket holds. The number of the limit if it is not set.",
+    "How many requests a bucket holds.",
+    unset="the number of the limit",
     compared=True,
     validate=_validate_burst,
 )

@@ -203,6 +203,7 @@ PRIORITY: Word[Priority | None] = kinds.choice(
     ("critical", "normal", "low"),
     cast("Priority | None", None),
     "How important the rule's requests are. Under load, requests of low priority are shed first.",
+    unset="`normal`, unless another rule of the request has a priority",
     compared=True,
     fields=_fields,
 )

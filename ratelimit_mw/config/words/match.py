@@ -100,14 +100,18 @@ def validate_exempt(entries: Sequence[Values], problems: Problems) -> None:
             problems.add(entry.node.place, "must not be empty: it would exempt every request")
 
 
-PATH = kinds.several("path", read_template, "Path templates, such as /items/{id:int} or /static/*.")
-METHODS = kinds.several("methods", read_method, "HTTP methods. HEAD and WebSocket handshakes count as GET.")
-_IP = kinds.several("ip", readers.network, "Addresses and networks of clients.")
-_HOST = kinds.several("host", readers.non_blank, "Hosts, without a port.", of=kinds.NON_BLANK)
-_TIER: Word[tuple[str, ...]] = kinds.several(
-    "tier", readers.non_blank, "Tiers of clients. See client.tier.", of=kinds.NON_BLANK
+PATH = kinds.several("path", read_template, "Path templates, such as /items/{id:int} or /static/*.", unset="any")
+METHODS = kinds.several(
+    "methods", read_method, "HTTP methods. HEAD and WebSocket handshakes count as GET.", unset="any"
 )
-_USER: Word[tuple[str, ...]] = kinds.several("user", readers.non_blank, "Users. See client.user.", of=kinds.NON_BLANK)
+_IP = kinds.several("ip", readers.network, "Addresses and networks of clients.", unset="any")
+_HOST = kinds.several("host", readers.non_blank, "Hosts, without a port.", of=kinds.NON_BLANK, unset="any")
+_TIER: Word[tuple[str, ...]] = kinds.several(
+    "tier", readers.non_blank, "Tiers of clients. See client.tier.", of=kinds.NON_BLANK, unset="any"
+)
+_USER: Word[tuple[str, ...]] = kinds.several(
+    "user", readers.non_blank, "Users. See client.user.", of=kinds.NON_BLANK, unset="any"
+)
 
 MATCH_SECTION = Section(
     "Match",
@@ -116,7 +120,7 @@ MATCH_SECTION = Section(
     open_keys=True,
 )
 
-MATCH = section_word("match", MATCH_SECTION, compared=True)
+MATCH = section_word("match", MATCH_SECTION, compared=True, unset="every request")
 
 EXEMPT = sections_word(
     "exempt",

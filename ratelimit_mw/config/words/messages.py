@@ -95,6 +95,7 @@ MESSAGES: Word[Literal["close", "drop"] | None] = kinds.choice(
     ("close", "drop"),
     None,
     "The rule counts WebSocket messages. Above the limit, the WebSocket is closed, or the message is dropped.",
+    unset="messages are not counted",
     validate=_validate,
     fields=lambda rule, _file: {"messages": rule[MESSAGES]},
 )

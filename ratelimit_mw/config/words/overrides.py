@@ -119,14 +119,24 @@ class Recompiler:
 
 
 _CLIENT = texts_word("client", "The attributes of the client, such as {ip: 192.0.2.1} or {user: alice}.", required=True)
-_RULE = kinds.optional_text("rule", "The rule whose limit is replaced for the client.")
+_RULE = kinds.optional_text("rule", "The rule whose limit is replaced for the client.", unset="none")
 _LIMIT: Word[Limits | None] = Word(
-    key="limit", read=read_limits, default=None, schema=LIMIT_SCHEMA, about="The client's own limit."
+    key="limit",
+    read=read_limits,
+    default=None,
+    schema=LIMIT_SCHEMA,
+    about="The client's own limit.",
+    unset="that of the rule",
 )
 _BLOCK = kinds.flag("block", "All requests of the client are denied.")
 _EXEMPT = kinds.flag("exempt", "Requests of the client are never counted.")
 _UNTIL: Word[int | None] = Word(
-    key="until", read=readers.timestamp, default=None, schema=kinds.TEXT, about="When the override ends, in ISO 8601."
+    key="until",
+    read=readers.timestamp,
+    default=None,
+    schema=kinds.TEXT,
+    about="When the override ends, in ISO 8601.",
+    unset="never",
 )
 _COMMENT = kinds.text("comment", "A note for people.")
 

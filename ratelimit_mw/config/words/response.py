@@ -206,7 +206,9 @@ _BODY: Word[tuple[Body, ...]] = Word(
     },
     about="The format of a denial's body, a list of formats from which Accept selects one, or a template.",
 )
-_PAGE = kinds.optional_text("page", "The HTML page of a denial. It replaces the page of the package.", read_page)
+_PAGE = kinds.optional_text(
+    "page", "The HTML page of a denial. It replaces the page of the package.", read_page, unset="a short page"
+)
 _MESSAGE = kinds.text(
     "message",
     "The message of a denial. It may contain {ip} {rule} {limit} {retry_after}.",
@@ -214,7 +216,7 @@ _MESSAGE = kinds.text(
     read_message,
 )
 _DOCUMENTATION_URL = kinds.optional_text(
-    "documentation_url", "The URL of a page about the limits, for clients.", read_link
+    "documentation_url", "The URL of a page about the limits, for clients.", read_link, unset="no link"
 )
 
 RESPONSE = section_word(
@@ -226,8 +228,12 @@ RESPONSE = section_word(
     ),
 )
 
-_RULE_STATUS = kinds.optional_number("status", 400, 599, "The status of this rule's denials.")
-_RULE_MESSAGE = kinds.optional_text("message", "The message of this rule's denials.", read_message)
+_RULE_STATUS = kinds.optional_number(
+    "status", 400, 599, "The status of this rule's denials.", unset="that of `response`"
+)
+_RULE_MESSAGE = kinds.optional_text(
+    "message", "The message of this rule's denials.", read_message, unset="that of `response`"
+)
 _HIDDEN = kinds.flag("hidden", "No header mentions this rule.")
 
 

@@ -74,6 +74,7 @@ REPLACES = kinds.several(
     "replaces",
     readers.text,
     "The rules that do not apply to a request if this rule does.",
+    unset="none",
     empty=True,
     compared=True,
 )
@@ -98,7 +99,8 @@ ON_ERROR: Word[Literal["allow", "deny", "local"] | None] = kinds.choice(
     "on_error",
     POLICIES,
     None,
-    "The decision while the store is unavailable. The on_error of storage if it is not set.",
+    "The decision while the store is unavailable.",
+    unset="that of `storage`",
     compared=True,
     fields=lambda rule, file: {"on_error": rule[ON_ERROR] or file[STORAGE][STORAGE_ON_ERROR]},
 )

@@ -198,6 +198,7 @@ MAX_WAIT: Word[int | None] = Word(
     default=None,
     schema={**kinds.TEXT, "examples": ["500ms", "10s"]},
     about="How long a request may wait for its turn instead of being denied.",
+    unset="a leaky_bucket: for the whole queue. Otherwise: not at all",
     validate=_validate_max_wait,
     alter=_waiting_alter,
 )
@@ -207,6 +208,7 @@ MAX_WAITING: Word[int | None] = kinds.optional_number(
     0,
     10_000,
     "How many threads of a process may wait for their turn at the same time.",
+    shown_default=Rule("").max_waiting,
     validate=_validate_max_waiting,
     fields=lambda rule, _file: {
         "max_waiting": Rule("").max_waiting if rule[MAX_WAITING] is None else rule[MAX_WAITING]
