@@ -140,10 +140,10 @@ class Remote:
 
 
 class Collections:
-    """The longest garbage collection within a `with`, in seconds of the thread that it ran in."""
+    """The longest garbage collection within a `with`, in seconds of the thread that it ran in, and the full ones."""
 
     def __init__(self) -> None:
-        self.longest, self._start = 0.0, 0.0
+        self.longest, self.full, self._start = 0.0, 0, 0.0
 
     def __enter__(self) -> Self:
         gc.callbacks.append(self._note)
@@ -157,6 +157,7 @@ class Collections:
             self._start = time.thread_time()
         else:
             self.longest = max(self.longest, time.thread_time() - self._start)
+            self.full += info["generation"] == 2
 
 
 def _serve(pipe: Connection, make: Callable[..., Run], arguments: tuple[object, ...]) -> None:

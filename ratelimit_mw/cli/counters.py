@@ -39,6 +39,7 @@ from ratelimit_mw.identity.identifier import attributes_of
 from ratelimit_mw.model import SECOND, Ask, Outcome, Quota
 from ratelimit_mw.rules.compiled import CompiledRule
 from ratelimit_mw.rules.domains import Rules
+from ratelimit_mw.rules.path_templates import text_of
 from ratelimit_mw.rules.preflights import (
     falls_back,
     is_preflight_key,
@@ -171,7 +172,7 @@ def _identities(rules: Rules, rule: CompiledRule, client: Mapping[str, str]) -> 
         for by, identify in zip(rule.by, rule.identifiers, strict=True):
             if not names & {canonical_name(name) for name in attributes_of(by)}:
                 continue
-            identity = identify(part.attributes.request_from(client), {}, template.text if template else "")
+            identity = identify(part.attributes.request_from(client), {}, text_of(template) if template else "")
             if identity is not None and UNKNOWN_ADDRESS not in identity:
                 found[identity] = None
     return list(found)

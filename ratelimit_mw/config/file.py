@@ -21,8 +21,9 @@ from ratelimit_mw.config.words.match import (
     EXEMPT,
     MATCH,
     MATCH_SECTION,
+    PATH,
+    apart_from_floats,
     compile_match,
-    restrict_ints_beside_floats,
     validate_exempt,
 )
 from ratelimit_mw.config.words.messages import validate_replaced_kinds
@@ -34,8 +35,9 @@ from ratelimit_mw.config.words.storage import RELOAD, STORAGE, seconds, storage_
 from ratelimit_mw.config.words.throttle import THROTTLE, widest
 from ratelimit_mw.identity.attributes import Attributes
 from ratelimit_mw.identity.identifier import attributes_of
-from ratelimit_mw.rules.compiled import CompiledRule, Matching, blocks_and_exemptions
+from ratelimit_mw.rules.compiled import CompiledRule, blocks_and_exemptions
 from ratelimit_mw.rules.descriptors import Descriptors
+from ratelimit_mw.rules.path_templates import Template
 from ratelimit_mw.rules.ruleset import RuleSet
 
 DOMAIN = kinds.name("domain", "The first part of every counter's key.")
@@ -119,28 +121,28 @@ def compile_file(
     warnings, without_user = Problems(), Problems()
     names: list[str] = []
     replacing: list[int] = []
-    matches: list[Matching] = []
+    templates: list[Template] = []
     for rank, rule in enumerate(file[RULES]):
         names.append(rule[NAME])
         replacing += [rank] if rule[REPLACES] else []
-        matches.append(compile_match(rule[MATCH], attributes, problems))
+        templates += rule[MATCH][PATH]
     validate_names(file[RULES], names, replacing, problems)
     validate_exempt(file[EXEMPT], problems)
     validate_replaced_kinds(file[RULES], replacing, problems)
-    exempt, matches = restrict_ints_beside_floats(
-        [compile_match(entry, attributes, problems) for entry in file[EXEMPT]], matches
-    )
+    apart = apart_from_floats((*templates, *(template for entry in file[EXEMPT] for template in entry[PATH])))
     ranks = {name: rank for rank, name in enumerate(names)}
     recompiler = Recompiler(domain)
     compiled: list[CompiledRule] = []
     for rank, rule in enumerate(file[RULES]):
-        made = compile_rule(rank, rule, file, domain, ranks, matches[rank], attributes, problems)
+        match = compile_match(rule[MATCH], apart, attributes, problems)
+        made = compile_rule(rank, rule, file, domain, ranks, match, attributes, problems)
         compiled.append(made)
         recompiler.add(rule)
         _warn_of_missing_tier(rule, file[CLIENT], warnings)
         _warn_of_missing_user(rule, file[CLIENT], without_user)
         _warn_of_ineffective_throttle(rule, made, warnings)
     rules = tuple(compiled)
+    exempt = tuple([compile_match(entry, apart, attributes, problems) for entry in file[EXEMPT]])
     validate_page(file, problems)
     descriptors = _descriptors(file, attributes, problems, warnings)
     overrides = compile_overrides(file[OVERRIDES], domain, file[RULES], attributes, problems)
@@ -150,7 +152,7 @@ def compile_file(
         "client": client,
         "response": response_settings(file),
         "attributes": attributes,
-        "exempt": tuple(exempt),
+        "exempt": exempt,
     }
     classifier = RuleSet(
         **sections, rules=priority_rules(rules, attributes), overrides=blocks_and_exemptions(overrides)

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 from urllib.parse import unquote
 
 from ratelimit_mw.algorithms import ALGORITHMS
@@ -20,7 +21,7 @@ from ratelimit_mw.identity.attributes import canonical_name
 from ratelimit_mw.identity.identifier import attributes_of
 from ratelimit_mw.model import Quota
 from ratelimit_mw.rules.compiled import CompiledRule, Matching
-from ratelimit_mw.rules.path_templates import Segment, Template, matcher
+from ratelimit_mw.rules.path_templates import Parts, Segment, Template, cleaned, matcher, parts_of, text_of
 from ratelimit_mw.rules.ruleset import RuleSet
 from ratelimit_mw.settings import Network
 from ratelimit_mw.units import spell_period
@@ -85,12 +86,15 @@ def _paths(wider: tuple[Template, ...], narrower: tuple[Template, ...]) -> bool:
     return bool(narrower) and all(any(_template(own, other) for own in forms) for other in _forms(narrower))
 
 
-def _forms(templates: tuple[Template, ...]) -> list[Template]:
+def _forms(templates: tuple[Template, ...]) -> list[Parts]:
     """Return the templates and their cleaned forms, because the cleaned form of a path is matched too."""
-    return list(dict.fromkeys([*templates, *(each.cleaned for each in templates)]))
+    return list(map(_parts, dict.fromkeys([*templates, *map(cleaned, templates)])))
 
 
-def _template(wider: Template, narrower: Template) -> bool:
+_parts = lru_cache(maxsize=4096)(parts_of)  # each rule is compared with all others
+
+
+def _template(wider: Parts, narrower: Parts) -> bool:
     head = wider.segments
     if wider.tail is None:
         return (
@@ -218,9 +222,9 @@ class _Lint:
 
     def _paths(self, rule: CompiledRule) -> None:
         for index, template in enumerate(rule.match.templates):
-            if _ESCAPED.search(template.text):
+            if _ESCAPED.search(template):
                 place = self._sections[rule.rank].place("match", "path", index)
-                decoded = unquote(template.text)
+                decoded = unquote(text_of(template))
                 self.warnings.add(
                     place,
                     "almost never matches, because paths are decoded before they are matched",

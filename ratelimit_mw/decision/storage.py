@@ -317,7 +317,7 @@ class Storage:
 
     def wrap_for(self, rules: Rules) -> None:
         """Wrap the stores with what `rules` need: bans, leases and shards. Called again after each reload."""
-        quotas = [quota for part in rules.parts for rule in part.compiled for quota in rule.quotas]
+        quotas = rules.quotas
         if self._leases is None:
             self.store, self._leases = with_leases_and_shards(self.store, quotas, self._clock, interval=self._interval)
         self.store = with_bans(self.store, quotas, self.bans.begun)

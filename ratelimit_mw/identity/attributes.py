@@ -88,6 +88,8 @@ class Attributes:
         """Hashes values that must not be readable in a counter's key. See `digester`."""
         self.identifiers: dict[str, Callable[..., str | None]] = {}
         """The functions that `identifier` has compiled, by the text of `by`."""
+        self.identifiers_of: dict[tuple[str, ...], tuple[Callable[..., str | None], ...]] = {}
+        """The same for the whole lists of entries, see `identifiers`."""
         self.awaited: tuple[tuple[str, Fetch], ...] = ()
         """The async functions of the attributes that were asked for so far. `resolve` awaits them."""
         self.address: Reader = self.client_address.read

@@ -52,6 +52,14 @@ def identifier(by: str, attributes: Attributes) -> Identifier:
     return compiled
 
 
+def identifiers(by: tuple[str, ...], attributes: Attributes) -> tuple[Identifier, ...]:
+    """Compile all entries of `by`. Rules with the same entries share one tuple. Raises ValueError, see `identifier`."""
+    cached = attributes.identifiers_of.get(by)
+    if cached is None:
+        cached = attributes.identifiers_of[by] = tuple([identifier(entry, attributes) for entry in by])
+    return cached
+
+
 def attributes_of(by: str) -> list[str]:
     """Return the names of the attributes in one entry of `by`."""
     return [part.strip() for choice in by.split("|") for part in choice.split("+")]

@@ -15,6 +15,7 @@ from ratelimit_mw.identity.attributes import Attributes, Reader, canonical_name
 from ratelimit_mw.identity.identifier import Identifier, encoder, identifier
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import NEVER, Ask, Charge, Quota, Rule
+from ratelimit_mw.process_local import checkpoint
 from ratelimit_mw.rules.path_matcher import NO_PARAMETERS
 from ratelimit_mw.rules.path_templates import Template
 from ratelimit_mw.settings import Network
@@ -108,6 +109,9 @@ class Matching(NamedTuple):
         return Matching(networks=self.networks), self._replace(networks=())
 
 
+ANY = Matching()
+"""The `match` that holds for every request."""
+
 CostReader = Callable[[Request], int]
 """Reads the cost of a request."""
 
@@ -122,20 +126,29 @@ NO_RULES: frozenset[int] = frozenset()
 """The `replaces` of a rule that replaces no other. Python makes a new object for each empty frozenset."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CompiledRule:
-    """One compiled rule."""
+    """One compiled rule.
+
+    A rule set has thousands of them, and the garbage collector visits every object that has references to others.
+    Therefore the fields are numbers, texts, tuples of texts, and objects that many rules share.
+    """
 
     rank: int
     """Its place in the file."""
     rule: Rule
-    match: Matching
+    templates: tuple[Template, ...] = ()
+    """The first part of the `match`."""
+    further: Matching
+    """The other parts of the `match`. Most rules have none, and share an empty one."""
     by: tuple[str, ...]
     """The entries of `by`."""
     identifiers: tuple[Identifier, ...]
     """The compiled entries of `by`, in the same order."""
-    counters: tuple[Counter, ...]
-    """The counters of clients without a tier, or with a tier that the limit does not name."""
+    keys: tuple[str, ...]
+    """The first elements of the `counters`."""
+    limits: tuple[Quota, ...]
+    """The second elements of the `counters`. Rules with equal limits share them."""
     tiers: Tiers | None
     """The counters of the other clients. None if the limit does not depend on the tier."""
     cost: int
@@ -148,9 +161,29 @@ class CompiledRule:
     """The rule applies only if the app asks for it by name."""
 
     @property
+    def match(self) -> Matching:
+        """To which requests the rule applies."""
+        return self.further._replace(templates=self.templates)
+
+    @property
+    def counters(self) -> tuple[Counter, ...]:
+        """The counters of clients without a tier, or with a tier that the limit does not name."""
+        return tuple(zip(self.keys, self.limits, strict=True))
+
+    @property
     def quotas(self) -> list[Quota]:
         """The quotas of all counters of all tiers."""
-        return [quota for counters in (self.counters, *(self.tiers or {}).values()) for _, quota in counters]
+        return [*self.limits, *(quota for counters in (self.tiers or {}).values() for _, quota in counters)]
+
+
+def quotas_of(rules: Iterable[CompiledRule]) -> tuple[Quota, ...]:
+    """Return the quotas of all rules, each object once. Rules with equal quotas share them."""
+    found: dict[int, Quota] = {}
+    for rule in rules:
+        checkpoint()
+        for quota in rule.quotas:
+            found[id(quota)] = quota
+    return tuple(found.values())
 
 
 KINDS = ("limit", "exempt", "block")

@@ -5,6 +5,7 @@ are then tested one by one.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from ratelimit_mw.identity.address import Networks
@@ -216,9 +217,9 @@ class Index:
         by_value: dict[Reader, dict[str | None, list[Candidate]]] = {}
         by_network: Networks[Candidate] = Networks()
         programs = _Programs(address)
-        for rank, match, rule in (
-            *((n - len(exempt), match, None) for n, match in enumerate(exempt)),
-            *((rule.rank, rule.match, rule) for rule in rules),
+        for rank, match, rule in chain(
+            ((n - len(exempt), match, None) for n, match in enumerate(exempt)),
+            ((rule.rank, rule.match, rule) for rule in rules),
         ):
             checkpoint()
             if match.templates:

@@ -3,7 +3,7 @@
 Templates without parameters are in a dict. The others share a tree with one level for each segment.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ratelimit_mw.identity.decoding import EMPTY_SEGMENT, without_empty_segments
@@ -11,7 +11,23 @@ from ratelimit_mw.identity.decoding import cleaned as clean
 from ratelimit_mw.identity.identifier import PARSED_PATH
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.process_local import checkpoint
-from ratelimit_mw.rules.path_templates import Matcher, Parser, Segment, Tail, Template, is_narrow, matcher, parser
+from ratelimit_mw.rules.path_templates import (
+    Matcher,
+    Parser,
+    Parts,
+    Segment,
+    Tail,
+    Template,
+    is_narrow,
+    matcher,
+    parser,
+    parts_of,
+    pieces_of,
+    segment_of,
+    text_of,
+    with_values,
+)
+from ratelimit_mw.rules.path_templates import cleaned as cleaned_template
 
 NO_PARAMETERS: Mapping[str, str] = {}
 """The parameters of a path that matched a template without any. It must not be changed."""
@@ -31,14 +47,16 @@ class Hit(NamedTuple):
 
 
 class _Entry(NamedTuple):
-    """A template in the tree.
+    """A template that is ready to match.
 
     `rank` is its place among all templates. `hit` is its match if it has no parameters, otherwise None.
     """
 
     rank: int
     owner: int
-    template: Template
+    route: str
+    """The text of the template as in the file."""
+    template: Parts
     hit: Hit | None
     parsers: tuple[Parser | None, ...]
     """One for each parameter, or () if no parameter has a type."""
@@ -46,55 +64,65 @@ class _Entry(NamedTuple):
 
 _Tail = tuple[Tail, tuple[Matcher, ...], _Entry]
 
-_NO_NODES: "dict[str, _Node]" = {}
+_Group = tuple[int, ...]
+"""The numbers of templates (see `_Entries`) that begin with the same segments, until a request needs their node."""
+
+_FEW = 8
+"""The most templates of a group that is left for a request to split. That takes about a tenth of a millisecond."""
+
+_NO_NODES: "dict[str, _Node | _Group]" = {}
 """The `literals` of a node that has none. It must not be changed."""
 
 
 class _Node:
     """The templates that begin with the same segments.
 
-    A rule set has thousands of nodes, most of which have one child. Few of them therefore have containers of their own.
+    Attributes:
+        literals: What follows a segment without parameters, by its text.
+        patterns: What follows a segment with parameters, each with its matcher.
+        tails: Templates whose last part matches the rest.
+        ends: Templates that end here.
     """
 
-    __slots__ = ("ends", "literals", "match", "patterns", "segment", "tails")
+    __slots__ = ("ends", "literals", "patterns", "tails")
 
-    def __init__(self, segment: Segment, match: Matcher) -> None:
-        self.segment = segment
-        self.match = match
-        """Matches the segment. It is not used for a segment without parameters."""
-        self.literals = _NO_NODES  # the next nodes whose segments have no parameters, by text
-        self.patterns: tuple[_Node, ...] = ()  # the next nodes whose segments have parameters
-        self.tails: tuple[_Tail, ...] = ()  # templates whose last part matches the rest
-        self.ends: tuple[_Entry, ...] = ()  # templates that end here
-
-    def child(self, segment: Segment, matchers: dict[Segment, Matcher]) -> "_Node":
-        """Return the node below `segment`. Make it if it does not exist.
-
-        `matchers` has the matchers that were made so far. Nodes share them.
-        """
-        if not segment.kinds:
-            if self.literals is _NO_NODES:
-                self.literals = {}
-            text = segment.texts[0]
-            if text not in self.literals:
-                self.literals[text] = _Node(segment, _never)
-            return self.literals[text]
-        for node in self.patterns:
-            if node.segment == segment:
-                return node
-        if segment not in matchers:
-            matchers[segment] = matcher(segment)
-        node = _Node(segment, matchers[segment])
-        self.patterns = (*self.patterns, node)
-        return node
-
-
-def _never(_segment: str) -> None:
-    """Match nothing."""
+    def __init__(self) -> None:
+        self.literals = _NO_NODES
+        self.patterns: tuple[tuple[Matcher, _Node], ...] = ()
+        self.tails: tuple[_Tail, ...] = ()
+        self.ends: tuple[_Entry, ...] = ()
 
 
 _Found = list[tuple[_Entry, tuple[str, ...]]]
 """The entries that match, each with the values of its parameters as the client wrote them."""
+
+
+class _Entries(dict[int, _Entry]):
+    """The entries of numbered templates. Each is made when a request first needs it.
+
+    A template has two numbers if its cleaned form differs: the cleaned form of a path has no slash at its end, and
+    must match the template too.
+    """
+
+    def __init__(self, owned: Iterable[tuple[int, Template]]) -> None:
+        super().__init__()
+        owners: list[int] = []
+        forms: list[Template] = []
+        routes: list[str] = []
+        for owner, template in owned:
+            for form in dict.fromkeys((template, cleaned_template(template))):
+                owners.append(owner)
+                forms.append(form)
+                routes.append(text_of(template))
+        # Tuples of numbers and texts: the garbage collector does not visit them.
+        self._owners, self.forms, self._routes = tuple(owners), tuple(forms), tuple(routes)
+
+    def __missing__(self, number: int) -> _Entry:
+        owner, route, parts = self._owners[number], self._routes[number], parts_of(self.forms[number])
+        parsers = tuple(map(parser, parts.kinds))
+        hit = None if parts.names else Hit(owner, route, NO_PARAMETERS, strict=True)
+        made = self[number] = _Entry(number, owner, route, parts, hit, parsers if any(parsers) else ())
+        return made
 
 
 class PathMatcher:
@@ -102,38 +130,64 @@ class PathMatcher:
 
     `owned` is pairs of an owner (any int) and one of its templates. An owner may have several. The first that matches
     counts.
+
+    Large groups of templates are split by their segments at once, and small groups when a request first needs them. A
+    reload would otherwise make many thousands of objects, most of which no request uses before the next reload.
     """
 
     def __init__(self, owned: Iterable[tuple[int, Template]]) -> None:
-        self._literal: dict[str, _Found] = {}
-        self._root = _Node(Segment(("",)), _never)
-        self._only_literal = True
-        matchers: dict[Segment, Matcher] = {}
-        for rank, (owner, template) in enumerate(owned):
-            checkpoint()
-            parsers = tuple(map(parser, template.kinds))
-            hit = None if template.names else Hit(owner, template.text, NO_PARAMETERS, strict=True)
-            entry = _Entry(rank, owner, template, hit, parsers if any(parsers) else ())
-            self._add(entry, template, matchers)
-            # The cleaned form of a path has no slash at its end. A template that has one must match it too.
-            cleaned = template.cleaned
-            if cleaned != template:
-                self._add(entry._replace(template=cleaned), cleaned, matchers)
+        self._entries = _Entries(owned)
+        self._matchers: dict[Segment, Matcher] = {}
+        """The matchers that were made so far. Nodes share them."""
+        literal: dict[str, list[int]] = {}
+        others: list[int] = []
+        for number, form in enumerate(self._entries.forms):
+            if "{" in form or form.endswith("/*"):
+                others.append(number)
+            else:
+                literal.setdefault(form, []).append(number)
+        self._literal: dict[str, _Group] = {path: tuple(numbers) for path, numbers in literal.items()}
+        self._root = self._node(others, 0)
+        self._only_literal = not others
 
-    def _add(self, entry: _Entry, template: Template, matchers: dict[Segment, Matcher]) -> None:
-        if not template.names and template.tail is None:
-            path = "/" + "/".join(segment.texts[0] for segment in template.segments)
-            self._literal.setdefault(path, []).append((entry, ()))
-            return
-        self._only_literal = False
-        node = self._root
-        for segment in template.segments:
-            node = node.child(segment, matchers)
-        tail = template.tail
+    def _node(self, group: Sequence[int], depth: int) -> _Node:
+        """Return the node of the templates in `group`, which have the same first `depth` segments."""
+        node = _Node()
+        literals: dict[str, list[int]] = {}
+        patterns: dict[Segment, list[int]] = {}
+        for number in group:
+            checkpoint()
+            pieces = pieces_of(self._entries.forms[number])
+            piece = pieces[depth] if depth < len(pieces) else None
+            if piece is None:
+                node.ends = (*node.ends, self._entries[number])
+            elif piece == "*" or ":path}" in piece:
+                self._add_tail(node, self._entries[number])
+            elif "{" in piece:
+                patterns.setdefault(segment_of(piece), []).append(number)
+            else:
+                literals.setdefault(piece, []).append(number)
+        depth += 1
+        if literals:
+            node.literals = {
+                text: tuple(numbers) if len(numbers) <= _FEW else self._node(numbers, depth)
+                for text, numbers in literals.items()
+            }
+        node.patterns = tuple([(self._matcher(each), self._node(some, depth)) for each, some in patterns.items()])
+        return node
+
+    def _add_tail(self, node: _Node, entry: _Entry) -> None:
+        tail = entry.template.tail
         if tail is not None:
-            node.tails = (*node.tails, (tail, tuple(map(matcher, tail.segments)), entry))
-        if tail is None or tail.folder:
-            node.ends = (*node.ends, entry)
+            node.tails = (*node.tails, (tail, tuple(map(self._matcher, tail.segments)), entry))
+            if tail.folder:
+                node.ends = (*node.ends, entry)
+
+    def _matcher(self, segment: Segment) -> Matcher:
+        found = self._matchers.get(segment)
+        if found is None:
+            found = self._matchers[segment] = matcher(segment)
+        return found
 
     def hits(self, request: Request) -> list[Hit]:
         """Match a request's path in all its readings. Return one hit for each owner with a matching template."""
@@ -160,10 +214,41 @@ class PathMatcher:
 
     def _find(self, path: str) -> _Found:
         """Return every template that matches this form of a path, and the values of its parameters."""
-        found = [*self._literal.get(path, ())]
+        found: _Found = []
+        group = self._literal.get(path)
+        if group is not None:
+            found += [(self._entries[number], ()) for number in group]
         if not self._only_literal and path.startswith("/"):
-            _walk(self._root, path.split("/"), 1, (), found)
+            self._walk(self._root, path.split("/"), 1, (), found)
         return found
+
+    def _walk(self, node: _Node, segments: list[str], depth: int, values: tuple[str, ...], found: _Found) -> None:
+        """Add to `found` the templates of `node` and its children that match the segments of a path from `depth` on.
+
+        `values` are the values of the parameters in the segments before.
+        """
+        for tail, matchers, entry in node.tails:
+            rest = _match_tail(tail, matchers, segments, depth)
+            if rest is not None:
+                found.append((entry, values + rest))
+        segment = segments[depth]
+        child = node.literals.get(segment)
+        if isinstance(child, tuple):  # threads that do this at the same time make equal nodes
+            child = node.literals[segment] = self._node(child, depth)
+        depth += 1
+        ended = depth == len(segments)
+        if child is not None:
+            if ended:
+                found += [(entry, values) for entry in child.ends]
+            else:
+                self._walk(child, segments, depth, values, found)
+        for match, child in node.patterns:
+            more = match(segment)
+            if more is not None:
+                if ended:
+                    found += [(entry, values + more) for entry in child.ends]
+                else:
+                    self._walk(child, segments, depth, values + more, found)
 
     def locate(self, path: str, cleaned: str) -> list[Hit]:
         """Match one reading of a path in its raw and its cleaned form. Return one hit for each owner that matches.
@@ -238,13 +323,13 @@ def _rank(match: tuple[_Entry, tuple[str, ...]]) -> int:
 
 def _hit(entry: _Entry, values: tuple[str, ...], path: str, *, strict: bool) -> Hit:
     """Return the hit of an entry: parse the values. A value that is not in narrow form makes it not strict."""
-    _, owner, template, hit, parsers = entry
+    _, owner, route, template, hit, parsers = entry
     if hit is not None:
         return hit if strict else hit._replace(strict=False)
     names = template.names
     if not parsers:
         parameters = {names[0]: values[0]} if len(values) == 1 else dict(zip(names, values, strict=True))
-        return tuple.__new__(Hit, (owner, template.text, parameters, strict))
+        return tuple.__new__(Hit, (owner, route, parameters, strict))
     parameters = {}
     in_path: list[str] = []
     for name, parse, value in zip(names, parsers, values, strict=True):
@@ -256,35 +341,8 @@ def _hit(entry: _Entry, values: tuple[str, ...], path: str, *, strict: bool) -> 
             in_path.append(parsed)
             strict = strict and narrow
     if in_path != [*values]:
-        parameters[PARSED_PATH] = clean(template.with_values(path, in_path))
-    return Hit(owner, template.text, parameters, strict)
-
-
-def _walk(node: _Node, segments: list[str], depth: int, values: tuple[str, ...], found: _Found) -> None:
-    """Add to `found` the templates of `node` and its children that match the segments of a path from `depth` on.
-
-    `values` are the values of the parameters in the segments before.
-    """
-    for tail, matchers, entry in node.tails:
-        rest = _match_tail(tail, matchers, segments, depth)
-        if rest is not None:
-            found.append((entry, values + rest))
-    segment = segments[depth]
-    depth += 1
-    ended = depth == len(segments)
-    child = node.literals.get(segment)
-    if child is not None:
-        if ended:
-            found += [(entry, values) for entry in child.ends]
-        else:
-            _walk(child, segments, depth, values, found)
-    for child in node.patterns:
-        more = child.match(segment)
-        if more is not None:
-            if ended:
-                found += [(entry, values + more) for entry in child.ends]
-            else:
-                _walk(child, segments, depth, values + more, found)
+        parameters[PARSED_PATH] = clean(with_values(template, path, in_path))
+    return Hit(owner, route, parameters, strict)
 
 
 def _match_tail(tail: Tail, matchers: tuple[Matcher, ...], segments: list[str], depth: int) -> tuple[str, ...] | None:

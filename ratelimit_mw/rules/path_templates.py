@@ -5,10 +5,10 @@ Python's type (or Pydantic) can read. Rules match the wide form; exemptions and 
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from math import isfinite
-from typing import NamedTuple
+from typing import NamedTuple, NewType
 from unicodedata import decimal
 from uuid import UUID
 
@@ -24,8 +24,10 @@ _REGULAR = re.compile(r"\A\^|\.\*|\\[dw]|\(\?|\[\^")  # only regular expressions
 KINDS = ("str", "int", "float", "uuid", "path")
 """The kinds of parameters that a template may name."""
 
-ONLY_INT = "int, not float"
+ONLY_INT = "int_not_float"
 """The kind of an `int` if the file also has a `float` at the same place. It does not match 7.0; the `float` does."""
+
+_KNOWN = (*KINDS, ONLY_INT)
 
 
 class Segment(NamedTuple):
@@ -51,79 +53,70 @@ class Tail(NamedTuple):
     folder: bool = False
 
 
-class Template(NamedTuple):
-    """A parsed template. `names` and `kinds` are those of its parameters, from left to right."""
+class Parts(NamedTuple):
+    """The parts of a template. `names` and `kinds` are those of its parameters, from left to right."""
 
-    text: str
     segments: tuple[Segment, ...]
     tail: Tail | None
     names: tuple[str, ...]
     kinds: tuple[str, ...]
 
-    @property
-    def cleaned(self) -> "Template":
-        """The template without empty segments. The cleaned form of a path is matched with it."""
-        segments = tuple(filter(_is_not_empty, self.segments))
-        if self.tail is None:
-            return self._replace(segments=segments or (Segment(("",)),))
-        tail = self.tail._replace(segments=tuple(filter(_is_not_empty, self.tail.segments)))
-        return self._replace(segments=segments, tail=tail)
 
-    def with_values(self, path: str, values: Iterable[str]) -> str:
-        """Return `path`, which the template matches, with `values` in place of its parameters."""
-        pieces, left = path.split("/"), iter(values)
-        for index, segment in enumerate(self.segments, 1):
-            pieces[index] = segment.filled(left)
-        if self.tail is not None and not self.tail.folder:
-            next(left)  # the value of the tail is a path, which has only one spelling
-            for index, segment in enumerate(self.tail.segments, -len(self.tail.segments)):
-                pieces[index] = segment.filled(left)
-        return "/".join(pieces)
+Template = NewType("Template", str)
+"""A valid template: its text, in which an `int` beside a `float` has the kind `ONLY_INT`. `parse` makes one.
+
+`parts_of` makes its parts when they are needed. A rule set has thousands of templates, and the garbage collector need
+not visit a text.
+"""
 
 
-def _is_not_empty(segment: Segment) -> bool:
-    return bool(segment.kinds or segment.texts[0])
+def text_of(template: Template) -> str:
+    """Return the text of a template as in the file."""
+    return template.replace(f":{ONLY_INT}}}", ":int}")
 
 
-def apart_from_floats(templates: Iterable[Template]) -> dict[Template, Template]:
-    """Find the templates of a file that have an int where another template has a float.
-
-    Return each of them with its replacement, which has `ONLY_INT` in place of that int.
-    """
-    given = [template for template in templates if template.kinds]
-    floats = {
-        (template.segments[:place], segment.texts)
-        for template in given
-        if "float" in template.kinds
-        for place, segment in enumerate(template.segments)
-        if segment.kinds == ("float",)
-    }
-    return {template: _apart(template, floats) for template in given if floats and "int" in template.kinds}
+def pieces_of(template: Template) -> list[str]:
+    """Return the texts between the slashes. The last piece of a folder is "*"."""
+    return template[1:].split("/")
 
 
-def _apart(template: Template, floats: set[tuple[tuple[Segment, ...], tuple[str, ...]]]) -> Template:
-    segments = template.segments
-    for place, segment in enumerate(template.segments):
-        if segment.kinds == ("int",) and (template.segments[:place], segment.texts) in floats:
-            segments = (*segments[:place], segment._replace(kinds=(ONLY_INT,)), *segments[place + 1 :])
-    if segments is template.segments:
+def cleaned(template: Template) -> Template:
+    """Return the template without empty segments. The cleaned form of a path is matched with it."""
+    if template[-1] != "/" and "//" not in template:
         return template
-    behind = template.kinds[sum(len(segment.kinds) for segment in segments) :]
-    return template._replace(segments=segments, kinds=(*(kind for each in segments for kind in each.kinds), *behind))
+    return Template("".join([f"/{piece}" for piece in pieces_of(template) if piece]) or "/")
+
+
+def with_values(parts: Parts, path: str, values: Iterable[str]) -> str:
+    """Return `path`, which a template with these parts matches, with `values` in place of its parameters."""
+    pieces, left = path.split("/"), iter(values)
+    for index, segment in enumerate(parts.segments, 1):
+        pieces[index] = segment.filled(left)
+    if parts.tail is not None and not parts.tail.folder:
+        next(left)  # the value of the tail is a path, which has only one spelling
+        for index, segment in enumerate(parts.tail.segments, -len(parts.tail.segments)):
+            pieces[index] = segment.filled(left)
+    return "/".join(pieces)
 
 
 def parse(text: str) -> Template:
-    """Parse a template. Raises `TemplateError`, with a message for the user, if it is invalid."""
-    body, folder = (text[:-2], True) if text.endswith("/*") else (text, False)
+    """Check a template of a file. Raises `TemplateError`, with a message for the user, if it is invalid."""
     _check_path(text)
-    _refuse_other_dialects(text, body)
+    _refuse_other_dialects(text, text.removesuffix("/*"))
+    parts_of(text, KINDS)
+    return Template(text)
+
+
+def parts_of(text: str, known: Sequence[str] = _KNOWN) -> Parts:
+    """Return the parts of a template whose kinds are `known`. Raises `TemplateError` if it is invalid."""
+    body, folder = (text[:-2], True) if text.endswith("/*") else (text, False)
     names: list[str] = []
     kinds: list[str] = []
     segments: list[Segment] = []
     head: list[Segment] = []
     tail: Tail | None = None
     for piece in body[1:].split("/") if body else ():
-        segment = _segment(piece, names, kinds)
+        segment = _segment(piece, names, kinds, known)
         if "path" not in segment.kinds:
             segments.append(segment)
         elif tail is not None or folder:
@@ -137,7 +130,7 @@ def parse(text: str) -> Template:
         tail, segments = tail._replace(segments=tuple(segments)), head
     elif folder:
         tail = Tail("", "", folder=True)
-    return Template(text, tuple(segments), tail, tuple(names), tuple(kinds))
+    return Parts(tuple(segments), tail, tuple(names), tuple(kinds))
 
 
 def _check_path(text: str) -> None:
@@ -169,13 +162,19 @@ def _refuse_other_dialects(text: str, body: str) -> None:
         raise TemplateError(f"{other[0]} is no parameter here", f"write {path}")
 
 
-def _segment(piece: str, names: list[str], kinds: list[str]) -> Segment:
+@lru_cache(maxsize=256)
+def segment_of(piece: str) -> Segment:
+    """Return one segment of a valid template."""
+    return _segment(piece, [], [], _KNOWN)
+
+
+def _segment(piece: str, names: list[str], kinds: list[str], known: Sequence[str]) -> Segment:
     texts: list[str] = []
     own: list[str] = []
     end = 0
     for parameter in _PARAMETER.finditer(piece):
         name, kind = parameter[1], parameter[2] or "str"
-        if kind not in KINDS:
+        if kind not in known:
             raise TemplateError(f"{{{name}:{kind}}}: there is no kind '{kind}'", f"known: {', '.join(KINDS)}")
         if name in names:
             raise TemplateError(f"the parameter {{{name}}} is there twice")

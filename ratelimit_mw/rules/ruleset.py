@@ -20,6 +20,7 @@ from ratelimit_mw.rules.compiled import (
     OverrideCompiler,
     Overrides,
     blocks_and_exemptions,
+    quotas_of,
 )
 from ratelimit_mw.rules.descriptors import Descriptors
 from ratelimit_mw.rules.inline import InlineCompiler, InlineLimits
@@ -55,7 +56,8 @@ class Features:
 
     def __init__(self, rules: Iterable[CompiledRule]) -> None:
         rules = tuple(rules)
-        quotas = [quota for rule in rules for quota in rule.quotas]
+        self.quotas = quotas = quotas_of(rules)
+        """The quotas of all rules. Rules with equal quotas share them."""
         self.elastic = any(quota.elastic for quota in quotas)
         """A limit depends on the load."""
         self.waiting = any(quota.max_wait for quota in quotas)

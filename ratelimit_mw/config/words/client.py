@@ -13,8 +13,8 @@ from ratelimit_mw.config.word import Section, Values, section_word, texts_word
 from ratelimit_mw.errors import nearest, quoted
 from ratelimit_mw.identity import sources
 from ratelimit_mw.identity.attributes import Attributes
-from ratelimit_mw.identity.identifier import Identifier, attributes_of, identifier
-from ratelimit_mw.rules.path_templates import Template
+from ratelimit_mw.identity.identifier import Identifier, attributes_of, identifiers
+from ratelimit_mw.rules.path_templates import Template, parts_of
 from ratelimit_mw.settings import ClientSettings
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
@@ -133,25 +133,22 @@ def compile_by(
     rule: Values, templates: tuple[Template, ...], attributes: Attributes, problems: Problems
 ) -> tuple[Identifier, ...]:
     """Return one identifier for each entry of the rule's `by`."""
-    identifiers: list[Identifier] = []
     seen: set[str] = set()
+    usable = True
     for index, entry in enumerate(rule[BY]):
-        faults = list(_faults(entry, templates, attributes))
-        for message, hint in faults:
+        for message, hint in _faults(entry, templates, attributes):
             problems.add(rule.place("by", index), message, hint)
+            usable = False
         spelling = entry.replace("remote_address", "ip").replace(" ", "")
         if spelling in seen:
             problems.add(rule.place("by", index), f"{quoted(entry)} is in the list twice")
         seen.add(spelling)
-        if not faults:
-            identifiers.append(identifier(entry, attributes))
-    return tuple(identifiers)
+    return identifiers(rule[BY], attributes) if usable else ()
 
 
 def _faults(entry: str, templates: tuple[Template, ...], attributes: Attributes) -> list[tuple[str, str]]:
     """Return (message, hint) for each fault of one entry of `by`."""
     found: list[tuple[str, str]] = []
-    parameters = {name for template in templates for name in template.names}
     for part in attributes_of(entry):
         if not part:
             hint = "for example ip+user, user|ip or global" if entry.strip() else "for example ip, user or global"
@@ -159,7 +156,10 @@ def _faults(entry: str, templates: tuple[Template, ...], attributes: Attributes)
         if part == "route" and not templates:
             message = "'route' is the path template that matched, but this rule has no match.path"
             found.append((message, "add match.path, or use path"))
-        elif part.startswith("path:") and templates and part.removeprefix("path:") not in parameters:
+        elif part.startswith("path:") and templates:
+            parameters = {name for template in templates for name in parts_of(template).names}
+            if part.removeprefix("path:") in parameters:
+                continue
             message = f"no template of match.path has the parameter {{{part.removeprefix('path:')}}}"
             known = [f"path:{name}" for name in sorted(parameters)]
             found.append((message, nearest(part, known) if known else ""))

@@ -20,13 +20,13 @@ from ratelimit_mw.identity.attributes import Attributes
 from ratelimit_mw.identity.identifier import identifier
 from ratelimit_mw.identity.sources import imported
 from ratelimit_mw.model import Priority, Rule
-from ratelimit_mw.rules.compiled import CompiledRule, Matching
+from ratelimit_mw.rules.compiled import ANY, CompiledRule
 from ratelimit_mw.settings import Band, Bands, LoadSettings
 
 PRIORITIES: tuple[Priority, ...] = ("low", "normal", "critical")
 """The priorities, in ascending order. Requests of the first are shed first."""
 
-_PLACEHOLDER = (("", NOTHING),)
+_KEY, _NOTHING = ("",), (NOTHING,)
 """The counter of a rule with a priority. A plan has a rule once for each counter, so the rule needs one."""
 
 
@@ -41,17 +41,25 @@ def priority_rules(rules: Sequence[CompiledRule], attributes: Attributes) -> tup
     enforced = any(not rule.rule.shadow and not rule.on_demand for rule in prioritised)
     return (
         *(
-            replace(rule, counters=_PLACEHOLDER if rule.rank in ranks else (), tiers=None, cost=0, read_cost=None)
+            replace(
+                rule,
+                keys=_KEY if rule.rank in ranks else (),
+                limits=_NOTHING if rule.rank in ranks else (),
+                tiers=None,
+                cost=0,
+                read_cost=None,
+            )
             for rule in rules
             if rule.rank in ranks or rule.replaces & ranks
         ),
         CompiledRule(
             rank=len(rules),
             rule=Rule("", shadow=not enforced),
-            match=Matching(),
+            further=ANY,
             by=("global",),
             identifiers=(identifier("global", attributes),),
-            counters=_PLACEHOLDER,
+            keys=_KEY,
+            limits=_NOTHING,
             tiers=None,
             cost=0,
             replaces=frozenset(),

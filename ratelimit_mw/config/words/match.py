@@ -1,7 +1,7 @@
 """`match` and `exempt`: to which requests a rule applies, by path, method, address, host and any attribute."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ratelimit_mw.config import kinds, readers
 from ratelimit_mw.config.tree import Invalid, Node, Problems
@@ -10,7 +10,7 @@ from ratelimit_mw.errors import TemplateError, near, nearest, quoted
 from ratelimit_mw.identity.attributes import Attributes
 from ratelimit_mw.process_local import checkpoint
 from ratelimit_mw.rules.compiled import Exact, Matching
-from ratelimit_mw.rules.path_templates import Template, apart_from_floats, parse
+from ratelimit_mw.rules.path_templates import ONLY_INT, Segment, Template, parse, parts_of, pieces_of
 
 _WITH_PORT = re.compile(r"[^:]:[0-9]+$")
 _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "QUERY")
@@ -43,8 +43,10 @@ def read_method(node: Node) -> str:
     return upper
 
 
-def compile_match(match: Values, attributes: Attributes, problems: Problems) -> Matching:
-    """Return the compiled conditions of a `match`, or of an entry of `exempt`."""
+def compile_match(
+    match: Values, apart: Mapping[Template, Template], attributes: Attributes, problems: Problems
+) -> Matching:
+    """Return the compiled conditions of a `match`, or of an entry of `exempt`. See `apart_from_floats` for `apart`."""
     checkpoint()
     exact: list[Exact] = []
     if match[_HOST]:
@@ -62,17 +64,32 @@ def compile_match(match: Values, attributes: Attributes, problems: Problems) -> 
         found = _attribute(key, value, match, attributes, problems)
         if found is not None:
             exact.append(found)
-    return Matching(match[PATH], tuple(exact), match[_IP], match[METHODS])
+    templates = tuple([apart.get(each, each) for each in match[PATH]]) if apart else match[PATH]
+    return Matching(templates, tuple(exact), match[_IP], match[METHODS])
 
 
-def restrict_ints_beside_floats(*listed: list[Matching]) -> Iterator[list[Matching]]:
-    """Yield the same lists. A parameter `{n:int}` no longer matches `7.0` if the file has `{n:float}` at its place."""
-    apart = apart_from_floats(template for matches in listed for match in matches for template in match.templates)
-    for matches in listed:
-        yield [
-            match._replace(templates=tuple(apart.get(each, each) for each in match.templates)) if apart else match
-            for match in matches
-        ]
+def apart_from_floats(templates: Iterable[Template]) -> dict[Template, Template]:
+    """Find the templates of a file that have an int where another template has a float.
+
+    Return each of them with its replacement, which has `ONLY_INT` in place of that int: a parameter `{n:int}` does not
+    match `7.0` if the file has `{n:float}` at its place.
+    """
+    given = [template for template in templates if ":int}" in template or ":float}" in template]
+    floats = {
+        (segments[:place], segment.texts)
+        for segments in (parts_of(template).segments for template in given if ":float}" in template)
+        for place, segment in enumerate(segments)
+        if segment.kinds == ("float",)
+    }
+    return {template: _apart(template, floats) for template in given if floats and ":int}" in template}
+
+
+def _apart(template: Template, floats: set[tuple[tuple[Segment, ...], tuple[str, ...]]]) -> Template:
+    pieces, segments = pieces_of(template), parts_of(template).segments
+    for place, segment in enumerate(segments):
+        if segment.kinds == ("int",) and (segments[:place], segment.texts) in floats:
+            pieces[place] = pieces[place].replace(":int}", f":{ONLY_INT}}}")
+    return Template("/" + "/".join(pieces))
 
 
 def _attribute(key: str, value: Node, match: Values, attributes: Attributes, problems: Problems) -> Exact | None:

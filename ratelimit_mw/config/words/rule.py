@@ -39,7 +39,7 @@ from ratelimit_mw.config.words.throttle import MAX_WAIT, MAX_WAITING, THROTTLE, 
 from ratelimit_mw.identity.attributes import Attributes
 from ratelimit_mw.model import Elastic, Quota, Rule
 from ratelimit_mw.process_local import checkpoint
-from ratelimit_mw.rules.compiled import NO_RULES, CompiledRule, Counter, Matching, Tiers
+from ratelimit_mw.rules.compiled import ANY, NO_RULES, CompiledRule, Counter, Matching, Tiers
 from ratelimit_mw.units import MILLISECOND, SECOND
 
 RULE = Section(
@@ -104,10 +104,12 @@ def compile_rule(  # noqa: PLR0917 - each argument is needed
     return CompiledRule(
         rank=rank,
         rule=Rule(rule[NAME], **_fields(rule, file)),
-        match=match,
+        templates=match.templates,
+        further=ANY if not any(match[1:]) else match._replace(templates=()),
         by=rule[BY],
         identifiers=compile_by(rule, match.templates, attributes, problems),
-        counters=counters,
+        keys=tuple([key for key, _ in counters]),
+        limits=_shared([quota for _, quota in counters]),
         tiers=tiers,
         cost=rule[COST].fixed,
         read_cost=compile_cost(rule, attributes, problems),
@@ -156,24 +158,25 @@ def _counters(domain: str, rule: Values, limits: Sequence[PlacedWindow]) -> tupl
     sliced = f"/{buckets}" if ALGORITHMS[rule[ALGORITHM]].has_buckets and buckets != DEFAULT_BUCKETS else ""
     sharded = f"x{rule[SHARDS]}" if rule[SHARDS] > 1 else ""
     prefix = f"{escaped(domain)}:{escaped(rule[NAME])}:"
-    counters: list[Counter] = []
-    for window, _ in limits:
-        made = _quota(rule, window, prefix)
-        quota = _shared(made, made.elastic)
+    quotas = _shared([_quota(rule, window, prefix) for window, _ in limits])
+    keys: list[str] = []
+    for quota, (window, _) in zip(quotas, limits, strict=True):
         code = f"{ALGORITHMS[quota.algorithm].code}{_period_code(quota.period)}"
         spread = sliced + sharded if window.period else ""
         # The braces are a hash tag of Redis Cluster: all counters of one identity are in one slot.
-        counters.append((f"{prefix}{code}{spread}:{{", quota))
-    return tuple(counters)
+        keys.append(f"{prefix}{code}{spread}:{{")
+    return tuple(zip(keys, quotas, strict=True))
+
+
+def _shared(quotas: Sequence[Quota]) -> tuple[Quota, ...]:
+    """Return the same object for all equal quotas. Most rules of a file have one of a few limits."""
+    return _first_equal(tuple(quotas), tuple([quota.elastic for quota in quotas]))
 
 
 @lru_cache(maxsize=1024)
-def _shared(quota: Quota, _elastic: Elastic | None) -> Quota:
-    """Return the same object for all equal quotas. Most rules of a file have one of a few limits.
-
-    `elastic` is an argument of its own, because the comparison of quotas leaves it out.
-    """
-    return quota
+def _first_equal(quotas: tuple[Quota, ...], _elastic: tuple[Elastic | None, ...]) -> tuple[Quota, ...]:
+    """`elastic` is an argument of its own, because the comparison of quotas leaves it out."""
+    return quotas
 
 
 def _period_code(period: int) -> str:
