@@ -7,13 +7,14 @@ import pytest
 import redis
 
 from ratelimit_mw.errors import StoreUnavailable
-from ratelimit_mw.model import SECOND, Ask, Quota
+from ratelimit_mw.model import Ask, Quota
 from ratelimit_mw.settings import StorageSettings
 from ratelimit_mw.stores import open_store
 from ratelimit_mw.stores.redis.endpoint import Sentinels
+from tests.support.apps import LONG
 from tests.support.patience import at_most, eventually
 
-ASK = Ask("d:r:{x}", Quota("fixed_window", 100, 3_600 * SECOND))
+ASK = Ask("d:r:{x}", Quota("fixed_window", 100, LONG))
 
 
 def opened(url, timeout=5.0):

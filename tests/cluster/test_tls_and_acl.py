@@ -12,15 +12,16 @@ import trustme
 
 from ratelimit_mw import RateLimiter
 from ratelimit_mw.errors import StoreUnavailable
-from ratelimit_mw.model import SECOND, Ask, Quota
+from ratelimit_mw.model import Ask, Quota
 from ratelimit_mw.settings import StorageSettings
 from ratelimit_mw.stores import open_store
 from ratelimit_mw.stores.records import open_records
 from tests.cluster.nodes import keys_in
+from tests.support.apps import LONG
 from tests.support.patience import eventually
 from tests.support.proxy import Proxy
 
-QUOTA = Quota("fixed_window", 100, 3_600 * SECOND)
+QUOTA = Quota("fixed_window", 100, LONG)
 ACL = "~d:* &d:overrides +@read +@write -@dangerous +eval +evalsha +time +subscribe +publish +cluster|slots"
 
 

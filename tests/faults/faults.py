@@ -12,9 +12,10 @@ import pytest
 
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import Ask, Quota
+from tests.support.apps import LONG
 from tests.support.patience import WITHIN, at_most, eventually
 
-ASKS = [Ask("d:r:{x}", Quota("fixed_window", 1_000_000, 3_600_000_000))]
+ASKS = [Ask("d:r:{x}", Quota("fixed_window", 1_000_000, LONG))]
 
 
 def attempt(store):

@@ -10,6 +10,7 @@ import pytest
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import Ask, Quota
 from ratelimit_mw.stores.redis.store import RedisStore
+from tests.support.apps import LONG
 from tests.support.patience import aeventually
 from tests.support.proxy import Proxy
 
@@ -22,7 +23,7 @@ def proxy(any_server):
 
 def own(number):
     """An ask whose reply tells whose it is."""
-    return [Ask(f"d:r:{{{number}}}", Quota("fixed_window", 1_000 + number, 3_600_000_000))]
+    return [Ask(f"d:r:{{{number}}}", Quota("fixed_window", 1_000 + number, LONG))]
 
 
 def test_ten_thousand_random_cancellations_cross_no_reply(proxy):

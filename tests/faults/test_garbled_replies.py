@@ -18,8 +18,9 @@ from ratelimit_mw.stores import open_store
 from ratelimit_mw.stores.records import open_records
 from ratelimit_mw.stores.redis.codec import only_text
 from ratelimit_mw.stores.redis.connection import PENDING, Replies
+from tests.support.apps import LONG
 
-ASKS = [Ask("d:r:{x}", Quota("fixed_window", 100, 3_600_000_000))]
+ASKS = [Ask("d:r:{x}", Quota("fixed_window", 100, LONG))]
 
 GARBAGE = [
     pytest.param(b"*1000000000\r\n", id="an array of a billion items"),

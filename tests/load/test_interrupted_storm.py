@@ -12,6 +12,7 @@ from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import Ask, Quota
 from ratelimit_mw.stores.memory import MemoryStore
 from ratelimit_mw.stores.redis.store import RedisStore
+from tests.support.apps import LONG
 from tests.support.interrupts import Interrupted, interrupt
 
 SECONDS = 20
@@ -19,7 +20,7 @@ SECONDS = 20
 
 def own(number):
     """An ask whose reply tells whose it is."""
-    return [Ask(f"d:r:{{{number}}}", Quota("fixed_window", 1_000 + number, 3_600_000_000))]
+    return [Ask(f"d:r:{{{number}}}", Quota("fixed_window", 1_000 + number, LONG))]
 
 
 class Storm:

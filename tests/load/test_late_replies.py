@@ -15,10 +15,11 @@ import pytest
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import Ask, Quota
 from ratelimit_mw.stores.redis.store import RedisStore
+from tests.support.apps import LONG
 from tests.support.patience import eventually
 from tests.support.proxy import Proxy
 
-ASKS = [Ask("d:r:{x}", Quota("fixed_window", 1_000_000, 3_600_000_000))]
+ASKS = [Ask("d:r:{x}", Quota("fixed_window", 1_000_000, LONG))]
 TIMEOUT = 2.0
 EACH_WAY = 0.6
 

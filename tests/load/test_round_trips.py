@@ -17,6 +17,7 @@ import pytest
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import Ask, Quota
 from ratelimit_mw.stores.redis.store import RedisStore
+from tests.support.apps import LONG
 from tests.support.proxy import Proxy
 
 TIMEOUT = 1.0
@@ -25,7 +26,7 @@ SPARE = 0.2
 HELD_UP = 0.5
 """The share of requests that may fail because other work held the machine up. Before this was solved, it was 0.96."""
 SHARES = [int(share) / 100 for share in os.environ.get("SOAK_SHARES", "20,40,45,50,60,70,80,90,95").split(",")]
-ASKS = [Ask("d:r:{x}", Quota("fixed_window", 1_000_000_000, 3_600_000_000))]
+ASKS = [Ask("d:r:{x}", Quota("fixed_window", 1_000_000_000, LONG))]
 
 
 class Load:

@@ -16,6 +16,7 @@ import pytest
 from ratelimit_mw import ManualClock
 from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.model import NEVER, SECOND, Ask, Outcome, Quota
+from tests.support.apps import LONG
 
 MINUTE = 60 * SECOND
 BUCKETS = ("token_bucket", "leaky_bucket")
@@ -28,7 +29,7 @@ KINDS = {
 """The algorithms that each consistency takes."""
 
 
-def quota(limit, name="fixed_window", period=3_600 * SECOND):
+def quota(limit, name="fixed_window", period=LONG):
     bucket = name in BUCKETS
     return Quota(name, limit, period, limit if bucket else 0, max_wait=period if name == "leaky_bucket" else 0)
 

@@ -13,13 +13,13 @@ from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import Ask, Quota
 from ratelimit_mw.stores.redis.store import RedisStore
 from ratelimit_mw.stores.redis.threads import _Job
-from tests.support.apps import ROOT
+from tests.support.apps import LONG, ROOT
 from tests.support.interrupts import Interrupted, at_every_line, interrupted
 from tests.support.patience import eventually
 from tests.support.proxy import Proxy
 
 LIMIT = 1_000_000
-ASKS = [Ask("d:r:{x}", Quota("fixed_window", LIMIT, 3_600_000_000))]
+ASKS = [Ask("d:r:{x}", Quota("fixed_window", LIMIT, LONG))]
 
 
 @pytest.fixture
@@ -154,7 +154,7 @@ GREENLETS = """
     from ratelimit_mw.stores.redis.store import RedisStore
 
     store = RedisStore(sys.argv[1], timeout=20)
-    asks = [Ask("d:r:{x}", Quota("fixed_window", 1_000_000, 3_600_000_000))]
+    asks = [Ask("d:r:{x}", Quota("fixed_window", 1_000_000, 3_650 * 86_400_000_000))]
     store.decide(asks)
     given_up = 0
 

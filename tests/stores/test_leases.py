@@ -21,6 +21,7 @@ from ratelimit_mw.stores.lease_store import Leases
 from ratelimit_mw.stores.memory import MemoryStore
 from ratelimit_mw.stores.redis.store import RedisStore
 from tests.stores.contract import KINDS, Awaited, Contract
+from tests.support.apps import LONG
 
 MINUTE = 60 * SECOND
 START = 1_700_000_040  # on the minute
@@ -713,7 +714,7 @@ def test_one_lease_at_a_time_is_asked_for(leases, store):
 def test_200_threads_of_one_process_on_redis_are_exact(any_server, consistency):
     leases = Leases(RedisStore(any_server.url, timeout=10), interval=0.05)
     gate = threading.Barrier(200)
-    ask = Ask("d:r:{x}", quota(1_000, consistency, period=3_600 * SECOND))
+    ask = Ask("d:r:{x}", quota(1_000, consistency, period=LONG))
 
     def request(_):
         gate.wait()
@@ -728,7 +729,7 @@ def test_200_threads_of_one_process_on_redis_are_exact(any_server, consistency):
 def test_500_tasks_of_one_process_on_redis_are_exact(any_server, consistency):
     async def run():
         leases = Leases(RedisStore(any_server.url, timeout=10), interval=0.05)
-        ask = Ask("d:r:{x}", quota(1_000, consistency, period=3_600 * SECOND))
+        ask = Ask("d:r:{x}", quota(1_000, consistency, period=LONG))
 
         async def client():
             return sum([(await leases.adecide([ask])).admits([ask]) for _ in range(5)])
@@ -744,7 +745,7 @@ def test_500_tasks_of_one_process_on_redis_are_exact(any_server, consistency):
 def test_a_thread_settles_and_ends(any_server, consistency):
     store = RedisStore(any_server.url, timeout=5)
     leases = Leases(store, interval=0.05)
-    ask = Ask("d:r:{x}", quota(1_000, consistency, "sliding_window", 3_600 * SECOND))
+    ask = Ask("d:r:{x}", quota(1_000, consistency, "sliding_window", LONG))
     assert admitted(leases, ask, 20) == 20
     settler = leases._sync.thread
     settler.join(60)
@@ -758,7 +759,7 @@ def test_a_thread_settles_and_ends(any_server, consistency):
 def test_a_child_of_a_fork_has_no_shares(any_server, consistency):
     store = RedisStore(any_server.url, timeout=5)
     leases = Leases(store)
-    ask = Ask("d:r:{x}", quota(100, consistency, period=3_600 * SECOND))
+    ask = Ask("d:r:{x}", quota(100, consistency, period=LONG))
     admitted(leases, ask, 40)
     child = os.fork()
     if child == 0:
@@ -782,7 +783,7 @@ from ratelimit_mw.stores.lease_store import Leases
 from ratelimit_mw.stores.redis.store import RedisStore
 
 leases = Leases(RedisStore(sys.argv[1], timeout=10))
-ask = Ask("d:r:{x}", Quota(sys.argv[2], 2_500, 3_600_000_000, consistency=sys.argv[3]))
+ask = Ask("d:r:{x}", Quota(sys.argv[2], 2_500, 3_650 * 86_400_000_000, consistency=sys.argv[3]))
 print("ready", flush=True)
 sys.stdin.readline()
 print(sum(leases.decide([ask]).admits([ask]) for _ in range(2_000)), flush=True)
@@ -801,7 +802,7 @@ def test_four_processes_on_redis(any_server, name, consistency):
     totals = [int(process.communicate("go\n", timeout=60)[0]) for process in processes]
     assert [process.returncode for process in processes] == [0] * 4
     store = RedisStore(any_server.url, timeout=5)
-    asked = Ask("d:r:{x}", Quota(name, 10**9, 3_600 * SECOND, consistency="strict"), 0)
+    asked = Ask("d:r:{x}", Quota(name, 10**9, LONG, consistency="strict"), 0)
     taken = 10**9 - store.decide([asked], commit=False).outcomes[0].remaining
     store.close()
     assert taken == sum(totals)  # each settled when it ended, closed or not

@@ -19,14 +19,15 @@ from ratelimit_mw.stores.redis.store import RedisStore
 from ratelimit_mw.stores.redis.topology import slot_of
 from ratelimit_mw.stores.shards import Shards
 from tests.stores.contract import Awaited, Contract
+from tests.support.apps import LONG
 
 MINUTE = 60 * SECOND
 NAMES = ("fixed_window", "sliding_log", "sliding_window", "bucketed_window", "token_bucket")
 
 
-def ask(limit, shards=8, cost=1, name="fixed_window", *, shadow=False, rule="r"):
+def ask(limit, shards=8, cost=1, name="fixed_window", *, shadow=False, rule="r", period=MINUTE):
     burst = limit if name == "token_bucket" else 0
-    return Ask(f"d:{rule}:fw60x{shards}:{{x}}", Quota(name, limit, MINUTE, burst, shards=shards), cost, shadow)
+    return Ask(f"d:{rule}:fw60x{shards}:{{x}}", Quota(name, limit, period, burst, shards=shards), cost, shadow)
 
 
 class Counted(Wrapper):
@@ -219,7 +220,7 @@ def test_a_denial_from_beneath_that_speaks_of_one_counter_alone_is_passed_on(sto
 def test_shards_lie_in_different_slots(server):
     store = RedisStore(server.url, timeout=5)
     shards = Shards(store)
-    assert admitted(shards, ask(80), 100) == 80
+    assert admitted(shards, ask(80, period=LONG), 100) == 80
     assert len({slot_of(key) for key in server.admin.scan_iter()}) == 8
     shards.close()
 
@@ -227,8 +228,7 @@ def test_shards_lie_in_different_slots(server):
 @pytest.mark.parametrize("name", ["fixed_window", "bucketed_window", "token_bucket", "sliding_log"])
 def test_200_threads_admit_exactly_the_limit(any_server, name):
     shards, gate = Shards(RedisStore(any_server.url, timeout=10)), threading.Barrier(200)
-    asked = ask(100, name=name)
-    asked = asked._replace(quota=replace(asked.quota, period=3_600 * SECOND))
+    asked = ask(100, name=name, period=LONG)
 
     def request(_):
         gate.wait()
@@ -242,7 +242,7 @@ def test_200_threads_admit_exactly_the_limit(any_server, name):
 def test_tasks_admit_exactly_the_limit(any_server):
     async def run():
         shards = Shards(RedisStore(any_server.url, timeout=10))
-        asked = ask(100)
+        asked = ask(100, period=LONG)
 
         async def client():
             return sum([(await shards.adecide([asked])).admits([asked]) for _ in range(3)])

@@ -88,6 +88,10 @@ def hypercorn(
     return _serve(command, 1, "Running on", env or {}, cwd)
 
 
+LONG = 3_650 * 86_400 * 1_000_000
+"""Microseconds of ten years, for windows by the real time: none of them ends before the last day of 2029."""
+
+
 def within_a_minute(seconds: float = 15.0) -> None:
     """Return when the current minute has `seconds` left, so that a test's requests fall into one window of it."""
     left = 60 - time.time() % 60
