@@ -24,4 +24,5 @@ html_title = "ratelimit_mw"
 myst_heading_anchors = 3
 myst_enable_extensions = ["colon_fence"]
 autodoc_member_order = "bysource"
-autodoc_typehints = "description"
+autodoc_typehints = "both"  # the signature has the types, and so has the list of parameters
+python_maximum_signature_line_length = 100

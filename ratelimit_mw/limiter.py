@@ -75,9 +75,9 @@ class RateLimiter:
         """Internal. The engine that the middlewares ask."""
         self.deferrals = DeferralService(self._storage.url, clock)
         """Internal. The queue of deferred requests."""
-        self.overrides = OverrideList(retriever, clock)
-        """The overrides for single clients at run time: limits, blocks and exemptions."""
-        self.switch = Switch(retriever, self.engine.planner.switch, clock)
+        self.overrides: OverrideList = OverrideList(retriever, clock)
+        """The overrides for single clients at run time (limits, blocks and exemptions)."""
+        self.switch: Switch = Switch(retriever, self.engine.planner.switch, clock)
         """The kill switch, which turns all limits off, or to shadow, at run time."""
         self.shadow_denials: Counter[str] = self.engine.shadows.denials
         """How many requests each shadow rule would have denied, by the name of the rule."""

@@ -3,6 +3,7 @@
 import asyncio
 import importlib.util
 import logging
+import math
 import re
 import shlex
 import subprocess
@@ -14,7 +15,8 @@ import pytest
 import yaml
 from werkzeug.test import Client as WsgiClient
 
-from ratelimit_mw import RateLimiter
+from ratelimit_mw import ManualClock, RateLimiter
+from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.asgi import RateLimitMiddleware
 from tests.shells.asking import exchange, http_scope
 from tests.support.apps import ROOT, uvicorn
@@ -243,3 +245,25 @@ def test_the_log_says_what_the_page_shows(caplog):
     with RateLimiter(rules, storage="redis://127.0.0.1:1/0") as limiter:
         assert limiter.check({"ip": CLIENT}).allowed
     assert re.search(re.escape(away).replace("…", ".*"), caplog.text)
+
+
+# ---------------------------------------------------------------------------------- headers-and-bodies.md
+
+RESETS = re.findall(r"^\| `(\w+)` \| (\d+) \| (\d+) \| ", page("headers-and-bodies"), re.MULTILINE)
+
+
+@pytest.mark.parametrize(("algorithm", "retry_after", "reset"), RESETS)
+def test_a_denial_has_the_times_that_the_page_shows(algorithm, retry_after, reset):
+    clock = ManualClock(1_700_000_040)  # the beginning of a minute
+    rule = {"name": "all", "by": "ip", "limit": "10 per minute", "algorithm": algorithm}
+    with RateLimiter({"domain": "shop", "rules": [rule]}, storage="memory://", clock=clock) as limiter:
+        for _ in range(10):
+            assert limiter.check({"ip": CLIENT}).allowed
+            clock.advance(1)
+        while (denied := limiter.check({"ip": CLIENT})).allowed:
+            pass
+    assert (math.ceil(denied.retry_after), math.ceil(denied.reset_after)) == (int(retry_after), int(reset))
+
+
+def test_the_times_of_every_algorithm_are_shown():
+    assert {algorithm for algorithm, _, _ in RESETS} == set(ALGORITHMS) - {"concurrency"}
