@@ -71,6 +71,38 @@ async def item(item: int, mail: Mail, told: Annotated[str, Depends(through)]) ->
 
 app.include_router(shop)
 
+
+class Letter:
+    """A dependency that is a class, which asks for the rule by its arguments."""
+
+    def __init__(self, mail: Mail, to: str = "ann") -> None:
+        self.left, self.to = mail.remaining, to
+
+
+class Stamp:
+    """A dependency that is an object, which asks for the rule when it is called."""
+
+    async def __call__(self, mail: Mail) -> int | None:
+        return mail.remaining
+
+
+@app.get("/class")
+async def by_class(letter: Annotated[Letter, Depends()], stamp: Annotated[int | None, Depends(Stamp())]) -> str:
+    return f"{letter.to} {letter.left} {stamp}"
+
+
+outer = APIRouter(prefix="/outer")
+inner = APIRouter(prefix="/inner", dependencies=[Depends(limited("exports"))])
+
+
+@inner.get("/")
+async def within() -> str:
+    return "within"
+
+
+outer.include_router(inner, dependencies=[Depends(limited("mail"))])
+app.include_router(outer)
+
 everywhere = FastAPI(dependencies=[Depends(limited("mail"))])
 add_rate_limits(everywhere, RULES | {"response": {"status": 403, "body": "problem", "message": "no more"}})
 

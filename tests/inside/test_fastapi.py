@@ -20,7 +20,9 @@ from tests.shells.asking import serve, websocket_scope
 client = client_of(lambda: TestClient(app), uvicorn={"app": "tests.inside.fastapi_app:app", "workers": 2})
 
 
-@pytest.mark.parametrize("path", ["/mail", "/blocking", "/own-response", "/shop/7", "/later"])
+@pytest.mark.parametrize(
+    "path", ["/mail", "/blocking", "/own-response", "/shop/7", "/later", "/class", "/outer/inner/"]
+)
 def test_a_dependency(client, me, path):
     answers = [client.get(path, headers=me) for _ in range(3)]
     assert [answer.status_code for answer in answers] == [200, 200, 429]
@@ -37,6 +39,10 @@ def test_the_decision_and_one_charge_for_router_endpoint_and_dependency(client, 
     assert client.get("/blocking", headers=me).json() == 1
     assert client.get("/shop/7", headers=me).json() == {"item": 7, "left": 0, "told": "through mail"}
     assert client.get("/free", headers=me).headers["X-RateLimit-Remaining"] == "6"
+
+
+def test_a_class_and_an_object_as_dependencies_charge_the_rule_once(client, me):
+    assert client.get("/class?to=bob", headers=me).json() == "bob 1 1"
 
 
 def test_a_cost_times_the_rule_s(client, me):
@@ -60,7 +66,16 @@ def test_the_openapi_tells_of_it(client):
     told = {path: operations["get"]["responses"].get("429") for path, operations in paths.items()}
     assert told.pop("/free") is None
     assert told.pop("/export")["description"] == "my own"
-    assert set(told) == {"/mail", "/blocking", "/own-response", "/turns", "/later", "/shop/{item}"}
+    assert set(told) == {
+        "/class",
+        "/outer/inner/",
+        "/mail",
+        "/blocking",
+        "/own-response",
+        "/turns",
+        "/later",
+        "/shop/{item}",
+    }
     for response in told.values():
         assert response["description"] == "Too Many Requests"
         assert set(response["headers"]) == {
