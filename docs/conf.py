@@ -4,10 +4,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import pictures  # beside this file; they need the line above
+import commands  # beside this file; they need the line above
+import pictures
 import words
 from django.conf import settings
 
+commands.write()
 words.write()
 pictures.write()
 settings.configure()  # Django REST framework reads them when it is imported

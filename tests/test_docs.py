@@ -1,5 +1,6 @@
 """What the documentation shows is what a user copies: its YAML blocks, and the snippets of its tables."""
 
+import importlib.util
 import re
 
 import httpx
@@ -98,6 +99,18 @@ def test_every_command_stands_in_the_table_of_commands():
     assert set(get_command(app).commands) <= {re.split(r"\W", row)[0] for row in rows}
 
 
+def test_the_reference_of_commands_has_every_command_with_its_options():
+    pytest.importorskip("typer")
+    spec = importlib.util.spec_from_file_location("docs_commands", ROOT / "docs" / "commands.py")
+    commands = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(commands)
+    sections = dict(part.partition("\n")[::2] for part in commands.page().split("\n## ")[1:])
+    assert {"check", "rules push", "override set", "worker"} <= set(sections)
+    for name, command in commands.commands():
+        options = [option for parameter in command.params for option in parameter.opts if option.startswith("-")]
+        assert [option for option in options if f"`{option}`" not in sections[name]] == []
+
+
 INDEX = (ROOT / "docs" / "index.md").read_text()
 
 
@@ -124,7 +137,7 @@ def leads_somewhere(page, target):
     """Whether a relative link of a page leads to a file and, if it names a section, to a heading or an anchor in it."""
     name, _, section = target.partition("#")
     found = page.parent / name if name else page
-    if found == ROOT / "docs" / "words.md":  # made by the build
+    if found in {ROOT / "docs" / name for name in ("commands.md", "words.md")}:  # made by the build
         return True
     if not found.is_file():
         return False
