@@ -192,7 +192,7 @@ class RateLimitMiddleware:
         else:
             if not self._trio_logged:
                 self._trio_logged = True
-                _log.error("ratelimit_mw: no request is limited: %s", error)
+                _log.error("no request is limited: %s", error)
             scope["ratelimit"] = AsyncHandle(Verdict((), None), self._limiter, AsgiRequest(scope), self._limiter.rules)
             await self.app(scope, receive, send)
 

@@ -2,13 +2,14 @@
 
 import logging
 import sys
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
 from ratelimit_mw.algorithms import ALGORITHMS
-from ratelimit_mw.cli import counters, explain, operators, rules
+from ratelimit_mw.cli import counters, explain, operators, routes, rules
 from ratelimit_mw.cli.common import Json, say, say_json, say_table
 from ratelimit_mw.clock import ManualClock
 from ratelimit_mw.config.file import json_schema
@@ -64,6 +65,12 @@ def schema() -> None:
     say_json(json_schema())
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        say(f"ratelimit-mw {version('ratelimit_mw')}")
+        raise typer.Exit
+
+
 app = typer.Typer(
     name="ratelimit-mw",
     help="Check rate limit rules, explain decisions, show counters and reset them.",
@@ -76,26 +83,47 @@ app = typer.Typer(
 
 
 @app.callback()
-def prepare() -> None:
+def prepare(
+    context: typer.Context,
+    *,
+    show_version: Annotated[  # noqa: ARG001 - typer calls `_print_version`
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
     """Run before every command."""
     # `python:` sources are imported from the current folder, as in an app that is started there.
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
     log = logging.getLogger("ratelimit_mw")
-    if not any(isinstance(handler, _Notes) for handler in log.handlers):
-        log.addHandler(_Notes(logging.WARNING))
+    for handler in [each for each in log.handlers if isinstance(each, _Notes)]:
+        log.removeHandler(handler)
+    log.addHandler(_Notes(context.invoked_subcommand or ""))
+
+
+_TOPICS = {"secret": ("explain", "show", "top", "reset", "override", "worker"), "memory": ("explain",)}
+"""Warnings that only some commands print: those that make or show keys, and those that read counters in memory."""
 
 
 class _Notes(logging.Handler):
-    """Prints the warnings of the package to stderr, for example about a user's function that fails."""
+    """Prints the warnings of the package to stderr, for example about a user's function that fails.
+
+    `command` is the command that runs.
+    """
+
+    def __init__(self, command: str) -> None:
+        super().__init__(logging.WARNING)
+        self._command = command
 
     def emit(self, record: logging.LogRecord) -> None:
-        typer.echo(f"note: {record.getMessage()}", err=True)
+        topic = getattr(record, "ratelimit_topic", None)
+        if topic is None or self._command in _TOPICS[topic]:
+            typer.echo(f"note: {record.getMessage()}", err=True)
 
 
 _COMMANDS = (
     explain.check,
     explain.explain,
+    routes.routes,
     counters.show,
     counters.top,
     counters.reset,

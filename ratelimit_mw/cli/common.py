@@ -1,10 +1,12 @@
 """The parts that commands share: options, output, and the limiter and store that they use."""
 
 import dataclasses
+import importlib
 import json
 import math
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -18,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ratelimit_mw.errors import ConfigurationError, Problem, StoreUnavailable
+from ratelimit_mw.errors import ConfigurationError, Problem, StoreUnavailable, near
 from ratelimit_mw.identity.address import canonical
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.rules.domains import Rules
@@ -26,13 +28,19 @@ from ratelimit_mw.stores import Store, open_store
 from ratelimit_mw.stores.shards import Shards
 
 DEFAULT_CONFIG = "ratelimits.yaml"
+CONFIG_VARIABLE = "RATELIMIT_CONFIG"
+"""The variable of the environment that names the rules, for commands that are not told where they are."""
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Config = Annotated[
     str,
     typer.Option(
-        "--config", "-c", metavar="RULES", envvar="RATELIMIT_CONFIG", help="The rules: a file, a folder or a Redis URL."
+        "--config", "-c", metavar="RULES", envvar=CONFIG_VARIABLE, help="The rules: a file, a folder or a Redis URL."
     ),
+]
+ConfigArgument = Annotated[
+    str,
+    typer.Argument(metavar="[RULES]", envvar=CONFIG_VARIABLE, help="The rules: a file, a folder or a Redis URL."),
 ]
 Storage = Annotated[
     str | None,
@@ -192,6 +200,38 @@ def _blank(text: str) -> str:
 def _printable(text: str) -> str:
     """Return `text` without characters that could move the cursor of a terminal."""
     return "".join(character if character.isprintable() or character == "\t" else "·" for character in text)
+
+
+def _why(error: Exception, module: str, attribute: str) -> str:
+    """Say why an app cannot be imported."""
+    if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
+        return f"{error} in {Path.cwd()} or among the installed packages"
+    if isinstance(error, AttributeError) and module in sys.modules:
+        hint = near(attribute, [each for each in vars(sys.modules[module]) if not each.startswith("_")])
+        return f"{error}{f' ({hint})' if hint else ''}"
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error}\n  {last.filename}:{last.lineno}"
+
+
+def imported(name: str) -> Any:
+    """Import the app at `package.module:attribute`. If it cannot be imported, end the command.
+
+    A name that ends with `()` is an app factory, which is called.
+    """
+    module, colon, attribute = name.partition(":")
+    if not colon or not module or not attribute:
+        fail(f"{name!r} is not an app; write --app package.module:app", Exit.USAGE)
+    factory, attribute = attribute.endswith("()"), attribute.removesuffix("()")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+        found = found() if factory else found
+    except Exception as error:  # noqa: BLE001 - the app's own code may raise anything
+        fail(f"the app {name!r} can't be imported: {_why(error, module, attribute)}", Exit.USAGE)
+    if not callable(found):
+        fail(f"{name!r} is not an app: it can't be called", Exit.USAGE)
+    return found
 
 
 T = TypeVar("T")

@@ -1,12 +1,14 @@
 """`ratelimit-mw check` reports the errors of a rules file. `ratelimit-mw explain` explains a decision."""
 
 import asyncio
+import os
 from typing import Annotated, Any
 from urllib.parse import unquote
 
 import typer
 
 from ratelimit_mw.cli.common import (
+    CONFIG_VARIABLE,
     DEFAULT_CONFIG,
     Attribute,
     Config,
@@ -25,38 +27,63 @@ from ratelimit_mw.cli.common import (
     say_lines,
     with_retries,
 )
+from ratelimit_mw.cli.routes import Comparison, app_routes, compare
 from ratelimit_mw.config.load import examine
 from ratelimit_mw.decision.explanation import Explanation
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.identity.http_request import AsgiRequest
 from ratelimit_mw.limiter import RateLimiter
-from ratelimit_mw.rules.domains import Examined
+from ratelimit_mw.rules.domains import Examined, rule_names
 
 
 def check(
-    files: Annotated[list[str], typer.Argument(metavar="FILE", help="Files of rules, or folders of them.")],
+    files: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[FILE]...",
+            help=f"Files of rules, or folders of them. Default: {CONFIG_VARIABLE}, or {DEFAULT_CONFIG}.",
+        ),
+    ] = None,
     *,
+    app: Annotated[
+        str | None,
+        typer.Option("--app", metavar="MODULE:APP", help="Compare the rules with the routes of this app."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Report all errors in rules files, with their places. The exit code is 0 if all files can be loaded.
 
     Warnings are about rules that can be loaded but have no effect: they match no request, another rule always replaces
     them, or they can never deny because a stricter rule always denies first.
+
+    With `--app`, a rule whose path matches no route of the app is a warning, and the routes are listed that no rule
+    has a path for. A name in a decorator or dependency that no rule has is an error.
     """
-    examined = {file: examine(file) for file in files}
-    ok = all(found.rules is not None for found in examined.values())
+    examined = {file: examine(file) for file in files or [os.environ.get(CONFIG_VARIABLE) or DEFAULT_CONFIG]}
+    compared: dict[str, Comparison] = {}
+    if app is not None:
+        routes = app_routes(app)
+        known = {name for found in examined.values() if found.rules for name in rule_names(found.rules)}
+        compared = {file: compare(app, routes, found, known) for file, found in examined.items()}
+        examined = {file: comparison.examined for file, comparison in compared.items()}
     if as_json:
-        say_json({"ok": ok, "files": [_as_mapping(file, found) for file, found in examined.items()]})
+        mappings = [_as_mapping(file, found, compared.get(file)) for file, found in examined.items()]
+        say_json({"ok": all(map(_usable, examined.values())), "files": mappings})
     else:
         for file, found in examined.items():
             reported = [(problem, "error") for problem in found.problems]
             reported += [(warning, "warning") for warning in found.warnings]
-            say_lines([*diagnostics(reported), _summary(file, found)])
-    raise typer.Exit(Exit.OK if ok else Exit.PROBLEMS)
+            listed = compared[file].lines() if file in compared else ()
+            say_lines([*diagnostics(reported), *listed, _summary(file, found)])
+    raise typer.Exit(Exit.OK if all(map(_usable, examined.values())) else Exit.PROBLEMS)
+
+
+def _usable(found: Examined) -> bool:
+    return found.rules is not None and not found.problems
 
 
 def _summary(file: str, found: Examined) -> str:
-    parts = [] if found.rules is None else [f"valid, {_count(len(found.rules.rules), 'rule')}"]
+    parts = [f"valid, {_count(len(found.rules.rules), 'rule')}"] if found.rules and not found.problems else []
     shadows = _in_shadow(found)
     parts += [f"shadow: {' and '.join(shadows)} is not enforced"] if shadows else []
     parts += [_count(len(found.problems), "problem")] if found.problems else []
@@ -73,15 +100,16 @@ def _count(number: int, word: str) -> str:
     return f"{number} {word}{'s' * (number != 1)}"
 
 
-def _as_mapping(file: str, found: Examined) -> dict[str, object]:
-    return {
+def _as_mapping(file: str, found: Examined, compared: Comparison | None) -> dict[str, object]:
+    mapping: dict[str, object] = {
         "file": file,
-        "ok": found.rules is not None,
+        "ok": _usable(found),
         "shadow": _in_shadow(found),
         "rules": None if found.rules is None else [rule.name for rule in found.rules.rules],
         "problems": found.problems,
         "warnings": found.warnings,
     }
+    return mapping if compared is None else {**mapping, "without_path": compared.without_path}
 
 
 def explain(

@@ -2,10 +2,10 @@
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from ratelimit_mw.config.documents import Config, Document, gather, parse
-from ratelimit_mw.config.file import DOMAIN, FILE, SHARED, compile_file, read_file
+from ratelimit_mw.config.file import DOMAIN, FILE, RULES, SHARED, compile_file, read_file
 from ratelimit_mw.config.lint import lint
 from ratelimit_mw.config.tree import Map, Problems, kind
 from ratelimit_mw.config.word import Values, Word
@@ -58,11 +58,10 @@ def examine(config: Config, *, environ: Mapping[str, str] = os.environ, thorough
 
 
 def _rules_or_raise(examined: Examined, logged: set[str] | None = None) -> Rules:
-    rules, problems, warnings = examined
-    if rules is None:
-        raise ConfigurationError(problems)
-    _log(warnings, logged)
-    return rules
+    if examined.rules is None:
+        raise ConfigurationError(examined.problems)
+    _log(examined.warnings, logged)
+    return examined.rules
 
 
 def _log(warnings: Sequence[Problem], logged: set[str] | None) -> None:
@@ -136,7 +135,8 @@ def compose(
             warnings = _unused_shedding(everything, rules)
             for part, made in zip(parts, compiled, strict=True):
                 warnings += _warnings(part, made, thorough=thorough)
-            return Examined(rules, (), tuple(warnings))
+            paths = dict(_paths(parts, compiled)) if thorough else {}
+            return Examined(rules, (), tuple(warnings), paths)
     return Examined(None, tuple(problem for part in everything for problem in part.problems.in_order()))
 
 
@@ -145,6 +145,16 @@ def _warnings(part: _Part, rules: RuleSet, *, thorough: bool) -> list[Problem]:
     unserved = rules.without_user if thorough else ()  # an app's middleware knows whether these apply
     found = (*rules.warnings, *unserved, *ineffective.in_order())
     return sorted(found, key=lambda problem: (problem.line, problem.column))
+
+
+def _paths(parts: Sequence[_Part], compiled: Sequence[RuleSet]) -> Iterator[tuple[tuple[str, str], list[Problem]]]:
+    """Yield the places of the paths of each rule that has any."""
+    for part, made in zip(parts, compiled, strict=True):
+        for rule in made.compiled:
+            section = part.file[RULES][rule.rank]
+            places = [section.place("match", "path", index) for index in range(len(rule.match.templates))]
+            found = [Problem(place.path, place.file, place.line, place.column) for place in places]
+            yield (made.domain, rule.rule.name), found
 
 
 def _unused_shedding(parts: Sequence[_Part], rules: Rules) -> list[Problem]:

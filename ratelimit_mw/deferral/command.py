@@ -5,23 +5,24 @@ show and queue again what the worker gave up. All need the rules file and the Re
 """
 
 import asyncio
-import importlib
 import logging
 import signal
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
 from ratelimit_mw.cli.common import (
     DEFAULT_CONFIG,
     Config,
+    ConfigArgument,
     Exit,
     Json,
     Storage,
     fail,
+    imported,
     open_limiter,
     say,
     say_json,
@@ -119,7 +120,7 @@ _STOPS = (signal.SIGTERM, signal.SIGINT)
 
 
 def worker(
-    config: Annotated[str, typer.Argument(metavar="RULES", help="A file, a folder or a Redis URL.")] = DEFAULT_CONFIG,
+    config: ConfigArgument = DEFAULT_CONFIG,
     *,
     app: Annotated[
         str | None, typer.Option("--app", metavar="MODULE:APP", help="Call this app in the worker's own process.")
@@ -149,7 +150,7 @@ def worker(
         fail(f"{to!r} is not the URL of an app; write --to http://host:port", Exit.USAGE)
     _log_everything()
     with deferring(config, storage) as limiter:
-        target = over_http(to) if to is not None else in_process(_imported(str(app)))
+        target = over_http(to) if to is not None else in_process(imported(str(app)))
         try:
             asyncio.run(_run_worker(limiter, target, at_once, timeout))
         except RuntimeError as error:  # the app's startup
@@ -170,22 +171,6 @@ async def _run_worker(
         say("worker: ready")
         await worker.run()
         say("worker: stopped")
-
-
-def _imported(name: str) -> Any:
-    """Import the app at `package.module:attribute`. If it cannot be imported, end the command."""
-    module, colon, attribute = name.partition(":")
-    if not colon:
-        fail(f"{name!r} is not an app; write --app package.module:app", Exit.USAGE)
-    try:
-        found: Any = importlib.import_module(module)
-        for part in attribute.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
-        fail(f"the app {name!r} can't be imported: {error}", Exit.USAGE)
-    if not callable(found):
-        fail(f"{name!r} is not an app: it can't be called", Exit.USAGE)
-    return found
 
 
 def _log_everything() -> None:

@@ -211,6 +211,7 @@ class Attributes:
                 "domain %r alone, so anyone who can read the store can test guesses; set client.secret to the same "
                 "value in every process",
                 self._client.domain,
+                extra={"ratelimit_topic": "secret"},
             )
 
     def _make_reader(self, name: str) -> Reader:

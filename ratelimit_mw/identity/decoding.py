@@ -6,7 +6,7 @@ Frameworks differ. A limit must hold for the value that the app reads, so this m
 import posixpath
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote, unquote_to_bytes, urlparse
@@ -309,22 +309,23 @@ def _without_root(path: str, root: str, framework: str) -> tuple[str, ...]:
 
 
 def framework_of(app: Any) -> str:
-    """Return the framework whose router is inside `app`, as the name of its package, or "" if it is unknown.
-
-    Middlewares are unwrapped if they keep the app in one of the usual attributes.
-    """
-    found, seen = "", set[int]()
-    queue = [app]
-    while queue and len(seen) < _MAX_APPS:
-        each = queue.pop(0)
-        each = getattr(each, "__self__", each)  # a bound method, as `quart_app.asgi_app` is
-        if id(each) in seen or isinstance(each, type) or each is None:
-            continue
-        seen.add(id(each))
+    """Return the framework whose router is inside `app`, as the name of its package, or "" if it is unknown."""
+    found = ""
+    for each in apps_inside(app):
         packages = (kind.__module__.partition(".")[0] for kind in type(each).__mro__)
         found = next((package for package in packages if package in _KNOWN), found)
-        queue += _inside(each)
     return found
+
+
+def apps_inside(app: Any) -> Iterator[Any]:
+    """Yield an app and the apps inside it. Middlewares are unwrapped if they keep the app in a usual attribute."""
+    seen, queue = set[int](), [app]
+    while queue and len(seen) < _MAX_APPS:
+        each = getattr(queue[0], "__self__", queue.pop(0))  # a bound method, as `quart_app.asgi_app` is
+        if not (id(each) in seen or isinstance(each, type) or each is None):
+            seen.add(id(each))
+            yield each
+            queue += _inside(each)
 
 
 def _inside(app: Any) -> Iterable[Any]:
@@ -337,9 +338,8 @@ def forced_root(framework: str) -> str:
     """Return Django's FORCE_SCRIPT_NAME, the prefix that its ASGI handler cuts off paths, or "" if it is not set."""
     conf = sys.modules.get("django.conf") if framework in {"django", ""} else None
     settings: Any = getattr(conf, "settings", None)
-    if settings is None or not settings.configured:
-        return ""
-    return str(getattr(settings, "FORCE_SCRIPT_NAME", None) or "")
+    configured = settings is not None and settings.configured
+    return str(getattr(settings, "FORCE_SCRIPT_NAME", None) or "") if configured else ""
 
 
 JoinLines = Callable[[Sequence[str]], str]

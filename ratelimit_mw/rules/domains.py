@@ -1,7 +1,7 @@
 """The rules of several files, one domain each, and the check of the rule names that an app uses."""
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -132,6 +132,8 @@ class Examined(NamedTuple):
     rules: Rules | None
     problems: tuple[Problem, ...]
     warnings: tuple[Problem, ...] = ()
+    paths: Mapping[tuple[str, str], Sequence[Problem]] = {}
+    """Where each path of a rule is, by domain and name. The message is the dotted name of the key."""
 
 
 def rule_names(rules: Rules) -> set[str]:

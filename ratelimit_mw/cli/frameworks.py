@@ -1,0 +1,379 @@
+"""Reads the routes of an app: methods and path templates, of mounted apps, blueprints and includes, too.
+
+`FRAMEWORKS` has one function for each framework. None of them imports a framework: an app has imported its own.
+"""
+
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from importlib import import_module
+from itertools import count, product
+from typing import Any, NamedTuple
+
+from ratelimit_mw.errors import TemplateError
+from ratelimit_mw.http.asked import RULES_OF_VIEW
+from ratelimit_mw.identity.decoding import apps_inside
+from ratelimit_mw.rules.inline import InlineLimit
+from ratelimit_mw.rules.path_templates import KINDS, Template, parse
+
+ANY = "*"
+"""The method of a route that takes every method."""
+
+_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
+
+
+Wanted = str | InlineLimit
+"""What a decorator asks for: the name of a rule, or a limit."""
+
+
+class Route(NamedTuple):
+    """One route of an app.
+
+    Attributes:
+        path: The path template, as the framework writes it, after the prefixes of what it is mounted in.
+        templates: The paths that the route serves, as rules write them. Almost always one.
+        methods: Its methods, or `ANY`. HEAD is left out beside GET, and so is OPTIONS if the framework answers it.
+        websocket: True if it serves WebSockets.
+        asked: What its decorators and dependencies ask for: names of rules, and limits.
+        exact: False if `templates` also match paths that the route does not serve, because the framework's template
+            has no equivalent in rules (a regular expression, for example).
+    """
+
+    path: str
+    templates: tuple[Template, ...]
+    methods: tuple[str, ...] = (ANY,)
+    websocket: bool = False
+    asked: tuple[Wanted, ...] = ()
+    exact: bool = True
+
+
+class _Prefix(NamedTuple):
+    """What an app is mounted at: as its framework writes it, and as rules write it."""
+
+    shown: str = ""
+    text: str = ""
+    exact: bool = True
+
+
+class UnknownApp(Exception):
+    """The app is of no framework whose routes can be read."""
+
+
+def routes_of(app: Any) -> list[Route]:
+    """Return the routes of an app, in the order of its router. Middlewares around the app are unwrapped.
+
+    Raises UnknownApp.
+    """
+    found = _routes(app, _Prefix())
+    if found is None:
+        kind = type(app)
+        raise UnknownApp(kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}")
+    return list(found)
+
+
+def _routes(app: Any, prefix: _Prefix) -> Iterator[Route] | None:
+    """The routes of an app, or None if it is of no known framework."""
+    for each in apps_inside(app):
+        for kind in type(each).__mro__:
+            read = FRAMEWORKS.get(kind.__module__.partition(".")[0])
+            if read is not None and (found := read(each, prefix)) is not None:
+                return found
+    return None
+
+
+def _mounted(app: Any, prefix: _Prefix) -> Iterator[Route]:
+    """The routes of a mounted app. An app that cannot be read serves all paths below its prefix."""
+    found = _routes(app, prefix)
+    if found is not None:
+        yield from found
+    else:
+        yield _route(prefix, "/*", "/*")
+
+
+def _route(prefix: _Prefix, shown: str, text: str, *, exact: bool = True, **fields: Any) -> Route:
+    """Make a route. `text` is its template as rules write it, apart from the names of parameters."""
+    template, exact_here = _parsed(prefix.text + text)
+    return Route(prefix.shown + shown, (template,), exact=exact and exact_here and prefix.exact, **fields)
+
+
+def _parsed(text: str) -> tuple[Template, bool]:
+    """Parse a template. If rules cannot express it, return one that matches more, and False."""
+    numbers = count()
+    text = re.sub(r"\{\w+", lambda _: f"{{p{next(numbers)}", text) or "/"  # a name may be there twice
+    try:
+        return parse(text), True
+    except TemplateError:
+        pieces = text.split("/")[1:]
+    for kept in range(len(pieces) - 1, 0, -1):
+        try:
+            return parse("/" + "/".join(pieces[:kept]) + "/*"), False
+        except TemplateError:
+            continue
+    return parse("/*"), False
+
+
+def _methods(methods: Iterable[str] | None, *, automatic_options: bool = False) -> tuple[str, ...]:
+    found = {method.upper() for method in methods or ()}
+    found -= ({"HEAD"} if "GET" in found else set()) | ({"OPTIONS"} if automatic_options else set())
+    return tuple(sorted(found)) or (ANY,)
+
+
+def _asked(kind: Any, *views: Any) -> tuple[Wanted, ...]:
+    """What the decorators of these views ask for. `kind` is the class that they belong to, if there is one."""
+    found: dict[Wanted, None] = {}
+    for view in views:
+        while isinstance(view, partial):
+            view = view.func  # noqa: PLW2901
+        for placed in getattr(view, RULES_OF_VIEW, ()):
+            found[placed.of(kind if isinstance(placed.view, type) else placed.view)] = None
+    return tuple(found)
+
+
+def _by_method(kind: Any, allowed: Iterable[str], *views: Any) -> Iterator[tuple[tuple[str, ...], tuple[Wanted, ...]]]:
+    """The methods of a class of views, in groups whose handlers ask for the same rules, and these rules."""
+    groups: dict[tuple[Wanted, ...], list[str]] = {}
+    for method in allowed:
+        handler = getattr(kind, method.lower(), None)
+        if handler is not None:
+            groups.setdefault(_asked(kind, *views, handler), []).append(method)
+    for asked, methods in groups.items():
+        yield _methods(methods), asked
+
+
+def _kind_of(pattern: str) -> tuple[str, bool]:
+    """The kind of parameter whose values include all texts that a regular expression matches.
+
+    Also whether the expression seems to match nearly all of these values.
+    """
+    if pattern in (r"\d+", "[0-9]+", r"[\d]+"):
+        return "int", True
+    try:
+        matches = re.compile(pattern).fullmatch
+    except re.error:
+        return "path", False
+    if any(map(matches, ("x/x", "1/1", "x/x/x"))):
+        return "path", matches("x/x1a") is not None
+    return "str", matches("x1a") is not None
+
+
+# ------------------------------------------------------------------------------------------ Starlette and FastAPI
+
+
+def _starlette(app: Any, prefix: _Prefix, walk: Callable[[Any], Iterable[Any]] = iter) -> Iterator[Route] | None:
+    """The routes of an app or a router of Starlette."""
+    routes = getattr(app, "routes", None)
+    return None if routes is None else _of_starlette(routes, prefix, walk)
+
+
+def _fastapi(app: Any, prefix: _Prefix) -> Iterator[Route] | None:
+    """The routes of a FastAPI app. Newer versions of FastAPI list those of included routers separately."""
+    return _starlette(app, prefix, getattr(import_module("fastapi.routing"), "iter_route_contexts", iter))
+
+
+def _of_starlette(routes: Any, prefix: _Prefix, walk: Callable[[Any], Iterable[Any]]) -> Iterator[Route]:
+    for route in walk(routes):
+        original = getattr(route, "original_route", route)
+        kinds = {kind.__name__ for kind in type(original).__mro__}
+        path = getattr(route, "path", None)
+        if "Mount" in kinds:
+            yield from _mounted(route.app, _below(prefix, str(path), _from_starlette(route)))
+        elif "Host" in kinds:
+            yield from _mounted(route.app, prefix)
+        elif path is not None:
+            yield from _endpoint(route, prefix, str(path), websocket="WebSocketRoute" in kinds)
+
+
+def _below(prefix: _Prefix, shown: str, text: str) -> _Prefix:
+    return _Prefix(prefix.shown + shown.rstrip("/"), prefix.text + text.rstrip("/"), prefix.exact)
+
+
+def _from_starlette(route: Any) -> str:
+    """The template of a route or a mount, with kinds of parameters that rules know. A `path` may be empty."""
+    convertors: Mapping[str, Any] = route.param_convertors
+
+    def parameter(found: re.Match[str]) -> str:
+        kind = (found[2] or "str").lstrip(":")
+        return f"{{p:{kind if kind in KINDS else _kind_of(convertors[found[1]].regex)[0]}}}"
+
+    text = re.sub(r"\{(\w+)(:\w+)?\}", parameter, str(route.path))
+    return text.removesuffix("{p:path}") + "*" if text.endswith("/{p:path}") else text
+
+
+def _endpoint(route: Any, prefix: _Prefix, path: str, *, websocket: bool) -> Iterator[Route]:
+    view, text = getattr(route, "endpoint", None), _from_starlette(route)
+    views = (getattr(view, "dispatch", None),) if isinstance(view, type) else (view,)
+    asked = (*_dependencies(getattr(route, "dependant", None), view), *_asked(view, *views))
+    if isinstance(view, type) and not websocket and getattr(route, "methods", None) is None:
+        for methods, own in _by_method(view, _METHODS, getattr(view, "dispatch", None)):
+            yield _route(prefix, path, text, methods=methods, asked=own)
+        return
+    methods = ("GET",) if websocket else _methods(getattr(route, "methods", None))
+    yield _route(prefix, path, text, methods=methods, websocket=websocket, asked=tuple(dict.fromkeys(asked)))
+
+
+def _dependencies(dependant: Any, endpoint: Any) -> Iterator[Wanted]:
+    """The rules in the dependencies of a FastAPI route: those of `ratelimit_mw.fastapi.limited`."""
+    kind = getattr(sys.modules.get("ratelimit_mw.fastapi"), "Limited", None)
+    waiting = [dependant] if dependant is not None and kind is not None else []
+    while waiting:
+        each = waiting.pop(0)
+        waiting += each.dependencies
+        if isinstance(each.call, kind or ()):
+            yield each.call.of(endpoint)
+
+
+# ---------------------------------------------------------------------------------------------------------- Flask
+
+_CONVERTER = re.compile(r"<(?:(\w+)(?:\((.*?)\))?:)?\w+>")
+
+
+def _flask(app: Any, prefix: _Prefix) -> Iterator[Route] | None:
+    """The routes of a Flask app, with those of its blueprints."""
+    return None if getattr(app, "url_map", None) is None else _of_flask(app, prefix)
+
+
+def _of_flask(app: Any, prefix: _Prefix) -> Iterator[Route]:
+    for rule in app.url_map.iter_rules():
+        if rule.build_only:
+            continue
+        view = app.view_functions.get(rule.endpoint)
+        automatic = getattr(view, "provide_automatic_options", None) is None and getattr(
+            rule, "provide_automatic_options", True
+        )
+        methods = _methods(rule.methods, automatic_options=bool(automatic) and rule.methods != {"OPTIONS"})
+        kind = getattr(view, "view_class", None)
+        templates, exact = _from_werkzeug(rule.rule, app.url_map.converters)
+        parsed = [_parsed(prefix.text + text) for text in templates]
+        route = Route(
+            prefix.shown + rule.rule,
+            tuple(template for template, _ in parsed),
+            methods,
+            bool(getattr(rule, "websocket", False)),
+            _asked(kind, view),
+            exact and prefix.exact and all(fine for _, fine in parsed),
+        )
+        groups = list(_by_method(kind, methods, view)) if kind is not None else []
+        yield from (route._replace(methods=own, asked=asked) for own, asked in groups) if groups else [route]
+
+
+def _from_werkzeug(rule: str, converters: Mapping[str, Any]) -> tuple[list[str], bool]:
+    """The templates of a rule of werkzeug. `any(a, b)` makes several."""
+    exact = True
+    choices: list[list[str]] = []
+    end = 0
+    for found in _CONVERTER.finditer(rule):
+        choices.append([rule[end : found.start()]])
+        end = found.end()
+        name, arguments = found[1] or "default", found[2]
+        if name == "any":
+            choices.append([choice.strip().strip("\"'") for choice in (arguments or "").split(",")])
+            continue
+        known = {"default": "str", "string": "str"}.get(name, name)
+        kind, same = (known, not arguments) if known in KINDS else _kind_of(converters[name].regex)
+        exact = exact and same
+        choices.append([f"{{p:{kind}}}"])
+    choices.append([rule[end:]])
+    return ["".join(pieces) for pieces in product(*choices)], exact
+
+
+# --------------------------------------------------------------------------------------------------------- Django
+
+
+def _django(app: Any, prefix: _Prefix) -> Iterator[Route] | None:
+    """The routes of a Django project, from its URLconf."""
+    if not any(kind.__name__ == "BaseHandler" for kind in type(app).__mro__):
+        return None
+    resolver = import_module("django.urls").get_resolver()
+    return _of_django(resolver.url_patterns, _Prefix(prefix.shown + "/", prefix.text + "/", prefix.exact))
+
+
+def _of_django(patterns: Iterable[Any], prefix: _Prefix) -> Iterator[Route]:
+    for pattern in patterns:
+        included = getattr(pattern, "url_patterns", None)
+        shown, text, exact = _from_django(pattern.pattern, whole=included is None)
+        if included is not None:
+            yield from _of_django(included, _Prefix(prefix.shown + shown, prefix.text + text, prefix.exact and exact))
+            continue
+        for methods, asked in _of_view(pattern.callback):
+            yield _route(prefix, shown, text, exact=exact, methods=methods, asked=asked)
+
+
+def _of_view(view: Any) -> Iterator[tuple[tuple[str, ...], tuple[Wanted, ...]]]:
+    """The methods of a view, with the rules that they ask for. A function takes all methods, as far as is known."""
+    kind = getattr(view, "view_class", None) or getattr(view, "cls", None)
+    actions: Mapping[str, str] | None = getattr(view, "actions", None)
+    if kind is None:
+        yield (ANY,), _asked(None, view)
+        return
+    around = (view, getattr(kind, "dispatch", None))
+    if actions is not None:  # a view set of REST framework: its methods are named after what they do
+        for method, action in actions.items():
+            yield _methods([method]), _asked(kind, *around, getattr(kind, action, None))
+        return
+    allowed = [method.upper() for method in getattr(kind, "http_method_names", _METHODS) if method != "options"]
+    yield from _by_method(kind, allowed, *around)
+
+
+def _from_django(pattern: Any, *, whole: bool) -> tuple[str, str, bool]:
+    """A pattern of Django: how it is shown, its template, and whether that is exact.
+
+    `whole` is False for a prefix of other patterns.
+    """
+    shown, exact = str(pattern), True
+    converters: Mapping[str, Any] = getattr(pattern, "converters", None) or {}
+    if any(kind.__name__ == "RegexPattern" for kind in type(pattern).__mro__):
+        return re.sub(r"\A\^|(\$|\\Z)\Z", "", shown), *_from_expression(shown, whole=whole)
+
+    def parameter(found: re.Match[str]) -> str:
+        nonlocal exact
+        name = found[1] or "str"
+        kind, same = (name, True) if name in KINDS else _kind_of(converters[found[2]].regex)
+        exact = exact and same
+        return f"{{p:{kind}}}"
+
+    text = re.sub(r"<(?:(\w+):)?(\w+)>", parameter, shown)
+    return shown, text, exact
+
+
+_EXPRESSION = re.compile(
+    r"(?P<skip>\^|\$|\\Z|/\?\$?\Z)|\\(?P<escaped>[^\w])|\((?:\?P<\w+>)?(?P<group>(?:\\.|\[[^\]]*\]|[^()\\\[])*)\)(?![?*+{])"
+    r"|(?P<text>[\w/@:~ ,;=!&%-])(?![?*+{])"
+)
+
+
+def _from_expression(expression: str, *, whole: bool) -> tuple[str, bool]:
+    """The template of a regular expression. If it cannot be read to its end, the template matches all that may follow.
+
+    Rules and templates of REST framework's routers are read completely.
+    """
+    text, place, exact = "", 0, True
+    while place < len(expression):
+        found = _EXPRESSION.match(expression, place)
+        group = found["group"] if found is not None else None
+        if found is None or (group is not None and group.startswith("?")):
+            return _with_anything(text), False
+        if group is not None:
+            kind, same = _kind_of(group)
+            text, exact = f"{text}{{p:{kind}}}", exact and same
+        else:
+            text += found["escaped"] or found["text"] or ""
+        place = found.end()
+    if whole and not expression.endswith(("$", r"\Z")):
+        return _with_anything(text), False
+    return text, exact
+
+
+def _with_anything(text: str) -> str:
+    """A template of all paths that begin with `text`, or with what is before its last segment."""
+    begun = text[text.rfind("/") + 1 :]
+    return text + "{p:path}" if begun and "{" not in begun else text.removesuffix(begun) + "*"
+
+
+FRAMEWORKS: Mapping[str, Callable[[Any, _Prefix], Iterator[Route] | None]] = {
+    "fastapi": _fastapi,
+    "starlette": _starlette,
+    "flask": _flask,
+    "django": _django,
+}
+"""The readers of routes, by the framework's package. A reader returns None for an object that is not an app."""

@@ -1,0 +1,243 @@
+"""`ratelimit-mw routes`, and what `check --app` finds: the routes of an app beside the rules that apply to them."""
+
+import inspect
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+import typer
+
+from ratelimit_mw.cli.common import (
+    DEFAULT_CONFIG,
+    ConfigArgument,
+    Exit,
+    Json,
+    fail,
+    imported,
+    open_limiter,
+    say_json,
+    say_table,
+)
+from ratelimit_mw.cli.frameworks import ANY, Route, UnknownApp, routes_of
+from ratelimit_mw.errors import Problem, near
+from ratelimit_mw.rules.coverage import Coverage, covered
+from ratelimit_mw.rules.domains import Examined, Rules, unknown_rule
+from ratelimit_mw.rules.path_templates import Template, text_of
+from ratelimit_mw.rules.sample_paths import sample_path
+
+App = Annotated[str, typer.Option("--app", metavar="MODULE:APP", help="The app, as in shop.main:app.")]
+
+
+def _is_factory(app: Any) -> bool:
+    """Whether it is a function that takes no argument. An app takes two or three."""
+    if not inspect.isfunction(app):
+        return False
+    return all(
+        each.default is not each.empty or each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+        for each in inspect.signature(app).parameters.values()
+    )
+
+
+def app_routes(name: str) -> list[Route]:
+    """Return the routes of the app with this name. End the command if they cannot be read."""
+    app = imported(name)
+    if _is_factory(app):
+        fail(f"{name!r} is a function that makes an app; write --app '{name}()'", Exit.USAGE)
+    try:
+        return routes_of(app)
+    except UnknownApp as unknown:
+        frameworks = "Starlette, FastAPI, Flask and Django"
+        fail(f"the routes of {name!r} can't be read: it is a {unknown}, and only {frameworks} are known", Exit.USAGE)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One rule that requests of a route ask.
+
+    Attributes:
+        rule: The name of the rule.
+        domain: The domain of the rule. Empty for a rule that is asked for by name and is in no domain.
+        limit: The text of a limit that a decorator declares. Empty for a rule of the file.
+        covers: "all" requests, or "some", by their path or because another rule replaces it. "maybe" some, if rules
+            cannot express the route's own template.
+        conditions: What a request must have in addition.
+        by_name: True if a decorator or a dependency asks for it, or declares it.
+        general: True if it has no `match.path`, and is not asked for by name.
+    """
+
+    rule: str
+    domain: str
+    limit: str
+    covers: str
+    conditions: tuple[str, ...]
+    by_name: bool
+    general: bool
+
+    def __str__(self) -> str:
+        asked = "in the code" if self.limit else "by name"
+        notes = [*([self.covers] if self.covers != "all" else []), *([asked] if self.by_name else [])]
+        notes += [f"if {condition}" for condition in self.conditions]
+        shown = self.limit or self.rule
+        return f"{shown} ({', '.join(notes)})" if notes else shown
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The rules of one route and some of its methods.
+
+    Attributes:
+        methods: The methods; `*` for all others.
+        path: The template of the route, as the framework writes it.
+        websocket: True if the route serves WebSockets.
+        exempt: "all", "some" or "no": whether its requests are exempt.
+        rules: The rules, in the order in which they are asked.
+    """
+
+    methods: tuple[str, ...]
+    path: str
+    websocket: bool
+    exempt: str
+    rules: tuple[Asked, ...]
+
+    @property
+    def protected(self) -> bool:
+        """Whether the route is exempt, or has a rule for its path or by name."""
+        return self.exempt == "all" or any(not asked.general for asked in self.rules)
+
+    def cells(self) -> tuple[str, str, str]:
+        """The cells of the table of `routes`."""
+        exempt = {"all": ["exempt"], "some": ["exempt (some)"], "no": []}[self.exempt]
+        rules = ", ".join([*exempt, *map(str, self.rules)])
+        return self.shown_methods, self.path, rules or "-"
+
+    @property
+    def shown_methods(self) -> str:
+        """The methods, for people."""
+        return "WebSocket" if self.websocket else ",".join(self.methods)
+
+
+def rows_of(routes: Iterable[Route], rules: Rules) -> Iterator[Row]:
+    """Yield the routes with their rules. Methods of a route that ask the same rules share a row."""
+    named = sorted({method for part in rules.parts for rule in part.compiled for method in rule.match.methods})
+    # One method stands for all that no rule names.
+    other = next(method for method in ("GET", "POST", "PUT", "PATCH", "DELETE", "LOCK") if method not in named)
+    for route in routes:
+        shared: dict[tuple[str, tuple[Asked, ...]], list[str]] = {}
+        methods = [other, *named] if ANY in route.methods else list(route.methods)
+        for method in methods:
+            shared.setdefault(_asked(route, method, rules), []).append(method)
+        for (exempt, asked), alike in shared.items():
+            shown = (ANY,) if ANY in route.methods and other in alike else tuple(alike)
+            yield Row(shown, route.path, route.websocket, exempt, asked)
+
+
+def _asked(route: Route, method: str, rules: Rules) -> tuple[str, tuple[Asked, ...]]:
+    """How many requests of a route are exempt, and the rules that requests ask."""
+    each = [covered(rules, template, method, websocket=route.websocket) for template in route.templates]
+    found: dict[tuple[str, str], list[Coverage]] = {}
+    for one in each:
+        for coverage in one.rules:
+            found.setdefault((coverage.domain, coverage.rule), []).append(coverage)
+    asked = []
+    for (domain, name), own in found.items():
+        partial = len(own) < len(each) or any(coverage.partial for coverage in own)
+        covers = "all" if not partial else "some" if route.exact else "maybe"
+        asked.append(Asked(name, domain, "", covers, own[0].conditions, by_name=False, general=own[0].general))
+    if all(one.exempt for one in each):  # from rules that are asked for by name, too
+        return "all", ()
+    domains = {rule.rule.name: part.domain for part in reversed(rules.parts) for rule in part.compiled}
+    for wanted in route.asked:
+        name, limit = (wanted, "") if isinstance(wanted, str) else (wanted.name, wanted.limit)
+        asked.append(Asked(name, domains.get(name, ""), limit, "all", (), by_name=True, general=False))
+    return "some" if any(one.partly_exempt for one in each) else "no", tuple(asked)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A rules file beside the routes of an app.
+
+    Attributes:
+        app: The name of the app.
+        examined: What `check` found in the file, and what the comparison adds.
+        without_path: The routes that no rule has a path for. Only general rules, or none, apply to them.
+    """
+
+    app: str
+    examined: Examined
+    without_path: tuple[Row, ...]
+
+    def lines(self) -> Iterator[str]:
+        """The lines that list `without_path`."""
+        if self.without_path:
+            yield f"routes of {self.app} that no rule has a path for:"
+            for row in self.without_path:
+                rules = f"only {', '.join(map(str, row.rules))}" if row.rules else "no rule"
+                yield f"  {row.shown_methods} {row.path}: {rules}"
+            yield ""
+
+
+def compare(app: str, found: Sequence[Route], examined: Examined, known: Collection[str]) -> Comparison:
+    """Compare the routes of an app with the rules of a file.
+
+    Args:
+        app: The name of the app.
+        found: The routes of the app.
+        examined: What `check` found in the file.
+        known: The names of the rules of all files that are checked.
+    """
+    rules = examined.rules
+    if rules is None or rules.source is not None:  # the rules themselves are in a database
+        return Comparison(app, examined, ())
+    rows = list(rows_of(found, rules))
+    names = sorted({name for route in found for name in route.asked if isinstance(name, str)} - set(known))
+    problems = (*examined.problems, *(unknown_rule(name, known) for name in names))
+    warnings = (*examined.warnings, *_unmatched(app, found, rules, examined))
+    without_path = tuple(row for row in rows if not row.protected)
+    return Comparison(app, examined._replace(problems=problems, warnings=warnings), without_path)
+
+
+def _unmatched(app: str, found: Sequence[Route], rules: Rules, examined: Examined) -> Iterator[Problem]:
+    """Yield a warning for each path in a rule that matches no route.
+
+    Rules with `on_demand` are left out: a view may ask for them in its code.
+    """
+    paths = [route.path for route in found]
+    for part in rules.parts:
+        for rule in part.compiled:
+            places = () if rule.on_demand else examined.paths[part.domain, rule.rule.name]
+            for template, place in zip(rule.match.templates, places, strict=not rule.on_demand):
+                meeting = [route for route in found if _meets(route, template)]
+                methods = rule.match.methods
+                if not meeting:
+                    hint = near(text_of(template), paths)
+                    yield replace(place, message=f"{place.message}: matches no route of {app}", hint=hint)
+                elif methods and not any({ANY, *methods} & set(route.methods) for route in meeting):
+                    wanted, served = " or ".join(methods), sorted({each for one in meeting for each in one.methods})
+                    message = f"{place.message}: no route of {app} with this path takes {wanted}"
+                    yield replace(place, message=message, hint=f"it takes {', '.join(served)}")
+
+
+def _meets(route: Route, template: Template) -> bool:
+    return any(sample_path([each, template]) is not None for each in route.templates)
+
+
+def routes(
+    config: ConfigArgument = DEFAULT_CONFIG,
+    *,
+    app: App,
+    as_json: Json = False,
+) -> None:
+    """Show the routes of an app, and the rules that requests of each route ask, in this order.
+
+    "some": the rule applies to some of the requests only, by their path, or because another rule replaces it. "maybe":
+    the same, if the route's template is a regular expression. "by name": a decorator or a dependency asks for the rule.
+    "in the code": it declares the limit. "if": what else a request must have. What the code of a view asks for is not
+    known.
+    """
+    found = app_routes(app)
+    with open_limiter(config, None) as limiter:
+        rows = list(rows_of(found, limiter.rules))
+    if as_json:
+        say_json(rows)
+    else:
+        say_table(("method", "route", "rules"), (row.cells() for row in rows))

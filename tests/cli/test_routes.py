@@ -1,0 +1,184 @@
+"""`routes` and `check --app` with real apps of the four frameworks, in processes of their own."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_command import command
+from tests.support.apps import ROOT
+
+RULES = ROOT / "tests" / "cli" / "routed" / "ratelimits.yaml"
+GOLD = "gold (if tier is gold)"
+
+STARLETTE = [
+    ("GET", "/login", "everything"),
+    ("POST", "/login", "login"),
+    ("POST", "/mail", "everything, mail (by name)"),
+    ("GET", "/orders", "everything"),
+    ("POST", "/orders", "everything, mail (by name)"),
+    ("GET", "/api/items/{id:int}", f"everything, items, api (some), {GOLD}"),
+    ("GET", "/api/{rest:path}", "everything, items (some), api (some), gold (some, if tier is gold)"),
+    ("*", "/other/*", "everything"),
+    ("GET", "/admin", "everything"),
+    ("WebSocket", "/talk", "everything, talk"),
+    ("GET", "/health", "exempt"),
+]
+FASTAPI = [
+    ("POST", "/login", "login"),
+    ("GET", "/api/items/{number}", f"everything, items (some), api (some), {GOLD}, mail (by name)"),
+    ("WebSocket", "/api/items/talk", f"everything, api (some), {GOLD}, mail (by name)"),
+    ("GET", "/{tenant}/inner/users/{name}", "everything, api (some), 5 per minute (in the code)"),
+]
+FLASK = [
+    ("POST", "/login", "login"),
+    ("GET", "/<any(health, ready):name>", "exempt (some), everything (some)"),
+    ("GET", "/api/items/<int:number>", f"everything, items, api (some), {GOLD}, 5 per minute (in the code)"),
+    ("GET,POST", "/api/mail/<string(length=2):language>", "everything, api, mail (by name)"),
+    ("GET", "/api/orders/", "everything, api"),
+    ("POST", "/api/orders/", "everything, api, mail (by name)"),
+]
+MAYBE = "items (maybe), api (maybe), gold (maybe, if tier is gold)"
+DJANGO = [
+    ("POST", "/login", "login"),
+    ("*", "/health", "exempt"),
+    ("GET", "/orders", "everything"),
+    ("POST", "/orders", "everything, mail (by name)"),
+    ("*", "/mail/<slug:to>", "everything, mail (by name)"),
+    ("GET", "/api/items/", "everything, api"),
+    ("POST", "/api/items/", "everything, api"),
+    ("GET", "/api/items/(?P<pk>[^/.]+)/", f"everything, items (some), api, {GOLD}"),
+    ("*", "/archive/(?P<year>[0-9]{4})/", "everything"),
+    ("*", "/(?:a|b)/x", f"exempt (some), everything (maybe), {MAYBE}"),
+    ("POST", "/(?:a|b)/x", f"exempt (some), everything (maybe), login (maybe), {MAYBE}"),
+]
+
+
+def routed(name, *options, rules=RULES, verb="routes", **environment):
+    return command(verb, str(rules), "--app", f"tests.cli.routed.{name}", *options, **environment)
+
+
+@pytest.mark.parametrize(
+    ("app", "expected"),
+    [
+        ("starlette_app:app", STARLETTE),
+        ("starlette_app:wrapped", STARLETTE),
+        ("fastapi_app:app", FASTAPI),
+        ("fastapi_app:create_app()", FASTAPI),
+        ("flask_app:app", FLASK),
+        ("django_app:application", DJANGO),
+        ("django_app:asgi", DJANGO),
+    ],
+)
+def test_routes_are_shown_with_the_rules_that_apply_to_them(app, expected):
+    ran = routed(app)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    head, *lines = ran.stdout.splitlines()
+    widths = head.index("route"), head.index("rules")
+    cells = [
+        (line[: widths[0]].strip(), line[widths[0] : widths[1]].strip(), line[widths[1] :].strip()) for line in lines
+    ]
+    assert cells == expected
+
+
+def test_routes_are_listed_as_json_for_programs():
+    rows = json.loads(routed("fastapi_app:app", "--json").stdout)
+    assert rows[1]["path"] == "/api/items/{number}"
+    assert rows[1]["methods"] == ["GET"]
+    assert [(rule["rule"], rule["covers"], rule["by_name"]) for rule in rows[1]["rules"]] == [
+        ("everything", "all", False),
+        ("items", "some", False),
+        ("api", "some", False),
+        ("gold", "all", False),
+        ("mail", "all", True),
+    ]
+
+
+def test_check_names_paths_without_a_route_and_routes_without_a_path(tmp_path):
+    rules = tmp_path / "rules.yaml"
+    rules.write_text(
+        """\
+domain: shop
+rules:
+  - {name: everything, limit: 100 per minute}
+  - {name: login, match: {path: /login, methods: [PUT]}, limit: 5 per minute}
+  - {name: orders, match: {path: [/api/order, "/api/items/{id}"]}, limit: 5 per minute}
+  - {name: mail, limit: 5 per minute, on_demand: true}
+""",
+        "utf-8",
+    )
+    ran = routed("flask_app:app", rules=rules, verb="check")
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert (
+        ran.stdout.replace(str(tmp_path), "")
+        == """\
+/rules.yaml:4:33: warning: rules[1].match.path: no route of tests.cli.routed.flask_app:app with this path takes PUT
+    4 |   - {name: login, match: {path: /login, methods: [PUT]}, limit: 5 per minute}
+      |                                 ^
+      = it takes POST
+
+/rules.yaml:5:35: warning: rules[2].match.path[0]: matches no route of tests.cli.routed.flask_app:app
+    5 |   - {name: orders, match: {path: [/api/order, "/api/items/{id}"]}, limit: 5 per minute}
+      |                                   ^
+      = did you mean '/api/orders/'?
+
+routes of tests.cli.routed.flask_app:app that no rule has a path for:
+  POST /login: only everything
+  GET /<any(health, ready):name>: only everything
+  GET /api/orders/: only everything
+
+/rules.yaml: valid, 4 rules, 2 warnings
+"""
+    )
+
+
+def test_a_name_in_a_decorator_that_no_rule_has_is_an_error(tmp_path):
+    rules = tmp_path / "rules.yaml"
+    rules.write_text("domain: d\nrules: [{name: mial, limit: 5 per minute, on_demand: true}]\n", "utf-8")
+    ran = routed("starlette_app:app", "--json", rules=rules, verb="check")
+    assert ran.returncode == 1
+    report = json.loads(ran.stdout)
+    assert not report["ok"]
+    (problem,) = report["files"][0]["problems"]
+    assert problem["message"] == "the app asks for the rule 'mail', which does not exist"
+    assert problem["hint"] == "did you mean 'mial'?"
+    assert [row["path"] for row in report["files"][0]["without_path"]] == [
+        "/login",
+        "/orders",
+        "/api/items/{id:int}",
+        "/api/{rest:path}",
+        "/other/*",
+        "/admin",
+        "/talk",
+        "/health",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("app", "message"),
+    [
+        ("shop", "'shop' is not an app; write --app package.module:app"),
+        ("shop:", "'shop:' is not an app; write --app package.module:app"),
+        ("shop:app", "No module named 'shop' in {} or among the installed packages"),
+        ("app_here:ap", "module 'app_here' has no attribute 'ap' (did you mean 'app'?)"),
+        ("app_here:number", "'app_here:number' is not an app: it can't be called"),
+        ("app_here:make", "'app_here:make' is a function that makes an app; write --app 'app_here:make()'"),
+        ("app_here:make_with()", "TypeError: make_with() missing 1 required positional argument: 'name'"),
+        ("app_here:app", "it is a function, and only Starlette, FastAPI, Flask and Django are known"),
+        ("app_fails:app", "the app 'app_fails:app' can't be imported: RuntimeError: no database\n  {}/app_fails.py:2"),
+    ],
+)
+def test_an_app_that_cannot_be_read_is_wrong_usage(run, app, message):
+    Path("app_here.py").write_text(
+        "number = 5\nasync def app(scope, receive, send): ...\ndef make(): ...\ndef make_with(name): ...\n", "utf-8"
+    )
+    Path("app_fails.py").write_text("def connect():\n    raise RuntimeError('no database')\nconnect()\n", "utf-8")
+    code, printed, said = run("routes", "--app", app)
+    assert (code, printed) == (2, "")
+    assert said.startswith("ratelimit-mw: ")
+    assert message.format(Path.cwd()) in said
+
+
+def test_rules_in_a_database_that_is_away_are_not_compared(run):
+    Path("r.yaml").write_text("domain: d\nrules: {source: 'redis://127.0.0.1:1/0'}\n", "utf-8")
+    assert run("check", "r.yaml", "--app", "tests.cli.routed.starlette_app:app")[0] == 0

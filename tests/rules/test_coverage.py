@@ -1,0 +1,109 @@
+"""Which rules apply to a route, against the plans of requests to its paths."""
+
+from functools import cache
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ratelimit_mw.config.load import load_rules
+from ratelimit_mw.rules.coverage import covered
+from ratelimit_mw.rules.path_templates import parse
+from ratelimit_mw.rules.sample_paths import sample_path
+
+TEMPLATES = ("/*", "/a/*", "/a/{p}", "/a/{p:int}", "/{p}/b", "/{p}/{q}", "/a/b", "/a", "/{p:int}/*", "/a/{p:path}")
+ROUTES = (*TEMPLATES, "/", "/a/", "/a/{p}/")
+WORDS = ("a", "b", "x", "1")
+PATHS = ["/", *("/" + "/".join(words) for count in (1, 2, 3) for words in product(WORDS, repeat=count))]
+PATHS += [f"{path}/" for path in PATHS[1:]]
+
+
+def rules(*listed, exempt=()):
+    return load_rules(
+        {
+            "domain": "d",
+            "client": {"secret": "s", "user": "header:X-User"},
+            "exempt": list(exempt),
+            "rules": [{"limit": "5 per minute", **rule} for rule in listed],
+        }
+    )
+
+
+@st.composite
+def rule_sets(draw):
+    match = st.fixed_dictionaries(
+        {"path": st.sampled_from(TEMPLATES)}, optional={"methods": st.sampled_from([["GET"], ["POST"]])}
+    )
+    matches = draw(st.lists(match, min_size=1, max_size=3))
+    listed = [{"name": f"r{n}", "match": match} for n, match in enumerate(matches)]
+    for n, rule in enumerate(listed):
+        if n and draw(st.booleans()):
+            rule["replaces"] = [f"r{n - 1}"]
+    return rules(*listed, {"name": "all"}, exempt=draw(st.lists(match, max_size=1)))
+
+
+def served(route, path):
+    """Whether the route serves the path. Routes that end with /* serve the folder with a slash at its end."""
+    folder = route.endswith("/*") and path.count("/") <= route.count("/")
+    slash = folder or route.endswith("/")
+    short = folder and path.count("/") < route.count("/")
+    return path.endswith("/") == slash and not short and sample_path([parse(path), parse(route)])
+
+
+@cache
+def paths_of(route):
+    return [path for path in PATHS if served(route, path)]
+
+
+@given(rule_sets(), st.sampled_from(ROUTES), st.sampled_from(["GET", "POST"]))
+def test_plans_agree_with_the_rules_of_a_route(found, route, method):
+    reported = covered(found, parse(route), method)
+    whole = {each.rule for each in reported.rules if not each.partial}
+    for path in paths_of(route):
+        request = found.attributes.request_from({"path": path, "method": method, "ip": "192.0.2.1"})
+        planned = [charge.rule.name for charge in found.plan(request)]
+        assert [each.rule for each in reported.rules if each.rule in planned] == planned
+        assert whole <= {*planned}
+        assert not (reported.exempt and planned)
+
+
+def said(found, route, method="GET", **options):
+    return [
+        (each.rule, each.partial, each.conditions) for each in covered(found, parse(route), method, **options).rules
+    ]
+
+
+def test_a_rule_that_replaces_for_users_alone_leaves_the_other_a_part():
+    found = rules({"name": "all"}, {"name": "users", "by": "user", "replaces": "all"})
+    assert said(found, "/") == [("all", True, ()), ("users", False, ())]
+
+
+def test_conditions_are_told_and_may_hold():
+    match = {"path": "/a", "header:X-Plan": ["gold", "silver"], "ip": "10.0.0.0/8"}
+    found = rules({"name": "all"}, {"name": "plan", "match": match, "replaces": "all"})
+    told = ("the address is 10.0.0.0/8", "header:X-Plan is gold or silver")
+    assert said(found, "/a") == [("all", True, ()), ("plan", False, told)]
+    assert said(found, "/b") == [("all", False, ())]
+
+
+def test_a_part_that_is_exempt_makes_rules_partial():
+    found = rules({"name": "all"}, exempt=[{"path": "/a/health"}])
+    assert said(found, "/a/{name}") == [("all", True, ())]
+    assert covered(found, parse("/a/health"), "GET").exempt
+
+
+def test_rules_of_messages_apply_to_websockets_alone():
+    found = rules({"name": "all"}, {"name": "talk", "messages": "close"})
+    assert said(found, "/a") == [("all", False, ())]
+    assert said(found, "/a", websocket=True) == [("all", False, ()), ("talk", False, ())]
+
+
+@pytest.mark.parametrize(("method", "names"), [("GET", ["read"]), ("HEAD", ["read"]), ("POST", ["write"])])
+def test_methods_choose_rules(method, names):
+    found = rules(
+        {"name": "read", "match": {"path": "/a", "methods": ["GET"]}},
+        {"name": "write", "match": {"path": "/a", "methods": ["POST"]}},
+        {"name": "asked", "on_demand": True},
+    )
+    assert [name for name, *_ in said(found, "/a", method)] == names
