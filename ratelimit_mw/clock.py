@@ -20,6 +20,9 @@ class Clock(Protocol):
 _time_ns = time.time_ns
 """The time of day in nanoseconds. `machine_clock_is` replaces it in tests."""
 
+_stand_in: Clock | None = None
+"""The clock that stands in for the clock of the machine. None outside of tests."""
+
 
 class SystemClock:
     """The clock of the machine."""
@@ -32,16 +35,17 @@ class SystemClock:
 @contextmanager
 def machine_clock_is(clock: Clock) -> Iterator[None]:
     """Internal. Let `clock` stand in for the clock of the machine, in the whole package. For tests."""
-    global _time_ns
-    before, _time_ns = _time_ns, lambda: clock.now() * 1_000
+    global _time_ns, _stand_in
+    before = _time_ns, _stand_in
+    _time_ns, _stand_in = lambda: clock.now() * 1_000, clock
     try:
         yield
     finally:
-        _time_ns = before
+        _time_ns, _stand_in = before
 
 
 class ManualClock:
-    """A clock for tests. It moves only when `advance` or `set` is called.
+    """A clock for tests. It moves when `advance` or `set` is called, and when `RateLimiter.acquire` would sleep.
 
     Pass it as `RateLimiter(config, clock=clock)`. It drives the memory store, the scripts on Redis, the deny cache,
     leases and bans.
@@ -79,3 +83,13 @@ class ManualClock:
 
 def _microseconds(seconds: float) -> int:
     return round(seconds * 1_000_000)
+
+
+def clock_to_move(clock: Clock | None) -> ManualClock | None:
+    """Internal. Return the clock that is moved instead of sleeping. None if time passes by itself.
+
+    Args:
+        clock: The user's clock, or None for that of the machine.
+    """
+    used = clock or _stand_in
+    return used if isinstance(used, ManualClock) else None

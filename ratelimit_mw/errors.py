@@ -17,6 +17,7 @@ has its module behind it:
     │   ├── CounterError            one request's counters cannot be used
     │   └── WrongNode               another node of the cluster must be asked
     │       └── Redirected          as above, and that node is known
+    ├── LimitExceeded               public: a rule denied a block of code
     ├── Conflict                    another writer changed the record first
     ├── ErrorReply                  Redis answered with an error
     ├── NotSent                     a deferred request did not reach the app
@@ -32,11 +33,14 @@ has its module behind it:
     └── RateLimited                 public: a rule denied the request (flask)
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-__all__ = ["ConfigurationError", "Problem", "StoreUnavailable"]
+from ratelimit_mw.model import Decision
+
+__all__ = ["ConfigurationError", "LimitExceeded", "Problem", "StoreUnavailable"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,23 @@ class ConfigurationError(ValueError):
         if len(self.problems) > _SHOWN:
             lines.append(f"… and {len(self.problems) - _SHOWN} more problems")
         super().__init__("\n".join(lines))
+
+
+class LimitExceeded(Exception):
+    """A rule denied a block of code, see `RateLimiter.limited`.
+
+    Args:
+        decision: The decision of the rule.
+    """
+
+    decision: Decision
+    """The decision of the rule."""
+
+    def __init__(self, decision: Decision) -> None:
+        self.decision = decision
+        by = f" by the rule {quoted(decision.rule)}" if decision.rule is not None else ""
+        again = f"; retry after {decision.retry_after:g} s" if math.isfinite(decision.retry_after) else ""
+        super().__init__(f"denied{by}{again}")
 
 
 class Conflict(Exception):

@@ -13,6 +13,7 @@ from weakref import WeakSet
 
 from ratelimit_mw.clock import Clock
 from ratelimit_mw.config.words.rule import escaped
+from ratelimit_mw.decision.acquiring import LimitedBlock, acquisition, checked_timeout
 from ratelimit_mw.decision.engine import Engine
 from ratelimit_mw.decision.kill_switch import Switch
 from ratelimit_mw.decision.planning import Arguments, Plan, of_domain, planned, request_of
@@ -29,6 +30,7 @@ from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.rules.preflights import preflight_key, sent_with_preflights
 from ratelimit_mw.settings import ResponseSettings
 from ratelimit_mw.stores import Store
+from ratelimit_mw.stores.base import Steps, adrive, drive
 from ratelimit_mw.stores.records import RECORD_SCHEMES, open_records
 
 if TYPE_CHECKING:
@@ -67,6 +69,7 @@ class RateLimiter:
         clock: Clock | None = None,
     ) -> None:
         self._retriever = retriever = Retriever(config, clock)
+        self._clock = clock
         self._storage = Storage(retriever.rules, storage, clock)
         if self._storage.url.partition(":")[0] in RECORD_SCHEMES:
             # Overrides are stored with the counters. With a store object, they are stored at the URL of the rules.
@@ -169,6 +172,78 @@ class RateLimiter:
         """Do what `peek` does, awaitable."""
         rules, plan = self._plan(attributes, cost, domain, commit=False)
         return (await self.engine.aexecute(plan, rules, commit=False)).decision
+
+    def acquire(self, attributes: Arguments, cost: int = 1, *, timeout: float, domain: str | None = None) -> Decision:
+        """Decide on a request as `check` does, but wait until it is allowed and its turn has come.
+
+        A denied request is tried again after its `retry_after`. If that is after the timeout, the denial is returned
+        at once, because no waiting helps. A limit that may open earlier (`count`, elastic, leases) is tried once more
+        at the timeout. A bucket assigns no turn that comes after the timeout.
+
+        Under a `ManualClock`, the clock is moved instead of sleeping.
+
+        Args:
+            attributes: As for `check`.
+            cost: As for `check`.
+            timeout: The longest wait in seconds. 0 tries once. `math.inf` waits as long as it takes.
+            domain: As for `check`.
+
+        Returns:
+            The last decision. It is a denial if there was no place before the timeout.
+
+        Raises:
+            LookupError: The rules do not have this domain.
+            ValueError: The cost is negative or is not a whole number, an attribute is unknown, or the timeout is
+                negative.
+        """
+        steps = self._acquisition(lambda: self._plan(attributes, cost, domain), timeout)
+        return self._checked(*drive(self._storage.store, steps), attributes)
+
+    async def aacquire(
+        self,
+        attributes: Arguments,
+        cost: int = 1,
+        *,
+        timeout: float,  # noqa: ASYNC109 - at the timeout it returns a denial, and does not raise
+        domain: str | None = None,
+    ) -> Decision:
+        """Do what `acquire` does, awaitable."""
+        steps = self._acquisition(lambda: self._plan(attributes, cost, domain), timeout)
+        return self._checked(*await adrive(self._storage.store, steps), attributes)
+
+    def limited(
+        self,
+        rule: str,
+        attributes: Arguments,
+        cost: int = 1,
+        *,
+        timeout: float = 0.0,
+        domain: str | None = None,
+    ) -> LimitedBlock:
+        """Put a block of code under one rule, as in `with limiter.limited("export", {"user": "ann"}):`.
+
+        It works with `with` and with `async with`, in any code. The block gets the decision (`as decision`). The
+        `match` of the rule is ignored. A place in flight (`N concurrent`) is held until the block ends.
+
+        Args:
+            rule: The name of the rule. A rule that is only for such blocks has `on_demand: true`.
+            attributes: As for `check`. A counter whose attribute is missing does not apply.
+            cost: As for `check`.
+            timeout: The longest wait for a place in seconds, as for `acquire`. 0 does not wait.
+            domain: As for `check`.
+
+        Raises:
+            LimitExceeded: The rule denies the block. This and the errors of `check` are raised when the block begins.
+            LookupError: There is no rule of this name.
+            ValueError: The timeout is negative.
+        """
+        checked_timeout(timeout)
+
+        def plan() -> tuple[Rules, Plan]:
+            rules = self._rules_of(domain)
+            return rules, self.engine.planner.plan_block(rules, attributes, cost, rule)
+
+        return LimitedBlock(self.engine, self._storage.store, lambda: self._acquisition(plan, timeout), attributes)
 
     def explain(self, attributes: Arguments | Request, cost: int = 1, *, domain: str | None = None) -> "Explanation":
         """Explain what `check` would decide now: each rule, its counters, and what would let the request pass.
@@ -292,6 +367,9 @@ class RateLimiter:
         if rules.source is None:
             self.engine.planner.names.domains.add(domain)
         return found
+
+    def _acquisition(self, plan: Callable[[], tuple[Rules, Plan]], timeout: float) -> Steps[tuple[Verdict, Rules]]:
+        return acquisition(self.engine, plan, self._clock, checked_timeout(timeout))
 
     def _checked(self, verdict: Verdict, rules: Rules, attributes: Arguments) -> Decision:
         if not verdict.allowed:

@@ -119,6 +119,7 @@ def lengths():
 
 ADDED = {
     "config/inline.py": "the limits in decorators, read by the words of a file",
+    "decision/acquiring.py": "waiting for a place, and blocks of code",
     "decision/denials.py": "the log of denials",
     "drf.py": "the throttle for Django REST framework",
     "http/asked.py": "the limits in decorators, and their names",

@@ -135,8 +135,15 @@ def without_max_wait(charges: Sequence[Charge]) -> Sequence[Charge]:
 
     Such a denial does not count towards a ban.
     """
+    return with_max_wait(charges, 0)
+
+
+def with_max_wait(charges: Sequence[Charge], most: int) -> Sequence[Charge]:
+    """The same charges with a `max_wait` of `most` microseconds at most. See `without_max_wait`."""
     return [
-        Charge(rule, ask._replace(quota=_without_max_wait(ask.quota))) if _may_wait(ask) else Charge(rule, ask)
+        Charge(rule, ask._replace(quota=_with_max_wait(ask.quota, most)))
+        if _may_wait(ask) and ask.quota.max_wait > most
+        else Charge(rule, ask)
         for rule, ask in charges
     ]
 
@@ -159,8 +166,8 @@ def _may_wait(ask: Ask) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def _without_max_wait(quota: Quota) -> Quota:
-    return replace(quota, max_wait=0, ban=quota.ban and replace(quota.ban, after=0))
+def _with_max_wait(quota: Quota, most: int) -> Quota:
+    return replace(quota, max_wait=most, ban=quota.ban and replace(quota.ban, after=0))
 
 
 _FREE = Verdict((), None)

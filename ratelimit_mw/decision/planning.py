@@ -135,11 +135,11 @@ class Planner:
                 known.put(key, plan)
         return plan
 
-    def _planned(self, rules: Rules, request: Request, cost: int, name: str | None) -> Plan:
-        charges = planned(rules, request, cost) if name is None else self._by_name(name, rules, request, cost)
+    def _planned(self, rules: Rules, request: Request, cost: int, name: str | None, *, holding: bool = False) -> Plan:
+        charges = planned(rules, request, cost) if name is None else self._by_name(name, rules, request, cost, holding)
         if self.switch.thrown:
             charges = self.switch.apply(charges)
-        if rules.settling and (name is not None or request.context is None) and charges is not BLOCKED:
+        if rules.settling and not holding and (name is not None or request.context is None) and charges is not BLOCKED:
             # A concurrent place is released at the end of a response, and a direct call has no response.
             charges = [charge for charge in charges if not ALGORITHMS[charge.ask.quota.algorithm].in_flight]
         if rules.elastic and charges and charges is not BLOCKED:
@@ -170,6 +170,13 @@ class Planner:
                 known.put(key, plan)
         return plan
 
+    def plan_block(self, rules: Rules, given: Arguments, cost: int, name: str) -> Plan:
+        """The plan of a block of code by the rule of this name. The block holds its concurrent places until its end."""
+        request = self._request_of(rules, given)
+        if rules.shedding and (shed := self.shedder.shed(rules, request, name, commit=True)) is not None:
+            return Refusal(shed)
+        return self._planned(rules, request, whole(cost), name, holding=True)
+
     def _request_of(self, rules: Rules, given: Arguments) -> Request:
         """The request with the attributes in `given`. Their names count as used."""
         request = request_of(rules, given)
@@ -193,8 +200,10 @@ class Planner:
         clock = self._clock
         return time.monotonic if clock is None or load.source is None else lambda: clock.now() / SECOND
 
-    def _by_name(self, name: str, rules: Rules, request: Request, cost: int) -> Sequence[Charge]:
+    def _by_name(self, name: str, rules: Rules, request: Request, cost: int, holding: bool = False) -> Sequence[Charge]:
         """The charges of one rule. Raises LookupError for an unknown name.
+
+        `holding` says that concurrent places are released later, as those of a block of code.
 
         While the rules are still to be read from their database, a rule has no charges, and this is logged.
         """
@@ -210,7 +219,7 @@ class Planner:
             return ()
         if name not in self.names.inline:
             self.names.rules.add(name)
-        if rules.settling and any(_settled_late(charge) for charge in charges):
+        if rules.settling and any(_settled_late(charge, holding) for charge in charges):
             self._log_once(
                 name,
                 "the app asks for the rule %r, which depends on the response: a rule asked for by name is charged "
@@ -234,10 +243,11 @@ def _cacheable(given: Mapping[str, object]) -> bool:
     return room >= 0
 
 
-def _settled_late(charge: Charge) -> bool:
+def _settled_late(charge: Charge, holding: bool) -> bool:
     """Whether the charge depends on the response."""
     rule, ask = charge
-    return rule.counts is not None or rule.cost_after is not None or ALGORITHMS[ask.quota.algorithm].in_flight
+    in_flight = ALGORITHMS[ask.quota.algorithm].in_flight and not holding
+    return rule.counts is not None or rule.cost_after is not None or in_flight
 
 
 def planned(rules: Rules, request: Request, cost: int) -> Sequence[Charge]:

@@ -1,0 +1,188 @@
+"""Waiting for a place: `RateLimiter.acquire`, and blocks of code under a limit.
+
+`acquisition` makes the steps of both. Steps wait for decisions and for time; `stores.base.drive` carries them out with
+blocking calls, `adrive` with awaited ones.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+
+from ratelimit_mw.algorithms import ALGORITHMS
+from ratelimit_mw.clock import Clock, ManualClock, clock_to_move
+from ratelimit_mw.decision.engine import Engine, with_max_wait
+from ratelimit_mw.decision.planning import Arguments, Plan
+from ratelimit_mw.decision.settlement import Account
+from ratelimit_mw.decision.verdict import Verdict
+from ratelimit_mw.errors import LimitExceeded
+from ratelimit_mw.model import NEVER, SECOND, Decision
+from ratelimit_mw.rules.domains import Rules
+from ratelimit_mw.stores.base import Steps, Store, adrive, drive
+
+_POLL = SECOND // 10
+"""How often a place in flight is asked for. Its `retry_after` is only a guess."""
+
+_UNAVAILABLE = SECOND
+"""How often a store that is unavailable is asked, if its rules deny requests for this time."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Decide:
+    """Wait for a decision."""
+
+    engine: Engine
+    plan: Plan
+    rules: Rules
+
+    def result(self) -> Verdict:
+        return self.engine.execute(self.plan, self.rules)
+
+    async def awaited(self) -> Verdict:
+        return await self.engine.aexecute(self.plan, self.rules)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pause:
+    """Wait for a number of microseconds. A `ManualClock` is moved instead."""
+
+    microseconds: float
+    clock: ManualClock | None
+    until: float
+
+    def result(self) -> None:
+        if self.clock is None:
+            time.sleep(self.microseconds / SECOND)
+        else:
+            self._move(self.clock)
+
+    async def awaited(self) -> None:
+        await asyncio.sleep(self.microseconds / SECOND if self.clock is None else 0)
+        if self.clock is not None:
+            self._move(self.clock)
+
+    def _move(self, clock: ManualClock) -> None:
+        if clock.now() < self.until:  # several may wait for the same time
+            clock.advance((self.until - clock.now()) / SECOND)
+
+
+def checked_timeout(timeout: float) -> float:
+    """Return a timeout in microseconds. Raises ValueError unless it is a number of seconds from 0 on."""
+    if not timeout >= 0:  # NaN is refused, too
+        raise ValueError(f"timeout is {timeout!r}: it has to be a number of seconds from 0 on")
+    return timeout * SECOND
+
+
+def acquisition(
+    engine: Engine, plan: Callable[[], tuple[Rules, Plan]], clock: Clock | None, timeout: float
+) -> Steps[tuple[Verdict, Rules]]:
+    """Decide again and again, until a request is allowed and its turn has come, or until the timeout.
+
+    A denial is final before the timeout if no time helps, or if the limit certainly denies until after it.
+
+    Args:
+        engine: decides.
+        plan: makes the plan of the request by the rules in force. Called for each decision.
+        clock: the user's clock, or None for the system's.
+        timeout: the longest wait, in microseconds.
+
+    Returns:
+        The last verdict, and its rules.
+    """
+    moved = clock_to_move(clock)
+    now = _monotonic if moved is None else moved.now
+    deadline = now() + timeout
+    while True:
+        rules, made = plan()
+        left = max(deadline - now(), 0)
+        if rules.waiting and made.asks and left < math.inf:  # a bucket must not assign a turn after the deadline
+            made = Plan(with_max_wait(made.charges, math.floor(left)))
+        verdict: Verdict = yield _Decide(engine, made, rules)
+        at = now()
+        left = deadline - at
+        if verdict.allowed:
+            if verdict.delay:
+                engine.settlement.account(verdict)  # keeps the concurrent places while the request waits
+                yield _Pause(verdict.delay, moved, at + verdict.delay)
+            return verdict, rules
+        wait = _wait(verdict)
+        if left <= 0 or wait == math.inf or (wait > left and _certain(verdict)):
+            return verdict, rules
+        wait = min(wait, left)
+        yield _Pause(wait, moved, at + wait)
+
+
+def _wait(verdict: Verdict) -> float:
+    """The microseconds until a denied request is tried again. Infinity if no time helps."""
+    outcome = verdict.outcome
+    if outcome is None:
+        return math.inf if verdict.reason == "blocked" else verdict.wait or _UNAVAILABLE
+    if outcome.retry_after == NEVER:
+        return math.inf
+    quota = verdict.charges[verdict.binding].ask.quota
+    return min(outcome.retry_after, _POLL) if ALGORITHMS[quota.algorithm].in_flight else outcome.retry_after
+
+
+def _certain(verdict: Verdict) -> bool:
+    """Whether the counter that denies longest can be opened by time alone."""
+    if verdict.outcome is None:
+        return False
+    quota = verdict.charges[verdict.binding].ask.quota
+    return not quota.refundable and quota.over != "elastic" and quota.consistency == "strict"
+
+
+class LimitedBlock:
+    """A block of code under a rule, for `with` and `async with`. See `RateLimiter.limited`.
+
+    The block begins when the rule allows it. It holds its places in flight (`N concurrent`) until it ends. What it is
+    charged otherwise stays charged, also after an exception. The object may be used for several blocks.
+
+    Raises:
+        LimitExceeded: The rule denies the block. It is raised at the beginning, and the block does not run.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        store: Store,
+        steps: Callable[[], Steps[tuple[Verdict, Rules]]],
+        given: Arguments,
+    ) -> None:
+        self._engine = engine
+        self._store = store
+        self._steps = steps
+        self._given = given
+        self._running: list[Account] = []
+
+    def __enter__(self) -> Decision:
+        return self._begun(*drive(self._store, self._steps()))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        account = self._running.pop()
+        self._engine.settlement.settle(account, account.end())
+
+    async def __aenter__(self) -> Decision:
+        return self._begun(*await adrive(self._store, self._steps()))
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        account = self._running.pop()
+        moves = account.end()
+        if moves:  # in a task of its own, so that the place is returned even if this task is cancelled
+            await asyncio.shield(self._engine.settlement.settle_soon(account, moves))
+
+    def _begun(self, verdict: Verdict, rules: Rules) -> Decision:
+        if not verdict.allowed:
+            self._engine.report(verdict, rules, self._given)
+            raise LimitExceeded(verdict.decision)
+        self._running.append(self._engine.settlement.account(verdict))
+        return verdict.decision
+
+
+def _monotonic() -> int:
+    return time.monotonic_ns() // 1_000
