@@ -14,7 +14,7 @@ from ratelimit_mw.deferral.http import AsgiDeferral, respond_asgi
 from ratelimit_mw.deferral.service import Page
 from ratelimit_mw.errors import ConfigurationError
 from ratelimit_mw.http.answers import Answers, LatestAnswers
-from ratelimit_mw.http.handle import AsyncHandle, FirstRequests, limiter_for, refuse_wsgi_app
+from ratelimit_mw.http.handle import AsyncHandle, FirstRequests
 from ratelimit_mw.http.responses import (
     AsgiResponseTracker,
     asyncio_runs,
@@ -22,6 +22,7 @@ from ratelimit_mw.http.responses import (
     lifespan_with,
     refuse_asyncio,
 )
+from ratelimit_mw.http.setup import limiter_for, refuse_wsgi_app
 from ratelimit_mw.http.views import Found, require_names, routes_below, rules_of_view
 from ratelimit_mw.http.websocket import Messages, close_code, detecting_close
 from ratelimit_mw.identity.http_request import AsgiRequest, asgi_requests_of

@@ -10,7 +10,7 @@ from functools import partial, wraps
 from importlib import import_module
 from typing import Any, TypeVar, cast
 
-from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_async
+from asgiref.sync import async_to_sync, iscoroutinefunction, markcoroutinefunction, sync_to_async
 from django.conf import settings
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
@@ -25,8 +25,9 @@ from ratelimit_mw.decision.settlement import Account, Move
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.errors import ConfigurationError
 from ratelimit_mw.http.answers import Answers, Denial, LatestAnswers, phrase
-from ratelimit_mw.http.asked import Placed, asked
-from ratelimit_mw.http.handle import AsyncHandle, Enforced, FirstRequests, Handle, TwinHandle, refuse_awaited
+from ratelimit_mw.http.asked import UNSET, Placed, asked
+from ratelimit_mw.http.handle import AsyncHandle, Enforced, FirstRequests, Handle, TwinHandle
+from ratelimit_mw.http.setup import refuse_awaited
 from ratelimit_mw.http.views import handle_in, marked
 from ratelimit_mw.identity.http_request import AsgiRequest, DjangoRequest
 from ratelimit_mw.identity.request import Request
@@ -541,7 +542,12 @@ _View = TypeVar("_View", bound=Callable[..., Any])
 
 
 def limited(
-    rule: str, cost: int = 1, *, by: str | Sequence[str] | None = None, shared: str | None = None
+    rule: str,
+    cost: int = 1,
+    *,
+    by: str | Sequence[str] | None = None,
+    shared: str | None = None,
+    key: Callable[[Any], Any] | None = None,
 ) -> Callable[[_View], _View]:
     """Make a decorator for views. Before each call, a rule or a limit decides on the request.
 
@@ -558,6 +564,8 @@ def limited(
         cost: What the request is charged, as a multiple of the rule's `cost`. A whole number from 0 on.
         by: What a limit counts by, as in a rules file: "user|ip", or a list. None: the address.
         shared: A name for a limit. All views whose limit has this name share its counters.
+        key: A function from the request to what is counted in place of `by`: a text, a number, a UUID or None. It may
+            be async. None, "" or an exception (logged once) counts as absent: the rule or the limit does not apply.
 
     Raises:
         ConfigurationError: The text begins with a number, but is not a limit, or the limit cannot be used. What
@@ -568,7 +576,7 @@ def limited(
         RuntimeError: The middleware is not in MIDDLEWARE. This and the two errors before it are raised when the view is
             called.
     """
-    wanted = asked(rule, cost, by, shared)
+    wanted = asked(rule, cost, by, shared, key)
     if not wanted.is_limit:
         _names.add(rule)
 
@@ -599,14 +607,18 @@ def limited(
         def blocking(*args: Any, **kwargs: Any) -> Any:
             if _is_dispatch_of_async(view, args[0]):
                 return awaiting(*args, **kwargs)
-            asked_for = rule_of(args[0])
-            _, denial = _handle(args, asked_for).enforce(asked_for, cost)
+            request, asked_for = _request_of(args), rule_of(args[0])
+            handle = _handle(request, asked_for)
+            found = UNSET if wanted.key is None else wanted.key.read(request, _sync)
+            denial = handle.enforce(asked_for, cost, key=found).denial
             return view(*args, **kwargs) if denial is None else answer(denial)
 
         @wraps(view)
         async def awaiting(*args: Any, **kwargs: Any) -> Any:
-            asked_for = rule_of(args[0])
-            _, denial = await _handle(args, asked_for).aenforce(asked_for, cost)
+            request, asked_for = _request_of(args), rule_of(args[0])
+            handle = _handle(request, asked_for)
+            found = UNSET if wanted.key is None else await wanted.key.aread(request)
+            denial = (await handle.aenforce(asked_for, cost, key=found)).denial
             return await view(*args, **kwargs) if denial is None else answer(denial)
 
         return marked(awaiting if iscoroutinefunction(view) else blocking, placed, view)
@@ -630,7 +642,15 @@ def _is_dispatch_of_async(view: Any, first: object) -> bool:
     return bool(getattr(owner, "view_is_async", False))
 
 
-def _handle(args: tuple[Any, ...], rule: str | InlineLimit) -> TwinHandle:
-    """The handle of the request among the arguments of a view: the second argument if the first is `self`."""
-    request = args[1] if isinstance(args[0], View) else args[0]
+def _sync(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The function, which may be async, as a plain one."""
+    return async_to_sync(function) if iscoroutinefunction(function) else function
+
+
+def _request_of(args: tuple[Any, ...]) -> Any:
+    """The request among the arguments of a view: the second argument if the first is `self`."""
+    return args[1] if isinstance(args[0], View) else args[0]
+
+
+def _handle(request: Any, rule: str | InlineLimit) -> TwinHandle:
     return handle_in(getattr(request, "ratelimit", None), TwinHandle, rule, ADVICE)

@@ -1,7 +1,7 @@
 """Limits inside a FastAPI app: dependencies that ask for rules by name. Requires the extra `fastapi`."""
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +12,10 @@ from starlette.types import ASGIApp
 from ratelimit_mw.asgi import RateLimitMiddleware
 from ratelimit_mw.bodies import format_of
 from ratelimit_mw.http.answers import Denial, phrase
-from ratelimit_mw.http.asked import Asked, asked, name_of_view
-from ratelimit_mw.http.handle import AsyncHandle, limiter_for
+from ratelimit_mw.http.asked import UNSET, Asked, asked, name_of_view
+from ratelimit_mw.http.handle import AsyncHandle
 from ratelimit_mw.http.responses import lifespan_with
+from ratelimit_mw.http.setup import limiter_for
 from ratelimit_mw.http.views import Found, handle_in, names_of_view, routes_below, rules_of_view
 from ratelimit_mw.http.websocket import close_code
 from ratelimit_mw.limiter import RateLimiter
@@ -81,14 +82,23 @@ class Limited:
         """
         scope = connection.scope
         rule = self.of(scope.get("endpoint"))
-        decision, denial = await handle_in(scope.get("ratelimit"), AsyncHandle, rule, _ADVICE).enforce(rule, self.cost)
+        handle = handle_in(scope.get("ratelimit"), AsyncHandle, rule, _ADVICE)
+        key = UNSET if self.asked.key is None else await self.asked.key.aread(connection)
+        decision, denial = await handle.enforce(rule, self.cost, key=key)
         if denial is None:
             return decision
         code = close_code(scope, denial.status)
         raise RateLimited(decision, denial) if code is None else WebSocketException(code)
 
 
-def limited(rule: str, cost: int = 1, *, by: str | Sequence[str] | None = None, shared: str | None = None) -> Limited:
+def limited(
+    rule: str,
+    cost: int = 1,
+    *,
+    by: str | Sequence[str] | None = None,
+    shared: str | None = None,
+    key: Callable[[Any], Any] | None = None,
+) -> Limited:
     """Make a dependency that decides by one rule or limit, as in `Depends(limited("mail"))`.
 
     The dependency charges the request if it is allowed, waits if the rule makes it wait, and returns the Decision. It
@@ -101,6 +111,8 @@ def limited(rule: str, cost: int = 1, *, by: str | Sequence[str] | None = None, 
         cost: What the request is charged, as a multiple of the rule's `cost`. A whole number from 0 on.
         by: What a limit counts by, as in a rules file: "user|ip", or a list. None: the address.
         shared: A name for a limit. All endpoints whose limit has this name share its counters.
+        key: A function from the request to what is counted in place of `by`: a text, a number, a UUID or None. It may
+            be async. None, "" or an exception (logged once) counts as absent: the rule or the limit does not apply.
 
     Raises:
         RateLimited: The rule denies the request. It is raised when the dependency is called.
@@ -110,7 +122,7 @@ def limited(rule: str, cost: int = 1, *, by: str | Sequence[str] | None = None, 
             `add_rate_limits` has not started because of it.
         ValueError: The cost is negative. It is raised when the dependency is called.
     """
-    return Limited(asked(rule, cost, by, shared), cost)
+    return Limited(asked(rule, cost, by, shared, key), cost)
 
 
 def add_rate_limits(

@@ -4,12 +4,12 @@ from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any, TypeVar, cast
 
-from flask import Response, current_app, request
+from flask import Request, Response, current_app, request
 from flask.views import View
 from werkzeug.exceptions import TooManyRequests
 
 from ratelimit_mw.http.answers import Denial
-from ratelimit_mw.http.asked import asked
+from ratelimit_mw.http.asked import UNSET, Key, asked
 from ratelimit_mw.http.handle import BlockingHandle
 from ratelimit_mw.http.views import handle_in, marked
 from ratelimit_mw.model import Decision
@@ -47,7 +47,7 @@ class RateLimited(TooManyRequests):
         self.decision = decision
 
 
-def enforce(rule: str, cost: int = 1) -> Decision:
+def enforce(rule: str, cost: int = 1, *, key: Key = UNSET, limit: str | None = None) -> Decision:
     """Decide on the current request by one rule, and charge it if it is allowed.
 
     If the rule makes the request wait, this call waits.
@@ -55,6 +55,9 @@ def enforce(rule: str, cost: int = 1) -> Decision:
     Args:
         rule: The name of the rule.
         cost: What the request is charged, as a multiple of the rule's `cost`. A whole number from 0 on.
+        key: What the rule counts by in place of its `by`: a text, a whole number or a UUID. It is hashed. With None or
+            "", the rule does not apply, as if an attribute were absent.
+        limit: A limit in place of the rule's, in the form of a rules file, such as "5 per hour".
 
     Returns:
         The decision.
@@ -62,22 +65,28 @@ def enforce(rule: str, cost: int = 1) -> Decision:
     Raises:
         RateLimited: The rule denies the request.
         LookupError: There is no rule of this name.
-        ValueError: The cost is negative.
+        ValueError: The cost is negative, or the rule cannot have this limit.
+        TypeError: The key or the limit has another type.
         RuntimeError: The middleware is not around the app.
     """
-    return _enforce(rule, cost)
+    return _enforce(rule, cost, key, limit)
 
 
-def _enforce(rule: str | InlineLimit, cost: int) -> Decision:
+def _enforce(rule: str | InlineLimit, cost: int, key: Key, limit: str | None = None) -> Decision:
     handle = handle_in(request.environ.get("ratelimit.decision"), BlockingHandle, rule, _ADVICE)
-    decision, denial = handle.enforce(rule, cost)
+    decision, denial = handle.enforce(rule, cost, key=key, limit=limit)
     if denial is not None:
         raise RateLimited(decision, denial)
     return decision
 
 
 def limited(
-    rule: str, cost: int = 1, *, by: str | Sequence[str] | None = None, shared: str | None = None
+    rule: str,
+    cost: int = 1,
+    *,
+    by: str | Sequence[str] | None = None,
+    shared: str | None = None,
+    key: Callable[[Request], Any] | None = None,
 ) -> Callable[[_View], _View]:
     """Make a decorator for views. Before each call, one rule or limit decides on the request, see `enforce`.
 
@@ -92,6 +101,8 @@ def limited(
         cost: What the request is charged, as a multiple of the rule's `cost`. A whole number from 0 on.
         by: What a limit counts by, as in a rules file: "user|ip", or a list. None: the address.
         shared: A name for a limit. All views whose limit has this name share its counters.
+        key: A function from the request to what is counted in place of `by`: a text, a number, a UUID or None. It may
+            be async. None, "" or an exception (logged once) counts as absent: the rule or the limit does not apply.
 
     Raises:
         RateLimited: The rule denies the request. This and the errors of `enforce` are raised when the view is called.
@@ -99,7 +110,7 @@ def limited(
             depends on the rules is raised by the middleware, or when the view is called.
         TypeError: The decorated class is not a subclass of `flask.views.View`.
     """
-    wanted = asked(rule, cost, by, shared)
+    wanted = asked(rule, cost, by, shared, key)
 
     def decorate(view: _View) -> _View:
         decorated: Any = _of_class(view) if isinstance(view, type) else _of_function(view)
@@ -117,7 +128,8 @@ def limited(
 
         @wraps(view)
         def limiting(*args: Any, **kwargs: Any) -> Any:
-            _enforce(bound, cost)
+            found = UNSET if wanted.key is None else wanted.key.read(request, current_app.ensure_sync)
+            _enforce(bound, cost, found)
             return current_app.ensure_sync(view)(*args, **kwargs)
 
         return marked(limiting, placed, view)

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketState
 
 from ratelimit_mw.http.answers import Denial
-from ratelimit_mw.http.asked import asked
+from ratelimit_mw.http.asked import UNSET, asked
 from ratelimit_mw.http.handle import AsyncHandle
 from ratelimit_mw.http.views import handle_in, marked
 from ratelimit_mw.http.websocket import close_code
@@ -29,7 +29,12 @@ _Endpoint = TypeVar("_Endpoint", bound=Callable[..., Any])
 
 
 def limited(
-    rule: str, cost: int = 1, *, by: str | Sequence[str] | None = None, shared: str | None = None
+    rule: str,
+    cost: int = 1,
+    *,
+    by: str | Sequence[str] | None = None,
+    shared: str | None = None,
+    key: Callable[[Any], Any] | None = None,
 ) -> Callable[[_Endpoint], _Endpoint]:
     """Make a decorator for endpoints. Before each call, one rule or limit decides on the request.
 
@@ -45,6 +50,9 @@ def limited(
         cost: What the request is charged, as a multiple of the rule's `cost`. A whole number from 0 on.
         by: What a limit counts by, as in a rules file: "user|ip", or a list. None: the address.
         shared: A name for a limit. All endpoints whose limit has this name share its counters.
+        key: A function from the request to what is counted in place of `by`: a text, a number, a UUID or None. It may
+            be async. None, "" or an exception (logged once) counts as absent: the rule or the limit does not apply.
+            On a class, it gets a connection without a body.
 
     Raises:
         ConfigurationError: The text begins with a number, but is not a limit, or the limit cannot be used. What
@@ -56,11 +64,12 @@ def limited(
         ValueError: The cost is negative. It is raised when the endpoint is called.
         RuntimeError: The middleware is not around the app. It is raised when the endpoint is called.
     """
-    wanted = asked(rule, cost, by, shared)
+    wanted = asked(rule, cost, by, shared, key)
 
     async def denied(connection: HTTPConnection, bound: str | InlineLimit) -> Denial[str] | None:
         handle = handle_in(connection.scope.get("ratelimit"), AsyncHandle, bound, _ADVICE)
-        return (await handle.enforce(bound, cost)).denial
+        found = UNSET if wanted.key is None else await wanted.key.aread(connection)
+        return (await handle.enforce(bound, cost, key=found)).denial
 
     def of_class(kind: Any) -> Any:
         dispatch: Any = getattr(kind, "dispatch", None)

@@ -11,14 +11,9 @@ from ratelimit_mw.decision.load import WSGI_CAPACITY, time_in_queue
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.deferral.http import WsgiDeferral, respond_wsgi
 from ratelimit_mw.http.answers import Answers, LatestAnswers, phrase
-from ratelimit_mw.http.handle import (
-    BlockingHandle,
-    FirstRequests,
-    limiter_for,
-    refuse_asgi_app,
-    refuse_awaited,
-)
+from ratelimit_mw.http.handle import BlockingHandle, FirstRequests
 from ratelimit_mw.http.responses import ClosingIterable, WsgiResponseTracker
+from ratelimit_mw.http.setup import limiter_for, refuse_asgi_app, refuse_awaited
 from ratelimit_mw.http.views import require_names_of_flask
 from ratelimit_mw.identity.http_request import WsgiRequest, wsgi_requests_of
 from ratelimit_mw.limiter import RateLimiter

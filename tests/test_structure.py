@@ -128,6 +128,7 @@ ADDED = {
     "cli/routes.py": "routes beside the rules that apply to them",
     "rules/coverage.py": "the rules that apply to a route",
     "rules/sample_paths.py": "paths that some templates match and others do not",
+    "http/setup.py": "what middlewares check when they are made, which was in http/handle.py",
     "http/views.py": "the names of rules in the decorators of views",
     "rules/inline.py": "the limits in decorators, compiled once for each rule set",
     "starlette.py": "the decorator for Starlette",

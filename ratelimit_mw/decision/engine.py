@@ -25,6 +25,7 @@ from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import SECOND, Ask, Charge, Quota, Reply
 from ratelimit_mw.process_local import lazy, lock, reset_after_fork
 from ratelimit_mw.reload.watcher import Retriever
+from ratelimit_mw.rules.compiled import NamedRule
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.stores.base import DECIDE, LOOK
 
@@ -227,7 +228,7 @@ class Engine:
         *,
         commit: bool = True,
         rules: Rules | None = None,
-        rule: str | None = None,
+        rule: str | NamedRule | None = None,
     ) -> Verdict:
         """Decide on a request and block until the store has answered.
 
@@ -236,11 +237,11 @@ class Engine:
             cost: multiplies the cost of each rule.
             commit: whether to charge; False only looks (`peek`).
             rules: what `current` returned for this request; None to call `current`.
-            rule: decide by the rule of this name alone, whether or not its `match` holds.
+            rule: decide by this rule alone, whether or not its `match` holds.
 
         Raises:
             LookupError: there is no rule of this name.
-            ValueError: the cost is not a whole number from 0 on.
+            ValueError: the cost is not a whole number from 0 on, or the limit of `rule` cannot be used.
         """
         rules = rules or self.current()
         return self.execute(self.planner.admit(rules, request, cost, rule, commit=commit), rules, commit=commit)
@@ -252,7 +253,7 @@ class Engine:
         *,
         commit: bool = True,
         rules: Rules | None = None,
-        rule: str | None = None,
+        rule: str | NamedRule | None = None,
     ) -> Coroutine[Any, Any, Verdict]:
         """The awaitable twin of `decide`."""
         rules = rules or self.current()
@@ -260,7 +261,9 @@ class Engine:
             return self._resolved(request, cost, commit, rules, rule)
         return self.aexecute(self.planner.admit(rules, request, cost, rule, commit=commit), rules, commit=commit)
 
-    async def _resolved(self, request: Request, cost: int, commit: bool, rules: Rules, rule: str | None) -> Verdict:
+    async def _resolved(
+        self, request: Request, cost: int, commit: bool, rules: Rules, rule: str | NamedRule | None
+    ) -> Verdict:
         await rules.attributes.resolve(request)
         plan = self.planner.admit(rules, request, cost, rule, commit=commit)
         return await self.aexecute(plan, rules, commit=commit)
@@ -320,7 +323,7 @@ class Engine:
         return verdict
 
     def decide_in_turn(
-        self, request: Request, cost: int = 1, *, rules: Rules | None = None, rule: str | None = None
+        self, request: Request, cost: int = 1, *, rules: Rules | None = None, rule: str | NamedRule | None = None
     ) -> Verdict:
         """Decide on a request and sleep until its turn has come. For servers with a thread for each request.
 

@@ -14,7 +14,7 @@ from ratelimit_mw.decision.storage import Shadows
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.identity.request import EntriesRequest, Request
 from ratelimit_mw.model import SECOND, Ask, Charge
-from ratelimit_mw.rules.compiled import BLOCKED
+from ratelimit_mw.rules.compiled import BLOCKED, NamedRule
 from ratelimit_mw.rules.domains import Rules, rule_names, unknown_domain, unknown_rule
 from ratelimit_mw.rules.ruleset import RuleSet
 from ratelimit_mw.settings import LoadSettings
@@ -116,7 +116,7 @@ class Planner:
         self._logged: set[str] = set()
         self.names = UsedNames()
 
-    def plan(self, rules: Rules, request: Request, cost: int = 1, name: str | None = None) -> Plan:
+    def plan(self, rules: Rules, request: Request, cost: int = 1, name: str | NamedRule | None = None) -> Plan:
         """The plan of `request` or, with `name`, of that rule alone, whether or not the request is shed.
 
         Raises ValueError unless `cost` is a whole number from 0 on.
@@ -135,7 +135,9 @@ class Planner:
                 known.put(key, plan)
         return plan
 
-    def _planned(self, rules: Rules, request: Request, cost: int, name: str | None, *, holding: bool = False) -> Plan:
+    def _planned(
+        self, rules: Rules, request: Request, cost: int, name: str | NamedRule | None, *, holding: bool = False
+    ) -> Plan:
         charges = planned(rules, request, cost) if name is None else self._by_name(name, rules, request, cost, holding)
         if self.switch.thrown:
             charges = self.switch.apply(charges)
@@ -147,11 +149,19 @@ class Planner:
         return Plan(charges)
 
     def admit(
-        self, rules: Rules, request: Request, cost: int = 1, name: str | None = None, *, commit: bool = True
+        self,
+        rules: Rules,
+        request: Request,
+        cost: int = 1,
+        name: str | NamedRule | None = None,
+        *,
+        commit: bool = True,
     ) -> Plan:
         """The plan of a request, or a `Refusal` if it is shed. `commit` says whether the shedder counts the request."""
-        if rules.shedding and (shed := self.shedder.shed(rules, request, name, commit=commit)) is not None:
-            return Refusal(shed)
+        if rules.shedding:
+            plain = name.name if isinstance(name, NamedRule) else name
+            if (shed := self.shedder.shed(rules, request, plain, commit=commit)) is not None:
+                return Refusal(shed)
         return self.plan(rules, request, cost, name)
 
     def plan_given(self, rules: Rules, given: Arguments, cost: int = 1, *, commit: bool = True) -> Plan:
@@ -200,14 +210,17 @@ class Planner:
         clock = self._clock
         return time.monotonic if clock is None or load.source is None else lambda: clock.now() / SECOND
 
-    def _by_name(self, name: str, rules: Rules, request: Request, cost: int, holding: bool = False) -> Sequence[Charge]:
-        """The charges of one rule. Raises LookupError for an unknown name.
+    def _by_name(
+        self, asked: str | NamedRule, rules: Rules, request: Request, cost: int, holding: bool = False
+    ) -> Sequence[Charge]:
+        """The charges of one rule. Raises LookupError for an unknown name, and ValueError for an unusable limit.
 
         `holding` says that concurrent places are released later, as those of a block of code.
 
         While the rules are still to be read from their database, a rule has no charges, and this is logged.
         """
-        charges = rules.plan_rule(name, request, cost)
+        charges = rules.plan_rule(asked, request, cost)
+        name = asked if isinstance(asked, str) else asked.name
         if charges is None:
             if rules.source is None:
                 raise LookupError(str(unknown_rule(name, rule_names(rules))))

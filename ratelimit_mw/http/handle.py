@@ -1,87 +1,26 @@
-"""What the middlewares share: the choice of the limiter, the handle for the app, and the checks of the setup.
+"""The handle: the decision on the current request, as the app sees it, and what it can do with it.
 
-The first requests show mistakes in the setup, such as an untrusted proxy. Afterwards the middleware makes its requests
-directly, so that these checks cost nothing.
+The first requests also show mistakes in the setup, such as an untrusted proxy. Afterwards the middleware makes its
+requests directly, so that these checks cost nothing.
 """
 
 import asyncio
-import inspect
 import logging
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, Self, TypeVar
 from weakref import WeakKeyDictionary, ref
 
 from ratelimit_mw.decision.planning import whole
 from ratelimit_mw.decision.verdict import Verdict
-from ratelimit_mw.errors import ConfigurationError, Problem, quoted
 from ratelimit_mw.http.answers import Denial, LatestAnswers
+from ratelimit_mw.http.asked import UNSET, Key, text_of_key
 from ratelimit_mw.identity.address import canonical
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.model import SECOND, Decision
+from ratelimit_mw.rules.compiled import NamedRule
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.rules.inline import InlineLimit
-from ratelimit_mw.stores import Store
-
-_log = logging.getLogger("ratelimit_mw")
-
-
-def limiter_for(
-    config: str | os.PathLike[str] | Mapping[str, object] | None,
-    limiter: RateLimiter | None,
-    storage: str | Store | None,
-) -> RateLimiter:
-    """The limiter of a middleware: `limiter`, or a new one from `config` and `storage`.
-
-    Raises:
-        TypeError: both `config` and `limiter` are given, or neither; or `storage` is given with a limiter.
-        ConfigurationError: the rules cannot be used.
-    """
-    used = _limiter_for(config, limiter, storage)
-    names = used.engine.planner.names
-    if not names.serving:
-        names.serving = True
-        used.require(_warning_of_missing_users())
-    return used
-
-
-def _limiter_for(
-    config: str | os.PathLike[str] | Mapping[str, object] | None,
-    limiter: RateLimiter | None,
-    storage: str | Store | None,
-) -> RateLimiter:
-    if config is not None and limiter is None:
-        return RateLimiter(config, storage=storage)
-    if limiter is None or config is not None:
-        raise TypeError("RateLimitMiddleware takes either a config or a limiter: exactly one of them")
-    if storage is not None:
-        raise TypeError("RateLimitMiddleware takes storage with a config only: a limiter has its own")
-    if not isinstance(limiter, RateLimiter):
-        raise TypeError(f"limiter takes a RateLimiter, not {type(limiter).__name__}; rules are given as config")
-    return limiter
-
-
-def refuse_awaited(rules: Rules) -> None:
-    """Raise ConfigurationError if the rules have async functions. For servers without an event loop."""
-    if rules.attributes.awaited:
-        names = ", ".join(name for name, _ in rules.attributes.awaited)
-        raise ConfigurationError(
-            [Problem(f"async functions can't be awaited under WSGI: {names}", hint="write them as plain functions")]
-        )
-
-
-def _warning_of_missing_users() -> Callable[[Rules], None]:
-    """A check that warns of rules by user without a source for the user. Django's middleware needs no source."""
-    logged: set[str] = set()
-
-    def warn(rules: Rules) -> None:
-        for problem in (problem for part in rules.parts for problem in part.without_user):
-            if problem.message not in logged:
-                logged.add(problem.message)
-                _log.warning("%s", problem)
-
-    return warn
 
 
 class Enforced(NamedTuple):
@@ -148,9 +87,14 @@ class Handle:
             del values[name]
         return self._request
 
-    def _name_of(self, rule: str | InlineLimit) -> str:
-        """The name of the rule that is asked for."""
-        return rule if isinstance(rule, str) else self._limiter.engine.planner.names.name_of(self._rules, rule)
+    def _named(self, rule: str | InlineLimit, key: Key, limit: str | None) -> str | NamedRule:
+        """The rule that is asked for. It is made before the request is read again: it says what must be read."""
+        name = rule if isinstance(rule, str) else self._limiter.engine.planner.names.name_of(self._rules, rule)
+        if key is UNSET and limit is None:
+            return name
+        if not (limit is None or isinstance(limit, str)):
+            raise TypeError(f"limit takes a text such as '5 per minute', not {limit!r}")
+        return NamedRule(name, None if key is UNSET else text_of_key(key), limit)
 
     def _checked(self, verdict: Verdict) -> Decision:
         if not verdict.allowed:
@@ -220,7 +164,9 @@ class AsyncHandle(Handle):
         account = settlement.account(self._verdict)
         await settlement.asettle(account, account.back(None if amount is None else whole(amount)))
 
-    async def check(self, rule: str | InlineLimit, cost: int = 1) -> Decision:
+    async def check(
+        self, rule: str | InlineLimit, cost: int = 1, *, key: Key = UNSET, limit: str | None = None
+    ) -> Decision:
         """Decide on this request by one rule, and charge it if it is allowed.
 
         An attribute that was absent before is read again, so a login inside the app counts. One that was present stays.
@@ -230,16 +176,20 @@ class AsyncHandle(Handle):
         Args:
             rule: The name of the rule. (`limited` also passes limits of its own.)
             cost: What the request is charged, as a multiple of the rule's `cost`. A whole number from 0 on.
+            key: What the rule counts by in place of its `by`: a text, a whole number or a UUID. It is hashed. With None
+                or "", the rule does not apply, as if an attribute were absent.
+            limit: A limit in place of the rule's, in the form of a rules file, such as "5 per hour".
 
         Raises:
             LookupError: There is no rule of this name.
-            ValueError: The cost is negative.
+            ValueError: The cost is negative, or the rule cannot have this limit.
+            TypeError: The key or the limit has another type.
         """
-        name = self._name_of(rule)
-        verdict = await self._limiter.engine.adecide(self._read_again(), cost, rules=self._rules, rule=name)
-        return self._checked(verdict)
+        return await self._check(self._named(rule, key, limit), cost)
 
-    async def enforce(self, rule: str | InlineLimit, cost: int = 1) -> Enforced:
+    async def enforce(
+        self, rule: str | InlineLimit, cost: int = 1, *, key: Key = UNSET, limit: str | None = None
+    ) -> Enforced:
         """Do what `check` does, wait for the request's turn, and make the denial.
 
         If the rule binds more than those before it, the headers of the response show its limit.
@@ -247,13 +197,22 @@ class AsyncHandle(Handle):
         Args:
             rule: As for `check`.
             cost: As for `check`.
+            key: As for `check`.
+            limit: As for `check`.
 
         Raises:
             LookupError: There is no rule of this name.
-            ValueError: The cost is negative.
+            ValueError: The cost is negative, or the rule cannot have this limit.
+            TypeError: The key or the limit has another type.
         """
-        name = self._name_of(rule)
-        verdict = await self._limiter.engine.adecide(self._read_again(), cost, rules=self._rules, rule=name)
+        return await self._enforce(self._named(rule, key, limit), cost)
+
+    async def _check(self, rule: str | NamedRule, cost: int) -> Decision:
+        verdict = await self._limiter.engine.adecide(self._read_again(), cost, rules=self._rules, rule=rule)
+        return self._checked(verdict)
+
+    async def _enforce(self, rule: str | NamedRule, cost: int) -> Enforced:
+        verdict = await self._limiter.engine.adecide(self._read_again(), cost, rules=self._rules, rule=rule)
         if verdict.delay:
             await asyncio.sleep(verdict.delay / SECOND)
         return self._enforced(verdict)
@@ -276,15 +235,17 @@ class BlockingHandle(Handle):
         account = settlement.account(self._verdict)
         settlement.settle(account, account.back(None if amount is None else whole(amount)))
 
-    def check(self, rule: str | InlineLimit, cost: int = 1) -> Decision:
+    def check(self, rule: str | InlineLimit, cost: int = 1, *, key: Key = UNSET, limit: str | None = None) -> Decision:
         """See `AsyncHandle.check`."""
-        name = self._name_of(rule)
-        return self._checked(self._limiter.engine.decide(self._read_again(), cost, rules=self._rules, rule=name))
+        named = self._named(rule, key, limit)
+        return self._checked(self._limiter.engine.decide(self._read_again(), cost, rules=self._rules, rule=named))
 
-    def enforce(self, rule: str | InlineLimit, cost: int = 1) -> Enforced:
+    def enforce(
+        self, rule: str | InlineLimit, cost: int = 1, *, key: Key = UNSET, limit: str | None = None
+    ) -> Enforced:
         """See `AsyncHandle.enforce`."""
-        engine, name = self._limiter.engine, self._name_of(rule)
-        return self._enforced(engine.decide_in_turn(self._read_again(), cost, rules=self._rules, rule=name))
+        engine, named = self._limiter.engine, self._named(rule, key, limit)
+        return self._enforced(engine.decide_in_turn(self._read_again(), cost, rules=self._rules, rule=named))
 
 
 class TwinHandle(BlockingHandle):
@@ -313,20 +274,26 @@ class TwinHandle(BlockingHandle):
         """See `AsyncHandle.refund`."""
         await self._twin.refund(amount)
 
-    async def acheck(self, rule: str | InlineLimit, cost: int = 1) -> Decision:
+    async def acheck(
+        self, rule: str | InlineLimit, cost: int = 1, *, key: Key = UNSET, limit: str | None = None
+    ) -> Decision:
         """See `AsyncHandle.check`."""
-        name = self._name_of(rule)  # first, because the rule says whether the user is read
-        return await (await self._asking()).check(name, cost)
+        named = self._named(rule, key, limit)
+        return await (await self._asking())._check(named, cost)  # noqa: SLF001  one of our own
 
-    async def aenforce(self, rule: str | InlineLimit, cost: int = 1) -> Enforced:
+    async def aenforce(
+        self, rule: str | InlineLimit, cost: int = 1, *, key: Key = UNSET, limit: str | None = None
+    ) -> Enforced:
         """See `AsyncHandle.enforce`."""
-        name = self._name_of(rule)
+        named = self._named(rule, key, limit)
         twin = await self._asking()
         twin.reported = self.reported
-        enforced = await twin.enforce(name, cost)
+        enforced = await twin._enforce(named, cost)  # noqa: SLF001
         self.reported = twin.reported
         return enforced
 
+
+_log = logging.getLogger("ratelimit_mw")
 
 _EXAMINED = 100
 """The number of requests that are examined."""
@@ -400,37 +367,3 @@ class FirstRequests(Generic[R]):
                 "or give them rules of different domains (logged once)",
                 domain,
             )
-
-
-def refuse_wsgi_app(app: object) -> None:
-    """Raise TypeError if `app` is known to be a WSGI app. For the ASGI middleware."""
-    if not _is_coroutine(app) and _takes(app, 2) and not _takes(app, 3):
-        raise TypeError(_mistaken(app, "asgi", "wsgi"))
-
-
-def refuse_asgi_app(app: object) -> None:
-    """Raise TypeError if `app` is known to be an ASGI app. For the WSGI middleware."""
-    if _is_coroutine(app) or (_takes(app, 3) and not _takes(app, 2)):
-        raise TypeError(_mistaken(app, "wsgi", "asgi"))
-
-
-def _is_coroutine(app: object) -> bool:
-    method = inspect.getattr_static(type(app), "__call__", None)
-    return inspect.iscoroutinefunction(app) or inspect.iscoroutinefunction(method)
-
-
-def _takes(app: Any, count: int) -> bool:
-    """Whether `app` can be called with this many arguments. False if that is unknown."""
-    try:
-        inspect.signature(app).bind(*range(count))
-    except (TypeError, ValueError):
-        return False
-    return True
-
-
-def _mistaken(app: object, used: str, needed: str) -> str:
-    name = getattr(app, "__qualname__", None) or type(app).__qualname__
-    return (
-        f"ratelimit_mw.{used}.RateLimitMiddleware is for {used.upper()} apps, but {quoted(name)} is one for "
-        f"{needed.upper()}: use ratelimit_mw.{needed}.RateLimitMiddleware"
-    )

@@ -22,6 +22,9 @@ The arguments are the request, its path parameters, and the template that matche
 GLOBAL = "*"
 """The identity of `by: global`."""
 
+KEY = "(key)"
+"""Stands for an attribute's name in the identity of a key that the app has computed. No name has parentheses."""
+
 CONNECTION = "connection"
 """The attribute that identifies the WebSocket of a message. Only messages have it. Its value is the whole identity."""
 
@@ -184,6 +187,13 @@ def encoder(name: str, attributes: Attributes) -> Callable[[str], str]:
     if name != "path":
         attributes.warn_without_secret()
     return lambda value: prefix + digest(value)
+
+
+def identifier_of_key(key: str, attributes: Attributes) -> Identifier:
+    """Return the identifier of a key that the app has computed. Its name in the identity is no attribute's name."""
+    attributes.warn_without_secret()
+    identity = f"{KEY}={attributes.digest(key)}"
+    return lambda _request, _params, _route: identity
 
 
 def _escaped(text: str) -> str:

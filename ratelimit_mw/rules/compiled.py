@@ -186,6 +186,20 @@ def quotas_of(rules: Iterable[CompiledRule]) -> tuple[Quota, ...]:
     return tuple(found.values())
 
 
+class NamedRule(NamedTuple):
+    """What the app asks for by name: a rule, and what the app decides in its place.
+
+    Attributes:
+        name: The name of the rule.
+        key: What is counted in place of the rule's `by`. "" counts nothing, as for an absent attribute. None: `by`.
+        limit: The text of a limit in place of the rule's `limit`. None: the rule's own.
+    """
+
+    name: str
+    key: str | None = None
+    limit: str | None = None
+
+
 KINDS = ("limit", "exempt", "block")
 """The kinds of overrides: a different limit, no limit, or no access."""
 

@@ -10,7 +10,7 @@ from ratelimit_mw.errors import ConfigurationError, Problem, near, nearest, quot
 from ratelimit_mw.identity.attributes import Attributes
 from ratelimit_mw.identity.request import Entry, Request
 from ratelimit_mw.model import Charge
-from ratelimit_mw.rules.compiled import BLOCKED
+from ratelimit_mw.rules.compiled import BLOCKED, NamedRule
 from ratelimit_mw.rules.inline import InlineLimit
 from ratelimit_mw.rules.ruleset import Features, Plans, RuleSet
 
@@ -60,10 +60,10 @@ class Domains(Features):
             charges += found
         return charges
 
-    def plan_rule(self, name: str, request: Request, cost: int = 1) -> Sequence[Charge] | None:
+    def plan_rule(self, asked: str | NamedRule, request: Request, cost: int = 1) -> Sequence[Charge] | None:
         """See `RuleSet.plan_rule`. If several domains have a rule of this name, the first one's is used."""
         for part in self.parts:
-            found = part.plan_rule(name, request, cost)
+            found = part.plan_rule(asked, request, cost)
             if found is not None:
                 return found
         return None

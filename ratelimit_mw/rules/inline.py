@@ -1,10 +1,18 @@
-"""The limits that an app declares in its code, and the rules that one rule set makes of them."""
+"""The limits that an app declares or computes in its code, and the rules that one rule set makes of them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import lru_cache
 from typing import NamedTuple, Protocol
 
+from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.errors import ConfigurationError, Problem, quoted
-from ratelimit_mw.rules.compiled import CompiledRule
+from ratelimit_mw.identity.attributes import Attributes
+from ratelimit_mw.identity.identifier import KEY, identifier_of_key
+from ratelimit_mw.rules.compiled import CompiledRule, OverrideCompiler
+
+_MAX_TEXTS = 1024
+"""How many texts of limits are kept compiled in a rule set. The one that was used least recently is dropped."""
 
 
 class InlineLimit(NamedTuple):
@@ -74,3 +82,40 @@ def two_limits(limit: InlineLimit, other: InlineLimit) -> Problem:
         hint = "give each a name of its own, as in shared='mail'"
     texts = " and ".join(dict.fromkeys(quoted(each.limit) for each in (other, limit)))
     return Problem(f"{message}: {texts}", hint=hint)
+
+
+def with_key(rule: CompiledRule, key: str, attributes: Attributes) -> CompiledRule:
+    """Return the rule, counted by a key that the app has computed. With "", it has no counter."""
+    if not key:
+        return replace(rule, by=(), identifiers=())
+    return replace(rule, by=(KEY,), identifiers=(identifier_of_key(key, attributes),))
+
+
+def with_limits(
+    named: Mapping[str, CompiledRule], compiler: OverrideCompiler | None
+) -> Callable[[str, str], CompiledRule]:
+    """Return a function from the name of a rule and the text of a limit to that rule with that limit.
+
+    The function keeps the rules that it makes. It raises ValueError if the limit cannot be used.
+
+    Args:
+        named: The rules by name.
+        compiler: Compiles the limits, as those of overrides.
+    """
+
+    @lru_cache(maxsize=_MAX_TEXTS)
+    def with_limit(name: str, text: str) -> CompiledRule:
+        if compiler is None:
+            raise ValueError(f"there is no rule {quoted(name)}")
+        rule, counters = named[name], compiler.limit("", name, text).counters
+        if any(ALGORITHMS[quota.algorithm].in_flight for _, quota in counters):
+            raise ValueError(f"limit: {quoted(text)} is a concurrent limit, which code can't set")
+        return replace(
+            rule,
+            rule=replace(rule.rule, several=len(counters) > 1),
+            keys=tuple(key for key, _ in counters),
+            limits=tuple(quota for _, quota in counters),
+            tiers=None,
+        )
+
+    return with_limit

@@ -17,13 +17,14 @@ from ratelimit_mw.rules.compiled import (
     CompiledRule,
     Counter,
     Matching,
+    NamedRule,
     OverrideCompiler,
     Overrides,
     blocks_and_exemptions,
     quotas_of,
 )
 from ratelimit_mw.rules.descriptors import Descriptors
-from ratelimit_mw.rules.inline import InlineCompiler, InlineLimits
+from ratelimit_mw.rules.inline import InlineCompiler, InlineLimits, with_key, with_limits
 from ratelimit_mw.rules.matching import (
     Candidate,
     Index,
@@ -220,6 +221,7 @@ class RuleSet(Features):
         self._named = {rule.rule.name: rule for rule in rules}
         self.inline = InlineLimits(self._named, inline)
         """The limits that the app declares. `plan_rule` knows their names."""
+        self._with_limit = with_limits(self._named, recompiler)
         self._preflights = Preflights(self._named, self._tier)
         self._demanded = {
             rule.rank: PathMatcher([(rule.rank, template) for template in rule.match.templates])
@@ -370,14 +372,20 @@ class RuleSet(Features):
             )
         return charges_of([candidate], request, cost, self._tier, overrides)
 
-    def plan_rule(self, name: str, request: Request, cost: int = 1) -> Sequence[Charge] | None:
+    def plan_rule(self, asked: str | NamedRule, request: Request, cost: int = 1) -> Sequence[Charge] | None:
         """Return the charges of the rule of that name, whether or not its `match` holds. None for an unknown name.
 
-        The path parameters are those of the template that matches. Exemptions apply as usual.
+        The path parameters are those of the template that matches. Exemptions apply as usual. Raises ValueError if the
+        limit that the app has set cannot be used.
         """
+        name, key, limit = (asked, None, None) if isinstance(asked, str) else asked
         rule = self._named.get(name)
         if rule is None:
             return None
+        if limit is not None:
+            rule = self._with_limit(name, limit)
+        if key is not None:
+            rule = with_key(rule, key, self.attributes)
         charges = self._plan_rule(rule, request, cost)
         if request.ambiguous or request.method == "OPTIONS":
             return self._plan_alternatives(request, lambda view: self._plan_rule(rule, view, cost), charges)

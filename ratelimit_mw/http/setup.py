@@ -1,0 +1,105 @@
+"""What the middlewares do when they are made: the choice of the limiter, and the checks of the setup."""
+
+import inspect
+import logging
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ratelimit_mw.errors import ConfigurationError, Problem, quoted
+from ratelimit_mw.limiter import RateLimiter
+from ratelimit_mw.rules.domains import Rules
+from ratelimit_mw.stores import Store
+
+_log = logging.getLogger("ratelimit_mw")
+
+
+def limiter_for(
+    config: str | os.PathLike[str] | Mapping[str, object] | None,
+    limiter: RateLimiter | None,
+    storage: str | Store | None,
+) -> RateLimiter:
+    """The limiter of a middleware: `limiter`, or a new one from `config` and `storage`.
+
+    Raises:
+        TypeError: both `config` and `limiter` are given, or neither; or `storage` is given with a limiter.
+        ConfigurationError: the rules cannot be used.
+    """
+    used = _limiter_for(config, limiter, storage)
+    names = used.engine.planner.names
+    if not names.serving:
+        names.serving = True
+        used.require(_warning_of_missing_users())
+    return used
+
+
+def _limiter_for(
+    config: str | os.PathLike[str] | Mapping[str, object] | None,
+    limiter: RateLimiter | None,
+    storage: str | Store | None,
+) -> RateLimiter:
+    if config is not None and limiter is None:
+        return RateLimiter(config, storage=storage)
+    if limiter is None or config is not None:
+        raise TypeError("RateLimitMiddleware takes either a config or a limiter: exactly one of them")
+    if storage is not None:
+        raise TypeError("RateLimitMiddleware takes storage with a config only: a limiter has its own")
+    if not isinstance(limiter, RateLimiter):
+        raise TypeError(f"limiter takes a RateLimiter, not {type(limiter).__name__}; rules are given as config")
+    return limiter
+
+
+def refuse_awaited(rules: Rules) -> None:
+    """Raise ConfigurationError if the rules have async functions. For servers without an event loop."""
+    if rules.attributes.awaited:
+        names = ", ".join(name for name, _ in rules.attributes.awaited)
+        raise ConfigurationError(
+            [Problem(f"async functions can't be awaited under WSGI: {names}", hint="write them as plain functions")]
+        )
+
+
+def _warning_of_missing_users() -> Callable[[Rules], None]:
+    """A check that warns of rules by user without a source for the user. Django's middleware needs no source."""
+    logged: set[str] = set()
+
+    def warn(rules: Rules) -> None:
+        for problem in (problem for part in rules.parts for problem in part.without_user):
+            if problem.message not in logged:
+                logged.add(problem.message)
+                _log.warning("%s", problem)
+
+    return warn
+
+
+def refuse_wsgi_app(app: object) -> None:
+    """Raise TypeError if `app` is known to be a WSGI app. For the ASGI middleware."""
+    if not _is_coroutine(app) and _takes(app, 2) and not _takes(app, 3):
+        raise TypeError(_mistaken(app, "asgi", "wsgi"))
+
+
+def refuse_asgi_app(app: object) -> None:
+    """Raise TypeError if `app` is known to be an ASGI app. For the WSGI middleware."""
+    if _is_coroutine(app) or (_takes(app, 3) and not _takes(app, 2)):
+        raise TypeError(_mistaken(app, "wsgi", "asgi"))
+
+
+def _is_coroutine(app: object) -> bool:
+    method = inspect.getattr_static(type(app), "__call__", None)
+    return inspect.iscoroutinefunction(app) or inspect.iscoroutinefunction(method)
+
+
+def _takes(app: Any, count: int) -> bool:
+    """Whether `app` can be called with this many arguments. False if that is unknown."""
+    try:
+        inspect.signature(app).bind(*range(count))
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _mistaken(app: object, used: str, needed: str) -> str:
+    name = getattr(app, "__qualname__", None) or type(app).__qualname__
+    return (
+        f"ratelimit_mw.{used}.RateLimitMiddleware is for {used.upper()} apps, but {quoted(name)} is one for "
+        f"{needed.upper()}: use ratelimit_mw.{needed}.RateLimitMiddleware"
+    )
