@@ -19,6 +19,9 @@ NEVER = -1
 SECOND = 1_000_000
 """Microseconds in a second."""
 
+OVERDRAFT = "+overdraft"
+"""Ends the name of the function that decides for quotas with an `overdraft`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Quota:
@@ -38,6 +41,8 @@ class Quota:
         over: The `Decision.over` of a request that is admitted from `spare`.
         elastic: The quotas for different loads, if `spare` depends on the load.
         ban: The ban after many denials by this counter.
+        overdraft: A cost is taken in full even if it does not fit, as long as the counter is not in debt. What exceeds
+            the limit is a debt. A counter in debt denies every cost.
     """
 
     algorithm: str
@@ -53,13 +58,17 @@ class Quota:
     over: Literal["soft", "elastic"] | None = None
     elastic: "Elastic | None" = field(default=None, compare=False, repr=False)
     ban: "Ban | None" = None
+    overdraft: bool = False
+    decided_by: str = field(init=False, compare=False, repr=False)
+    """The name of the function that decides, in `algorithms.DECIDE_ALL`."""
     shown_limit: int = field(init=False, compare=False, repr=False)
     """The limit that clients are shown. For a bucket it is the rate, which a throttle does not raise."""
     shown_size: int = field(init=False, compare=False, repr=False)
     """What remains of an unused counter, as clients are shown it: the limit, or the burst of a bucket."""
 
     def __post_init__(self) -> None:
-        # Computed once, because each response needs it.
+        # Computed once, because each decision and each response needs them.
+        object.__setattr__(self, "decided_by", self.algorithm + OVERDRAFT if self.overdraft else self.algorithm)
         object.__setattr__(self, "shown_limit", self.limit if self.burst else self.limit - self.spare)
         object.__setattr__(self, "shown_size", (self.burst or self.limit) - self.spare)
 

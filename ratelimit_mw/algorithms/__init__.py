@@ -8,6 +8,7 @@ This package is internal: its names may change in any release.
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache, reduce
 from importlib import import_module
 from importlib.resources import files
@@ -15,7 +16,7 @@ from operator import or_
 from typing import NamedTuple
 
 from ratelimit_mw.algorithms.algorithm import Algorithm, Decide, Refund
-from ratelimit_mw.model import SECOND, Quota
+from ratelimit_mw.model import OVERDRAFT, SECOND, Outcome, Quota
 
 ALGORITHMS: dict[str, Algorithm] = {}
 """The algorithms that rules may name."""
@@ -27,7 +28,8 @@ REFUND: dict[str, Refund] = {}
 """The refund functions of `ALGORITHMS`."""
 
 DECIDE_ALL: dict[str, Decide] = {}
-"""The decision functions of `ALGORITHMS` and of `ban`, which rules cannot name."""
+"""The decision functions by `Quota.decided_by`. Each algorithm has two: the usual one and the one with an overdraft.
+`ban`, which rules cannot name, has one."""
 
 
 class LuaPart(NamedTuple):
@@ -80,6 +82,7 @@ def add(module: str) -> None:
     if algorithm.in_rules:
         ALGORITHMS[name] = algorithm
         DECIDE[name] = algorithm.decide
+        DECIDE_ALL[name + OVERDRAFT] = _overdrawing(algorithm.decide)
         REFUND[name] = algorithm.refund
 
 
@@ -87,6 +90,7 @@ def remove(name: str) -> None:
     """Undo `add`. Only tests need this."""
     for table in (ALGORITHMS, DECIDE, REFUND, DECIDE_ALL, LUA_PARTS):
         table.pop(name, None)
+    DECIDE_ALL.pop(name + OVERDRAFT, None)
     widened.cache_clear()
 
 
@@ -129,7 +133,37 @@ def widened(quota: Quota) -> Quota:
 
     A debt is paid back within two windows.
     """
-    return ALGORITHMS[quota.algorithm].widened(quota)
+    return replace(ALGORITHMS[quota.algorithm].widened(quota), overdraft=False)
+
+
+@lru_cache(maxsize=1024)
+def with_overdraft(quota: Quota) -> Quota:
+    """Return the quota for a cost that is known only after the fact. See `Quota.overdraft`."""
+    return replace(quota, overdraft=True)
+
+
+def _overdrawing(decide: Decide) -> Decide:
+    """Return the decision function of an algorithm for quotas with an `overdraft`.
+
+    It charges with the `widened` quota, and charges as much as fits. The counterpart in Lua is `overdraw` in
+    several.lua.
+    """
+
+    def decide_with_overdraft(state: bytes, quota: Quota, cost: int, now: int) -> tuple[Outcome, bytes | None]:
+        outcome, uncharged = decide(state, quota, 0, now)
+        if not cost or not outcome.allowed:
+            return outcome, uncharged
+        wide = widened(quota)
+        room = decide(state, wide, 0, now)[0].remaining
+        if not room:  # the clock stepped back, and `uncharged` is the clamped state
+            return outcome, uncharged
+        charged, state_after = decide(state, wide, min(cost, room), now)
+        if not charged.allowed:  # refunds have emptied a queue whose next turn is still too far away
+            return charged, state_after
+        # The cost is known after the fact, so it waits for nothing: the delay is 0.
+        return Outcome(True, max(outcome.remaining - cost, 0), charged.reset_after), state_after
+
+    return decide_with_overdraft
 
 
 # The table. Its order gives the numbers on the wire, so add a new line at the end.

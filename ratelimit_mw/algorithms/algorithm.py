@@ -15,6 +15,9 @@ Decide = Callable[[bytes, Quota, int, int], tuple[Outcome, bytes | None]]
 `now` is in microseconds since the epoch. All times in an `Outcome` are in microseconds. The returned state is None if
 the state does not change. The state of an unused counter is `b""`. A state that cannot be read counts as unused. The
 store may drop a state when `Outcome.reset_after` has passed since it was written.
+
+A cost of 0 charges nothing. It is denied by a limit of 0 and by a counter in debt, whose charges exceed its limit. A
+counter that is exactly full is not in debt.
 """
 
 Refund = Callable[[bytes, Quota, int, int, int], bytes | None]
@@ -144,9 +147,12 @@ def twice_the_limit(quota: Quota) -> Quota:
 
 
 def _widened_bucket(quota: Quota) -> Quota:
-    """Return a bucket whose largest debt is what refills within two windows."""
+    """Return a bucket whose largest debt is what refills within two windows.
+
+    It has room for at least one request in addition to those that wait for their turn.
+    """
     if not quota.limit:
         return quota
     interval = -(-quota.period // quota.limit)
-    most = max(2 * max(quota.burst, quota.period // interval), quota.burst)
+    most = max(2 * max(quota.burst, quota.period // interval), quota.burst - -quota.max_wait // interval + 1)
     return replace(quota, burst=most, max_wait=most * interval)

@@ -29,14 +29,14 @@ algorithms[BUCKETED_WINDOW] = function(key, limit, period, buckets, cost, now)
   local used = 0
   for slot = 1, size do used = used + counts[slot] end
   local left = limit - used
-  local allowed = cost > 0 and cost <= left or cost == 0 and limit > 0
+  local allowed = limit > 0 and cost <= left
   local retry_after, reset_after, write = 0, 0, nil
   if allowed then
     local at = current % size + 1
     counts[at], left = counts[at] + cost, left - cost
   else
     retry_after = NEVER
-    if cost > 0 and cost <= limit then
+    if limit > 0 and cost <= limit then
       for number = oldest, current do
         used = used - counts[number % size + 1]
         if used + cost <= limit then

@@ -40,7 +40,7 @@ def decide(state: bytes, quota: Quota, cost: int, now: int) -> tuple[Outcome, by
         counts[number % size] = 0
     used = sum(counts)
     left = limit - used
-    allowed = cost <= left if cost else limit > 0
+    allowed = cost <= left if limit else False
     if allowed:
         counts[current % size] += cost
         left -= cost
@@ -50,7 +50,7 @@ def decide(state: bytes, quota: Quota, cost: int, now: int) -> tuple[Outcome, by
     retry_after = 0
     if not allowed:
         retry_after = NEVER
-        if 0 < cost <= limit:  # find the slice after whose leaving the cost fits
+        if limit and cost <= limit:  # find the slice after whose leaving the cost fits
             for number in range(oldest, current + 1):
                 used -= counts[number % size]
                 if used + cost <= limit:

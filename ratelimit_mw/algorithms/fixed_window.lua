@@ -11,12 +11,12 @@ algorithms[FIXED_WINDOW] = function(key, limit, period, _, cost, now)
   end
   local left = limit - count
   local reset_after = (window + 1) * period - now
-  local allowed = cost > 0 and cost <= left or cost == 0 and limit > 0
+  local allowed = limit > 0 and cost <= left
   local retry_after, write = 0, nil
   if allowed then
     count, left = count + cost, left - cost
   else
-    retry_after = cost > 0 and cost <= limit and reset_after or NEVER
+    retry_after = limit > 0 and cost <= limit and reset_after or NEVER
   end
   if clamped or (allowed and cost > 0) then write = struct.pack('<I8I4', window, count) end
   return allowed, math.max(left, 0), reset_after, retry_after, write, 0, in_place

@@ -29,12 +29,12 @@ def decide(state: bytes, quota: Quota, cost: int, now: int) -> tuple[Outcome, by
             count = stored_count
     left = limit - count
     reset_after = (window + 1) * period - now
-    allowed = cost <= left if cost else limit > 0
+    allowed = cost <= left if limit else False
     if allowed:
         count += cost
         left -= cost
     state_after = _STATE.pack(window, count) if clamped or (allowed and cost) else None
-    retry_after = 0 if allowed else reset_after if 0 < cost <= limit else NEVER
+    retry_after = 0 if allowed else reset_after if limit and cost <= limit else NEVER
     return tuple.__new__(Outcome, (allowed, max(left, 0), reset_after, retry_after, 0)), state_after
 
 

@@ -14,13 +14,14 @@ algorithms[LEAKY_BUCKET] = function(key, limit, period, burst, cost, now, max_wa
     level, wait = math.min(level, most), math.min(wait, longest)
   end
   local needed = cost * interval
-  local allowed = cost == 0 or (level + needed <= capacity and wait <= max_wait)
+  local late = cost > 0 and wait - max_wait or 0 -- how much too late its turn would be
+  local allowed = level + needed <= capacity and late <= 0
   local retry_after, delay, write = 0, 0, nil
   if allowed then
     if cost > 0 then delay = wait end
     level, wait = level + needed, wait + needed
   else
-    retry_after = cost <= burst and math.max(level + needed - capacity, wait - max_wait) or NEVER
+    retry_after = cost <= burst and math.max(level + needed - capacity, late) or NEVER
   end
   if clamped or (allowed and cost > 0) then write = struct.pack('<I8I8I8', now + level, now + wait, now) end
   local remaining = math.floor(math.max(capacity - level, 0) / interval)

@@ -36,14 +36,15 @@ def decide(state: bytes, quota: Quota, cost: int, now: int) -> tuple[Outcome, by
         clamped = level > most or wait > longest  # the clock stepped back, or the burst was much larger
         level, wait = min(level, most), min(wait, longest)
     needed = cost * interval
-    allowed = cost == 0 or (level + needed <= capacity and wait <= quota.max_wait)
+    late = wait - quota.max_wait if cost else 0  # how much too late its turn would be
+    allowed = level + needed <= capacity and late <= 0
     retry_after = delay = 0
     if allowed:
         delay = wait if cost else 0
         level += needed
         wait += needed
     else:
-        retry_after = max(level + needed - capacity, wait - quota.max_wait) if cost <= quota.burst else NEVER
+        retry_after = max(level + needed - capacity, late) if cost <= quota.burst else NEVER
     state_after = _STATE.pack(now + level, now + wait, now) if clamped or (allowed and cost) else None
     remaining = max(capacity - level, 0) // interval
     return Outcome(allowed, remaining, max(level, wait), retry_after, delay), state_after

@@ -61,8 +61,8 @@ algorithms[SLIDING_LOG] = function(key, limit, period, _, cost, now)
   local used = younger_than(now - period)
   local left = limit - used
   local reset_after = used > 0 and time(0) + period - now or 0
-  if cost > left and cost > 0 or limit == 0 then
-    local retry_after = cost > 0 and cost <= limit and time(limit - cost) + period - now or NEVER
+  if cost > left or limit == 0 then
+    local retry_after = limit > 0 and cost <= limit and time(limit - cost) + period - now or NEVER
     return false, math.max(left, 0), reset_after, retry_after, clamped
   end
   if cost == 0 then return true, math.max(left, 0), reset_after, 0, clamped end

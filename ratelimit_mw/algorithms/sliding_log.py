@@ -30,11 +30,11 @@ def decide(state: bytes, quota: Quota, cost: int, now: int) -> tuple[Outcome, by
         ring = _Ring(ring.clamped(now) if ring.time(0) <= now + period else b"")
     used = ring.younger_than(now - period)
     left = limit - used
-    if cost <= left if cost else limit > 0:
+    if limit and cost <= left:
         reset_after = period if cost else ring.time(0) + period - now if used else 0
         state_after = ring.appended(used, cost, now, limit) if cost else ring.state if clamped else None
         return Outcome(True, max(left - cost, 0), reset_after), state_after
-    retry_after = ring.time(limit - cost) + period - now if 0 < cost <= limit else NEVER
+    retry_after = ring.time(limit - cost) + period - now if limit and cost <= limit else NEVER
     reset_after = ring.time(0) + period - now if used else 0
     return Outcome(False, max(left, 0), reset_after, retry_after), ring.state if clamped else None
 

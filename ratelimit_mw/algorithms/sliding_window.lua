@@ -19,13 +19,13 @@ algorithms[SLIDING_WINDOW] = function(key, limit, period, _, cost, now)
   local weighted, remainder = multiply_divide(previous, rest, period)
   if remainder > 0 then weighted = weighted + 1 end
   local left = limit - current - weighted
-  local allowed = cost > 0 and cost <= left or cost == 0 and limit > 0
+  local allowed = limit > 0 and cost <= left
   local retry_after, write = 0, nil
   if allowed then
     current, left = current + cost, left - cost
   else
     local room = limit - cost
-    if room < 0 or cost == 0 then
+    if room < 0 or limit == 0 then
       retry_after = NEVER
     elseif current <= room then
       retry_after = rest - multiply_divide(room - current, period, previous)

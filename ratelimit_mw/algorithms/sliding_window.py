@@ -36,12 +36,12 @@ def decide(state: bytes, quota: Quota, cost: int, now: int) -> tuple[Outcome, by
     left = limit - current
     if previous:
         left -= -(-previous * rest // period)
-    allowed = cost <= left if cost else limit > 0
+    allowed = cost <= left if limit else False
     if allowed:
         current += cost
         left -= cost
     state_after = _STATE.pack(window, previous, current) if clamped or (allowed and cost) else None
-    retry_after = 0 if allowed else _wait(previous, current, limit - cost, period, rest) if cost else NEVER
+    retry_after = 0 if allowed else _wait(previous, current, limit - cost, period, rest) if limit else NEVER
     reset_after = rest + period if current else rest if previous else 0
     return tuple.__new__(Outcome, (allowed, max(left, 0), reset_after, retry_after, 0)), state_after
 

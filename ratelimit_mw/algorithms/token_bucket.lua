@@ -16,7 +16,7 @@ algorithms[TOKEN_BUCKET] = function(key, limit, period, burst, cost, now, max_wa
   end
   local room = capacity - missing
   local needed = cost * interval
-  local allowed = cost == 0 or (needed <= room + max_wait and cost <= burst)
+  local allowed = needed <= room + max_wait and cost <= burst
   local retry_after, delay, write = 0, 0, nil
   if allowed then
     missing, room = missing + needed, room - needed

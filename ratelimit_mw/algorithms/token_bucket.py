@@ -42,7 +42,7 @@ def decide(state: bytes, quota: Quota, cost: int, now: int) -> tuple[Outcome, by
         missing = min(missing, most)
     room = capacity - missing
     needed = cost * interval
-    allowed = cost == 0 or (needed <= room + quota.max_wait and cost <= quota.burst)
+    allowed = needed <= room + quota.max_wait and cost <= quota.burst
     retry_after = delay = 0
     if allowed:
         missing += needed

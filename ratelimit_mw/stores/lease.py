@@ -18,8 +18,8 @@ PART = 8
 
 
 def leasable(quota: Quota) -> bool:
-    """Whether a process may decide by itself: `consistency` is not strict, and the algorithm supports it."""
-    if quota.consistency == "strict":
+    """Whether a process may decide by itself: neither strict nor with an overdraft, and supported by the algorithm."""
+    if quota.consistency == "strict" or quota.overdraft:
         return False
     algorithm = ALGORITHMS[quota.algorithm]
     return not (algorithm.no_lease if quota.consistency == "lease" else algorithm.no_write_back)

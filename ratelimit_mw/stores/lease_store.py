@@ -103,12 +103,14 @@ class Leases(Wrapper):
     def _decide(self, asks: Sequence[Ask], commit: bool) -> Steps[Reply]:
         if self._clock:
             yield from self._sync.settle_due()
+        # The store must know what was spent here before a look, and before it takes a cost with an overdraft.
+        keys = [ask.key for ask in asks if ask.quota.overdraft or not commit]
+        if keys:
+            with self._sync.guard:
+                self._sync.ledger.end(keys, self._sync.now())
+            yield from self._sync.settle_keys(keys)
         if commit:
             return (yield from self._claim(asks))
-        keys = [ask.key for ask in asks]
-        with self._sync.guard:
-            self._sync.ledger.end(keys, self._sync.now())
-        yield from self._sync.settle_keys(keys)
         reply: Reply = yield asks, LOOK
         return reply
 

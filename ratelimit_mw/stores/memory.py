@@ -82,7 +82,7 @@ class MemoryStore(Store):
                 now = self._now()
                 segment = self._segments[hash(key) % self._count]
                 stored = segment.get(key)
-                outcome, state = DECIDE_ALL[quota.algorithm](stored[_STAMP_SIZE:] if stored else b"", quota, cost, now)
+                outcome, state = DECIDE_ALL[quota.decided_by](stored[_STAMP_SIZE:] if stored else b"", quota, cost, now)
                 if state is not None:
                     if stored is None:
                         self._make_room(segment, now)
@@ -140,13 +140,13 @@ class MemoryStore(Store):
             room = self._ask(wide, 0, now)[0].remaining
             _, state = self._ask(wide, min(ask.cost, room), now)
             if state is not None:
-                outcome, _ = DECIDE_ALL[ask.quota.algorithm](state, ask.quota, 0, now)
+                outcome, _ = DECIDE_ALL[ask.quota.decided_by](state, ask.quota, 0, now)
                 self._save(self._segment(ask.key), ask, outcome, state, now)
 
     def _ask(self, ask: Ask, cost: int, now: int) -> _Found:
         key, quota, _, _ = ask
         stored = self._segment(key).get(key)
-        return DECIDE_ALL[quota.algorithm](stored[_STAMP_SIZE:] if stored else b"", quota, cost, now)
+        return DECIDE_ALL[quota.decided_by](stored[_STAMP_SIZE:] if stored else b"", quota, cost, now)
 
     def _unasked(self, ask: Ask, delay: int, now: int) -> _Found:
         """The outcome and the state if nothing is charged. `delay` is what the request would have had to wait."""

@@ -23,6 +23,8 @@ class Shards(Wrapper):
     The limit is never exceeded, because the parts add up to it. A request is denied only if no shard has room for its
     whole cost. How much of the limit may then be unused is calculated by `worst_unused_of_shards`. `remaining` is
     estimated from the shard that was asked.
+
+    A cost with an overdraft is divided among all shards that are not in debt. The counter is in debt if all shards are.
     """
 
     def asked(self, request: StoreRequest) -> Call | Steps[Reply]:
@@ -61,26 +63,29 @@ def _looking(asks: Sequence[Ask]) -> Steps[Reply]:
 
 
 def _charging(asks: Sequence[Ask]) -> Steps[Reply]:
-    """Ask one shard of each counter. If it denies, look at all shards and ask one that has room."""
-    picked = [random.randrange(ask.quota.shards) for ask in asks]
+    """Ask the picked shards of each counter. If one denies, look at all shards and ask those that have room."""
+    picked = [_picked(ask, range(ask.quota.shards)) for ask in asks]
     outcomes: dict[int, Outcome] = {}
     asked: Sequence[int] = range(len(asks))
     while True:
-        round_ = [_shard(asks[place], picked[place]) for place in asked]
+        parts = [(place, part) for place in asked for part in _among(asks[place], picked[place])]
+        round_ = [part for _, part in parts]
         reply: Reply = yield round_, DECIDE
         if reply.only is not None:
-            return reply._replace(only=asked[reply.only])
+            return reply._replace(only=parts[reply.only][0])
         moved = []
-        for place, outcome in zip(asked, reply.outcomes, strict=True):
+        replies = iter(reply.outcomes)
+        for place in asked:
+            outcome = _scaled(asks[place], [next(replies) for _ in picked[place]])
             if place in outcomes and has_begun(outcomes[place]):
                 continue  # the beginning of a ban is reported once
-            outcomes[place] = _scaled(asks[place], outcome)
+            outcomes[place] = outcome
             if not outcome.allowed and asks[place].quota.shards > 1:
                 seen: Reply = yield _shards(asks[place]), LOOK
                 outcomes[place] = _summed(seen.outcomes)._replace(allowed=False)
                 better = [shard for shard, outcome in enumerate(seen.outcomes) if outcome.allowed]
                 if better:
-                    picked[place] = random.choice(better)
+                    picked[place] = _picked(asks[place], better)
                     moved.append(place)
         if not moved:
             return Reply(reply.now, [outcomes[place] for place in range(len(asks))])
@@ -100,12 +105,29 @@ def _summed(outcomes: Sequence[Outcome]) -> Outcome:
     )
 
 
-def _scaled(ask: Ask, outcome: Outcome) -> Outcome:
-    quota = ask.quota
+def _scaled(ask: Ask, outcomes: Sequence[Outcome]) -> Outcome:
+    """The outcome of a counter from the outcomes of the shards that were asked."""
+    quota, outcome = ask.quota, outcomes[0]
     if quota.shards == 1:
         return outcome
+    if quota.overdraft:
+        summed = _summed(outcomes)  # a shadow is charged by the shards that allow it, whatever the others say
+        return summed if ask.shadow else summed._replace(allowed=all(outcome.allowed for outcome in outcomes))
     most = (quota.burst or quota.limit) - ask.cost
     return outcome._replace(remaining=max(min(outcome.remaining * quota.shards, most), 0))
+
+
+def _picked(ask: Ask, shards: Sequence[int]) -> Sequence[int]:
+    """The shards to ask among these: a random one, or all for a cost with an overdraft."""
+    return shards if ask.quota.overdraft else (random.choice(shards),)
+
+
+def _among(ask: Ask, shards: Sequence[int]) -> Sequence[Ask]:
+    """The asks of these shards, which divide the cost among them."""
+    if len(shards) == 1:
+        return [_shard(ask, shards[0])]
+    costs = _split(ask.cost, len(shards))
+    return [_shard(ask, shard)._replace(cost=cost) for shard, cost in zip(shards, costs, strict=True)]
 
 
 def _shard(ask: Ask, number: int) -> Ask:

@@ -4,6 +4,7 @@ import itertools
 
 from hypothesis import strategies as st
 
+from ratelimit_mw.algorithms import with_overdraft
 from ratelimit_mw.model import SECOND, Ask, Ban, Quota
 from ratelimit_mw.stores.base import Intent
 
@@ -64,6 +65,11 @@ def costs(draw, quota):
     return draw(st.one_of(ordinary, ordinary, st.integers(0, holds + 1), st.sampled_from((holds, 10**15))))
 
 
+def perhaps_late(quota):
+    """The quota, or now and then the one of a cost that is known after the fact."""
+    return st.sampled_from((quota, quota, with_overdraft(quota)))
+
+
 @st.composite
 def histories(draw, names=NAMES[:-1]):  # concurrency is a bucketed window that guesses its wait
     """(quota, [(jump, cost)]) of one counter whose clock never steps back."""
@@ -100,7 +106,7 @@ def watched(draw, asks, ban):
 def conversations(draw):
     """[(now, requests)]: several counters of an algorithm, shared by tiers; shadows, peeks, refunds, bans; any clock.
 
-    What is charged without being asked, a debt or a lease renewed, is looked at behind.
+    What is charged without being asked, a debt or a lease renewed, is looked at behind. Some costs may overdraw.
     """
     counters = []
     for number, name in enumerate(draw(st.lists(st.sampled_from(NAMES), min_size=1, max_size=4))):
@@ -124,7 +130,7 @@ def conversations(draw):
             asked = draw(st.lists(st.sampled_from(every), min_size=1, max_size=3, unique_by=lambda counter: counter[0]))
             shadow = draw(st.sampled_from((False, False, True)))
             asks = [
-                Ask(key, quota, draw(costs(quota)), shadow=shadow and place == 0)
+                Ask(key, draw(perhaps_late(quota)), draw(costs(quota)), shadow=shadow and place == 0)
                 for place, (key, quota) in enumerate(asked)
             ]
             what = draw(st.sampled_from(("charge", "charge", "charge", "look", "refund", "insist", "renew")))

@@ -28,8 +28,6 @@ class Model:
         return self.quota.limit
 
     def fits(self, cost, now):
-        if cost == 0:
-            return self.quota.limit > 0
         return self.quota.limit > 0 and self.level(now) + cost <= self.holds
 
     def remaining(self, now):
@@ -111,12 +109,14 @@ class TokenBucket(Model):
         return now + self.level(now) * self.interval if self.quota.limit else now
 
     def fits(self, cost, now):
-        if cost == 0 or not self.quota.limit:
-            return self.quota.limit > 0
-        return cost <= self.holds and self.delay(cost, now) <= self.quota.max_wait
+        return self.quota.limit > 0 and cost <= self.holds and self.missing(cost, now) <= self.quota.max_wait
+
+    def missing(self, cost, now):
+        """How long until the tokens for `cost` are there."""
+        return max(self.level(now) + cost - self.holds, 0) * self.interval
 
     def delay(self, cost, now):
-        return max(self.level(now) + cost - self.holds, 0) * self.interval if cost and self.quota.limit else 0
+        return self.missing(cost, now) if cost and self.quota.limit else 0
 
 
 class LeakyBucket(TokenBucket):

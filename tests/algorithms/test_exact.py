@@ -1,10 +1,12 @@
 """Each algorithm against its meaning in exact rationals."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratelimit_mw.algorithms import DECIDE
+from ratelimit_mw.algorithms import DECIDE, DECIDE_ALL, with_overdraft
 from ratelimit_mw.model import NEVER
 from tests.algorithms.histories import START, histories
 from tests.algorithms.model import MODELS
@@ -19,10 +21,11 @@ class Counter:
         self.quota, self.forgetful = quota, forgetful
         self.state, self.expires = b"", 0
 
-    def ask(self, cost, now):
+    def ask(self, cost, now, *, overdraft=False):
         if self.forgetful and self.expires <= now:
             self.state = b""
-        outcome, state = DECIDE[self.quota.algorithm](self.state, self.quota, cost, now)
+        quota = with_overdraft(self.quota) if overdraft else self.quota
+        outcome, state = DECIDE_ALL[quota.decided_by](self.state, quota, cost, now)
         if state is not None:
             self.state, self.expires = state, now + outcome.reset_after
         return outcome
@@ -56,6 +59,28 @@ def test_every_outcome_is_what_the_algorithm_means(history, forgetful):
         assert outcome.remaining == model.remaining(now)
         assert now + outcome.reset_after == model.reset_at(now)
         assert outcome.delay == (delay if fits else 0)
+
+
+@given(histories(), st.booleans(), st.data())
+def test_a_late_cost_is_taken_in_full_unless_the_counter_is_in_debt(history, forgetful, data):
+    quota, steps = history
+    quota = replace(quota, max_wait=quota.max_wait if quota.algorithm == "leaky_bucket" else 0)
+    model, counter, now = MODELS[quota.algorithm](quota), Counter(quota, forgetful=forgetful), START
+    for jump, cost in steps:
+        now += jump
+        late = data.draw(st.booleans())
+        cost = min(cost, model.holds)  # noqa: PLW2901  a debt has its own bound
+        fits = model.fits(0 if late else cost, now)
+        outcome = counter.ask(cost, now, overdraft=late)
+        assert outcome.allowed == fits
+        if fits:
+            model.admit(cost, now)
+            assert outcome.retry_after == 0
+        elif late and quota.limit:
+            assert model.fits(0, now + outcome.retry_after)
+            assert not model.fits(0, now + outcome.retry_after - 1)
+        assert outcome.remaining == model.remaining(now)
+        assert now + outcome.reset_after == model.reset_at(now)
 
 
 @given(histories())

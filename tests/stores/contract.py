@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from ratelimit_mw import ManualClock
-from ratelimit_mw.algorithms import ALGORITHMS
+from ratelimit_mw.algorithms import ALGORITHMS, with_overdraft
 from ratelimit_mw.model import NEVER, SECOND, Ask, Outcome, Quota
 from tests.support.apps import LONG
 
@@ -212,6 +212,72 @@ class Contract:
         assert not self.decide(store, [ask._replace(cost=1)]).outcomes[0].allowed
         clock.advance(1 / SECOND)
         assert self.decide(store, [ask._replace(cost=1)]).outcomes[0].allowed
+
+    @pytest.mark.parametrize("name", ALL)
+    def test_a_counter_in_debt_denies_what_is_free_until_the_debt_is_paid_back(self, store, clock, name):
+        ask = Ask("d:r:{x}", quota(10, name, MINUTE))
+        free, debt = ask._replace(cost=0), ask._replace(cost=5)
+        self.charge(store, [debt])
+        self.charge(store, [debt])
+        assert self.decide(store, [free]).outcomes[0].allowed
+        self.charge(store, [debt])
+        for commit in (True, False):
+            denied = self.decide(store, [free], commit=commit).outcomes[0]
+            assert (denied.allowed, denied.remaining) == (False, 0)
+            assert 0 < denied.retry_after <= 2 * MINUTE
+        clock.advance((denied.retry_after - 1) / SECOND)
+        assert not self.decide(store, [free]).outcomes[0].allowed
+        clock.advance(1 / SECOND)
+        assert self.decide(store, [free]).outcomes[0].allowed
+
+    @pytest.mark.parametrize("name", ALL)
+    def test_an_overdraft_takes_what_does_not_fit_once_and_then_denies(self, store, clock, name):
+        ask = Ask("d:r:{x}", with_overdraft(quota(10, name, MINUTE)), 7)
+        replies = [self.decide(store, [ask]) for _ in range(2)]
+        assert [reply.outcomes[0][:2] for reply in replies] == [(True, 3), (True, 0)]
+        denials = [self.decide(store, [ask._replace(cost=cost)]).outcomes[0] for cost in (1, 7, 10**15, 0)]
+        assert [outcome[:2] for outcome in denials] == [(False, 0)] * 4
+        assert len({outcome.retry_after for outcome in denials}) == 1
+        clock.advance((denials[0].retry_after - 1) / SECOND)
+        assert not self.decide(store, [ask]).outcomes[0].allowed
+        clock.advance(1 / SECOND)
+        assert self.decide(store, [ask]).outcomes[0].allowed
+
+    @pytest.mark.parametrize("name", ALL)
+    def test_an_overdraft_takes_from_a_full_counter_but_a_usual_cost_does_not(self, store, name):
+        ask = Ask("d:r:{x}", quota(10, name), 10)
+        late = ask._replace(quota=with_overdraft(ask.quota), cost=1)
+        self.decide(store, [ask])
+        assert not self.decide(store, [ask._replace(cost=1)]).outcomes[0].allowed
+        assert self.decide(store, [late]).outcomes[0][:2] == (True, 0)
+        assert not self.decide(store, [late]).outcomes[0].allowed
+
+    @pytest.mark.parametrize("name", ALL)
+    def test_a_huge_overdraft_is_paid_back_within_two_windows(self, store, clock, name):
+        late = Ask("d:r:{x}", with_overdraft(quota(10, name, MINUTE)), 10**15)
+        assert self.decide(store, [late]).outcomes[0].allowed
+        assert 0 < self.decide(store, [late]).outcomes[0].retry_after <= 2 * MINUTE
+        clock.advance(2 * MINUTE / SECOND)
+        assert self.decide(store, [late]).outcomes[0].allowed
+
+    @pytest.mark.parametrize("name", ALL)
+    def test_a_limit_of_zero_denies_an_overdraft(self, store, name):
+        outcome = self.decide(store, [Ask("d:r:{x}", with_overdraft(quota(0, name)), 1)]).outcomes[0]
+        assert (outcome.allowed, outcome.remaining, outcome.retry_after) == (False, 0, NEVER)
+
+    def test_an_overdraft_is_charged_with_all_counters_or_with_none(self, store):
+        late, gate = Ask("d:t:{x}", with_overdraft(quota(10)), 7), Ask("d:g:{x}", quota(3), 1)
+        shadow = Ask("d:s:{x}", with_overdraft(quota(10)), 20, shadow=True)
+        replies = [self.decide(store, [gate, late, shadow]) for _ in range(3)]
+        assert [reply.admits([gate, late, shadow]) for reply in replies] == [True, True, False]
+        allowed = [[outcome.allowed for outcome in reply.outcomes] for reply in replies]
+        assert allowed == [[True, True, True], [True, True, False], [True, False, False]]
+        assert self.taken(store, "d:g:{x}", 3) == 2
+        assert self.decide(store, [gate]).admits([gate])
+        assert not self.decide(store, [gate]).admits([gate])
+        fresh = Ask("d:u:{x}", with_overdraft(quota(10)), 99)
+        assert not self.decide(store, [fresh, gate]).admits([fresh, gate])
+        assert self.decide(store, [fresh], commit=False).outcomes[0][:2] == (True, 10)
 
     def test_a_renewed_charge_replaces_the_earlier_one(self, store, clock):
         ask = Ask("d:r:{x}", quota(10, "bucketed_window", MINUTE), 4)

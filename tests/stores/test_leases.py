@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import pytest
 
+from ratelimit_mw.algorithms import with_overdraft
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import SECOND, Ask, Quota
 from ratelimit_mw.stores.base import Store, worst_over_admission, worst_under_admission
@@ -811,3 +812,19 @@ def test_four_processes_on_redis(any_server, name, consistency):
         assert sum(totals) > 2_000
     else:
         assert 2_500 <= sum(totals) <= 2_500 + worst_over_admission(4, 2_500)
+
+
+@pytest.mark.parametrize("consistency", ["lease", "write_back"])
+def test_a_late_cost_is_taken_by_the_store_after_what_was_spent_here(leases, store, clock, consistency):
+    ask = Ask("d:r:{x}", quota(100, consistency))
+    late = Ask(ask.key, with_overdraft(ask.quota), 60)
+    assert admitted(leases, ask, 50) == 50
+    assert leases.decide([late]).outcomes[0][:2] == (True, 0)
+    assert store.taken(ask) == 110
+    for denied in (late, late._replace(cost=0), ask, ask._replace(cost=0)):
+        assert not leases.decide([denied]).outcomes[0].allowed
+    assert store.taken(ask) == 110
+    clock.advance(60)
+    assert leases.decide([late, Ask("d:s:{x}", quota(5, consistency))]).outcomes[0][:2] == (True, 40)
+    leases.close()
+    assert store.taken(ask) == 60

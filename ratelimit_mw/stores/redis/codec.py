@@ -66,7 +66,7 @@ def away(result: object) -> bool:
 
 _QUOTA = Struct("<Bdddd")
 _CHARGE = Struct("<dd")
-_FLAGS = [bytes((flags,)) for flags in range(64)]
+_FLAGS = [bytes((flags,)) for flags in range(128)]
 _nonces = count(secrets.randbits(48), 4096)  # tells the replies on a connection apart; not secret
 _NONCE = Struct("<Q")
 _REPLY = Struct("<8sd")
@@ -74,7 +74,7 @@ _OUTCOME = Struct("<?qqqq")
 _ONE_OUTCOME = Struct("<8sd?qqqq")  # a whole reply
 _new_outcome: Callable[[type[Outcome], Iterable[Any]], Outcome] = tuple.__new__
 _new_reply: Callable[[type[Reply], tuple[Any, ...]], Reply] = tuple.__new__
-_SHADOW, _LAST, _PEEK, _FORGET, _REFUND, _INSIST = 1, 2, 4, 8, 16, 32
+_SHADOW, _LAST, _PEEK, _FORGET, _REFUND, _INSIST, _OVERDRAFT = 1, 2, 4, 8, 16, 32, 64
 _FAILED = -2  # stands in place of retry_after
 _NO_SCRIPT = ("NOSCRIPT", "No matching script")  # the messages of the server and of redis-py
 _GENERAL = re.compile(
@@ -141,7 +141,7 @@ def encode(requests: Sequence[StoreRequest], now: int | None, number: int | None
     if len(requests) == 1:
         asks, intent = requests[0]
         if intent is DECIDE and len(asks) == 1 and asks[0].cost == 1 and not asks[0].shadow:
-            known = _packed_quota(asks[0].quota)
+            known = _packed_quota(asks[0].quota)  # with an overdraft, its two terms are all terms of the message
             key = asks[0].key.encode()
             return Message(script(known.part), (b"1", key, nonce, time, known.taking_one, b""), nonce, 1, True)
     calls = _simple_calls(requests) if len(requests) >= _MANY else None
@@ -167,6 +167,8 @@ def _simple_calls(requests: Sequence[StoreRequest]) -> _Calls | None:
         return None
     ids = list(map(id, quotas))
     known = [_packed_quota(quota) for quota in dict(zip(ids, quotas, strict=True)).values()]
+    if any(each.quota.overdraft for each in known):
+        return None
     places = b""
     if len(known) > 1:
         place_of = {id(each.quota): place for place, each in enumerate(known)}
@@ -185,7 +187,7 @@ def _calls(requests: Sequence[StoreRequest]) -> _Calls:
     for asks, intent in requests:
         if intent is DECIDE and len(asks) == 1:  # the usual case: take 1 from one counter
             key, quota, cost, shadow = asks[0]
-            if cost == 1 and not shadow:
+            if cost == 1 and not shadow and not quota.overdraft:
                 known = _packed_quota(quota)
                 keys.append(key.encode())
                 parts |= known.part
@@ -205,12 +207,17 @@ def _calls(requests: Sequence[StoreRequest]) -> _Calls:
             known = _packed_quota(quota)
             parts |= known.part
             flags = common | _SHADOW if shadow else common
+            of_charge = charged_at or 0
+            if quota.overdraft and cost and intent.decides:
+                wide = _packed_quota(widened(quota)).taking_one
+                flags |= _OVERDRAFT
+                of_charge = place_of.setdefault(wide, len(place_of))
             if flags:
                 parts |= SEVERAL
             if last == 0:
                 flags |= _LAST
             last -= 1
-            terms = b"".join((_FLAGS[flags], known.packed, _CHARGE.pack(cost, charged_at or 0)))
+            terms = b"".join((_FLAGS[flags], known.packed, _CHARGE.pack(cost, of_charge)))
             places.append(place_of.setdefault(terms, len(place_of)))
     return keys, parts, b"".join(place_of), _places(places) if len(place_of) > 1 else b"", alone
 
@@ -262,7 +269,10 @@ def _failure(first_error: bytes) -> StoreUnavailable:
 
 
 class _Packed(NamedTuple):
-    """A packed quota, the part of the script that it needs, and the packed terms that take 1 and end a request."""
+    """A packed quota, the part of the script that it needs, and the packed terms that take 1 and end a request.
+
+    With an overdraft, `taking_one` also has the terms of the widened quota, as number 1.
+    """
 
     quota: Quota
     part: int
@@ -277,8 +287,11 @@ def _packed_quota(quota: Quota) -> _Packed:
             _packed.clear()
         part = LUA_PARTS[quota.algorithm]
         packed = _QUOTA.pack(part.number, *_numbers(quota))
-        taking_one = b"".join((_FLAGS[_LAST], packed, _CHARGE.pack(1, 0)))
-        known = _packed[id(quota)] = _Packed(quota, part.bits, packed, taking_one)
+        taking_one, bits = b"".join((_FLAGS[_LAST], packed, _CHARGE.pack(1, 0))), part.bits
+        if quota.overdraft:
+            wide = _packed_quota(widened(quota)).taking_one
+            taking_one, bits = b"".join((_FLAGS[_LAST | _OVERDRAFT], packed, _CHARGE.pack(1, 1), wide)), bits | SEVERAL
+        known = _packed[id(quota)] = _Packed(quota, bits, packed, taking_one)
     return known
 
 

@@ -27,7 +27,8 @@ for number, key in ipairs(KEYS) do
     local _, algorithm, limit, period, extra, max_wait, cost, charged_at = unpack(terms)
     pending[place] = {
       key = key, flags = flags, algorithm = algorithm, limit = limit, period = period, extra = extra,
-      max_wait = max_wait, cost = cost, charged_at = charged_at
+      max_wait = max_wait, cost = cost, charged_at = charged_at,
+      wide = flags >= OVERDRAFT and all_terms[charged_at + 1]
     }
     if flags % (2 * LAST) >= LAST then
       succeeded, problem = pcall(carry_out, pending, flags)

@@ -6,6 +6,21 @@ local function ask(key, a, cost)
   return {algorithms[a.algorithm](key, a.limit, a.period, a.extra, cost, now, a.max_wait)}
 end
 
+-- Charges the whole cost even if it does not fit, unless the counter is in debt. The counterpart of `_overdrawing` in
+-- algorithms/__init__.py.
+local function overdraw(a)
+  local found = ask(a.key, a, 0)
+  if not found[1] then return found end
+  local _, algorithm, limit, period, extra, max_wait = unpack(a.wide)
+  local wide = {algorithm = algorithm, limit = limit, period = period, extra = extra, max_wait = max_wait}
+  local room = ask(a.key, wide, 0)[2]
+  if room == 0 then return found end
+  local charged = ask(a.key, wide, math.min(a.cost, room))
+  if not charged[1] then return charged end
+  charged[2], charged[6] = math.max(found[2] - a.cost, 0), 0
+  return charged
+end
+
 -- A ban precedes the asks that it watches, and its cost is their number. Asks that the ban of a shadow rule would have
 -- denied are not charged.
 local function withhold(asks, outcomes)
@@ -33,7 +48,7 @@ local function decide(asks)
   local outcomes, admitted, charged, denied = {}, true, true, false
   for i, a in ipairs(asks) do
     if flag(a.flags, FORGET) then redis.call('DEL', a.key) end
-    outcomes[i] = ask(a.key, a, a.cost)
+    outcomes[i] = a.wide and overdraw(a) or ask(a.key, a, a.cost)
     if not outcomes[i][1] then
       denied = true
       if not flag(a.flags, SHADOW) then admitted = false end
