@@ -169,13 +169,21 @@ def _counters(domain: str, rule: Values, limits: Sequence[PlacedWindow]) -> tupl
 
 
 def _shared(quotas: Sequence[Quota]) -> tuple[Quota, ...]:
-    """Return the same object for all equal quotas. Most rules of a file have one of a few limits."""
-    return _first_equal(tuple(quotas), tuple([quota.elastic for quota in quotas]))
+    """Return the same objects for all equal quotas. Most rules of a file have one of a few limits."""
+    first = tuple([_first_equal(quota, quota.elastic) for quota in quotas])
+    return _first_equal_list(first, tuple([quota.elastic for quota in first]))
+
+
+# `elastic` is an argument of its own, because the comparison of quotas leaves it out.
 
 
 @lru_cache(maxsize=1024)
-def _first_equal(quotas: tuple[Quota, ...], _elastic: tuple[Elastic | None, ...]) -> tuple[Quota, ...]:
-    """`elastic` is an argument of its own, because the comparison of quotas leaves it out."""
+def _first_equal(quota: Quota, _elastic: Elastic | None) -> Quota:
+    return quota
+
+
+@lru_cache(maxsize=1024)
+def _first_equal_list(quotas: tuple[Quota, ...], _elastic: tuple[Elastic | None, ...]) -> tuple[Quota, ...]:
     return quotas
 
 
