@@ -218,13 +218,15 @@ class ClientAddress:
             return UNKNOWN_ADDRESS
         return "ip=" + network
 
-    def values_of(self, text: str | None) -> dict[str, str | None]:
-        """Return the entries of `Request.values` for an address that `check()` was given.
+    def put(self, text: str | None, values: dict[str, str | None]) -> None:
+        """Put an address that `check()` was given into `values`, as in `Request.values`.
 
         A prefix length in `text` is ignored. The values are None if `text` is not an address.
         """
-        whole = canonical(text.partition("/")[0]) if text else None
-        return {_WHOLE: whole, "ip": None if whole is None else masked(whole, self._ipv6_prefix)}
+        if text and "/" in text:
+            text = text.partition("/")[0]
+        whole = values[_WHOLE] = canonical(text) if text else None
+        values["ip"] = whole if whole is None or ":" not in whole else masked(whole, self._ipv6_prefix)
 
     def report_unknown(self, peer: str | None) -> None:
         """Log once that a request has no client address. `peer` is the peer's address as the server wrote it."""

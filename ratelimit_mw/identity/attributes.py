@@ -81,7 +81,7 @@ class Attributes:
         self.custom = frozenset(name for name in self._sources if name not in _BUILT_IN)
         """The names that the rules file defines under `attributes`."""
         self._accepted: frozenset[str] = frozenset()
-        self._canonical_names = lru_cache(maxsize=1024)(self._known_name)
+        self._known_names = lru_cache(maxsize=1024)(self._known_name)
         self.client_address = ClientAddress(client, self._logged)
         """Reads the attribute `ip`."""
         self.digest = digester(client.secret, client.domain)
@@ -166,8 +166,9 @@ class Attributes:
         """
         values: dict[str, str | None] = {"ip": None, "method": None, "path": None, "host": None}
         raw: dict[str, str] = {}
+        known_name = self._known_names
         for name, value in attributes.items():
-            canonical = self._canonical_names(name)
+            canonical, is_raw = known_name(name)
             if canonical is None and not ignore_unknown and name.strip() not in self._accepted:
                 raise ValueError(f"{quoted(name)} is not an attribute ({nearest(name.strip(), self.names())})")
             if type(value) is str:
@@ -175,9 +176,9 @@ class Attributes:
             else:  # an enum that is a str counts as the text that it equals
                 text = "" if value is None else str.__str__(value) if isinstance(value, str) else str(value)
             if text and canonical is not None:
-                (raw if canonical.startswith(_RAW_PREFIXES) else values)[canonical] = text
+                (raw if is_raw else values)[canonical] = text
         method, path, host = values["method"] or "", values["path"] or "", values["host"]
-        values |= self.client_address.values_of(values["ip"])
+        self.client_address.put(values["ip"], values)
         if method:
             method = method.upper()
             values["method"] = _counted_method(method)
@@ -192,7 +193,9 @@ class Attributes:
 
         A prefix length in `text` is ignored. The result is None if `text` is not an address.
         """
-        return self.client_address.values_of(text)["ip"]
+        values: dict[str, str | None] = {}
+        self.client_address.put(text, values)
+        return values["ip"]
 
     async def resolve(self, request: Request) -> None:
         """Await the functions in `awaited` for a request, so that the readers find their values."""
@@ -286,8 +289,10 @@ class Attributes:
         source = sources.compiled(name) if name.startswith(_RAW_PREFIXES) else self._sources.get(name)
         return None if source is None or source.header is None else (source.header,)
 
-    def _known_name(self, name: str) -> str | None:
-        return canonical_name(name) if self.known(name) else None
+    def _known_name(self, name: str) -> tuple[str | None, bool]:
+        """Return the canonical name, or None if it is unknown, and whether sources read the value."""
+        canonical = canonical_name(name) if self.known(name) else None
+        return canonical, canonical is not None and canonical.startswith(_RAW_PREFIXES)
 
 
 def _cached_reader(name: str, read: Reader) -> Reader:
