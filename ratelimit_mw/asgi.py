@@ -120,7 +120,7 @@ class RateLimitMiddleware:
             if engine.waits or rules.attributes.awaited:
                 verdict = await engine.adecide(request, rules=rules)
             else:
-                verdict = engine.execute(engine.planner.admit(rules, request), rules)
+                verdict = engine.execute(engine.planner.plan(rules, request), rules)  # nothing can be shed here
             scope["ratelimit"] = handle = AsyncHandle(verdict, self._limiter, request, rules)
             answers = self._answers.of(rules)
             if not verdict.allowed:

@@ -80,7 +80,22 @@ class RateLimitMiddleware:
 
     def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         """Serve one request."""
-        rules = self._engine.current()  # read once, so that one version of the rules applies to the whole request
+        engine = self._engine
+        rules = engine.current()  # read once, so that one version of the rules applies to the whole request
+        if rules.special:
+            return self._serve_special(rules, environ, start_response)
+        request = self._request(environ)
+        verdict = engine.execute(engine.planner.plan(rules, request), rules)
+        environ["ratelimit.decision"] = handle = BlockingHandle(verdict, self._limiter, request, rules)
+        answers = self._answers.of(rules)
+        if not verdict.allowed:
+            return _deny(answers, verdict, request, start_response)
+        if (verdict.binding >= 0 or rules.demanding) and answers.rated:
+            start_response = partial(_start_with_headers, answers, handle, start_response)
+        return self.app(environ, start_response)
+
+    def _serve_special(self, rules: Rules, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+        """Serve a request under rules that are `special`: they need more than one decision before the app is called."""
         if not rules.metered:
             return self._serve(rules, environ, start_response)
         meter = self._engine.planner.meter(rules)
@@ -113,9 +128,7 @@ class RateLimitMiddleware:
                     partial(_start_with_headers, answers, handle, start_response) if answers.rated else start_response,
                 )
             engine.report(verdict, rules, request)
-            status, headers, body = answers.denial(verdict, request)
-            start_response(f"{status} {phrase(status)}", headers)
-            return [body]
+            return _deny(answers, verdict, request, start_response)
         if (verdict.binding >= 0 or rules.demanding) and answers.rated:
             start_response = partial(_start_with_headers, answers, handle, start_response)
         app: WSGIApplication = self.app
@@ -124,6 +137,14 @@ class RateLimitMiddleware:
         if rules.settling and (account := engine.settlement.account(verdict)).settles:
             return WsgiResponseTracker(engine.settlement, account, start_response).serve(partial(app, environ))
         return app(environ, start_response)
+
+
+def _deny(
+    answers: Answers[str], verdict: Verdict, request: WsgiRequest, start_response: StartResponse
+) -> Iterable[bytes]:
+    status, headers, body = answers.denial(verdict, request)
+    start_response(f"{status} {phrase(status)}", headers)
+    return [body]
 
 
 def _start_with_headers(  # noqa: PLR0917  the last three are those of WSGI

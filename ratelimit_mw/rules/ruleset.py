@@ -209,11 +209,11 @@ class RuleSet(Features):
         self.shadow = shadow
         """Nothing is enforced, not even blocks."""
         self._own = overrides = tuple(self._enforced(overrides))
-        self.overrides = Overrides(overrides, attributes, SystemClock()) if overrides else None
         # Asked for only where it is needed: an async source that is asked for is awaited for every request.
         self._tier = attributes.reader("tier") if any(rule.tiers is not None for rule in rules) else None
         self._replacing = any(rule.replaces for rule in rules)
         self._exempting = bool(exempt)
+        self._use(Overrides(overrides, attributes, SystemClock()) if overrides else None)
         standing = [rule for rule in rules if not rule.on_demand]
         self._index = self._indexed([rule for rule in standing if not rule.rule.messages])
         self.messages: RuleSet | None = self._of_messages([rule for rule in standing if rule.rule.messages])
@@ -237,6 +237,7 @@ class RuleSet(Features):
             return None
         same = copy.copy(self)
         same.descriptors = same.messages = same.plans = None
+        same._use(self.overrides)  # noqa: SLF001  one of our own
         same._index = self._indexed(rules)  # noqa: SLF001  one of our own
         return same
 
@@ -251,10 +252,10 @@ class RuleSet(Features):
         lasting = all(override.until == NEVER for override in held)
         return Plans([self.attributes]) if lasting and not (self.elastic or self.shedding or self.deferring) else None
 
-    @property
-    def _is_plain(self) -> bool:
+    def _use(self, overrides: Overrides | None) -> None:
+        self.overrides = overrides
+        self._plain = not (overrides or self._exempting or self._replacing or self.descriptors)
         """Whether the candidates alone decide: there are no overrides, exemptions, replacements and descriptors."""
-        return not (self.overrides or self._exempting or self._replacing or self.descriptors)
 
     @property
     def large_parts(self) -> list[object]:
@@ -275,10 +276,10 @@ class RuleSet(Features):
         further = tuple(self._enforced(further))
         held = (*self._own, *further)
         same = copy.copy(self)
-        same.overrides = Overrides(held, self.attributes, clock) if held else None
+        same._use(Overrides(held, self.attributes, clock) if held else None)  # noqa: SLF001  one of our own
         if self.messages is not None:
             same.messages = copy.copy(self.messages)
-            same.messages.overrides = same.overrides
+            same.messages._use(same.overrides)  # noqa: SLF001  one of our own
         same.plans = self._remembering(held)
         if self.classifier is not None:
             same.classifier = self.classifier.overridden(blocks_and_exemptions(further), clock)
@@ -293,7 +294,7 @@ class RuleSet(Features):
         The result is () if the request is exempt or no rule matches. `cost` is 0 or more. A CORS preflight has counters
         of its own.
         """
-        if self._is_plain and request.method != "OPTIONS":  # the common case, in one step
+        if self._plain and request.method != "OPTIONS":  # the common case, in one step
             charges = charges_of(self._index.candidates(request), request, cost, self._tier, None)
         else:
             charges = self._charges(self._select(request), request, cost)
