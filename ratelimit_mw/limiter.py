@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 from ratelimit_mw.clock import Clock
 from ratelimit_mw.config.words.rule import escaped
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from ratelimit_mw.decision.explanation import Explanation, Question
 
 
-LIMITERS: "WeakSet[RateLimiter]" = WeakSet()
-"""Internal. The limiters of this process that are not closed."""
+LIMITERS: "WeakKeyDictionary[RateLimiter, bool]" = WeakKeyDictionary()
+"""Internal. The limiters of this process, and whether each is open. One that is closed may be used again."""
 
 _MAX_FORGOTTEN = 50
 """The most counters that one call makes the store forget, so that no call takes long."""
@@ -88,7 +88,7 @@ class RateLimiter:
         """How many bans each shadow rule would have begun, by the name of the rule."""
         self.shed: Counter[str] = self.engine.planner.shedder.counts
         """How many requests were shed under load, by their priority."""
-        LIMITERS.add(self)
+        LIMITERS[self] = True
 
     @property
     def rules(self) -> Rules:
@@ -330,14 +330,14 @@ class RateLimiter:
 
     def close(self) -> None:
         """Stop looking for newer rules and close the connections to the store. A second call does nothing."""
-        LIMITERS.discard(self)
+        LIMITERS[self] = False
         self._retriever.stop()
         self.deferrals.close()
         self._storage.close()
 
     async def aclose(self) -> None:
         """Do what `close` does, awaitable."""
-        LIMITERS.discard(self)
+        LIMITERS[self] = False
         self._retriever.stop()
         self.deferrals.close()
         await self._storage.aclose()

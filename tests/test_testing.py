@@ -22,7 +22,7 @@ from ratelimit_mw.asgi import RateLimitMiddleware as Asgi
 from ratelimit_mw.decision.kill_switch import forced
 from ratelimit_mw.fastapi import add_rate_limits
 from ratelimit_mw.stores.memory import MemoryStore
-from ratelimit_mw.testing import limiter_of
+from ratelimit_mw.testing import _reset_all, limiter_of
 from ratelimit_mw.wsgi import RateLimitMiddleware as Wsgi
 from tests.shells.asking import START
 
@@ -91,6 +91,15 @@ def test_counters_that_are_counted_locally_are_forgotten():
         limiter._storage.store = MemoryStore()  # the server is not there, so that nothing else can be reset
         limiter.reset_all()
         assert (len(keys), list(limiter._storage.local.keys("shop:"))) == (1, [])
+
+
+def test_the_limiter_of_an_app_whose_lifespan_has_ended_is_reset_too():
+    app = Starlette(routes=[Route("/", home)])
+    app.add_middleware(Asgi, config=rules(limit="1 per day"))
+    for _ in range(2):
+        _reset_all()
+        with TestClient(app) as client:
+            assert [client.get("/").status_code for _ in range(2)] == [200, 429]
 
 
 # ------------------------------------------------------------------------------------------- switches
