@@ -1,3 +1,4 @@
+import re
 import subprocess
 import sys
 
@@ -12,8 +13,12 @@ def test_the_demo_holds_what_it_claims(args):
         [sys.executable, "examples/demo.py", *args], cwd=ROOT, capture_output=True, text=True, timeout=180, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("429  <--") == 3
+    assert done.stdout.count("429  <--") == 5
     assert done.stdout.count("s later") == 3
+    assert re.search(r"^guesses a password +6 +429 ", done.stdout, re.MULTILINE)
+    assert '    {"message": "Too many requests"}\n' in done.stdout
+    assert "ratelimits.yaml:5:12: rules[0].limit: 'minuet' is not a unit of time" in done.stdout
+    assert len(set(re.findall(r"^worker (\d+) denied ", done.stdout, re.MULTILINE))) == (2 if args else 0)
 
 
 def test_the_demo_fails_where_a_claim_does_not_hold(tmp_path):
