@@ -229,10 +229,11 @@ def _described(status: int, settings: ResponseSettings) -> dict[str, Any]:
     if "retry-after" in sent:
         headers["Retry-After"] = _whole("Seconds after which the same request is allowed")
     if "x-ratelimit" in sent:
-        headers["X-RateLimit-Limit"] = _whole("Requests that are allowed")
-        headers["X-RateLimit-Remaining"] = _whole("Requests that remain")
+        names = settings.header_names
+        headers[names.limit] = _whole("Requests that are allowed")
+        headers[names.remaining] = _whole("Requests that remain")
         unit = "Epoch time in seconds" if settings.reset == "epoch" else "Seconds"
-        headers["X-RateLimit-Reset"] = _whole(f"{unit} until all requests are available again")
+        headers[names.reset] = _whole(f"{unit} until all requests are available again")
     if "ratelimit" in sent:
         headers["RateLimit-Policy"] = _text("The policies, each with its quota (q) and its window in seconds (w)")
         headers["RateLimit"] = _text("What remains of each policy (r), and the seconds until there is more (t)")

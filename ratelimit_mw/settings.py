@@ -86,7 +86,7 @@ class LoadSettings:
     shed: Bands = field(default_factory=Bands)
 
 
-PLACEHOLDERS = ("ip", "rule", "limit", "retry_after")
+PLACEHOLDERS = ("ip", "rule", "limit", "period", "retry_after")
 """The placeholders of a message."""
 
 BODY_PLACEHOLDERS = (*PLACEHOLDERS, "message", "status", "title", "reason")
@@ -101,6 +101,22 @@ class HeaderGroups(NamedTuple):
 
     allowed: tuple[str, ...] = ("x-ratelimit", "retry-after")
     denied: tuple[str, ...] = ("x-ratelimit", "retry-after")
+
+
+class HeaderNames(NamedTuple):
+    """The names of the headers in the group `x-ratelimit`."""
+
+    limit: str = "X-RateLimit-Limit"
+    remaining: str = "X-RateLimit-Remaining"
+    reset: str = "X-RateLimit-Reset"
+    over: str = "X-RateLimit-Over"
+
+
+class HandlerSettings(NamedTuple):
+    """The function of the app that makes the responses of denials, and its name in the rules file."""
+
+    function: Callable[..., object]
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,17 +151,21 @@ class ResponseSettings:
     Attributes:
         status: The status.
         headers: The groups of headers.
+        header_names: The names of the headers in the group `x-ratelimit`.
         reset: Whether X-RateLimit-Reset is an `epoch` time or a number of seconds (`delta`).
         body: The formats. The client's Accept selects one of them.
         page: The HTML page. None: the page of the package.
-        message: The message. It may contain {ip} {rule} {limit} {retry_after}.
+        message: The message. It may contain {ip} {rule} {limit} {period} {retry_after}.
         documentation_url: The URL of a page about the limits.
+        handler: The function of the app that makes the responses. None: the other settings make them.
     """
 
     status: int = 429
     headers: HeaderGroups = field(default_factory=HeaderGroups)
+    header_names: HeaderNames = field(default_factory=HeaderNames)
     reset: str = "epoch"
     body: tuple[Body, ...] = ("json",)
     page: str | None = None
     message: str = "Too many requests"
     documentation_url: str | None = None
+    handler: HandlerSettings | None = None

@@ -122,6 +122,7 @@ ADDED = {
     "decision/acquiring.py": "waiting for a place, and blocks of code",
     "decision/denials.py": "the log of denials",
     "drf.py": "the throttle for Django REST framework",
+    "http/handler.py": "the handler of denials",
     "http/asked.py": "the limits in decorators, and their names",
     "testing.py": "support for the tests of apps",
     "cli/frameworks.py": "the routes of apps",

@@ -28,7 +28,7 @@ from ratelimit_mw.config.words.match import (
 )
 from ratelimit_mw.config.words.messages import validate_replaced_kinds
 from ratelimit_mw.config.words.overrides import OVERRIDES, Recompiler, compile_overrides
-from ratelimit_mw.config.words.response import RESPONSE, response_settings, validate_page
+from ratelimit_mw.config.words.response import RESPONSE, response_settings, validate_header_names, validate_page
 from ratelimit_mw.config.words.rule import RULE, compile_rule
 from ratelimit_mw.config.words.selection import NAME, REPLACES, SHADOW_FILE, validate_names
 from ratelimit_mw.config.words.storage import RELOAD, STORAGE, seconds, storage_settings
@@ -144,6 +144,7 @@ def compile_file(
     rules = tuple(compiled)
     exempt = tuple([compile_match(entry, apart, attributes, problems) for entry in file[EXEMPT]])
     validate_page(file, problems)
+    validate_header_names(file, problems)
     descriptors = _descriptors(file, attributes, problems, warnings)
     overrides = compile_overrides(file[OVERRIDES], domain, file[RULES], attributes, problems)
     sections: dict[str, Any] = {

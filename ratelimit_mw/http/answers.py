@@ -11,10 +11,11 @@ from urllib.parse import quote
 from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.bodies import BodyContent, filled, format_of, is_constant, preferred
 from ratelimit_mw.decision.verdict import Reason, Verdict
+from ratelimit_mw.http.handler import DenialHandler
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import NEVER, SECOND, Outcome, Quota, Rule
 from ratelimit_mw.rules.domains import Rules
-from ratelimit_mw.settings import ResponseSettings
+from ratelimit_mw.settings import HeaderNames, ResponseSettings
 from ratelimit_mw.units import spell_period
 
 _MAX_POLICIES = 1_000  # policies in the cache of one configuration
@@ -148,6 +149,7 @@ class RateFields(Generic[_Text]):
     Args:
         groups: the groups of headers to send: "x-ratelimit", "ratelimit" or both.
         policies: the cache of policies for the fields of the IETF draft.
+        spellings: the names of the X-RateLimit headers.
         epoch: whether X-RateLimit-Reset is an epoch time in seconds, or the seconds from now.
         name: makes the name of a header, as text (WSGI) or bytes (ASGI), from its usual spelling.
         value: makes the value of a header, as text or bytes.
@@ -157,6 +159,7 @@ class RateFields(Generic[_Text]):
         self,
         groups: Sequence[str],
         policies: Policies,
+        spellings: HeaderNames,
         *,
         epoch: bool,
         name: Callable[[str], _Text],
@@ -168,9 +171,7 @@ class RateFields(Generic[_Text]):
         self._epoch = epoch
         self._value = value
         self._numbers = [value(str(number)) for number in range(_COMMON)]
-        self._limit, self._remaining, self._reset, self._over = (
-            name(f"X-RateLimit-{word}") for word in ("Limit", "Remaining", "Reset", "Over")
-        )
+        self._limit, self._remaining, self._reset, self._over = map(name, spellings)
         self._policy, self._rate_limit = name("RateLimit-Policy"), name("RateLimit")
         self.wanted = self._classic or self._draft
         """Whether any headers are configured."""
@@ -287,8 +288,9 @@ class Answers(Generic[_Text]):
         self._policies = policies = Policies()
         epoch = settings.reset == "epoch"
         headers = settings.headers
-        self._allowed = RateFields(headers.allowed, policies, epoch=epoch, name=name, value=value)
-        self._denied = RateFields(headers.denied, policies, epoch=epoch, name=name, value=value)
+        spellings = settings.header_names
+        self._allowed = RateFields(headers.allowed, policies, spellings, epoch=epoch, name=name, value=value)
+        self._denied = RateFields(headers.denied, policies, spellings, epoch=epoch, name=name, value=value)
         self.rated = self._allowed.wanted
         """Whether allowed responses have rate-limit headers."""
         self._retry_after = name("Retry-After") if "retry-after" in headers.denied else None
@@ -299,6 +301,7 @@ class Answers(Generic[_Text]):
         if len(self._formats) > 1:
             always.append((name("Vary"), value("Accept")))
         self._always = [[(name("Content-Type"), value(made.content_type)), *always] for made in self._formats]
+        self._handler = settings.handler and DenialHandler(settings.handler, name=name, value=value)
         self._bodies: dict[tuple[int, Reason, bool, int, str], bytes] = {}
 
     def add_headers(self, own: Iterable[tuple[_Text, _Text]], verdict: Verdict) -> list[tuple[_Text, _Text]]:
@@ -339,6 +342,8 @@ class Answers(Generic[_Text]):
             headers.append((self._retry_after, value(str(wait))))
         if verdict.binding >= 0:
             headers += self._denied.lines(verdict)
+        if self._handler is not None:
+            status, headers, body = self._handler.answer(request.context, verdict.decision, (status, headers, body))
         return Denial(status, headers, b"" if request.method == "HEAD" else body)
 
     def _content(
@@ -349,6 +354,7 @@ class Answers(Generic[_Text]):
             "ip": self._address(request),
             "rule": rule.name if rule else None,
             "limit": verdict.limit,
+            "period": _period(verdict),
             "retry_after": wait,
         }
         words |= {"message": filled(message, words), "status": status, "title": title, "reason": reason}
@@ -386,6 +392,14 @@ def phrase(status: int) -> str:
         return HTTPStatus(status).phrase
     except ValueError:  # not a registered status, such as 420
         return "Denied"
+
+
+def _period(verdict: Verdict) -> str | None:
+    """The unit of the limit that denies, such as "minute" or "2 hours". None if it has none."""
+    if verdict.binding < 0:
+        return None
+    quota = verdict.charges[verdict.binding].ask.quota
+    return None if ALGORITHMS[quota.algorithm].in_flight else spell_period(quota.period)
 
 
 def _seconds(wait: int) -> int | None:

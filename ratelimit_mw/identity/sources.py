@@ -55,11 +55,16 @@ class _FirstError:
 
     def raised(self, error: Exception) -> None:
         """Report an exception by its type and by the line that raised it."""
-        trace = error.__traceback__
-        while trace is not None and trace.tb_next is not None:
-            trace = trace.tb_next
-        place = f" at {trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace else ""
-        self.report(f"{type(error).__name__} was raised{place}")
+        self.report(described(error))
+
+
+def described(error: Exception) -> str:
+    """Describe an exception by its type and by the line that raised it. Its message may contain a secret."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    place = f" at {trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace else ""
+    return f"{type(error).__name__} was raised{place}"
 
 
 def compiled(text: str) -> AttributeSource:
@@ -204,7 +209,7 @@ def _text(value: Any, errors: _FirstError) -> str | None:
 
 def _python(target: str, errors: _FirstError) -> AttributeSource:
     function = imported(target)
-    if _is_async(function):
+    if is_async(function):
 
         async def fetch(context: Any) -> str | None:
             try:
@@ -234,7 +239,8 @@ def _python(target: str, errors: _FirstError) -> AttributeSource:
     return AttributeSource(read)
 
 
-def _is_async(function: Callable[[Any], Any]) -> bool:
+def is_async(function: Callable[..., Any]) -> bool:
+    """Return True if a function, or the call of an object, is async."""
     call = getattr(function, "__call__", None)  # noqa: B004 - the method itself is examined
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
 

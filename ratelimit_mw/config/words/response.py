@@ -12,7 +12,16 @@ from ratelimit_mw.config import kinds, readers
 from ratelimit_mw.config.tree import Invalid, Items, Map, Node, Problems, kind
 from ratelimit_mw.config.word import Section, Values, Word, section_word
 from ratelimit_mw.errors import near, nearest, quoted
-from ratelimit_mw.settings import BODY_PLACEHOLDERS, PLACEHOLDERS, Body, HeaderGroups, ResponseSettings
+from ratelimit_mw.identity.sources import imported, is_async
+from ratelimit_mw.settings import (
+    BODY_PLACEHOLDERS,
+    PLACEHOLDERS,
+    Body,
+    HandlerSettings,
+    HeaderGroups,
+    HeaderNames,
+    ResponseSettings,
+)
 
 GROUPS = ("x-ratelimit", "ratelimit", "retry-after")
 """The groups of headers."""
@@ -132,6 +141,26 @@ def read_link(node: Node) -> str | None:
     return found or None
 
 
+_FUNCTION = "write python:package.module:function"
+
+
+def read_handler(node: Node) -> HandlerSettings | None:
+    """Import the function that makes the responses of denials."""
+    name = readers.text(node).strip()
+    if not name:
+        return None
+    scheme, _, target = name.partition(":")
+    if scheme != "python":
+        raise Invalid.at(None, f"{quoted(name)} is not a function", _FUNCTION)
+    try:
+        function = imported(target.strip())
+    except ValueError as error:
+        raise Invalid.at(None, str(error)) from None
+    if is_async(function):
+        raise Invalid.at(None, f"{quoted(name)} is an async function", "write it as a plain function")
+    return HandlerSettings(function, name)
+
+
 def _checked(found: str, placeholders: Iterable[str]) -> str:
     """Return `found`. Raises `Invalid` if it has a placeholder that is not in `placeholders`."""
     invalid = Invalid()
@@ -156,11 +185,13 @@ def response_settings(file: Values) -> ResponseSettings:
     return ResponseSettings(
         status=response[_STATUS],
         headers=response[_HEADERS],
+        header_names=HeaderNames(*(response[_HEADER_NAMES][word] for word in _NAMES)),
         reset=response[_RESET],
         body=response[_BODY],
         page=response[_PAGE],
         message=response[_MESSAGE],
         documentation_url=response[_DOCUMENTATION_URL],
+        handler=response[_HANDLER],
     )
 
 
@@ -170,6 +201,37 @@ def validate_page(file: Values, problems: Problems) -> None:
     if response[_PAGE] is not None and "html" not in response[_BODY]:
         place = response.place("page")
         problems.add(place, "is never sent: body does not have the format html", "write body: [json, html]")
+
+
+_TAKEN = (
+    "cache-control",
+    "content-length",
+    "content-type",
+    "ratelimit",
+    "ratelimit-policy",
+    "retry-after",
+    "set-cookie",
+    "transfer-encoding",
+    "vary",
+)
+"""Headers that have another meaning, in lower case."""
+
+
+def validate_header_names(file: Values, problems: Problems) -> None:
+    """Report names of headers that are never sent, have another meaning, or are used twice."""
+    response = file[RESPONSE]
+    names = response[_HEADER_NAMES]
+    if len(names) and not any("x-ratelimit" in groups for groups in response[_HEADERS]):
+        problems.add(response.place("header_names"), "is never used: headers does not have x-ratelimit")
+    used: dict[str, str] = {}
+    for word in _NAMES:
+        name = names[word].lower()
+        if name in _TAKEN:
+            problems.add(names.place(word.key), f"{quoted(names[word])} has another meaning", "write another name")
+        elif name in used:
+            message = f"{quoted(names[word])} is also the name of {used[name]}"
+            problems.add(names.place(word.key), message, "give each header its own name")
+        used.setdefault(name, word.key)
 
 
 _groups_schema = kinds.or_list({"enum": list(GROUPS)}, at_least=0)
@@ -192,6 +254,15 @@ _HEADERS: Word[HeaderGroups] = Word(
     },
     about="Which headers are sent: for all limited responses, or separately for allowed and denied ones.",
 )
+_NAMES: tuple[Word[str], ...] = tuple(
+    kinds.text(key, f"The name of the header {default}.", default, readers.header_name)
+    for key, default in HeaderNames()._asdict().items()
+)
+_HEADER_NAMES = section_word(
+    "header_names",
+    Section("HeaderNames", "The names of the headers in the group x-ratelimit.", _NAMES),
+    example="for example {limit: X-Rate-Limit, remaining: X-Rate-Remaining}",
+)
 _RESET: Word[Literal["epoch", "delta"]] = kinds.choice(
     "reset", ("epoch", "delta"), "epoch", "Whether X-RateLimit-Reset is an epoch time or a number of seconds."
 )
@@ -211,7 +282,7 @@ _PAGE = kinds.optional_text(
 )
 _MESSAGE = kinds.text(
     "message",
-    "The message of a denial. It may contain {ip} {rule} {limit} {retry_after}.",
+    "The message of a denial. It may contain {ip} {rule} {limit} {period} {retry_after}.",
     "Too many requests",
     read_message,
 )
@@ -219,12 +290,21 @@ _DOCUMENTATION_URL = kinds.optional_text(
     "documentation_url", "The URL of a page about the limits, for clients.", read_link, unset="no link"
 )
 
+_HANDLER: Word[HandlerSettings | None] = Word(
+    key="handler",
+    read=read_handler,
+    default=None,
+    schema={**kinds.TEXT, "pattern": "^$|^python:", "examples": ["python:package.module:function"]},
+    about="A function that makes the status, the headers and the body of a denial.",
+    unset="the words above make them",
+)
+
 RESPONSE = section_word(
     "response",
     Section(
         "Response",
         "The status, headers and body of denials.",
-        (_STATUS, _HEADERS, _RESET, _BODY, _PAGE, _MESSAGE, _DOCUMENTATION_URL),
+        (_STATUS, _HEADERS, _HEADER_NAMES, _RESET, _BODY, _PAGE, _MESSAGE, _DOCUMENTATION_URL, _HANDLER),
     ),
 )
 

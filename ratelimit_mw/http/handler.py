@@ -1,0 +1,131 @@
+"""`response.handler`: a function of the app that makes the responses of denials.
+
+The function gets the ASGI scope or the WSGI environ, and the `Decision`. It returns (status, headers, body). None, also
+in place of one of the three, stands for what the rules file configures.
+"""
+
+import json
+import logging
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Generic, TypeVar
+
+from ratelimit_mw.config.readers import TOKEN
+from ratelimit_mw.identity.sources import described
+from ratelimit_mw.model import Decision
+from ratelimit_mw.settings import HandlerSettings
+
+_log = logging.getLogger("ratelimit_mw")
+
+_Text = TypeVar("_Text", bound=str | bytes)
+
+_VALUE = re.compile(r"[\t\x20-\x7e]*")
+"""The value of a header: printable ASCII. A line break would begin another header."""
+
+_WITHOUT_BODY = (204, 205, 304)
+_OWN = ("content-length", "transfer-encoding")
+
+
+class DenialHandler(Generic[_Text]):
+    """Calls the handler of a `response` section. What it cannot use is logged once, and the configured answer is sent.
+
+    Args:
+        settings: the function and its name.
+        name: makes the name of a header, as text (WSGI) or bytes (ASGI), from its usual spelling.
+        value: makes the value of a header, as text or bytes.
+    """
+
+    def __init__(
+        self, settings: HandlerSettings, *, name: Callable[[str], _Text], value: Callable[[str], _Text]
+    ) -> None:
+        self._function, self._called = settings
+        self._name = name
+        self._value = value
+        self._logged = False
+
+    def answer(
+        self, context: Any, decision: Decision, configured: tuple[int, list[tuple[_Text, _Text]], bytes]
+    ) -> tuple[int, list[tuple[_Text, _Text]], bytes]:
+        """Return the status, the headers and the body of a denial.
+
+        Args:
+            context: the ASGI scope or the WSGI environ.
+            decision: the decision that denies the request.
+            configured: the answer that the rules file configures.
+        """
+        try:
+            made: Any = self._function(context, decision)
+        except Exception as error:  # noqa: BLE001 - the app's own function may raise anything
+            self._report(described(error))
+            return configured
+        if made is None:
+            return configured
+        try:
+            return self._changed(made, configured)
+        except ValueError as error:
+            self._report(str(error))
+            return configured
+
+    def _changed(
+        self, made: Any, configured: tuple[int, list[tuple[_Text, _Text]], bytes]
+    ) -> tuple[int, list[tuple[_Text, _Text]], bytes]:
+        if not isinstance(made, tuple) or len(made) != 3:
+            raise ValueError(f"it returned {type(made).__name__}, not (status, headers, body) or None")
+        status, headers, body = configured
+        if made[0] is not None:
+            status = _status(made[0])
+        own = _headers(made[1])
+        if made[2] is not None:
+            body, kind = _body(made[2])
+            own.setdefault("content-type", ("Content-Type", kind))
+            own["content-length"] = "Content-Length", str(len(body))
+        replaced = {self._name(name).lower() for name in own}
+        kept = [(name, value) for name, value in headers if name.lower() not in replaced]
+        return status, [*kept, *((self._name(name), self._value(value)) for name, value in own.values())], body
+
+    def _report(self, problem: str) -> None:
+        if not self._logged:
+            self._logged = True
+            _log.error(
+                "response.handler %s: %s; the answer that the rules file configures is sent (logged once)",
+                self._called,
+                problem,
+            )
+
+
+def _status(status: object) -> int:
+    if not isinstance(status, int) or isinstance(status, bool) or not 200 <= status <= 599 or status in _WITHOUT_BODY:
+        raise ValueError(f"{status!r:.50} is not a status from 200 to 599 of a response with a body")
+    return int(status)
+
+
+def _headers(headers: object) -> dict[str, tuple[str, str]]:
+    """Return the names and values by the names in lower case. A value is not quoted in errors: it may be secret."""
+    listed = headers.items() if isinstance(headers, Mapping) else () if headers is None else headers
+    if not isinstance(listed, Iterable) or isinstance(listed, str | bytes):
+        raise ValueError(f"headers are {type(headers).__name__}, not a mapping")
+    found: dict[str, tuple[str, str]] = {}
+    for pair in listed:
+        name, value = pair if isinstance(pair, tuple) and len(pair) == 2 else (None, None)
+        if not isinstance(name, str) or not TOKEN.fullmatch(name):
+            raise ValueError("the name of a header is not a token of RFC 9110")
+        if not isinstance(value, str) or not _VALUE.fullmatch(value):
+            raise ValueError(f"the value of the header {name} is not printable ASCII text")
+        if name.lower() in _OWN:
+            raise ValueError(f"the header {name} is made from the body")
+        found[name.lower()] = name, value
+    return found
+
+
+def _body(body: object) -> tuple[bytes, str]:
+    """Return the body and its content type."""
+    if isinstance(body, bytes):
+        return body, "application/octet-stream"
+    if isinstance(body, str):
+        return body.encode("utf-8", "replace"), "text/plain; charset=utf-8"
+    if isinstance(body, Mapping | list):
+        try:
+            return json.dumps(body).encode(), "application/json"
+        except TypeError as error:
+            raise ValueError("the body has a value that JSON does not have") from error
+    raise ValueError(f"the body is {type(body).__name__}, not text, bytes, a mapping or a list")
