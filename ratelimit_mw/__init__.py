@@ -6,6 +6,9 @@ The middlewares are in `ratelimit_mw.asgi` and `ratelimit_mw.wsgi`.
 from ratelimit_mw.clock import ManualClock
 from ratelimit_mw.errors import ConfigurationError
 from ratelimit_mw.limiter import RateLimiter
+from ratelimit_mw.logs import install
 from ratelimit_mw.model import Decision
 
 __all__ = ["ConfigurationError", "Decision", "ManualClock", "RateLimiter"]
+
+install()

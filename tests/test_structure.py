@@ -30,6 +30,7 @@ SHORT = {
     "http/__init__.py": "a package's docstring",
     "identity/__init__.py": "the kinds of requests that users import",
     "reload/__init__.py": "a package's docstring",
+    "logs.py": "one filter",
     "rules/__init__.py": "a package's docstring",
     "stores/redis/__init__.py": "a package's docstring",
 }
@@ -127,6 +128,7 @@ ADDED = {
     "testing.py": "support for the tests of apps",
     "cli/frameworks.py": "the routes of apps",
     "cli/routes.py": "routes beside the rules that apply to them",
+    "logs.py": "the name of the logger in lines without a handler",
     "rules/coverage.py": "the rules that apply to a route",
     "rules/sample_paths.py": "paths that some templates match and others do not",
     "http/setup.py": "what middlewares check when they are made, which was in http/handle.py",

@@ -59,10 +59,12 @@ def _cell(decision: Decision) -> str:
 def schema() -> None:
     """Print the JSON Schema of a rules file. Editors use it to complete and check the file.
 
-    For example, run ratelimit-mw schema > ratelimits.schema.json, and begin the rules file with the comment
-    # yaml-language-server: $schema=ratelimits.schema.json
+    For example, run ratelimit-mw schema > ratelimits.schema.json, and begin the rules file with the comment that is
+    printed to stderr.
     """
     say_json(json_schema())
+    typer.echo("note: save this as ratelimits.schema.json, and begin the rules file with this line:", err=True)
+    typer.echo("# yaml-language-server: $schema=ratelimits.schema.json", err=True)
 
 
 def _print_version(wanted: bool) -> None:
@@ -100,8 +102,12 @@ def prepare(
     log.addHandler(_Notes(context.invoked_subcommand or ""))
 
 
-_TOPICS = {"secret": ("explain", "show", "top", "reset", "override", "worker"), "memory": ("explain",)}
-"""Warnings that only some commands print: those that make or show keys, and those that read counters in memory."""
+_TOPICS = {
+    "secret": ("explain", "show", "top", "reset", "override", "worker"),  # they make or show keys
+    "memory": ("explain",),  # it reads counters in memory
+    "reload": ("worker",),  # it goes on while rules change
+}
+"""Warnings that only some commands print."""
 
 
 class _Notes(logging.Handler):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
 from typing import Annotated
+from urllib.parse import unquote
 
 import typer
 
@@ -35,7 +36,7 @@ from ratelimit_mw.decision.explanation import seconds
 from ratelimit_mw.errors import StoreUnavailable, nearest
 from ratelimit_mw.identity.address import UNKNOWN_ADDRESS
 from ratelimit_mw.identity.attributes import canonical_name
-from ratelimit_mw.identity.identifier import attributes_of
+from ratelimit_mw.identity.identifier import attributes_of, encoder
 from ratelimit_mw.model import SECOND, Ask, Outcome, Quota
 from ratelimit_mw.rules.compiled import CompiledRule
 from ratelimit_mw.rules.domains import Rules
@@ -62,6 +63,7 @@ class Found:
     Attributes:
         rule: The name of its rule.
         identity: The client, as in its key.
+        client: The same, with names instead of hashes where the rules file has the name.
         limit: Its limit, as text.
         algorithm: The algorithm that counts it. `ban` for the counter of the denials before a ban.
         remaining: How much of the limit is left.
@@ -72,6 +74,7 @@ class Found:
 
     rule: str
     identity: str
+    client: str
     limit: str
     algorithm: str
     remaining: int
@@ -97,6 +100,11 @@ class CounterIndex:
                 if limit.quota is not None:
                     self._known[limit.key] = part, limit.rule.name, None, limit.quota
                     self._known[preflight_key(limit.key)] = part, limit.rule.name, None, limit.quota
+        self._names = {encoded: name for part in rules.parts for encoded, name in _names(part)}
+
+    def client(self, identity: str) -> str:
+        """Return an identity for people: with the names that are in the rules file, and without escapes."""
+        return "+".join([self._names.get(part) or unquote(part) for part in identity.split("+")])
 
     def prefixes(self, rule: str) -> dict[str, CompiledRule | None]:
         """Return the prefixes of the keys of a rule's counters, each with its compiled rule (None for a descriptor)."""
@@ -120,6 +128,17 @@ class CounterIndex:
                 own = {preflight_key(each): preflight_quota(limit, eased=eased) for each, limit in own.items()}
             quota = own.get(prefix + brace, quota)
         return name, identity, quota
+
+
+def _names(rules: RuleSet) -> Iterator[tuple[str, str]]:
+    """Yield the values of attributes that the rules file names: each as in an identity, and as in the file."""
+    by = {canonical_name(name) for rule in rules.compiled for entry in rule.by for name in attributes_of(entry)}
+    for rule in rules.compiled:
+        values = [(exact.name, value) for exact in rule.match.exact for value in exact.values]
+        values += [("path", text_of(template)) for template in rule.match.templates if "{" not in template]
+        for name, value in values:
+            if canonical_name(name) in by:
+                yield encoder(name, rules.attributes)(value), f"{canonical_name(name)}={value}"
 
 
 def require_rule(index: CounterIndex, rule: str) -> None:
@@ -203,17 +222,19 @@ def read(store: Store, index: CounterIndex, keys: Iterable[str]) -> Iterator[Fou
     while batch := list(islice(found, _BATCH)):
         asks = [Ask(key, quota, 0) for key, (_, _, quota) in batch]
         outcomes = with_retries(partial(store.decide, asks, commit=False)).outcomes
-        for (key, (name, identity, quota)), outcome in zip(batch, outcomes, strict=True):
-            yield _found(key, name, identity, quota, outcome)
+        for (key, known), outcome in zip(batch, outcomes, strict=True):
+            yield _found(index, key, known, outcome)
 
 
-def _found(key: str, name: str, identity: str, quota: Quota, outcome: Outcome) -> Found:
+def _found(index: CounterIndex, key: str, known: tuple[str, str, Quota], outcome: Outcome) -> Found:
+    name, identity, quota = known
     capacity = quota.burst or quota.limit
     ban = quota.algorithm == "ban"
     counted = "denials " if ban else "preflights " if is_preflight_key(key) else ""
     return Found(
         name,
         identity,
+        index.client(identity),
         f"{quota.shown_limit} {counted}per {spell_period(quota.period)}",
         quota.algorithm,
         outcome.remaining,
@@ -273,7 +294,7 @@ def print_counters(counters: Iterable[Found], *, as_json: bool) -> None:
 def _row(counter: Found) -> tuple[object, ...]:
     return (
         counter.rule,
-        counter.identity,
+        counter.client,
         counter.limit,
         counter.algorithm,
         f"{counter.used:.0%}",

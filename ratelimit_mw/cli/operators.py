@@ -220,9 +220,9 @@ def switch(
     precedence.
     """
     with shared(config, storage, "the switch is", f"; otherwise start the app with {SWITCH}=off") as limiter:
-        if word is None:
-            found = result_of(limiter.switch.kept)
-        else:
+        before = result_of(limiter.switch.kept)
+        found = before
+        if word is not None:
             found = result_of(
                 lambda: limiter.switch.set(word, duration=lasting, comment=comment, author=author_of(author))
             )
@@ -230,9 +230,23 @@ def switch(
     if as_json:
         say_json({"domains": [part.domain for part in rules.parts], **found._asdict()})
     else:
-        say(_line(rules, found))
+        say(_line(rules, found) if word is None else f"{_line(rules, found)}; {_done(before, found)}")
     if fixed := os.environ.get(SWITCH):
         typer.echo(f"note: {SWITCH}={fixed} is set here; a process with this variable ignores the switch", err=True)
+
+
+def _done(before: Setting, after: Setting) -> str:
+    """What a change of the switch has done."""
+    if before.word == after.word:
+        return f"it was {after.word} before"
+    return f"it was {before.word}; {_EFFECTS[after.word]}"
+
+
+_EFFECTS = {
+    "on": "all processes enforce the limits again within a second",
+    "off": "all processes let all requests pass within a second",
+    "shadow": "all processes count requests within a second, and deny none",
+}
 
 
 def _line(rules: Rules, found: Setting) -> str:

@@ -12,7 +12,19 @@ from typing import Annotated
 
 import typer
 
-from ratelimit_mw.cli.common import Exit, Json, Most, diagnostics, fail, say, say_json, say_lines, say_table
+from ratelimit_mw.cli.common import (
+    CONFIG_VARIABLE,
+    DEFAULT_CONFIG,
+    Exit,
+    Json,
+    Most,
+    diagnostics,
+    fail,
+    say,
+    say_json,
+    say_lines,
+    say_table,
+)
 from ratelimit_mw.cli.operators import Author, author_of
 from ratelimit_mw.errors import ConfigurationError, Conflict, StoreUnavailable
 from ratelimit_mw.reload.database import RulesDatabase
@@ -39,7 +51,9 @@ app = typer.Typer(
 
 @app.command()
 def push(
-    file: Annotated[str, typer.Argument(metavar="RULES", help="A file, or a folder of files.")],
+    file: Annotated[
+        str, typer.Argument(metavar="[RULES]", envvar=CONFIG_VARIABLE, help="A file, or a folder of files.")
+    ] = DEFAULT_CONFIG,
     *,
     database: Database,
     comment: Comment = "",

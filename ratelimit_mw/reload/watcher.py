@@ -293,7 +293,9 @@ class Retriever:
                 logger.warning("overrides at %s can't be read yet: %s", self.records.name, error)
             self._switch(self.setting)
         self._compose()
-        logger.info("rules: version %s of %s is in force", self._rulebook.version, self._rulebook.name)
+        # A warning, because only warnings are printed where the app configures no logging.
+        version, name = self._rulebook.version, self._rulebook.name
+        logger.warning("rules: version %s of %s is in force", version, name, extra={"ratelimit_topic": "reload"})
         while large:  # free the old rules step by step, because freeing them at once would pause the process
             large.pop()
             time.sleep(_YIELD_PAUSE)

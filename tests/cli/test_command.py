@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import jsonschema
@@ -94,6 +95,36 @@ def test_the_schema_accepts_the_example(run):
     jsonschema.validate(example, schema)
     with pytest.raises(jsonschema.ValidationError, match="'limt' was unexpected"):
         jsonschema.validate({**example, "rules": [{"name": "a", "limit": "1/s", "limt": "2/s"}]}, schema)
+
+
+def test_the_schema_comes_with_the_line_for_editors(run):
+    said = run("schema")[2].splitlines()
+    assert said[-1] == "# yaml-language-server: $schema=ratelimits.schema.json"
+
+
+def test_the_version_is_printed(run):
+    assert run("--version") == (0, f"ratelimit-mw {version('ratelimit_mw')}\n", "")
+
+
+def test_the_warning_about_the_secret_is_printed_by_commands_that_make_keys(run):
+    Path("ratelimits.yaml").write_text(SHOP.replace(", secret: s", ""), "utf-8")
+    assert run("check") == (0, "ratelimits.yaml: valid, 3 rules\n", "")
+    assert "note: client.secret is empty" in run("explain", "GET", "/", "--user", "ada")[2]
+
+
+@pytest.mark.parametrize("words", [("check",), ("worker", "--to", "http://127.0.0.1:1"), ("explain", "GET", "/")])
+def test_the_rules_of_the_environment_are_the_default_of_each_command(run, monkeypatch, words):
+    monkeypatch.setenv("RATELIMIT_CONFIG", "other.yaml")
+    code, printed, said = run(*words)
+    assert code != 0
+    assert "other.yaml" in printed + said
+
+
+def test_help_tells_where_the_rules_of_the_worker_come_from(run):
+    code, printed, _ = run("worker", "--help")
+    assert code == 0
+    assert "RATELIMIT_CONFIG" in printed
+    assert "ratelimits.yaml" in printed
 
 
 def test_the_demo_needs_nothing(run):

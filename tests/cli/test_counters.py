@@ -58,6 +58,7 @@ def test_top_for_programs(ask):
     assert first == {
         "rule": "login",
         "identity": "ip=203.0.113.7",
+        "client": "ip=203.0.113.7",
         "limit": "5 per minute",
         "algorithm": "sliding_log",
         "remaining": 0,
@@ -234,3 +235,34 @@ def test_the_preflights_of_a_user_are_shown_and_reset_by_the_address(ask, shop):
     assert "50 preflights per hour" in printed
     assert ask("reset", "api", "--user", "ada", "--ip", "203.0.113.9")[0] == 0
     assert shop.peek(asked).remaining == 50
+
+
+def test_names_of_the_rules_file_are_shown_instead_of_their_hashes(run, any_server):
+    Path("ratelimits.yaml").write_text(
+        """\
+domain: shop
+client: {secret: s}
+rules:
+  - {name: paths, by: path, match: {path: [/login, "/{rest:path}"]}, limit: 10 per year}
+  - {name: routes, by: route, match: {path: "/items/{id}"}, limit: 10 per year}
+  - {name: plans, by: "header:X-Plan+method", limit: 10 per year}
+  - {name: gold, match: {"header:X-Plan": gold}, limit: unlimited, priority: low}
+""",
+        "utf-8",
+    )
+    with app_limiter(any_server.url) as limiter:
+        limiter.check({"path": "/login"})
+        limiter.check({"path": "/items/7"})
+        for plan in ("gold", "secret plan"):
+            limiter.check({"header:X-Plan": plan, "method": "GET"})
+    code, printed, _ = run("top", "--storage", any_server.url)
+    assert code == 0
+    clients = sorted(line.split()[1] for line in printed.splitlines()[1:])
+    hashed = [re.sub(r"=[\w-]{20}", "=HASH", client) for client in clients]
+    assert sorted(hashed) == [
+        "header:x-plan=HASH+method=GET",
+        "header:x-plan=gold+method=GET",
+        "path=/login",
+        "path=HASH",
+        "route=/items/{id}",
+    ]
