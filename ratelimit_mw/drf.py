@@ -12,7 +12,7 @@ from ratelimit_mw.config.inline import reads_as_limit
 from ratelimit_mw.django import ADVICE, FINDERS, DjangoHandle
 from ratelimit_mw.http.asked import asked, name_of_view
 from ratelimit_mw.http.handle import TwinHandle
-from ratelimit_mw.http.views import handle_in
+from ratelimit_mw.http.views import handle_in, rules_of_throttles
 from ratelimit_mw.rules.inline import InlineLimit
 
 __all__ = ["RateLimitThrottle"]
@@ -119,14 +119,8 @@ def _rules_below(resolver: Any) -> Iterator[str | InlineLimit]:
     for pattern in resolver.url_patterns:
         if hasattr(pattern, "url_patterns"):
             yield from _rules_below(pattern)
-            continue
-        view, given = getattr(pattern.callback, "cls", None), getattr(pattern.callback, "initkwargs", {})
-        throttles = given.get("throttle_classes", getattr(view, "throttle_classes", ()))
-        for throttle in throttles:
-            if isinstance(view, type) and isinstance(throttle, type) and issubclass(throttle, RateLimitThrottle):
-                rule = throttle.rule_of(view, given.get("throttle_scope", getattr(view, "throttle_scope", None)))
-                if rule is not None:
-                    yield rule
+        else:
+            yield from rules_of_throttles(pattern.callback)
 
 
 FINDERS.append(_rules)

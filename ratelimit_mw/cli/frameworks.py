@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from ratelimit_mw.errors import TemplateError
 from ratelimit_mw.http.asked import RULES_OF_VIEW
+from ratelimit_mw.http.views import rules_of_throttles
 from ratelimit_mw.identity.decoding import apps_inside
 from ratelimit_mw.rules.inline import InlineLimit
 from ratelimit_mw.rules.path_templates import KINDS, Template, parse
@@ -120,13 +121,14 @@ def _methods(methods: Iterable[str] | None, *, automatic_options: bool = False) 
 
 
 def _asked(kind: Any, *views: Any) -> tuple[Wanted, ...]:
-    """What the decorators of these views ask for. `kind` is the class that they belong to, if there is one."""
+    """What the decorators and throttles of these views ask for. `kind` is the class that they belong to, if any."""
     found: dict[Wanted, None] = {}
     for view in views:
         while isinstance(view, partial):
             view = view.func  # noqa: PLW2901
         for placed in getattr(view, RULES_OF_VIEW, ()):
             found[placed.of(kind if isinstance(placed.view, type) else placed.view)] = None
+        found |= dict.fromkeys(rules_of_throttles(view))
     return tuple(found)
 
 

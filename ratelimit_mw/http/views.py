@@ -48,6 +48,20 @@ def names_of_view(view: Any) -> Iterator[str]:
         yield rule if isinstance(rule, str) else rule.name
 
 
+def rules_of_throttles(view: Any) -> Iterator[str | InlineLimit]:
+    """What the throttles of a view of Django REST framework ask for: those that are a `RateLimitThrottle`.
+
+    Args:
+        view: A view as the framework puts it into the URL configuration. Any other view has no throttles.
+    """
+    kind, given = getattr(view, "cls", None), getattr(view, "initkwargs", None) or {}
+    scope = given.get("throttle_scope", getattr(kind, "throttle_scope", None))
+    for throttle in given.get("throttle_classes", getattr(kind, "throttle_classes", None)) or ():
+        rule = throttle.rule_of(kind, scope) if hasattr(throttle, "rule_of") else None
+        if rule is not None:
+            yield rule
+
+
 def require_names_of_flask(limiter: RateLimiter, app: object) -> None:
     """Raise ConfigurationError if a view of a Flask app asks for a rule that does not exist, or for an unusable limit.
 

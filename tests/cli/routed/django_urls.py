@@ -7,6 +7,7 @@ from rest_framework.routers import SimpleRouter
 from rest_framework.viewsets import ViewSet
 
 from ratelimit_mw.django import limited
+from ratelimit_mw.drf import RateLimitThrottle
 
 
 def page(request, **_):
@@ -28,6 +29,9 @@ class Orders(View):
 
 
 class Items(ViewSet):
+    throttle_classes = (RateLimitThrottle,)
+    throttle_scope = "mail"
+
     def list(self, request):
         return HttpResponse("")
 
