@@ -89,7 +89,7 @@ class RateLimitMiddleware:
         environ["ratelimit.decision"] = handle = BlockingHandle(verdict, self._limiter, request, rules)
         answers = self._answers.of(rules)
         if not verdict.allowed:
-            return _deny(answers, verdict, request, start_response)
+            return self._deny(rules, verdict, request, start_response)
         if (verdict.binding >= 0 or rules.demanding) and answers.rated:
             start_response = partial(_start_with_headers, answers, handle, start_response)
         return self.app(environ, start_response)
@@ -127,8 +127,7 @@ class RateLimitMiddleware:
                     "",
                     partial(_start_with_headers, answers, handle, start_response) if answers.rated else start_response,
                 )
-            engine.report(verdict, rules, request)
-            return _deny(answers, verdict, request, start_response)
+            return self._deny(rules, verdict, request, start_response)
         if (verdict.binding >= 0 or rules.demanding) and answers.rated:
             start_response = partial(_start_with_headers, answers, handle, start_response)
         app: WSGIApplication = self.app
@@ -138,13 +137,13 @@ class RateLimitMiddleware:
             return WsgiResponseTracker(engine.settlement, account, start_response).serve(partial(app, environ))
         return app(environ, start_response)
 
-
-def _deny(
-    answers: Answers[str], verdict: Verdict, request: WsgiRequest, start_response: StartResponse
-) -> Iterable[bytes]:
-    status, headers, body = answers.denial(verdict, request)
-    start_response(f"{status} {phrase(status)}", headers)
-    return [body]
+    def _deny(
+        self, rules: Rules, verdict: Verdict, request: WsgiRequest, start_response: StartResponse
+    ) -> Iterable[bytes]:
+        self._engine.report(verdict, rules, request)
+        status, headers, body = self._answers.of(rules).denial(verdict, request)
+        start_response(f"{status} {phrase(status)}", headers)
+        return [body]
 
 
 def _start_with_headers(  # noqa: PLR0917  the last three are those of WSGI

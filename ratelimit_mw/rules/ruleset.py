@@ -354,10 +354,8 @@ class RuleSet(Features):
         if free is not None:
             return BLOCKED if free == REFUSED else ()
         if preflight is not None:
-            charges = tuple(self._preflights.charges(preflight, cost, self.overrides))
-            if self.descriptors is None:
-                return charges
-            return (*charges, *self.descriptors.plan_preflight(request, preflight.view.method, cost))
+            counted, further = self._preflights.charges(preflight, cost, self.overrides), self.descriptors
+            return (*counted, *(further.plan_preflight(request, preflight.view.method, cost) if further else ()))
         if replaced:
             candidates = [candidate for candidate in candidates if candidate[0] not in replaced]
         charges = charges_of(candidates, request, cost, self._tier, self.overrides)
@@ -400,9 +398,8 @@ class RuleSet(Features):
     def _hit(self, rule: CompiledRule, request: Request) -> tuple[str, Mapping[str, str]]:
         """Return the path template of a rule that matches a request, "" for none, and the path parameters."""
         paths = self._demanded.get(rule.rank, self._index.paths)
-        hits = () if paths is None else paths.hits(request)
-        found = [(route, parameters) for owner, route, parameters, _ in hits if owner == rule.rank]
-        return found[-1] if found else ("", NO_PARAMETERS)
+        hits = () if paths is None else reversed(paths.hits(request))
+        return next((hit[1:3] for hit in hits if hit[0] == rule.rank), ("", NO_PARAMETERS))
 
     def _plan_rule(self, rule: CompiledRule, request: Request, cost: int) -> tuple[Charge, ...]:
         if self.overrides is not None:
