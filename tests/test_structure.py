@@ -121,6 +121,7 @@ def lengths():
 ADDED = {
     "config/inline.py": "the limits in decorators, read by the words of a file",
     "decision/acquiring.py": "waiting for a place, and blocks of code",
+    "config/words/limit_function.py": "limits from a function of the app",
     "decision/denials.py": "the log of denials",
     "drf.py": "the throttle for Django REST framework",
     "http/handler.py": "the handler of denials",

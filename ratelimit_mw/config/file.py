@@ -16,6 +16,7 @@ from ratelimit_mw.config.words.descriptors import (
     warn_of_unreachable_limits,
 )
 from ratelimit_mw.config.words.limit import LIMIT
+from ratelimit_mw.config.words.limit_function import with_function, with_sample
 from ratelimit_mw.config.words.load import LOAD, priority_rules
 from ratelimit_mw.config.words.match import (
     EXEMPT,
@@ -135,9 +136,10 @@ def compile_file(
     compiled: list[CompiledRule] = []
     for rank, rule in enumerate(file[RULES]):
         match = compile_match(rule[MATCH], apart, attributes, problems)
-        made = compile_rule(rank, rule, file, domain, ranks, match, attributes, problems)
-        compiled.append(made)
+        made = compile_rule(rank, with_sample(rule), file, domain, ranks, match, attributes, problems)
         recompiler.add(rule)
+        made = with_function(made, rule, recompiler, attributes, problems)
+        compiled.append(made)
         _warn_of_missing_tier(rule, file[CLIENT], warnings)
         _warn_of_missing_user(rule, file[CLIENT], without_user)
         _warn_of_ineffective_throttle(rule, made, warnings)

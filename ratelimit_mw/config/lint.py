@@ -150,7 +150,9 @@ class _Lint:
         comparable = [
             rule
             for rule in rules.compiled
-            if set(self._sections[rule.rank]) <= compared and not self._sections[rule.rank][COST].source
+            if set(self._sections[rule.rank]) <= compared
+            and not self._sections[rule.rank][COST].source
+            and rule.read_limit is None
         ]
         self._comparable = {rule.rank for rule in comparable}
         self._strict = [
@@ -198,7 +200,7 @@ class _Lint:
                 replacer = self._named(other.rank)
                 self._warn(rule, "name", f"has no effect: {replacer} replaces it wherever it matches")
                 return False
-        if not section[LIMIT].all() and not rule.replaces and section[PRIORITY] is None:
+        if not section[LIMIT].all() and rule.read_limit is None and not rule.replaces and section[PRIORITY] is None:
             self._warn(rule, "limit", "has no effect: the rule has no limit and replaces no other rule")
             return False
         return True

@@ -162,6 +162,8 @@ class _Reading:
             return "unlimited", "it matches, and an override makes it unlimited for this client"
         if self._preflight and any(ALGORITHMS[quota.algorithm].in_flight for quota in rule.quotas):
             return "unlimited", "it matches, but a CORS preflight takes no place in flight"
+        if rule.read_limit is not None:
+            return "unlimited", "it matches, but its function sets no limit for this request"
         return "unlimited", "it matches, and is unlimited"
 
     def _charges(self, candidate: Candidate, overrides: Overrides | None) -> tuple[Charge, ...]:

@@ -122,6 +122,19 @@ Tiers = Mapping[str | None, tuple[Counter, ...]]
 """The counters for each tier that the limit names."""
 
 
+class LimitReader(Protocol):
+    """Returns the counters of a request, by the limit that a function of the app returns."""
+
+    @property
+    def samples(self) -> tuple[Quota, ...]:
+        """Quotas that have what those of every limit of the rule have, such as a ban."""
+        ...
+
+    def __call__(self, request: Request) -> tuple[Counter, ...]:
+        """Return the counters. Never raises."""
+        ...
+
+
 NO_RULES: frozenset[int] = frozenset()
 """The `replaces` of a rule that replaces no other. Python makes a new object for each empty frozenset."""
 
@@ -157,6 +170,8 @@ class CompiledRule:
     """The ranks of the rules that do not apply where this rule applies."""
     read_cost: CostReader | None = None
     """Reads the cost from the request. None if the cost is fixed."""
+    read_limit: LimitReader | None = None
+    """Returns the counters of a request, if a function of the app returns its limit. The rule then has no others."""
     on_demand: bool = False
     """The rule applies only if the app asks for it by name."""
 
@@ -173,6 +188,8 @@ class CompiledRule:
     @property
     def quotas(self) -> list[Quota]:
         """The quotas of all counters of all tiers."""
+        if self.read_limit is not None:
+            return list(self.read_limit.samples)
         return [*self.limits, *(quota for counters in (self.tiers or {}).values() for _, quota in counters)]
 
 

@@ -1,18 +1,29 @@
 """The limits that an app declares or computes in its code, and the rules that one rule set makes of them."""
 
-from collections.abc import Callable, Iterator, Mapping
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple, Protocol
 
 from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.errors import ConfigurationError, Problem, quoted
-from ratelimit_mw.identity.attributes import Attributes
+from ratelimit_mw.identity.attributes import Attributes, Reader
 from ratelimit_mw.identity.identifier import KEY, identifier_of_key
-from ratelimit_mw.rules.compiled import CompiledRule, OverrideCompiler
+from ratelimit_mw.identity.request import Request
+from ratelimit_mw.model import Quota
+from ratelimit_mw.rules.compiled import CompiledRule, Counter, OverrideCompiler
+
+_log = logging.getLogger("ratelimit_mw")
 
 _MAX_TEXTS = 1024
 """How many texts of limits are kept compiled in a rule set. The one that was used least recently is dropped."""
+
+_LONGEST_TEXT = 256
+"""The most characters of a limit that a function returns, so that the kept texts stay small."""
+
+_NEVER = "0 per hour"
+"""The limit that denies every request."""
 
 
 class InlineLimit(NamedTuple):
@@ -116,6 +127,87 @@ def with_limits(
             keys=tuple(key for key, _ in counters),
             limits=tuple(quota for _, quota in counters),
             tiers=None,
+            read_limit=None,
         )
 
     return with_limit
+
+
+def tier_reader(rules: Iterable[CompiledRule], attributes: Attributes) -> Reader | None:
+    """Return the function that reads the tier of a request. None if no counters depend on the request.
+
+    The tier itself is read only if a limit depends on it: an async source that is asked for is awaited for every
+    request.
+    """
+    if any(rule.tiers is not None for rule in rules):
+        return attributes.reader("tier")
+    return (lambda _request: None) if any(rule.read_limit is not None for rule in rules) else None
+
+
+class LimitFunction:
+    """The counters of requests, by the text of a limit that a function of the app returns. See `LimitReader`.
+
+    If there is no usable limit, the rule does not apply, or it denies the request. Each reason is logged once.
+
+    Args:
+        rule: The name of the rule.
+        source: The function, as in the file.
+        read: Calls it. Returns None if the function raises, or returns no text.
+        compiler: Compiles the limits of the rule.
+        samples: See `LimitReader`.
+        deny: The rule denies requests without a usable limit.
+    """
+
+    def __init__(
+        self,
+        rule: str,
+        source: str,
+        read: Reader,
+        compiler: OverrideCompiler,
+        samples: tuple[Quota, ...],
+        *,
+        deny: bool,
+    ) -> None:
+        self._rule = rule
+        self._source = source
+        self._read = read
+        self._deny = deny
+        self._logged: set[str] = set()
+        self.samples = samples
+
+        @lru_cache(maxsize=_MAX_TEXTS)
+        def compiled(text: str) -> tuple[Counter, ...] | str:
+            """Return the counters, or why the limit cannot be used. The text may be a secret by mistake."""
+            try:
+                counters = compiler.limit("", rule, text).counters
+            except ValueError:
+                return "returned a text that the rule cannot have as a limit"
+            concurrent = any(ALGORITHMS[quota.algorithm].in_flight for _, quota in counters)
+            return "returned a concurrent limit, which a function can't set" if concurrent else counters
+
+        self._compiled = compiled
+
+    def __call__(self, request: Request) -> tuple[Counter, ...]:
+        """Return the counters of a request. Never raises."""
+        text = self._read(request)
+        if text is None:
+            found: tuple[Counter, ...] | str = "returned no text, or raised"
+            if request.context is None:
+                found = "is not called by check(), which has no request"
+        elif len(text) > _LONGEST_TEXT:
+            found = "returned a text that is too long"
+        else:
+            found = self._compiled(text)
+        if not isinstance(found, str):
+            return found
+        if found not in self._logged:
+            self._logged.add(found)
+            _log.error(
+                "the rule %r has no limit, because %s %s: such a request is %s (logged once)",
+                self._rule,
+                self._source,
+                found,
+                "denied, by its on_error" if self._deny else "not limited by the rule",
+            )
+        never = self._compiled(_NEVER) if self._deny else ()
+        return () if isinstance(never, str) else never

@@ -19,6 +19,7 @@ from ratelimit_mw.rules.compiled import (
     Condition,
     CostReader,
     Counter,
+    LimitReader,
     Matching,
     Overrides,
     Tiers,
@@ -35,7 +36,8 @@ class Program(NamedTuple):
     tests: tuple[Callable[[Request], bool], ...]
     """The `holds` of each condition."""
     counters: tuple[Counter, ...]
-    tiers: Tiers | None
+    tiers: Tiers | LimitReader | None
+    """How the counters depend on the request: on its tier, or on a function. None if they do not."""
     identifiers: tuple[Identifier, ...]
     rule: Rule
     cost: int
@@ -58,7 +60,7 @@ def program(rule: CompiledRule | None, conditions: tuple[Condition, ...] = ()) -
         conditions,
         tests,
         rule.counters,
-        rule.tiers,
+        rule.tiers if rule.read_limit is None else rule.read_limit,
         rule.identifiers,
         rule.rule,
         rule.cost,
@@ -107,7 +109,7 @@ def charges_of(
         candidates: the rules that the index found, without those that are replaced.
         request: the request.
         cost: the cost that the caller gave. It is multiplied by the cost of the rule.
-        tier: reads the tier of the request. None if no limit depends on the tier.
+        tier: reads the tier of the request. None if no limit depends on the tier or on a function.
         overrides: the overrides of the domain. None if there are none.
     """
     # `tuple.__new__` makes a NamedTuple without a call of its Python-level `__new__`.
@@ -130,7 +132,7 @@ def charges_of(
             charged = cost * (own_cost if read_cost is None else read_cost(request))
             counters = default_counters
             if tier is not None and tiers is not None:
-                counters = tiers.get(tier(request), default_counters)
+                counters = tiers(request) if callable(tiers) else tiers.get(tier(request), default_counters)
             identities: Iterable[str | None]
             if len(identifiers) == 1:
                 identities = (identifiers[0](request, parameters, route),)

@@ -252,7 +252,9 @@ class Preflights:
             return None
         identities = [identify(read, parameters, route) for identify in program.identifiers]
         counters, eased = program.counters, False
-        if program.tiers is not None and self._tier is not None:
+        if callable(program.tiers):
+            counters = program.tiers(read)
+        elif program.tiers is not None and self._tier is not None:
             tier = self._tier(read)
             counters, eased = program.tiers.get(tier, counters), tier is None
         return _Applying(candidate, rule, list(dict.fromkeys(filter(None, identities))), counters, eased)

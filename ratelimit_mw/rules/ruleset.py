@@ -24,7 +24,7 @@ from ratelimit_mw.rules.compiled import (
     quotas_of,
 )
 from ratelimit_mw.rules.descriptors import Descriptors
-from ratelimit_mw.rules.inline import InlineCompiler, InlineLimits, with_key, with_limits
+from ratelimit_mw.rules.inline import InlineCompiler, InlineLimits, tier_reader, with_key, with_limits
 from ratelimit_mw.rules.matching import (
     Candidate,
     Index,
@@ -209,8 +209,7 @@ class RuleSet(Features):
         self.shadow = shadow
         """Nothing is enforced, not even blocks."""
         self._own = overrides = tuple(self._enforced(overrides))
-        # Asked for only where it is needed: an async source that is asked for is awaited for every request.
-        self._tier = attributes.reader("tier") if any(rule.tiers is not None for rule in rules) else None
+        self._tier = tier_reader(rules, attributes)
         self._replacing = any(rule.replaces for rule in rules)
         self._exempting = bool(exempt)
         self._use(Overrides(overrides, attributes, SystemClock()) if overrides else None)

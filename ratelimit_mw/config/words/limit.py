@@ -7,6 +7,7 @@ A limit has one of these forms:
 * a mapping `{requests:, per:, burst:}`
 * a list of these
 * a mapping by tier, whose values are any of these
+* `python:package.module:function`, see `words.limit_function`
 """
 
 import re
@@ -77,6 +78,7 @@ FORM = (
 
 _KEYS = ("requests", "per", "burst")
 _OTHER_KEYS = ("rate", "period", "window", "interval", "unit")  # in other limiters; here the mapping is not by tier
+_FUNCTION = "python:"
 _LONGEST_WINDOW = 10 * 365 * DAY
 _LONGEST_REFILL = 50 * 365 * DAY
 
@@ -126,10 +128,12 @@ class Limits(NamedTuple):
     Attributes:
         default: The windows of all clients, or of the clients whose tier is not listed. Empty for `unlimited`.
         tiers: The windows of each listed tier. None if the limit does not depend on the tier.
+        function: The source that returns the limit of a request, as "python:module:function". "" if the file has it.
     """
 
     default: tuple[PlacedWindow, ...]
     tiers: Mapping[str, tuple[PlacedWindow, ...]] | None = None
+    function: str = ""
 
     def all(self) -> list[PlacedWindow]:
         """Return the windows of all tiers."""
@@ -224,6 +228,8 @@ def _whole(digits: str) -> int:
 def read_limits(node: Node) -> Limits:
     """Read the limits of a rule, in any form. Raises `Invalid` with every error in them."""
     checkpoint()
+    if isinstance(node, Scalar) and isinstance(node.value, str) and node.text.strip().startswith(_FUNCTION):
+        return Limits((), function=node.text.strip())
     if not isinstance(node, Map) or ("default" not in node and any(key in node for key in (*_KEYS, *_OTHER_KEYS))):
         return Limits(_windows(node))
     invalid = Invalid()
@@ -421,7 +427,8 @@ LIMIT: Word[Limits] = Word(
     read=read_limits,
     default=Limits(()),
     schema=LIMIT_SCHEMA,
-    about="How much is admitted: 100 per minute, 20 concurrent, unlimited, a list of limits, or a mapping by tier.",
+    about="How much is admitted: 100 per minute, 20 concurrent, unlimited, a list of limits, a mapping by tier, or"
+    " python:package.module:function.",
     required=True,
     compared=True,
     validate=_validate_limit,

@@ -48,6 +48,7 @@ def priority_rules(rules: Sequence[CompiledRule], attributes: Attributes) -> tup
                 tiers=None,
                 cost=0,
                 read_cost=None,
+                read_limit=None,
             )
             for rule in rules
             if rule.rank in ranks or rule.replaces & ranks

@@ -70,6 +70,9 @@ def _compile(  # noqa: PLR0917 - each argument is needed
 
 
 def _counters(domain: str, rule: Values, limits: Limits, node: Map, problems: Problems) -> tuple[Counter, ...]:
+    if limits.function:
+        problems.add(node.place, "the limit of an override can't be a function", "write the limit itself")
+        return ()
     if limits.tiers is not None:
         problems.add(node.place, "the limit of an override can't depend on the tier", "write one limit")
         return ()
