@@ -6,13 +6,18 @@ from wsgiref.types import WSGIApplication
 from django.http import HttpRequest
 from fastapi import Depends, FastAPI, Request
 from flask import Flask
+from flask.views import MethodView
 from starlette.applications import Starlette
+from starlette.endpoints import HTTPEndpoint
 from starlette.middleware import Middleware
+from starlette.responses import Response
+from starlette.routing import Route
 
 from ratelimit_mw import ConfigurationError, Decision, ManualClock, RateLimiter, asgi, wsgi
 from ratelimit_mw import django as in_django
 from ratelimit_mw import fastapi as in_fastapi
 from ratelimit_mw import flask as in_flask
+from ratelimit_mw import starlette as in_starlette
 
 rules = {"domain": "shop", "rules": [{"name": "everything", "by": "ip", "limit": "100 per minute"}]}
 limiter = RateLimiter(rules, storage="memory://", clock=ManualClock(start=1.5))
@@ -107,6 +112,28 @@ def mail(number: int) -> str:
     return str(number)
 
 
+@in_flask.limited("mail")
+class Letters(MethodView):
+    @in_flask.limited("5 per minute", by="user")
+    def get(self, number: int) -> str:
+        return str(number)
+
+
+@in_starlette.limited("mail", cost=2)
+async def page(request: Request) -> Response:
+    return Response("page")
+
+
+@in_starlette.limited("mail")
+class Pages(HTTPEndpoint):
+    @in_starlette.limited("exports")
+    def get(self, request: Request) -> Response:
+        return Response("page")
+
+
+assert_type(Letters(), Letters)
+assert_type(Letters().get(5), str)
+pages = [Route("/page", page), Route("/pages", Pages)]
 assert_type(mail(5), str)
 mail("5")  # type: ignore[arg-type]  # the view's own parameters are kept
 limiter.check({"remote_address": 5})  # type: ignore[dict-item]  # an address is text
