@@ -197,12 +197,22 @@ class Lost(Exception):
 
 
 _OTHER_NAMES = {
-    **dict.fromkeys(("rate", "rate_limit", "quota"), "limit"),
+    **dict.fromkeys(("rate", "rate_limit", "ratelimit", "quota"), "limit"),
     **dict.fromkeys(("key", "identifier", "key_func"), "by"),
-    **dict.fromkeys(("address", "client_ip", "ip_address", "remote_addr"), "ip"),
+    **dict.fromkeys(("address", "client_ip", "ip_address", "remote_addr", "$binary_remote_addr", "$remote_addr"), "ip"),
+    **dict.fromkeys(("$remote_user", "user_id", "username"), "user"),
+    **dict.fromkeys(("$host", "$server_name", "$http_host"), "host"),
+    **dict.fromkeys(("$uri", "$request_uri", "url", "uri", "endpoint"), "path"),
+    **dict.fromkeys(("burst_size", "max_burst"), "burst"),
+    **dict.fromkeys(("requests_per_unit", "average", "max_tokens", "capacity"), "requests"),
+    **dict.fromkeys(("unit", "period", "interval", "window", "fill_interval"), "per"),
     **dict.fromkeys(("exclude", "skip", "whitelist", "allowlist"), "exempt"),
-    **dict.fromkeys(("default_limits", "application_limits", "ratelimit_default", "limits"), "rules"),
-    **dict.fromkeys(("storage_uri", "ratelimit_storage_uri", "ratelimit_storage_url"), "storage"),
+    **dict.fromkeys(
+        ("default_limits", "application_limits", "ratelimit_default", "limits", "default_throttle_rates"), "rules"
+    ),
+    **dict.fromkeys(
+        ("storage_uri", "ratelimit_storage_uri", "ratelimit_storage_url", "redis", "redis_url", "backend"), "storage"
+    ),
     "strategy": "algorithm",
 }
 """Words of other limiters → our words."""

@@ -82,7 +82,11 @@ class _Part:
         self.source: str | None = None
         tree = parse(document, environ, self.problems)
         if tree is not None and not isinstance(tree, Map):
-            self.problems.add(tree.place, f"a rules file must be a mapping with domain and rules, not {kind(tree)}")
+            nginx = "limit_req" in str(getattr(tree, "text", ""))
+            hint = "nginx's rate=10r/s burst=20 is limit: 10 per second and burst: 20 in a rule" if nginx else ""
+            self.problems.add(
+                tree.place, f"a rules file must be a mapping with domain and rules, not {kind(tree)}", hint
+            )
         self.tree = tree if isinstance(tree, Map) else None
         self.file = FILE.values()
         if self.tree is not None:

@@ -205,8 +205,10 @@ _EXPLANATIONS = (
 # /items/{id}, up to the '{' and from it on
 _PATH_BEGINS = re.compile(r"/[^\s,\[\]{}\"']*\Z")
 _PATH_ENDS = re.compile(r"(?:\{[A-Za-z_][\w:]*\}[^\s,\[\]{}\"']*)+")
-# limit:10 per minute. The sources (`header:N`) are values, so they need no space.
-_NO_SPACE = re.compile(r"\s*(?:-\s+)*(?!(?:header|cookie|query|scope|environ|python):)([A-Za-z_]+):(?!//)([^\s:][^#]*)")
+# limit:10 per minute, or burst=20. The sources (`header:N`) are values, so they need no space.
+_NO_SPACE = re.compile(
+    r"\s*(?:-\s+)*(?!(?:header|cookie|query|scope|environ|python):)([A-Za-z_]+)(:(?!//)|\s*=\s*)([^\s:=][^#]*)"
+)
 
 
 def _explained(error: yaml.MarkedYAMLError, lines: list[str]) -> tuple[int, int, str, str]:
@@ -223,6 +225,13 @@ def _explained(error: yaml.MarkedYAMLError, lines: list[str]) -> tuple[int, int,
     if problem.startswith(("could not find expected ':'", "mapping values are not allowed here")):
         number, found = _without_space(error, lines, line)
         if found is not None:  # the value is not repeated: it may be a secret
+            if "=" in found[2]:
+                return (
+                    number,
+                    found.start(2) + 1,
+                    f"a '=' after '{found[1]}', where a ':' belongs",
+                    f"write {found[1]}: …",
+                )
             return number, found.start(1) + 1, f"a space is missing after '{found[1]}:'", ""
     if problem.startswith(("expected ',' or '}'", "expected ',' or ']'")):
         message, hint = _explained_flow(error, content, column)
@@ -242,7 +251,7 @@ def _without_space(error: yaml.MarkedYAMLError, lines: list[str], line: int) -> 
     while number > 1 and not lines[number - 1].strip():
         number -= 1
     found = _NO_SPACE.fullmatch(lines[number - 1]) if number > 0 else None
-    return number, found if found is not None and not re.search(r":\s", found[2]) else None
+    return number, found if found is not None and not re.search(r":\s", found[3]) else None
 
 
 def _explained_flow(error: yaml.MarkedYAMLError, content: str, column: int) -> tuple[str, str]:

@@ -90,6 +90,9 @@ _NEARLY = re.compile(
     r"\s*([0-9]{1,9}\s*)?([a-z]+)\s*",
     re.IGNORECASE,
 )
+_RPS = re.compile(r"([0-9])\s*rp([smhd])\b", re.IGNORECASE)
+# nginx: rate=10r/s burst=20 nodelay
+_NGINX = re.compile(r"\b(?:zone=\S+|nodelay|delay=\d+|rate=(?=\d)|burst[=\s:]\s*(\d{1,9}))", re.IGNORECASE)
 _CONCURRENT = re.compile(r"\s*([0-9]+)\s+([a-z]+)\s*", re.IGNORECASE)
 _NEARLY_CONCURRENT = re.compile(r"([0-9]{1,9})\s*con?c+ur+[ea]nt(?:ly|s)?\b\s*(?:requests?\b\s*)?", re.IGNORECASE)
 # What people write after a limit, instead of the key `by`: 100 per minute per ip.
@@ -189,6 +192,9 @@ def _correction(text: str) -> str:
     """
     limits: list[str] = []
     whose: set[str] = set()
+    bursts = [found for found in _NGINX.findall(text) if found]
+    bucket = "token_bucket" if "nodelay" in text or "=" not in text else "leaky_bucket"
+    text = _NGINX.sub(" ", _RPS.sub(r"\1 per \2", text))
     position = _between(text, 0)
     while position < len(text):
         found = _NEARLY.match(text, position) or _NEARLY_CONCURRENT.match(text, position)
@@ -204,9 +210,11 @@ def _correction(text: str) -> str:
         if by is not None:
             whose.add(_BY[by[1].lower()])
         position = _between(text, (by or found).end())
-    if not limits or len(whose) > 1:
+    if not limits or len(whose) > 1 or len(bursts) > 1:
         return ""
-    return f"did you mean '{'; '.join(limits)}'{''.join(f', and by: {name}' for name in whose)}?"
+    more = [f", and by: {name}" for name in whose]
+    more += [f", and burst: {burst} with algorithm: {bucket}" for burst in bursts]
+    return f"did you mean '{'; '.join(limits)}'{''.join(more)}?"
 
 
 def _between(text: str, position: int) -> int:
