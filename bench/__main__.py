@@ -1,8 +1,8 @@
 """`python -m bench [ROW …] [--quick]`: measure all rows, or those named, and print their figures.
 
 A full run (no row named, not quick) is one run of one commit. It writes bench/results/measured.json and the pictures,
-and puts the tables into docs/benchmarks.md, docs/scaling.md and README.md. A run of single rows writes no figures. A
-quick run draws no pictures either.
+and puts the figures into the pages that `bench/pages.py` names. A run of single rows writes no figures. A quick run
+draws no pictures either.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""The tables and the picture that a full run puts into docs/benchmarks.md, docs/scaling.md and README.md.
+"""The tables and the picture that a full run puts into the pages of the documentation and README.md.
 
 A page has each table between two marks, `<!-- measured: NAME -->` and `<!-- end of measured -->`. No number is written
 by hand there: `tests/test_measured.py` holds that the tables are those of bench/results/measured.json.
@@ -17,7 +17,9 @@ from bench.traffic import NAMES
 README = ROOT / "README.md"
 BENCHMARKS = ROOT / "docs" / "benchmarks.md"
 SCALING = ROOT / "docs" / "scaling.md"
-PAGES = BENCHMARKS, SCALING, README
+CONSISTENCY = ROOT / "docs" / "consistency.md"
+THROTTLING = ROOT / "docs" / "throttling.md"
+PAGES = BENCHMARKS, SCALING, CONSISTENCY, THROTTLING, README
 PICTURE = JSON.with_name("overview.png")
 DEMAND = 10_000_000
 """Requests a second in the example of docs/scaling.md."""
@@ -33,6 +35,8 @@ def blocks(results: Results) -> dict[Path, dict[str, str]]:
     return {
         BENCHMARKS: {"rows": rows(results)},
         SCALING: {"costs": costs(results), "memory": memory(results), "capacity": capacity(results)},
+        CONSISTENCY: {"leases": leases(results)},
+        THROTTLING: {"elastic": elastic(results)},
         README: {"headlines": headlines(results)},
     }
 
@@ -195,6 +199,44 @@ Each of the {number(processes)} processes then settles once or twice a second, w
 
 **Memory.** A million sliding windows need {_bytes(results, "sliding_window")} MB, shared by all masters. Memory does
 not decide how many masters are needed.
+"""
+
+
+# ----------------------------------------------------- docs/consistency.md, docs/throttling.md
+
+
+def leases(results: Results) -> str:
+    """How far the admissions of the simulation are from the limit, and the decisions of one process."""
+    find, one, zipf = results.figure, NAMES["one"], NAMES["Zipf"]
+    lines = ["| admitted, beside the limit | spread over the minute | all in one second |", "|---|---|---|"]
+    for kind in ("lease", "write_back"):
+        figures = (
+            find("leases", f"{kind}, 1 to 100 processes, demand {how}: over-admission")
+            for how in ("over the minute", "within a second")
+        )
+        lines.append(f"| `{kind}` | {' | '.join(figure.note.partition(' of the limit')[0] for figure in figures)} |")
+    lease, write_back, spread = (
+        _rate(find("leases", f"acheck on Redis, {what}"))
+        for what in (f"lease: {one}", f"write_back: {one}", f"lease: {zipf}")
+    )
+    return (
+        "\n".join(lines)
+        + f"""
+
+Outside the simulation, one process makes {lease} decisions a second with `lease` and {write_back} with `write_back`,
+for one busy client on Redis. For {zipf}, most of which get no lease, it makes {spread}, one after the
+other.
+"""
+    )
+
+
+def elastic(results: Results) -> str:
+    """How long an elastic limit takes to close and to open."""
+    closed, opened = (results.figure("elastic", f"{what} after").ours.median for what in ("closed", "open again"))
+    return f"""\
+`python -m bench elastic` measures this. The limit of a process that becomes busy is closed after {closed:.1f} s, and
+is open again {opened:.1f} s after the process is idle. Most of the first time passes before the load, an average over
+about a second, reaches the mark.
 """
 
 

@@ -47,6 +47,8 @@ def test_the_pages_have_a_place_for_each_table():
     assert {page.name: sorted(published(page)) for page in PAGES} == {
         "benchmarks.md": ["rows"],
         "scaling.md": ["capacity", "costs", "memory"],
+        "consistency.md": ["leases"],
+        "throttling.md": ["elastic"],
         "README.md": ["headlines"],
     }
 
