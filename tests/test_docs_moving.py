@@ -162,7 +162,8 @@ LIMITS = [each for each in snippets() if each.values[0].startswith("limited(")]
 
 @pytest.mark.parametrize("code", FOUND)
 def test_a_snippet_of_a_rules_file_loads(code, tmp_path, monkeypatch):
-    (tmp_path / "shop_fastapi.py").write_text("def user_of(scope):\n    return None\n")
+    functions = "def answer(request, decision): ...\nuser_of = limit_of_plan = lambda scope: None\n"
+    (tmp_path / "shop_fastapi.py").write_text(functions)
     monkeypatch.syspath_prepend(tmp_path)
     given = yaml.safe_load(code)
     rule = {"name": "x", "limit": "5/minute"}
