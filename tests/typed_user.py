@@ -78,6 +78,7 @@ async def search(request: Request) -> int | None:
     assert_type(handle.decision, Decision)
     assert_type(await handle.check("mail"), Decision)
     decision, denial = await handle.enforce("mail", cost=2)
+    assert_type(await handle.check("mail", key="ann", limit="5 per hour"), Decision)
     assert_type(decision, Decision)
     assert_type(denial.status if denial else None, int | None)
     await handle.charge(5)
@@ -107,8 +108,12 @@ async def export(decision: Annotated[Decision, Depends(in_fastapi.limited("expor
 
 @flask_app.get("/mail/<int:number>")
 @in_flask.limited("mail", cost=2)
+@in_flask.limited("5 per minute", key=lambda request: request.headers.get("X-Name"))
+@in_flask.limited("10 per hour", by=["user|ip", "path"], shared="mails")
 def mail(number: int) -> str:
     assert_type(in_flask.enforce("mail"), Decision)
+    in_flask.enforce("mail", key=number, limit="5 per hour")
+    in_flask.enforce("mail", key=None)
     return str(number)
 
 
@@ -136,6 +141,7 @@ assert_type(Letters().get(5), str)
 pages = [Route("/page", page), Route("/pages", Pages)]
 assert_type(mail(5), str)
 mail("5")  # type: ignore[arg-type]  # the view's own parameters are kept
+in_flask.enforce("mail", limit=5)  # type: ignore[arg-type]  # a limit is text
 limiter.check({"remote_address": 5})  # type: ignore[dict-item]  # an address is text
 limiter.check({"user": "ann"}, cost="2")  # type: ignore[arg-type]  # a cost is a whole number
 RateLimiter()  # type: ignore[call-arg]  # there are no rules to guess

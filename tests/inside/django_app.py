@@ -352,7 +352,14 @@ async def awaited_logged_in(request):
     return HttpResponse(status=denied.status if denied else 200)
 
 
+@limited("3 per 10 years", key=lambda request: request.headers["X-Client"])
+@limited("2 per 10 years", by="header:X-Client")
+def inline(request):
+    return HttpResponse("inline")
+
+
 urlpatterns = [
+    path("inline", inline),
     path("misspelt", misspelt),
     path("awaited-misspelt", awaited_misspelt),
     path("logged-in", logged_in),

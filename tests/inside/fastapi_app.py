@@ -57,6 +57,17 @@ async def socket(socket: WebSocket, mail: Mail) -> None:
     await socket.close()
 
 
+_inline = [
+    Depends(limited("3 per 10 years", key=lambda request: request.headers["X-Client"])),
+    Depends(limited("2 per 10 years", by="header:X-Client")),
+]
+
+
+@app.get("/inline", dependencies=_inline)
+async def inline() -> str:
+    return "inline"
+
+
 def through(mail: Mail) -> str:
     return f"through {mail.rule}"
 

@@ -94,6 +94,13 @@ def inside():
     return jsonify(left=enforce("mail").remaining)
 
 
+@app.get("/inline")
+@limited("3 per 10 years", key=lambda request: request.headers["X-Client"])
+@limited("2 per 10 years", by="header:X-Client")
+def inline():
+    return "inline"
+
+
 @app.get("/caught")
 def caught():
     try:

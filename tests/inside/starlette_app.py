@@ -85,6 +85,12 @@ async def socket(websocket):
     await _says_left(websocket)
 
 
+@limited("3 per 10 years", key=lambda request: request.headers["X-Client"])
+@limited("2 per 10 years", by="header:X-Client")
+async def inline(request):
+    return PlainTextResponse("inline")
+
+
 @limited("mail")
 class Socket(WebSocketEndpoint):
     async def on_connect(self, websocket):
@@ -108,6 +114,7 @@ class Echo(WebSocketEndpoint):
 app = Starlette(
     routes=[
         Route("/free", free),
+        Route("/inline", inline),
         Route("/mail", mail, methods=["GET", "POST"]),
         Route("/blocking", blocking),
         Route("/partial", partial(partly, name="ann")),

@@ -203,3 +203,11 @@ def test_a_rate_of_a_throttle_is_shared_by_its_views_and_a_limit_of_a_view_is_no
         client.get(path, headers=me) for path in ("/throttled/limit", "/throttled/limit", "/throttled/limit/too")
     ]
     assert [answer.headers["X-RateLimit-Remaining"] for answer in answers] == ["1", "0", "1"]
+
+
+def test_inline_limits_hold_over_all_workers_and_each_client_has_its_own(client, me):
+    answers = [client.get("/inline", headers=me) for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [200, 200, 429]
+    assert answers[0].headers["X-RateLimit-Remaining"] == "1"
+    assert answers[2].json() == {"message": "2 of tests.inside.django_app:inline[1], that is all"}
+    assert client.get("/inline", headers={"X-Client": uuid4().hex}).status_code == 200

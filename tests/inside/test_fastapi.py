@@ -1,6 +1,7 @@
 """`Depends(limited(…))` in a FastAPI app: in this process on memory, and under uvicorn on Redis."""
 
 import time
+from uuid import uuid4
 
 import pytest
 from fastapi import Depends, FastAPI, WebSocket
@@ -260,3 +261,13 @@ def test_the_openapi_tells_of_a_rule_s_own_status_and_of_every_format():
     assert [answer.status_code for answer in answers] == [200, 403]
     assert answers[1].json() == {"error": "Too many requests"}
     assert answers[1].headers["RateLimit"].startswith('"mail";r=0;t=')
+
+
+def test_inline_limits_hold_over_all_workers_and_each_client_has_its_own(client, me):
+    answers = [client.get("/inline", headers=me) for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [200, 200, 429]
+    assert answers[0].headers["X-RateLimit-Remaining"] == "1"
+    assert answers[2].json() == {
+        "message": "2 of tests.inside.fastapi_app:inline[2 per 10 years by header:X-Client], that is all"
+    }
+    assert client.get("/inline", headers={"X-Client": uuid4().hex}).status_code == 200

@@ -1,6 +1,7 @@
 """`limited` and `enforce` in a Flask app: in this process on memory, and under gunicorn on Redis."""
 
 import time
+from uuid import uuid4
 
 import pytest
 from flask import Flask
@@ -116,3 +117,11 @@ def test_a_denial_is_an_http_exception_as_flask_knows_them():
     from ratelimit_mw.flask import RateLimited
 
     assert issubclass(RateLimited, HTTPException)
+
+
+def test_inline_limits_hold_over_all_workers_and_each_client_has_its_own(client, me):
+    answers = [client.get("/inline", headers=me) for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [200, 200, 429]
+    assert answers[0].headers["X-RateLimit-Remaining"] == "1"
+    assert answers[2].json() == {"message": "2 of tests.inside.flask_app:inline[1], that is all"}
+    assert client.get("/inline", headers={"X-Client": uuid4().hex}).status_code == 200

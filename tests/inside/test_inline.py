@@ -1,5 +1,6 @@
 """Limits in decorators and dependencies: `@limited("5 per minute")`, in each framework, on memory and on Redis."""
 
+import logging
 from functools import wraps
 from typing import Annotated
 
@@ -182,6 +183,13 @@ def test_an_explanation_lists_the_limits_that_were_asked_for(limiter):
     served(limiter, mail=mail).get("/mail")
     listed = {rule.name: rule.why for rule in limiter.explain({"ip": "192.0.2.1", "path": "/mail"}).rules}
     assert listed[f"{HERE}:mail[1]"] == "it applies only when the app asks for it by name"
+
+
+def test_a_denial_is_logged_with_the_name_of_the_limit(limiter, caplog):
+    caplog.set_level(logging.INFO, "ratelimit_mw.denials")
+    statuses(served(limiter, mail=mail), *["/mail"] * 3)
+    (record,) = [record for record in caplog.records if record.name == "ratelimit_mw.denials"]
+    assert (record.rule, record.limit, record.identity) == (f"{HERE}:mail[1]", 2, "ip=127.0.0.1")
 
 
 TEXTS = [

@@ -2,6 +2,7 @@
 
 import time
 from typing import Annotated
+from uuid import uuid4
 
 import pytest
 from fastapi import FastAPI, Request
@@ -252,3 +253,11 @@ def test_a_fastapi_app_does_not_start_if_a_decorator_misspells_a_name():
     add_rate_limits(fast, RULES)
     with pytest.raises(ConfigurationError, match="'mial'"), TestClient(fast):
         pass
+
+
+def test_inline_limits_hold_over_all_workers_and_each_client_has_its_own(client, me):
+    answers = [client.get("/inline", headers=me) for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [200, 200, 429]
+    assert answers[0].headers["X-RateLimit-Remaining"] == "1"
+    assert answers[2].json() == {"message": "2 of tests.inside.starlette_app:inline[1], that is all"}
+    assert client.get("/inline", headers={"X-Client": uuid4().hex}).status_code == 200
