@@ -7,7 +7,7 @@ A word whose value is a section or a list of sections is a `SectionWord` or a `S
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from ratelimit_mw.config import readers
 from ratelimit_mw.config.tree import Invalid, Items, Map, Node, Place, Problems, Scalar, kind, node_at, pack, unpack
@@ -75,7 +75,8 @@ class Values:
         return node
 
     def __getitem__(self, word: "Word[T]") -> T:
-        return cast("T", self._found.get(word.key, word.default))
+        value: T = self._found.get(word.key, word.default)
+        return value
 
     def __contains__(self, word: object) -> bool:
         """Return True if the word is set to a value that can be used."""

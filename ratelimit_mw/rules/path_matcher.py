@@ -217,7 +217,8 @@ class PathMatcher:
         found: _Found = []
         group = self._literal.get(path)
         if group is not None:
-            found += [(self._entries[number], ()) for number in group]
+            for number in group:
+                found.append((self._entries[number], ()))
         if not self._only_literal and path.startswith("/"):
             self._walk(self._root, path.split("/"), 1, (), found)
         return found
@@ -227,28 +228,32 @@ class PathMatcher:
 
         `values` are the values of the parameters in the segments before.
         """
-        for tail, matchers, entry in node.tails:
-            rest = _match_tail(tail, matchers, segments, depth)
-            if rest is not None:
-                found.append((entry, values + rest))
-        segment = segments[depth]
-        child = node.literals.get(segment)
-        if isinstance(child, tuple):  # threads that do this at the same time make equal nodes
-            child = node.literals[segment] = self._node(child, depth)
-        depth += 1
-        ended = depth == len(segments)
-        if child is not None:
-            if ended:
-                found += [(entry, values) for entry in child.ends]
-            else:
-                self._walk(child, segments, depth, values, found)
-        for match, child in node.patterns:
-            more = match(segment)
-            if more is not None:
-                if ended:
-                    found += [(entry, values + more) for entry in child.ends]
-                else:
-                    self._walk(child, segments, depth, values + more, found)
+        last = len(segments) - 1
+        while True:
+            for tail, matchers, entry in node.tails:
+                rest = _match_tail(tail, matchers, segments, depth)
+                if rest is not None:
+                    found.append((entry, values + rest))
+            segment = segments[depth]
+            for match, child in node.patterns:
+                more = match(segment)
+                if more is not None:
+                    if depth < last:
+                        self._walk(child, segments, depth + 1, values + more, found)
+                    else:
+                        for entry in child.ends:
+                            found.append((entry, values + more))
+            following = node.literals.get(segment)
+            if isinstance(following, tuple):  # threads that do this at the same time make equal nodes
+                following = node.literals[segment] = self._node(following, depth)
+            if following is None:
+                return
+            if depth == last:
+                for entry in following.ends:
+                    found.append((entry, values))
+                return
+            node = following
+            depth += 1
 
     def locate(self, path: str, cleaned: str) -> list[Hit]:
         """Match one reading of a path in its raw and its cleaned form. Return one hit for each owner that matches.

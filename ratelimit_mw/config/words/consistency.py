@@ -76,12 +76,14 @@ def _validate_refunds(rule: Values, word: str, problems: Problems) -> None:
 
 def _alter_consistency(quota: Quota, rule: Values, _prefix: str) -> Quota:
     """Return the quota with the consistency of the rule. Concurrent limits of the same rule stay strict."""
-    return quota if quota.algorithm == IN_FLIGHT else replace(quota, consistency=rule[CONSISTENCY])
+    if quota.algorithm == IN_FLIGHT or rule[CONSISTENCY] == quota.consistency:
+        return quota
+    return replace(quota, consistency=rule[CONSISTENCY])
 
 
 def _alter_shards(quota: Quota, rule: Values, _prefix: str) -> Quota:
     """Return the quota with the shards of the rule. Each shard must admit at least one request of the fixed cost."""
-    if quota.algorithm == IN_FLIGHT:
+    if quota.algorithm == IN_FLIGHT or rule[SHARDS] == quota.shards:
         return quota
     # The limit of an override may be smaller than the number of shards.
     fitting = (quota.burst or quota.limit) // (rule[COST].fixed or 1)
