@@ -7,8 +7,8 @@ from ratelimit_mw.clock import ManualClock
 from ratelimit_mw.errors import ConfigurationError
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.logs import install
-from ratelimit_mw.model import Decision
+from ratelimit_mw.model import Decision, EntryList
 
-__all__ = ["ConfigurationError", "Decision", "ManualClock", "RateLimiter"]
+__all__ = ["ConfigurationError", "Decision", "EntryList", "ManualClock", "RateLimiter"]
 
 install()

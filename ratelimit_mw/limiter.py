@@ -6,13 +6,12 @@ Apps import `RateLimiter` from `ratelimit_mw`. This module is internal.
 import asyncio
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 from weakref import WeakKeyDictionary
 
 from ratelimit_mw.clock import Clock
-from ratelimit_mw.config.words.rule import escaped
 from ratelimit_mw.decision.acquiring import LimitedBlock, acquisition, checked_timeout
 from ratelimit_mw.decision.engine import Engine
 from ratelimit_mw.decision.kill_switch import Switch
@@ -22,10 +21,10 @@ from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.deferral.service import DeferralService
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.identity.request import Request
-from ratelimit_mw.model import Decision
+from ratelimit_mw.model import Decision, EntryList, ListsDecision
 from ratelimit_mw.reload.override_list import OverrideList
 from ratelimit_mw.reload.watcher import Retriever, State
-from ratelimit_mw.rules.compiled import BLOCKED
+from ratelimit_mw.rules.compiled import BLOCKED, escaped
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.rules.preflights import preflight_key, sent_with_preflights
 from ratelimit_mw.settings import ResponseSettings
@@ -35,6 +34,7 @@ from ratelimit_mw.stores.records import RECORD_SCHEMES, open_records
 
 if TYPE_CHECKING:
     from ratelimit_mw.decision.explanation import Explanation, Question
+    from ratelimit_mw.decision.lists import ListsQuestion
 
 
 LIMITERS: "WeakKeyDictionary[RateLimiter, bool]" = WeakKeyDictionary()
@@ -152,6 +152,37 @@ class RateLimiter:
         """Do what `check` does, awaitable."""
         rules, plan = self._plan(attributes, cost, domain)
         return self._checked(await self.engine.aexecute(plan, rules), rules, attributes)
+
+    def check_lists(
+        self, domain: str, lists: Sequence[EntryList | Sequence[tuple[str, str]]], *, hits: int = 1
+    ) -> ListsDecision:
+        """Decide on a request of several lists of entries (Envoy descriptors), in one call to the store.
+
+        The request is allowed if all lists are, and only then all are charged. Lists that lead to one counter charge
+        it the sum of their hits. The `rules` of the domain apply to the entries of all lists as attributes (the first
+        value of each wins) and are charged the most hits of a list.
+
+        Args:
+            domain: The domain whose rules are asked.
+            lists: The lists, each as an `EntryList`, or as its (key, value) pairs alone.
+            hits: What each list charges that has no `hits` of its own. A whole number from 0.
+
+        Returns:
+            The decision, and one status for each list, in order.
+
+        Raises:
+            LookupError: The rules do not have this domain.
+            ValueError: There are no lists, or hits, an entry or a limit are invalid.
+        """
+        asked = self._lists(domain, lists, hits)
+        return asked.decided(self.engine.execute(asked.plan, asked.rules))
+
+    async def acheck_lists(
+        self, domain: str, lists: Sequence[EntryList | Sequence[tuple[str, str]]], *, hits: int = 1
+    ) -> ListsDecision:
+        """Do what `check_lists` does, awaitable."""
+        asked = self._lists(domain, lists, hits)
+        return asked.decided(await self.engine.aexecute(asked.plan, asked.rules))
 
     def peek(self, attributes: Arguments, cost: int = 1, *, domain: str | None = None) -> Decision:
         """Return what `check` would decide now, without charging anything.
@@ -379,6 +410,11 @@ class RateLimiter:
     def _plan(self, attributes: Arguments, cost: int, domain: str | None, *, commit: bool = True) -> tuple[Rules, Plan]:
         rules = self._rules_of(domain)
         return rules, self.engine.planner.plan_given(rules, attributes, cost, commit=commit)
+
+    def _lists(self, domain: str, lists: Sequence[EntryList | Sequence[tuple[str, str]]], hits: int) -> "ListsQuestion":
+        from ratelimit_mw.decision.lists import ListsQuestion  # imported late: most apps do not use it
+
+        return ListsQuestion(self.engine, self._rules_of(domain).parts[0], lists, hits)
 
     def _question(self, rules: Rules, request: Request, cost: int) -> "Question":
         from ratelimit_mw.decision.explanation import Question  # imported late: most apps do not use it

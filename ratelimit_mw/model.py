@@ -212,6 +212,69 @@ class Charge(NamedTuple):
     ask: Ask
 
 
+class EntryList(NamedTuple):
+    """One list of entries (an Envoy descriptor) in a request of several lists.
+
+    Attributes:
+        entries: The (key, value) pairs, in order.
+        hits: What this list charges. None: the `hits` of the request. 0 asks and takes nothing. Hits above 0 are taken
+            in full even if they do not fit, as long as the counter is not above its limit.
+        limit: A number of requests and the unit of time ("second" to "year"), as in `(100, "hour")`. It replaces the
+            limits of the file for this list. None: the limits of the file.
+    """
+
+    entries: Sequence[tuple[str, str]]
+    hits: int | None = None
+    limit: tuple[int, str] | None = None
+
+
+class ListStatus(NamedTuple):
+    """What was decided about one list of entries. If it has several limits, this is the one that binds most.
+
+    If no limit applies, all fields except `allowed` and `unlimited` have their defaults.
+
+    Attributes:
+        allowed: True if no limit denies the list. Another list of the request may still deny the request.
+        rule: The name of the rule, as in `Decision.rule`.
+        name: The `name` of the limit in the file, or the name of the rule. None for a limit without a name.
+        limit: The number of requests per period.
+        period: The period in seconds.
+        unit: The unit of time that is as long as the period, such as "minute". None if there is none.
+        remaining: How much of the limit is left. None if it is unknown, because the counter was not asked.
+        unlimited: True if the descriptor of the list is `unlimited`.
+        reset_after: The seconds until the counter is as if unused.
+        retry_after: The seconds after which the same list is admitted. 0.0 if it is allowed, `inf` if it never is.
+    """
+
+    allowed: bool
+    rule: str | None = None
+    name: str | None = None
+    limit: int | None = None
+    period: float | None = None
+    unit: str | None = None
+    remaining: int | None = None
+    unlimited: bool = False
+    reset_after: float = 0.0
+    retry_after: float = 0.0
+
+
+class ListsDecision(NamedTuple):
+    """The decision on several lists of entries.
+
+    Attributes:
+        decision: The decision on the whole request. Its `policies` are the counters that were asked.
+        statuses: One status for each list, in order.
+    """
+
+    decision: "Decision"
+    statuses: tuple[ListStatus, ...]
+
+    @property
+    def allowed(self) -> bool:
+        """True if the request may pass."""
+        return self.decision.allowed
+
+
 class Decision(NamedTuple):
     """The decision on one request. All times are in seconds, as floats.
 

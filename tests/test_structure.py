@@ -123,6 +123,7 @@ ADDED = {
     "decision/acquiring.py": "waiting for a place, and blocks of code",
     "config/words/limit_function.py": "limits from a function of the app",
     "decision/denials.py": "the log of denials",
+    "decision/lists.py": "decisions on several lists of entries",
     "drf.py": "the throttle for Django REST framework",
     "http/handler.py": "the handler of denials",
     "http/asked.py": "the limits in decorators, and their names",
@@ -134,6 +135,7 @@ ADDED = {
     "rules/sample_paths.py": "paths that some templates match and others do not",
     "http/setup.py": "what middlewares check when they are made, which was in http/handle.py",
     "http/views.py": "the names of rules in the decorators of views",
+    "rules/lists.py": "the plan of several lists of entries",
     "rules/inline.py": "the limits in decorators, compiled once for each rule set",
     "starlette.py": "the decorator for Starlette",
 }

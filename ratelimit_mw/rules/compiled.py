@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from ipaddress import ip_network
 from typing import NamedTuple, Protocol, TypeVar
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from ratelimit_mw.algorithms import NOTHING
 from ratelimit_mw.clock import Clock
@@ -215,6 +215,11 @@ class NamedRule(NamedTuple):
     name: str
     key: str | None = None
     limit: str | None = None
+
+
+def escaped(text: str) -> str:
+    """Return `text` escaped for the key of a counter, so that it contains no character with a meaning in keys."""
+    return quote(text, safe="").replace("~", "%7E")
 
 
 KINDS = ("limit", "exempt", "block")

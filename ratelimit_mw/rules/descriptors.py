@@ -36,10 +36,13 @@ class DescriptorLimit:
 
 @dataclass(slots=True)
 class DescriptorNode:
-    """One descriptor. `spell` writes an entry's value into the counter's key, where each value has its own."""
+    """One descriptor. `spell` writes an entry's value into the counter's key, where each value has its own.
+
+    All `limits` apply to a list of entries that ends here.
+    """
 
     branches: dict[str, "Branch"] = field(default_factory=dict)
-    limit: DescriptorLimit | None = None
+    limits: tuple[DescriptorLimit, ...] = ()
     spell: Callable[[str], str] | None = None
 
 
@@ -67,12 +70,17 @@ class Branch:
         return [*self.exact.values(), *([self.bare] if self.bare else [])]
 
 
-class _Found(NamedTuple):
+class Found(NamedTuple):
     """A limit that applies and the identity that it counts. `apart`: in a separate counter for preflights."""
 
     limit: DescriptorLimit
     identity: str
     apart: bool = False
+
+    @property
+    def key(self) -> str:
+        """The key of the counter."""
+        return f"{preflight_key(self.limit.key) if self.apart else self.limit.key}{self.identity}}}"
 
 
 class Descriptors:
@@ -91,12 +99,11 @@ class Descriptors:
 
     def plan(self, request: Request, cost: int) -> tuple[Charge, ...]:
         """Return the charges of all lists of a request."""
-        found: list[_Found] = []
+        found: list[Found] = []
         for sources in self._lists:
             entries = _entries(sources, request)
-            match = self._match(entries) if entries is not None else None
-            if match is not None:
-                found.append(match)
+            if entries is not None:
+                found += self.match(entries)
         return _charges(found, cost) if found else ()
 
     def plan_preflight(self, request: Request, method: str, cost: int) -> tuple[Charge, ...]:
@@ -105,37 +112,35 @@ class Descriptors:
         A list counts the preflight like any request if a descriptor names OPTIONS as the method.
         """
         view = as_announced(request, method)
-        found: list[_Found] = []
+        found: list[Found] = []
         for sources in self._lists:
             own, entries = _entries(sources, request), _entries(sources, view)
             if own is None or entries is None:
                 continue
             by_method = frozenset(place for place, entry in enumerate(own) if entry != entries[place])
-            match = self._match(own, by_method) if by_method else None
-            if match is None and (match := self._match(entries)) is not None:
-                match = match._replace(apart=True)
-            if match is not None:
-                found.append(match)
+            counted = self.match(own, by_method) if by_method else []
+            found += counted or [match._replace(apart=True) for match in self.match(entries)]
         return _charges(found, cost)
 
     def plan_entries(self, entries: Iterable[Entry], cost: int) -> tuple[Charge, ...]:
-        """Return the charge of this one list, or () if no limit applies."""
-        match = self._match(entries)
-        return _charges([match], cost) if match is not None else ()
+        """Return the charges of this one list, or () if no limit applies."""
+        found = self.match(entries)
+        return _charges(found, cost) if found else ()
 
-    def _match(self, entries: Iterable[Entry], exactly: frozenset[int] = frozenset()) -> _Found | None:
-        """Return the limit at the end of the walk, or None. Entries at places `exactly` must match an exact value."""
+    def match(self, entries: Iterable[Entry], exactly: frozenset[int] = frozenset()) -> list[Found]:
+        """Return the limits at the end of the walk. Entries at places `exactly` must match an exact value."""
         node = self._root
         values: list[str] = []
         for place, (key, value) in enumerate(entries):
             branch = node.branches.get(key)
             found = branch.find(value) if branch is not None else None
             if found is None or (place in exactly and branch is not None and value not in branch.exact):
-                return None
+                return []
             node = found
             if node.spell is not None:
                 values.append(node.spell(value))
-        return None if node.limit is None else _Found(node.limit, "+".join(values) or GLOBAL)
+        identity = "+".join(values) or GLOBAL
+        return [Found(limit, identity) for limit in node.limits]
 
 
 def _entries(sources: EntryReaders, request: Request) -> list[Entry] | None:
@@ -149,25 +154,34 @@ def _entries(sources: EntryReaders, request: Request) -> list[Entry] | None:
     return entries
 
 
-def _charges(found: list[_Found], cost: int) -> tuple[Charge, ...]:
-    """Return a charge for each limit that is neither replaced nor unlimited."""
-    replaced = {name for limit, _, _ in found for name in limit.replaces}
-    asked = [
-        (limit.rule, f"{preflight_key(limit.key) if apart else limit.key}{identity}}}", limit.quota, apart)
-        for limit, identity, apart in found
-        if limit.quota is not None and limit.name not in replaced
-    ]
-    # In quota mode a limit denies only if it is the only one.
-    several = sum(1 for rule, _, _, _ in asked if rule.quota_group) > 1
+def replaced_among(found: Iterable[Found]) -> set[str]:
+    """Return the names of the limits that are replaced by others among these."""
+    return {name for match in found for name in match.limit.replaces}
+
+
+def asked(charges: Sequence[Charge]) -> tuple[Charge, ...]:
+    """Return the charges as the store is asked: in quota mode a limit denies only if it is the only one."""
+    several = sum(1 for rule, _ in charges if rule.quota_group) > 1
+    if not several:
+        return tuple(charges)
     return tuple(
         [
-            Charge(
-                rule,
-                Ask(key, quota, min(cost, 1) if apart else cost, rule.shadow or (several and rule.quota_group != "")),
-            )
-            for rule, key, quota, apart in asked
+            charge._replace(ask=charge.ask._replace(shadow=True)) if charge.rule.quota_group else charge
+            for charge in charges
         ]
     )
+
+
+def _charges(found: list[Found], cost: int) -> tuple[Charge, ...]:
+    """Return a charge for each limit that is neither replaced nor unlimited."""
+    replaced = replaced_among(found)
+    charges = []
+    for match in found:
+        limit = match.limit
+        if limit.quota is not None and limit.name not in replaced:
+            charged = min(cost, 1) if match.apart else cost
+            charges.append(Charge(limit.rule, Ask(match.key, limit.quota, charged, limit.rule.shadow)))
+    return asked(charges)
 
 
 def pattern(value: str) -> Callable[[str], bool]:

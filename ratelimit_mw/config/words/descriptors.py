@@ -9,7 +9,6 @@ from ratelimit_mw.config import kinds, readers
 from ratelimit_mw.config.tree import Invalid, Items, Map, Node, Place, Problems, kind
 from ratelimit_mw.config.word import Section, Values, Word, is_empty, section_word, sections_word
 from ratelimit_mw.config.words.client import ATTRIBUTES, CLIENT, TIER, USER
-from ratelimit_mw.config.words.rule import escaped
 from ratelimit_mw.config.words.selection import SHADOW_FILE
 from ratelimit_mw.config.words.storage import STORAGE, STORAGE_ON_ERROR
 from ratelimit_mw.errors import near, nearest, quoted
@@ -17,6 +16,7 @@ from ratelimit_mw.identity.attributes import Attributes, Reader, canonical_name
 from ratelimit_mw.identity.identifier import encoder
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import Quota, Rule
+from ratelimit_mw.rules.compiled import escaped
 from ratelimit_mw.rules.descriptors import Branch, DescriptorLimit, DescriptorNode, EntryReaders, pattern
 from ratelimit_mw.units import SECOND, UNITS
 
@@ -93,7 +93,7 @@ class DescriptorCompiler:
         own = (many or not value) and not shared
         return DescriptorNode(
             branches=self._level(descriptor[_CHILDREN], path),
-            limit=self._limit(descriptor, path),
+            limits=self._limits(descriptor, path),
             spell=encoder(descriptor[_KEY], self.attributes) if own else None,
         )
 
@@ -109,10 +109,13 @@ class DescriptorCompiler:
             return _Path(f"{key}=~{digest}", f"{name}=~{digest}")
         return _Path(f"{key}={escaped(value)}", f"{name}={value}")
 
-    def _limit(self, descriptor: Values, path: _Path) -> DescriptorLimit | None:
+    def _limits(self, descriptor: Values, path: _Path) -> tuple[DescriptorLimit, ...]:
         stated = descriptor[_RATE_LIMIT]
         if stated is _RATE_LIMIT.default:  # there is none
-            return None
+            return ()
+        return (self._limit(descriptor, stated, path),)
+
+    def _limit(self, descriptor: Values, stated: Values, path: _Path) -> DescriptorLimit:
         quota = self._quota(stated)
         period = quota.period // SECOND if quota is not None else 0
         shadow = descriptor[_SHADOW_MODE] or self.file[SHADOW_FILE]
@@ -338,7 +341,7 @@ def limits_at(root: DescriptorNode, keys: Keys) -> Iterator[DescriptorLimit]:
     nodes = [root]
     for key in keys:
         nodes = [child for node in nodes if key in node.branches for child in node.branches[key].nodes()]
-    return (node.limit for node in nodes if node.limit is not None)
+    return (limit for node in nodes for limit in node.limits)
 
 
 def _default(file: Values, root: DescriptorNode, attributes: Attributes) -> list[Keys]:

@@ -7,7 +7,6 @@ counters. This module calls the words in the order of the table. It then checks 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
-from urllib.parse import quote
 
 from ratelimit_mw.algorithms import ALGORITHMS, IN_FLIGHT
 from ratelimit_mw.algorithms.concurrency import BUCKETS as IN_FLIGHT_BUCKETS
@@ -39,7 +38,7 @@ from ratelimit_mw.config.words.throttle import MAX_WAIT, MAX_WAITING, THROTTLE, 
 from ratelimit_mw.identity.attributes import Attributes
 from ratelimit_mw.model import Elastic, Quota, Rule
 from ratelimit_mw.process_local import checkpoint
-from ratelimit_mw.rules.compiled import ANY, NO_RULES, CompiledRule, Counter, Matching, Tiers
+from ratelimit_mw.rules.compiled import ANY, NO_RULES, CompiledRule, Counter, Matching, Tiers, escaped
 from ratelimit_mw.units import MILLISECOND, SECOND
 
 RULE = Section(
@@ -136,11 +135,6 @@ def compile_counters(domain: str, rule: Values) -> tuple[tuple[Counter, ...], Ti
         _counters(domain, rule, rule[LIMIT].default),
         None if tiers is None else {tier: _counters(domain, rule, limits) for tier, limits in tiers.items()},
     )
-
-
-def escaped(text: str) -> str:
-    """Return `text` escaped for the key of a counter, so that it contains no character with a meaning in keys."""
-    return quote(text, safe="").replace("~", "%7E")
 
 
 def _fields(rule: Values, file: Values) -> dict[str, Any]:

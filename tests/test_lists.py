@@ -1,0 +1,340 @@
+"""Several lists of entries (Envoy descriptors) are one plan and one call to the store."""
+
+import asyncio
+import math
+
+import pytest
+
+from ratelimit_mw import EntryList, ManualClock, RateLimiter
+from ratelimit_mw.errors import StoreUnavailable
+from ratelimit_mw.model import ListStatus
+from ratelimit_mw.stores.base import Wrapper
+from ratelimit_mw.stores.memory import MemoryStore
+
+START = 1_700_006_400  # a day's beginning, UTC
+ANN, BOB, FREE = [("user", "ann")], [("user", "bob")], [("tier", "free")]
+
+FILE = {
+    "domain": "shop",
+    "client": {"secret": "s"},
+    "descriptors": [
+        {"key": "user", "rate_limit": {"unit": "minute", "requests_per_unit": 5}},
+        {"key": "tier", "value": "free", "rate_limit": {"unit": "day", "requests_per_unit": 3, "name": "trial"}},
+        {"key": "tier", "value": "gold", "rate_limit": {"unlimited": True}},
+        {"key": "dark", "shadow_mode": True, "rate_limit": {"unit": "hour", "requests_per_unit": 1}},
+        {"key": "none", "rate_limit": {"unit": "hour", "requests_per_unit": 0}},
+        {"key": "vip", "rate_limit": {"unlimited": True, "replaces": [{"name": "trial"}]}},
+        {"key": "q1", "quota_mode": True, "rate_limit": {"unit": "hour", "requests_per_unit": 1}},
+        {"key": "q2", "quota_mode": True, "rate_limit": {"unit": "hour", "requests_per_unit": 2}},
+    ],
+}
+
+
+class Counted(Wrapper):
+    """Counts the calls and the asks of a memory store, which may be away."""
+
+    calls = 0
+    away = False
+
+    def asked(self, request):
+        if self.away:
+            raise StoreUnavailable("away")
+        self.calls += 1
+        self.asks = request[0]
+        return super().asked(request)
+
+
+@pytest.fixture
+def clock():
+    return ManualClock(START)
+
+
+@pytest.fixture
+def store(clock):
+    return Counted(MemoryStore(clock=clock))
+
+
+@pytest.fixture
+def engine(clock, store):
+    return lambda changes=None: RateLimiter({**FILE, **(changes or {})}, clock=clock, storage=store)
+
+
+@pytest.fixture(params=["blocking", "awaited"])
+def check(request):
+    """Asks a limiter for the domain "shop"."""
+
+    def call(limiter, *lists, **options):
+        if request.param == "blocking":
+            return limiter.check_lists("shop", lists, **options)
+        return asyncio.run(limiter.acheck_lists("shop", lists, **options))
+
+    return call
+
+
+def late(entries, hits):
+    return EntryList(entries, hits=hits)
+
+
+def remaining(limiter, entries):
+    """What remains of the counter of a list, without a charge."""
+    return limiter.peek(entries, cost=0, domain="shop").remaining
+
+
+def test_lists_have_a_status_each_in_order_after_one_call(engine, check, store):
+    found = check(engine(), ANN, FREE, [("color", "red")], [("tier", "gold")])
+    assert found.allowed
+    assert found.statuses == (
+        ListStatus(True, "user", None, 5, 60.0, "minute", 4, reset_after=60.0),
+        ListStatus(True, "trial", "trial", 3, 86_400.0, "day", 2, reset_after=86_400.0),
+        ListStatus(True),
+        ListStatus(True, unlimited=True),
+    )
+    assert store.calls == 1
+    assert [policy.rule for policy in found.decision.policies] == ["user", "trial"]
+
+
+def test_what_one_list_denies_is_charged_to_none(engine, check, clock):
+    limiter = engine()
+    replies = [check(limiter, FREE, ANN) for _ in range(4)]
+    assert [reply.allowed for reply in replies] == [True, True, True, False]
+    clock.advance(10)
+    denied = check(limiter, FREE, ANN)
+    assert [status.allowed for status in denied.statuses] == [False, True]
+    assert [status.remaining for status in denied.statuses] == [0, 2]
+    assert [status.retry_after for status in denied.statuses] == [86_390.0, 0.0]
+    assert (denied.decision.rule, denied.decision.reason) == ("trial", "limited")
+    assert remaining(limiter, ANN) == 2
+
+
+def test_a_limit_of_zero_denies_for_ever(engine, check):
+    assert check(engine(), [("none", "x")]).statuses[0].retry_after == math.inf
+
+
+def test_hits_apply_to_the_lists_without_hits_of_their_own(engine, check):
+    limiter = engine()
+    statuses = check(limiter, ANN, late(FREE, 2), late(BOB, 0), hits=3).statuses
+    assert [status.remaining for status in statuses] == [2, 1, 5]
+    assert not check(limiter, ANN, hits=3).allowed  # it does not fit, and is not a list's own
+    assert remaining(limiter, ANN) == 2
+
+
+def test_own_hits_are_taken_in_full_once_and_then_refused(engine, check, clock):
+    limiter = engine()
+    assert check(limiter, late(ANN, 0)).allowed
+    assert check(limiter, late(ANN, 12)).statuses[0] == ListStatus(
+        True, "user", None, 5, 60.0, "minute", 0, reset_after=60.0
+    )
+    clock.advance(15)
+    for again in (late(ANN, 12), late(ANN, 0), ANN):
+        denied = check(limiter, again)
+        assert not denied.allowed
+        assert denied.statuses[0].retry_after == 45.0
+    clock.advance(45)
+    assert check(limiter, late(ANN, 0)).allowed
+    assert remaining(limiter, ANN) == 5
+
+
+def test_own_hits_of_zero_pass_a_full_counter_and_a_counter_in_debt_denies_them(engine, check):
+    limiter = engine()
+    check(limiter, ANN, hits=5)
+    assert check(limiter, late(ANN, 0)).allowed
+    assert not check(limiter, ANN).allowed
+    assert check(limiter, late(ANN, 1)).allowed
+    assert not check(limiter, late(ANN, 0)).allowed
+    assert not check(limiter, late([("none", "x")], 0)).allowed
+
+
+def test_lists_that_lead_to_one_counter_ask_it_once_with_the_sum(engine, check, store):
+    limiter = engine()
+    found = check(limiter, ANN, late(ANN, 2), ANN)
+    assert [status.remaining for status in found.statuses] == [1, 1, 1]
+    assert [(ask.cost, ask.quota.overdraft) for ask in store.asks] == [(4, True)]
+    assert not check(limiter, BOB, BOB, BOB, BOB, BOB, BOB).allowed
+    assert remaining(limiter, BOB) == 5
+
+
+def test_a_shadow_never_denies_and_says_what_remains(engine, check):
+    limiter = engine()
+    replies = [check(limiter, [("dark", "x")], ANN) for _ in range(2)]
+    assert [reply.allowed for reply in replies] == [True, True]
+    assert [reply.statuses[0][:4] for reply in replies] == [(True, "dark", None, 1)] * 2
+    assert limiter.shadow_denials["dark"] == 1
+
+
+def test_a_limit_that_is_replaced_is_absent(engine, check):
+    limiter = engine()
+    for _ in range(5):
+        found = check(limiter, FREE, [("vip", "x")])
+    assert found.statuses == (ListStatus(True), ListStatus(True, unlimited=True))
+    assert remaining(limiter, FREE) == 3
+
+
+def test_quotas_deny_only_together(engine, check):
+    limiter = engine()
+    replies = [check(limiter, [("q1", "x")], [("q2", "x")]) for _ in range(3)]
+    codes = [[status.allowed for status in reply.statuses] for reply in replies]
+    assert [reply.allowed for reply in replies] == [True, True, False]
+    assert codes == [[True, True], [True, True], [False, False]]
+
+
+def test_a_sent_limit_replaces_that_of_the_file(engine, check, clock):
+    limiter = engine()
+    sent = EntryList(ANN, limit=(2, "HOUR"))
+    replies = [check(limiter, sent) for _ in range(3)]
+    assert [reply.allowed for reply in replies] == [True, True, False]
+    assert replies[0].statuses[0] == ListStatus(True, "user", None, 2, 3_600.0, "hour", 1, reset_after=3_600.0)
+    assert replies[2].statuses[0].retry_after == 3_600.0
+    assert remaining(limiter, ANN) == 5
+    assert check(limiter, EntryList(BOB, limit=(2, "hour"))).allowed
+    assert check(limiter, EntryList([*ANN, ("path", "/a")], limit=(2, "hour"))).allowed
+    assert not check(limiter, EntryList([("dark", "x")], limit=(0, "second"))).allowed
+    clock.advance(3_600)
+    assert check(limiter, sent).allowed
+
+
+def test_of_two_sent_limits_for_one_counter_the_lowest_counts(engine, check):
+    limiter = engine()
+    lists = [EntryList(ANN, limit=(number, "hour")) for number in (5, 2, 9)]
+    found = check(limiter, *lists)
+    assert not found.allowed
+    assert {status.limit for status in found.statuses} == {2}
+    assert [status.allowed for status in check(limiter, *lists[:2]).statuses] == [True, True]
+
+
+def test_a_sent_limit_needs_no_descriptors(clock, check):
+    limiter = RateLimiter({"domain": "shop", "rules": [{"name": "all", "limit": "9 per day"}]}, clock=clock)
+    sent = EntryList([("x", "y")], limit=(1, "minute"))
+    assert [check(limiter, sent).allowed for _ in range(2)] == [True, False]
+
+
+def test_a_file_in_shadow_does_not_enforce_a_sent_limit(engine, check):
+    limiter = engine({"shadow": True})
+    assert all(check(limiter, EntryList(ANN, limit=(0, "hour"))).allowed for _ in range(2))
+
+
+RULES = {
+    "attributes": {"plan": "header:X-Plan"},
+    "client": {"secret": "s", "tier": "header:X-Tier"},
+    "rules": [
+        {"name": "tokens", "by": "user", "limit": "10 per minute", "algorithm": "token_bucket", "burst": 10},
+        {"name": "tiers", "by": "tier", "limit": {"default": "100 per day", "gold": "5 per 90s"}},
+    ],
+    "exempt": [{"ip": "192.0.2.7"}],
+}
+
+
+def test_rules_see_the_entries_of_all_lists_as_attributes(engine, check):
+    limiter = engine(RULES)
+    found = check(limiter, [("tier", "gold"), ("unknown", "x")], [("user", "eve"), ("tier", "free")])
+    assert {policy.rule: policy.remaining for policy in found.decision.policies} == {"tokens": 9, "tiers": 4}
+    assert [(status.rule, status.unit, status.period) for status in found.statuses] == [("tiers", None, 90.0)] * 2
+
+
+def test_rules_are_charged_the_most_hits_in_full_if_they_are_a_lists_own(engine, check, clock):
+    limiter = engine(RULES)
+    tokens = [("user", "eve"), ("model", "m")]
+    assert check(limiter, tokens, hits=0).allowed
+    assert check(limiter, late(tokens, 25), [("model", "m")]).statuses[0].remaining == 0
+    denied = check(limiter, late(tokens, 0))
+    assert (denied.allowed, denied.statuses[0].rule) == (False, "tokens")
+    assert denied.statuses[0].retry_after == 60.0  # a debt of two windows at most: 20 tokens
+    clock.advance(60)
+    assert check(limiter, late(tokens, 0)).allowed
+    assert not check(limiter, tokens, hits=20).allowed
+
+
+def test_an_exempt_client_passes_all_lists(engine, check, store):
+    limiter = engine(RULES)
+    found = check(limiter, [("none", "x")], [("remote_address", "192.0.2.7")])
+    assert found.statuses == (ListStatus(True), ListStatus(True))
+    assert store.calls == 0
+
+
+def test_a_blocked_client_is_denied_in_all_lists(engine, check, store):
+    limiter = engine(RULES)
+    limiter.overrides.set({"user": "eve"}, block=True)
+    found = check(limiter, [("user", "eve")], [("tier", "gold")])
+    assert found.decision.reason == "blocked"
+    assert found.statuses == (ListStatus(False, retry_after=math.inf),) * 2
+    assert store.calls == 0
+
+
+def test_an_override_raises_the_limit_of_a_client(engine, check):
+    limiter = engine(RULES)
+    limiter.overrides.set({"tier": "gold"}, rule="tiers", limit="50 per day")
+    assert check(limiter, [("tier", "gold"), ("x", "y")], hits=40).allowed
+
+
+def test_a_ban_counts_the_denials_of_lists(engine, check, clock):
+    rule = {
+        **RULES["rules"][0],
+        "limit": "2 per minute",
+        "burst": 2,
+        "ban": {"after": "2 denials in 1 minute", "for": "1 hour"},
+    }
+    limiter = engine({"rules": [rule]})
+    eve = [("user", "eve"), ("path", "/")]
+    assert [check(limiter, eve).allowed for _ in range(4)] == [True, True, False, False]
+    found = check(limiter, late(eve, 0))
+    assert found.decision.banned
+    assert found.statuses[0].retry_after == 3_600.0
+
+
+def test_the_kill_switch_lets_all_lists_pass(engine, check, store):
+    limiter = engine()
+    limiter.switch.set("off")
+    found = check(limiter, [("none", "x")])
+    assert found.statuses == (ListStatus(True),)
+    limiter.switch.set("shadow")
+    assert check(limiter, [("none", "x")]).statuses[0].allowed
+
+
+@pytest.mark.parametrize(("on_error", "allowed"), [("allow", True), ("deny", False), ("local", True)])
+def test_without_the_store_on_error_decides(engine, check, store, on_error, allowed):
+    limiter = engine({"storage": {"on_error": on_error}})
+    store.away = True
+    found = check(limiter, ANN, EntryList(BOB, limit=(1, "hour")))
+    assert found.allowed == allowed
+    assert [status.allowed for status in found.statuses] == [allowed] * 2
+    if on_error == "local":
+        assert [status.remaining for status in found.statuses] == [4, 0]
+        assert not check(limiter, ANN, EntryList(BOB, limit=(1, "hour"))).allowed
+
+
+def test_an_unknown_domain_is_an_error(engine):
+    with pytest.raises(LookupError, match="shoe"):
+        engine().check_lists("shoe", [ANN])
+
+
+@pytest.mark.parametrize(
+    ("lists", "options"),
+    [
+        pytest.param([], {}, id="no lists"),
+        pytest.param([late(ANN, -1)], {}, id="negative hits"),
+        pytest.param([late(ANN, "1")], {}, id="hits that are a text"),
+        pytest.param([ANN], {"hits": -1}, id="negative hits of the request"),
+        pytest.param([["ann"]], {}, id="an entry that is no pair"),
+        pytest.param([EntryList(ANN, limit=(-1, "hour"))], {}, id="a negative limit"),
+        pytest.param([EntryList(ANN, limit=(2**32, "hour"))], {}, id="too great a limit"),
+        pytest.param([EntryList(ANN, limit=(1, "millisecond"))], {}, id="too small a unit"),
+        pytest.param([EntryList(ANN, limit=(1, "hours"))], {}, id="no unit"),
+    ],
+)
+def test_what_is_no_list_is_an_error(engine, lists, options):
+    with pytest.raises(ValueError):
+        engine().check_lists("shop", lists, **options)
+
+
+def test_huge_hits_are_taken_as_the_largest_debt(engine, check):
+    limiter = engine()
+    assert check(limiter, late(ANN, 2**64), late(ANN, 2**64)).allowed
+    assert not check(limiter, late(ANN, 0)).allowed
+
+
+def test_lists_are_one_call_on_redis(server, check):
+    with RateLimiter({**FILE, "storage": {"timeout": "5s"}}, clock=ManualClock(START), storage=server.url) as limiter:
+        assert [check(limiter, ANN, late(FREE, 7), BOB).allowed for _ in range(2)] == [True, False]
+        assert remaining(limiter, ANN) == 4
+        scripts = server.admin.info("commandstats")
+        calls = sum(each["calls"] for name, each in scripts.items() if name in ("cmdstat_eval", "cmdstat_evalsha"))
+        assert calls == 3
