@@ -163,6 +163,12 @@ class Reply(NamedTuple):
 Priority = Literal["low", "normal", "critical"]
 """The priority of a request, in ascending order. Requests of low priority are shed first."""
 
+Counts = Callable[[int, Callable[[str], str | None]], bool]
+"""A function that says whether a response is charged.
+
+Its arguments are the status, and a function that reads a response header by its name in lower case.
+"""
+
 CostAfter = Callable[[Callable[[str], str | None]], int]
 """A function that returns the cost of a request. Its argument reads a response header by its name in lower case."""
 
@@ -184,7 +190,7 @@ class Rule:
         hidden: True if no header mentions the rule.
         status: The status of its denials. None: the status of the file.
         message: The message of its denials. None: the message of the file.
-        counts: The statuses of the responses that are charged. The charges of others are refunded. None: all statuses.
+        counts: Says which responses are charged. The charges of others are refunded. None: all responses are charged.
         messages: What happens to a WebSocket above the limit, if the rule counts messages. None: it counts requests.
         cost_after: Returns the cost of a request from the headers of its response. None: the cost is known before.
     """
@@ -200,7 +206,7 @@ class Rule:
     hidden: bool = False
     status: int | None = None
     message: str | None = None
-    counts: frozenset[int] | None = None
+    counts: Counts | None = None
     messages: Literal["close", "drop"] | None = None
     cost_after: "CostAfter | None" = field(default=None, compare=False, repr=False)
 

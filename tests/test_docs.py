@@ -48,6 +48,7 @@ def test_yaml_of_the_docs_loads(text, tmp_path, monkeypatch):
     (tmp_path / "mysite" / "capacity.py").write_text("def load():\n    return 0.5\n")
     (tmp_path / "mysite" / "denials.py").write_text(module("headers-and-bodies", "mysite/denials.py"))
     (tmp_path / "mysite" / "plans.py").write_text("def limit_of(scope):\n    return '5 per minute'\n")
+    (tmp_path / "mysite" / "responses.py").write_text(module("costs", "mysite/responses.py"))
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "shop_auth.py").write_text(module("identity", "shop_auth.py"))
     (tmp_path / "shop_fastapi.py").write_text("def user_of(scope):\n    return None\n")

@@ -15,6 +15,15 @@ BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", (ROOT / "docs/costs.md").read_text
 YAML = [text for kind, text in BLOCKS if kind == "yaml"]
 
 
+@pytest.fixture(autouse=True)
+def mysite(tmp_path, monkeypatch):
+    """The module of the page that a rule names."""
+    (code,) = [text for kind, text in BLOCKS if kind == "python" and text.startswith("# mysite/responses.py\n")]
+    (tmp_path / "mysite").mkdir()
+    (tmp_path / "mysite" / "responses.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
 @pytest.fixture
 def limiter_of(tmp_path, monkeypatch):
     """The limiter of the block that has this rule; `path` takes every request to it."""
@@ -38,8 +47,7 @@ def test_each_block_loads_as_it_stands(text, tmp_path):
 
 
 def test_the_code_is_code():
-    (code,) = [text for kind, text in BLOCKS if kind == "python"]
-    assert ast.parse(code)
+    assert all(ast.parse(text) for kind, text in BLOCKS if kind == "python")
 
 
 @EACH
@@ -48,6 +56,14 @@ def test_a_login(limiter_of, ask):
     assert [status for status, _ in ask(limiter, says(401), times=50, headers=alice, at_once=True)].count(401) == 3
     assert ask(limiter, says(200), headers=alice)[0][0] == 429
     assert ask(limiter, says(200), headers=alice, ip="192.0.2.1")[0][0] == 200
+
+
+@EACH
+def test_wrong_coupons(limiter_of, ask):
+    limiter = limiter_of("coupons")
+    assert [status for status, _ in ask(limiter, says(200), times=5)] == [200] * 5
+    wrong = ask(limiter, lambda handle: (200, [("X-Coupon", "unknown")]), times=4)
+    assert [status for status, _ in wrong] == [200] * 3 + [429]
 
 
 @EACH

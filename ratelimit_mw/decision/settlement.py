@@ -37,7 +37,7 @@ class Move(NamedTuple):
 class _Taken:
     """What the request took from one counter. `parts` are pairs of the time of a charge and its amount."""
 
-    __slots__ = ("ask", "closed", "parts", "place", "remaining", "rule")
+    __slots__ = ("_counted", "ask", "closed", "parts", "place", "remaining", "rule")
 
     def __init__(self, place: int, rule: Rule, ask: Ask, at: int, remaining: int) -> None:
         self.place = place
@@ -46,6 +46,7 @@ class _Taken:
         self.remaining = remaining
         self.parts = [(at, ask.cost)] if ask.cost else []
         self.closed = False
+        self._counted: tuple[int, bool] | None = None
 
     @property
     def amount(self) -> int:
@@ -63,10 +64,19 @@ class _Taken:
             amount -= back
         return returned
 
+    def counts(self, status: int, header: ReadHeader) -> bool:
+        """Whether a response with this status is charged. A function of the app is called once for a response."""
+        counts = self.rule.counts
+        if counts is None:
+            return True
+        if self._counted is None or self._counted[0] != status:
+            self._counted = status, counts(status, header)
+        return self._counted[1]
+
     def due(self, status: int, header: ReadHeader) -> int:
         """The amount to charge after a response with this status; to refund if negative."""
         rule = self.rule
-        if rule.counts is not None and status not in rule.counts:
+        if not self.counts(status, header):
             return -self.amount
         return rule.cost_after(header) - self.ask.cost if rule.cost_after else 0
 
@@ -139,7 +149,7 @@ class Account:
             self._concluded = True
             due = [(taken, taken.due(status, header)) for taken in self._taken]
             for taken, _ in due:
-                taken.closed = taken.rule.counts is not None and status not in taken.rule.counts
+                taken.closed = not taken.counts(status, header)
             owing = [(taken, amount) for taken, amount in due if amount > 0]
             for taken, amount in owing:
                 self._note(taken, amount)

@@ -245,7 +245,7 @@ def is_async(function: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
 
 
-def imported(target: str) -> Callable[[Any], Any]:
+def imported(target: str) -> Callable[..., Any]:
     """Import the function at "package.module:function". Raises ValueError, with a message for the user, if it fails."""
     module, colon, name = target.partition(":")
     if not (module and colon and name):
@@ -261,7 +261,7 @@ def imported(target: str) -> Callable[[Any], Any]:
             f"'python:{target}' is not a function: {module} has no callable {name!r}, "
             "or defines it after the line that makes the middleware"
         )
-    function: Callable[[Any], Any] = found
+    function: Callable[..., Any] = found
     return function
 
 

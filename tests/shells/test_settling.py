@@ -130,6 +130,45 @@ def test_statuses_in_every_spelling(engine, ask, count, status, counts):
     assert left(limiter) == (2 if counts else 3)
 
 
+calls = []
+
+
+def by_header(status, header):
+    calls.append((status, header("X-Nothing")))
+    return status == 200 and header("X-Coupon") == "unknown"
+
+
+def no_bool(_status, _header):
+    return 1
+
+
+def broken(_status, _header):
+    raise KeyError("a secret")
+
+
+@EACH
+def test_a_function_says_which_responses_are_charged(engine, ask):
+    calls.clear()
+    limiter = engine({**TRIES, "count": "python:tests.shells.test_settling:by_header"})
+    assert ask(limiter, lambda handle: (200, [("X-Coupon", "known")]), times=5) == [(200, 3)] * 5
+    assert calls == [(200, None)] * 5
+    wrong = ask(limiter, lambda handle: (200, [("X-Coupon", "unknown")]), times=4)
+    assert wrong == [(200, 2), (200, 1), (200, 0), (429, 0)]
+    assert len(calls) == 8
+
+
+@EACH
+@pytest.mark.parametrize(
+    ("function", "problem"), [("no_bool", "it returned int, not True or False"), ("broken", "KeyError was raised at ")]
+)
+def test_a_function_that_fails_charges_and_is_logged_once(engine, ask, caplog, function, problem):
+    limiter = engine({**TRIES, "count": f"python:tests.shells.test_settling:{function}"})
+    assert ask(limiter, says(200), times=4) == [(200, 2), (200, 1), (200, 0), (429, 0)]
+    (line,) = [message for message in caplog.messages if message.startswith("count: ")]
+    assert problem in line
+    assert "secret" not in line
+
+
 def fails(handle):
     raise RuntimeError
 

@@ -2,7 +2,7 @@
 
 A cost is a number, or it is read from the request (an attribute or a `python:` function), or from a header of the
 response. In the last case, the request is charged 1 at first. With `count`, it is charged first and refunded if its
-status is not one of those listed. `decision.settlement` corrects the charge when the response is known.
+response is not one of those that count. `decision.settlement` corrects the charge when the response is known.
 """
 
 import logging
@@ -18,14 +18,15 @@ from ratelimit_mw.config.words.limit import MOST, is_concurrent, is_concurrent_o
 from ratelimit_mw.config.words.selection import CHARGED_AT_ONCE, ON_DEMAND
 from ratelimit_mw.errors import near, quoted
 from ratelimit_mw.identity.attributes import Attributes, Reader
-from ratelimit_mw.identity.sources import SOURCES
-from ratelimit_mw.model import CostAfter, Quota
+from ratelimit_mw.identity.sources import SOURCES, described, imported, is_async
+from ratelimit_mw.model import CostAfter, Counts, Quota
 from ratelimit_mw.rules.compiled import CostReader
 
 _log = logging.getLogger("ratelimit_mw")
 
 _NAME = re.compile("[A-Za-z_]")
 _RESPONSE = "response:"
+_PYTHON = "python:"
 _FORM = "write a whole number, an attribute, python:package.module:function or response:X-Cost"
 
 
@@ -149,14 +150,67 @@ COST: Word[Cost] = Word(
 )
 
 
+class Statuses(frozenset[int]):
+    """The statuses of the responses that are charged, see `model.Counts`."""
+
+    def __call__(self, status: int, _header: Callable[[str], str | None]) -> bool:
+        """Return True if a response with this status is charged."""
+        return status in self
+
+
+class CountedBy:
+    """A function of the app that says which responses are charged, see `model.Counts`.
+
+    It gets the status and a function that reads a response header. If it raises an exception, or returns anything but
+    True or False, the response is charged. The first such error is logged.
+
+    Args:
+        source: The function, as "python:package.module:function".
+
+    Raises:
+        ValueError: The function cannot be imported, or is async. The message is for the user.
+    """
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._function = imported(source.removeprefix(_PYTHON).strip())
+        self._logged = False
+        if is_async(self._function):
+            raise ValueError(f"{quoted(source)} is an async function, but count needs a plain one")
+
+    def __call__(self, status: int, header: Callable[[str], str | None]) -> bool:
+        """Return True if a response is charged."""
+        try:
+            counted: object = self._function(status, lambda name: header(name.lower()))
+        except Exception as error:  # noqa: BLE001 - the app's own function may raise anything
+            self._report(described(error))
+            return True
+        if not isinstance(counted, bool):
+            self._report(f"it returned {type(counted).__name__}, not True or False")
+            return True
+        return counted
+
+    def _report(self, problem: str) -> None:
+        if not self._logged:
+            self._logged = True
+            _log.error("count: %s: %s; the response is charged (logged once)", self._source, problem)
+
+
 _COUNT_FORM = "for example {status: [401, 403]}, {status: 4xx} or {status: 500-599}"
 _CLASS = re.compile(r"([1-5])[xX]{2}")  # 4xx: the first digit of a class of statuses, RFC 9110
 _RANGE = re.compile(r"([0-9]{3})\s*-\s*([0-9]{3})")
 _LEAST, _MOST = 100, 599
 
 
-def read_count(node: Node) -> frozenset[int]:
-    """Read the statuses that are charged. Raises `Invalid`."""
+def read_count(node: Node) -> frozenset[int] | str:
+    """Read the statuses that are charged, or the name of a function. Raises `Invalid`."""
+    if isinstance(node, Scalar) and node.text.strip().startswith(_PYTHON):
+        source = node.text.strip()
+        try:
+            CountedBy(source)
+        except ValueError as error:
+            raise Invalid.at(None, str(error)) from None
+        return source
     if not isinstance(node, Map):
         raise Invalid.at(None, f"must be a mapping, not {kind(node)}", _COUNT_FORM)
     invalid = Invalid()
@@ -216,19 +270,30 @@ _STATUS = {
     "anyOf": [{"type": "integer", "minimum": 100, "maximum": 599}, {"type": "string", "examples": ["4xx", "500-599"]}]
 }
 
-COUNT: Word[frozenset[int] | None] = Word(
+
+def counts_of(count: frozenset[int] | str | None) -> Counts | None:
+    """Return what says which responses are charged. None if all are."""
+    return CountedBy(count) if isinstance(count, str) else None if count is None else Statuses(count)
+
+
+COUNT: Word[frozenset[int] | str | None] = Word(
     key="count",
     read=read_count,
     default=None,
     schema={
-        "type": "object",
-        "properties": {"status": kinds.or_list(_STATUS)},
-        "required": ["status"],
-        "additionalProperties": False,
+        "anyOf": [
+            {
+                "type": "object",
+                "properties": {"status": kinds.or_list(_STATUS)},
+                "required": ["status"],
+                "additionalProperties": False,
+            },
+            {**kinds.TEXT, "pattern": "^\\s*python:", "examples": ["python:package.module:function"]},
+        ]
     },
-    about="The statuses of the responses that are charged. The charge of any other response is refunded.",
-    unset="all statuses",
+    about="Which responses are charged, by their status or by a function. The charge of all others is refunded.",
+    unset="all responses",
     validate=_validate_count,
     alter=_alter_quota,
-    fields=lambda rule, _file: {"counts": rule[COUNT]},
+    fields=lambda rule, _file: {"counts": counts_of(rule[COUNT])},
 )
