@@ -335,9 +335,19 @@ class FirstRequests(Generic[R]):
         if self._left <= 0 and (middleware := self._middleware()) is not None:
             middleware._request = self._make  # noqa: SLF001 - this is the middleware's own part
         self._examine_proxy(request)
+        self._read_user(request)
         if self._key is not None:
             self._examine_handle(context.get(self._key))
         return request
+
+    def _read_user(self, request: R) -> None:
+        """Let the rules read the user of each examined request, because their reader notices that no request has one.
+
+        The plan of a request that was seen before is kept, unless the request has values. The blank one is no
+        attribute.
+        """
+        if any(part.attributes.reads("user") for part in self._limiter.engine.current().parts):
+            request.values[""] = None
 
     def _examine_proxy(self, request: R) -> None:
         parts = self._limiter.engine.current().parts

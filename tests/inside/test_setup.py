@@ -103,6 +103,14 @@ def test_a_rule_by_user_is_logged_if_none_of_a_hundred_requests_has_one(ask, cap
 
 
 @EACH
+@pytest.mark.parametrize("user", ["header:X-User", "cookie:user"])
+def test_equal_requests_without_a_user_are_logged_as_well(ask, caplog, user):
+    ask(rules(by="user|ip", user=user), headers={}, times=100)
+    (message,) = warnings_of(caplog, "reads the user")
+    assert f"(client.user is {user})" in message
+
+
+@EACH
 def test_one_user_among_the_first_requests_is_enough(ask, caplog):
     limiter = RateLimiter(rules(by="user|ip", user="cookie:user"), storage="memory://")
     middleware = Wsgi if ask is under_wsgi else Asgi
