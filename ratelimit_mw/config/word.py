@@ -313,6 +313,7 @@ class PackedSections(Sequence[Values]):
     def __getitem__(self, index: int | slice) -> Values | Sequence[Values]:
         if isinstance(index, slice):
             return [self[each] for each in range(*index.indices(len(self)))]
+        checkpoint()  # unpacking thousands of sections takes many milliseconds
         values: Values = unpack(self._packed[index])
         return values
 
