@@ -599,15 +599,15 @@ def limited(
         if isinstance(bound, InlineLimit) and not bound.name.startswith(_NOT_A_VIEW):
             _limits[bound] = None
 
-        def rule_of(first: object) -> str | InlineLimit:
-            """The rule or the limit. That of a decorated class is named by the class of the object, `first`."""
-            return placed.of(type(first)) if isinstance(placed.view, type) else bound
+        def rule_of(owner: object) -> str | InlineLimit:
+            """The rule or the limit. That of a decorated class is named by the class of its object."""
+            return placed.of(type(owner)) if isinstance(placed.view, type) else bound
 
         @wraps(view)
         def blocking(*args: Any, **kwargs: Any) -> Any:
-            if _is_dispatch_of_async(view, args[0]):
+            if _is_dispatch_of_async(view, _self_of(args)):
                 return awaiting(*args, **kwargs)
-            request, asked_for = _request_of(args), rule_of(args[0])
+            request, asked_for = _request_of(args, kwargs), rule_of(_self_of(args))
             handle = _handle(request, asked_for)
             found = UNSET if wanted.key is None else wanted.key.read(request, _sync)
             denial = handle.enforce(asked_for, cost, key=found).denial
@@ -615,7 +615,7 @@ def limited(
 
         @wraps(view)
         async def awaiting(*args: Any, **kwargs: Any) -> Any:
-            request, asked_for = _request_of(args), rule_of(args[0])
+            request, asked_for = _request_of(args, kwargs), rule_of(_self_of(args))
             handle = _handle(request, asked_for)
             found = UNSET if wanted.key is None else await wanted.key.aread(request)
             denial = (await handle.aenforce(asked_for, cost, key=found)).denial
@@ -626,20 +626,19 @@ def limited(
     return decorate
 
 
-def _is_dispatch_of_async(view: Any, first: object) -> bool:
+def _is_dispatch_of_async(view: Any, owner: object) -> bool:
     """Whether `view` is the `dispatch` of a class with async methods. It is no coroutine function, but returns one.
 
     Args:
         view: A function, which gets the object of the class as its first argument. Or what `method_decorator` makes: a
             partial of the bound method, which other decorators may have wrapped.
-        first: The first argument.
+        owner: The object of the class, if it is the first argument.
     """
     if getattr(view, "__name__", None) != "dispatch":
         return False
     while view is not None and not isinstance(view, partial):
         view = getattr(view, "__wrapped__", None)
-    owner = first if view is None else getattr(view.func, "__self__", None)
-    return bool(getattr(owner, "view_is_async", False))
+    return bool(getattr(owner if view is None else getattr(view.func, "__self__", None), "view_is_async", False))
 
 
 def _sync(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -647,9 +646,15 @@ def _sync(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return async_to_sync(function) if iscoroutinefunction(function) else function
 
 
-def _request_of(args: tuple[Any, ...]) -> Any:
+def _self_of(args: tuple[Any, ...]) -> View | None:
+    """The object of a class-based view, if the arguments are those of a method."""
+    return args[0] if args and isinstance(args[0], View) else None
+
+
+def _request_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """The request among the arguments of a view: the second argument if the first is `self`."""
-    return args[1] if isinstance(args[0], View) else args[0]
+    given = args if _self_of(args) is None else args[1:]
+    return given[0] if given else kwargs["request"]
 
 
 def _handle(request: Any, rule: str | InlineLimit) -> TwinHandle:

@@ -22,6 +22,7 @@ from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.model import Decision
 from ratelimit_mw.rules.inline import InlineLimit
 from ratelimit_mw.settings import ResponseSettings
+from ratelimit_mw.starlette import response_of
 from ratelimit_mw.stores import Store
 
 __all__ = ["RateLimited", "add_rate_limits", "limited"]
@@ -46,11 +47,10 @@ class RateLimited(HTTPException):
     """
 
     def __init__(self, decision: Decision, denial: Denial[str]) -> None:
-        headers = dict(denial.headers)
-        own = {name: value for name, value in headers.items() if name not in _OF_THE_BODY}
+        own = {name: value for name, value in denial.headers if name not in _OF_THE_BODY}
         super().__init__(denial.status, phrase(denial.status), own)
         self.decision = decision
-        self.response = Response(denial.body, denial.status, headers)
+        self.response = response_of(denial)
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ def limited(
             if denial is None:
                 await dispatch(self)
             elif (code := close_code(self.scope, denial.status)) is None:
-                await _response(denial)(self.scope, self.receive, self.send)
+                await response_of(denial)(self.scope, self.receive, self.send)
             else:
                 await self.send({"type": "websocket.close", "code": code})
 
@@ -134,19 +134,22 @@ def _without_request(endpoint: Callable[..., Any]) -> str:
     return f"limited needs the request: give {name} an argument for it, as in {name}(request: Request)"
 
 
-def _response(denial: Denial[str]) -> Response:
-    return Response(denial.body, denial.status, dict(denial.headers))
+def response_of(denial: Denial[str]) -> Response:
+    """The response to a denied request. A header may be there twice, as Set-Cookie."""
+    response = Response(denial.body, denial.status)
+    response.raw_headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in denial.headers]
+    return response
 
 
 async def _answer(connection: HTTPConnection, denial: Denial[str]) -> Response | None:
     """The answer to a request. A WebSocket is answered or closed here, because its endpoint returns no response."""
     if not isinstance(connection, WebSocket):
-        return _response(denial)
+        return response_of(denial)
     code = close_code(connection.scope, denial.status)
     if connection.application_state is WebSocketState.CONNECTED:
         await connection.close(1008)
     elif code is None:
-        await connection.send_denial_response(_response(denial))
+        await connection.send_denial_response(response_of(denial))
     else:
         await connection.close(code)
     return None

@@ -77,11 +77,12 @@ class DenialHandler(Generic[_Text]):
         own = _headers(made[1])
         if made[2] is not None:
             body, kind = _body(made[2])
-            own.setdefault("content-type", ("Content-Type", kind))
-            own["content-length"] = "Content-Length", str(len(body))
-        replaced = {self._name(name).lower() for name in own}
+            if not any(name.lower() == "content-type" for name, _ in own):
+                own.append(("Content-Type", kind))
+            own.append(("Content-Length", str(len(body))))
+        replaced = {self._name(name).lower() for name, _ in own}
         kept = [(name, value) for name, value in headers if name.lower() not in replaced]
-        return status, [*kept, *((self._name(name), self._value(value)) for name, value in own.values())], body
+        return status, [*kept, *((self._name(name), self._value(value)) for name, value in own)], body
 
     def _report(self, problem: str) -> None:
         if not self._logged:
@@ -99,12 +100,12 @@ def _status(status: object) -> int:
     return int(status)
 
 
-def _headers(headers: object) -> dict[str, tuple[str, str]]:
-    """Return the names and values by the names in lower case. A value is not quoted in errors: it may be secret."""
+def _headers(headers: object) -> list[tuple[str, str]]:
+    """Return the names and values. A value is not quoted in errors: it may be secret."""
     listed = headers.items() if isinstance(headers, Mapping) else () if headers is None else headers
     if not isinstance(listed, Iterable) or isinstance(listed, str | bytes):
         raise ValueError(f"headers are {type(headers).__name__}, not a mapping")
-    found: dict[str, tuple[str, str]] = {}
+    found = []
     for pair in listed:
         name, value = pair if isinstance(pair, tuple) and len(pair) == 2 else (None, None)
         if not isinstance(name, str) or not TOKEN.fullmatch(name):
@@ -113,7 +114,7 @@ def _headers(headers: object) -> dict[str, tuple[str, str]]:
             raise ValueError(f"the value of the header {name} is not printable ASCII text")
         if name.lower() in _OWN:
             raise ValueError(f"the header {name} is made from the body")
-        found[name.lower()] = name, value
+        found.append((name, value))
     return found
 
 

@@ -69,6 +69,7 @@ def test_the_openapi_tells_of_it(client):
     assert told.pop("/export")["description"] == "my own"
     assert set(told) == {
         "/class",
+        "/inline",
         "/outer/inner/",
         "/mail",
         "/blocking",

@@ -5,7 +5,7 @@ from typing import Annotated
 from uuid import uuid4
 
 import pytest
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from fastapi.testclient import TestClient
 from starlette.applications import Starlette
 from starlette.endpoints import HTTPEndpoint, WebSocketEndpoint
@@ -18,6 +18,7 @@ from websockets.sync.client import connect
 from ratelimit_mw import ConfigurationError
 from ratelimit_mw.asgi import RateLimitMiddleware
 from ratelimit_mw.fastapi import add_rate_limits
+from ratelimit_mw.fastapi import limited as limited_dependency
 from ratelimit_mw.starlette import limited
 from tests.inside.clients import client_of
 from tests.inside.rules import DENIED, RULES
@@ -261,3 +262,22 @@ def test_inline_limits_hold_over_all_workers_and_each_client_has_its_own(client,
     assert answers[0].headers["X-RateLimit-Remaining"] == "1"
     assert answers[2].json() == {"message": "2 of tests.inside.starlette_app:inline[1], that is all"}
     assert client.get("/inline", headers={"X-Client": uuid4().hex}).status_code == 200
+
+
+def test_a_denial_by_a_function_of_the_app_keeps_two_cookies(me):
+    handler = f"python:{two_cookies.__module__}:two_cookies"
+    rules = {**RULES, "response": {"handler": handler}}
+    limited_app = Starlette(routes=[Route("/", limited("away")(lambda request: PlainTextResponse("sent")))])
+    limited_app.add_middleware(RateLimitMiddleware, config=rules, storage="memory://")
+    fast = FastAPI(dependencies=[Depends(limited_dependency("away"))])
+    fast.add_api_route("/", lambda: "sent")
+    add_rate_limits(fast, rules, storage="memory://")
+    for each in (limited_app, fast):
+        with TestClient(each) as client:
+            denied = client.get("/", headers=me)
+        assert (denied.status_code, denied.text) == (403, "no")
+        assert denied.headers.get_list("Set-Cookie") == ["a=1", "b=2"]
+
+
+def two_cookies(request, decision):
+    return 403, [("Set-Cookie", "a=1"), ("Set-Cookie", "b=2")], "no"
