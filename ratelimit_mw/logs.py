@@ -5,7 +5,7 @@ loggers to stderr, without their name (`logging.lastResort`). A reader could not
 limits. So each line gets the name of its logger, but only if the app has no handler for the record: handlers get the
 message unchanged, because their format has the name.
 
-This module adds no handler, and sets no level.
+This module adds no handler, and sets no level. It is internal: its names may change in any release.
 """
 
 import logging

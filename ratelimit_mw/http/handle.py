@@ -326,6 +326,7 @@ class FirstRequests(Generic[R]):
         self._limiter = limiter
         self._key = key
         self._left = _EXAMINED
+        self._reads_user: tuple[Rules | None, bool] = None, False
         self._proxied = False
 
     def __call__(self, context: Any) -> R:
@@ -346,7 +347,10 @@ class FirstRequests(Generic[R]):
         The plan of a request that was seen before is kept, unless the request has values. The blank one is no
         attribute.
         """
-        if any(part.attributes.reads("user") for part in self._limiter.engine.current().parts):
+        rules = self._limiter.engine.current()
+        if self._reads_user[0] is not rules:
+            self._reads_user = rules, any(part.attributes.reads("user") for part in rules.parts)
+        if self._reads_user[1]:
             request.values[""] = None
 
     def _examine_proxy(self, request: R) -> None:
