@@ -100,7 +100,7 @@ class RateLimitThrottle(BaseThrottle):
             raise error
         return False
 
-    def wait(self) -> int | None:
+    def wait(self) -> int | None:  # pyright: ignore[reportIncompatibleMethodOverride] - theirs returns None, or seconds
         """Return the seconds after which the request is allowed; None if that is unknown or will never be."""
         return self._wait
 
