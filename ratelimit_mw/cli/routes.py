@@ -218,7 +218,7 @@ def _unmatched(app: str, found: Sequence[Route], rules: Rules, examined: Examine
 
 
 def _meets(route: Route, template: Template) -> bool:
-    return any(sample_path([each, template]) is not None for each in route.templates)
+    return any(sample_path((each, template)) is not None for each in route.templates)
 
 
 def routes(

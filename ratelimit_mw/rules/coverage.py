@@ -83,7 +83,10 @@ class _Compared:
 
     def __init__(self, rules: RuleSet, asked: Sequence[CompiledRule], route: Template, method: str) -> None:
         self._rules = rules
-        self._asked = {rule.rank: rule for rule in asked if _takes(rule.match, method)}
+        matches = {rule.rank: rule.match for rule in asked}
+        self._asked = {rule.rank: rule for rule in asked if _takes(matches[rule.rank], method)}
+        self._matches = matches
+        self._pathless = [rank for rank, rule in self._asked.items() if not rule.templates]
         self.paths = list(dict.fromkeys(_spelled(route, path) for path in self._samples(route, method)))
         self.exempt = 0
         self._applied: dict[int, list[str]] = {}
@@ -94,29 +97,33 @@ class _Compared:
     def coverages(self) -> Iterator[tuple[int, Coverage]]:
         """Yield each rule that applies, after its rank."""
         for rank, paths in self._applied.items():
-            match, name = self._asked[rank].match, self._asked[rank].rule.name
+            match, name = self._matches[rank], self._asked[rank].rule.name
             partial = len(paths) < len(self.paths) or rank in self._doubtful
             conditions = tuple(self._conditions(match))
             yield rank, Coverage(self._rules.domain, name, partial, conditions, not match.templates, paths[0])
 
     def _samples(self, route: Template, method: str) -> Iterator[str]:
         """Yield a path for each way in which the rules and the exemptions can meet the route."""
-        first = sample_path([route])
+        first = sample_path((route,))
         if first is None:
             return
         yield first
         exempting = [match for match in self._rules.exempt if _takes(match, method)]
         rules = self._asked.values()
-        for match in (*exempting, *(rule.match for rule in rules)):
+        for match in (*exempting, *(self._matches[rule.rank] for rule in rules)):
             if match.templates and (met := _meeting(route, match.templates)):
                 yield from met
-                yield from filter(None, [sample_path([route], match.templates)])
+                yield from filter(None, [sample_path((route,), tuple(match.templates))])
+        replacing: dict[int, list[Matching]] = {}
         for rule in rules:
-            replacing = [other.match for other in rules if rule.rank in other.replaces]
+            for rank in rule.replaces:
+                replacing.setdefault(rank, []).append(self._matches[rule.rank])
+        for rule in rules:
+            others = (*exempting, *replacing.get(rule.rank, ()))
             # A condition other than the path may not hold, and so does not take requests from the rule.
-            sure = [match for match in (*exempting, *replacing) if not match.exact and not match.networks]
+            sure = [match for match in others if not match.exact and not match.networks]
             if hiding := [template for match in sure for template in match.templates]:
-                yield from _meeting(route, rule.match.templates or (route,), hiding)
+                yield from _meeting(route, rule.templates or (route,), hiding)
 
     def _match(self, path: str, method: str) -> None:
         """Note the rules that apply to one path."""
@@ -126,11 +133,8 @@ class _Compared:
             self.exempt += 1
             return
         reached = {rank: strict for rank, _, _, _, strict in candidates}
-        applied = [
-            rule
-            for rank, rule in self._asked.items()
-            if rank not in replaced and (rank in reached or not rule.match.templates)
-        ]
+        ranks = sorted({*self._pathless, *(reached.keys() & self._asked.keys())} - replaced.keys())
+        applied = [self._asked[rank] for rank in ranks]
         for rule in applied:
             self._applied.setdefault(rule.rank, []).append(path)
             if reached.get(rule.rank, True) and _depends(
@@ -156,7 +160,7 @@ def _depends(rule: CompiledRule) -> bool:
 
 def _meeting(route: Template, templates: Iterable[Template], outside: Sequence[Template] = ()) -> list[str]:
     """A path that the route and a template match, for each template, if there is one."""
-    return [path for each in templates if (path := sample_path([route, each], outside)) is not None]
+    return [path for each in templates if (path := sample_path((route, each), tuple(outside))) is not None]
 
 
 def _spelled(route: Template, path: str) -> str:

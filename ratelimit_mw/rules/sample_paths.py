@@ -9,11 +9,11 @@ The search only proposes paths. Which rules apply to a path is decided by `rules
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from ratelimit_mw.rules.path_templates import Segment, Template, cleaned, parts_of
+from ratelimit_mw.rules.path_templates import Segment, Template, cleaned, parts_of, pieces_of
 
 _DIGITS = "0123456789"
 _HEX = _DIGITS + "abcdefABCDEF"
@@ -118,13 +118,17 @@ def _next(steps: Sequence[_Step], state: _State, character: str) -> _State:
     return frozenset(found)
 
 
-def sample_path(within: Sequence[Template], outside: Iterable[Template] = ()) -> str | None:
+@lru_cache(maxsize=65536)
+def sample_path(within: tuple[Template, ...], outside: tuple[Template, ...] = ()) -> str | None:
     """Return a path that all templates of `within` match and none of `outside`; None if there is no such path.
 
     The path is the shortest one. It is in its cleaned form.
     """
+    first = within[0]
+    if any(_differ(first, other) for other in within[1:]):
+        return None
     inner = [_steps(template) for template in within]
-    outer = [_steps(template) for template in outside]
+    outer = [_steps(template) for template in outside if not _differ(first, template)]
     # One character stands for all that no template names: x for a letter, a for a hex digit, 1 for a digit.
     named = {character for steps in (*inner, *outer) for step in steps for character in _named(step)}
     alphabet = [*"x1a.", *sorted(named - set("x1a./")), "/"]
@@ -137,7 +141,7 @@ def sample_path(within: Sequence[Template], outside: Iterable[Template] = ()) ->
         ended = not slash or path == "/"
         if ended and all(map(_is_end, inner, states)) and not any(map(_is_end, outer, others)):
             return path
-        for character in alphabet[:-1] if slash else alphabet:  # without empty segments
+        for character in _possible(inner, states, alphabet[:-1] if slash else alphabet):  # without empty segments
             after = tuple(_next(steps, state, character) for steps, state in zip(inner, states, strict=True))
             if all(after):
                 beside = tuple(_next(steps, state, character) for steps, state in zip(outer, others, strict=True))
@@ -146,6 +150,25 @@ def sample_path(within: Sequence[Template], outside: Iterable[Template] = ()) ->
                     seen.add(key)
                     queue.append((path + character, after, beside))
     return None
+
+
+def _differ(one: Template, other: Template) -> bool:
+    """Whether two templates differ in a segment without parameters, so that no path matches both."""
+    for piece, beside in zip(pieces_of(cleaned(one)), pieces_of(cleaned(other)), strict=False):
+        if "*" in (piece, beside) or ":path}" in piece or ":path}" in beside:
+            return False
+        if piece != beside and "{" not in piece and "{" not in beside:
+            return True
+    return False
+
+
+def _possible(inner: Sequence[Sequence[_Step]], states: Sequence[_State], alphabet: Sequence[str]) -> Sequence[str]:
+    """The characters that a template can take next, if it names all of them; otherwise the whole alphabet."""
+    for steps, state in zip(inner, states, strict=True):
+        next_steps = [steps[place] for place in state if place < len(steps)]
+        if all(step.characters for step in next_steps):
+            return [each for each in alphabet if any(each in (step.characters or "") for step in next_steps)]
+    return alphabet
 
 
 def _named(step: _Step) -> str:

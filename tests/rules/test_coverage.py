@@ -48,7 +48,7 @@ def served(route, path):
     folder = route.endswith("/*") and path.count("/") <= route.count("/")
     slash = folder or route.endswith("/")
     short = folder and path.count("/") < route.count("/")
-    return path.endswith("/") == slash and not short and sample_path([parse(path), parse(route)])
+    return path.endswith("/") == slash and not short and sample_path((parse(path), parse(route)))
 
 
 @cache

@@ -42,14 +42,14 @@ def matching(path, *given):
 
 @given(templates(), templates())
 def test_a_sample_is_matched_by_the_templates_within_and_not_by_those_outside(one, other):
-    both, only = sample_path([one, other]), sample_path([one], [other])
+    both, only = sample_path((one, other)), sample_path((one,), (other,))
     assert both is None or matching(both, one, other) == [True, True]
     assert only is None or matching(only, one, other) == [True, False]
 
 
 @given(templates(), templates(), st.lists(st.sampled_from(PATHS), min_size=20, max_size=20))
 def test_there_is_a_sample_if_there_is_a_path(one, other, paths):
-    both, only = sample_path([one, other]), sample_path([one], [other])
+    both, only = sample_path((one, other)), sample_path((one,), (other,))
     found = [matching(path, one, other) for path in paths]
     assert both is not None or [True, True] not in found
     assert only is not None or [True, False] not in found
@@ -72,4 +72,4 @@ def test_there_is_a_sample_if_there_is_a_path(one, other, paths):
     ],
 )
 def test_the_sample_is_the_shortest_path(within, outside, path):
-    assert sample_path([*map(parse, within)], [*map(parse, outside)]) == path
+    assert sample_path(tuple(map(parse, within)), tuple(map(parse, outside))) == path
