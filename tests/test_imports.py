@@ -45,5 +45,5 @@ def test_rules_from_a_mapping_on_memory_need_no_redis():
 def test_the_public_names():
     import ratelimit_mw
 
-    assert sorted(ratelimit_mw.__all__) == ["ConfigurationError", "Decision", "ManualClock", "RateLimiter"]
+    assert sorted(ratelimit_mw.__all__) == ["ConfigurationError", "Decision", "EntryList", "ManualClock", "RateLimiter"]
     assert all(hasattr(ratelimit_mw, name) for name in ratelimit_mw.__all__)
