@@ -128,6 +128,7 @@ ADDED = {
     "config/words/limit_function.py": "limits from a function of the app",
     "decision/denials.py": "the log of denials",
     "decision/lists.py": "decisions on several lists of entries",
+    "config/words/entries.py": "the entries that requests send, which was in config/words/descriptors.py",
     "drf.py": "the throttle for Django REST framework",
     "http/handler.py": "the handler of denials",
     "http/asked.py": "the limits in decorators, and their names",

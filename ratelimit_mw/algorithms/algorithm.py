@@ -128,7 +128,7 @@ class Algorithm:
         """Return the quota for a charge that must not be denied. See `Widen`."""
         if self.widen is not None:
             return self.widen(quota)
-        return _widened_bucket(quota) if self.has_burst else replace(quota, limit=_MAX_COUNT)
+        return _widened_bucket(quota) if self.has_burst else replace(quota, limit=max(quota.limit, _MAX_COUNT))
 
 
 def admitted_anywhere(quota: Quota, span: int) -> int:

@@ -8,13 +8,8 @@ from ratelimit_mw.config.tree import Map, Problems
 from ratelimit_mw.config.word import Section, Values, Word, sections_word
 from ratelimit_mw.config.words.client import ATTRIBUTES, BY, CLIENT, TIER, USER, compile_client
 from ratelimit_mw.config.words.deferral import DEFER, defer_settings
-from ratelimit_mw.config.words.descriptors import (
-    DESCRIPTORS,
-    ENTRIES,
-    DescriptorCompiler,
-    compile_entries,
-    warn_of_unreachable_limits,
-)
+from ratelimit_mw.config.words.descriptors import DESCRIPTORS, DescriptorCompiler
+from ratelimit_mw.config.words.entries import ENTRIES, compile_entries, warn_of_unreachable_limits
 from ratelimit_mw.config.words.limit import LIMIT
 from ratelimit_mw.config.words.limit_function import with_function, with_sample
 from ratelimit_mw.config.words.load import LOAD, priority_rules

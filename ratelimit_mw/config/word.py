@@ -324,20 +324,27 @@ class SectionsWord(Word[Sequence[Values]]):
 
     Args:
         packed: There may be thousands of sections, so their values are kept packed.
+        or_one: One section stands for a list of one. An empty list is an error.
     """
 
     section: Callable[[], Section]
     example: str = ""
     may_be_empty: bool = False
     packed: bool = False
+    or_one: bool = False
 
     def take(self, node: Node, problems: Problems, key_hint: KeyHint) -> Sequence[Values]:
         """See `Word.take`. An item that is not a mapping keeps its place in the list."""
         if self.may_be_empty and is_empty(node):
             return ()
-        if not isinstance(node, Items):
-            raise Invalid.at(None, f"must be a list, not {kind(node)}", "" if is_empty(node) else self.example)
         section = self.section()
+        if self.or_one and isinstance(node, Map):
+            return (section.read(node, problems, key_hint),)
+        if not isinstance(node, Items):
+            form = "a mapping or a list" if self.or_one else "a list"
+            raise Invalid.at(None, f"must be {form}, not {kind(node)}", "" if is_empty(node) else self.example)
+        if self.or_one and not node:
+            raise Invalid.at(None, "the list must not be empty")
         sections = (
             section.read(item, problems, key_hint) if isinstance(item, Map) else self._not_a_section(item, problems)
             for item in node
@@ -350,7 +357,11 @@ class SectionsWord(Word[Sequence[Values]]):
 
     def as_schema(self, shared: dict[str, Any]) -> dict[str, Any]:
         """See `Word.as_schema`."""
-        return {"description": self.about, "type": "array", "items": self.section().as_schema(shared)}
+        one = self.section().as_schema(shared)
+        several = {"type": "array", "items": one}
+        if self.or_one:
+            return {"description": self.about, "anyOf": [one, {**several, "minItems": 1}]}
+        return {"description": self.about, **several}
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

@@ -22,7 +22,7 @@ class Domains(Features):
     """
 
     def __init__(self, parts: Sequence[RuleSet]) -> None:
-        super().__init__(rule for part in parts for rule in part.compiled)
+        super().__init__((rule for part in parts for rule in part.compiled), [part.descriptors for part in parts])
         first = parts[0]
         self.parts = tuple(parts)
         self.domain = first.domain

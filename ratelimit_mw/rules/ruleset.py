@@ -55,13 +55,13 @@ class Features:
     rule set compiles such a limit when it is first asked for it, which is after the request began.
     """
 
-    def __init__(self, rules: Iterable[CompiledRule]) -> None:
+    def __init__(self, rules: Iterable[CompiledRule], descriptors: Iterable[Descriptors | None] = ()) -> None:
         rules = tuple(rules)
         self.quotas = quotas = quotas_of(rules)
         """The quotas of all rules. Rules with equal quotas share them."""
         self.elastic = any(quota.elastic for quota in quotas)
         """A limit depends on the load."""
-        self.waiting = any(quota.max_wait for quota in quotas)
+        self.waiting = any(quota.max_wait for quota in quotas) or any(each and each.waiting for each in descriptors)
         """A request may have to wait for its turn."""
         self.settling = any(rule.rule.counts is not None or rule.rule.cost_after for rule in rules) or any(
             ALGORITHMS[quota.algorithm].in_flight for quota in quotas
@@ -183,7 +183,7 @@ class RuleSet(Features):
         source: str | None = None,
         shadow: bool = False,
     ) -> None:
-        super().__init__(rules)
+        super().__init__(rules, [descriptors])
         self.domain = domain
         self.storage = storage
         self.client = client

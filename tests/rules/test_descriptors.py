@@ -659,3 +659,74 @@ class TestWarnings:
         assert self.said(text, caplog) == [
             "3:34: descriptors[0].value: never matches '2001:db8::1': requests have this address as 2001:db8::/64"
         ]
+
+
+SEVERAL = """
+domain: shop
+descriptors:
+  - key: user
+    rate_limit:
+      - {unit: second, requests_per_unit: 2}
+      - {unit: day, requests_per_unit: 5, name: daily}
+  - key: model
+    rate_limit: {unit: minute, requests_per_unit: 60, algorithm: token_bucket, burst: 3}
+  - key: queue
+    rate_limit: {unit: second, requests_per_unit: 1, algorithm: leaky_bucket, burst: 2}
+  - key: log
+    rate_limit: {unit: hour, requests_per_unit: 1, algorithm: sliding_log}
+  - {key: free, rate_limit: [{unit: minute, requests_per_unit: 1, replaces: [{name: daily}]}]}
+"""
+
+
+@pytest.fixture
+def several(tmp_path):
+    (tmp_path / "rules.yaml").write_text(SEVERAL)
+    clock = ManualClock(START)
+    with RateLimiter(tmp_path / "rules.yaml", clock=clock, storage="memory://") as limiter:
+        yield limiter, clock
+
+
+def test_all_limits_of_a_list_of_limits_hold(several):
+    limiter, clock = several
+    found = [limiter.check([("user", "ann")]) for _ in range(3)]
+    assert [decision.allowed for decision in found] == [True, True, False]
+    assert [(policy.rule, policy.remaining) for policy in found[2].policies] == [("user", 0), ("daily", 3)]
+    for _ in range(2):
+        clock.advance(1)
+        found = [limiter.check([("user", "ann")]) for _ in range(2)]
+    assert (found[1].allowed, found[1].rule) == (False, "daily")
+    status = limiter.check_lists("shop", [[("user", "ann")]]).statuses[0]
+    assert (status.allowed, status.name, status.unit) == (False, "daily", "day")
+
+
+def test_a_limit_of_a_list_of_limits_can_be_replaced_alone(several):
+    limiter, _ = several
+    assert [policy.rule for policy in limiter.check_lists("shop", [[("user", "a")]]).decision.policies] == [
+        "user",
+        "daily",
+    ]
+    found = limiter.check_lists("shop", [[("user", "a")], [("free", "x")]])
+    assert [policy.rule for policy in found.decision.policies] == ["user", "free"]
+
+
+def test_a_descriptor_counts_by_its_algorithm(several):
+    limiter, clock = several
+    tokens = [limiter.check([("model", "m")]).allowed for _ in range(4)]
+    clock.advance(1)
+    assert [*tokens, limiter.check([("model", "m")]).allowed] == [True, True, True, False, True]
+    turns = [limiter.check([("queue", "q")]) for _ in range(3)]
+    assert [(turn.allowed, turn.delay) for turn in turns] == [(True, 0.0), (True, 1.0), (False, 0.0)]
+    assert limiter.rules.waiting
+    assert limiter.check([("log", "l")]).allowed
+    clock.advance(3_599)
+    assert not limiter.check([("log", "l")]).allowed
+
+
+def test_another_algorithm_starts_with_a_new_counter():
+    fixed, log = (
+        load_text(f"domain: d\ndescriptors: [{{key: a, rate_limit: {{unit: hour, requests_per_unit: 1{more}}}}}]\n")
+        for more in ("", ", algorithm: sliding_log")
+    )
+    keys = [rules.plan_entries([("a", "b")])[0].ask.key for rules in (fixed, log)]
+    assert keys[0] != keys[1]
+    assert ":fw3600:{" in keys[0]

@@ -1,23 +1,24 @@
-"""`descriptors` and `entries`: rules in the format of envoyproxy/ratelimit, and the entries that requests send."""
+"""`descriptors`: rules in the format of envoyproxy/ratelimit."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.config import kinds, readers
 from ratelimit_mw.config.tree import Invalid, Items, Map, Node, Place, Problems, kind
-from ratelimit_mw.config.word import Section, Values, Word, is_empty, section_word, sections_word
+from ratelimit_mw.config.word import Section, Values, Word, is_empty, sections_word
 from ratelimit_mw.config.words.client import ATTRIBUTES, CLIENT, TIER, USER
+from ratelimit_mw.config.words.limit import ALGORITHM, BURST, Window, burst_of, read_algorithm, window_fault
 from ratelimit_mw.config.words.selection import SHADOW_FILE
 from ratelimit_mw.config.words.storage import STORAGE, STORAGE_ON_ERROR
-from ratelimit_mw.errors import near, nearest, quoted
-from ratelimit_mw.identity.attributes import Attributes, Reader, canonical_name
+from ratelimit_mw.errors import near, quoted
+from ratelimit_mw.identity.attributes import Attributes, canonical_name
 from ratelimit_mw.identity.identifier import encoder
-from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import Quota, Rule
 from ratelimit_mw.rules.compiled import escaped
-from ratelimit_mw.rules.descriptors import Branch, DescriptorLimit, DescriptorNode, EntryReaders, pattern
+from ratelimit_mw.rules.descriptors import Branch, DescriptorLimit, DescriptorNode, pattern
 from ratelimit_mw.units import SECOND, UNITS
 
 T = TypeVar("T")
@@ -111,25 +112,40 @@ class DescriptorCompiler:
 
     def _limits(self, descriptor: Values, path: _Path) -> tuple[DescriptorLimit, ...]:
         stated = descriptor[_RATE_LIMIT]
-        if stated is _RATE_LIMIT.default:  # there is none
-            return ()
-        return (self._limit(descriptor, stated, path),)
+        if len(stated) > 1:
+            if descriptor[_QUOTA_MODE]:
+                hint = "keep one of the limits, or remove quota_mode"
+                self.problems.add(descriptor.place("quota_mode"), "can't be combined with several limits", hint)
+            for each in stated:
+                if each[_UNLIMITED]:
+                    self.problems.add(each.place("unlimited"), "'unlimited' must not be in a list")
+        limits = tuple([self._limit(descriptor, each, path) for each in stated])
+        for place, limit in enumerate(limits):
+            if limit.quota is not None and any(limit.key == other.key for other in limits[:place]):
+                self.problems.add(stated[place].node.place, "two limits have the same unit", "keep only the lower one")
+        return limits
 
     def _limit(self, descriptor: Values, stated: Values, path: _Path) -> DescriptorLimit:
         quota = self._quota(stated)
-        period = quota.period // SECOND if quota is not None else 0
+        code = f"{ALGORITHMS[stated[_ALGORITHM]].code}{quota.period // SECOND if quota is not None else 0}"
         shadow = descriptor[_SHADOW_MODE] or self.file[SHADOW_FILE]
         quotas = self.domain if descriptor[_QUOTA_MODE] and not shadow else ""
         limit = DescriptorLimit(
-            rule=Rule(stated[_NAME] or path.name, self.file[STORAGE][STORAGE_ON_ERROR], shadow, quotas),
+            rule=Rule(
+                stated[_NAME] or path.name,
+                self.file[STORAGE][STORAGE_ON_ERROR],
+                shadow,
+                quotas,
+                several=len(descriptor[_RATE_LIMIT]) > 1,
+            ),
             name=stated[_NAME],
             # A path begins with a slash. The escaped name of a rule does not, so the keys never collide.
-            key=f"{escaped(self.domain)}:{path.key}:fw{period}:{{",
+            key=f"{escaped(self.domain)}:{path.key}:{code}:{{",
             quota=quota,
             # A limit in shadow mode is not enforced, so it replaces nothing.
             replaces=frozenset() if descriptor[_SHADOW_MODE] else frozenset(each[_NAME] for each in stated[_REPLACES]),
         )
-        self.limits.append((limit, descriptor.place("rate_limit")))
+        self.limits.append((limit, stated.node.place))
         return limit
 
     def _quota(self, stated: Values) -> Quota | None:
@@ -140,17 +156,33 @@ class DescriptorCompiler:
                 self.problems.add(other.node.place, "has no name of a limit to replace", "for example {name: a_limit}")
         unit, requests = stated[_UNIT], stated[_REQUESTS]
         if stated[_UNLIMITED]:
-            if unit is not None:
-                self.problems.add(stated.place("unit"), "can't be combined with unlimited", "remove one of the two")
+            for word in (_UNIT, _ALGORITHM, BURST):
+                if word in stated and stated[word] is not None:
+                    place = stated.place(word.key)
+                    self.problems.add(place, "can't be combined with unlimited", "remove one of the two")
             return None
-        if "unlimited" in stated.dropped:
+        if stated.dropped & {"", "unlimited"}:
             return None
         if unit is None and "unit" not in stated.dropped:
             hint = f"one of {', '.join(UNIT_NAMES)}; or write unlimited: true"
             self.problems.add(stated.node.place, "the key 'unit' is missing", hint)
         if requests is None and "requests_per_unit" not in stated.dropped:
             self.problems.add(stated.node.place, "the key 'requests_per_unit' is missing", "0 denies every request")
-        return None if unit is None or requests is None else Quota("fixed_window", requests, unit)
+        if unit is None or requests is None or stated.dropped & {"algorithm", "burst"}:
+            return None
+        return self._counted(stated, Window(requests, unit, stated[BURST]))
+
+    def _counted(self, stated: Values, window: Window) -> Quota:
+        name, (requests, unit, own_burst) = stated[_ALGORITHM], window
+        rule = stated.with_value(ALGORITHM, name)
+        if name != _DEFAULT or own_burst is not None:  # fixed_window takes every number of envoyproxy/ratelimit
+            fault = window_fault(rule, window)
+            if fault is not None:
+                self.problems.add(stated.node.place, *fault)
+        burst = burst_of(rule, window)
+        # A request may wait as long as the whole queue takes to drain.
+        max_wait = burst * -(-unit // requests) if ALGORITHMS[name].queue and requests else 0
+        return Quota(name, requests, unit, burst, max_wait=max_wait)
 
     def _warn_of_address(self, descriptor: Values) -> None:
         """Warn about a value that is an address in a spelling that no request has."""
@@ -230,16 +262,34 @@ _UNIT: Word[int | None] = Word(
     about="The unit of time.",
 )
 _REQUESTS = kinds.optional_number("requests_per_unit", 0, MOST, "How many requests are admitted in each unit.")
+_DEFAULT = "fixed_window"
+"""The algorithm of envoyproxy/ratelimit."""
+
+
+def _read_algorithm_of_descriptor(node: Node) -> str:
+    name = read_algorithm(node)
+    if ALGORITHMS[name].in_flight:
+        raise Invalid.at(None, f"{name} needs a rule: a descriptor does not know when a request ends")
+    return name
+
+
+_ALGORITHM: Word[str] = Word(
+    key="algorithm",
+    read=_or_absent(_read_algorithm_of_descriptor, _DEFAULT),
+    default=_DEFAULT,
+    shown_default=_DEFAULT,
+    schema=lambda: {"enum": [name for name, algorithm in ALGORITHMS.items() if not algorithm.in_flight]},
+    about="How requests are counted.",
+)
 _UNLIMITED = _flag("unlimited", "There is no limit.")
 
-_RATE_LIMIT = section_word(
-    "rate_limit",
-    Section(
-        "RateLimit",
-        "A limit: a number of requests in each unit of time, or unlimited.",
-        (_UNIT, _REQUESTS, _UNLIMITED, _NAME, _REPLACES),
-    ),
-    may_be_empty=True,
+_LIMIT = Section(
+    "RateLimit",
+    "A limit: a number of requests in each unit of time, or unlimited.",
+    (_UNIT, _REQUESTS, _UNLIMITED, _ALGORITHM, BURST, _NAME, _REPLACES),
+)
+_RATE_LIMIT = sections_word(
+    "rate_limit", lambda: _LIMIT, "The limit, or a list of limits that all apply.", may_be_empty=True, or_one=True
 )
 
 _KEY = _text("key", "The key of the entry.", required=True)
@@ -280,126 +330,4 @@ DESCRIPTORS = sections_word(
     lambda: _DESCRIPTOR,
     "Rules in the format of envoyproxy/ratelimit. Files of that project can be used unchanged.",
     may_be_empty=True,
-)
-
-
-# The lists of entries that requests send to the descriptors.
-
-UNKNOWN = "?"
-"""The value of an unknown address. All requests without an address share their counters."""
-
-Keys = tuple[str, ...]
-
-
-def read_entries(node: Node) -> tuple[Keys, ...]:
-    """Read the lists of entries: each is an attribute or a list of attributes. Raises `Invalid`."""
-    if not isinstance(node, Items):
-        hint = "for example [[message_type, to_number]]"
-        raise Invalid.at(None, f"must be a list of lists of attributes, not {kind(node)}", hint)
-    invalid = Invalid()
-    lists: list[Keys] = []
-    for item in node:
-        with invalid.gathering(item.place):
-            lists.append(readers.each(readers.text)(item))
-    invalid.finish()
-    return tuple(lists)
-
-
-def compile_entries(
-    file: Values, root: DescriptorNode, attributes: Attributes, problems: Problems
-) -> list[EntryReaders]:
-    """Return the lists that can end at a limit of the tree under `root`, with the readers of their values."""
-    stated = file[ENTRIES]
-    lists = _default(file, root, attributes) if stated is None else _stated(file, stated, attributes, problems)
-    return [tuple((key, _reader(key, attributes)) for key in keys) for keys in lists if any(limits_at(root, keys))]
-
-
-def warn_of_unreachable_limits(
-    file: Values,
-    root: DescriptorNode,
-    lists: Sequence[EntryReaders],
-    limits: Sequence[tuple[DescriptorLimit, Place]],
-    warnings: Problems,
-) -> None:
-    """Warn about limits that no request reaches. A call of `check()` can still pass their entries."""
-    client = file[CLIENT]
-    absent = {word.key for word in (USER, TIER) if client[word] is None}
-    sent = [keys for sources in lists if not absent & set(keys := tuple(key for key, _ in sources))]
-    reached = {limit.key for keys in sent for limit in limits_at(root, keys)}
-    unreached = [(limit, place) for limit, place in limits if limit.key not in reached]
-    if unreached:
-        limit, place = unreached[0]
-        more = f" (and {len(unreached) - 1} more)" if len(unreached) > 1 else ""
-        message = f"no request sends the entries of {quoted(limit.rule.name)}{more}: only check([...]) can send them"
-        warnings.add(
-            place, message, "define the values under attributes, and the entries that requests send under entries"
-        )
-
-
-def limits_at(root: DescriptorNode, keys: Keys) -> Iterator[DescriptorLimit]:
-    """Return the limits at which a list of entries with these keys can end."""
-    nodes = [root]
-    for key in keys:
-        nodes = [child for node in nodes if key in node.branches for child in node.branches[key].nodes()]
-    return (limit for node in nodes for limit in node.limits)
-
-
-def _default(file: Values, root: DescriptorNode, attributes: Attributes) -> list[Keys]:
-    """Return the lists that are sent if `entries` is not set: each attribute alone, and all in the order of the file.
-
-    All attributes that the file defines are sent. Built-in attributes are sent if a descriptor has them as its key.
-    """
-    own = tuple(file[ATTRIBUTES])
-    named = tuple(key for key in dict.fromkeys(_keys(root)) if key not in own and _is_attribute(key, attributes))
-    return list(dict.fromkeys([*((key,) for key in own + named), own, own + named]))
-
-
-def _keys(node: DescriptorNode) -> Iterator[str]:
-    for key, branch in node.branches.items():
-        yield key
-        for child in branch.nodes():
-            yield from _keys(child)
-
-
-def _is_attribute(key: str, attributes: Attributes) -> bool:
-    return attributes.known(key) and not key.startswith("path:")
-
-
-def _stated(file: Values, stated: tuple[Keys, ...], attributes: Attributes, problems: Problems) -> list[Keys]:
-    first: set[Keys] = set()
-    for n, keys in enumerate(stated):
-        for index, key in enumerate(keys):
-            if not _is_attribute(key, attributes):
-                names = [name for name in attributes.names() if name != "path:N"]
-                place = file.place("entries", n, index)
-                problems.add(place, f"there is no attribute {quoted(key)}", nearest(key, names))
-        if keys in first:
-            problems.add(file.place("entries", n), "duplicate list of entries")
-        first.add(keys)
-    return [] if problems else list(stated)
-
-
-def _reader(key: str, attributes: Attributes) -> Reader:
-    read = attributes.reader(key)
-    if canonical_name(key) != "ip":
-        return read
-
-    def known_or_not(request: Request) -> str:
-        value = read(request)
-        if value is None:
-            attributes.client_address.report_unknown(request.peer)
-        return value or UNKNOWN
-
-    return known_or_not
-
-
-ENTRIES: Word[tuple[Keys, ...] | None] = Word(
-    key="entries",
-    read=read_entries,
-    default=None,
-    schema={
-        "type": "array",
-        "items": {"anyOf": [kinds.TEXT, {"type": "array", "items": kinds.TEXT, "minItems": 1}]},
-    },
-    about="The lists of entries that a request sends to the descriptors. Each entry is an attribute.",
 )

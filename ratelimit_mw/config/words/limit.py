@@ -35,7 +35,8 @@ def algorithm_hint(able: Callable[[Algorithm], bool], key: str) -> str:
     return f"use algorithm: {algorithm_names(able)}, or remove {key}"
 
 
-def _read_algorithm(node: Node) -> str:
+def read_algorithm(node: Node) -> str:
+    """Read the name of an algorithm. Raises `Invalid`."""
     other_names = {other: name for name, algorithm in ALGORITHMS.items() for other in algorithm.also_called}
     return readers.one_of(*ALGORITHMS, other_names=other_names)(node)
 
@@ -48,7 +49,7 @@ def _validate_buckets(rule: Values, problems: Problems) -> None:
 
 ALGORITHM: Word[str] = Word(
     key="algorithm",
-    read=_read_algorithm,
+    read=read_algorithm,
     default=DEFAULT,
     shown_default=DEFAULT,
     schema=lambda: {"enum": list(ALGORITHMS)},
