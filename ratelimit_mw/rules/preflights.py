@@ -77,12 +77,12 @@ def sent_with_preflights(name: str) -> bool:
 
 def counts_options(rule: CompiledRule) -> bool:
     """Return True if the rule's `methods` include OPTIONS. Such a rule counts preflights like any other request."""
-    return "OPTIONS" in rule.match.methods
+    return "OPTIONS" in rule.further.methods
 
 
 def needs_credentials(rule: CompiledRule) -> bool:
     """Return True if the rule applies only to requests with a credential, and so to no preflight of a browser."""
-    return any(not sent_with_preflights(each.name) for each in rule.match.exact) or all(
+    return any(not sent_with_preflights(each.name) for each in rule.further.exact) or all(
         all(_names_credentials(choice) for choice in entry.split("|")) for entry in rule.by
     )
 
@@ -299,7 +299,7 @@ def _replaced(applying: Sequence[_Applying]) -> tuple[dict[int, str], frozenset[
         if not rule.replaces or not strict:
             continue
         counted = any(not ALGORITHMS[quota.algorithm].in_flight for _, quota in counters)
-        unlimited = not counters and not rule.match.methods
+        unlimited = not counters and not rule.further.methods
         if identities and (counted or unlimited or counts_options(rule)):
             for rank in rule.replaces:
                 replaced.setdefault(rank, rule.rule.name)

@@ -201,6 +201,7 @@ class RuleSet(Features):
         self.defer = defer or DeferSettings()
         self.classifier = classifier
         """The rules that find the priority of a request. None if no rule has a priority."""
+        self._priorities_need_credentials = any(map(needs_credentials, classifier.compiled if classifier else ()))
         self.recompiler = recompiler
         self.reload = reload
         """Seconds between two looks for newer rules; None for never."""
@@ -432,7 +433,7 @@ class RuleSet(Features):
     def _classify_preflight(self, counted: Sequence[Charge], request: Request, method: str) -> Sequence[Charge]:
         """As `classify`, where `counted` are the rules that would count the preflight."""
         classifier = self.classifier
-        if classifier is None or any(needs_credentials(rule) for rule in classifier.compiled):
+        if classifier is None or self._priorities_need_credentials:
             return ()
         said = classifier.plan(as_announced(request, method))
         by_options = [each for each in counted if each.rule.name and counts_options(self._named[each.rule.name])]
