@@ -40,7 +40,7 @@ Config = Annotated[
 ]
 ConfigArgument = Annotated[
     str,
-    typer.Argument(metavar="[RULES]", envvar=CONFIG_VARIABLE, help="The rules: a file, a folder or a Redis URL."),
+    typer.Argument(metavar="RULES", envvar=CONFIG_VARIABLE, help="The rules: a file, a folder or a Redis URL."),
 ]
 Storage = Annotated[
     str | None,

@@ -40,7 +40,7 @@ def check(
     files: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[FILE]...",
+            metavar="FILE",
             help=f"Files of rules, or folders of them. Default: {CONFIG_VARIABLE}, or {DEFAULT_CONFIG}.",
         ),
     ] = None,

@@ -52,7 +52,7 @@ app = typer.Typer(
 @app.command()
 def push(
     file: Annotated[
-        str, typer.Argument(metavar="[RULES]", envvar=CONFIG_VARIABLE, help="A file, or a folder of files.")
+        str, typer.Argument(metavar="RULES", envvar=CONFIG_VARIABLE, help="A file, or a folder of files.")
     ] = DEFAULT_CONFIG,
     *,
     database: Database,
