@@ -216,7 +216,7 @@ class _UnlimitedHandle(TwinHandle):
 
 def _reads_user(rules: Rules) -> bool:
     """Whether a rule uses the user that Django knows."""
-    return rules.client.user is None and any(part.attributes.reads("user") for part in rules.parts)
+    return rules.client.user is None and any("user" in part.attributes.used for part in rules.parts)
 
 
 def answer(denial: Denial[str]) -> HttpResponse:

@@ -326,7 +326,6 @@ class FirstRequests(Generic[R]):
         self._limiter = limiter
         self._key = key
         self._left = _EXAMINED
-        self._reads_user: tuple[Rules | None, bool] = None, False
         self._proxied = False
 
     def __call__(self, context: Any) -> R:
@@ -347,10 +346,7 @@ class FirstRequests(Generic[R]):
         The plan of a request that was seen before is kept, unless the request has values. The blank one is no
         attribute.
         """
-        rules = self._limiter.engine.current()
-        if self._reads_user[0] is not rules:
-            self._reads_user = rules, any(part.attributes.reads("user") for part in rules.parts)
-        if self._reads_user[1]:
+        if any("user" in part.attributes.used for part in self._limiter.engine.current().parts):
             request.values[""] = None
 
     def _examine_proxy(self, request: R) -> None:
@@ -361,7 +357,7 @@ class FirstRequests(Generic[R]):
         for name in _FORWARDING:
             value = request.header(name.lower())
             # A server that trusts its proxy, as uvicorn does, has already replaced the peer by the reported address.
-            if value and not (peer and peer in value) and any(part.attributes.reads("ip") for part in parts):
+            if value and not (peer and peer in value) and any("ip" in part.attributes.used for part in parts):
                 self._proxied = True
                 _log.warning(
                     "a request came with %s, but client.trusted_proxies and client.trusted_hops are not set: it is "

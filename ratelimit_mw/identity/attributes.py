@@ -2,7 +2,7 @@
 
 import logging
 from base64 import urlsafe_b64encode
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
@@ -78,6 +78,8 @@ class Attributes:
         self._readers: dict[str, Reader] = {}
         self._framework_readers: dict[str, FrameworkReader] = {}
         self._logged: set[str] = set() if logged is None else logged
+        self.used: Collection[str] = self._readers.keys()
+        """The names of the attributes that a rule uses."""
         self.custom = frozenset(name for name in self._sources if name not in _BUILT_IN)
         """The names that the rules file defines under `attributes`."""
         self._accepted: frozenset[str] = frozenset()
@@ -140,10 +142,6 @@ class Attributes:
     def read_alternatives(self, request: Request) -> tuple[Alternative, ...]:
         """Return the alternatives of an ambiguous request. The result is empty if all frameworks agree."""
         return request.read_alternatives(self._framework_readers) if self._framework_readers else ()
-
-    def reads(self, name: str) -> bool:
-        """Return True if a rule uses the attribute of that name."""
-        return name in self._readers
 
     @property
     def headers(self) -> frozenset[str] | None:

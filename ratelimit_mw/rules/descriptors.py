@@ -15,6 +15,9 @@ from ratelimit_mw.identity.request import Entry, Request
 from ratelimit_mw.model import Ask, Charge, Quota, Rule
 from ratelimit_mw.rules.preflights import as_announced, preflight_key
 
+DEFAULT = "fixed_window"
+"""The algorithm of limits that name none, as in envoyproxy/ratelimit."""
+
 EntryReaders = tuple[tuple[str, Reader], ...]
 """The keys of a list of entries, each with the function that reads its value from a request."""
 

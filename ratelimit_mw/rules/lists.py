@@ -14,7 +14,7 @@ from ratelimit_mw.identity.identifier import GLOBAL, encoder
 from ratelimit_mw.identity.request import EntriesRequest, Entry, Request
 from ratelimit_mw.model import Ask, Charge, EntryList, Quota, Rule
 from ratelimit_mw.rules.compiled import BLOCKED, escaped
-from ratelimit_mw.rules.descriptors import DescriptorLimit, Found, asked, replaced_among
+from ratelimit_mw.rules.descriptors import DEFAULT, DescriptorLimit, Found, asked, replaced_among
 from ratelimit_mw.rules.ruleset import REFUSED, RuleSet
 from ratelimit_mw.units import SECOND, UNITS
 
@@ -148,7 +148,7 @@ def _quota(requests: object, unit: object) -> Quota:
         raise ValueError(f"the limit of a list is {requests!r} requests: it has to be a whole number up to {MOST}")
     if not isinstance(unit, str) or unit.lower() not in UNITS or unit.lower() == "millisecond":
         raise ValueError(f"the limit of a list is per {unit!r}: it has to be a unit from second to year")
-    return Quota("fixed_window", requests, UNITS[unit.lower()])
+    return Quota(DEFAULT, requests, UNITS[unit.lower()])
 
 
 def _merged(lists: Sequence[EntryList], costs: Sequence[int], found: Sequence[Sequence[Found]]) -> tuple[Charge, ...]:

@@ -18,7 +18,7 @@ from ratelimit_mw.identity.attributes import Attributes, canonical_name
 from ratelimit_mw.identity.identifier import encoder
 from ratelimit_mw.model import Quota, Rule
 from ratelimit_mw.rules.compiled import escaped
-from ratelimit_mw.rules.descriptors import Branch, DescriptorLimit, DescriptorNode, pattern
+from ratelimit_mw.rules.descriptors import DEFAULT, Branch, DescriptorLimit, DescriptorNode, pattern
 from ratelimit_mw.units import SECOND, UNITS
 
 T = TypeVar("T")
@@ -175,7 +175,7 @@ class DescriptorCompiler:
     def _counted(self, stated: Values, window: Window) -> Quota:
         name, (requests, unit, own_burst) = stated[_ALGORITHM], window
         rule = stated.with_value(ALGORITHM, name)
-        if name != _DEFAULT or own_burst is not None:  # fixed_window takes every number of envoyproxy/ratelimit
+        if name != DEFAULT or own_burst is not None:  # fixed_window takes every number of envoyproxy/ratelimit
             fault = window_fault(rule, window)
             if fault is not None:
                 self.problems.add(stated.node.place, *fault)
@@ -262,8 +262,6 @@ _UNIT: Word[int | None] = Word(
     about="The unit of time.",
 )
 _REQUESTS = kinds.optional_number("requests_per_unit", 0, MOST, "How many requests are admitted in each unit.")
-_DEFAULT = "fixed_window"
-"""The algorithm of envoyproxy/ratelimit."""
 
 
 def _read_algorithm_of_descriptor(node: Node) -> str:
@@ -275,9 +273,9 @@ def _read_algorithm_of_descriptor(node: Node) -> str:
 
 _ALGORITHM: Word[str] = Word(
     key="algorithm",
-    read=_or_absent(_read_algorithm_of_descriptor, _DEFAULT),
-    default=_DEFAULT,
-    shown_default=_DEFAULT,
+    read=_or_absent(_read_algorithm_of_descriptor, DEFAULT),
+    default=DEFAULT,
+    shown_default=DEFAULT,
     schema=lambda: {"enum": [name for name, algorithm in ALGORITHMS.items() if not algorithm.in_flight]},
     about="How requests are counted.",
 )

@@ -194,7 +194,8 @@ def _correction(text: str) -> str:
     limits: list[str] = []
     whose: set[str] = set()
     bursts = [found for found in _NGINX.findall(text) if found]
-    bucket = "token_bucket" if "nodelay" in text or "=" not in text else "leaky_bucket"
+    delays = "=" in text and "nodelay" not in text  # as nginx's burst= does
+    bucket = next(name for name, found in ALGORITHMS.items() if found.has_burst and found.queue == delays)
     text = _NGINX.sub(" ", _RPS.sub(r"\1 per \2", text))
     position = _between(text, 0)
     while position < len(text):
