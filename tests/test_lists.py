@@ -331,10 +331,29 @@ def test_huge_hits_are_taken_as_the_largest_debt(engine, check):
     assert not check(limiter, late(ANN, 0)).allowed
 
 
+def decisions(server):
+    """How many scripts the server has run."""
+    stats = server.admin.info("commandstats")
+    return sum(each["calls"] for name, each in stats.items() if name in ("cmdstat_eval", "cmdstat_evalsha"))
+
+
 def test_lists_are_one_call_on_redis(server, check):
     with RateLimiter({**FILE, "storage": {"timeout": "5s"}}, clock=ManualClock(START), storage=server.url) as limiter:
         assert [check(limiter, ANN, late(FREE, 7), BOB).allowed for _ in range(2)] == [True, False]
         assert remaining(limiter, ANN) == 4
-        scripts = server.admin.info("commandstats")
-        calls = sum(each["calls"] for name, each in scripts.items() if name in ("cmdstat_eval", "cmdstat_evalsha"))
-        assert calls == 3
+        assert decisions(server) == 3
+
+
+def test_a_denial_that_is_remembered_is_answered_without_the_store(server, check):
+    clock = ManualClock(START)
+    with RateLimiter({**FILE, "storage": {"timeout": "5s"}}, clock=clock, storage=server.url) as limiter:
+        for _ in range(4):
+            asked = check(limiter, ANN, FREE)
+        before = decisions(server)
+        denied = check(limiter, ANN, FREE)
+        assert decisions(server) == before
+        assert [status.allowed for status in denied.statuses] == [True, False]
+        assert denied.statuses[1] == asked.statuses[1]
+        assert (denied.statuses[0].limit, denied.statuses[0].remaining) == (5, None)
+        assert check(limiter, late(FREE, 4)).allowed  # a late cost is another question
+        assert not check(limiter, late(FREE, 4)).allowed
