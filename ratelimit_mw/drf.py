@@ -9,7 +9,9 @@ from rest_framework.exceptions import Throttled
 from rest_framework.throttling import BaseThrottle
 
 from ratelimit_mw.config.inline import reads_as_limit
-from ratelimit_mw.django import ADVICE, FINDERS, DjangoHandle
+from ratelimit_mw.django.handles import DjangoHandle
+from ratelimit_mw.django.project import FINDERS
+from ratelimit_mw.django.views import ADVICE
 from ratelimit_mw.http.asked import asked, name_of_view
 from ratelimit_mw.http.handle import TwinHandle
 from ratelimit_mw.http.views import handle_in, rules_of_throttles

@@ -100,7 +100,7 @@ def _limiter_at(app: Any) -> RateLimiter | None:
         limiter: RateLimiter | None = getattr(app, "_limiter", None)  # a middleware with broken rules has none
         return limiter
     if any(kind.__module__ == "django.core.handlers.base" for kind in type(app).__mro__):
-        from ratelimit_mw.django import limiter_in_use
+        from ratelimit_mw.django.project import limiter_in_use
 
         return limiter_in_use()
     for each in getattr(app, "user_middleware", ()):

@@ -28,6 +28,7 @@ SHORT = {
     "config/words/__init__.py": "a package's docstring",
     "decision/__init__.py": "a package's docstring",
     "deferral/__init__.py": "a package's docstring",
+    "django/__init__.py": "the names that users import",
     "http/__init__.py": "a package's docstring",
     "identity/__init__.py": "the kinds of requests that users import",
     "reload/__init__.py": "a package's docstring",
@@ -40,7 +41,6 @@ SHORT = {
 LONG = {
     "config/words/limit.py": "the grammar of limits, with hints for the texts of other limiters",
     "decision/explanation.py": "the values that an explanation consists of, each field documented for users",
-    "django.py": "everything for a Django project, whose settings name this one module",
 }
 """Files over 450 lines, each with the reason."""
 
@@ -129,6 +129,11 @@ ADDED = {
     "decision/denials.py": "the log of denials",
     "decision/lists.py": "decisions on several lists of entries",
     "config/words/entries.py": "the entries that requests send, which was in config/words/descriptors.py",
+    "django/__init__.py": "the names that projects import",
+    "django/handles.py": "part of a directory that was one file before class-based views, throttles and the check",
+    "django/project.py": "the same",
+    "django/requests.py": "the same",
+    "django/views.py": "the same",
     "drf.py": "the throttle for Django REST framework",
     "http/handler.py": "the handler of denials",
     "http/asked.py": "the limits in decorators, and their names",

@@ -26,6 +26,7 @@ from ratelimit_mw import fastapi as in_fastapi
 from ratelimit_mw import flask as in_flask
 from ratelimit_mw import starlette as in_starlette
 from ratelimit_mw.asgi import RateLimitMiddleware as Asgi
+from ratelimit_mw.django import project
 from ratelimit_mw.http.asked import name_of_view
 from ratelimit_mw.http.views import rules_of_view
 from ratelimit_mw.wsgi import RateLimitMiddleware
@@ -467,9 +468,9 @@ def test_django_views_have_the_limits_of_their_decorators(limiter, ask):
 def test_the_system_check_of_django_reports_limits_that_cannot_be_used(limiter):
     limit = in_django.limited("1 per hour", by="nothing_like_it")(lambda request: None)
     with override_settings(RATELIMIT=limiter, ROOT_URLCONF=HERE):
-        found = [error.msg for error in in_django._check(None)]
+        found = [error.msg for error in project._check(None)]
     ((_, wanted),) = rules_of_view(limit)
-    del in_django._limits[wanted]
+    del project.LIMITS[wanted]
     assert any("there is no attribute 'nothing_like_it'" in message for message in found)
 
 

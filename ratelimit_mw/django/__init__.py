@@ -1,0 +1,8 @@
+"""Django: the middleware, the decorator for single views, and the limiter of the project."""
+
+from ratelimit_mw.django.middleware import RateLimitMiddleware
+from ratelimit_mw.django.project import limiter
+from ratelimit_mw.django.views import limited
+from ratelimit_mw.http.handle import TwinHandle
+
+__all__ = ["RateLimitMiddleware", "TwinHandle", "limited", "limiter"]

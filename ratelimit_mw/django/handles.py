@@ -1,0 +1,112 @@
+"""The handle in `request.ratelimit`, and the responses to denied requests. This module is internal."""
+
+from typing import Any
+
+from asgiref.sync import sync_to_async
+from django.http import HttpResponse
+from django.http.response import HttpResponseBase
+
+from ratelimit_mw.decision.verdict import Verdict
+from ratelimit_mw.http.answers import Answers, Denial, phrase
+from ratelimit_mw.http.handle import AsyncHandle, Enforced, TwinHandle
+from ratelimit_mw.identity.request import Request
+from ratelimit_mw.limiter import RateLimiter
+from ratelimit_mw.model import Decision
+from ratelimit_mw.rules.domains import Rules
+
+
+class DjangoHandle(TwinHandle):
+    """The handle of a Django request. Its user is looked up in a thread, because that may query the database.
+
+    Attributes:
+        throttled: The denial of a throttle of Django REST framework. The response has its headers.
+    """
+
+    __slots__ = ("throttled",)
+
+    def __init__(self, verdict: Verdict, limiter: RateLimiter, request: Request, rules: Rules) -> None:
+        super().__init__(verdict, limiter, request, rules)
+        self.throttled: Enforced | None = None
+
+    async def _asking(self) -> AsyncHandle:
+        request = self._read_again()
+        if "user" not in request.values and reads_user(self._rules):
+            request.values["user"] = await sync_to_async(lambda: getattr(request, "user", None))()
+        return _PreparedHandle(self._verdict, self._limiter, request, self._rules)
+
+
+class _PreparedHandle(AsyncHandle):
+    """A handle whose request was just read again."""
+
+    __slots__ = ()
+
+    def _read_again(self) -> Request:
+        return self._request
+
+
+class UnlimitedHandle(TwinHandle):
+    """The handle of a request under `RATELIMIT = None`. It allows everything, whatever the rule."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        nothing: Any = None
+        super().__init__(Verdict((), None), nothing, nothing, nothing)
+
+    def charge(self, *_: Any, **__: Any) -> None:
+        """Do nothing."""
+
+    refund = charge
+
+    def check(self, *_: Any, **__: Any) -> Decision:
+        """Return a decision that allows the request."""
+        return self.decision
+
+    def enforce(self, *_: Any, **__: Any) -> Enforced:
+        """Return a decision that allows the request."""
+        return Enforced(self.decision, None)
+
+    async def acharge(self, *_: Any, **__: Any) -> None:
+        """Do nothing."""
+
+    arefund = acharge
+
+    async def acheck(self, *_: Any, **__: Any) -> Decision:
+        """See `check`."""
+        return self.decision
+
+    async def aenforce(self, *_: Any, **__: Any) -> Enforced:
+        """See `enforce`."""
+        return Enforced(self.decision, None)
+
+
+def reads_user(rules: Rules) -> bool:
+    """Whether a rule uses the user that Django knows."""
+    return rules.client.user is None and any("user" in part.attributes.used for part in rules.parts)
+
+
+def answer(denial: Denial[str]) -> HttpResponse:
+    """The response to a request that is denied."""
+    status, headers, body = denial
+    return HttpResponse(body, status=status, reason=phrase(status), headers=dict(headers))
+
+
+def add_headers(answers: Answers[str], response: HttpResponseBase, handle: DjangoHandle) -> None:
+    """Add the rate-limit headers to `response`."""
+    if handle.throttled is not None:
+        add_throttled(response, handle)
+    elif answers.rated:
+        own: Any = response.items()
+        for name, value in answers.add_headers(own, handle.reported)[len(own) :]:
+            response[name] = value
+
+
+def add_throttled(response: HttpResponseBase, handle: DjangoHandle) -> None:
+    """Add the headers of a denial by a throttle to the response of Django REST framework, which has its own body."""
+    denial = handle.throttled.denial if handle.throttled is not None else None
+    for name, value in denial.headers if denial is not None else ():
+        if name not in _OF_THE_BODY and not response.has_header(name):
+            response[name] = value
+
+
+_OF_THE_BODY = frozenset({"Content-Type", "Content-Length"})

@@ -1,0 +1,221 @@
+"""The middleware for the setting MIDDLEWARE. Projects import it from `ratelimit_mw.django`; this module is internal."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
+from typing import Any
+
+from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_async
+from django.conf import settings
+from django.http import HttpRequest
+from django.http.response import HttpResponseBase
+
+from ratelimit_mw.decision.load import ASGI_CAPACITY, WSGI_CAPACITY, time_in_queue
+from ratelimit_mw.decision.settlement import Account, Move
+from ratelimit_mw.decision.verdict import Verdict
+from ratelimit_mw.django.handles import DjangoHandle, UnlimitedHandle, add_headers, add_throttled, answer, reads_user
+from ratelimit_mw.django.project import limiter, switched_off
+from ratelimit_mw.django.requests import Environ, Scope, user_of, visitor
+from ratelimit_mw.http.answers import Answers, LatestAnswers
+from ratelimit_mw.http.handle import FirstRequests, Handle
+from ratelimit_mw.http.setup import refuse_awaited
+from ratelimit_mw.model import SECOND
+from ratelimit_mw.rules.domains import Rules
+
+_log = logging.getLogger("ratelimit_mw")
+
+
+class RateLimitMiddleware:
+    """Passes to the project's views the requests that the rules allow, and answers all others.
+
+    The setting `RATELIMIT` has the rules, see `limiter`. With `RATELIMIT = None`, all requests pass uncounted. A change
+    of the setting, as by `override_settings` in tests, applies from the next request on.
+
+    This middleware must come after AuthenticationMiddleware in MIDDLEWARE. The `user` of a rule is the primary key of
+    the logged-in user, unless `client.user` is set. `request.ratelimit` is the decision, see `TwinHandle`.
+
+    With "ratelimit_mw.django" in INSTALLED_APPS, `manage.py check` reports rules that cannot be used, and names in
+    `limited` that no rule has.
+
+    Under ASGI it is asynchronous if the next middleware is. Under WSGI it refuses rules that name an async function. If
+    the WSGI or ASGI middleware around the project has decided on a request by rules of the same domain, this
+    middleware does not decide again.
+
+    Args:
+        get_response: The next middleware or the view. Django passes it.
+
+    Raises:
+        ImproperlyConfigured: The setting is missing or has another type.
+        ConfigurationError: The rules cannot be used. The error has every problem found.
+    """
+
+    sync_capable = async_capable = True
+
+    def __init__(self, get_response: Callable[[HttpRequest], Any]) -> None:
+        self.get_response = get_response
+        self._awaits = iscoroutinefunction(get_response)
+        if self._awaits:
+            markcoroutinefunction(self)
+        self._wanted = getattr(settings, "RATELIMIT", None)
+        if not switched_off():
+            self._use_limiter()
+
+    def _use_limiter(self) -> None:
+        """Use the limiter of the setting."""
+        self._limiter = limiter()
+        self._engine = self._limiter.engine
+        self._answers = LatestAnswers(name=str, value=str)
+        self._request: Callable[[Any], Environ | Scope] = FirstRequests(self, visitor, self._limiter, None)
+        if not self._awaits:
+            self._limiter.require(refuse_awaited)
+            self._engine.connect()
+        if self._limiter.rules.deferring:
+            _log.warning(
+                "on_limit: defer works only with the middlewares ratelimit_mw.wsgi and ratelimit_mw.asgi around the "
+                "application; ratelimit_mw.django.RateLimitMiddleware denies these requests"
+            )
+
+    def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
+        """Serve one request."""
+        wanted = getattr(settings, "RATELIMIT", None)
+        if wanted is not self._wanted and wanted is not None:
+            self._use_limiter()
+        self._wanted = wanted
+        if wanted is None:
+            visit: Any = request  # stubs of Django do not have the attribute
+            visit.ratelimit = UnlimitedHandle()
+            passed: HttpResponseBase | Awaitable[HttpResponseBase] = self.get_response(request)
+            return passed
+        return self._aserve(request) if self._awaits else self._serve(request)
+
+    def _serve(self, request: Any) -> HttpResponseBase:
+        rules = self._engine.current()
+        asked = self._request(request)
+        around = self._decided_around(request, asked)
+        if around is not None:
+            response: HttpResponseBase = self.get_response(request)
+            around.reported = request.ratelimit.reported
+            add_throttled(response, request.ratelimit)
+            return response
+        with self._load(rules, asked) as busy:
+            verdict = self._engine.decide_in_turn(asked, rules=rules)
+            handle, answers = self._begun(request, asked, rules, verdict)
+            if not verdict.allowed:
+                self._engine.report(verdict, rules, asked)
+                return answer(answers.denial(verdict, asked))
+            account = self._account(rules, verdict)
+            try:
+                response = self.get_response(request)
+            except BaseException:
+                self._end(account)
+                raise
+            _keep(busy, response)
+        if account is not None:
+            self._engine.settlement.settle(account, self._concluded(account, response))
+        add_headers(answers, response, handle)
+        return response
+
+    async def _aserve(self, request: Any) -> HttpResponseBase:
+        rules = self._engine.current()
+        asked = self._request(request)
+        if reads_user(rules):
+            asked.values["user"] = await sync_to_async(user_of)(request)
+        around = self._decided_around(request, asked)
+        if around is not None:
+            response: HttpResponseBase = await self.get_response(request)
+            around.reported = request.ratelimit.reported
+            add_throttled(response, request.ratelimit)
+            return response
+        with self._load(rules, asked) as busy:
+            verdict = await self._engine.adecide(asked, rules=rules)
+            handle, answers = self._begun(request, asked, rules, verdict)
+            if not verdict.allowed:
+                self._engine.report(verdict, rules, asked)
+                return answer(answers.denial(verdict, asked))
+            account = self._account(rules, verdict)
+            try:
+                if verdict.delay:
+                    await asyncio.sleep(verdict.delay / SECOND)
+                response = await self.get_response(request)
+            except BaseException:
+                if account is not None:
+                    self._engine.settlement.settle_soon(account, account.end())
+                raise
+            _keep(busy, response)
+        if account is not None:
+            await self._engine.settlement.asettle(account, self._concluded(account, response))
+        add_headers(answers, response, handle)
+        return response
+
+    def _decided_around(self, request: Any, asked: Environ | Scope) -> Handle | None:
+        """The handle of the middleware around the project if it has decided. That one also adds the headers."""
+        around = asked.context.get("ratelimit" if isinstance(asked, Scope) else "ratelimit.decision")
+        if not isinstance(around, Handle) or around.domain != self._limiter.rules.domain:
+            return None
+        request.ratelimit = DjangoHandle.of(around, asked)
+        return around
+
+    def _begun(
+        self, request: Any, asked: Environ | Scope, rules: Rules, verdict: Verdict
+    ) -> tuple[DjangoHandle, Answers[str]]:
+        handle = DjangoHandle(verdict, self._limiter, asked, rules)
+        request.ratelimit = handle
+        return handle, self._answers.of(rules)
+
+    def _account(self, rules: Rules, verdict: Verdict) -> Account | None:
+        """The account of a request if it depends on the response, otherwise None."""
+        account = self._engine.settlement.account(verdict) if rules.settling else None
+        return account if account is not None and account.settles else None
+
+    def _concluded(self, account: Account, response: Any) -> list[Move]:
+        """The moves that settle by the response. Concurrent places are released when a streaming response is closed."""
+
+        def header(name: str) -> str | None:
+            value: str | None = response.get(name)
+            return value
+
+        account.show(response.status_code, header)
+        moves = account.conclude(response.status_code, header)
+        if not account.holds:
+            return moves
+        if not response.streaming:
+            return [*moves, *account.end()]
+        _at_close(response, lambda: self._end(account))
+        return moves
+
+    def _end(self, account: Account | None) -> None:
+        if account is not None:
+            self._engine.settlement.settle(account, account.end())
+
+    def _load(self, rules: Rules, asked: Environ | Scope) -> ExitStack:
+        """Count the request in the meter of the load, if the rules need it, until the returned stack is closed."""
+        busy = ExitStack()
+        if rules.metered:
+            meter = self._engine.planner.meter(rules)
+            if self._awaits:
+                meter.watch(asyncio.get_running_loop())
+            elif waited := time_in_queue(asked, rules.attributes.from_proxy):
+                meter.queued(waited)
+            busy.callback(meter.left, asked)
+            meter.arrived(ASGI_CAPACITY if self._awaits else WSGI_CAPACITY, asked)
+        return busy
+
+
+def _keep(busy: ExitStack, response: Any) -> None:
+    """Keep the stack open until a streamed response is closed, because it occupies its thread or task until then."""
+    if response.streaming:
+        _at_close(response, busy.pop_all().close)
+
+
+def _at_close(response: Any, then: Callable[[], None]) -> None:
+    """Call `then` after the server has closed the response."""
+    close = response.close
+
+    def close_and_then() -> None:
+        try:
+            close()
+        finally:
+            then()
+
+    response.close = close_and_then  # only for this response

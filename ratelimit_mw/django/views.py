@@ -1,0 +1,143 @@
+"""The decorator for views. Projects import it from `ratelimit_mw.django`; this module is internal."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial, wraps
+from typing import Any, TypeVar, cast
+
+from asgiref.sync import async_to_sync, iscoroutinefunction
+from django.views import View
+
+from ratelimit_mw.django.handles import answer
+from ratelimit_mw.django.project import LIMITS, NAMES
+from ratelimit_mw.http.asked import UNSET, Placed, asked
+from ratelimit_mw.http.handle import TwinHandle
+from ratelimit_mw.http.views import handle_in, marked
+from ratelimit_mw.rules.inline import InlineLimit
+
+ADVICE = "add 'ratelimit_mw.django.RateLimitMiddleware' to MIDDLEWARE"
+"""How to add the middleware."""
+
+
+_NOT_A_VIEW = "django.utils.decorators:"  # `method_decorator` also decorates a function that is never called
+
+_View = TypeVar("_View", bound=Callable[..., Any])
+
+
+def limited(
+    rule: str,
+    cost: int = 1,
+    *,
+    by: str | Sequence[str] | None = None,
+    shared: str | None = None,
+    key: Callable[[Any], Any] | None = None,
+) -> Callable[[_View], _View]:
+    """Make a decorator for views. Before each call, a rule or a limit decides on the request.
+
+    It decorates functions, class-based views and their methods, of Django and of Django REST framework; all of them may
+    be async. Django's `method_decorator` takes it as well. Above a class, it applies to each request of the class and
+    of its subclasses. Several may be stacked.
+
+    If the rule makes the request wait, the view waits. If the rule denies the request, the response is made by the
+    `response` section of the rules.
+
+    Args:
+        rule: The name of a rule, or a limit in the form of a rules file, such as "5 per minute". A text that reads as
+            a limit is one. A limit has counters of its own for each view and each place in the stack.
+        cost: What the request is charged, as a multiple of the rule's `cost`. A whole number from 0 on.
+        by: What a limit counts by, as in a rules file: "user|ip", or a list. None: the address.
+        shared: A name for a limit. All views whose limit has this name share its counters.
+        key: A function from the request to what is counted in place of `by`: a text, a number, a UUID or None. It may
+            be async. None, "" or an exception (logged once) counts as absent: the rule or the limit does not apply.
+
+    Raises:
+        ConfigurationError: The text begins with a number, but is not a limit, or the limit cannot be used. What
+            depends on the rules is raised when the view is called.
+        TypeError: The decorated class is not a class-based view.
+        LookupError: There is no rule of this name.
+        ValueError: The cost is negative.
+        RuntimeError: The middleware is not in MIDDLEWARE. This and the two errors before it are raised when the view is
+            called.
+    """
+    wanted = asked(rule, cost, by, shared, key)
+    if not wanted.is_limit:
+        NAMES.add(rule)
+
+    def decorate(view: _View) -> _View:
+        decorated: Any = of_class(view) if isinstance(view, type) else of_function(view)
+        return cast("_View", decorated)
+
+    def of_class(kind: Any) -> Any:
+        if not issubclass(kind, View):
+            raise TypeError(f"limited decorates functions, methods and subclasses of View, not {kind!r}")
+        placed = wanted.above(kind.dispatch)._replace(view=kind)
+        kind.dispatch = limiting(kind.dispatch, placed)
+        return kind
+
+    def of_function(view: Callable[..., Any]) -> Callable[..., Any]:
+        return limiting(view, wanted.above(view))
+
+    def limiting(view: Callable[..., Any], placed: Placed) -> Callable[..., Any]:
+        bound = placed.of(placed.view)
+        if isinstance(bound, InlineLimit) and not bound.name.startswith(_NOT_A_VIEW):
+            LIMITS[bound] = None
+
+        def rule_of(owner: object) -> str | InlineLimit:
+            """The rule or the limit. That of a decorated class is named by the class of its object."""
+            return placed.of(type(owner)) if isinstance(placed.view, type) else bound
+
+        @wraps(view)
+        def blocking(*args: Any, **kwargs: Any) -> Any:
+            if _is_dispatch_of_async(view, _self_of(args)):
+                return awaiting(*args, **kwargs)
+            request, asked_for = _request_of(args, kwargs), rule_of(_self_of(args))
+            handle = _handle(request, asked_for)
+            found = UNSET if wanted.key is None else wanted.key.read(request, _sync)
+            denial = handle.enforce(asked_for, cost, key=found).denial
+            return view(*args, **kwargs) if denial is None else answer(denial)
+
+        @wraps(view)
+        async def awaiting(*args: Any, **kwargs: Any) -> Any:
+            request, asked_for = _request_of(args, kwargs), rule_of(_self_of(args))
+            handle = _handle(request, asked_for)
+            found = UNSET if wanted.key is None else await wanted.key.aread(request)
+            denial = (await handle.aenforce(asked_for, cost, key=found)).denial
+            return await view(*args, **kwargs) if denial is None else answer(denial)
+
+        return marked(awaiting if iscoroutinefunction(view) else blocking, placed, view)
+
+    return decorate
+
+
+def _is_dispatch_of_async(view: Any, owner: object) -> bool:
+    """Whether `view` is the `dispatch` of a class with async methods. It is no coroutine function, but returns one.
+
+    Args:
+        view: A function, which gets the object of the class as its first argument. Or what `method_decorator` makes: a
+            partial of the bound method, which other decorators may have wrapped.
+        owner: The object of the class, if it is the first argument.
+    """
+    if getattr(view, "__name__", None) != "dispatch":
+        return False
+    while view is not None and not isinstance(view, partial):
+        view = getattr(view, "__wrapped__", None)
+    return bool(getattr(owner if view is None else getattr(view.func, "__self__", None), "view_is_async", False))
+
+
+def _sync(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The function, which may be async, as a plain one."""
+    return async_to_sync(function) if iscoroutinefunction(function) else function
+
+
+def _self_of(args: tuple[Any, ...]) -> View | None:
+    """The object of a class-based view, if the arguments are those of a method."""
+    return args[0] if args and isinstance(args[0], View) else None
+
+
+def _request_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """The request among the arguments of a view: the second argument if the first is `self`."""
+    given = args if _self_of(args) is None else args[1:]
+    return given[0] if given else kwargs["request"]
+
+
+def _handle(request: Any, rule: str | InlineLimit) -> TwinHandle:
+    return handle_in(getattr(request, "ratelimit", None), TwinHandle, rule, ADVICE)
