@@ -24,7 +24,7 @@ from tests.support.servers import BINARIES, Binary, Server
 # takes constants from the modules that are imported, so other code, or a part of the suite alone, has other examples.
 # `pytest --hypothesis-profile=thorough` looks for new ones, and takes its time. No deadlines: other work may hold the
 # machine up.
-settings.register_profile("suite", deadline=None, max_examples=150, derandomize=True)
+settings.register_profile("suite", deadline=None, max_examples=100, derandomize=True)
 settings.register_profile("thorough", deadline=None, max_examples=5_000)
 settings.load_profile("suite")
 

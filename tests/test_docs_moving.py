@@ -165,6 +165,7 @@ def test_a_snippet_of_a_rules_file_loads(code, tmp_path, monkeypatch):
     functions = "def answer(request, decision): ...\nuser_of = limit_of_plan = lambda scope: None\n"
     (tmp_path / "shop_fastapi.py").write_text(functions)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "shop_fastapi", raising=False)  # as another test wrote it
     given = yaml.safe_load(code)
     rule = {"name": "x", "limit": "5/minute"}
     file = {"domain": "shop", "client": {"user": "header:X-User", "tier": "header:X-Plan"}}

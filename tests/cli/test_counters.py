@@ -30,7 +30,7 @@ def ask(run, shop, any_server):
 
     def invoke(*words, typed=None):
         code, printed, said = run(*words, "--storage", any_server.url, typed=typed)
-        printed = re.sub(r" +\d+(\.\d)? (s|min)$", " T", printed, flags=re.MULTILINE)
+        printed = re.sub(r" +\d+(\.\d)? (s|min|h)$", " T", printed, flags=re.MULTILINE)
         return code, re.sub(r"user=[\w-]{20}", "user=A-HASH-OF-20-LETTERS", printed), said
 
     return invoke

@@ -13,7 +13,7 @@ from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import Ask
 from ratelimit_mw.stores.redis.cluster import ClusterStore
 from tests.cluster.nodes import keys_in
-from tests.stores.contract import ALL, quota
+from tests.stores.contract import ALL, MINUTE, quota
 from tests.support.patience import at_most, eventually
 
 TIMEOUT = 2.0  # seconds; a living node answers many times sooner, however busy the machine is
@@ -193,7 +193,7 @@ def test_a_fork_goes_on_with_connections_of_its_own(cluster, keys):
 def test_a_clock_moved_by_hand_moves_all_nodes(cluster, way, keys):
     clock = ManualClock()
     store = Asking(way, ClusterStore(cluster.url, timeout=10, clock=clock))
-    asks = [Ask(key, quota(1)) for key in keys]
+    asks = [Ask(key, quota(1, period=MINUTE)) for key in keys]
     assert store.decide(asks).now == clock.now()
     assert not store.decide(asks).admits(asks)
     clock.advance(3_600)

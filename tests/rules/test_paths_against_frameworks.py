@@ -121,7 +121,7 @@ def test_litestars_own_middlewares_see_a_path_that_is_cut_already():
 
     config = {"domain": "d", "rules": [{"name": "login", "match": {"path": "/api/login"}, "by": "ip", "limit": "9/s"}]}
     engine = RateLimiter(config, clock=ManualClock(1_700_000_000))
-    app = Litestar([login], middleware=[spying], openapi_config=None)
+    app = Litestar([login], middleware=[spying], openapi_config=None, logging_config=None)
     (first, _) = scopes(b"/api/login", "/api")
     ran.clear()
     asyncio.run(exchange(app, first))

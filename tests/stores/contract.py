@@ -50,6 +50,10 @@ class Contract:
     def decide(self, store, asks, *, commit=True):
         return store.decide(asks, commit=commit)
 
+    def admitted(self, store, ask, times):
+        """How many of `times` decisions one after the other admit."""
+        return sum(self.decide(store, [ask]).admits([ask]) for _ in range(times))
+
     def forget(self, store, keys):
         store.forget(keys)
 
@@ -334,7 +338,7 @@ class Contract:
 
         def request(_):
             gate.wait()
-            return sum(self.decide(store, [ask]).admits([ask]) for _ in range(3))
+            return self.admitted(store, ask, 3)
 
         with ThreadPoolExecutor(200) as pool:
             assert sum(pool.map(request, range(200))) == 100
@@ -346,6 +350,12 @@ class Awaited:
 
     def decide(self, store, asks, *, commit=True):
         return asyncio.run(store.adecide(asks, commit=commit))
+
+    def admitted(self, store, ask, times):
+        async def run():
+            return sum([(await store.adecide([ask])).admits([ask]) for _ in range(times)])
+
+        return asyncio.run(run())
 
     def forget(self, store, keys):
         asyncio.run(store.aforget(keys))

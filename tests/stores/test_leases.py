@@ -121,6 +121,9 @@ class TestLeasesAwaited(Awaited, _Local):
     def decide(self, store, asks, *, commit=True):
         return super().decide(store, [self._kept(ask) for ask in asks], commit=commit)
 
+    def admitted(self, store, ask, times):
+        return super().admitted(store, self._kept(ask), times)
+
 
 # --------------------------------------------------------------------------------- what is decided here
 

@@ -115,7 +115,8 @@ def litestar() -> Any:
 
         return handle
 
-    return Litestar([handler(template) for template in TEMPLATES], openapi_config=None)
+    # Litestar would set the level of the root logger, for all tests that come after.
+    return Litestar([handler(template) for template in TEMPLATES], openapi_config=None, logging_config=None)
 
 
 def quart() -> Any:
