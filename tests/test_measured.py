@@ -10,7 +10,7 @@ import pytest
 
 from bench.measure import Collections, Effort, Figure, Spread, alone, beside, in_turn
 from bench.pages import PAGES, PICTURE, blocks, headlines, published, rows
-from bench.report import JSON, Results, bar, number, part, read, summary
+from bench.report import Results, bar, number, part, read, summary
 from bench.table import ROWS
 from bench.traffic import CLIENTS, KNOWN, NAMES, STREAMS, Request, known, new, zipf
 
@@ -34,8 +34,6 @@ RESULTS = Results(CONDITIONS, {"asgi-memory": FIGURES[:1], "redis-asyncio": FIGU
 
 
 def test_the_pages_have_the_tables_of_the_last_full_run():
-    if not JSON.exists():
-        pytest.skip("no full run of the benchmark is stored yet")
     results = read()
     assert {page: published(page) for page in PAGES} == blocks(results), "python -m bench --tables"
     assert list(results.rows) == [row.name for row in ROWS]
