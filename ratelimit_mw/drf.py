@@ -33,12 +33,12 @@ class RateLimitThrottle(BaseThrottle):
     If the `response` section of the rules has another status for the denial, it is used instead. The response also has
     the headers of the denial, such as X-RateLimit-Limit. If the rule makes the request wait, the throttle waits.
 
-    `manage.py check` reports a scope that is no rule. At a request, such a scope raises LookupError.
+    If a scope is not the name of a rule, `manage.py check` reports it, and each request raises LookupError.
 
     Attributes:
         scope: The name of the rule. None: the `throttle_scope` of the view.
         rate: A limit such as "100 per day", instead of a rule of the file. All views with this throttle share it. A
-            scope may be a limit, too. As a `throttle_scope`, each view has counters of its own.
+            scope may be a limit, too. If a `throttle_scope` is a limit, each view has counters of its own.
         by: What a limit counts by, as in a rules file: "user|ip", or a list. None: the address.
         cost: What a request is charged, as a multiple of the rule's `cost`. A whole number from 0 on.
     """
@@ -92,7 +92,7 @@ class RateLimitThrottle(BaseThrottle):
         if denial is None:
             return True
         self._wait = next((int(value) for name, value in denial.headers if name == "Retry-After"), None)
-        if isinstance(handle, DjangoHandle):  # which every handle is that denies
+        if isinstance(handle, DjangoHandle):  # all handles that deny are of this type
             before = handle.throttled
             if before is None or enforced.decision.retry_after >= before.decision.retry_after:
                 handle.throttled = enforced  # of several throttles, the framework reports the longest wait

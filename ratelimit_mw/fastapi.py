@@ -106,8 +106,8 @@ def limited(
     several.
 
     Args:
-        rule: The name of a rule, or a limit in the form of a rules file, such as "5 per minute". A text that reads as
-            a limit is one. A limit has counters of its own for each endpoint.
+        rule: The name of a rule, or a limit in the form of a rules file, such as "5 per minute". A text in the
+            form of a limit is a limit. A limit has counters of its own for each endpoint.
         cost: What the request is charged, as a multiple of the rule's `cost`. A whole number from 0 on.
         by: What a limit counts by, as in a rules file: "user|ip", or a list. None: the address.
         shared: A name for a limit. All endpoints whose limit has this name share its counters.
@@ -118,8 +118,8 @@ def limited(
         RateLimited: The rule denies the request. It is raised when the dependency is called.
         ConfigurationError: The text begins with a number, but is not a limit, or the limit cannot be used. What
             depends on the rules is raised at the start of the app, or when the dependency is called.
-        LookupError: There is no rule of this name. It is raised when the dependency is called, unless the app with
-            `add_rate_limits` has not started because of it.
+        LookupError: There is no rule of this name. It is raised when the dependency is called. With
+            `add_rate_limits`, usually the app does not even start, because the names are checked in the lifespan.
         ValueError: The cost is negative. It is raised when the dependency is called.
     """
     return Limited(asked(rule, cost, by, shared, key), cost)

@@ -96,8 +96,8 @@ def limited(
     name only rules that exist. Otherwise the middleware raises ConfigurationError.
 
     Args:
-        rule: The name of a rule, or a limit in the form of a rules file, such as "5 per minute". A text that reads as
-            a limit is one. A limit has counters of its own for each view and each place in the stack.
+        rule: The name of a rule, or a limit in the form of a rules file, such as "5 per minute". A text in the
+            form of a limit is a limit. A limit has counters of its own for each view and each place in the stack.
         cost: What the request is charged, as a multiple of the rule's `cost`. A whole number from 0 on.
         by: What a limit counts by, as in a rules file: "user|ip", or a list. None: the address.
         shared: A name for a limit. All views whose limit has this name share its counters.

@@ -158,14 +158,15 @@ class RateLimiter:
     ) -> ListsDecision:
         """Decide on a request of several lists of entries (Envoy descriptors), in one call to the store.
 
-        The request is allowed if all lists are, and only then all are charged. Lists that lead to one counter charge
-        it the sum of their hits. The `rules` of the domain apply to the entries of all lists as attributes (the first
-        value of each wins) and are charged the most hits of a list.
+        The request is allowed if all lists are allowed. Only then are they charged. If several lists lead to the same
+        counter, it is charged the sum of their hits. The `rules` of the domain apply, too. The entries of
+        all lists are their attributes; if two entries have one key, the first counts. A rule is charged once, with the
+        largest hits of all lists.
 
         Args:
             domain: The domain whose rules are asked.
             lists: The lists, each as an `EntryList`, or as its (key, value) pairs alone.
-            hits: What each list charges that has no `hits` of its own. A whole number from 0.
+            hits: What each list without `hits` charges. A whole number from 0.
 
         Returns:
             The decision, and one status for each list, in order.
@@ -338,7 +339,7 @@ class RateLimiter:
             await self._storage.store.aforget(keys)
 
     def reset_all(self) -> None:
-        """Forget all counters and bans of all clients, for example between two tests.
+        """Reset all counters to unused and lift all bans, for example between two tests.
 
         On Redis, only the keys of the limiter's domains are deleted. They are found with SCAN, which examines every key
         of the database, 500 at a time: about a second for a million keys of any owner. Requests are served
@@ -346,7 +347,7 @@ class RateLimiter:
         deferred requests, overrides and the switch stay.
 
         Raises:
-            StoreUnavailable: The store does not answer. Some counters may be forgotten.
+            StoreUnavailable: The store does not answer. Some counters may already be reset.
         """
         self._storage.settle()
         for store in (self._storage.store, self._storage.local):

@@ -235,7 +235,7 @@ class EntryList(NamedTuple):
 
 
 class ListStatus(NamedTuple):
-    """What was decided about one list of entries. If it has several limits, this is the one that binds most.
+    """What was decided about one list of entries. If it has several limits, this is the most restrictive one.
 
     If no limit applies, all fields except `allowed` and `unlimited` have their defaults.
 

@@ -45,8 +45,8 @@ def limited(
     `response` section of the rules. A WebSocket that is accepted already is closed with the code 1008.
 
     Args:
-        rule: The name of a rule, or a limit in the form of a rules file, such as "5 per minute". A text that reads as
-            a limit is one. A limit has counters of its own for each endpoint and each place in the stack.
+        rule: The name of a rule, or a limit in the form of a rules file, such as "5 per minute". A text in the
+            form of a limit is a limit. A limit has counters of its own for each endpoint and each place in the stack.
         cost: What the request is charged, as a multiple of the rule's `cost`. A whole number from 0 on.
         by: What a limit counts by, as in a rules file: "user|ip", or a list. None: the address.
         shared: A name for a limit. All endpoints whose limit has this name share its counters.
@@ -59,8 +59,8 @@ def limited(
             depends on the rules is raised at the start of the app, or when the endpoint is called.
         TypeError: The decorated class is no endpoint, or the decorated function has no argument for the request. The
             latter is raised at the first call if the function has other arguments.
-        LookupError: There is no rule of this name. It is raised when the endpoint is called, unless the app has not
-            started because of it.
+        LookupError: There is no rule of this name. It is raised when the endpoint is called. Usually the app does not
+            even start, because the names are checked in the lifespan.
         ValueError: The cost is negative. It is raised when the endpoint is called.
         RuntimeError: The middleware is not around the app. It is raised when the endpoint is called.
     """

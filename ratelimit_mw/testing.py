@@ -46,7 +46,7 @@ def fresh_rate_limits() -> Iterator[None]:
 
 @pytest.fixture
 def rate_limit_clock(fresh_rate_limits: None) -> Iterator[ManualClock]:  # noqa: ARG001
-    """A `ManualClock` by which limits are counted during the test, with counters as of `fresh_rate_limits`.
+    """All limits use this `ManualClock` during the test. Counters are fresh, as with `fresh_rate_limits`.
 
     It drives the limiters whose counters are in memory. A limiter over Redis uses the clock of the server, unless it
     is made with this clock: `RateLimiter(config, clock=rate_limit_clock)`.

@@ -307,7 +307,7 @@ class TestStorage:
         RateLimiter(config)
         (message,) = caplog.messages
         assert message == (
-            "storage is memory://: each process counts for itself, and a restart forgets; to share the "
+            "storage is memory://: each process counts separately, and a restart resets the counters; to share the "
             "counters, set storage.url in the rules, or storage= in code, as in redis://localhost:6379/0"
         )
 

@@ -227,12 +227,12 @@ def routes(
     app: App,
     as_json: Json = False,
 ) -> None:
-    """Show the routes of an app, and the rules that requests of each route ask, in this order.
+    """Show the routes of an app, and the rules that apply to requests of each route, in the order of the decision.
 
-    "some": the rule applies to some of the requests only, by their path, or because another rule replaces it. "maybe":
+    "some": the rule applies only to some of the requests, by their path, or because another rule replaces it. "maybe":
     the same, if the route's template is a regular expression. "by name": a decorator or a dependency asks for the rule.
-    "in the code": it declares the limit. "if": what else a request must have. What the code of a view asks for is not
-    known.
+    "in the code": a decorator or a dependency declares the limit. "if": what else a request must have. Calls inside the
+    code of a view are not found.
     """
     found = app_routes(app)
     with open_limiter(config, None) as limiter:

@@ -115,7 +115,7 @@ def acquisition(
 
 
 def _wait(verdict: Verdict) -> float:
-    """The microseconds until a denied request is tried again. Infinity if no time helps."""
+    """The microseconds until a denied request is tried again. Infinity if waiting does not help."""
     outcome = verdict.outcome
     if outcome is None:
         return math.inf if verdict.reason == "blocked" else verdict.wait or _UNAVAILABLE

@@ -51,7 +51,7 @@ class DenialHandler(Generic[_Text]):
         Args:
             context: the ASGI scope or the WSGI environ.
             decision: the decision that denies the request.
-            configured: the answer that the rules file configures.
+            configured: the response that the rules file configures.
         """
         try:
             made: Any = self._function(context, decision)
@@ -88,7 +88,7 @@ class DenialHandler(Generic[_Text]):
         if not self._logged:
             self._logged = True
             _log.error(
-                "response.handler %s: %s; the answer that the rules file configures is sent (logged once)",
+                "response.handler %s: %s; the configured response is sent (logged once)",
                 self._called,
                 problem,
             )

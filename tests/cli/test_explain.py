@@ -7,7 +7,7 @@ import pytest
 from tests.cli.conftest import app_limiter
 
 NOTE = (
-    "note: storage is memory://: each process counts for itself, and a restart forgets; to share the "
+    "note: storage is memory://: each process counts separately, and a restart resets the counters; to share the "
     "counters, set storage.url in the rules, or storage= in code, as in redis://localhost:6379/0\n"
 )
 
