@@ -65,11 +65,11 @@ def headlines(results: Results) -> str:
     """Three figures, each with its best case, the usual traffic and its worst case."""
     one, zipf, new = NAMES["one"], NAMES["Zipf"], NAMES["new"]
     shown_of = {
-        "Starlette, memory: time of the processor added to a request": [
+        "Starlette, memory: CPU time added to a request": [
             results.figure(row, what, "slowapi")
             for row, what in (("asgi-memory", one), ("asgi-memory", zipf), ("asgi-memory-new", new))
         ],
-        "Flask, memory: time of the processor added to a request": [
+        "Flask, memory: CPU time added to a request": [
             results.figure("wsgi-memory", what, "flask-limiter") for what in (one, zipf, new)
         ],
         "asyncio, Redis, 100 in flight: decisions of one process": [
