@@ -317,6 +317,12 @@ def _of_view(view: Any) -> Iterator[tuple[tuple[str, ...], tuple[Wanted, ...]]]:
     yield from _by_method(kind, allowed, *around)
 
 
+def django_knows_users() -> bool:
+    """Whether the app is a Django project with our middleware, which knows the user without `client.user`."""
+    project: Any = sys.modules.get("ratelimit_mw.django.project")
+    return project is not None and bool(project.settings.configured and project.has_middleware())
+
+
 def _from_django(pattern: Any, *, whole: bool) -> tuple[str, str, bool]:
     """A pattern of Django: how it is shown, its template, and whether that is exact.
 

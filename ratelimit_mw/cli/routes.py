@@ -18,7 +18,7 @@ from ratelimit_mw.cli.common import (
     say_json,
     say_table,
 )
-from ratelimit_mw.cli.frameworks import ANY, Route, UnknownApp, routes_of
+from ratelimit_mw.cli.frameworks import ANY, Route, UnknownApp, django_knows_users, routes_of
 from ratelimit_mw.errors import Problem, near
 from ratelimit_mw.rules.coverage import Coverage, covered
 from ratelimit_mw.rules.domains import Examined, Rules, unknown_rule
@@ -191,7 +191,8 @@ def compare(app: str, found: Sequence[Route], examined: Examined, known: Collect
     rows = list(rows_of(found, rules))
     names = sorted({name for route in found for name in route.asked if isinstance(name, str)} - set(known))
     problems = (*examined.problems, *(unknown_rule(name, known) for name in names))
-    warnings = (*examined.warnings, *_unmatched(app, found, rules, examined))
+    unneeded = [each for part in rules.parts for each in part.without_user] if django_knows_users() else []
+    warnings = (*(each for each in examined.warnings if each not in unneeded), *_unmatched(app, found, rules, examined))
     without_path = tuple(row for row in rows if not row.protected)
     return Comparison(app, examined._replace(problems=problems, warnings=warnings), without_path)
 

@@ -103,6 +103,10 @@ _KEYS_ELSEWHERE = {
         "a rule is always enforced, unless it has shadow: true; to disable it, remove it",
     ),
     "error_message": "write it under response, for example response: {message: Slow down}",
+    **dict.fromkeys(
+        ("exempt", "exclude", "whitelist", "allowlist"),
+        "it belongs to the file, not to a rule: write exempt: [{path: /health}] beside rules",
+    ),
 }
 _SECTIONS_ELSEWHERE = {
     "enabled": "to disable all rules, start the app with RATELIMIT_MW=off",
@@ -114,13 +118,18 @@ _SECTIONS_ELSEWHERE = {
 _STORAGE_ELSEWHERE = {
     **dict.fromkeys(("type", "host", "port", "db", "password"), "write them as url: redis://:password@host:6379/0"),
     **dict.fromkeys(("prefix", "key_prefix"), "the domain is the first part of every key"),
+    **dict.fromkeys(("uri", "redis", "redis_url", "storage_uri"), "did you mean 'url'?"),
+}
+_CLIENT_ELSEWHERE = {
+    "ip": "write the header as ip_header, for example X-Forwarded-For, and your proxies as trusted_proxies",
 }
 
 
 def key_hint(key: str, section: str) -> str:
     """Return the hint for a `key` that is unknown in `section` (its dotted name), but known in another section."""
     top = section.partition(".")[0].partition("[")[0]
-    elsewhere = {"": _SECTIONS_ELSEWHERE, "storage": _STORAGE_ELSEWHERE}.get(section, {})
+    sections_elsewhere = {"": _SECTIONS_ELSEWHERE, "storage": _STORAGE_ELSEWHERE, "client": _CLIENT_ELSEWHERE}
+    elsewhere = sections_elsewhere.get(section, {})
     if top == "rules" and "." not in section:
         elsewhere = _KEYS_ELSEWHERE
     if key.lower() in elsewhere:

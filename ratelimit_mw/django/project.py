@@ -48,9 +48,14 @@ def limiter() -> RateLimiter:
         return _made[1]
 
 
+def has_middleware() -> bool:
+    """Whether the project has the middleware."""
+    return any(name.startswith(f"{__package__}.") for name in settings.MIDDLEWARE)
+
+
 def limiter_in_use() -> RateLimiter | None:
     """The limiter of the setting, or None if the project does not have the middleware."""
-    return limiter() if any(name.startswith(f"{__package__}.") for name in settings.MIDDLEWARE) else None
+    return limiter() if has_middleware() else None
 
 
 def _limiter_of(wanted: Any) -> tuple[RateLimiter, bool]:

@@ -155,6 +155,27 @@ def test_a_name_in_a_decorator_that_no_rule_has_is_an_error(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("middleware", "warned"),
+    [("ratelimit_mw.django.RateLimitMiddleware", False), ("django.middleware.common.CommonMiddleware", True)],
+)
+def test_check_warns_of_rules_by_user_only_where_no_middleware_of_django_knows_the_user(tmp_path, middleware, warned):
+    (tmp_path / "rules.yaml").write_text("domain: d\nrules: [{name: a, by: user, limit: 5 per minute}]\n", "utf-8")
+    (tmp_path / "project.py").write_text(
+        f"""\
+from django.conf import settings
+settings.configure(SECRET_KEY="x", ROOT_URLCONF="project", RATELIMIT="rules.yaml", MIDDLEWARE=[{middleware!r}])
+from django.core.wsgi import get_wsgi_application
+import ratelimit_mw.django
+urlpatterns = []
+application = get_wsgi_application()
+""",
+        "utf-8",
+    )
+    ran = command("check", "rules.yaml", "--app", "project:application", cwd=tmp_path)
+    assert (ran.returncode, "counts by user" in ran.stdout) == (0, warned), ran.stdout + ran.stderr
+
+
+@pytest.mark.parametrize(
     ("app", "message"),
     [
         ("shop", "'shop' is not an app; write --app package.module:app"),

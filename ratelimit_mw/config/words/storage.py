@@ -19,6 +19,8 @@ def read_url(node: Node) -> str:
     """Read a storage URL. Messages show only its scheme, because the rest may contain a password."""
     address = readers.text(node)
     scheme, separator, _ = address.partition("://")
+    if address.startswith("$"):
+        raise Invalid.at(None, "is not a storage URL", "to read a variable of the environment, write ${NAME}")
     if not separator:
         raise Invalid.at(None, "is not a storage URL", "for example memory:// or redis://localhost:6379/0")
     if scheme not in SCHEMES:
