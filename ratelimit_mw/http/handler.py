@@ -25,6 +25,12 @@ _VALUE = re.compile(r"[\t\x20-\x7e]*")
 _WITHOUT_BODY = (204, 205, 304)
 _OWN = ("content-length", "transfer-encoding")
 
+_OF_THE_CONNECTION = (
+    "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailers",
+    "upgrade",
+)  # fmt: skip
+"""Headers that only a server may send (hop-by-hop headers, PEP 3333). Some servers fail if an app sends one."""
+
 
 class DenialHandler(Generic[_Text]):
     """Calls the handler of a `response` section. What it cannot use is logged once, and the configured answer is sent.
@@ -102,9 +108,14 @@ def _status(status: object) -> int:
 
 def _headers(headers: object) -> list[tuple[str, str]]:
     """Return the names and values. A value is not quoted in errors: it may be secret."""
-    listed = headers.items() if isinstance(headers, Mapping) else () if headers is None else headers
-    if not isinstance(listed, Iterable) or isinstance(listed, str | bytes):
+    if headers is None:
+        return []
+    if not isinstance(headers, Iterable) or isinstance(headers, str | bytes):
         raise ValueError(f"headers are {type(headers).__name__}, not a mapping")
+    try:
+        listed = list(headers.items() if isinstance(headers, Mapping) else headers)
+    except Exception as error:
+        raise ValueError(described(error)) from error  # a generator of the app may raise anything
     found = []
     for pair in listed:
         name, value = pair if isinstance(pair, tuple) and len(pair) == 2 else (None, None)
@@ -114,7 +125,9 @@ def _headers(headers: object) -> list[tuple[str, str]]:
             raise ValueError(f"the value of the header {name} is not printable ASCII text")
         if name.lower() in _OWN:
             raise ValueError(f"the header {name} is made from the body")
-        found.append((name, value))
+        if name.lower() in _OF_THE_CONNECTION:
+            raise ValueError(f"only the server sends the header {name}")
+        found.append((name, value.strip()))  # servers refuse blanks around a value
     return found
 
 
@@ -126,7 +139,10 @@ def _body(body: object) -> tuple[bytes, str]:
         return body.encode("utf-8", "replace"), "text/plain; charset=utf-8"
     if isinstance(body, Mapping | list):
         try:
-            return json.dumps(body).encode(), "application/json"
-        except TypeError as error:
+            text = json.dumps(body)
+            if "Infinity" in text or "NaN" in text:  # JSON has null for the `retry_after` of what is never allowed
+                text = json.dumps(json.loads(text, parse_constant=lambda _: None))
+            return text.encode(), "application/json"
+        except (TypeError, ValueError, RecursionError) as error:
             raise ValueError("the body has a value that JSON does not have") from error
     raise ValueError(f"the body is {type(body).__name__}, not text, bytes, a mapping or a list")

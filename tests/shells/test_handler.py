@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import re
 
 import pytest
@@ -22,7 +23,7 @@ def as_json(context, decision):
 
 
 def page(context, decision):
-    return 503, [("Content-Type", "text/html"), ("X-Shop", "closed")], b"<p>wait"
+    return 503, [("Content-Type", "text/html"), ("X-Shop", " closed ")], b"<p>wait"
 
 
 def nothing(context, decision):
@@ -31,6 +32,20 @@ def nothing(context, decision):
 
 def raises(context, decision):
     raise KeyError("a secret")
+
+
+class LateFailure:
+    """Headers, or a body, that fail only when they are read."""
+
+    def __iter__(self):
+        raise RuntimeError("a secret")
+
+
+def nested(depth=10_000):
+    found = []
+    for _ in range(depth):
+        found = [found]
+    return found
 
 
 class Awaitable:
@@ -52,6 +67,9 @@ WRONG = {
     "length": (429, {"Content-Length": "5"}, ""),
     "body": (429, {}, 5),
     "no json": (429, {}, {"a": {1}}),
+    "late failure": (429, LateFailure(), ""),
+    "too deep": (429, {}, nested()),
+    "of the connection": (429, {"Connection": "close"}, ""),
     "awaitable": Awaitable(),
 }
 wrong = "text"
@@ -93,6 +111,15 @@ def test_what_a_handler_leaves_out_is_configured(ask):
     assert json.loads(denied(ask, "nothing").body) == CONFIGURED
 
 
+def wait(context, decision):
+    return None, None, {"retry_after": decision.retry_after, "text": "Infinity", "not": math.nan}
+
+
+@EACH_SHELL
+def test_a_wait_without_end_is_null_in_a_body_of_json(ask):
+    assert denied(ask, "wait").body == b'{"retry_after": null, "text": "Infinity", "not": null}'
+
+
 @EACH_SHELL
 def test_a_body_of_bytes_has_the_type_that_the_handler_gives_it(ask):
     answer = denied(ask, "page")
@@ -122,7 +149,8 @@ def test_a_wrong_result_is_logged_and_the_configured_answer_is_sent(ask, kind, c
     monkeypatch.setattr("tests.shells.test_handler.wrong", kind)
     answer = denied(ask, "returns_wrong")
     assert (answer.status, json.loads(answer.body)) == (429, CONFIGURED)
-    assert len([record for record in caplog.records if record.levelno == logging.ERROR]) == 1
+    (line,) = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert "secret" not in line
 
 
 def test_errors_of_a_handler_are_logged_once(caplog):

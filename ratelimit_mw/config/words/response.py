@@ -205,13 +205,20 @@ def validate_page(file: Values, problems: Problems) -> None:
 
 _TAKEN = (
     "cache-control",
+    "connection",
     "content-length",
     "content-type",
+    "date",
+    "keep-alive",
+    "location",
     "ratelimit",
     "ratelimit-policy",
     "retry-after",
     "set-cookie",
+    "te",
+    "trailer",
     "transfer-encoding",
+    "upgrade",
     "vary",
 )
 """Headers that have another meaning, in lower case."""
