@@ -9,9 +9,10 @@ import pytest
 
 from ratelimit_mw import ManualClock, RateLimiter
 from ratelimit_mw.clock import machine_clock_is
+from ratelimit_mw.decision import settlement
 from ratelimit_mw.errors import LimitExceeded
 from tests.shells.asking import START, limiter
-from tests.support.patience import eventually
+from tests.support.patience import aeventually, eventually
 
 CLIENT = {"ip": "192.0.2.1"}
 
@@ -124,6 +125,15 @@ def test_a_clock_that_stands_in_for_the_machine_is_moved():
     assert clock.now() == (START + 40) * 1_000_000
 
 
+@EACH_BLOCK
+def test_a_timeout_that_is_no_whole_number_of_microseconds_ends(enter, clock):
+    engine = limiter(rules=one("1 concurrent", algorithm="concurrency"), clock=clock)
+    with engine.limited("one", CLIENT):
+        with pytest.raises(LimitExceeded):
+            enter(engine, "one", CLIENT, timeout=1 / 3)
+        assert clock.now() == START * 1_000_000 + 333_333
+
+
 @EACH
 def test_by_the_clock_of_the_machine_it_sleeps(acquire):
     with RateLimiter({"domain": "d", "rules": one("1 per second", algorithm="token_bucket")}) as engine:
@@ -188,6 +198,40 @@ def test_a_place_in_flight_is_returned_by_a_task_that_is_cancelled(storage):
             pass
 
     with limiter(rules=one("1 concurrent", algorithm="concurrency"), storage=storage) as engine:
+        asyncio.run(main(engine))
+
+
+def test_a_place_in_flight_is_returned_by_a_task_that_is_cancelled_while_it_waits_for_its_turn(storage):
+    limits = {"default": ["1 concurrent", "1 per hour"], "probe": "1 concurrent"}  # the tiers share the place in flight
+    rule = {"name": "one", "by": "ip", "limit": limits, "algorithm": "leaky_bucket", "burst": 5}
+
+    def has_a_place(engine):
+        try:
+            with engine.limited("one", {**CLIENT, "tier": "probe"}):
+                return True
+        except LimitExceeded:
+            return False
+
+    async def main(engine):
+        async with engine.limited("one", CLIENT):
+            pass
+
+        async def wait():
+            async with engine.limited("one", CLIENT, timeout=math.inf):
+                raise AssertionError("its turn comes later")
+
+        task = asyncio.create_task(wait())
+        await aeventually(lambda: len(engine._storage.in_flight) == 1)
+        assert not has_a_place(engine)
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+        await asyncio.gather(*settlement._settling)
+        assert has_a_place(engine)
+
+    client = {"tier": "header:X-Tier"}
+    rules = {"domain": "d", "storage": {"timeout": "5s"}, "client": client, "rules": [rule]}
+    with RateLimiter(rules, storage=storage) as engine:  # by the clock of the machine, so that it really waits
         asyncio.run(main(engine))
 
 

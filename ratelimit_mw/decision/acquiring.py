@@ -68,11 +68,29 @@ class _Pause:
             clock.advance((self.until - clock.now()) / SECOND)
 
 
+@dataclass(frozen=True, slots=True)
+class _Leave:
+    """Return the concurrent places of a request that waits no longer, because its task was cancelled."""
+
+    engine: Engine
+    account: Account
+
+    def result(self) -> None:
+        self.engine.settlement.settle(self.account, self.account.end())
+
+    async def awaited(self) -> None:
+        moves = self.account.end()
+        if moves:
+            self.engine.settlement.settle_soon(self.account, moves)
+
+
 def checked_timeout(timeout: float) -> float:
     """Return a timeout in microseconds. Raises ValueError unless it is a number of seconds from 0 on."""
     if not timeout >= 0:  # NaN is refused, too
         raise ValueError(f"timeout is {timeout!r}: it has to be a number of seconds from 0 on")
-    return timeout * SECOND
+    microseconds = timeout * SECOND
+    # A ManualClock has whole microseconds, so it would never reach a part of one.
+    return microseconds if microseconds == math.inf else round(microseconds)
 
 
 def acquisition(
@@ -104,8 +122,14 @@ def acquisition(
         left = deadline - at
         if verdict.allowed:
             if verdict.delay:
-                engine.settlement.account(verdict)  # keeps the concurrent places while the request waits
-                yield _Pause(verdict.delay, moved, at + verdict.delay)
+                account = engine.settlement.account(verdict)  # keeps the concurrent places while the request waits
+                try:
+                    yield _Pause(verdict.delay, moved, at + verdict.delay)
+                except GeneratorExit:  # nothing can be awaited
+                    raise
+                except BaseException:
+                    yield _Leave(engine, account)
+                    raise
             return verdict, rules
         wait = _wait(verdict)
         if left <= 0 or wait == math.inf or (wait > left and _certain(verdict)):
