@@ -153,6 +153,21 @@ def test_the_handler_of_the_page_counts_denials(logger):
     assert names["denials"] == {"everybody": 1}
 
 
+@EACH_SHELL
+def test_a_handler_that_fails_is_logged_once_and_the_request_is_still_denied(ask, logger, caplog):
+    class Failing(logging.Handler):
+        def emit(self, record):
+            raise ValueError("a secret")
+
+    logger.setLevel(logging.INFO)
+    logger.addHandler(Failing())
+    engine = limiter("0 per minute")
+    assert [ask(engine).status for _ in range(2)] == [429, 429]
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "ratelimit_mw"]
+    assert line.startswith("a handler of the denials failed: ValueError was raised at ")
+    assert "secret" not in line
+
+
 def test_structlog_gets_the_fields_of_a_denial(logger, capsys):
     pytest.importorskip("structlog")
     exec(PYTHON[2], {})

@@ -8,12 +8,15 @@ from ratelimit_mw.clock import Clock
 from ratelimit_mw.decision.planning import Arguments, request_of
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.identity.request import Request
+from ratelimit_mw.identity.sources import described
 from ratelimit_mw.model import NEVER, SECOND
 from ratelimit_mw.process_local import lazy, lock, reset_after_fork
 from ratelimit_mw.rules.domains import Rules
 
 DENIALS = logging.getLogger("ratelimit_mw.denials")
 """The logger of denials."""
+
+_log = logging.getLogger("ratelimit_mw")
 
 _MAX_RECORDS = 10
 """The most records about one rule in a minute."""
@@ -39,6 +42,7 @@ class DenialLog:
 
     def __init__(self, clock: Clock | None) -> None:
         self._now: Callable[[], int] = _monotonic if clock is None else clock.now
+        self._failed = False
         self._counts: dict[_Subject, tuple[int, int]] = {}  # the start of the minute, and the denials since then
         reset_after_fork(self)
 
@@ -49,6 +53,8 @@ class DenialLog:
 
     def write(self, verdict: Verdict, rules: Rules, given: Request | Arguments) -> None:
         """Write one record about a denied request, unless there were too many in this minute.
+
+        It never raises: a handler of the app that fails is logged once, and the request is still answered.
 
         Args:
             verdict: the verdict that denies the request.
@@ -69,24 +75,29 @@ class DenialLog:
         retry_after = None if wait == NEVER else wait / SECOND
         identity = key[key.index("{") + 1 : -1] if key else None
         route = _route(rules, name, request)
-        DENIALS.info(
-            "denied (%s)%s%s%s%s",
-            reason,
-            f" by rule {name}" if name is not None else "",
-            f", client {identity}" if identity is not None else "",
-            f", retry after {retry_after:g} s" if retry_after is not None else "",
-            f"; {omitted} more denials were not logged" if omitted else "",
-            extra={
-                "rule": name,
-                "reason": reason,
-                "limit": verdict.limit,
-                "retry_after": retry_after,
-                "identity": identity,
-                "method": request.method or None,
-                "route": route,
-                "omitted": omitted,
-            },
-        )
+        try:
+            DENIALS.info(
+                "denied (%s)%s%s%s%s",
+                reason,
+                f" by rule {name}" if name is not None else "",
+                f", client {identity}" if identity is not None else "",
+                f", retry after {retry_after:g} s" if retry_after is not None else "",
+                f"; {omitted} more denials were not logged" if omitted else "",
+                extra={
+                    "rule": name,
+                    "reason": reason,
+                    "limit": verdict.limit,
+                    "retry_after": retry_after,
+                    "identity": identity,
+                    "method": request.method or None,
+                    "route": route,
+                    "omitted": omitted,
+                },
+            )
+        except Exception as error:  # noqa: BLE001 - a handler of the app may raise anything
+            if not self._failed:
+                self._failed = True
+                _log.error("a handler of the denials failed: %s (logged once)", described(error))
 
     def _count(self, subject: _Subject) -> int:
         """Count a denial. Returns how many were omitted since the last record; -1 if this one is omitted, too."""
