@@ -12,6 +12,7 @@ from ratelimit_mw.config.inline import reads_as_limit
 from ratelimit_mw.django.handles import DjangoHandle
 from ratelimit_mw.django.project import FINDERS
 from ratelimit_mw.django.views import ADVICE
+from ratelimit_mw.errors import ConfigurationError, Problem
 from ratelimit_mw.http.asked import asked, name_of_view
 from ratelimit_mw.http.handle import TwinHandle
 from ratelimit_mw.http.views import handle_in, rules_of_throttles
@@ -91,7 +92,9 @@ class RateLimitThrottle(BaseThrottle):
         denial = enforced.denial
         if denial is None:
             return True
-        self._wait = next((int(value) for name, value in denial.headers if name == "Retry-After"), None)
+        # A response.handler may have set a date, which the framework does not take. The response has it as it is.
+        waits = [value for name, value in denial.headers if name.lower() == "retry-after" and value.isdecimal()]
+        self._wait = int(waits[0]) if waits else None
         if isinstance(handle, DjangoHandle):  # all handles that deny are of this type
             before = handle.throttled
             if before is None or enforced.decision.retry_after >= before.decision.retry_after:
@@ -112,17 +115,27 @@ def _rule_of(scope: str, cost: int, by: str | tuple[str, ...] | None, view: type
     return asked(scope, cost, by, None).named(name_of_view(view))
 
 
-def _rules() -> list[str | InlineLimit]:
-    """What the throttles of this project ask for. A reload must keep these names from now on."""
-    return list(_rules_below(get_resolver()))
+def _rules(problems: list[Problem]) -> list[str | InlineLimit]:
+    """What the throttles of this project ask for. A reload must keep these names from now on.
+
+    Args:
+        problems: Receives the mistakes in scopes that begin as a limit.
+    """
+    found: list[str | InlineLimit] = []
+    for view in _views_below(get_resolver()):
+        try:
+            found += rules_of_throttles(view)
+        except ConfigurationError as error:
+            problems += [problem for problem in error.problems if problem not in problems]
+    return found
 
 
-def _rules_below(resolver: Any) -> Iterator[str | InlineLimit]:
+def _views_below(resolver: Any) -> Iterator[Any]:
     for pattern in resolver.url_patterns:
         if hasattr(pattern, "url_patterns"):
-            yield from _rules_below(pattern)
+            yield from _views_below(pattern)
         else:
-            yield from rules_of_throttles(pattern.callback)
+            yield pattern.callback
 
 
 FINDERS.append(_rules)

@@ -202,7 +202,7 @@ def _printable(text: str) -> str:
     return "".join(character if character.isprintable() or character == "\t" else "·" for character in text)
 
 
-def _why(error: Exception, module: str, attribute: str) -> str:
+def _why(error: Exception | SystemExit, module: str, attribute: str) -> str:
     """Say why an app cannot be imported."""
     if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
         return f"{error} in {Path.cwd()} or among the installed packages"
@@ -227,7 +227,7 @@ def imported(name: str) -> Any:
         for part in attribute.split("."):
             found = getattr(found, part)
         found = found() if factory else found
-    except Exception as error:  # noqa: BLE001 - the app's own code may raise anything
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the app's own code may raise anything, or exit
         fail(f"the app {name!r} can't be imported: {_why(error, module, attribute)}", Exit.USAGE)
     if not callable(found):
         fail(f"{name!r} is not an app: it can't be called", Exit.USAGE)

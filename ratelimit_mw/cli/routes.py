@@ -19,7 +19,7 @@ from ratelimit_mw.cli.common import (
     say_table,
 )
 from ratelimit_mw.cli.frameworks import ANY, Route, UnknownApp, django_knows_users, routes_of
-from ratelimit_mw.errors import Problem, near
+from ratelimit_mw.errors import ConfigurationError, Problem, near
 from ratelimit_mw.rules.coverage import Coverage, covered
 from ratelimit_mw.rules.domains import Examined, Rules, unknown_rule
 from ratelimit_mw.rules.path_templates import Template, text_of
@@ -45,6 +45,8 @@ def app_routes(name: str) -> list[Route]:
         fail(f"{name!r} is a function that makes an app; write --app '{name}()'", Exit.USAGE)
     try:
         return routes_of(app)
+    except ConfigurationError as error:  # a limit with a mistake, as the scope of a throttle
+        fail(f"the routes of {name!r} can't be read: {error}", Exit.PROBLEMS)
     except UnknownApp as unknown:
         frameworks = "Starlette, FastAPI, Flask and Django"
         fail(f"the routes of {name!r} can't be read: it is a {unknown}, and only {frameworks} are known", Exit.USAGE)

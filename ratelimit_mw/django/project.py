@@ -12,7 +12,7 @@ from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
-from ratelimit_mw.errors import ConfigurationError
+from ratelimit_mw.errors import ConfigurationError, Problem
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.rules.domains import declare, rule_names, unknown_rule
 from ratelimit_mw.rules.inline import InlineLimit
@@ -85,8 +85,8 @@ NAMES: set[str] = set()
 LIMITS: dict[InlineLimit, None] = {}
 """The limits in the decorators of this project."""
 
-FINDERS: list[Callable[[], Iterable[str | InlineLimit]]] = []
-"""Functions that find further rules and limits in the views of this project."""
+FINDERS: list[Callable[[list[Problem]], Iterable[str | InlineLimit]]] = []
+"""Functions that find further rules and limits in the views of this project. They add the mistakes to the list."""
 
 
 def _check(app_configs: object, **_options: object) -> list[checks.CheckMessage]:  # noqa: ARG001 - Django's interface
@@ -99,15 +99,16 @@ def _check(app_configs: object, **_options: object) -> list[checks.CheckMessage]
         return [checks.Error(str(problem), id="ratelimit_mw.E001") for problem in error.problems]
     except (ImproperlyConfigured, ImportError) as error:
         return [checks.Error(str(error), id="ratelimit_mw.E002")]
+    problems: list[Problem] = []
     found: set[str | InlineLimit] = set().union(NAMES, LIMITS)
     with suppress(Exception):  # Django's own check of the URLs reports these errors
         import_module(settings.ROOT_URLCONF)
-        found = set().union(NAMES, LIMITS, *(find() for find in FINDERS))
+        found = set().union(NAMES, LIMITS, *(find(problems) for find in FINDERS))
     if rules.source is not None:  # the rules are still to be read from their database
         return []
     known = rule_names(rules)
     unknown = sorted(rule for rule in found if isinstance(rule, str) and rule not in known)
-    problems = [unknown_rule(name, known) for name in unknown]
+    problems += [unknown_rule(name, known) for name in unknown]
     for limit in sorted(rule for rule in found if isinstance(rule, InlineLimit)):
         try:
             declare(rules, limit)

@@ -187,6 +187,7 @@ application = get_wsgi_application()
         ("app_here:make_with()", "TypeError: make_with() missing 1 required positional argument: 'name'"),
         ("app_here:app", "it is a function, and only Starlette, FastAPI, Flask and Django are known"),
         ("app_fails:app", "the app 'app_fails:app' can't be imported: RuntimeError: no database\n  {}/app_fails.py:2"),
+        ("app_ends:app", "the app 'app_ends:app' can't be imported: SystemExit: 0\n  {}/app_ends.py:1"),
     ],
 )
 def test_an_app_that_cannot_be_read_is_wrong_usage(run, app, message):
@@ -194,6 +195,7 @@ def test_an_app_that_cannot_be_read_is_wrong_usage(run, app, message):
         "number = 5\nasync def app(scope, receive, send): ...\ndef make(): ...\ndef make_with(name): ...\n", "utf-8"
     )
     Path("app_fails.py").write_text("def connect():\n    raise RuntimeError('no database')\nconnect()\n", "utf-8")
+    Path("app_ends.py").write_text("raise SystemExit(0)\n", "utf-8")
     code, printed, said = run("routes", "--app", app)
     assert (code, printed) == (2, "")
     assert said.startswith("ratelimit-mw: ")

@@ -101,6 +101,16 @@ def test_scopes_of_throttles_that_are_rules_pass(checked):
     assert (status, "no issues" in output) == (0, True), output
 
 
+def test_a_scope_that_is_a_limit_with_a_mistake_hides_no_other_error(checked):
+    throttle, view, view_set = THROTTLED.split('scope = "mail"')[:3]
+    rest = THROTTLED.split('scope = "mail"', 3)[3]
+    urls = f'{throttle}scope = "mail"{view}scope = "5 per minuet"{view_set}scope = "mial"{rest}'
+    status, output = checked(RULES, urls.replace("(RateLimitThrottle, Daily)", "(RateLimitThrottle,)"))
+    assert status == 1
+    assert "ratelimit_mw.E003) limited('5 per minuet')" in output
+    assert "ratelimit_mw.E003) the app asks for the rule 'mial', which does not exist (did you mean 'mail'?)" in output
+
+
 @pytest.mark.parametrize("place", [0, 1, 2], ids=["the throttle", "the view", "the view set"])
 def test_a_misspelt_scope_of_a_throttle_is_an_error(checked, place):
     parts = THROTTLED.split('scope = "mail"')

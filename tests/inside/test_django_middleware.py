@@ -120,6 +120,20 @@ def test_a_throttle_answers_with_the_status_of_the_denial(me, ask, rule, storage
     assert denied.headers.get("Retry-After") == ("1" if status == 503 else None)
 
 
+def with_a_date(context, decision):
+    return 429, {"Retry-After": "Fri, 31 Dec 2100 23:59:59 GMT"}, "later"
+
+
+@EACH
+def test_a_throttle_keeps_a_date_that_a_handler_sets(me, ask):
+    rule = {"name": "mail", "on_demand": True, "limit": "0 per hour"}
+    handler = {"handler": "python:tests.inside.test_django_middleware:with_a_date"}
+    with RateLimiter({"domain": "other", "rules": [rule], "response": handler}) as limiter, settings(limiter):
+        (denied,) = ask(["/throttled/class"], me)
+    assert (denied.status_code, denied.json()) == (429, {"detail": "Request was throttled."})
+    assert denied.headers["Retry-After"] == "Fri, 31 Dec 2100 23:59:59 GMT"
+
+
 @EACH
 def test_a_throttle_and_a_decorated_class_allow_everything_without_rules(me, ask):
     with settings(None):
