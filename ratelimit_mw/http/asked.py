@@ -46,7 +46,9 @@ def text_of_key(key: object) -> str:
     """Return a key as text. "" if it is absent. Raises TypeError if it is not a text, a whole number or a UUID."""
     if key is None:
         return ""
-    if isinstance(key, (str, int, UUID)) and not isinstance(key, bool):
+    if isinstance(key, str):
+        return str.__str__(key)  # an enum that is a str counts as the text that it equals
+    if isinstance(key, (int, UUID)) and not isinstance(key, bool):
         return str(key)
     raise TypeError(f"key takes a text, a whole number or a UUID, not {type(key).__name__}")
 

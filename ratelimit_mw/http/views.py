@@ -37,7 +37,7 @@ def rules_of_view(view: Any) -> Iterator[Found]:
     kind = view if isinstance(view, type) else getattr(view, "view_class", None)  # Flask and Django set `view_class`
     marks: list[Placed] = list(getattr(view, RULES_OF_VIEW, ()))
     for name in dir(kind) if isinstance(kind, type) else ():
-        marks += getattr(inspect.getattr_static(kind, name), RULES_OF_VIEW, ())
+        marks += getattr(inspect.getattr_static(kind, name, None), RULES_OF_VIEW, ())
     for placed in marks:
         yield placed.view, placed.of(kind if isinstance(placed.view, type) else placed.view)
 
@@ -131,13 +131,13 @@ def routes_below(app: Any, middleware: type, each: Callable[[Iterable[Any]], Ite
 
 def _routes(app: Any, middleware: type) -> list[Any]:
     while not hasattr(app, "routes"):
-        if isinstance(app, middleware) or not hasattr(app, "app"):
+        if isinstance(app, middleware) or getattr(app, "app", app) is app:
             return []
         app = app.app
     kinds = [getattr(each, "cls", None) for each in getattr(app, "user_middleware", ())]
     if any(isinstance(kind, type) and issubclass(kind, middleware) for kind in kinds):
         return []
-    return list(app.routes)
+    return list(app.routes) if isinstance(app.routes, Iterable) else []  # another framework's may be a method
 
 
 def handle_in(found: object, kind: type[_H], rule: str | InlineLimit, advice: str) -> _H:

@@ -32,6 +32,7 @@ class Domains(Features):
         self.source = None
         named = {name: source for part in parts for name, source in part.client.attributes.items()}
         self.client = replace(first.client, attributes=named)
+        first.inline.reserve(rule.rule.name for part in parts[1:] for rule in part.compiled)
         for part in parts:
             part.attributes.accept(named)  # check() may pass one mapping to each domain in turn
         # These attributes only read requests. Each domain hashes values with its own key.

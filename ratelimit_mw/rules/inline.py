@@ -20,7 +20,7 @@ _MAX_TEXTS = 1024
 """How many texts of limits are kept compiled in a rule set. The one that was used least recently is dropped."""
 
 _LONGEST_TEXT = 256
-"""The most characters of a limit that a function returns, so that the kept texts stay small."""
+"""The most characters of a limit that an app computes, so that the kept texts stay small."""
 
 _NEVER = "0 per hour"
 """The limit that denies every request."""
@@ -60,12 +60,16 @@ class InlineLimits:
 
     def __init__(self, named: dict[str, CompiledRule], compiler: InlineCompiler | None) -> None:
         self._named = named
-        self._of_file = frozenset(named)
+        self._of_file = set(named)
         self._compiler = compiler
         self._rules: dict[InlineLimit, CompiledRule] = {}
 
     def __iter__(self) -> Iterator[CompiledRule]:
         return iter(tuple(self._rules.values()))
+
+    def reserve(self, names: Iterable[str]) -> None:
+        """Refuse limits with these names: rules of other files have them."""
+        self._of_file.update(names)
 
     def declare(self, limit: InlineLimit) -> None:
         """Compile a limit, unless that was done before.
@@ -118,6 +122,8 @@ def with_limits(
     def with_limit(name: str, text: str) -> CompiledRule:
         if compiler is None:
             raise ValueError(f"there is no rule {quoted(name)}")
+        if len(text) > _LONGEST_TEXT:
+            raise ValueError(f"limit: {quoted(text)} is too long: a limit has at most {_LONGEST_TEXT} characters")
         rule, counters = named[name], compiler.limit("", name, text).counters
         if any(ALGORITHMS[quota.algorithm].in_flight for _, quota in counters):
             raise ValueError(f"limit: {quoted(text)} is a concurrent limit, which code can't set")

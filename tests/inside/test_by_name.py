@@ -1,5 +1,6 @@
 """Rules asked for by name, with a `key=` or a `limit=` of the app's own."""
 
+from enum import Enum
 from uuid import UUID
 
 import pytest
@@ -81,6 +82,13 @@ def test_a_key_may_be_a_number_a_uuid_or_any_text(asked, key):
     assert not asked("login", key=str(key))
 
 
+def test_a_key_that_is_an_enum_counts_as_the_text_that_it_equals(asked):
+    class Plan(str, Enum):  # noqa: UP042 - the text of a StrEnum is its value already
+        GOLD = "gold"
+
+    assert [asked("login", key=key) for key in (Plan.GOLD, "gold", Plan.GOLD)] == [True, True, False]
+
+
 @pytest.mark.parametrize("key", [None, ""])
 def test_without_a_key_the_rule_does_not_apply_as_without_a_user(asked, key):
     assert all(asked("login", key=key) for _ in range(5))
@@ -150,6 +158,11 @@ def test_a_limit_is_a_text_and_belongs_to_a_rule_that_exists(asked):
         asked("mial", limit="5 per hour")
     with pytest.raises(LookupError, match=r"'5 per hour', which does not exist \(a limit in code is written as"):
         asked("5 per hour")
+
+
+def test_a_limit_that_is_too_long_to_be_kept_is_refused(asked):
+    with pytest.raises(ValueError, match="is too long: a limit has at most 256 characters"):
+        asked("mail", limit="5 per hour" + " " * 1_000)
 
 
 def test_an_override_of_an_operator_wins_over_a_limit_in_code(asked, limiter):

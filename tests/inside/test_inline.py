@@ -173,6 +173,17 @@ def test_a_reload_that_makes_a_limit_unusable_is_refused(tmp_path):
         assert statuses(client, "/view", **{"X-Tenant": "t"}) == [429]
 
 
+def test_a_shared_limit_with_the_name_of_a_rule_of_another_domain_is_refused(tmp_path):
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.yaml").write_text(f"domain: {name}\nrules: [{{name: of-{name}, limit: 9 per hour}}]\n")
+    view = in_flask.limited("1 per hour", shared="of-two")(lambda: "x")
+    with (
+        RateLimiter(tmp_path) as limiter,
+        pytest.raises(ConfigurationError, match="in the code has the name of the rule 'of-two'"),
+    ):
+        served(limiter, view=view)
+
+
 @pytest.mark.parametrize(("word", "expected"), [("off", [200, 200, 200]), ("shadow", [200, 200, 200])])
 def test_the_kill_switch_also_holds_for_inline_limits(limiter, word, expected):
     client = served(limiter, mail=mail)

@@ -398,6 +398,25 @@ def client(app):
     return TestClient(from_one_address)
 
 
+def test_an_app_whose_routes_are_a_method_is_served():
+    class App:
+        def __init__(self, inner):
+            self.inner, self.app = inner, self
+
+        def routes(self):
+            raise AssertionError("another framework's method is not called")
+
+        async def __call__(self, scope, receive, send):
+            await self.inner(scope, receive, send)
+
+    class Around(App):
+        routes = property()  # has none
+
+    for app in (App(ok), Around(ok)):
+        around = RateLimitMiddleware(app, limiter=limiter("1 per minute"))
+        assert [serve(around, http_scope())[0]["status"] for _ in range(2)] == [200, 429]
+
+
 def test_starlette_end_to_end():
     app = Starlette(
         routes=[Route("/", remaining, methods=["GET", "HEAD"])],
