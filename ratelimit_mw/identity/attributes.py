@@ -139,6 +139,14 @@ class Attributes:
             self._readers[name] = self._source_reader(name, source)
         return self._readers[name]
 
+    def await_those_of(self, other: "Attributes") -> None:
+        """Let `resolve` also await the async functions of another domain."""
+        for name, _ in other.awaited:
+            if name.startswith(" "):  # see `source`
+                self.source(name[1:])
+            else:
+                self.reader(name)
+
     def read_alternatives(self, request: Request) -> tuple[Alternative, ...]:
         """Return the alternatives of an ambiguous request. The result is empty if all frameworks agree."""
         return request.read_alternatives(self._framework_readers) if self._framework_readers else ()

@@ -38,8 +38,7 @@ class Domains(Features):
         # These attributes only read requests. Each domain hashes values with its own key.
         self.attributes = Attributes(self.client)
         for part in parts:
-            for name, _ in part.attributes.awaited:
-                self.attributes.reader(name)
+            self.attributes.await_those_of(part.attributes)
         self.rules = tuple(rule for part in parts for rule in part.rules)
         self.load = first.load
         self.defer = first.defer
@@ -123,8 +122,8 @@ def declare(rules: Rules, limit: InlineLimit) -> None:
     """
     first = rules.parts[0]
     first.inline.declare(limit)
-    for name, _ in first.attributes.awaited if rules is not first else ():
-        rules.attributes.reader(name)
+    if rules is not first:
+        rules.attributes.await_those_of(first.attributes)
 
 
 class Examined(NamedTuple):

@@ -34,6 +34,10 @@ async def awaited(scope):
     return dict(scope["headers"]).get(b"x-limit", b"2 per minute").decode()
 
 
+async def one(scope):
+    return 1
+
+
 def config(function="of_header", storage=None, client=None, **words):
     rule = {"name": "api", "by": "ip", "limit": f"{HERE}:{function}", **words}
     return {
@@ -144,6 +148,19 @@ def test_the_function_may_be_async_under_asgi(storage, clock, function):
         with TestClient(from_address(app, "192.0.2.1")) as client:
             assert get(client, "2 per minute", 3) == [200, 200, 429]
             assert get(client, "1 per hour", 2) == [200, 429]
+
+
+@pytest.mark.parametrize("words", [f"limit: '{HERE}:awaited'", f"limit: 2 per minute, cost: '{HERE}:one'"])
+def test_an_async_function_is_awaited_if_there_are_several_domains(tmp_path, clock, words):
+    async def index(_request):
+        return PlainTextResponse("ok")
+
+    for name, own in (("a", words), ("b", "limit: 9 per minute")):
+        (tmp_path / f"{name}.yaml").write_text(f"domain: {name}\nrules: [{{name: {name}, by: ip, {own}}}]\n")
+    with RateLimiter(tmp_path, clock=clock) as limiter:
+        app = Starlette(routes=[Route("/", index)], middleware=[Middleware(Asgi, limiter=limiter)])
+        with TestClient(app) as client:
+            assert [client.get("/").status_code for _ in range(3)] == [200, 200, 429]
 
 
 def test_an_async_function_is_refused_under_wsgi():
