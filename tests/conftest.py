@@ -10,6 +10,7 @@
 Under pytest-xdist each process has servers of its own.
 """
 
+import logging
 from collections.abc import Iterator
 from contextlib import ExitStack
 
@@ -48,6 +49,11 @@ class _Pool:
 
 def pytest_unconfigure() -> None:
     dismiss()
+
+
+def pytest_runtest_setup() -> None:
+    """Set the level of the root logger, because Litestar changes it for the whole process."""
+    logging.getLogger().setLevel(logging.WARNING)
 
 
 @pytest.fixture(scope="session")

@@ -216,8 +216,6 @@ class RuleSet(Features):
         self._use(Overrides(overrides, attributes, SystemClock()) if overrides else None)
         standing = [rule for rule in rules if not rule.on_demand]
         self._index = self._indexed([rule for rule in standing if not rule.rule.messages])
-        self.messages: RuleSet | None = self._of_messages([rule for rule in standing if rule.rule.messages])
-        """The rules for the messages of a WebSocket. None if no rule limits messages."""
         self._named = {rule.rule.name: rule for rule in rules}
         self.inline = InlineLimits(self._named, inline)
         """The limits that the app declares. `plan_rule` knows their names."""
@@ -228,6 +226,8 @@ class RuleSet(Features):
             for rule in rules
             if (rule.on_demand or rule.rule.messages) and rule.match.templates
         }
+        self.messages: RuleSet | None = self._of_messages([rule for rule in standing if rule.rule.messages])
+        """The rules for the messages of a WebSocket. None if no rule limits messages."""
         self.plans: Plans | None = self._remembering(overrides)
         """A cache of plans. None if a plan depends on the time or the load, or if the request is stored."""
 
