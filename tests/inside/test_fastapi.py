@@ -1,21 +1,22 @@
 """`Depends(limited(…))` in a FastAPI app: in this process on memory, and under uvicorn on Redis."""
 
-import time
 from uuid import uuid4
 
 import pytest
 from fastapi import Depends, FastAPI, WebSocket
 from fastapi.testclient import TestClient
-from starlette.websockets import WebSocketDisconnect
-from websockets.exceptions import InvalidStatus
-from websockets.sync.client import connect
 
 from ratelimit_mw import ConfigurationError, RateLimiter
 from ratelimit_mw.asgi import RateLimitMiddleware
 from ratelimit_mw.fastapi import add_rate_limits, limited
+from tests.inside.alike import (
+    a_third_websocket_is_refused,
+    the_second_waits_for_its_turn,
+    two_are_allowed_and_the_third_is_denied_by_the_section,
+)
 from tests.inside.clients import client_of
 from tests.inside.fastapi_app import app, everywhere
-from tests.inside.rules import DENIED, RULES
+from tests.inside.rules import RULES
 from tests.shells.asking import serve, websocket_scope
 
 client = client_of(lambda: TestClient(app), uvicorn={"app": "tests.inside.fastapi_app:app", "workers": 2})
@@ -25,15 +26,7 @@ client = client_of(lambda: TestClient(app), uvicorn={"app": "tests.inside.fastap
     "path", ["/mail", "/blocking", "/own-response", "/shop/7", "/later", "/class", "/outer/inner/"]
 )
 def test_a_dependency(client, me, path):
-    answers = [client.get(path, headers=me) for _ in range(3)]
-    assert [answer.status_code for answer in answers] == [200, 200, 429]
-    assert [answer.headers["X-RateLimit-Remaining"] for answer in answers] == ["1", "0", "0"]
-    assert {answer.headers["X-RateLimit-Limit"] for answer in answers} == {"2"}
-    denied = answers[-1]
-    assert denied.json() == DENIED
-    assert denied.headers["Content-Type"] == "application/json"
-    assert denied.headers["Cache-Control"] == "no-store"
-    assert 3500 <= int(denied.headers["Retry-After"]) <= 3600
+    two_are_allowed_and_the_third_is_denied_by_the_section(client, path, me)
 
 
 def test_the_decision_and_one_charge_for_router_endpoint_and_dependency(client, me):
@@ -51,9 +44,7 @@ def test_a_cost_times_the_rule_s(client, me):
 
 
 def test_it_waits_for_its_turn(client, me):
-    began = time.monotonic()
-    assert [client.get("/turns", headers=me).status_code for _ in range(2)] == [200, 200]
-    assert time.monotonic() - began >= 0.09
+    the_second_waits_for_its_turn(client, me)
 
 
 def test_a_request_that_is_not_valid_is_charged_nothing_by_the_middleware_s_rule_only(client, me):
@@ -90,22 +81,7 @@ def test_the_openapi_tells_of_it(client):
 
 
 def test_a_websocket(client, me):
-    if isinstance(client, TestClient):
-        for left in ("1", "0"):
-            with client.websocket_connect("/socket", headers=me) as socket:
-                assert socket.receive_text() == left
-        with pytest.raises(WebSocketDisconnect) as closed, client.websocket_connect("/socket", headers=me):
-            pass
-        assert closed.value.status_code == 429
-        return
-    url = f"ws{str(client.base_url).removeprefix('http')}/socket"
-    for left in ("1", "0"):
-        with connect(url, additional_headers=me) as socket:
-            assert socket.recv() == left
-    with pytest.raises(InvalidStatus) as refused, connect(url, additional_headers=me):
-        pass
-    assert refused.value.response.status_code == 429
-    assert refused.value.response.headers["Retry-After"]
+    a_third_websocket_is_refused(client, "/socket", me)
 
 
 def test_app_wide_with_its_own_words_and_another_status(me):

@@ -1,6 +1,5 @@
 """`limited` and `enforce` in a Flask app: in this process on memory, and under gunicorn on Redis."""
 
-import time
 from uuid import uuid4
 
 import pytest
@@ -9,6 +8,11 @@ from flask.views import MethodView
 from werkzeug.exceptions import HTTPException
 
 from ratelimit_mw.flask import enforce, limited
+from tests.inside.alike import (
+    a_denied_head_request_has_the_length_of_get,
+    the_second_waits_for_its_turn,
+    two_are_allowed_and_the_third_is_denied_by_the_section,
+)
 from tests.inside.clients import client_of, in_process
 from tests.inside.rules import DENIED
 
@@ -18,15 +22,7 @@ client = client_of(lambda: in_process(APP), gunicorn={"app": APP, "workers": 2})
 
 @pytest.mark.parametrize("path", ["/mail", "/awaited/ann"])
 def test_a_decorated_view(client, me, path):
-    answers = [client.get(path, headers=me) for _ in range(3)]
-    assert [answer.status_code for answer in answers] == [200, 200, 429]
-    assert [answer.headers["X-RateLimit-Remaining"] for answer in answers] == ["1", "0", "0"]
-    assert {answer.headers["X-RateLimit-Limit"] for answer in answers} == {"2"}
-    denied = answers[-1]
-    assert denied.json() == DENIED
-    assert denied.headers["Content-Type"] == "application/json"
-    assert denied.headers["Cache-Control"] == "no-store"
-    assert 3500 <= int(denied.headers["Retry-After"]) <= 3600
+    answers = two_are_allowed_and_the_third_is_denied_by_the_section(client, path, me)
     assert answers[0].text == ("sent" if path == "/mail" else "sent to ann")
 
 
@@ -36,9 +32,7 @@ def test_other_views_know_nothing_of_it(client, me):
 
 
 def test_head(client, me):
-    answers = [client.head("/mail", headers=me) for _ in range(3)]
-    assert [(answer.status_code, answer.content) for answer in answers] == [(200, b""), (200, b""), (429, b"")]
-    assert answers[-1].headers["Content-Length"] == str(len('{"message": "2 of mail, that is all"}'))
+    a_denied_head_request_has_the_length_of_get(client, "/mail", me)
 
 
 def test_a_cost_times_the_rule_s(client, me):
@@ -61,9 +55,7 @@ def test_within_a_view(client, me):
 
 
 def test_a_class_of_views_waits_for_its_turn(client, me):
-    began = time.monotonic()
-    assert [client.get("/turns", headers=me).status_code for _ in range(2)] == [200, 200]
-    assert time.monotonic() - began >= 0.09
+    the_second_waits_for_its_turn(client, me)
 
 
 @pytest.mark.parametrize("path", ["/class", "/subclass", "/methods/ann", "/plain"])

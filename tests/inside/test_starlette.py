@@ -1,6 +1,5 @@
 """`limited` in a Starlette app: in this process on memory, and under uvicorn on Redis."""
 
-import time
 from typing import Annotated
 from uuid import uuid4
 
@@ -12,14 +11,18 @@ from starlette.endpoints import HTTPEndpoint, WebSocketEndpoint
 from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.websockets import WebSocketDisconnect
-from websockets.exceptions import InvalidStatus
-from websockets.sync.client import connect
 
 from ratelimit_mw import ConfigurationError
 from ratelimit_mw.asgi import RateLimitMiddleware
 from ratelimit_mw.fastapi import add_rate_limits
 from ratelimit_mw.fastapi import limited as limited_dependency
 from ratelimit_mw.starlette import limited
+from tests.inside.alike import (
+    a_denied_head_request_has_the_length_of_get,
+    a_third_websocket_is_refused,
+    the_second_waits_for_its_turn,
+    two_are_allowed_and_the_third_is_denied_by_the_section,
+)
 from tests.inside.clients import client_of
 from tests.inside.rules import DENIED, RULES
 from tests.inside.starlette_app import app, mail
@@ -32,15 +35,7 @@ client = client_of(lambda: TestClient(app), uvicorn={"app": "tests.inside.starle
     "path", ["/mail", "/blocking", "/partial", "/class", "/subclass", "/methods", "/both", "/mounted/mail"]
 )
 def test_a_decorated_endpoint_is_limited_and_denied_by_the_response_section(client, me, path):
-    answers = [client.get(path, headers=me) for _ in range(3)]
-    assert [answer.status_code for answer in answers] == [200, 200, 429]
-    assert [answer.headers["X-RateLimit-Remaining"] for answer in answers] == ["1", "0", "0"]
-    assert {answer.headers["X-RateLimit-Limit"] for answer in answers} == {"2"}
-    denied = answers[-1]
-    assert denied.json() == DENIED
-    assert denied.headers["Content-Type"] == "application/json"
-    assert denied.headers["Cache-Control"] == "no-store"
-    assert 3500 <= int(denied.headers["Retry-After"]) <= 3600
+    two_are_allowed_and_the_third_is_denied_by_the_section(client, path, me)
 
 
 def test_the_responses_of_the_endpoints_stay_as_they_are(client, me):
@@ -60,9 +55,7 @@ def test_other_methods_of_a_class_are_free(client, me):
 
 
 def test_a_denied_head_request_has_the_length_of_get_and_no_body(client, me):
-    answers = [client.head("/mail", headers=me) for _ in range(3)]
-    assert [(answer.status_code, answer.content) for answer in answers] == [(200, b""), (200, b""), (429, b"")]
-    assert answers[-1].headers["Content-Length"] == str(len('{"message": "2 of mail, that is all"}'))
+    a_denied_head_request_has_the_length_of_get(client, "/mail", me)
 
 
 def test_a_cost_is_multiplied_by_that_of_the_rule(client, me):
@@ -70,31 +63,14 @@ def test_a_cost_is_multiplied_by_that_of_the_rule(client, me):
 
 
 def test_an_endpoint_waits_for_its_turn(client, me):
-    began = time.monotonic()
-    assert [client.get("/turns", headers=me).status_code for _ in range(2)] == [200, 200]
-    assert time.monotonic() - began >= 0.09
+    the_second_waits_for_its_turn(client, me)
 
 
 @pytest.mark.parametrize("path", ["/socket", "/socket-class", "/socket-method"])
 def test_a_websocket_is_refused_with_a_response(client, me, path):
-    if isinstance(client, TestClient):
-        if path == "/socket-method":
-            pytest.skip("Starlette 0.40's test client sends no disconnect, for which a denied on_connect waits")
-        for left in ("1", "0"):
-            with client.websocket_connect(path, headers=me) as socket:
-                assert socket.receive_text() == left
-        with pytest.raises(WebSocketDisconnect) as closed, client.websocket_connect(path, headers=me):
-            pass
-        assert closed.value.status_code == 429
-        return
-    url = f"ws{str(client.base_url).removeprefix('http')}{path}"
-    for left in ("1", "0"):
-        with connect(url, additional_headers=me) as socket:
-            assert socket.recv() == left
-    with pytest.raises(InvalidStatus) as refused, connect(url, additional_headers=me):
-        pass
-    assert refused.value.response.status_code == 429
-    assert refused.value.response.headers["Retry-After"]
+    if isinstance(client, TestClient) and path == "/socket-method":
+        pytest.skip("Starlette 0.40's test client sends no disconnect, for which a denied on_connect waits")
+    a_third_websocket_is_refused(client, path, me)
 
 
 def test_a_websocket_that_is_accepted_is_closed_when_a_message_is_denied(me):
