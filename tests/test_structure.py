@@ -39,7 +39,6 @@ SHORT = {
 """Files under 40 lines, each with the reason."""
 
 LONG = {
-    "config/words/limit.py": "the grammar of limits, with hints for the texts of other limiters",
     "decision/explanation.py": "the values that an explanation consists of, each field documented for users",
 }
 """Files over 450 lines, each with the reason."""
@@ -125,6 +124,7 @@ def lengths():
 ADDED = {
     "config/inline.py": "the limits in decorators, read by the words of a file",
     "decision/acquiring.py": "waiting for a place, and blocks of code",
+    "config/words/limit_correction.py": "the hints for limits in the notation of other limiters",
     "config/words/limit_function.py": "limits from a function of the app",
     "decision/denials.py": "the log of denials",
     "decision/lists.py": "decisions on several lists of entries",

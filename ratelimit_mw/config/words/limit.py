@@ -19,9 +19,10 @@ from ratelimit_mw.algorithms.algorithm import Algorithm
 from ratelimit_mw.config import kinds, readers
 from ratelimit_mw.config.tree import Invalid, Items, Map, Node, Place, Problems, Scalar, kind
 from ratelimit_mw.config.word import Values, Word
+from ratelimit_mw.config.words.limit_correction import correction
 from ratelimit_mw.errors import DurationError, quoted
 from ratelimit_mw.process_local import checkpoint
-from ratelimit_mw.units import DAY, DURATION_FORM, LONGEST_NUMBER, SHORT_UNITS, UNITS, parse_duration, spell_period
+from ratelimit_mw.units import DAY, DURATION_FORM, LONGEST_NUMBER, parse_duration, spell_period
 
 DEFAULT = "sliding_window"
 """The algorithm of a rule that does not set one."""
@@ -85,21 +86,7 @@ _LONGEST_REFILL = 50 * 365 * DAY
 
 # 100 per minute, 10/2s
 _LIMIT = re.compile(r"\s*([0-9]+)\s*(?:per\s|/)(.*)", re.IGNORECASE | re.DOTALL)
-# Texts that people write instead: 5r/s, 100 requests per minute, 100 a minute. They are errors with a hint.
-_NEARLY = re.compile(
-    r"([0-9]{1,9})\s*(?:r|reqs?|requests?|hits?|calls?|times?)?\s*(?:per|/|an?\b|every|each|in)"
-    r"\s*([0-9]{1,9}\s*)?([a-z]+)\s*",
-    re.IGNORECASE,
-)
-_RPS = re.compile(r"([0-9])\s*rp([smhd])\b", re.IGNORECASE)
-# nginx: rate=10r/s burst=20 nodelay
-_NGINX = re.compile(r"\b(?:zone=\S+|nodelay|delay=\d+|rate=(?=\d)|burst[=\s:]\s*(\d{1,9}))", re.IGNORECASE)
 _CONCURRENT = re.compile(r"\s*([0-9]+)\s+([a-z]+)\s*", re.IGNORECASE)
-_NEARLY_CONCURRENT = re.compile(r"([0-9]{1,9})\s*con?c+ur+[ea]nt(?:ly|s)?\b\s*(?:requests?\b\s*)?", re.IGNORECASE)
-# What people write after a limit, instead of the key `by`: 100 per minute per ip.
-_BY = {"ip": "ip", "client": "ip", "address": "ip", "user": "user", "host": "host", "path": "path", "method": "method"}
-_WHOSE = re.compile(rf"(?:per|by|for|from|/)\s*(?:(?:an?|each|every)\s+)?({'|'.join(_BY)})\b\s*", re.IGNORECASE)
-_BETWEEN = re.compile(r"(?:and\b|[;,|&+\s])*", re.IGNORECASE)
 _SEPARATOR = re.compile(r"[;,|]")
 # 1,000: a comma within a number. Commas separate limits, so this would be read as the limits 1 and 000.
 _THOUSANDS = re.compile(r"\b[0-9]{1,3}(?:,[0-9]{3})+\b")
@@ -160,7 +147,7 @@ def parse_limit(text: str) -> tuple[Window, ...] | None:
         return tuple(_window(piece) for piece in pieces)
     except DurationError as error:
         if error.hint in (FORM, DURATION_FORM):
-            error.hint = _correction(text) or FORM
+            error.hint = correction(text) or FORM
         raise
 
 
@@ -184,49 +171,6 @@ def parse_period(text: str) -> int:
             "use a smaller unit, for example 1500ms instead of 1.5s",
         )
     return parse_duration(text)
-
-
-def _correction(text: str) -> str:
-    """Return the hint for a text that is similar to one or several limits. "" if it is not.
-
-    The hint repeats all of the text: a user who follows it must not lose one of two limits.
-    """
-    limits: list[str] = []
-    whose: set[str] = set()
-    bursts = [found for found in _NGINX.findall(text) if found]
-    delays = "=" in text and "nodelay" not in text  # as nginx's burst= does
-    bucket = next(name for name, found in ALGORITHMS.items() if found.has_burst and found.queue == delays)
-    text = _NGINX.sub(" ", _RPS.sub(r"\1 per \2", text))
-    position = _between(text, 0)
-    while position < len(text):
-        found = _NEARLY.match(text, position) or _NEARLY_CONCURRENT.match(text, position)
-        if found is None:
-            return ""
-        if found.re is _NEARLY_CONCURRENT:
-            limits.append(f"{found[1]} concurrent")
-        elif _is_unit(found[3]):
-            limits.append(f"{found[1]} per {found[2] or ''}{found[3]}")
-        else:
-            return ""
-        by = _WHOSE.match(text, found.end())
-        if by is not None:
-            whose.add(_BY[by[1].lower()])
-        position = _between(text, (by or found).end())
-    if not limits or len(whose) > 1 or len(bursts) > 1:
-        return ""
-    more = [f", and by: {name}" for name in whose]
-    more += [f", and burst: {burst} with algorithm: {bucket}" for burst in bursts]
-    return f"did you mean '{'; '.join(limits)}'{''.join(more)}?"
-
-
-def _between(text: str, position: int) -> int:
-    """Return the position of the next limit in `text`."""
-    separators = _BETWEEN.match(text, position)
-    return separators.end() if separators is not None else position
-
-
-def _is_unit(word: str) -> bool:
-    return word.lower() in SHORT_UNITS or word.lower().removesuffix("s") in UNITS
 
 
 def _whole(digits: str) -> int:

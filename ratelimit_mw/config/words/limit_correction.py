@@ -1,0 +1,67 @@
+"""The hint for a limit in the notation of another limiter, such as "5r/s", "100 requests per minute" or "10rpm".
+
+Such a text is an error. The hint is the same limit in the notation of a rules file.
+"""
+
+import re
+
+from ratelimit_mw.algorithms import ALGORITHMS
+from ratelimit_mw.units import SHORT_UNITS, UNITS
+
+# 5r/s, 100 requests per minute, 100 a minute
+_NEARLY = re.compile(
+    r"([0-9]{1,9})\s*(?:r|reqs?|requests?|hits?|calls?|times?)?\s*(?:per|/|an?\b|every|each|in)"
+    r"\s*([0-9]{1,9}\s*)?([a-z]+)\s*",
+    re.IGNORECASE,
+)
+_RPS = re.compile(r"([0-9])\s*rp([smhd])\b", re.IGNORECASE)
+# nginx: rate=10r/s burst=20 nodelay
+_NGINX = re.compile(r"\b(?:zone=\S+|nodelay|delay=\d+|rate=(?=\d)|burst[=\s:]\s*(\d{1,9}))", re.IGNORECASE)
+_NEARLY_CONCURRENT = re.compile(r"([0-9]{1,9})\s*con?c+ur+[ea]nt(?:ly|s)?\b\s*(?:requests?\b\s*)?", re.IGNORECASE)
+# What people write after a limit, instead of the key `by`: 100 per minute per ip.
+_BY = {"ip": "ip", "client": "ip", "address": "ip", "user": "user", "host": "host", "path": "path", "method": "method"}
+_WHOSE = re.compile(rf"(?:per|by|for|from|/)\s*(?:(?:an?|each|every)\s+)?({'|'.join(_BY)})\b\s*", re.IGNORECASE)
+_BETWEEN = re.compile(r"(?:and\b|[;,|&+\s])*", re.IGNORECASE)
+
+
+def correction(text: str) -> str:
+    """Return the hint for a text that is similar to one or several limits. "" if it is not.
+
+    The hint repeats all of the text: a user who follows it must not lose one of two limits.
+    """
+    limits: list[str] = []
+    whose: set[str] = set()
+    bursts = [found for found in _NGINX.findall(text) if found]
+    delays = "=" in text and "nodelay" not in text  # as nginx's burst= does
+    bucket = next(name for name, found in ALGORITHMS.items() if found.has_burst and found.queue == delays)
+    text = _NGINX.sub(" ", _RPS.sub(r"\1 per \2", text))
+    position = _between(text, 0)
+    while position < len(text):
+        found = _NEARLY.match(text, position) or _NEARLY_CONCURRENT.match(text, position)
+        if found is None:
+            return ""
+        if found.re is _NEARLY_CONCURRENT:
+            limits.append(f"{found[1]} concurrent")
+        elif _is_unit(found[3]):
+            limits.append(f"{found[1]} per {found[2] or ''}{found[3]}")
+        else:
+            return ""
+        by = _WHOSE.match(text, found.end())
+        if by is not None:
+            whose.add(_BY[by[1].lower()])
+        position = _between(text, (by or found).end())
+    if not limits or len(whose) > 1 or len(bursts) > 1:
+        return ""
+    more = [f", and by: {name}" for name in whose]
+    more += [f", and burst: {burst} with algorithm: {bucket}" for burst in bursts]
+    return f"did you mean '{'; '.join(limits)}'{''.join(more)}?"
+
+
+def _between(text: str, position: int) -> int:
+    """Return the position of the next limit in `text`."""
+    separators = _BETWEEN.match(text, position)
+    return separators.end() if separators is not None else position
+
+
+def _is_unit(word: str) -> bool:
+    return word.lower() in SHORT_UNITS or word.lower().removesuffix("s") in UNITS
