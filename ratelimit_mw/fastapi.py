@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI, HTTPException, Response, WebSocket, WebSocketException, routing
+from starlette.datastructures import MutableHeaders
 from starlette.requests import HTTPConnection, Request
 from starlette.types import ASGIApp
 
@@ -28,7 +29,7 @@ from ratelimit_mw.stores import Store
 __all__ = ["RateLimited", "add_rate_limits", "limited"]
 
 _ADVICE = "the middleware is not around this app; write ratelimit_mw.fastapi.add_rate_limits(app, config)"
-_OF_THE_BODY = frozenset({"Content-Type", "Content-Length"})
+_OF_THE_BODY = frozenset({b"content-type", b"content-length"})
 
 
 class RateLimited(HTTPException):
@@ -47,10 +48,10 @@ class RateLimited(HTTPException):
     """
 
     def __init__(self, decision: Decision, denial: Denial[str]) -> None:
-        own = {name: value for name, value in denial.headers if name not in _OF_THE_BODY}
-        super().__init__(denial.status, phrase(denial.status), own)
         self.decision = decision
         self.response = response_of(denial)
+        own = [line for line in self.response.raw_headers if line[0] not in _OF_THE_BODY]
+        super().__init__(denial.status, phrase(denial.status), MutableHeaders(raw=own))  # it keeps repeated headers
 
 
 @dataclass(frozen=True)

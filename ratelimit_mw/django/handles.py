@@ -1,5 +1,8 @@
 """The handle in `request.ratelimit`, and the responses to denied requests. This module is internal."""
 
+from collections.abc import Iterable
+from contextlib import suppress
+from http.cookies import CookieError, Morsel
 from typing import Any
 
 from asgiref.sync import sync_to_async
@@ -88,7 +91,9 @@ def reads_user(rules: Rules) -> bool:
 def answer(denial: Denial[str]) -> HttpResponse:
     """The response to a request that is denied."""
     status, headers, body = denial
-    return HttpResponse(body, status=status, reason=phrase(status), headers=dict(headers))
+    response = HttpResponse(body, status=status, reason=phrase(status))
+    _add(response, headers)
+    return response
 
 
 def add_headers(answers: Answers[str], response: HttpResponseBase, handle: DjangoHandle) -> None:
@@ -104,9 +109,41 @@ def add_headers(answers: Answers[str], response: HttpResponseBase, handle: Djang
 def add_throttled(response: HttpResponseBase, handle: DjangoHandle) -> None:
     """Add the headers of a denial by a throttle to the response of Django REST framework, which has its own body."""
     denial = handle.throttled.denial if handle.throttled is not None else None
-    for name, value in denial.headers if denial is not None else ():
-        if name not in _OF_THE_BODY and not response.has_header(name):
-            response[name] = value
+    if denial is not None:
+        own = {name.lower() for name, _ in response.items()} | _OF_THE_BODY
+        _add(response, [line for line in denial.headers if line[0].lower() not in own])
 
 
-_OF_THE_BODY = frozenset({"Content-Type", "Content-Length"})
+_OF_THE_BODY = frozenset({"content-type", "content-length"})
+
+
+def _add(response: HttpResponseBase, headers: Iterable[tuple[str, str]]) -> None:
+    """Add the headers of a denial. A `response.handler` may repeat a name, but Django has one value for each name.
+
+    The values of a repeated header are joined, which has the same meaning (RFC 9110, section 5.3). Only cookies cannot
+    be joined; Django has them apart.
+    """
+    added: set[str] = set()
+    for name, value in headers:
+        key = name.lower()
+        if key == "set-cookie":
+            cookie = _Cookie(value)
+            response.cookies[value if cookie.key in response.cookies else cookie.key] = cookie
+        else:
+            response[name] = f"{response[name]}, {value}" if key in added else value
+            added.add(key)
+
+
+class _Cookie(Morsel[str]):
+    """A cookie that is sent as the line that it was made from, with attributes that Python does not know."""
+
+    def __init__(self, line: str) -> None:
+        super().__init__()
+        self._line = line
+        name, _, value = line.partition(";")[0].partition("=")
+        with suppress(CookieError):  # the name is illegal: it is sent, but cannot be looked up
+            self.set(name.strip(), value.strip(), value.strip())
+
+    def OutputString(self, attrs: object = None) -> str:  # noqa: ARG002, N802 - the signature of the standard library
+        """Return the line."""
+        return self._line

@@ -134,6 +134,27 @@ def test_a_throttle_keeps_a_date_that_a_handler_sets(me, ask):
     assert denied.headers["Retry-After"] == "Fri, 31 Dec 2100 23:59:59 GMT"
 
 
+def with_repeated_headers(context, decision):
+    cookies = [("Set-Cookie", "a=1; Partitioned"), ("set-cookie", "b=2"), ("Set-Cookie", "b=3; Path=/cart")]
+    return 429, [*cookies, ("X-Why", "limit"), ("x-why", "again"), ("Content-Type", "text/csv")], "no"
+
+
+@pytest.mark.parametrize("path", ["/free", "/mail", "/throttled/class"])
+@EACH
+def test_a_denial_keeps_headers_that_a_handler_repeats(me, ask, path):
+    rules = [{"name": "mail", "on_demand": True, "limit": "0 per hour"}]
+    if path == "/free":
+        rules = [{"name": "all", "limit": "0 per hour"}]
+    handler = {"handler": "python:tests.inside.test_django_middleware:with_repeated_headers"}
+    with RateLimiter({"domain": "other", "rules": rules, "response": handler}) as limiter, settings(limiter):
+        (denied,) = ask([path], me)
+    assert denied.status_code == 429
+    cookies = [cookie.strip() for cookie in denied.headers.get_list("Set-Cookie")]
+    assert cookies == ["a=1; Partitioned", "b=2", "b=3; Path=/cart"]
+    assert denied.headers["X-Why"] == "limit, again"
+    assert denied.headers["Content-Type"] == ("application/json" if "throttled" in path else "text/csv")
+
+
 @EACH
 def test_a_throttle_and_a_decorated_class_allow_everything_without_rules(me, ask):
     with settings(None):

@@ -255,5 +255,16 @@ def test_a_denial_by_a_function_of_the_app_keeps_two_cookies(me):
         assert denied.headers.get_list("Set-Cookie") == ["a=1", "b=2"]
 
 
+def test_fastapi_s_own_answer_to_a_denial_keeps_two_cookies(me):
+    handler = f"python:{two_cookies.__module__}:two_cookies"
+    fast = FastAPI(dependencies=[Depends(limited_dependency("away"))])
+    fast.add_api_route("/", lambda: "sent")
+    fast.add_middleware(RateLimitMiddleware, config={**RULES, "response": {"handler": handler}}, storage="memory://")
+    with TestClient(fast) as client:
+        denied = client.get("/", headers=me)
+    assert (denied.status_code, denied.json()) == (403, {"detail": "Forbidden"})
+    assert denied.headers.get_list("Set-Cookie") == ["a=1", "b=2"]
+
+
 def two_cookies(request, decision):
     return 403, [("Set-Cookie", "a=1"), ("Set-Cookie", "b=2")], "no"
