@@ -188,6 +188,7 @@ class Rule:
         defers: True if a request that the rule denies is deferred, if possible.
         several: True if the rule has more than one limit.
         hidden: True if no header mentions the rule.
+        sent: True if a request has brought its limit along. Then its name is a text of the client.
         status: The status of its denials. None: the status of the file.
         message: The message of its denials. None: the message of the file.
         counts: Says which responses are charged. The charges of others are refunded. None: all responses are charged.
@@ -204,6 +205,7 @@ class Rule:
     defers: bool = False
     several: bool = False
     hidden: bool = False
+    sent: bool = False
     status: int | None = None
     message: str | None = None
     counts: Counts | None = None

@@ -27,6 +27,9 @@ _MAX_RULES = 1_000  # rules whose records are counted; reloads may bring new nam
 _Subject = tuple[str, ...]
 """What the records are counted for: the domain and the rule, or the reason of a denial that no rule has decided."""
 
+_SENT = "sent/"
+"""Stands for all limits of a domain that requests bring along. No escaped name of a rule has a slash."""
+
 
 class DenialLog:
     """Writes the denials of one limiter to the logger `ratelimit_mw.denials`. Threads may share it.
@@ -65,6 +68,8 @@ class DenialLog:
         key = charge.ask.key if charge is not None else ""
         reason = verdict.reason or "limited"
         subject: _Subject = tuple(key.split(":", 2)[:2]) if key else (reason,)
+        if charge is not None and charge.rule.sent:  # its name is the client's
+            subject = subject[0], _SENT
         omitted = self._count(subject)
         if omitted < 0:
             return

@@ -252,30 +252,58 @@ _PAUSE = 60 * SECOND
 """Microseconds between two log lines about one shadow rule, so that no client can flood the log."""
 
 
+_OTHERS = "(others)"
+"""The name under which the limits of requests are counted whose names are too many or too long."""
+
+_MAX_SENT = 1_000
+_LONGEST_SENT = 100
+
+
 class Shadows:
-    """Counts and logs the denials that shadow rules would have made. `denials` counts them by the name of the rule."""
+    """Counts and logs the denials that shadow rules would have made. `denials` counts them by the name of the rule.
+
+    Clients choose the names of limits that requests bring along. So only the first names are counted apart, and all
+    these limits share one log line a minute.
+    """
 
     _counting = lazy(lock)
 
     def __init__(self) -> None:
         self.denials: Counter[str] = Counter()
         self._logged_at: dict[str, int] = {}
+        self._sent: set[str] = set()
 
     def count(self, verdict: Verdict) -> None:
         """Count the denials of shadow rules in `verdict`, except rules that deny only as a group (`quota_group`)."""
         for (rule, ask), outcome in zip(verdict.charges, verdict.outcomes, strict=True):
             if ask.shadow and not outcome.allowed and not rule.quota_group:
-                self.add(rule.name, verdict.now)
+                self.add(rule.name, verdict.now, sent=rule.sent)
 
-    def add(self, rule: str, now: int) -> None:
-        """Count one denial that the rule with this name would have made at `now` (microseconds)."""
+    def add(self, rule: str, now: int, *, sent: bool = False) -> None:
+        """Count one denial that a rule would have made.
+
+        Args:
+            rule: the name of the rule.
+            now: the time in microseconds.
+            sent: whether a request has brought the limit along.
+        """
         with self._counting:
+            if sent:
+                rule = self._counted_as(rule)
             self.denials[rule] += 1
             so_far = self.denials[rule]
-            if abs(now - self._logged_at.get(rule, -_PAUSE)) < _PAUSE:
+            line = _OTHERS if sent else rule
+            if abs(now - self._logged_at.get(line, -_PAUSE)) < _PAUSE:
                 return
-            self._logged_at[rule] = now
+            self._logged_at[line] = now
         _log.info("shadow rule %s would have denied a request (%d so far)", rule, so_far)
+
+    def _counted_as(self, name: str) -> str:
+        if name not in self._sent:
+            if len(self._sent) >= _MAX_SENT or len(name) > _LONGEST_SENT:
+                return _OTHERS
+            self._sent.add(name)
+        return name
 
 
 class Storage:

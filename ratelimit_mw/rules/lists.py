@@ -139,7 +139,7 @@ def _brought(rules: RuleSet, limit: tuple[int, str], entries: Sequence[Entry]) -
 
 @lru_cache(maxsize=1024)
 def _rule(name: str, on_error: str, shadow: bool) -> Rule:
-    return Rule(name, on_error, shadow)
+    return Rule(name, on_error, shadow, sent=True)
 
 
 @lru_cache(maxsize=1024)
