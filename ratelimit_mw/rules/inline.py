@@ -51,7 +51,9 @@ class InlineCompiler(Protocol):
 
 
 class InlineLimits:
-    """The inline limits that one rule set was asked for. Each is compiled once. Iterating yields the rules.
+    """The inline limits that one rule set was asked for. Each is one rule. Iterating yields the rules.
+
+    Threads may share it.
 
     Args:
         named: The rules of the file by name. Inline limits are added.
@@ -63,6 +65,7 @@ class InlineLimits:
         self._of_file = set(named)
         self._compiler = compiler
         self._rules: dict[InlineLimit, CompiledRule] = {}
+        self._owners: dict[str, InlineLimit] = {}  # the limits by their names
 
     def __iter__(self) -> Iterator[CompiledRule]:
         return iter(tuple(self._rules.values()))
@@ -81,10 +84,17 @@ class InlineLimits:
         if limit.name in self._of_file:
             message = f"the limit {quoted(limit.limit)} in the code has the name of the rule {quoted(limit.name)}"
             raise ConfigurationError([Problem(message, hint="choose another name for shared=")])
-        for other in tuple(self._rules):
-            if other.name == limit.name and other != limit:
-                raise ConfigurationError([two_limits(limit, other)])
-        self._named[limit.name] = self._rules[limit] = self._compiler.compile(limit)
+        self._own(limit, self._owners.get(limit.name, limit))
+        made = self._compiler.compile(limit)
+        # `setdefault` is atomic: of two threads that are here at once, one has the name, and both get its rule.
+        self._own(limit, self._owners.setdefault(limit.name, limit))
+        self._rules[limit] = self._named.setdefault(limit.name, made)
+
+    @staticmethod
+    def _own(limit: InlineLimit, owner: InlineLimit) -> None:
+        """Raise ConfigurationError if another limit has the name."""
+        if owner != limit:
+            raise ConfigurationError([two_limits(limit, owner)])
 
 
 def two_limits(limit: InlineLimit, other: InlineLimit) -> Problem:

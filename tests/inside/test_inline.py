@@ -1,6 +1,8 @@
 """Limits in decorators and dependencies: `@limited("5 per minute")`, in each framework, on memory and on Redis."""
 
 import logging
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import wraps
 from typing import Annotated
 
@@ -29,6 +31,7 @@ from ratelimit_mw.asgi import RateLimitMiddleware as Asgi
 from ratelimit_mw.django import project
 from ratelimit_mw.http.asked import name_of_view
 from ratelimit_mw.http.views import rules_of_view
+from ratelimit_mw.rules.inline import InlineLimit, InlineLimits
 from ratelimit_mw.wsgi import RateLimitMiddleware
 from tests.inside.clients import from_address
 from tests.inside.test_django_middleware import awaited, blocking
@@ -265,6 +268,33 @@ def test_two_limits_that_are_shared_under_one_name_must_be_equal(limiter):
         served(limiter, one=made("1 per hour", shared="x"), two=made("2 per hour", shared="x"))
     with pytest.raises(ConfigurationError, match="has the name of the rule 'elsewhere'"):
         served(limiter, one=made("1 per hour", shared="elsewhere"))
+
+
+class Meeting:
+    """A compiler in which two threads meet, so that each declares its limit while the other does."""
+
+    def __init__(self, compiler):
+        self.compiler = compiler
+        self.both = threading.Barrier(2)
+
+    def compile(self, limit):
+        self.both.wait(30)
+        return self.compiler.compile(limit)
+
+
+@pytest.mark.parametrize(
+    ("texts", "refused"), [(("5 per hour", "5 per hour"), 0), (("5 per hour", "6 per hour"), 1)], ids=["one", "two"]
+)
+def test_two_threads_that_declare_a_name_at_once_make_one_rule_and_a_different_limit_is_refused(texts, refused):
+    named = {}
+    with RateLimiter({"domain": "shop", "rules": []}) as limiter:
+        limits = InlineLimits(named, Meeting(limiter.rules.parts[0].inline._compiler))
+    with ThreadPoolExecutor(2) as pool:
+        declared = [pool.submit(limits.declare, InlineLimit("mail", text, shared=True)) for text in texts]
+        errors = [error for each in declared if (error := each.exception(30))]
+    assert [type(error) for error in errors] == [ConfigurationError] * refused
+    assert list(limits) == list(named.values())
+    assert len(named) == 1
 
 
 def test_a_view_that_is_added_later_is_limited_and_a_bad_one_fails_alone(limiter):
