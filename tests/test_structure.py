@@ -35,6 +35,12 @@ SHORT = {
     "logs.py": "one filter",
     "rules/__init__.py": "a package's docstring",
     "stores/redis/__init__.py": "a package's docstring",
+    "service/__init__.py": "the names that users import",
+    "service/access.py": "who may ask, without tokens yet",
+    "service/admin.py": "the admin app, without routes yet",
+    "service/api.py": "the HTTP app, with two routes yet",
+    "service/servable.py": "all rules are served yet",
+    "service/state.py": "what the servers share",
 }
 """Files under 40 lines, each with the reason."""
 
@@ -148,6 +154,22 @@ ADDED = {
     "rules/lists.py": "the plan of several lists of entries",
     "rules/inline.py": "the limits in decorators, compiled once for each rule set",
     "starlette.py": "the decorator for Starlette",
+    "cli/serve.py": "the service",
+    **{
+        f"service/{name}.py": "the service"
+        for name in (
+            "__init__",
+            "access",
+            "admin",
+            "api",
+            "grpc_server",
+            "ports",
+            "runner",
+            "servable",
+            "settings",
+            "state",
+        )
+    },
 }
 """Files of capabilities that came after the count was set."""
 

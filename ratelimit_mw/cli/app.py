@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from ratelimit_mw.algorithms import ALGORITHMS
-from ratelimit_mw.cli import counters, explain, operators, routes, rules
+from ratelimit_mw.cli import counters, explain, operators, routes, rules, serve
 from ratelimit_mw.cli.common import Json, say, say_json, say_table
 from ratelimit_mw.clock import ManualClock
 from ratelimit_mw.config.file import json_schema
@@ -135,6 +135,7 @@ _COMMANDS = (
     counters.reset,
     operators.switch,
     deferral.worker,
+    serve.serve,
 )
 for command in (*_COMMANDS, schema, demo):
     app.command()(command)

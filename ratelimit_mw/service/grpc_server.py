@@ -1,0 +1,125 @@
+"""The gRPC transport of the service: grpcio's asyncio server, with health checks.
+
+This module is internal: its names may change in any release.
+"""
+
+import asyncio
+import math
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from ratelimit_mw.service.settings import Address, Settings
+from ratelimit_mw.service.state import Service
+
+NAMES = ("", "ratelimit", "envoy.service.ratelimit.v3.RateLimitService")
+"""The services whose health can be asked. envoyproxy/ratelimit has "ratelimit"."""
+
+_TRANSPORT_FACTOR = 16
+"""The transport takes messages that are longer than `max_message` by this factor, so that they can be counted."""
+
+
+class GrpcServer:
+    """The gRPC port of the service.
+
+    Args:
+        service: What the servers of the process share.
+        address: Where to listen.
+    """
+
+    def __init__(self, service: Service, address: Address) -> None:
+        self._service = service
+        self._address = address
+        self._health = _Health()
+        self._server = grpc.aio.server(options=_options(service.settings))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+
+    async def start(self) -> Address:
+        """Listen, and return the address with the port that was chosen.
+
+        Raises:
+            RuntimeError: The address cannot be bound.
+        """
+        settings, target = self._service.settings, str(self._address)
+        if settings.tls_cert is not None and settings.tls_key is not None and not self._address.path:
+            credentials = _credentials(settings.tls_cert, settings.tls_key, settings.client_ca)
+            port = self._server.add_secure_port(target, credentials)
+        else:
+            port = self._server.add_insecure_port(target)
+        await self._server.start()
+        return self._address if self._address.path else self._address._replace(port=port)
+
+    async def tell_health(self, *, serving: bool) -> None:
+        """Answer health checks by this, and tell the clients that watch."""
+        await self._health.set(serving=serving)
+
+    async def stop(self, grace: float) -> None:
+        """Take no more requests. Those under way have `grace` seconds to end."""
+        await self._health.close()
+        await self._server.stop(grace)
+
+
+def _options(settings: Settings) -> list[tuple[str, int]]:
+    options = [
+        ("grpc.so_reuseport", 0),  # it would hide that the port is taken
+        ("grpc.max_receive_message_length", settings.max_message * _TRANSPORT_FACTOR),
+    ]
+    if math.isfinite(settings.max_connection_age):
+        options += [
+            ("grpc.max_connection_age_ms", math.ceil(settings.max_connection_age * 1000)),
+            ("grpc.max_connection_age_grace_ms", math.ceil(settings.grace * 1000)),
+        ]
+    return options
+
+
+def _credentials(certificate: Path, key: Path, client_ca: Path | None) -> grpc.ServerCredentials:
+    pair = key.read_bytes(), certificate.read_bytes()
+    authorities = None if client_ca is None else client_ca.read_bytes()
+    return grpc.ssl_server_credentials(
+        [pair], root_certificates=authorities, require_client_auth=authorities is not None
+    )
+
+
+class _Health(health_pb2_grpc.HealthServicer):
+    """The health of the service: Check, and Watch until the service has drained.
+
+    The servicer of grpcio-health-checking forgets all that watch a name when one of them leaves. And its watchers never
+    end, so that a drain would always take the whole grace.
+    """
+
+    def __init__(self) -> None:
+        self._status: int = health_pb2.HealthCheckResponse.NOT_SERVING
+        self._closed = False
+        self._changed = asyncio.Condition()
+
+    async def set(self, *, serving: bool) -> None:
+        """Say whether the service takes requests."""
+        response = health_pb2.HealthCheckResponse
+        async with self._changed:
+            self._status = response.SERVING if serving else response.NOT_SERVING
+            self._changed.notify_all()
+
+    async def close(self) -> None:
+        """End all watches."""
+        async with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    async def Check(self, request: Any, context: Any) -> Any:  # noqa: N802 - a name of the protocol
+        if request.service not in NAMES:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "this service does not exist here")
+        return health_pb2.HealthCheckResponse(status=self._status)
+
+    async def Watch(self, request: Any, context: Any) -> None:  # noqa: N802
+        unknown = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+        told = None
+        async with self._changed:
+            while not self._closed:
+                status = self._status if request.service in NAMES else unknown
+                if status != told:
+                    told = status
+                    await context.write(health_pb2.HealthCheckResponse(status=status))
+                await self._changed.wait()

@@ -1,0 +1,222 @@
+"""The life of the service: from bound ports to the last answer.
+
+HTTP, admin and gRPC run on one event loop of one process. The service handles signals itself: it drains first, and then
+lets the servers stop. (uvicorn closes its port first, so clients could not read "not ready".)
+
+This module is internal, except for `serve`.
+"""
+
+import asyncio
+import contextlib
+import logging
+import math
+import os
+import signal
+import socket
+import ssl
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import uvicorn
+
+from ratelimit_mw.errors import ConfigurationError, Problem, StoreUnavailable
+from ratelimit_mw.limiter import RateLimiter
+from ratelimit_mw.service import ports
+from ratelimit_mw.service.access import Access
+from ratelimit_mw.service.admin import admin_app
+from ratelimit_mw.service.api import http_app
+from ratelimit_mw.service.grpc_server import GrpcServer
+from ratelimit_mw.service.servable import require_servable
+from ratelimit_mw.service.settings import Address, Settings
+from ratelimit_mw.service.state import Service
+
+logger = logging.getLogger("ratelimit_mw.service")
+
+_STOPS = (signal.SIGTERM, signal.SIGINT)
+_CLOSE = (b"connection", b"close")
+
+
+def serve(settings: Settings) -> None:
+    """Serve until a SIGTERM or SIGINT, and then until all requests under way are answered.
+
+    A second signal ends the process at once. SIGHUP looks for newer rules at once.
+
+    Args:
+        settings: The settings.
+
+    Raises:
+        ConfigurationError: The service cannot start. The error has every reason. No port was opened.
+        StoreUnavailable: The rules are in a database that does not answer.
+    """
+    service, sockets = prepare(settings)
+    try:
+        asyncio.run(_Runner(service, sockets).run())
+    finally:
+        for address in settings.addresses.values():
+            ports.release(address)
+
+
+def prepare(settings: Settings) -> tuple[Service, Mapping[str, socket.socket]]:
+    """Return the service and its bound sockets by name, or raise ConfigurationError with every reason against it."""
+    problems: list[Problem] = []
+    access, limiter, sockets = None, None, None
+    try:
+        access = Access(settings)
+    except ConfigurationError as error:
+        problems += error.problems
+    try:
+        limiter = RateLimiter(settings.rules, storage=settings.storage)
+        if not settings.ignore_unservable:
+            limiter.require(require_servable)
+    except ConfigurationError as error:
+        problems += error.problems
+    try:
+        sockets = ports.bind(settings.addresses)
+    except ConfigurationError as error:
+        problems += error.problems
+    if access is None or limiter is None or sockets is None or problems:
+        for each in (sockets or {}).values():
+            each.close()
+        if limiter is not None:
+            limiter.close()
+        raise ConfigurationError(problems)
+    return Service(settings, limiter, access), sockets
+
+
+class _HttpServer(uvicorn.Server):
+    """One uvicorn server, whose signals the service handles."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listening = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.listening.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    def close_connections(self) -> None:
+        """End each connection after its next response, so that its client connects elsewhere."""
+        self.config.encoded_headers.append(_CLOSE)
+        self.server_state.default_headers = [*self.server_state.default_headers, _CLOSE]
+
+
+class _Runner:
+    """The servers of one process."""
+
+    def __init__(self, service: Service, sockets: Mapping[str, socket.socket]) -> None:
+        self._service = service
+        self._sockets = dict(sockets)
+        self._stopping = asyncio.Event()
+        self._grpc: GrpcServer | None = None
+        self._http: dict[str, tuple[_HttpServer, asyncio.Task[None]]] = {}
+        self._reloads: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Serve until a signal, then drain."""
+        loop = asyncio.get_running_loop()
+        for number in _STOPS:
+            loop.add_signal_handler(number, self._stop, number)
+        loop.add_signal_handler(signal.SIGHUP, self._reload)
+        try:
+            await self._start()
+            await self._stopping.wait()
+            await self._drain()
+        finally:
+            await self._service.limiter.aclose()
+        logger.info("stopped")
+
+    async def _start(self) -> None:
+        service = self._service
+        service.limiter.engine.current()  # begins to watch the rules and the overrides
+        await service.limiter.engine.aconnect()
+        served = {}
+        for name, app in (("http", http_app), ("admin", admin_app)):
+            if name in self._sockets:
+                served[name] = await self._start_http(name, app(service))
+        if "grpc" in self._sockets:
+            address = service.settings.addresses["grpc"]
+            probe = self._sockets.pop("grpc")
+            chosen = ports.bound_address(probe, address)
+            probe.close()  # grpcio binds its port itself
+            ports.release(address)
+            self._grpc = GrpcServer(service, chosen)
+            served["grpc"] = await self._grpc.start()
+            await self._grpc.tell_health(serving=True)
+        service.started = True
+        logger.info("ready: %s", ", ".join(f"{name} at {served[name]}" for name in sorted(served)))
+
+    async def _start_http(self, name: str, app: Any) -> Address:
+        found, address = self._sockets[name], self._service.settings.addresses[name]
+        server = _HttpServer(_config(self._service.settings, name, address, app))
+        task = asyncio.create_task(server.serve([found]))
+        listening = asyncio.create_task(server.listening.wait())
+        await asyncio.wait((task, listening), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            listening.cancel()
+            await task  # raises why it could not start
+        self._http[name] = server, task
+        return ports.bound_address(found, address)
+
+    def _stop(self, number: int) -> None:
+        if self._stopping.is_set():
+            logger.warning("a second signal: the service ends at once")
+            logging.shutdown()
+            os._exit(128 + number)
+        self._stopping.set()
+
+    def _reload(self) -> None:
+        task = asyncio.create_task(self._look())
+        self._reloads.add(task)
+        task.add_done_callback(self._reloads.discard)
+
+    async def _look(self) -> None:
+        with contextlib.suppress(ConfigurationError):  # the limiter logs them
+            try:
+                await self._service.limiter.areload()
+            except StoreUnavailable as error:
+                logger.warning("the rules can't be read: %s", error)
+
+    async def _drain(self) -> None:
+        """Say that the service is not ready, answer everything that was accepted, and close the ports."""
+        settings = self._service.settings
+        logger.info("draining")
+        self._service.draining = True
+        if self._grpc is not None:
+            await self._grpc.tell_health(serving=False)
+        for server, _ in self._http.values():
+            server.close_connections()
+        await asyncio.sleep(settings.drain)
+        closing = [self._close_http(name) for name in self._http if name != "admin"]
+        if self._grpc is not None:
+            closing.append(self._grpc.stop(settings.grace))
+        await asyncio.gather(*closing)
+        if "admin" in self._http:  # last, so that an operator can watch the end
+            await self._close_http("admin")
+
+    async def _close_http(self, name: str) -> None:
+        server, task = self._http[name]
+        server.should_exit = True
+        await task
+
+
+def _config(settings: Settings, name: str, address: Address, app: Any) -> uvicorn.Config:
+    tls: dict[str, Any] = {}
+    if settings.tls_cert is not None and not address.path:
+        tls = {"ssl_certfile": settings.tls_cert, "ssl_keyfile": settings.tls_key}
+        if settings.client_ca is not None and name != "admin":
+            tls |= {"ssl_ca_certs": str(settings.client_ca), "ssl_cert_reqs": ssl.CERT_REQUIRED}
+    return uvicorn.Config(
+        app,
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,  # `/auth` needs to see the proxy itself
+        server_header=False,
+        ws="none",
+        timeout_graceful_shutdown=math.ceil(settings.grace),
+        **tls,
+    )
