@@ -1,0 +1,333 @@
+"""What the tests of envoyproxy/ratelimit ask of their service, asked of ours: in our words, with our answers.
+
+Each case names the test of theirs that has its situation (of test/service/ratelimit_test.go,
+test/redis/fixed_cache_impl_test.go or integration-test/scripts). An answer that differs on purpose has a comment, and a
+row in the table "Where the answers differ" of docs/moving-from-envoy-ratelimit.md.
+
+The messages are those of Envoy. Time stands still until a case moves it.
+"""
+
+from typing import NamedTuple
+
+import pytest
+
+from ratelimit_mw import ManualClock, RateLimiter
+from tests.proxies.wire import answer, over, passed
+
+AT = 2222
+"""A time of day, 58 seconds before the end of a minute."""
+
+ONE = """
+  - {key: foo, value: bar, rate_limit: {unit: minute, requests_per_unit: 1, name: one}}
+"""
+SHADOW = """
+  - {key: foo, rate_limit: {unit: minute, requests_per_unit: 1}, shadow_mode: true}
+  - {key: hello, rate_limit: {unit: minute, requests_per_unit: 1}}
+"""
+UNLIMITED = """
+  - {key: foo, rate_limit: {unit: minute, requests_per_unit: 10}}
+  - {key: baz, rate_limit: {unlimited: true}}
+"""
+TENS = """
+  - {key: second, rate_limit: {unit: second, requests_per_unit: 10}}
+  - {key: hour, rate_limit: {unit: hour, requests_per_unit: 10}}
+  - key: nested
+    descriptors:
+      - {key: sub, rate_limit: {unit: minute, requests_per_unit: 10}}
+      - {key: daily, rate_limit: {unit: day, requests_per_unit: 10}}
+"""
+TWO_HOURS = """
+  - {key: key4, rate_limit: {unit: hour, requests_per_unit: 15}}
+  - {key: key5, rate_limit: {unit: hour, requests_per_unit: 14}}
+"""
+QUOTAS = """
+  - {key: quota1, rate_limit: {unit: minute, requests_per_unit: 1}, quota_mode: true}
+  - {key: quota2, rate_limit: {unit: minute, requests_per_unit: 2}, quota_mode: true}
+  - {key: regular, rate_limit: {unit: minute, requests_per_unit: 1}}
+"""
+SERVICES = """
+  - {key: service, value: "1", rate_limit: {unit: minute, requests_per_unit: 1}, quota_mode: true}
+  - {key: service, value: "2", rate_limit: {unit: minute, requests_per_unit: 2}, quota_mode: true}
+"""
+WILDCARD = """
+  - key: foo
+    value: "*"
+    descriptors:
+      - {key: baz, value: not-so-shady, rate_limit: {unit: minute, requests_per_unit: 3}}
+      - {key: baz, value: shady, rate_limit: {unit: minute, requests_per_unit: 3}, shadow_mode: true}
+  - {key: unspec, detailed_metric: true, rate_limit: {unit: minute, requests_per_unit: 2}}
+"""
+REPLACES = """
+  - key: foo
+    descriptors:
+      - {key: bar, value: banned, rate_limit: {unit: minute, requests_per_unit: 0, name: banned_limit}}
+      - {key: bar, value: ann, rate_limit: {unit: minute, requests_per_unit: 1, name: ann}}
+  - key: from
+    value: proxy
+    descriptors:
+      - key: to
+        value: override
+        rate_limit: {unit: minute, requests_per_unit: 2, replaces: [{name: banned_limit}]}
+      - key: to
+        value: ann
+        rate_limit: {unit: minute, requests_per_unit: 2, replaces: [{name: ann}]}
+      - {key: to, value: fake, rate_limit: {unit: minute, requests_per_unit: 2, name: fake_name}}
+  - key: category
+    value: account
+    rate_limit: {unit: minute, requests_per_unit: 4, replaces: [{name: ann}, {name: fake_name}]}
+"""
+
+FAKE = ["foo=my bar=ann", "from=proxy to=fake"]
+OTHER = ["foo=other bar=other", "from=proxy to=fake"]
+
+
+class Step(NamedTuple):
+    """A request, and its answer.
+
+    Attributes:
+        descriptors: Each is a text: "foo=bar baz=shady". A number in front of it is its own hits: "0 service=1".
+        statuses: What is expected of each descriptor, in their order.
+        hits: The `hits_addend` of the request.
+        later: The seconds that pass before the request.
+        overall: The expected code, if it is not that of the statuses.
+    """
+
+    descriptors: list[str]
+    statuses: list[str]
+    hits: int = 0
+    later: float = 0
+    overall: str = ""
+
+
+@pytest.fixture
+def shop(tmp_path):
+    """Makes a limiter with these descriptors, whose clock stands still."""
+    made = []
+
+    def make(descriptors, *, clock, storage="memory://", more=""):
+        path = tmp_path / "ratelimits.yaml"
+        path.write_text(f"domain: shop\nclient: {{secret: s}}\n{more}descriptors:{descriptors}")
+        limiter = RateLimiter(path, storage=storage, clock=clock)
+        made.append(limiter)
+        return limiter
+
+    yield make
+    for limiter in made:
+        limiter.close()
+
+
+NO_LIMIT = passed()
+CASES = {
+    # test/service/ratelimit_test.go
+    "TestService: a descriptor without a limit passes": (ONE, [Step(["hello=world"], [NO_LIMIT])]),
+    "TestService: one exhausted limit denies the request": (
+        ONE,
+        [
+            Step(["foo=bar", "hello=world"], [passed("1/MINUTE one", 0, 58), NO_LIMIT]),
+            Step(["foo=bar", "hello=world"], [over("1/MINUTE one", 0, 58), NO_LIMIT]),
+            Step(["hello=world", "foo=bar"], [NO_LIMIT, over("1/MINUTE one", 0, 58)]),
+        ],
+    ),
+    "TestRuleShadowMode: a limit in shadow mode denies nothing": (
+        SHADOW,
+        [
+            Step(["foo=bar"], [passed("1/MINUTE", 0, 58)]),
+            Step(["foo=bar", "foo=other"], [passed("1/MINUTE", 0, 58)] * 2),
+        ],
+    ),
+    "TestMixedRuleShadowMode: another limit still denies": (
+        SHADOW,
+        [
+            Step(["foo=bar", "hello=world"], [passed("1/MINUTE", 0, 58), passed("1/MINUTE", 0, 58)]),
+            Step(["foo=bar", "hello=world"], [passed("1/MINUTE", 0, 58), over("1/MINUTE", 0, 58)]),
+        ],
+    ),
+    "TestUnlimited: an unlimited descriptor has the largest remaining number": (
+        UNLIMITED,
+        [
+            Step(
+                ["foo=bar", "hello=world", "baz=qux"],
+                [passed("10/MINUTE", 9, 58), NO_LIMIT, passed(remaining=2**32 - 1)],
+            )
+        ],
+    ),
+    "TestServicePerDescriptorQuotaMode: a quota that is left does not help a limit that is exhausted": (
+        QUOTAS,
+        [
+            Step(["regular=limit"], [passed("1/MINUTE", 0, 58)]),
+            Step(["regular=limit", "quota1=limit"], [over("1/MINUTE", 0, 58), passed("1/MINUTE", 1, 58)]),
+        ],
+    ),
+    "TestServiceMixedPerDescriptorModes: the only quota denies like a limit": (
+        QUOTAS,
+        [
+            Step(["quota1=limit"], [passed("1/MINUTE", 0, 58)]),
+            Step(["regular=limit", "quota1=limit"], [passed("1/MINUTE", 1, 58), over("1/MINUTE", 0, 58)]),
+        ],
+    ),
+    "TestServiceMixedPerDescriptorModesUnderLimit: both pass": (
+        QUOTAS,
+        [Step(["regular=limit", "quota1=limit"], [passed("1/MINUTE", 0, 58), passed("1/MINUTE", 0, 58)])],
+    ),
+    "TestServiceQuotaModeOnly…: a request passes as long as one of its quotas is left": (
+        QUOTAS,
+        [
+            Step(["quota1=a", "quota2=a"], [passed("1/MINUTE", 0, 58), passed("2/MINUTE", 1, 58)]),
+            # Theirs says OVER_LIMIT of the first quota here, although the request passes.
+            Step(["quota1=a", "quota2=a"], [passed("1/MINUTE", 0, 58), passed("2/MINUTE", 0, 58)]),
+            Step(["quota1=a", "quota2=a"], [over("1/MINUTE", 0, 58), over("2/MINUTE", 0, 58)]),
+        ],
+    ),
+    # test/redis/fixed_cache_impl_test.go
+    "TestRedis: a limit is counted per second": (
+        TENS,
+        [
+            Step(["second=a"], [passed("10/SECOND", 6, 1)], hits=4),
+            Step(["second=a"], [passed("10/SECOND", 5, 1)]),
+            Step(["second=a"], [passed("10/SECOND", 9, 1)], later=1),
+        ],
+    ),
+    "TestRedis: a descriptor without a limit may have 0 hits of its own": (
+        TENS,
+        [
+            Step(["0 nested=a", "10 nested=a sub=b"], [NO_LIMIT, passed("10/MINUTE", 0, 58)]),
+            # Theirs takes hits of a descriptor even if it is full, and denies. Ours takes them, into debt, once.
+            Step(["0 nested=a", "1 nested=a sub=b"], [NO_LIMIT, passed("10/MINUTE", 0, 58)]),
+            Step(["0 nested=a", "1 nested=a sub=b"], [NO_LIMIT, over("10/MINUTE", 0, 58)]),
+        ],
+    ),
+    "TestRedis: 0 hits are denied above the limit, and take nothing": (
+        TENS,
+        [
+            Step(["11 hour=a", "13 nested=a daily=b"], [passed("10/HOUR", 0, 1378), passed("10/DAY", 0, 84178)]),
+            Step(["0 hour=a", "1 nested=a daily=b"], [over("10/HOUR", 0, 1378), over("10/DAY", 0, 84178)]),
+        ],
+    ),
+    "TestNearLimit: hits are taken as a whole": (
+        """
+  - {key: key5, rate_limit: {unit: second, requests_per_unit: 20}}
+  - {key: key6, rate_limit: {unit: second, requests_per_unit: 8}}
+  - {key: key10, rate_limit: {unit: second, requests_per_unit: 10}}
+""",
+        [
+            Step(["key5=a"], [passed("20/SECOND", 18, 1)], hits=2),
+            Step(["key5=a"], [passed("20/SECOND", 15, 1)], hits=3),
+            Step(["key6=a"], [passed("8/SECOND", 3, 1)], hits=5),
+            Step(["key6=a"], [passed("8/SECOND", 1, 1)], hits=2),
+            Step(["key5=a"], [passed("20/SECOND", 1, 1)], hits=14),
+            # Theirs counts denied hits, so nothing remains. Ours says what remains for fewer hits.
+            Step(["key5=a"], [over("20/SECOND", 1, 1)], hits=3),
+            Step(["key5=a"], [over("20/SECOND", 1, 1)], hits=7),
+            Step(["key5=a"], [passed("20/SECOND", 0, 1)], hits=1),
+            Step(["key10=a"], [over("10/SECOND", 10, 0)], hits=30),  # never admitted
+        ],
+    ),
+    "TestOverLimitWithStopCacheKeyIncrementWhenOverlimitConfig: a denied request charges no counter": (
+        TWO_HOURS,
+        [
+            Step(["key4=a", "key5=a"], [passed("15/HOUR", 4, 1378), passed("14/HOUR", 3, 1378)], hits=11),
+            Step(["key4=a", "key5=a"], [passed("15/HOUR", 2, 1378), passed("14/HOUR", 1, 1378)], hits=2),
+            Step(["key4=a", "key5=a"], [passed("15/HOUR", 2, 1378), over("14/HOUR", 1, 1378)], hits=2),
+            Step(["key4=a", "key5=b"], [passed("15/HOUR", 0, 1378), passed("14/HOUR", 12, 1378)], hits=2),
+        ],
+    ),
+    # integration-test/scripts
+    "simple-get.sh, trigger-ratelimit.sh: three requests pass": (
+        WILDCARD,
+        [
+            *[Step(["foo=pelle baz=not-so-shady"], [passed("3/MINUTE", left, 58)]) for left in (2, 1, 0)],
+            *[Step(["foo=pelle baz=not-so-shady"], [over("3/MINUTE", 0, 58)])] * 2,
+            Step(["foo=test baz=not-so-shady"], [passed("3/MINUTE", 2, 58)]),
+            Step(["foo=pelle baz=not-so-shady"], [passed("3/MINUTE", 2, 60)], later=58),
+        ],
+    ),
+    "trigger-shadow-mode-key.sh: all requests pass, and nothing remains": (
+        WILDCARD,
+        [Step(["foo=pelle baz=shady"], [passed("3/MINUTE", left, 58)]) for left in (2, 1, 0, 0, 0, 0)],
+    ),
+    "value-included-in-stats-key-when-unspecified.sh: each value has a counter": (
+        WILDCARD,
+        [
+            *[Step(["unspec=unspecified_value"], [passed("2/MINUTE", left, 58)]) for left in (1, 0)],
+            Step(["unspec=unspecified_value"], [over("2/MINUTE", 0, 58)]),
+            Step(["unspec=other"], [passed("2/MINUTE", 1, 58)]),
+        ],
+    ),
+    "quota.sh: two requests pass, and again after a minute": (
+        SERVICES,
+        [
+            Step(["service=1", "service=2"], [passed("1/MINUTE", 0, 58), passed("2/MINUTE", 1, 58)]),
+            Step(["service=1", "service=2"], [passed("1/MINUTE", 0, 58), passed("2/MINUTE", 0, 58)]),
+            Step(["service=1", "service=2"], [over("1/MINUTE", 0, 58), over("2/MINUTE", 0, 58)]),
+            Step(["service=1", "service=2"], [passed("1/MINUTE", 0, 60), passed("2/MINUTE", 1, 60)], later=58),
+        ],
+    ),
+    "token-quota.sh: a quota is asked with 0 hits, and charged one hit after the response, into debt": (
+        SERVICES,
+        [
+            Step(["0 service=2"], [passed("2/MINUTE", 2, 58)]),
+            Step(["1 service=2"], [passed("2/MINUTE", 1, 58)]),
+            Step(["1 service=2"], [passed("2/MINUTE", 0, 58)]),
+            Step(["0 service=2"], [passed("2/MINUTE", 0, 58)]),
+            Step(["1 service=2"], [passed("2/MINUTE", 0, 58)]),  # the third, which does not fit
+            Step(["0 service=2"], [over("2/MINUTE", 0, 58)]),
+            Step(["0 service=2"], [passed("2/MINUTE", 2, 60)], later=58),
+        ],
+    ),
+    "multiservice-tokenquota.sh: a request passes until the quotas of both services are in debt": (
+        SERVICES,
+        [
+            Step(["2 service=1"], [passed("1/MINUTE", 0, 58)]),
+            # Theirs says OVER_LIMIT of the first here, and sends the metadata of the quota that is left.
+            Step(["0 service=1", "0 service=2"], [passed("1/MINUTE", 0, 58), passed("2/MINUTE", 2, 58)]),
+            Step(["3 service=2"], [passed("2/MINUTE", 0, 58)]),
+            Step(["0 service=1", "0 service=2"], [over("1/MINUTE", 0, 58), over("2/MINUTE", 0, 58)]),
+        ],
+    ),
+    "replaces.sh: a limit that replaces one of 0 admits its own number": (
+        REPLACES,
+        [
+            Step(["foo=b bar=banned"], [over("0/MINUTE banned_limit", 0, 0)]),
+            Step(["foo=b bar=banned", "from=proxy to=mock"], [over("0/MINUTE banned_limit", 0, 0), NO_LIMIT]),
+            Step(["foo=b bar=banned", "from=proxy to=override"], [NO_LIMIT, passed("2/MINUTE", 1, 58)]),
+            Step(["foo=b bar=banned", "from=proxy to=override"], [NO_LIMIT, passed("2/MINUTE", 0, 58)]),
+            Step(["foo=b bar=banned", "from=proxy to=override"], [NO_LIMIT, over("2/MINUTE", 0, 58)]),
+        ],
+    ),
+    "replaces.sh: a limit that is replaced is not charged": (
+        REPLACES,
+        [
+            Step(["foo=my bar=ann", "from=proxy to=ann"], [NO_LIMIT, passed("2/MINUTE", 1, 58)]),
+            Step(["foo=my bar=ann", "from=proxy to=ann"], [NO_LIMIT, passed("2/MINUTE", 0, 58)]),
+            Step(["foo=my bar=ann", "from=proxy to=ann"], [NO_LIMIT, over("2/MINUTE", 0, 58)]),
+            Step(["foo=my bar=ann", "from=proxy to=other"], [passed("1/MINUTE ann", 0, 58), NO_LIMIT]),
+            Step(["foo=my bar=ann", "from=proxy to=other"], [over("1/MINUTE ann", 0, 58), NO_LIMIT]),
+            Step(["foo=my bar=ann", "from=proxy to=ann"], [NO_LIMIT, over("2/MINUTE", 0, 58)]),
+        ],
+    ),
+    "replaces.sh: one limit may replace several": (
+        REPLACES,
+        [
+            *[
+                Step([*FAKE, "category=account"], [NO_LIMIT, NO_LIMIT, passed("4/MINUTE", left, 58)])
+                for left in (3, 2, 1, 0)
+            ],
+            Step([*FAKE, "category=account"], [NO_LIMIT, NO_LIMIT, over("4/MINUTE", 0, 58)]),
+            Step(["foo=foo_2 bar=ann"], [passed("1/MINUTE ann", 0, 58)]),
+            Step(["foo=foo_2 bar=ann"], [over("1/MINUTE ann", 0, 58)]),
+            *[Step([*OTHER], [NO_LIMIT, passed("2/MINUTE fake_name", left, 58)]) for left in (1, 0)],
+            Step([*OTHER], [NO_LIMIT, over("2/MINUTE fake_name", 0, 58)]),
+        ],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("descriptors", "steps"), CASES.values(), ids=CASES)
+def test_the_answers_are(descriptors, steps, shop, storage):
+    clock = ManualClock(AT)
+    limiter = shop(descriptors, clock=clock, storage=storage)
+    for number, step in enumerate(steps):
+        clock.advance(step.later)
+        found = answer(limiter, step.descriptors, step.hits)
+        denied = any(status.startswith("OVER_LIMIT") for status in step.statuses)
+        assert found == ["OVER_LIMIT" if denied else "OK", *step.statuses], f"step {number}"
