@@ -7,10 +7,10 @@ import pytest
 from ratelimit_mw import ManualClock, RateLimiter
 from ratelimit_mw.identity.http_request import WsgiRequest
 from ratelimit_mw.model import Ask, Quota
+from ratelimit_mw.stores.breaker import Breaker
 from ratelimit_mw.stores.lease_store import Leases
 from ratelimit_mw.stores.memory import MemoryStore
 from ratelimit_mw.stores.redis.records import CommandClient
-from ratelimit_mw.stores.redis.store import Breaker
 from ratelimit_mw.wsgi import RateLimitMiddleware
 from tests.support.interrupts import at_every_line
 from tests.support.patience import eventually

@@ -128,6 +128,8 @@ def lengths():
 
 
 ADDED = {
+    "stores/breaker.py": "the circuit breaker, which was in stores/redis/store.py",
+    "stores/counters.py": "the decision in Python, which was in stores/memory.py",
     "config/inline.py": "the limits in decorators, read by the words of a file",
     "decision/acquiring.py": "waiting for a place, and blocks of code",
     "config/words/limit_correction.py": "the hints for limits in the notation of other limiters",

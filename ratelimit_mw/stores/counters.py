@@ -1,0 +1,179 @@
+"""The decision of the stores that decide in Python, over counters wherever they are, and what they keep of a counter.
+
+The value of a counter is a stamp, followed by the state of its algorithm. The stamp is the time in microseconds at
+which the counter is as if unused, and the share of its limit that is used (0 to 255).
+"""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from operator import itemgetter
+from struct import Struct
+
+from ratelimit_mw.algorithms import DECIDE_ALL, REFUND, ban, widened
+from ratelimit_mw.model import Ask, Outcome, Quota
+from ratelimit_mw.stores.base import Intent
+
+STAMP = Struct(">QB")  # big-endian, so that values sort by their time
+STAMP_SIZE = STAMP.size
+
+USED_UP = 255
+"""The used share of a counter whose next request is denied."""
+
+BARELY_USED = 32
+"""The used share from which on a counter protects something: an eighth of the limit."""
+
+SAMPLE = 8
+"""The counters that a full store compares to drop one of them."""
+
+MAX_SAMPLE = 32
+"""The sample grows to this size if all counters in it are used up."""
+
+_Found = tuple[Outcome, bytes | None]
+used = itemgetter(0)
+"""The used share of a counter in a sample, of which each entry is (used share, key)."""
+
+
+class Counters:
+    """Decides about requests, over counters that a subclass keeps. The caller holds the lock of the counters."""
+
+    @abstractmethod
+    def load(self, key: str) -> bytes:
+        """The value of a counter; empty if there is none."""
+
+    @abstractmethod
+    def save(self, key: str, value: bytes, now: int) -> None:
+        """Store the value of a counter. A new counter may take the place of others."""
+
+    @abstractmethod
+    def drop(self, key: str) -> None:
+        """Remove a counter, if there is one."""
+
+    def answer(self, asks: Sequence[Ask], intent: Intent, now: int) -> Sequence[Outcome]:
+        """Carry out the intent on the asks at `now`. The result has outcomes only if the intent decides."""
+        if intent.decides:
+            return self._decide(asks, intent.commit, now)
+        if intent.forget:
+            for ask in asks:
+                self.drop(ask.key)
+            return ()
+        if intent.charged_at is not None:
+            self._give_back(asks, intent.charged_at, now)
+        if intent.insist:
+            self._charge(asks, now)
+        return ()
+
+    def decide_one(self, ask: Ask, now: int) -> Outcome:
+        """Decide about a single ask, and charge it if it is allowed. No other counter can deny the request."""
+        key, quota, cost, shadow = ask
+        outcome, state = DECIDE_ALL[quota.decided_by](self.load(key)[STAMP_SIZE:], quota, cost, now)
+        if state is not None:
+            self.save(key, stamp(quota, cost, shadow, outcome, now) + state, now)
+        return outcome
+
+    def _decide(self, asks: Sequence[Ask], commit: bool, now: int) -> Sequence[Outcome]:
+        found = [self._ask(ask, ask.cost, now) for ask in asks]
+        denied = not all(outcome.allowed for outcome, _ in found)
+        if denied:
+            self._withhold(asks, found, now)
+        charged = commit and (
+            not denied or all(outcome.allowed or ask.shadow for ask, (outcome, _) in zip(asks, found, strict=True))
+        )
+        if not charged:
+            for place, ask in enumerate(asks):
+                if found[place][0].allowed:
+                    found[place] = self._unasked(ask, found[place][0].delay, now)
+        if commit:
+            for ask, (outcome, state) in zip(asks, found, strict=True):
+                if state is not None:
+                    self._save(ask, outcome, state, now)
+            if denied:
+                self._count_denials(asks, found, now)
+        return [outcome for outcome, _ in found]
+
+    def _charge(self, asks: Sequence[Ask], now: int) -> None:
+        for ask in asks:
+            wide = ask._replace(quota=widened(ask.quota))
+            room = self._ask(wide, 0, now)[0].remaining
+            _, state = self._ask(wide, min(ask.cost, room), now)
+            if state is not None:
+                outcome, _ = DECIDE_ALL[ask.quota.decided_by](state, ask.quota, 0, now)
+                self._save(ask, outcome, state, now)
+
+    def _ask(self, ask: Ask, cost: int, now: int) -> _Found:
+        key, quota, _, _ = ask
+        return DECIDE_ALL[quota.decided_by](self.load(key)[STAMP_SIZE:], quota, cost, now)
+
+    def _unasked(self, ask: Ask, delay: int, now: int) -> _Found:
+        """The outcome and the state if nothing is charged. `delay` is what the request would have had to wait."""
+        outcome, state = self._ask(ask, 0, now)
+        return (outcome._replace(delay=delay) if delay else outcome), state
+
+    def _withhold(self, asks: Sequence[Ask], found: list[_Found], now: int) -> None:
+        """Leave uncharged the asks that the ban of a shadow rule would have denied.
+
+        The ask for a ban stands before the asks that it watches, and its cost is their number.
+        """
+        for place, (_, quota, watched, shadow) in enumerate(asks):
+            if quota.algorithm == "ban" and shadow and not found[place][0].allowed:
+                for behind in range(place + 1, place + 1 + watched):
+                    found[behind] = self._ask(asks[behind], 0, now)
+
+    def _count_denials(self, asks: Sequence[Ask], found: list[_Found], now: int) -> None:
+        """Count the denial for each ban that is not in force, if a counter that it watches has denied."""
+        for place, ask in enumerate(asks):
+            key, quota, watched, _ = ask
+            behind = found[place + 1 : place + 1 + watched]
+            counts = quota.algorithm == "ban" and quota.limit and found[place][0].allowed
+            if counts and not all(outcome.allowed for outcome, _ in behind):
+                outcome, state = ban.deny(self.load(key)[STAMP_SIZE:], quota, now)
+                self._save(ask, outcome, state, now)
+                found[place] = outcome, state
+
+    def _give_back(self, asks: Sequence[Ask], charged_at: int, now: int) -> None:
+        for key, quota, cost, _ in asks:
+            stored = self.load(key)
+            state = REFUND[quota.algorithm](stored[STAMP_SIZE:], quota, cost, charged_at, now)
+            if state is not None:
+                expires, share = STAMP.unpack_from(stored)
+                size = quota.burst or quota.limit or 1
+                self.save(key, STAMP.pack(expires, min(max(share - USED_UP * cost // size, 0), USED_UP)) + state, now)
+
+    def _save(self, ask: Ask, outcome: Outcome, state: bytes, now: int) -> None:
+        key, quota, cost, shadow = ask
+        self.save(key, stamp(quota, cost, shadow, outcome, now) + state, now)
+
+
+def stamp(quota: Quota, cost: int, shadow: bool, outcome: Outcome, now: int) -> bytes:
+    """The stamp of a counter after a decision with this outcome at `now`."""
+    _, remaining, reset_after, _, _ = outcome
+    if remaining < cost:  # the next such request is denied
+        share = USED_UP
+    else:
+        size = quota.burst or quota.limit or 1
+        share = USED_UP * (size - remaining) // size if remaining < size else 0
+    if shadow:
+        share //= 2  # a shadow counter protects nothing, so enforced ones stay longer
+    return STAMP.pack(now + reset_after, share)
+
+
+def first_unexpired(now: int) -> bytes:
+    """The values of counters that have expired at `now` sort before this text."""
+    return (now + 1).to_bytes(8)
+
+
+def evicted(sample: list[tuple[int, str]]) -> tuple[int, str]:
+    """The counter that a full store drops, of a sample of unexpired counters.
+
+    A counter that is barely used goes first. Otherwise it is the least used counter, or one of the most frequent kind.
+    Counters of one kind have the same rule and attribute. If most counters of a store are used up, one kind probably
+    floods it: a client invents values of an attribute, and a few requests exhaust each counter. If the least used
+    counter were dropped then, the counters of other rules would be lost as soon as they are used a little.
+    """
+    least = min(sample, key=used)
+    if least[0] < BARELY_USED:
+        return least
+    kinds = [key.partition("=")[0] for _, key in sample]
+    frequent = max(set(kinds), key=kinds.count)
+    if least[0] < USED_UP and 4 * kinds.count(frequent) < 3 * len(kinds):
+        return least
+    return min((one for one, kind in zip(sample, kinds, strict=True) if kind == frequent), key=used)
