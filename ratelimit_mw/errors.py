@@ -23,6 +23,7 @@ has its module behind it:
     ├── NotSent                     a deferred request did not reach the app
     ├── Unsendable                  a deferred request can never reach the app
     ├── Lost                        a deferred request may have reached the app
+    ├── Refused                     the service cannot decide on a request (service.messages)
     ├── UnknownApp                  the routes of an app cannot be read (cli.frameworks)
     ├── _Unreadable                 the rest of a YAML document cannot be read (config.yaml)
     └── _Unsafe                     the cache of last good rules may be another user's (reload.last_good)

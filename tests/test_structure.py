@@ -165,10 +165,13 @@ ADDED = {
             "admin",
             "api",
             "grpc_server",
+            "messages",
             "ports",
+            "ratelimit_pb2",
             "runner",
             "servable",
             "settings",
+            "should_rate_limit",
             "state",
         )
     },

@@ -10,6 +10,7 @@ from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.decision.engine import Engine
 from ratelimit_mw.decision.planning import Plan, Refusal, whole
 from ratelimit_mw.decision.verdict import Verdict
+from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import NEVER, SECOND, Charge, EntryList, ListsDecision, ListStatus
 from ratelimit_mw.rules.compiled import BLOCKED
 from ratelimit_mw.rules.lists import ListLimits, plan_lists
@@ -44,6 +45,11 @@ class ListsQuestion:
         self._planned = plan_lists(rules, [_read(each) for each in lists], whole(hits), stretch)
         self.plan = self._plan()
         """What the engine executes."""
+
+    @property
+    def request(self) -> Request:
+        """The request that the rules see. Its attributes are the entries of all lists."""
+        return self._planned.request
 
     def _plan(self) -> Plan:
         rules, planner, charges = self.rules, self._planner, self._planned.charges

@@ -1,6 +1,7 @@
 """The limiter as a service for Envoy, nginx and apps in any language. It needs the extra `serve`.
 
 `ratelimit-mw serve` runs it. `serve(Settings.read(rules=…))` does the same from Python.
+The modules of this package are internal.
 """
 
 from ratelimit_mw.service.runner import serve

@@ -6,16 +6,20 @@ This module is internal: its names may change in any release.
 import asyncio
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from ratelimit_mw.service.messages import Refused
 from ratelimit_mw.service.settings import Address, Settings
+from ratelimit_mw.service.should_rate_limit import ShouldRateLimit
 from ratelimit_mw.service.state import Service
 
-NAMES = ("", "ratelimit", "envoy.service.ratelimit.v3.RateLimitService")
+_RATE_LIMIT_SERVICE = "envoy.service.ratelimit.v3.RateLimitService"
+
+NAMES = ("", "ratelimit", _RATE_LIMIT_SERVICE)
 """The services whose health can be asked. envoyproxy/ratelimit has "ratelimit"."""
 
 _TRANSPORT_FACTOR = 16
@@ -34,7 +38,12 @@ class GrpcServer:
         self._service = service
         self._address = address
         self._health = _Health()
+        self._asked = ShouldRateLimit(service)
         self._server = grpc.aio.server(options=_options(service.settings))
+        handler: Any = grpc.unary_unary_rpc_method_handler(self._should_rate_limit)  # from bytes to bytes
+        self._server.add_generic_rpc_handlers(
+            [grpc.method_handlers_generic_handler(_RATE_LIMIT_SERVICE, {"ShouldRateLimit": handler})]
+        )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
 
     async def start(self) -> Address:
@@ -60,6 +69,30 @@ class GrpcServer:
         """Take no more requests. Those under way have `grace` seconds to end."""
         await self._health.close()
         await self._server.stop(grace)
+
+    async def _should_rate_limit(self, data: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+        service = self._service
+        if service.access.by_token and not service.access.allows("check", _authorization(context)):
+            service.refuse("no valid token")
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "a valid token is required")
+        left = cast("float | None", context.time_remaining())  # None without a deadline
+        if left is not None and left <= 0:  # its client no longer waits, so it must not be charged
+            service.refuse("the deadline is over")
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline is over")
+        service.under_way += 1
+        try:
+            return await self._asked.answer(data)
+        except Refused as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        finally:
+            service.under_way -= 1
+
+
+def _authorization(context: grpc.aio.ServicerContext[bytes, bytes]) -> str | None:
+    for key, value in context.invocation_metadata() or ():
+        if key == "authorization":
+            return str(value)
+    return None
 
 
 def _options(settings: Settings) -> list[tuple[str, int]]:

@@ -1,0 +1,170 @@
+"""The messages of ShouldRateLimit: bytes from the wire become lists of entries, and a decision becomes bytes.
+
+Nothing here waits or decides.
+
+This module is internal: its names may change in any release.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from google.protobuf.message import DecodeError
+
+from ratelimit_mw.model import EntryList, ListsDecision, ListStatus
+from ratelimit_mw.service.ratelimit_pb2 import (
+    Duration,
+    HeaderValue,
+    RateLimitDescriptor,
+    RateLimitRequest,
+    RateLimitResponse,
+)
+
+MOST_DESCRIPTORS = 100
+MOST_ENTRIES = 32
+LONGEST_TEXT = 4096
+"""The most bytes of a key or a value."""
+
+UNLIMITED = 2**32 - 1
+"""The `limit_remaining` of an unlimited descriptor, and the largest one of others."""
+
+_UNITS = ("", "second", "minute", "hour", "day", "month", "year", "week")
+"""The units of a limit by their numbers on the wire."""
+
+_UNIT_NUMBERS = {unit: number for number, unit in enumerate(_UNITS)}
+_OK = RateLimitResponse.OK
+_OVER_LIMIT = RateLimitResponse.OVER_LIMIT
+
+Header = tuple[str, str]
+
+
+class Refused(Exception):
+    """A request cannot be decided. The text is a constant, and says what is wrong. It has nothing that was sent."""
+
+
+class Question(NamedTuple):
+    """A request of ShouldRateLimit.
+
+    Attributes:
+        domain: The domain.
+        lists: The descriptors, in order.
+        hits: What a descriptor charges that has no hits of its own.
+    """
+
+    domain: str
+    lists: list[EntryList]
+    hits: int
+
+
+def read(data: bytes) -> Question:
+    """Return the request in these bytes.
+
+    Raises:
+        Refused: The bytes are no request, the request is not complete, or it has more than a request may have.
+    """
+    try:
+        request = RateLimitRequest.FromString(data)
+    except DecodeError:
+        raise Refused("the message is malformed") from None
+    if not request.domain:
+        raise Refused("the domain is empty")
+    descriptors = request.descriptors
+    if not descriptors:
+        raise Refused("there are no descriptors")
+    if len(descriptors) > MOST_DESCRIPTORS:
+        raise Refused("there are more than 100 descriptors")
+    return Question(request.domain, [_read(each) for each in descriptors], request.hits_addend or 1)
+
+
+def _read(descriptor: RateLimitDescriptor) -> EntryList:
+    entries = [(entry.key, entry.value) for entry in descriptor.entries]
+    if len(entries) > MOST_ENTRIES:
+        raise Refused("a descriptor has more than 32 entries")
+    pairs = []
+    for key, value in entries:
+        if len(key) > LONGEST_TEXT or len(value) > LONGEST_TEXT:
+            raise Refused("a key or a value is longer than 4 KiB")
+        # Envoy sends what a client sent, which need not be UTF-8. Refusing it would let the request pass.
+        pairs.append((key.decode("utf-8", "backslashreplace"), value.decode("utf-8", "backslashreplace")))
+    hits = descriptor.hits_addend.value if descriptor.HasField("hits_addend") else None
+    return EntryList(pairs, hits, _limit(descriptor.limit) if descriptor.HasField("limit") else None)
+
+
+def _limit(limit: RateLimitDescriptor.RateLimitOverride) -> tuple[int, str]:
+    if not 0 < limit.unit < len(_UNITS):
+        raise Refused("the limit of a descriptor has an unknown unit")
+    return limit.requests_per_unit, _UNITS[limit.unit]
+
+
+def write(decided: ListsDecision, headers: Iterable[Header] = (), body: bytes = b"") -> bytes:
+    """Return the bytes of the response.
+
+    Args:
+        decided: The decision.
+        headers: The headers that the proxy adds to its response.
+        body: The body of a denial. Empty: the proxy's own.
+    """
+    response = RateLimitResponse(
+        overall_code=_OK if decided.decision.allowed else _OVER_LIMIT,
+        statuses=[_status(status) for status in decided.statuses],
+        raw_body=body,
+    )
+    for key, value in headers:
+        response.response_headers_to_add.append(HeaderValue(key=key, value=value))
+    return response.SerializeToString()
+
+
+@lru_cache(maxsize=16)
+def passed(descriptors: int) -> bytes:
+    """Return the bytes of a response that lets a request pass to which no limit applies."""
+    status = RateLimitResponse.DescriptorStatus(code=_OK)
+    return RateLimitResponse(overall_code=_OK, statuses=[status] * descriptors).SerializeToString()
+
+
+def go_headers(statuses: Sequence[ListStatus]) -> list[Header]:
+    """Return the headers of envoyproxy/ratelimit: those of the descriptor that denies, or that has the least left."""
+    limited = [status for status in statuses if _is_shown(status)]
+    if not limited:
+        return []
+    least = min(limited, key=lambda status: (status.allowed, status.remaining or 0))
+    seconds = _seconds(least)
+    return [
+        ("RateLimit-Limit", str(least.limit)),
+        ("RateLimit-Remaining", str(least.remaining or 0)),
+        *([("RateLimit-Reset", str(seconds))] if seconds is not None else []),
+    ]
+
+
+def _status(status: ListStatus) -> RateLimitResponse.DescriptorStatus:
+    made: Any = RateLimitResponse.DescriptorStatus(
+        code=_OK if status.allowed else _OVER_LIMIT,
+        limit_remaining=UNLIMITED if status.unlimited else min(status.remaining or 0, UNLIMITED),
+    )
+    if _is_shown(status):
+        made.current_limit.CopyFrom(_current(status.limit or 0, status.unit or "", status.name or ""))
+    seconds = _seconds(status)
+    if seconds is not None:
+        made.duration_until_reset.CopyFrom(Duration(seconds=seconds))
+    return made  # type: ignore[no-any-return]
+
+
+def _is_shown(status: ListStatus) -> bool:
+    """Whether the limit can be told: there is one, and a unit of the protocol names its period."""
+    return status.limit is not None and not status.unlimited and status.unit in _UNIT_NUMBERS
+
+
+@lru_cache(maxsize=1024)
+def _current(limit: int, unit: str, name: str) -> RateLimitResponse.RateLimit:
+    return RateLimitResponse.RateLimit(requests_per_unit=min(limit, UNLIMITED), unit=_UNIT_NUMBERS[unit], name=name)
+
+
+def _seconds(status: ListStatus) -> int | None:
+    """The whole seconds, rounded up, after which a denied list is admitted, or the counter is as if unused.
+
+    None if no limit applies, or if no waiting helps.
+    """
+    seconds = status.reset_after if status.allowed else status.retry_after
+    if math.isinf(seconds) or (status.limit is None and status.allowed):
+        return None
+    return math.ceil(seconds)

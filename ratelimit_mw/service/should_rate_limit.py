@@ -1,0 +1,75 @@
+"""The method ShouldRateLimit: from the bytes of a request to the bytes of its answer. It knows no transport.
+
+This module is internal: its names may change in any release.
+"""
+
+from ratelimit_mw.decision.lists import ListsQuestion
+from ratelimit_mw.decision.verdict import Verdict
+from ratelimit_mw.http.answers import LatestAnswers
+from ratelimit_mw.model import ListsDecision
+from ratelimit_mw.service.messages import Header, Refused, go_headers, passed, read, write
+from ratelimit_mw.service.state import Service
+
+
+class ShouldRateLimit:
+    """Answers requests. Each is one plan and one call to the store.
+
+    Args:
+        service: What the servers of the process share.
+    """
+
+    def __init__(self, service: Service) -> None:
+        settings = service.settings
+        self._service = service
+        self._engine = service.limiter.engine
+        self._max_message = settings.max_message
+        self._headers = settings.headers
+        self._body = settings.body
+        self._bare = settings.headers == "off" and not settings.body
+        self._answers = LatestAnswers[str](name=str, value=str)
+
+    async def answer(self, data: bytes) -> bytes:
+        """Decide on the request in `data`, charge it if it is allowed, and return the response.
+
+        Raises:
+            Refused: The request cannot be decided. It is counted.
+        """
+        try:
+            if len(data) > self._max_message:
+                raise Refused("the message is too long")
+            domain, lists, hits = read(data)
+            rules = self._engine.current().of(domain)
+            if rules is None:
+                self._service.unknown_domains += 1
+                return passed(len(lists))
+            asked = ListsQuestion(self._engine, rules, lists, hits)
+        except Refused as error:
+            self._service.refuse(str(error))
+            raise
+        except ValueError:
+            self._service.refuse("the entries are invalid")
+            raise Refused("the entries are invalid") from None  # the error has what a client sent
+        verdict = await self._engine.aexecute(asked.plan, asked.rules)
+        decided = asked.decided(verdict)
+        if self._bare:
+            return write(decided)
+        return write(decided, *self._added(asked, verdict, decided))
+
+    def _added(self, asked: ListsQuestion, verdict: Verdict, decided: ListsDecision) -> tuple[list[Header], bytes]:
+        """Return what the proxy adds to its response: the headers, and the body of a denial."""
+        answers = self._answers.of(asked.rules)
+        added: list[Header] = []
+        if verdict.allowed:
+            body = b""
+            if self._headers == "rules":
+                added = answers.add_headers((), verdict)
+        else:
+            denial = answers.denial(verdict, asked.request)
+            body = denial.body if self._body else b""
+            for name, value in denial.headers:
+                about_body = name.lower().startswith("content-")
+                if (body and name.lower() == "content-type") or (self._headers == "rules" and not about_body):
+                    added.append((name, value))
+        if self._headers == "go":
+            added += go_headers(decided.statuses)
+        return added, body
