@@ -8,6 +8,9 @@ has its module behind it:
     ├── ValueError
     │   ├── ConfigurationError      public: the rules cannot be used
     │   ├── Invalid                 a value of the rules file cannot be used (config.tree)
+    │   ├── BadQuestion             the body of a question to the service cannot be used (service.questions)
+    │   ├── TooLong                 the body of a question to the service is too long (service.api)
+    │   ├── _DuplicateKey           an object in such a body has a key twice (service.questions)
     │   └── _Hinted                 a text cannot be read
     │       ├── DurationError       a text is not a duration
     │       └── TemplateError       a text is not a path template

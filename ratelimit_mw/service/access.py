@@ -1,20 +1,96 @@
-"""Who may ask the service.
+"""Who may ask the service: the tokens of `--token-file`, and what each of them allows.
+
+The file has one token on each line, behind its role:
+
+    # who            the token, at least 16 characters
+    check            5pXQm0aH1mQGm3kq
+    admin            vT2cVb8yWq0Lr7Zd
+
+A `check` token asks for decisions. An `admin` token may also reset and explain counters, and read the admin port. A
+caller sends it as `Authorization: Bearer TOKEN`. Empty lines, and lines that begin with `#`, are ignored.
 
 This module is internal: its names may change in any release.
 """
 
-from typing import Literal
+import re
+from collections.abc import Sequence
+from hmac import compare_digest
+from pathlib import Path
+from typing import Literal, NamedTuple
 
+from ratelimit_mw.errors import ConfigurationError, Problem
 from ratelimit_mw.service.settings import Settings
 
 Right = Literal["check", "admin"]
+"""`check`: ask for decisions. `admin`: everything."""
+
+_ROLES: tuple[Right, ...] = ("check", "admin")
+_SHORTEST = 16
+_LONGEST = 4096
+_TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]+")  # b64token of RFC 6750, so that every token fits into a header
+_FORM = "a line is 'check TOKEN' or 'admin TOKEN'"
+
+
+class Token(NamedTuple):
+    """A token of the file."""
+
+    role: Right
+    secret: bytes
+
+
+def read_tokens(path: Path) -> tuple[Token, ...]:
+    """Return the tokens of a file. See the module for its form.
+
+    Raises:
+        ConfigurationError: The file cannot be read, or a line cannot be used. It carries every problem, with its line.
+            No message contains a token.
+    """
+    name = str(path)
+    try:
+        text = path.read_text(encoding="ascii")
+    except OSError as error:
+        raise ConfigurationError([Problem(f"the tokens cannot be read: {error.strerror}", name)]) from error
+    except UnicodeDecodeError as error:
+        raise ConfigurationError([Problem("the tokens cannot be read: the file is not ASCII text", name)]) from error
+    tokens: list[Token] = []
+    problems: list[Problem] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        fault = _fault(words, tokens)
+        if fault:
+            problems.append(Problem(fault, name, number, hint=_FORM))
+        else:
+            role: Right = "admin" if words[0] == "admin" else "check"
+            tokens.append(Token(role, words[1].encode()))
+    if not tokens and not problems:
+        problems.append(Problem("the file has no token", name, hint=_FORM))
+    if problems:
+        raise ConfigurationError(problems)
+    return tuple(tokens)
+
+
+def _fault(words: Sequence[str], known: Sequence[Token]) -> str:
+    """Return what is wrong with a line, or ""."""
+    if len(words) != 2:
+        return f"the line has {len(words)} word{'s' * (len(words) != 1)}, not a role and a token"
+    if words[0] not in _ROLES:
+        return "the first word is not a role"
+    if not _SHORTEST <= len(words[1]) <= _LONGEST:
+        return f"the token has {len(words[1])} characters: it must have {_SHORTEST} to {_LONGEST}"
+    if not _TOKEN.fullmatch(words[1]):
+        return "the token has a character other than letters, digits and . _ ~ + / = -"
+    if any(compare_digest(token.secret, words[1].encode()) for token in known):
+        return "the token is in the file already"
+    return ""
 
 
 class Access:
     """Who may ask.
 
     With a token file, each caller needs a token. Without it, the ports are on loopback or require client certificates
-    (`Settings.read` refuses other ports), and all callers may ask.
+    (`Settings.read` refuses other ports), and all callers may do everything.
 
     Args:
         settings: The settings.
@@ -24,9 +100,20 @@ class Access:
     """
 
     def __init__(self, settings: Settings) -> None:
+        self._tokens = () if settings.token_file is None else read_tokens(settings.token_file)
         self.by_token = settings.token_file is not None
         """Whether callers need a token. If not, `allows` need not be asked."""
 
-    def allows(self, right: Right, authorization: str | None) -> bool:  # noqa: ARG002 - no tokens yet
+    def allows(self, right: Right, authorization: str | None) -> bool:
         """Return True if a caller with this header `authorization` (as in `Bearer TOKEN`) has this right."""
-        return not self.by_token
+        if not self.by_token:
+            return True
+        scheme, _, text = (authorization or "").partition(" ")
+        if scheme.lower() != "bearer":
+            return False
+        given = text.strip().encode("utf-8", "replace")
+        allowed = False
+        for role, secret in self._tokens:  # all of them, so that the time does not tell which one is the right one
+            if compare_digest(secret, given) and right in ("check", role):
+                allowed = True
+        return allowed

@@ -1,23 +1,207 @@
-"""The HTTP app of the service.
+"""The HTTP app of the service: `/auth`, decisions as JSON, and the health of the process.
 
 This module is internal: its names may change in any release.
 """
 
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
 from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from ratelimit_mw.errors import StoreUnavailable
+from ratelimit_mw.model import Decision
+from ratelimit_mw.rules.domains import Rules
+from ratelimit_mw.service.access import Right
+from ratelimit_mw.service.auth import Auth
+from ratelimit_mw.service.questions import MAX_BODY, BadQuestion, Question, QuestionReader, as_json, parsed
 from ratelimit_mw.service.state import Service
 
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+Endpoint = Callable[[Request], Awaitable[Response]]
 
-def http_app(service: Service) -> Starlette:
+_UNAVAILABLE = {"problems": ["the store does not answer"]}
+
+
+def http_app(service: Service) -> App:
     """Return the app that is served at `--http`."""
+    auth = Auth(service)
+    api = _Api(service)
+    check, admin = api.guard("check"), api.guard("admin")
+    others = Starlette(
+        routes=[
+            Route("/v1/check", check(api.check), methods=["POST"]),
+            Route("/v1/peek", check(api.peek), methods=["POST"]),
+            Route("/v1/explain", admin(api.explain), methods=["POST"]),
+            Route("/v1/reset", admin(api.reset), methods=["POST"]),
+            Route("/healthcheck", api.health),
+            Route("/livez", api.alive),
+            Route("/readyz", api.ready),
+        ]
+    )
 
-    async def alive(_request: Request) -> PlainTextResponse:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] == "/auth":  # the hot endpoint needs no router
+            await auth(scope, receive, send)
+        else:
+            await others(scope, receive, send)
+
+    return app
+
+
+async def read_body(request: Request) -> bytes:
+    """Return the body of a request.
+
+    Raises:
+        TooLong: It is longer than `MAX_BODY`. The rest of it is not read.
+        ClientDisconnect: The client has left.
+    """
+    length = request.headers.get("content-length", "")
+    if length.isdecimal() and len(length) < 20 and int(length) > MAX_BODY:
+        raise TooLong
+    parts = bytearray()
+    async for part in request.stream():
+        parts += part
+        if len(parts) > MAX_BODY:
+            raise TooLong
+    return bytes(parts)
+
+
+class TooLong(ValueError):
+    """A body is longer than `MAX_BODY`."""
+
+
+class _Api:
+    """The endpoints. The methods answer one request each."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._limiter = service.limiter
+
+    def guard(self, right: Right) -> Callable[[Endpoint], Endpoint]:
+        """Return a decorator for endpoints that need this right. It also answers what cannot be read."""
+
+        def decorate(endpoint: Endpoint) -> Endpoint:
+            async def guarded(request: Request) -> Response:
+                if refusal := refused_caller(self._service, request, right):
+                    return refusal
+                try:
+                    return await endpoint(request)
+                except BadQuestion as error:
+                    self._service.refuse("bad_question")
+                    return JSONResponse({"problems": error.problems}, 400)
+                except TooLong:
+                    self._service.refuse("body_too_long")
+                    problem = f"the body is longer than {MAX_BODY} bytes"
+                    return JSONResponse({"problems": [problem]}, 413, {"Connection": "close"})
+                except ClientDisconnect:
+                    return Response(status_code=400)  # it is not sent
+
+            return guarded
+
+        return decorate
+
+    async def check(self, request: Request) -> Response:
+        """`/v1/check`: decide and charge."""
+        as_status = _wants_status(request)
+        questions, several = await self._questions(request)
+        if as_status and several:
+            raise BadQuestion(["?status=429 is only for one check: each decision of a list has its own status"])
+        decisions = await self._each(self._limiter.acheck, questions)
+        if several:
+            return JSONResponse({"decisions": as_json(decisions)})
+        (decision,) = decisions
+        if decision.allowed or not as_status:
+            return JSONResponse(as_json(decision))
+        headers = {} if math.isinf(decision.retry_after) else {"Retry-After": str(_retry_after(decision))}
+        return JSONResponse(as_json(decision), _status(self._limiter.rules, decision), headers)
+
+    async def peek(self, request: Request) -> Response:
+        """`/v1/peek`: decide without charging."""
+        questions, several = await self._questions(request)
+        decisions = await self._each(self._limiter.apeek, questions)
+        return JSONResponse({"decisions": as_json(decisions)} if several else as_json(decisions[0]))
+
+    async def explain(self, request: Request) -> Response:
+        """`/v1/explain`: explain a decision."""
+        question = self._reader().one(parsed(await read_body(request)))
+        explanation = await self._limiter.aexplain(question.attributes, question.cost, domain=question.domain)
+        return JSONResponse(as_json(explanation), 503 if explanation.error else 200)
+
+    async def reset(self, request: Request) -> Response:
+        """`/v1/reset`: forget the counters of a client."""
+        question = self._reader().one(parsed(await read_body(request)), with_cost=False)
+        try:
+            await self._limiter.areset(question.attributes, domain=question.domain)
+        except StoreUnavailable:
+            return JSONResponse(_UNAVAILABLE, 503)
+        return JSONResponse({"reset": True})
+
+    async def health(self, _request: Request) -> Response:
+        """`/healthcheck`: the answers of envoyproxy/ratelimit."""
+        return PlainTextResponse("OK") if self._service.ready else Response(status_code=500)
+
+    async def alive(self, _request: Request) -> Response:
+        """`/livez`: 200 as long as the event loop runs."""
         return PlainTextResponse("alive\n")
 
-    async def ready(_request: Request) -> PlainTextResponse:
-        return PlainTextResponse("ready\n") if service.ready else PlainTextResponse("not ready\n", 503)
+    async def ready(self, _request: Request) -> Response:
+        """`/readyz`: 200 if a load balancer may send requests."""
+        return PlainTextResponse("ready\n") if self._service.ready else PlainTextResponse("not ready\n", 503)
 
-    return Starlette(routes=[Route("/livez", alive), Route("/readyz", ready)])
+    def _reader(self) -> QuestionReader:
+        return QuestionReader(self._limiter.engine.current())
+
+    async def _questions(self, request: Request) -> tuple[list[Question], bool]:
+        value = parsed(await read_body(request))
+        return self._reader().checks(value)
+
+    @staticmethod
+    async def _each(ask: Callable[..., Awaitable[Decision]], questions: list[Question]) -> list[Decision]:
+        """Ask all questions in order. They are sent to a remote store together."""
+        return await asyncio.gather(*[ask(attributes, cost, domain=domain) for attributes, cost, domain in questions])
+
+
+def refused_caller(service: Service, request: Request, right: Right) -> Response | None:
+    """Return the answer to a caller that does not have a right, or None."""
+    access = service.access
+    if not access.by_token or access.allows(right, request.headers.get("authorization")):
+        return None
+    service.refuse("unauthorized")
+    if access.allows("check", request.headers.get("authorization")):
+        return JSONResponse({"problems": ["this needs an admin token"]}, 403)
+    challenge = {"WWW-Authenticate": "Bearer"}
+    return JSONResponse({"problems": ["this needs a token: Authorization: Bearer TOKEN"]}, 401, challenge)
+
+
+def _wants_status(request: Request) -> bool:
+    """Return True for `?status=429`: the status tells the decision."""
+    pairs = request.query_params.multi_items()
+    if pairs not in ([], [("status", "429")]):
+        raise BadQuestion(["the query may only be status=429"])
+    return bool(pairs)
+
+
+_STATUSES = {"unavailable": 503, "shed": 503, "blocked": 403}
+
+
+def _status(rules: Rules, decision: Decision) -> int:
+    """Return the status of a denial, as the middlewares send it."""
+    known = _STATUSES.get(decision.reason or "")
+    if known is not None:
+        return known
+    own = (rule.rule.status for part in rules.parts for rule in part.compiled if rule.rule.name == decision.rule)
+    return next(own, None) or rules.response.status
+
+
+def _retry_after(decision: Decision) -> int:
+    """Return the whole seconds of Retry-After, rounded up and at least 1."""
+    return max(1, math.ceil(decision.retry_after))

@@ -15,6 +15,7 @@ import signal
 import socket
 import ssl
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import uvicorn
@@ -67,7 +68,7 @@ def prepare(settings: Settings) -> tuple[Service, Mapping[str, socket.socket]]:
     try:
         limiter = RateLimiter(settings.rules, storage=settings.storage)
         if not settings.ignore_unservable:
-            limiter.require(require_servable)
+            limiter.require(partial(require_servable, config=settings.rules))
     except ConfigurationError as error:
         problems += error.problems
     try:

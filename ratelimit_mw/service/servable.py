@@ -1,18 +1,95 @@
-"""Rules that a service cannot serve, because they need the response or the body.
+"""Rules that a service cannot serve, because they need the response, the body or the connection of a request.
 
 This module is internal: its names may change in any release.
 """
 
+import os
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from ratelimit_mw.algorithms import ALGORITHMS
+from ratelimit_mw.config.documents import Config, gather, parse
+from ratelimit_mw.config.tree import Items, Map, Place, Problems
+from ratelimit_mw.errors import ConfigurationError, Problem, quoted
+from ratelimit_mw.rules.compiled import CompiledRule
 from ratelimit_mw.rules.domains import Rules
 
+_HINT = "leave this rule to the middleware in the app, or start with --ignore-unservable"
 
-def require_servable(rules: Rules) -> None:
-    """Check that a service can serve these rules.
+
+class _Fault(NamedTuple):
+    """What a service cannot serve of a rule: the key of the file, and the reason."""
+
+    key: str
+    why: str
+
+
+_COUNT = _Fault("count", "count needs the status of the response, which the service does not see")
+_COST = _Fault("cost", "a cost from the response can't be charged: the service does not see the response")
+_CONCURRENT = _Fault("limit", "a concurrent limit needs the end of the response, which the service does not see")
+_DEFER = _Fault("on_limit", "defer needs the body of the request, which the service does not get")
+_MESSAGES = _Fault("messages", "messages are counted in the app: the service does not see them")
+
+
+def require_servable(rules: Rules, config: Config | None = None) -> None:
+    """Refuse rules that a service cannot serve.
 
     Args:
         rules: The rules.
+        config: What they were loaded from. If it is a file or a folder, each problem has its line.
 
     Raises:
-        ConfigurationError: A rule cannot be served. The error has every problem with its line.
+        ConfigurationError: It has every problem, in the order of the file.
     """
-    del rules
+    problems = unservable(rules, config)
+    if problems:
+        raise ConfigurationError(problems)
+
+
+def unservable(rules: Rules, config: Config | None = None) -> tuple[Problem, ...]:
+    """Return what a service cannot serve. See `require_servable`."""
+    found: list[Problem] = []
+    trees: Mapping[str, Map] | None = None
+    for part in rules.parts:
+        for rule in part.compiled:
+            for fault in _faults(rule):
+                trees = _trees(config) if trees is None else trees
+                place = _place(trees.get(part.domain), rule.rank, fault.key)
+                message = (
+                    f"rules[{rule.rank}].{fault.key}: the rule {quoted(rule.rule.name)} can't be served: {fault.why}"
+                )
+                found.append(Problem(message, place.file, place.line, place.column, _HINT))
+    return tuple(found)
+
+
+def _faults(rule: CompiledRule) -> Iterator[_Fault]:
+    if rule.rule.counts is not None:
+        yield _COUNT
+    if rule.rule.cost_after is not None:
+        yield _COST
+    if any(ALGORITHMS[quota.algorithm].in_flight for quota in rule.quotas):
+        yield _CONCURRENT
+    if rule.rule.defers:
+        yield _DEFER
+    if rule.rule.messages is not None:
+        yield _MESSAGES
+
+
+def _trees(config: Config | None) -> dict[str, Map]:
+    """Return the tree of each file, by its domain. It is empty for a rules database."""
+    found: dict[str, Map] = {}
+    ignored = Problems()  # the rules are loaded already, so there is only the one that a URL is no file
+    for document in gather(config, ignored) if config is not None else ():
+        tree = parse(document, os.environ, ignored)
+        if isinstance(tree, Map):
+            found[str(getattr(tree.get("domain"), "text", ""))] = tree
+    return found
+
+
+def _place(tree: Map | None, rank: int, key: str) -> Place:
+    rules = None if tree is None else tree.get("rules")
+    if isinstance(rules, Items) and rank < len(rules):
+        rule = rules[rank]
+        if isinstance(rule, Map):
+            return rule.keys_at.get(key, rule.place)
+    return Place()

@@ -1,0 +1,225 @@
+"""What callers send to `/v1`: read from JSON, with all problems at once, and what they are answered.
+
+No problem quotes what a caller sent. A name that the rules do not have is hashed with the secret of the rules.
+
+This module is internal: its names may change in any release.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any, NamedTuple
+
+from ratelimit_mw.decision.planning import Arguments
+from ratelimit_mw.rules.domains import Rules
+
+MAX_BODY = 64 * 1024
+"""The longest body, in bytes."""
+
+MAX_CHECKS = 100
+"""The most checks in one question."""
+
+MAX_ENTRIES = 32
+"""The most entries of one descriptor, and the most attributes of one check."""
+
+MAX_TEXT = 4 * 1024
+"""The longest key or value, in bytes of UTF-8."""
+
+_MOST_PROBLEMS = 100
+_CHECK = ("attributes", "entries", "cost", "domain")
+_RESET = ("attributes", "entries", "domain")
+
+
+class BadQuestion(ValueError):
+    """A body cannot be used. It is answered with 400."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__(f"{len(problems)} problems")
+        self.problems = list(problems[:_MOST_PROBLEMS])
+        if len(problems) > _MOST_PROBLEMS:
+            self.problems.append(f"… and {len(problems) - _MOST_PROBLEMS} more problems")
+
+
+class Question(NamedTuple):
+    """One request that is asked about. The fields are the arguments of `RateLimiter.check`."""
+
+    attributes: Arguments
+    cost: int
+    domain: str | None
+
+
+def parsed(body: bytes) -> object:
+    """Return the value of a JSON text.
+
+    Raises:
+        BadQuestion: The text is not JSON in UTF-8, or an object has a key twice.
+    """
+    try:
+        return json.loads(body.decode("utf-8"), parse_constant=_no_constant, object_pairs_hook=_without_duplicates)
+    except UnicodeDecodeError as error:
+        raise BadQuestion(["the body is not UTF-8"]) from error
+    except json.JSONDecodeError as error:
+        raise BadQuestion([f"the body is not JSON: {error.msg} at line {error.lineno}"]) from error
+    except RecursionError as error:
+        raise BadQuestion(["the body is nested too deeply"]) from error
+    except _DuplicateKey as error:
+        raise BadQuestion(["an object of the body has a key twice"]) from error
+    except ValueError as error:  # NaN, Infinity, or an integer of thousands of digits
+        raise BadQuestion(["the body has a number that cannot be used"]) from error
+
+
+class _DuplicateKey(ValueError):
+    """An object has a key twice. Programs differ in which of the values they read."""
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise _DuplicateKey
+    return found
+
+
+def _no_constant(_name: str) -> object:
+    raise ValueError
+
+
+class QuestionReader:
+    """Reads questions. It collects all problems.
+
+    Args:
+        rules: The rules in force.
+    """
+
+    def __init__(self, rules: Rules) -> None:
+        self._attributes = rules.attributes
+        self._unread = rules.source is not None  # the rules are still to be read, so every name may be right
+        self._domains = frozenset(part.domain for part in rules.parts)
+        self.problems: list[str] = []
+        self.unknown_domain = False
+        """Whether a question has a domain that the rules do not have."""
+
+    def checks(self, value: object) -> tuple[list[Question], bool]:
+        """Return the questions of a body, and whether the body has the form `{"checks": […]}`.
+
+        Raises:
+            BadQuestion: The body cannot be used.
+        """
+        if isinstance(value, Mapping) and "checks" in value:
+            self._refuse_unknown_keys(value, ("checks",), "")
+            listed = value["checks"]
+            if not isinstance(listed, list) or not 1 <= len(listed) <= MAX_CHECKS:
+                self.problems.append(f"checks: must be a list of 1 to {MAX_CHECKS} checks")
+                listed = []
+            questions = [self._question(each, f"checks[{index}]", _CHECK) for index, each in enumerate(listed)]
+            self._finish()
+            return questions, True
+        return [self.one(value)], False
+
+    def one(self, value: object, *, with_cost: bool = True) -> Question:
+        """Return the only question of a body.
+
+        Raises:
+            BadQuestion: The body cannot be used.
+        """
+        question = self._question(value, "", _CHECK if with_cost else _RESET)
+        self._finish()
+        return question
+
+    def _finish(self) -> None:
+        if self.problems:
+            raise BadQuestion(self.problems)
+
+    def _question(self, value: object, at: str, keys: Sequence[str]) -> Question:
+        if not isinstance(value, Mapping):
+            self._add(at, "must be an object with attributes or entries")
+            return Question({}, 1, None)
+        self._refuse_unknown_keys(value, keys, at)
+        attributes: Arguments = {}
+        if ("attributes" in value) == ("entries" in value):
+            self._add(at, "must have either attributes or entries")
+        elif "attributes" in value:
+            attributes = self._named(value["attributes"], _join(at, "attributes"))
+        else:
+            attributes = self._entries(value["entries"], _join(at, "entries"))
+        cost = value.get("cost", 1)
+        if type(cost) is not int or cost < 0:
+            self._add(_join(at, "cost"), "must be a whole number from 0 on")
+            cost = 1
+        return Question(attributes, cost, self._domain(value.get("domain"), _join(at, "domain")))
+
+    def _named(self, value: object, at: str) -> Mapping[str, str]:
+        if not isinstance(value, Mapping) or len(value) > MAX_ENTRIES:
+            self._add(at, f"must be an object of at most {MAX_ENTRIES} attributes")
+            return {}
+        for name, text in value.items():
+            shown = f"{at}.{name}" if name in self._attributes.names() else f"{at}[#{self._attributes.digest(name)}]"
+            if not (self._unread or self._attributes.known(name)):
+                self._add(shown, f"is not an attribute; known are {', '.join(self._attributes.names())}")
+            self._require_text(name, shown, "the name")
+            self._require_text(text, shown, "the value")
+        return value
+
+    def _entries(self, value: object, at: str) -> Sequence[tuple[str, str]]:
+        if not isinstance(value, list) or not 1 <= len(value) <= MAX_ENTRIES:
+            self._add(at, f"must be a list of 1 to {MAX_ENTRIES} entries")
+            return []
+        found = []
+        for index, entry in enumerate(value):
+            if not isinstance(entry, list) or len(entry) != 2:
+                self._add(f"{at}[{index}]", "must be a list of a key and a value")
+                continue
+            self._require_text(entry[0], f"{at}[{index}]", "the key")
+            self._require_text(entry[1], f"{at}[{index}]", "the value")
+            found.append((entry[0], entry[1]))
+        return found
+
+    def _domain(self, value: object, at: str) -> str | None:
+        if value is None:
+            return None
+        if not isinstance(value, str):
+            self._add(at, "must be a text or null")
+            return None
+        if value not in self._domains and not self._unread:
+            self.unknown_domain = True
+            self._add(at, "the rules do not have this domain")
+        return value
+
+    def _require_text(self, value: object, at: str, what: str) -> None:
+        if not isinstance(value, str):
+            self._add(at, f"{what} must be a text")
+            return
+        try:
+            size = len(value.encode())
+        except UnicodeEncodeError:
+            self._add(at, f"{what} has half of a surrogate pair")
+            return
+        if size > MAX_TEXT:
+            self._add(at, f"{what} is longer than {MAX_TEXT} bytes")
+
+    def _refuse_unknown_keys(self, value: Mapping[str, object], known: Sequence[str], at: str) -> None:
+        for key in value:
+            if key not in known:
+                self._add(at, f"the key #{self._attributes.digest(key)} is unknown; the keys are {', '.join(known)}")
+
+    def _add(self, at: str, message: str) -> None:
+        self.problems.append(f"{at}: {message}" if at else message)
+
+
+def _join(at: str, key: str) -> str:
+    return f"{at}.{key}" if at else key
+
+
+def as_json(value: object) -> Any:
+    """Return decisions and explanations as JSON has them: fields by name, and null for an infinite time."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if (named := getattr(value, "_asdict", None)) is not None:  # a named tuple
+        return {name: as_json(each) for name, each in named().items()}
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: as_json(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(name): as_json(each) for name, each in value.items()}
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        return [as_json(each) for each in value]
+    return value
