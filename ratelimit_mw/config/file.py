@@ -1,5 +1,6 @@
 """The table of a rules file's words, the file's JSON Schema, and the compilation of a file to a rule set."""
 
+from dataclasses import replace
 from typing import Any
 
 from ratelimit_mw.config import kinds
@@ -11,7 +12,7 @@ from ratelimit_mw.config.words.deferral import DEFER, defer_settings
 from ratelimit_mw.config.words.descriptors import DESCRIPTORS, DescriptorCompiler
 from ratelimit_mw.config.words.entries import ENTRIES, compile_entries, warn_of_unreachable_limits
 from ratelimit_mw.config.words.limit import LIMIT
-from ratelimit_mw.config.words.limit_function import with_function, with_sample
+from ratelimit_mw.config.words.limit_function import sample_of, with_function, with_sample
 from ratelimit_mw.config.words.load import LOAD, priority_rules
 from ratelimit_mw.config.words.match import (
     EXEMPT,
@@ -177,7 +178,8 @@ def compile_file(
         made = compile_rule(rank, with_sample(rule), file, domain, ranks, match, attributes, problems)
         recompiler.add(rule)
         made = with_function(made, rule, recompiler, attributes, problems)
-        compiled.append(made)
+        sample = sample_of(domain, rule, made)
+        compiled.append(made if sample is None else replace(made, sample=sample))
         _warn_of_missing_tier(rule, file[CLIENT], warnings)
         _warn_of_missing_user(rule, file[CLIENT], without_user)
         _warn_of_ineffective_throttle(rule, made, warnings)

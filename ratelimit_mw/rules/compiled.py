@@ -7,7 +7,7 @@ from ipaddress import ip_network
 from typing import NamedTuple, Protocol, TypeVar
 from urllib.parse import quote, unquote
 
-from ratelimit_mw.algorithms import NOTHING
+from ratelimit_mw.algorithms import ALGORITHMS, NOTHING
 from ratelimit_mw.clock import Clock
 from ratelimit_mw.errors import nearest
 from ratelimit_mw.identity.address import Networks
@@ -174,6 +174,9 @@ class CompiledRule:
     """Returns the counters of a request, if a function of the app returns its limit. The rule then has no others."""
     on_demand: bool = False
     """The rule applies only if the app asks for it by name."""
+    sample: Quota | None = None
+    """A quota with the effects that another limit of the rule may have: that of an override, or one that the app sets.
+    None if the rule's own limits have the same effects."""
 
     @property
     def match(self) -> Matching:
@@ -194,12 +197,14 @@ class CompiledRule:
 
 
 def quotas_of(rules: Iterable[CompiledRule]) -> tuple[Quota, ...]:
-    """Return the quotas of all rules, each object once. Rules with equal quotas share them."""
+    """Return the quotas and the samples of all rules, each object once. Rules with equal quotas share them."""
     found: dict[int, Quota] = {}
     for rule in rules:
         checkpoint()
         for quota in rule.quotas:
             found[id(quota)] = quota
+        if rule.sample is not None:
+            found[id(rule.sample)] = rule.sample
     return tuple(found.values())
 
 
@@ -315,10 +320,13 @@ class Overrides:
 
     def __init__(self, overrides: Iterable[CompiledOverride], attributes: Attributes, clock: Clock) -> None:
         self._now = clock.now
+        self.in_flight = False
+        """Whether one of the limits is for requests in flight."""
         self._limits: dict[tuple[str, str], CompiledOverride] = {}
         lists: dict[str, list[CompiledOverride]] = {"block": [], "exempt": []}
         for override in overrides:
             if override.kind == "limit":
+                self.in_flight |= any(ALGORITHMS[quota.algorithm].in_flight for _, quota in override.counters)
                 for identity in _permutations(override.identity):
                     self._limits[override.rule, identity] = override
             else:

@@ -24,7 +24,7 @@ class Domains(Features):
     def __init__(self, parts: Sequence[RuleSet]) -> None:
         super().__init__((rule for part in parts for rule in part.compiled), [part.descriptors for part in parts])
         first = parts[0]
-        self.parts = tuple(parts)
+        self._use(parts)
         self.domain = first.domain
         self.storage = first.storage
         self.response = first.response
@@ -91,10 +91,15 @@ class Domains(Features):
     def overridden(self, parts: Sequence[RuleSet]) -> "Domains":
         """The same rules, in `parts` that have other overrides."""
         same = copy.copy(self)
-        same.parts = tuple(parts)
+        same._use(parts)  # noqa: SLF001  one of our own
         same.messages = _of_messages(parts)
         same.plans = _plan_cache(parts)
         return same
+
+    def _use(self, parts: Sequence[RuleSet]) -> None:
+        self.parts = tuple(parts)
+        if any(part.settling for part in parts):  # by an override, of which `Features` does not know
+            self.settling = self.special = True
 
     def concerns(self, request: Request) -> bool:
         """See `RuleSet.concerns`."""

@@ -254,6 +254,8 @@ class RuleSet(Features):
 
     def _use(self, overrides: Overrides | None) -> None:
         self.overrides = overrides
+        if overrides is not None and overrides.in_flight:  # the rule need not have such a limit
+            self.settling = self.special = True
         self._plain = not (overrides or self._exempting or self._replacing or self.descriptors)
         """Whether the candidates alone decide: there are no overrides, exemptions, replacements and descriptors."""
 

@@ -121,7 +121,9 @@ def ask_wsgi(engine, path="/", *, method="GET", ip=IP, own: Iterable[tuple[str, 
     setup_testing_defaults(environ)
     body = Wsgi(app, limiter=engine)(environ, lambda *arguments: said.append(arguments))
     ((status, headers),) = said
-    return Answer(int(status[:3]), [(name.lower(), value) for name, value in headers], b"".join(body), *seen)
+    parts = b"".join(body)
+    getattr(body, "close", lambda: None)()
+    return Answer(int(status[:3]), [(name.lower(), value) for name, value in headers], parts, *seen)
 
 
 EACH_SHELL = pytest.mark.parametrize("ask", [pytest.param(ask_asgi, id="ASGI"), pytest.param(ask_wsgi, id="WSGI")])

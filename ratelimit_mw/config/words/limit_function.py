@@ -10,8 +10,11 @@ from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.config.tree import Problems
 from ratelimit_mw.config.word import Values
 from ratelimit_mw.config.words.limit import ALGORITHM, LIMIT, MOST, Limits, PlacedWindow, Window
+from ratelimit_mw.config.words.rule import compile_counters
 from ratelimit_mw.config.words.selection import NAME
+from ratelimit_mw.config.words.throttle import THROTTLE
 from ratelimit_mw.identity.attributes import Attributes
+from ratelimit_mw.model import Quota
 from ratelimit_mw.rules.compiled import CompiledRule, OverrideCompiler
 from ratelimit_mw.rules.inline import LimitFunction
 from ratelimit_mw.units import HOUR
@@ -22,8 +25,21 @@ _ROOM = 10
 
 def with_sample(rule: Values) -> Values:
     """Return the rule with a limit in place of its function, so that its words can be checked and compiled."""
-    if not rule[LIMIT].function:
-        return rule
+    return _with_large_limit(rule) if rule[LIMIT].function else rule
+
+
+def sample_of(domain: str, rule: Values, made: CompiledRule) -> Quota | None:
+    """Return a quota that has the effects of any limit of the rule, if its own limits do not have them.
+
+    They lack some if they are `unlimited` or 0, or if they are so low that a throttle adds nothing to them.
+    """
+    if made.read_limit is not None or (rule[THROTTLE] is None and any(quota.limit for quota in made.quotas)):
+        return None
+    ((_, sample),), _ = compile_counters(domain, _with_large_limit(rule))
+    return sample
+
+
+def _with_large_limit(rule: Values) -> Values:
     algorithm = ALGORITHMS[rule[ALGORITHM]]
     largest = MOST if algorithm.largest is None else algorithm.largest.limit
     # A concurrent limit has no period. Other algorithms cannot have one from a function.
