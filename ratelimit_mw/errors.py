@@ -11,6 +11,7 @@ has its module behind it:
     │   ├── BadQuestion             the body of a question to the service cannot be used (service.questions)
     │   ├── TooLong                 the body of a question to the service is too long (service.api)
     │   ├── _DuplicateKey           an object in such a body has a key twice (service.questions)
+    │   ├── UnknownFormat           the format of a log is not known (foresight.logs.formats)
     │   └── _Hinted                 a text cannot be read
     │       ├── DurationError       a text is not a duration
     │       └── TemplateError       a text is not a path template

@@ -1,0 +1,133 @@
+"""One request as a log tells it, and the names of what a log may tell."""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+
+class Entry(NamedTuple):
+    """One request of a log.
+
+    The texts are as on the wire: each character is one byte (latin-1), as servers pass headers to apps.
+
+    Attributes:
+        at: When the request began, in microseconds since the epoch.
+        ip: The address that connected, as the log has it. "" if there is none.
+        method: The method.
+        target: The path and the query, percent-encoded.
+        status: The status of the response. 0 if the log does not have it.
+        duration: How long the request took, in microseconds. -1 if the log does not have it.
+        extra: The further values that were wanted, in their order (see `Format.reader`). None stands for absent.
+    """
+
+    at: int
+    ip: str
+    method: str
+    target: str
+    status: int = 0
+    duration: int = -1
+    extra: tuple[str | None, ...] = ()
+
+
+TIMES = ("time", "end")
+"""The fields for the time of a request: when it began, and when it ended. A log has one of them."""
+
+DURATIONS = {"duration": 1_000_000.0, "duration_ms": 1_000.0, "duration_us": 1.0, "duration_ns": 0.001}
+"""The fields for the duration of a request, with their unit in microseconds."""
+
+REQUEST = ("request", "method", "target", "path", "query")
+"""The fields that tell what was requested. `request` is the whole request line, `target` the path with the query."""
+
+FIELDS = (*TIMES, "ip", *REQUEST, "status", "host", "user", "tier", *DURATIONS)
+"""The fields that `--field` can name, without `header:N`, `cookie:N` and the attributes of the rules."""
+
+BASIC = frozenset((*TIMES, "ip", *REQUEST, "status", *DURATIONS, "header:*"))
+"""The fields that have a place of their own in an `Entry`, and the word for all headers. All others are extras."""
+
+_SHOWN = 3
+"""How many unreadable lines are kept to be shown."""
+
+_LONGEST = 200
+"""The most characters of an unreadable line that are kept."""
+
+
+class Unreadable:
+    """Counts the lines that could not be read, and keeps the first three.
+
+    Attributes:
+        count: The number of unreadable lines.
+        shown: The first three of them, cut to 200 characters.
+        without_request: Lines that have no request line that can be read, as for a TLS handshake on a port for HTTP.
+            They are not counted as unreadable, because the log is right: no app has seen these requests.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.shown: list[str] = []
+        self.without_request = 0
+
+    def add(self, line: str) -> None:
+        """Count a line, unless it is empty."""
+        if line and not line.isspace():
+            self.count += 1
+            if len(self.shown) < _SHOWN:
+                self.shown.append(line.strip("\r\n")[:_LONGEST])
+
+
+class LineReader(Protocol):
+    """Reads the lines of one input."""
+
+    def read(self, block: bytes) -> list[Entry]:
+        """Read whole lines. The block ends with a newline. What cannot be read is counted."""
+        ...
+
+
+class Format(Protocol):
+    """One format of logs, with its fields."""
+
+    name: str
+    """How the format is called in the output."""
+
+    def fits(self, line: str) -> bool:
+        """Return True if a line is in this format."""
+        ...
+
+    def has(self, field: str) -> bool:
+        """Return True if the format tells a field: one of `FIELDS`, `header:N`, `cookie:N`, or one of `--field`."""
+        ...
+
+    def reader(self, wanted: Sequence[str], unreadable: Unreadable) -> LineReader:
+        """Return a reader of one input.
+
+        Args:
+            wanted: The fields to read, in addition to those that every request needs. Those that are not in `BASIC`
+                are in `Entry.extra`, in this order. A field that the format does not tell is always absent.
+            unreadable: Counts what cannot be read.
+        """
+        ...
+
+
+def target_of(path: str, query: str) -> str:
+    """Join a path and a query that a log has in two fields. The query may begin with its question mark."""
+    query = query.removeprefix("?")
+    return f"{path}?{query}" if query else path
+
+
+def split_request(line: str) -> tuple[str, str] | None:
+    """Return the method and the target of a request line. None if it is not one."""
+    method, _, rest = line.partition(" ")
+    target, _, version = rest.rpartition(" ")
+    if not target:  # HTTP/0.9 had no version
+        target, version = version, "HTTP/0.9"
+    if not method.isalpha() or not method.isascii() or not target or not version.startswith("HTTP/"):
+        return None
+    return method, target
+
+
+def wire(text: str) -> str:
+    """Return a text that was decoded as UTF-8 as it is on the wire: one character for each byte."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode("latin-1")
+
+
+def from_wire(text: str) -> str:
+    """Return the text of bytes that are UTF-8. Bytes that are not become U+FFFD."""
+    return text if text.isascii() else text.encode("latin-1", "replace").decode("utf-8", "replace")

@@ -1,0 +1,161 @@
+"""Finds the format of a log: the one that is named, or the one that its first lines are in."""
+
+import re
+from collections.abc import Mapping, Sequence
+
+from ratelimit_mw.foresight.logs.entry import TIMES, Format
+from ratelimit_mw.foresight.logs.patterns import PatternFormat
+from ratelimit_mw.foresight.logs.structured import (
+    PRODUCTS,
+    NamedFormat,
+    columns_of,
+    csv_places,
+    delimiter_of,
+    looks_like_json,
+    product_of,
+)
+
+NAMED = {
+    "combined": '$remote_addr - $remote_user [$time_local] "$request" $status $body_bytes_sent '
+    '"$http_referer" "$http_user_agent"',
+    "common": '%h %l %u %t "%r" %>s %b',
+    "main": '$remote_addr - $remote_user [$time_local] "$request" $status $body_bytes_sent '
+    '"$http_referer" "$http_user_agent" "$http_x_forwarded_for"',
+    "vhost_combined": '%V:%p %h %l %u %t "%r" %>s %O "%{Referer}i" "%{User-Agent}i"',
+    "uvicorn": '[$time_local] $remote_addr:$remote_port - "$request" $status',
+}
+"""The formats with a name. `combined` is that of nginx, Apache, gunicorn and many others. `main` is in nginx's own
+configuration file, `vhost_combined` in Debian's of Apache. `uvicorn` is what `UVICORN` configures."""
+
+WORDS = ("auto", *NAMED, "json", "csv")
+"""What `--format` takes. Any other text is a format with variables."""
+
+_DETECTED = ("main", "vhost_combined", "combined", "common", "uvicorn")
+"""The order in which formats are tried: those with more fields first."""
+
+_UVICORN_LINE = re.compile(r'\w+: +\S+ - "[A-Z]+ \S+ HTTP/[0-9.]+" [0-9]{3} .*')
+
+UVICORN = """\
+{"version": 1, "disable_existing_loggers": false,
+ "formatters": {"access": {"format": "[%(asctime)s] %(message)s", "datefmt": "%d/%b/%Y:%H:%M:%S %z"}},
+ "handlers": {"access": {"class": "logging.StreamHandler", "stream": "ext://sys.stdout", "formatter": "access"}},
+ "loggers": {"uvicorn.access": {"level": "INFO", "handlers": ["access"], "propagate": false}}}"""
+"""A `--log-config` for uvicorn: its access log with the time."""
+
+
+class UnknownFormat(ValueError):
+    """The format of a log is not known, or its lines are not in the format that was named.
+
+    Args:
+        message: What is wrong, for the user.
+        usage: True if the arguments are wrong, not the log.
+    """
+
+    def __init__(self, message: str, *, usage: bool = False) -> None:
+        super().__init__(message)
+        self.usage = usage
+
+
+def find_format(wanted: str, sample: Sequence[str], places: Mapping[str, str]) -> Format:
+    """Return the format of a log.
+
+    Args:
+        wanted: A word of `WORDS`, or a format with variables.
+        sample: The first lines of the log, at most 1 000.
+        places: Where further fields are, by their names: `--field`.
+
+    Raises:
+        UnknownFormat: At least 90 % of the sample must be in the format, and no known format has so many.
+    """
+    lines = [line for line in sample if line and not line.isspace()]
+    if not lines:
+        raise UnknownFormat("the log is empty")
+    try:
+        if wanted == "auto":
+            return _detected(lines, places)
+        found = _named(wanted, lines, places)
+    except ValueError as error:
+        if isinstance(error, UnknownFormat):
+            raise
+        raise UnknownFormat(f"--format: {error}", usage=True) from error
+    return found
+
+
+def _named(wanted: str, lines: Sequence[str], places: Mapping[str, str]) -> Format:
+    if wanted == "json":
+        return _json(lines, places)
+    if wanted == "csv":
+        return _csv(lines[0], places)
+    if wanted in NAMED:
+        return PatternFormat(wanted, NAMED[wanted], places)
+    if "$" not in wanted and "%" not in wanted:
+        words = ", ".join(WORDS)
+        raise UnknownFormat(f"--format: {wanted!r} is neither one of {words} nor a format with variables", usage=True)
+    return PatternFormat("the given format", wanted, places)
+
+
+def _detected(lines: Sequence[str], places: Mapping[str, str]) -> Format:
+    if looks_like_json(lines):
+        return _json(lines, places)
+    for name in _DETECTED:
+        if _fits(PatternFormat(name, NAMED[name]), lines):
+            return PatternFormat(name, NAMED[name], places)
+    if sum(1 for line in lines if _UVICORN_LINE.fullmatch(line.strip())) * 2 > len(lines):
+        raise UnknownFormat(
+            "this is uvicorn's default format, whose lines have no time. Save this as log.json, start uvicorn with "
+            f"--log-config log.json, and replay what it writes from then on:\n{UVICORN}"
+        )
+    columns = csv_places(columns_of(lines[0], delimiter_of(lines[0])))
+    if len(lines) > 1 and _usable(columns):
+        return _csv(lines[0], places)
+    raise UnknownFormat(
+        "the format of the log is not known; give --format, as the log_format of nginx or the LogFormat of Apache. "
+        f"The first line is: {lines[0].strip():.200}"
+    )
+
+
+def _fits(form: Format, lines: Sequence[str]) -> bool:
+    return 10 * sum(map(form.fits, lines)) >= 9 * len(lines)
+
+
+def _usable(places: Mapping[str, object]) -> bool:
+    """Return True if fields tell when a request was made, and what was requested."""
+    return not places.keys().isdisjoint(TIMES) and not places.keys().isdisjoint(("request", "target", "path"))
+
+
+def _json(lines: Sequence[str], places: Mapping[str, str]) -> Format:
+    given = {field: (place,) for field, place in places.items()}
+    product = product_of(lines)
+    merged = {**(PRODUCTS[product] if product else {}), **given}
+    if "time" in given:
+        merged.pop("end", None)
+    if "end" in given:
+        merged.pop("time", None)
+    if not _usable(merged):
+        names = ", ".join(PRODUCTS)
+        raise UnknownFormat(
+            f"the lines are JSON, but not that of {names}: say where the fields are, as --field time=NAME "
+            f"--field ip=NAME --field method=NAME --field target=NAME. The first line is: {lines[0].strip():.200}"
+        )
+    form = NamedFormat(f"json ({product})" if product else "json", merged)
+    if not _fits(form, lines):
+        raise UnknownFormat(
+            "fewer than 90 % of the first lines have the time and the request where --field says. "
+            f"The first line is: {lines[0].strip():.200}"
+        )
+    return form
+
+
+def _csv(header: str, places: Mapping[str, str]) -> Format:
+    delimiter = delimiter_of(header)
+    columns = columns_of(header, delimiter)
+    unknown = [place for place in places.values() if place not in columns and not place.isdigit()]
+    if unknown:
+        raise UnknownFormat(f"--field: there is no column {unknown[0]!r}; there are {', '.join(columns)}", usage=True)
+    merged = {**csv_places(columns), **{field: (place,) for field, place in places.items()}}
+    if not _usable(merged):
+        raise UnknownFormat(
+            "the columns do not tell the time and the request: say where they are, as --field time=COLUMN "
+            f"--field ip=COLUMN --field target=COLUMN. The columns are {', '.join(columns)}"
+        )
+    return NamedFormat("csv", merged, delimiter)

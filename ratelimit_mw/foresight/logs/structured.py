@@ -1,0 +1,328 @@
+"""Reads logs whose lines name their values: JSON, one object for each line, and CSV with a line of names."""
+
+import csv
+import json
+from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
+from typing import Any, NamedTuple
+
+from ratelimit_mw.foresight.logs.entry import (
+    BASIC,
+    DURATIONS,
+    REQUEST,
+    TIMES,
+    Entry,
+    Unreadable,
+    split_request,
+    target_of,
+    wire,
+)
+from ratelimit_mw.foresight.logs.times import KnownTimes, any_time, duration
+
+Places = Mapping[str, tuple[str, ...]]
+"""Where each field is: the names of its value, of which the first that a line has counts. A name may be a path with
+dots, as "request.headers". A field that ends with a star stands for all headers, as "header:*"."""
+
+Find = Callable[[Any, str], object]
+"""Returns the value at a place of a line. None if the line has none."""
+
+PRODUCTS: Mapping[str, Places] = {
+    "Caddy": {
+        "end": ("ts",),
+        "ip": ("request.remote_ip", "request.remote_addr"),
+        "method": ("request.method",),
+        "target": ("request.uri",),
+        "host": ("request.host",),
+        "status": ("status",),
+        "duration": ("duration",),
+        "user": ("user_id",),
+        "header:*": ("request.headers.",),
+    },
+    "Traefik": {
+        "time": ("StartUTC", "StartLocal"),
+        "ip": ("ClientHost", "ClientAddr"),
+        "method": ("RequestMethod",),
+        "target": ("RequestPath",),
+        "host": ("RequestHost", "RequestAddr"),
+        "status": ("DownstreamStatus",),
+        "duration_ns": ("Duration",),
+        "user": ("ClientUsername",),
+        "header:*": ("request_",),
+    },
+    "Envoy": {
+        "time": ("start_time",),
+        "ip": ("downstream_remote_address",),
+        "method": ("method", ":method"),
+        "target": ("path", "x-envoy-origin-path", "x-envoy-original-path", ":path"),
+        "host": ("authority", ":authority"),
+        "status": ("response_code",),
+        "duration_ms": ("duration",),
+        "header:x-forwarded-for": ("x_forwarded_for", "x-forwarded-for"),
+        "header:user-agent": ("user_agent", "user-agent"),
+    },
+    "nginx": {
+        "end": ("msec", "time_iso8601", "time_local", "time", "timestamp", "@timestamp"),
+        "ip": ("remote_addr",),
+        "request": ("request",),
+        "method": ("request_method", "method"),
+        "target": ("request_uri", "uri"),
+        "host": ("host", "http_host"),
+        "status": ("status",),
+        "duration": ("request_time",),
+        "user": ("remote_user",),
+        "header:x-forwarded-for": ("http_x_forwarded_for",),
+        "header:user-agent": ("http_user_agent",),
+        "header:authorization": ("http_authorization",),
+    },
+}
+"""The JSON that servers and proxies write if they are not told otherwise. nginx has no JSON of its own: these are the
+names that most people give, the variables without "$"."""
+
+_OWN = {
+    **{name: (name,) for name in (*TIMES, *REQUEST, "ip", "status", "host", "user", "tier", *DURATIONS)},
+    "ip": ("ip", "remote_addr", "client_ip", "remote_address"),
+    "time": ("time", "timestamp", "ts", "date"),
+    "target": ("target", "request_uri", "uri", "url"),
+    "method": ("method", "request_method"),
+}
+"""The columns of CSV that are known: the names of the fields, and a few others that are in use."""
+
+_ABSENT = ("", "-", "REDACTED")
+"""Values that stand for an absent one. Caddy writes the last for cookies and credentials."""
+
+_MOST_HEADERS = 64
+"""How many values of one header are joined."""
+
+
+class NamedFormat:
+    """A format whose lines name their values.
+
+    Args:
+        name: The name of the format.
+        places: Where each field is.
+        delimiter: The text between two values of a line of CSV. None: the lines are JSON.
+    """
+
+    def __init__(self, name: str, places: Places, delimiter: str | None = None) -> None:
+        self.name = name
+        self._places = places
+        self._delimiter = delimiter
+
+    def fits(self, line: str) -> bool:
+        """See `Format`."""
+        return NamedReader(self._places, (), Unreadable(), self._delimiter).entry_of(line) is not None
+
+    def has(self, field: str) -> bool:
+        """See `Format`."""
+        return field in self._places or (field.startswith("header:") and "header:*" in self._places)
+
+    def reader(self, wanted: Sequence[str], unreadable: Unreadable) -> "NamedReader":
+        """See `Format`."""
+        return NamedReader(self._places, wanted, unreadable, self._delimiter)
+
+
+class _Clock(NamedTuple):
+    """How the time of a line is read."""
+
+    field: str
+    places: tuple[str, ...]
+
+
+class NamedReader:
+    """Reads lines whose values have names. See `LineReader`.
+
+    The first line of CSV names the columns. A column may also be named by its number, counted from 1.
+
+    Args:
+        places: Where each field is.
+        wanted: The fields to read, in addition to those that every request needs.
+        unreadable: Counts what cannot be read.
+        delimiter: The text between two values. None: the lines are JSON.
+    """
+
+    def __init__(self, places: Places, wanted: Sequence[str], unreadable: Unreadable, delimiter: str | None) -> None:
+        self._places = places
+        self._unreadable = unreadable
+        self._delimiter = delimiter
+        self._columns: list[str] | None = None
+        self._find: Find = value_at if delimiter is None else _column
+        self._times = KnownTimes(any_time)
+        self._clock = next(_Clock(name, places[name]) for name in reversed(TIMES) if name in places)
+        self._unit = next(((places[name], unit) for name, unit in DURATIONS.items() if name in places), None)
+        self._headers = places.get("header:*", ("",))[0]
+        self._extras = [field for field in wanted if field not in BASIC]
+
+    def read(self, block: bytes) -> list[Entry]:
+        """See `LineReader`."""
+        entries: list[Entry] = []
+        for line in block.decode("utf-8", "replace").split("\n"):
+            if self._delimiter is not None and self._columns is None:
+                self._columns = columns_of(line, self._delimiter)
+            elif line and not line.isspace():
+                entry = self.entry_of(line)
+                if entry is None:
+                    self._unreadable.add(line)
+                elif entry.method:
+                    entries.append(entry)
+                else:
+                    self._unreadable.without_request += 1
+        return entries
+
+    def entry_of(self, line: str) -> Entry | None:
+        """Return the request of a line. None if it cannot be read. Without a request line, its method is empty."""
+        values = self._values(line)
+        if values is None:
+            return None
+        try:
+            at = self._times[self._text(values, self._clock.places) or ""]
+        except ValueError:
+            return None
+        request = self._request(values)
+        if request is None:
+            return None
+        lasted = -1
+        if self._unit is not None:
+            lasted = duration(self._text(values, self._unit[0]) or "", self._unit[1])
+            if self._clock.field == "end" and lasted > 0:
+                at = max(at - lasted, 0)
+        status = self._text(values, self._places.get("status", ())) or ""
+        return Entry(
+            at,
+            self._text(values, self._places.get("ip", ())) or "",
+            *request,
+            int(status) if status.isascii() and status.isdigit() and len(status) == 3 else 0,
+            lasted,
+            tuple([self._extra(values, field) for field in self._extras]),
+        )
+
+    def _values(self, line: str) -> Any:
+        """Return the values of a line by their names. None if the line cannot be read."""
+        try:
+            if self._delimiter is None:
+                found = json.loads(line)
+                return found if isinstance(found, dict) else None
+            cells = next(csv.reader((line,), delimiter=self._delimiter), [])
+        except (ValueError, RecursionError, csv.Error):
+            return None
+        columns = self._columns or ()
+        if len(cells) < len(columns):
+            return None
+        numbers = {str(number): cell for number, cell in enumerate(cells, 1)}
+        return {**numbers, **dict(zip(columns, cells, strict=False))}
+
+    def _request(self, values: Any) -> tuple[str, str] | None:
+        """Return the method and the target. None if there is neither; ("", "") if they are those of no request."""
+        places = self._places
+        line = self._text(values, places.get("request", ()))
+        if line is not None:
+            return split_request(line) or ("", "")
+        target = self._text(values, places.get("target", ()))
+        if target is None:
+            path = self._text(values, places.get("path", ()))
+            if path is None:
+                return None
+            target = target_of(path, self._text(values, places.get("query", ())) or "")
+        method = self._text(values, places["method"]) if "method" in places else "GET"
+        return (method, target) if method and method.isascii() and method.isalpha() else ("", "")
+
+    def _extra(self, values: Any, field: str) -> str | None:
+        if field in self._places:
+            return self._text(values, self._places[field])
+        name, prefix = field.removeprefix("header:"), self._headers
+        if not prefix or name == field:
+            return None
+        if not prefix.endswith("."):
+            return self._text(values, (f"{prefix}{_titled(name)}", f"{prefix}{name}"))
+        headers = value_at(values, prefix[:-1])
+        if not isinstance(headers, dict):
+            return None
+        found = headers.get(_titled(name))
+        if found is None:
+            found = next((value for key, value in headers.items() if key.lower() == name), None)
+        return _text_of(found)
+
+    def _text(self, values: Any, places: Sequence[str]) -> str | None:
+        for place in places:
+            text = _text_of(self._find(values, place))
+            if text is not None:
+                return text
+        return None
+
+
+def columns_of(line: str, delimiter: str) -> list[str]:
+    """Return the names in the first line of CSV."""
+    try:
+        return [name.strip() for name in next(csv.reader((line.strip("\r\n\ufeff"),), delimiter=delimiter), [])]
+    except csv.Error:
+        return []
+
+
+def csv_places(columns: Sequence[str]) -> Places:
+    """Return where the fields are among columns of these names."""
+    known = {column.lower(): column for column in columns}
+    found = {
+        field: tuple([known[name] for name in names if name in known])
+        for field, names in _OWN.items()
+        if not known.keys().isdisjoint(names)
+    }
+    for lower, column in known.items():
+        if lower.startswith(("header:", "cookie:")):
+            found[lower if lower.startswith("header:") else column] = (column,)
+    return {field: places for field, places in found.items() if places}
+
+
+def value_at(values: Any, place: str) -> object:
+    """Return the value at a path of names, with dots between them. A list is entered by a number. None for no value."""
+    if isinstance(values, dict) and place in values:
+        return values[place]
+    first, dot, rest = place.partition(".")
+    if not dot:
+        index = int(first) if first.isascii() and first.isdigit() and len(first) < 5 else -1
+        return values[index] if isinstance(values, list) and 0 <= index < len(values) else None
+    if isinstance(values, list):
+        return value_at(value_at(values, first), rest)
+    return value_at(values.get(first), rest) if isinstance(values, dict) else None
+
+
+def _column(values: Mapping[str, str], place: str) -> object:
+    return values.get(place)
+
+
+def _text_of(value: object) -> str | None:
+    """Return a value as text on the wire. None for an absent value. Several values of a header are joined."""
+    if isinstance(value, list):
+        texts = [text for text in map(_text_of, value[:_MOST_HEADERS]) if text is not None]
+        return ", ".join(texts) or None
+    if isinstance(value, str):
+        return None if value in _ABSENT else wire(value)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return repr(value)
+    return None
+
+
+def _titled(name: str) -> str:
+    """Return the name of a header as Go writes it: "X-Forwarded-For"."""
+    return "-".join(word.capitalize() for word in name.split("-"))
+
+
+def looks_like_json(lines: Sequence[str]) -> bool:
+    """Return True if most lines begin as JSON objects do."""
+    return 2 * sum(1 for line in lines if line.lstrip().startswith("{")) > len(lines)
+
+
+def product_of(lines: Sequence[str]) -> str | None:
+    """Return the name in `PRODUCTS` whose places most of these lines of JSON have. None if there is none."""
+    best: tuple[int, str | None] = (0, None)
+    for name, places in PRODUCTS.items():
+        form = NamedFormat(name, places)
+        fitting = sum(map(form.fits, lines))
+        if fitting > best[0]:
+            best = fitting, name
+    return best[1] if 10 * best[0] >= 9 * len(lines) else None
+
+
+def delimiter_of(line: str) -> str:
+    """Return the text between the values of CSV, by its first line: a comma, a semicolon or a tab."""
+    name = "".join(takewhile(lambda character: character not in ",;\t", line))
+    rest = line[len(name) : len(name) + 1]
+    return rest or ","

@@ -1,0 +1,233 @@
+"""Every format of logs is read alike: the eight requests of the logs in this folder."""
+
+import bz2
+import gzip
+import lzma
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ratelimit_mw.foresight.logs.entry import Entry, Unreadable
+from ratelimit_mw.foresight.logs.formats import NAMED, UVICORN, UnknownFormat, find_format
+from ratelimit_mw.foresight.logs.patterns import PatternFormat
+from ratelimit_mw.foresight.logs.structured import PRODUCTS, NamedFormat
+from tests.foresight.logs_of import FORMATS, LOGS, START, entries
+
+QUOTE = '/quote?x="y"'
+EIGHT = [
+    (0, "192.0.2.1", "GET", "/", 200),
+    (1, "192.0.2.1", "GET", "/items?page=2", 200),
+    (1, "192.0.2.2", "POST", "/login", 401),
+    (2, "2001:db8::1", "GET", "/caf%C3%A9", 200),
+    (3, "192.0.2.2", "POST", "/login", 401),
+    (3, "192.0.2.1", "GET", "/search?q=%22a+b%22", 200),
+    (4, "192.0.2.1", "GET", QUOTE, 404),
+    (5, "192.0.2.2", "POST", "/login", 200),
+]
+NAMES = {
+    "nginx.json": "json (nginx)",
+    "caddy.json": "json (Caddy)",
+    "traefik.json": "json (Traefik)",
+    "envoy.json": "json (Envoy)",
+    "csv.csv": "csv",
+    "nginx_timed.log": "the given format",
+    "apache_timed.log": "the given format",
+}
+
+
+def address(text):
+    """An address without the port that Envoy and uvicorn write behind it."""
+    return re.sub(r"^\[(.*)\]:\d+$|^([\d.]+):\d+$", lambda found: found[1] or found[2], text)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_eight_requests_are_read_from_each_format_in_order_of_time(name):
+    found, log = entries(LOGS / name, ["status"], form=FORMATS[name])
+    assert log.format.name == NAMES.get(name, name.partition(".")[0])
+    read = [((each.at - START) / 1e6, address(each.ip), each.method, each.target, each.status) for each in found]
+    assert [(*line[:3], line[3].replace("%22y%22", '"y"'), line[4]) for line in read] == EIGHT
+    assert (log.unreadable.count, log.unreadable.without_request) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "places", "user"),
+    [
+        ("combined.log", {}, "user"),
+        ("main.log", {}, "user"),
+        ("caddy.json", {}, "user"),
+        ("traefik.json", {}, "user"),
+        ("nginx.json", {}, "user"),
+        ("csv.csv", {"user": "account"}, "user"),
+        ("csv.csv", {"account": "6"}, "account"),
+        ("apache_timed.log", {}, "user"),
+        ("combined.log", {"account": "remote_user"}, "account"),
+    ],
+)
+def test_a_further_field_is_read_where_it_is(name, places, user):
+    found, _ = entries(LOGS / name, [user], form=FORMATS[name], places=places)
+    assert [each.extra for each in found] == [(None,)] * 7 + [("ann",)]
+
+
+@pytest.mark.parametrize("name", ["nginx_timed.log", "apache_timed.log", "nginx.json", "caddy.json", "traefik.json"])
+def test_durations_are_in_microseconds(name):
+    found, _ = entries(LOGS / name, ["duration"], form=FORMATS[name])
+    assert {each.duration for each in found} == {250_000}
+
+
+def test_a_header_is_read_from_the_headers_in_json_whatever_its_case():
+    found, _ = entries(LOGS / "caddy.json", ["header:user-agent", "header:cookie", "header:x-none"])
+    assert {each.extra for each in found} == {("curl/8.5.0", None, None)}
+
+
+@pytest.mark.parametrize("opener", [gzip.open, bz2.open, lzma.open])
+def test_a_compressed_log_is_read_whatever_its_name(opener, tmp_path):
+    path = tmp_path / "access.log.1"
+    with opener(path, "wb") as file:
+        file.write((LOGS / "combined.log").read_bytes())
+    assert len(entries(path)[0]) == 8
+
+
+def test_a_damaged_log_is_an_error(tmp_path):
+    path = tmp_path / "access.log.gz"
+    path.write_bytes(gzip.compress((LOGS / "combined.log").read_bytes())[:-20])
+    with pytest.raises(OSError, match="damaged"):
+        entries(path)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", ""])
+def test_lines_may_end_in_any_way(end, tmp_path):
+    path = tmp_path / "access.log"
+    lines = (LOGS / "common.log").read_text().splitlines()
+    path.write_bytes((end or "\n").join(lines).encode() + end.encode())
+    assert len(entries(path)[0]) == 8
+
+
+def test_unreadable_lines_are_counted_and_three_are_kept(tmp_path):
+    path = tmp_path / "access.log"
+    good = (LOGS / "combined.log").read_text()
+    path.write_text(good * 10 + "one\ntwo\n\n" + good + "three\nfour\n")
+    found, log = entries(path)
+    assert (len(found), log.unreadable.count, log.unreadable.shown) == (88, 4, ["one", "two", "three"])
+
+
+def test_a_line_that_is_no_request_is_not_unreadable(tmp_path):
+    path = tmp_path / "access.log"
+    tls = '192.0.2.9 - - [01/Mar/2026:12:00:00 +0000] "\\x16\\x03\\x01" 400 0 "-" "-"\n'
+    path.write_text((LOGS / "combined.log").read_text() + tls)
+    found, log = entries(path)
+    assert (len(found), log.unreadable.count, log.unreadable.without_request) == (8, 0, 1)
+
+
+def test_a_line_longer_than_a_mebibyte_is_unreadable(tmp_path):
+    path = tmp_path / "access.log"
+    good = (LOGS / "combined.log").read_bytes()
+    path.write_bytes(good + b"x" * 3_000_000 + b"\n" + good)
+    found, log = entries(path)
+    assert (len(found), log.unreadable.count) == (16, 1)
+
+
+def test_the_time_of_nginx_is_the_end_of_a_request():
+    text = '$remote_addr [$time_local] "$request" $request_time'
+    log = PatternFormat("own", text).reader([], Unreadable())
+    (entry,) = log.read(b'192.0.2.1 [01/Mar/2026:12:00:10 +0000] "GET / HTTP/1.1" 3.500\n')
+    assert (entry.at - START, entry.duration) == (6_500_000, 3_500_000)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "at"),
+    [
+        ('$time_iso8601 "$request"', '2026-03-01T13:00:00+01:00 "GET / HTTP/1.1"', 0),
+        ('$msec "$request"', '1772366400.250 "GET / HTTP/1.1"', 250_000),
+        ('%{%Y-%m-%d %H:%M:%S}t "%r"', '2026-03-01 12:00:01 "GET / HTTP/1.1"', 1_000_000),
+        ('%{msec}t "%r"', '1772366400123 "GET / HTTP/1.1"', 123_000),
+        ('%{usec}t "%r"', '1772366400123456 "GET / HTTP/1.1"', 123_456),
+        ('%t "%r"', '[01/Mar/2026:07:00:00 -0500] "GET / HTTP/1.1"', 0),
+        ("log_format own '[$time_local] '\n  '\"$request\"';", '[01/Mar/2026:12:00:00 +0000] "GET / HTTP/1.1"', 0),
+        ('LogFormat "%t \\"%r\\"" own', '[01/Mar/2026:12:00:00 +0000] "GET / HTTP/1.1"', 0),
+    ],
+)
+def test_a_format_is_compiled_with_its_time(text, line, at):
+    form = PatternFormat("own", text)
+    (entry,) = form.reader([], Unreadable()).read(line.encode() + b"\n")
+    assert (entry.at - START, entry.method, entry.target) == (at, "GET", "/")
+    assert form.fits(line)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("$remote_addr $status", "no time"),
+        ("[$time_local]", "no request"),
+        ("nothing", "neither one of auto"),
+        ('$time_local $host$remote_addr "$request"', "no text between"),
+    ],
+)
+def test_a_format_that_cannot_be_used_is_refused(text, problem):
+    with pytest.raises(UnknownFormat, match=problem) as refused:
+        find_format(text, ["a line"], {})
+    assert refused.value.usage
+
+
+def test_the_default_format_of_uvicorn_is_refused_with_a_configuration_to_copy():
+    lines = [
+        'INFO:     127.0.0.1:50000 - "GET / HTTP/1.1" 200 OK',
+        'INFO:     127.0.0.1:5 - "GET /x HTTP/1.1" 404 Not Found',
+    ]
+    with pytest.raises(UnknownFormat) as refused:
+        find_format("auto", lines, {})
+    assert UVICORN in str(refused.value)
+    assert not refused.value.usage
+
+
+def test_an_unknown_format_shows_its_first_line():
+    with pytest.raises(UnknownFormat, match="The first line is: what is this"):
+        find_format("auto", ["what is this", "and this"], {})
+
+
+def test_a_format_is_detected_if_nine_of_ten_lines_are_in_it():
+    line = (LOGS / "combined.log").read_text().splitlines()[0]
+    assert find_format("auto", [line] * 9 + ["x"], {}).name == "combined"
+    with pytest.raises(UnknownFormat):
+        find_format("auto", [line] * 8 + ["x"] * 2, {})
+
+
+def test_an_unknown_place_is_refused_with_the_known_ones():
+    line = (LOGS / "combined.log").read_text().splitlines()[0]
+    with pytest.raises(UnknownFormat, match=r"no 'x'; it has \$remote_addr"):
+        find_format("combined", [line], {"user": "x"})
+
+
+def test_json_of_unknown_names_needs_places():
+    line = '{"t": 1772366400, "who": "192.0.2.1", "verb": "GET", "deep": {"path": ["/a"]}}'
+    with pytest.raises(UnknownFormat, match="--field time=NAME"):
+        find_format("auto", [line], {})
+    form = find_format("json", [line], {"time": "t", "ip": "who", "method": "verb", "target": "deep.path.0"})
+    assert form.reader([], Unreadable()).read(line.encode() + b"\n") == [Entry(START, "192.0.2.1", "GET", "/a")]
+
+
+READERS = [
+    *(PatternFormat(name, text) for name, text in NAMED.items()),
+    *(NamedFormat(name, places) for name, places in PRODUCTS.items()),
+    NamedFormat("csv", {"time": ("1",), "target": ("2",)}, ","),
+]
+LINES = [line for path in sorted(LOGS.iterdir()) for line in path.read_bytes().splitlines()]
+
+
+@given(
+    st.one_of(
+        st.binary(max_size=200),
+        st.tuples(st.sampled_from(LINES), st.binary(max_size=12), st.integers(0, 300), st.integers(0, 5)).map(
+            lambda parts: parts[0][: parts[2]] + parts[1] + parts[0][parts[2] + parts[3] :]
+        ),
+    )
+)
+def test_no_line_raises_an_exception(line):
+    for form in READERS:
+        unreadable = Unreadable()
+        found = form.reader(["status", "duration", "user", "header:x-forwarded-for"], unreadable).read(line + b"\n")
+        lines = [part for part in line.split(b"\n") if part and not part.isspace()]
+        assert len(found) + unreadable.count + unreadable.without_request <= len(lines)
+        for entry in found:
+            assert all(text.encode("latin-1") is not None for text in (entry.ip, entry.method, entry.target))
