@@ -20,6 +20,7 @@ from typing import Any
 
 import uvicorn
 
+from ratelimit_mw.config.words.entries import UNREACHED
 from ratelimit_mw.errors import ConfigurationError, Problem, StoreUnavailable
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.service import ports
@@ -65,6 +66,7 @@ def prepare(settings: Settings) -> tuple[Service, Mapping[str, socket.socket]]:
         access = Access(settings)
     except ConfigurationError as error:
         problems += error.problems
+    logging.getLogger("ratelimit_mw").addFilter(_holds_for_a_service)
     try:
         limiter = RateLimiter(settings.rules, storage=settings.storage)
         if not settings.ignore_unservable:
@@ -82,6 +84,11 @@ def prepare(settings: Settings) -> tuple[Service, Mapping[str, socket.socket]]:
             limiter.close()
         raise ConfigurationError(problems)
     return Service(settings, limiter, access), sockets
+
+
+def _holds_for_a_service(record: logging.LogRecord) -> bool:
+    """Whether a record is to be logged. Envoy sends entries itself, so no list of entries in the rules is missing."""
+    return f": {UNREACHED}" not in record.getMessage()
 
 
 class _HttpServer(uvicorn.Server):

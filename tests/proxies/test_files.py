@@ -7,7 +7,11 @@ import pytest
 import yaml
 
 from tests.proxies.running import EXAMPLES
+from tests.support.apps import ROOT
 
+PAGE, MOVING = (
+    (ROOT / "docs" / f"{name}.md").read_text("utf-8") for name in ("beside-your-proxy", "moving-from-envoy-ratelimit")
+)
 UNIT = (EXAMPLES / "ratelimit-mw@.service").read_text("utf-8")
 COMPOSE = yaml.safe_load((EXAMPLES / "compose.yaml").read_text("utf-8"))["services"]
 
@@ -54,6 +58,41 @@ def test_the_compose_file_mounts_files_of_the_folder():
     assert [path for path in mounted if not (EXAMPLES / path).exists()] == []
     rules = COMPOSE["ratelimit"]["environment"]["RATELIMIT_RULES"].rpartition("/")[2]
     assert (EXAMPLES / rules).is_file()
+
+
+SNIPPETS = re.findall(r"^```\w+\n# examples/service/(\S+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize(("name", "snippet"), SNIPPETS)
+def test_what_the_page_shows_of_a_file_is_in_it(name, snippet):
+    lines = [line.strip() for line in (EXAMPLES / name).read_text("utf-8").splitlines()]
+    shown = [line.strip() for line in snippet.splitlines()]
+    starts = [place for place, line in enumerate(lines) if line == shown[0]]
+    assert shown in [lines[start : start + len(shown)] for start in starts]
+
+
+def test_the_rules_that_the_page_shows_are_those_of_the_files():
+    shown = [
+        yaml.safe_load(text) for text in re.findall(r"^```yaml\n(domain: .*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    ]
+    files = [yaml.safe_load((EXAMPLES / name).read_text()) for name in ("ratelimits.yaml", "ratelimits-nginx.yaml")]
+    (tenant,) = [each for each in files[0]["descriptors"] if each["key"] == "tenant"]
+    files[0]["descriptors"].remove(tenant)  # the page leaves it out
+    assert shown == files
+
+
+def test_the_configurations_that_were_not_run_can_be_parsed_at_least():
+    (traefik,) = re.findall(r"^```yaml\n(# Traefik.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    assert yaml.safe_load(traefik)["http"]["middlewares"]["ratelimit"]["forwardAuth"]["address"].endswith("/auth")
+
+
+@pytest.mark.parametrize("page", [PAGE, MOVING], ids=["beside-your-proxy", "moving-from-envoy-ratelimit"])
+def test_the_pages_name_flags_that_exist(page):
+    pytest.importorskip("grpc", reason="the extra serve is not installed")
+    from ratelimit_mw.service.settings import NAMES
+
+    flags = set(re.findall(r"(?<![\w-])--([a-z][a-z-]+)", page)) - {"domain", "now", "with-http"}
+    assert flags - {name.replace("_", "-") for name in NAMES} == set()
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.*")), ids=lambda path: path.name)

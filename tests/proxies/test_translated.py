@@ -11,8 +11,12 @@ from typing import NamedTuple
 
 import pytest
 
-from ratelimit_mw import ManualClock, RateLimiter
-from tests.proxies.wire import answer, over, passed
+from ratelimit_mw import ConfigurationError, ManualClock, RateLimiter
+from tests.proxies.running import free_ports, replace
+from tests.proxies.wire import Asked, over, passed, shown
+
+Refused = pytest.importorskip("ratelimit_mw.service.messages").Refused
+
 
 AT = 2222
 """A time of day, 58 seconds before the end of a minute."""
@@ -101,19 +105,18 @@ class Step(NamedTuple):
 
 @pytest.fixture
 def shop(tmp_path):
-    """Makes a limiter with these descriptors, whose clock stands still."""
+    """Makes a service with these descriptors: a function that answers Envoy's messages."""
     made = []
 
-    def make(descriptors, *, clock, storage="memory://", more=""):
+    def make(descriptors, *, clock=None, storage="memory://", more="", **settings):
         path = tmp_path / "ratelimits.yaml"
         path.write_text(f"domain: shop\nclient: {{secret: s}}\n{more}descriptors:{descriptors}")
-        limiter = RateLimiter(path, storage=storage, clock=clock)
-        made.append(limiter)
-        return limiter
+        made.append(Asked(RateLimiter(path, storage=storage, clock=clock or ManualClock(AT)), **settings))
+        return made[-1]
 
     yield make
-    for limiter in made:
-        limiter.close()
+    for asked in made:
+        asked.close()
 
 
 NO_LIMIT = passed()
@@ -325,9 +328,90 @@ CASES = {
 @pytest.mark.parametrize(("descriptors", "steps"), CASES.values(), ids=CASES)
 def test_the_answers_are(descriptors, steps, shop, storage):
     clock = ManualClock(AT)
-    limiter = shop(descriptors, clock=clock, storage=storage)
+    ask = shop(descriptors, clock=clock, storage=storage)
     for number, step in enumerate(steps):
         clock.advance(step.later)
-        found = answer(limiter, step.descriptors, step.hits)
+        found = shown(ask(step.descriptors, step.hits))
         denied = any(status.startswith("OVER_LIMIT") for status in step.statuses)
         assert found == ["OVER_LIMIT" if denied else "OK", *step.statuses], f"step {number}"
+
+
+def test_an_unknown_domain_passes(shop):
+    """TestService."""
+    assert shown(shop(ONE)(["foo=bar", "hello=world"], domain="other")) == ["OK", NO_LIMIT, NO_LIMIT]
+
+
+@pytest.mark.parametrize(("descriptors", "domain"), [(["foo=bar"], ""), ([], "shop")])
+def test_an_empty_domain_and_no_descriptors_are_refused(descriptors, domain, shop):
+    """TestEmptyDomain, TestEmptyDescriptors."""
+    with pytest.raises(Refused):
+        shop(ONE)(descriptors, domain=domain)
+
+
+@pytest.mark.parametrize(
+    ("descriptors", "asked"),
+    [
+        pytest.param(ONE, ["foo=bar", "hello=world"], id="TestServiceGlobalShadowMode"),
+        pytest.param(QUOTAS, ["quota1=a", "quota2=a"], id="TestServiceQuotaModeWithShadowMode"),
+        pytest.param(QUOTAS, ["regular=a", "quota2=a"], id="TestServiceMixedModeWithShadowMode"),
+    ],
+)
+def test_nothing_is_denied_in_global_shadow_mode(descriptors, asked, shop, monkeypatch):
+    monkeypatch.setenv("RATELIMIT_MW", "shadow")
+    ask = shop(descriptors)
+    # Theirs says OVER_LIMIT of the descriptors, and OK of the whole.
+    codes = [[status.code for status in ask(asked).statuses] for _ in range(4)]
+    assert codes == [[1, 1]] * 4
+
+
+def test_the_headers_are_those_of_the_descriptor_that_denies(shop):
+    """TestServiceWithDefaultRatelimitHeaders. The names cannot be chosen (TestServiceWithCustomRatelimitHeaders)."""
+    ask = shop(TWO_HOURS, headers="go")
+    for left in (13, 12):
+        headers = [(each.key, each.value) for each in ask(["key4=a", "key5=a", "x=y"]).response_headers_to_add]
+        names = ["RateLimit-Limit", "RateLimit-Remaining", "RateLimit-Reset"]
+        assert headers == list(zip(names, ["14", str(left), "1378"], strict=True))
+    denied = ask(["key4=a", "key5=a"], hits=13).response_headers_to_add
+    assert [each.value for each in denied] == ["14", "12", "1378"]
+
+
+@pytest.mark.parametrize(
+    ("on_error", "code"),
+    [pytest.param("allow", "OK", id="on_error allow"), pytest.param("deny", "OVER_LIMIT", id="on_error deny")],
+)
+def test_the_rules_decide_without_redis(on_error, code, shop):
+    """TestCacheError. Theirs answers with an error."""
+    (port,) = free_ports(1)
+    ask = shop(ONE, storage=f"redis://127.0.0.1:{port}/0", more=f"storage: {{on_error: {on_error}}}\n")
+    assert shown(ask(["foo=bar"]))[0] == code
+
+
+def test_rules_that_cannot_be_used_leave_the_last_ones_in_force(shop, tmp_path):
+    """TestService."""
+    path = tmp_path / "ratelimits.yaml"
+    ask = shop(ONE)
+    assert shown(ask(["foo=bar"]))[0] == "OK"
+    replace(path, "domain: [")
+    with pytest.raises(ConfigurationError):
+        ask.limiter.reload()
+    assert shown(ask(["foo=bar"]))[0] == "OVER_LIMIT"
+    replace(path, f"domain: shop\nclient: {{secret: s}}\ndescriptors:{ONE.replace('unit: 1', 'unit: 2')}")
+    ask.limiter.reload()
+    assert shown(ask(["foo=bar"])) == ["OK", passed("2/MINUTE one", 0, 58)]
+
+
+def test_the_service_does_not_start_without_rules(shop):
+    """TestInitialLoadError. Theirs starts, and answers each request with an error."""
+    with pytest.raises(ConfigurationError):
+        shop("\n  - {key: foo, rate_limit: {unit: fortnight, requests_per_unit: 1}}\n")
+
+
+def test_a_denied_client_does_not_reach_the_store(shop, any_server):
+    """TestOverLimitWithLocalCache, TestOverLimitWithLocalCacheShadowRule."""
+    ask = shop(SHADOW, storage=any_server.url)
+    before = [shown(ask([key])) for key in ("hello=a", "hello=a", "foo=a", "foo=a")]
+    calls = any_server.calls("evalsha")
+    denied = [shown(ask(["hello=a"])) for _ in range(5)]
+    assert any_server.calls("evalsha") == calls
+    assert [each[0] for each in before] == ["OK", "OVER_LIMIT", "OK", "OK"]
+    assert denied == [["OVER_LIMIT", over("1/MINUTE", 0, 58)]] * 5

@@ -1,16 +1,44 @@
 """Envoy's messages as short texts: what a request of descriptors asks, and what the service answers."""
 
-import math
+import asyncio
 import re
 
 import pytest
 
-from ratelimit_mw import EntryList
-
 rls_pb2 = pytest.importorskip("envoy.service.ratelimit.v3.rls_pb2", reason="xds-protos is not installed")
+pytest.importorskip("grpc_health", reason="the extra serve is not installed")
+
+from ratelimit_mw.service.access import Access  # noqa: E402 - after the check that the extra is there
+from ratelimit_mw.service.settings import Settings  # noqa: E402
+from ratelimit_mw.service.should_rate_limit import ShouldRateLimit  # noqa: E402
+from ratelimit_mw.service.state import Service  # noqa: E402
 
 UNITS = rls_pb2.RateLimitResponse.RateLimit.Unit
 CODES = rls_pb2.RateLimitResponse.Code
+
+
+class Asked:
+    """The gRPC method of a service with this limiter, on a loop of its own. Close it before the limiter.
+
+    Args:
+        limiter: The limiter.
+        settings: Settings of the service, such as `headers="go"`.
+    """
+
+    def __init__(self, limiter, **settings):
+        read = Settings.read(rules="unused", **settings)
+        self._method = ShouldRateLimit(Service(read, limiter, Access(read)))
+        self.limiter = limiter
+        self._runner = asyncio.Runner()
+
+    def __call__(self, descriptors, hits=0, domain="shop"):
+        """The response to a request of these descriptors."""
+        data = self._runner.run(self._method.answer(request(descriptors, hits, domain).SerializeToString()))
+        return rls_pb2.RateLimitResponse.FromString(data)
+
+    def close(self):
+        self._runner.run(self.limiter.aclose())
+        self._runner.close()
 
 
 def request(descriptors, hits=0, domain="shop"):
@@ -27,36 +55,18 @@ def request(descriptors, hits=0, domain="shop"):
     return message
 
 
-def answer(limiter, descriptors, hits=0):
-    """The overall code of the service's answer, and its statuses, as `passed` and `over` write them."""
-    q = request(descriptors, hits)
-    lists = []
-    for d in q.descriptors:
-        kw = {"hits": d.hits_addend.value} if d.HasField("hits_addend") else {}
-        lists.append(EntryList([(e.key, e.value) for e in d.entries], **kw))
-    decided = limiter.check_lists(q.domain, lists, hits=q.hits_addend or 1)
-    out = rls_pb2.RateLimitResponse(overall_code=1 if decided.decision.allowed else 2)
-    for st in decided.statuses:
-        x = out.statuses.add(code=1 if st.allowed else 2)
-        if st.limit is not None:
-            x.current_limit.requests_per_unit = int(st.limit)
-            x.current_limit.name = st.name or ""
-            x.current_limit.unit = UNITS.Value(st.unit.upper())
-        x.limit_remaining = 2**32 - 1 if st.unlimited else st.remaining or 0
-        w = st.reset_after if st.allowed else st.retry_after
-        x.duration_until_reset.seconds = 0 if math.isinf(w) else math.ceil(w)
-    return shown(out)
-
-
 def shown(response):
+    """The overall code, and the statuses as `passed` and `over` write them."""
     return [CODES.Name(response.overall_code), *map(_status, response.statuses)]
 
 
 def passed(limit="", remaining=0, reset=0):
+    """A status with the code OK: its limit such as "3/MINUTE name", what remains, and the seconds until its reset."""
     return _text("OK", limit, remaining, reset)
 
 
 def over(limit, remaining, reset):
+    """A status with the code OVER_LIMIT."""
     return _text("OVER_LIMIT", limit, remaining, reset)
 
 

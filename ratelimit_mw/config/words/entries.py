@@ -31,6 +31,10 @@ def read_entries(node: Node) -> tuple[Keys, ...]:
     return tuple(lists)
 
 
+UNREACHED = "no request sends the entries of"
+"""The beginning of a warning that does not hold for the service: Envoy sends entries itself."""
+
+
 def compile_entries(
     file: Values, root: DescriptorNode, attributes: Attributes, problems: Problems
 ) -> list[EntryReaders]:
@@ -56,7 +60,7 @@ def warn_of_unreachable_limits(
     if unreached:
         limit, place = unreached[0]
         more = f" (and {len(unreached) - 1} more)" if len(unreached) > 1 else ""
-        message = f"no request sends the entries of {quoted(limit.rule.name)}{more}: only check([...]) can send them"
+        message = f"{UNREACHED} {quoted(limit.rule.name)}{more}: only check([...]) can send them"
         warnings.add(
             place, message, "define the values under attributes, and the entries that requests send under entries"
         )

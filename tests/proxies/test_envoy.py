@@ -1,0 +1,142 @@
+"""A real Envoy asks the service, by the files of examples/service."""
+
+import signal
+import time
+
+import httpx2
+import pytest
+
+from tests.proxies.running import project
+from tests.support.patience import eventually
+
+YEAR = 365 * 86_400
+
+
+@pytest.fixture(scope="module")
+def here():
+    with project() as here, here.app() as here.upstream:
+        yield here
+
+
+@pytest.fixture(scope="module")
+def service(here):
+    with here.service("ratelimits.yaml") as service:
+        yield service
+
+
+@pytest.fixture(scope="module")
+def envoy(here, service):
+    """Envoy with envoy.yaml, beside the service."""
+    with here.envoy("envoy.yaml") as envoy:
+        yield envoy
+
+
+def ask(envoy, path, times, client):
+    """Send requests from a loopback address of their own, which Envoy sends as `remote_address`."""
+    with httpx2.Client(base_url=envoy.url, transport=httpx2.HTTPTransport(local_address=client), timeout=60) as http:
+        return [http.get(path) for _ in range(times)]
+
+
+def statuses(answers):
+    return [answer.status_code for answer in answers]
+
+
+def test_the_fourth_request_of_a_client_is_denied_and_does_not_reach_the_app(here, envoy):
+    before = here.upstream.served
+    answers = ask(envoy, "/", 5, "127.0.0.2")
+    assert statuses(answers) == [200, 200, 200, 429, 429]
+    assert here.upstream.served - before == 3
+    assert answers[3].headers["x-envoy-ratelimited"] == "true"
+    assert statuses(ask(envoy, "/", 1, "127.0.0.3")) == [200]
+
+
+def test_envoy_writes_the_headers_of_the_draft_and_the_true_retry_after(envoy):
+    answers = ask(envoy, "/", 4, "127.0.0.4")
+    assert [each.headers["x-ratelimit-limit"] for each in answers] == [f'3, 3;w={YEAR};name="by_address"'] * 4
+    assert [each.headers["x-ratelimit-remaining"] for each in answers] == ["2", "1", "0", "0"]
+    assert ["retry-after" in each.headers for each in answers] == [False, False, False, True]
+    left = YEAR - time.time() % YEAR
+    assert abs(int(answers[3].headers["retry-after"]) - left) < 120
+    assert answers[3].headers["x-ratelimit-reset"] == answers[3].headers["retry-after"]
+
+
+def test_of_two_descriptors_both_are_charged_or_none(envoy):
+    logins = ask(envoy, "/login", 4, "127.0.0.5")
+    assert statuses(logins) == [200, 200, 429, 429]
+    others = ask(envoy, "/", 2, "127.0.0.5")
+    assert statuses(others) == [200, 429], "the denied logins were not charged to the address"
+
+
+def test_a_limit_that_is_sent_along_applies(envoy):
+    answers = ask(envoy, "/batch", 3, "127.0.0.6")
+    assert statuses(answers) == [200, 200, 429]
+    assert answers[0].headers["x-ratelimit-limit"] == f"2, 2;w={YEAR}"
+
+
+def test_the_log_of_the_service_has_no_warning_about_entries_that_envoy_sends(service, envoy):
+    assert "ready: " in service.log
+    assert "entries" not in service.log
+
+
+def test_envoy_finds_the_service_healthy(envoy):
+    eventually(lambda: envoy.stat("cluster.ratelimit.health_check.success"))
+    assert envoy.stat("cluster.ratelimit.membership_healthy") == 1
+    assert envoy.stat("cluster.ratelimit.health_check.failure") == 0
+
+
+def test_the_service_writes_the_headers_and_the_body():
+    with (
+        project() as here,
+        here.app(),
+        here.service("ratelimits.yaml", "--headers", "rules", "--body"),
+        here.envoy("envoy-headers-by-service.yaml") as envoy,
+    ):
+        answers = ask(envoy, "/", 4, "127.0.0.2")
+    assert statuses(answers) == [200, 200, 200, 429]
+    assert [each.headers["x-ratelimit-limit"] for each in answers] == ["3"] * 4
+    assert [each.headers["x-ratelimit-remaining"] for each in answers] == ["2", "1", "0", "0"]
+    assert int(answers[3].headers["retry-after"]) > 0
+    assert answers[3].headers["content-type"] == "application/json"
+    assert answers[3].json() == {"message": "Too many requests"}
+    assert answers[2].text == "GET /"
+
+
+def test_bytes_are_charged_when_the_response_is_over_and_may_go_into_debt():
+    with (
+        project() as here,
+        here.app(),
+        here.service("ratelimits-tokens.yaml"),
+        here.envoy("envoy-tokens.yaml") as envoy,
+    ):
+        assert statuses(ask(envoy, "/", 1, "127.0.0.2")) == [200]
+        # Envoy charges after the response, so a request that follows at once may still pass.
+        denied = eventually(lambda: [each for each in ask(envoy, "/", 1, "127.0.0.2") if each.status_code == 429])
+        assert denied[0].headers["x-ratelimit-remaining"] == "0"
+        assert statuses(ask(envoy, "/", 3, "127.0.0.3")) == [429] * 3
+
+
+@pytest.mark.parametrize(
+    ("config", "status"),
+    [
+        pytest.param("envoy.yaml", 200, id="failure_mode_deny false: requests pass"),
+        pytest.param("envoy-headers-by-service.yaml", 500, id="failure_mode_deny true: requests are denied"),
+    ],
+)
+def test_envoy_decides_while_the_service_is_frozen_or_killed(config, status):
+    with project(patience=None) as here, here.app():
+        service = here.serve("ratelimits.yaml")
+        try:
+            with here.envoy(config) as envoy:
+                eventually(lambda: statuses(ask(envoy, "/", 1, "127.0.0.2")) == [429])
+                service.signal(signal.SIGSTOP)
+                assert statuses(ask(envoy, "/", 1, "127.0.0.2")) == [status]
+                service.signal(signal.SIGCONT)
+                eventually(lambda: statuses(ask(envoy, "/", 1, "127.0.0.2")) == [429])
+                service.signal(signal.SIGKILL)
+                service.child.wait()
+                assert statuses(ask(envoy, "/", 2, "127.0.0.2")) == [status] * 2
+                service.end()
+                service = here.serve("ratelimits.yaml")
+                eventually(lambda: statuses(ask(envoy, "/", 1, "127.0.0.2")) == [429])
+        finally:
+            service.end()
