@@ -38,7 +38,10 @@ def no_rate_limits() -> Iterator[None]:
 
 @pytest.fixture
 def fresh_rate_limits() -> Iterator[None]:
-    """All counters are unused when the test begins, and again after its end. See `RateLimiter.reset_all`."""
+    """All counters are unused when the test begins, and again after its end. See `RateLimiter.reset_all`.
+
+    The records of denials and the counts of shadow rules begin again, too.
+    """
     _reset_all()
     yield
     _reset_all()
@@ -58,6 +61,7 @@ def rate_limit_clock(fresh_rate_limits: None) -> Iterator[ManualClock]:  # noqa:
 
 def _reset_all() -> None:
     for limiter, is_open in list(LIMITERS.items()):
+        limiter.engine.forget_reports()
         if is_open:
             limiter.reset_all()
         else:  # a test client closes its app's limiter with each lifespan, and the next one uses it again

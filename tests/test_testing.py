@@ -19,6 +19,7 @@ from werkzeug.middleware.proxy_fix import ProxyFix
 
 from ratelimit_mw import ConfigurationError, ManualClock, RateLimiter
 from ratelimit_mw.asgi import RateLimitMiddleware as Asgi
+from ratelimit_mw.clock import machine_clock_is
 from ratelimit_mw.decision.kill_switch import forced
 from ratelimit_mw.fastapi import add_rate_limits
 from ratelimit_mw.stores.memory import MemoryStore
@@ -100,6 +101,42 @@ def test_the_limiter_of_an_app_whose_lifespan_has_ended_is_reset_too():
         _reset_all()
         with TestClient(app) as client:
             assert [client.get("/").status_code for _ in range(2)] == [200, 429]
+
+
+def denied_and_reported(limiter, caplog):
+    """The names of the rules in the records of 20 denied requests, and what else is told of them."""
+    caplog.clear()
+    for _ in range(20):
+        limiter.check(ALICE)
+    lines = [line.split(" so far")[0] for line in caplog.messages if "would have" in line]
+    denials = [record.rule for record in caplog.records if record.name == "ratelimit_mw.denials"]
+    return denials, lines, dict(limiter.shadow_denials), dict(limiter.shadow_bans)
+
+
+def test_what_is_logged_and_counted_of_denials_begins_again(caplog):
+    caplog.set_level("INFO", "ratelimit_mw")
+    never = {"by": "ip", "limit": "0 per minute"}
+    shadow = {"name": "dark", "shadow": True, "ban": {"after": "2 denials in 1 minute", "for": "1 minute"}, **never}
+    config = {"domain": "shop", "rules": [{"name": "a", **never}, shadow]}
+    with RateLimiter(config, storage="memory://", clock=ManualClock(START)) as limiter:
+        first = denied_and_reported(limiter, caplog)
+        assert first[0] == ["a"] * 10
+        assert (first[2], first[3]) == ({"dark": 20}, {"dark": 1})
+        assert denied_and_reported(limiter, caplog)[0] == []
+        limiter.shed["low"] += 1
+        _reset_all()
+        assert (limiter.shadow_denials, limiter.shadow_bans, limiter.shed) == ({}, {}, {})
+        assert denied_and_reported(limiter, caplog) == first
+
+
+def test_a_minute_of_the_clock_of_a_test_begins_new_records(caplog):
+    caplog.set_level("INFO", "ratelimit_mw.denials")
+    with RateLimiter(rules(limit="0 per minute"), storage="memory://") as limiter:
+        clock = ManualClock(START)
+        with machine_clock_is(clock):
+            assert [len(denied_and_reported(limiter, caplog)[0]) for _ in range(2)] == [10, 0]
+            clock.advance(60)
+            assert len(denied_and_reported(limiter, caplog)[0]) == 10
 
 
 # ------------------------------------------------------------------------------------------- switches

@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from ratelimit_mw.clock import Clock
+from ratelimit_mw.clock import Clock, clock_to_move
 from ratelimit_mw.decision.planning import Arguments, request_of
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.identity.request import Request
@@ -53,6 +53,11 @@ class DenialLog:
         """Reset in the child of a fork, where another thread of the parent may have held the lock."""
         vars(self).pop("_counting", None)
         self._counts = {}
+
+    def reset(self) -> None:
+        """Write the next records as if there were none before."""
+        with self._counting:
+            self._counts.clear()
 
     def write(self, verdict: Verdict, rules: Rules, given: Request | Arguments) -> None:
         """Write one record about a denied request, unless there were too many in this minute.
@@ -127,4 +132,5 @@ def _route(rules: Rules, rule: str | None, request: Request) -> str | None:
 
 
 def _monotonic() -> int:
-    return time.monotonic_ns() // 1_000
+    clock = clock_to_move(None)  # of a test
+    return time.monotonic_ns() // 1_000 if clock is None else clock.now()

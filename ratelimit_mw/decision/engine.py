@@ -374,6 +374,13 @@ class Engine:
         if DENIALS.isEnabledFor(logging.INFO):
             self._denials.write(verdict, rules, given)
 
+    def forget_reports(self) -> None:
+        """Log and count denials, bans and shed requests as if there were none before. For tests."""
+        self._denials.reset()
+        self.shadows.reset()
+        self._storage.bans.reset()
+        self.planner.shedder.reset()
+
     def without_store(self, charges: Sequence[Charge], commit: bool) -> Verdict:
         """Decide by each rule's `on_error` while the store is unavailable. `deny` wins over `local` and `allow`."""
         if any(rule.on_error == "deny" and (rule.quota_group or not ask.shadow) for rule, ask in charges):

@@ -126,6 +126,12 @@ class Shedder:
             if would.wait is not None and would.rule:
                 self._shadows.add(would.rule, time.time_ns() // 1_000)
 
+    def reset(self) -> None:
+        """Count and log the next requests that are shed as if there were none before."""
+        with self._lock:
+            self.counts.clear()
+            self._logged_at.clear()
+
     def _count(self, standing: Standing) -> None:
         priority, now = standing.priority, time.monotonic()
         with self._lock:

@@ -238,6 +238,12 @@ class BanLog:
                 f"; {omitted} more bans were not logged" if omitted else "",
             )
 
+    def reset(self) -> None:
+        """Count and log the next bans as if there were none before."""
+        with self._counting:
+            self.shadows.clear()
+            self._counts.clear()
+
     def _count(self, rule: str, minute: int) -> tuple[int, int]:
         """Count a ban. Returns how many there were in this minute, and how many of the last minute were not logged."""
         before, number = self._counts.get(rule, (minute, 0))
@@ -297,6 +303,13 @@ class Shadows:
                 return
             self._logged_at[line] = now
         _log.info("shadow rule %s would have denied a request (%d so far)", rule, so_far)
+
+    def reset(self) -> None:
+        """Count and log the next denials as if there were none before."""
+        with self._counting:
+            self.denials.clear()
+            self._logged_at.clear()
+            self._sent.clear()
 
     def _counted_as(self, name: str) -> str:
         if name not in self._sent:
