@@ -175,6 +175,7 @@ ADDED = {
             "api",
             "auth",
             "grpc_server",
+            "json_messages",
             "messages",
             "original_request",
             "ports",

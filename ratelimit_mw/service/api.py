@@ -18,7 +18,10 @@ from ratelimit_mw.model import Decision
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.service.access import Right
 from ratelimit_mw.service.auth import Auth
+from ratelimit_mw.service.json_messages import request_of, response_of
+from ratelimit_mw.service.messages import Refused
 from ratelimit_mw.service.questions import MAX_BODY, BadQuestion, Question, QuestionReader, as_json, parsed
+from ratelimit_mw.service.should_rate_limit import ShouldRateLimit
 from ratelimit_mw.service.state import Service
 
 Scope = MutableMapping[str, Any]
@@ -42,6 +45,7 @@ def http_app(service: Service) -> App:
             Route("/v1/peek", check(api.peek), methods=["POST"]),
             Route("/v1/explain", admin(api.explain), methods=["POST"]),
             Route("/v1/reset", admin(api.reset), methods=["POST"]),
+            Route("/json", check(api.json), methods=["GET", "POST"]),
             Route("/healthcheck", api.health),
             Route("/livez", api.alive),
             Route("/readyz", api.ready),
@@ -85,6 +89,7 @@ class _Api:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._limiter = service.limiter
+        self._should_rate_limit = ShouldRateLimit(service)
 
     def guard(self, right: Right) -> Callable[[Endpoint], Endpoint]:
         """Return a decorator for endpoints that need this right. It also answers what cannot be read."""
@@ -145,6 +150,15 @@ class _Api:
             return JSONResponse(_UNAVAILABLE, 503)
         return JSONResponse({"reset": True})
 
+    async def json(self, request: Request) -> Response:
+        """`/json`: ShouldRateLimit of envoyproxy/ratelimit as JSON. A denial is a 429."""
+        try:
+            answer = await self._should_rate_limit.answer(request_of(parsed(await read_body(request))))
+        except Refused as error:
+            return JSONResponse({"problems": [str(error)]}, 400)
+        response, denied = response_of(answer)
+        return JSONResponse(response, 429 if denied else 200)
+
     async def health(self, _request: Request) -> Response:
         """`/healthcheck`: the answers of envoyproxy/ratelimit."""
         return PlainTextResponse("OK") if self._service.ready else Response(status_code=500)
@@ -171,7 +185,13 @@ class _Api:
 
 
 def refused_caller(service: Service, request: Request, right: Right) -> Response | None:
-    """Return the answer to a caller that does not have a right, or None."""
+    """Return the answer to a caller that does not have a right, or None.
+
+    A page in the browser of an operator reaches the ports on loopback. Browsers send the origin of the page along.
+    """
+    if "origin" in request.headers:
+        service.refuse("browser")
+        return JSONResponse({"problems": ["pages in browsers may not ask"]}, 403)
     access = service.access
     if not access.by_token or access.allows(right, request.headers.get("authorization")):
         return None

@@ -12,6 +12,7 @@ import uvicorn
 
 from ratelimit_mw import ManualClock, RateLimiter
 from ratelimit_mw.service.access import Access
+from ratelimit_mw.service.api import http_app
 from ratelimit_mw.service.settings import Settings
 from ratelimit_mw.service.state import Service
 
@@ -86,6 +87,37 @@ def serving(app, *, uds=None):
         bound.close()
         if uds is not None:
             Path(uds).unlink(missing_ok=True)
+
+
+class OneServer:
+    """One server for many tests. Each test puts its own service behind it with `use`, which returns a client."""
+
+    def __init__(self, client):
+        self.client = client
+        self.made = None
+        self.app = None
+
+    async def __call__(self, scope, receive, send):
+        await self.app(scope, receive, send)
+
+    def use(self, config=None, *, made=None, **options):
+        self.close()
+        self.made = made or service(config, **options)
+        self.app = http_app(self.made)
+        return self.client
+
+    def close(self):
+        if self.made is not None:
+            self.made.limiter.close()
+
+
+@contextmanager
+def one_server():
+    """Yield a `OneServer`."""
+    server = OneServer(None)
+    with serving(server) as server.client:
+        yield server
+        server.close()
 
 
 def nginx(uri="/", method="GET", ip="203.0.113.7", **headers):

@@ -1,0 +1,159 @@
+"""`/json`: proto3-JSON as Envoy's own messages write and read it."""
+
+import pytest
+from envoy.extensions.common.ratelimit.v3 import ratelimit_pb2 as descriptors
+from envoy.service.ratelimit.v3 import rls_pb2
+from google.protobuf import json_format
+
+from ratelimit_mw.service.api import http_app
+from tests.service.http_service import CLIENT, one_server, service, serving
+
+CONFIG = {
+    "domain": "shop",
+    "client": CLIENT,
+    "descriptors": [
+        {"key": "ip", "rate_limit": {"unit": "minute", "requests_per_unit": 2, "name": "by_address"}},
+        {"key": "tenant", "value": "gold", "rate_limit": {"unlimited": True}},
+    ],
+}
+OK, OVER_LIMIT = rls_pb2.RateLimitResponse.OK, rls_pb2.RateLimitResponse.OVER_LIMIT
+
+
+@pytest.fixture(scope="module")
+def server():
+    with one_server() as found:
+        yield found
+
+
+@pytest.fixture
+def made():
+    return service(CONFIG)
+
+
+@pytest.fixture
+def client(server, made):
+    return server.use(made=made)
+
+
+def question(**fields):
+    """A question of Envoy about two descriptors; `fields` are further ones of the first."""
+    first = descriptors.RateLimitDescriptor(entries=[{"key": "ip", "value": "192.0.2.1"}], **fields)
+    second = descriptors.RateLimitDescriptor(entries=[{"key": "tenant", "value": "gold"}])
+    return rls_pb2.RateLimitRequest(domain="shop", descriptors=[first, second], hits_addend=1)
+
+
+def answer_of(response):
+    return json_format.Parse(response.content, rls_pb2.RateLimitResponse())
+
+
+@pytest.mark.parametrize("snake_case", [False, True])
+def test_envoys_own_json_is_read_and_written(client, snake_case):
+    asked = json_format.MessageToDict(question(), preserving_proto_field_name=snake_case)
+    assert ("hits_addend" in asked) is snake_case
+    responses = [client.post("/json", json=asked) for _ in range(3)]
+    assert [response.status_code for response in responses] == [200, 200, 429]
+    found = [answer_of(response) for response in responses]
+    assert [each.overall_code for each in found] == [OK, OK, OVER_LIMIT]
+    first, second = found[2].statuses
+    assert (first.code, first.current_limit.requests_per_unit, first.current_limit.name) == (
+        OVER_LIMIT,
+        2,
+        "by_address",
+    )
+    assert first.current_limit.unit == rls_pb2.RateLimitResponse.RateLimit.MINUTE
+    assert first.duration_until_reset.seconds == 40
+    assert second.limit_remaining == 2**32 - 1
+
+
+def test_the_answer_is_as_the_go_service_writes_it(client):
+    asked = '{"domain": "shop", "descriptors": [{"entries": [{"key": "ip", "value": "192.0.2.2"}]}]}'
+    assert client.post("/json", content=asked).json() == {
+        "overallCode": "OK",
+        "statuses": [
+            {
+                "code": "OK",
+                "currentLimit": {"name": "by_address", "requestsPerUnit": 2, "unit": "MINUTE"},
+                "limitRemaining": 1,
+                "durationUntilReset": "40s",
+            }
+        ],
+    }
+
+
+@pytest.mark.parametrize("unit", ["HOUR", 3])
+@pytest.mark.parametrize("number", [1, "1", 1.0])
+def test_a_limit_that_is_sent_along_replaces_that_of_the_file(client, unit, number):
+    entry = {"key": "ip", "value": f"{unit}{number!r}"}
+    descriptor = {"entries": [entry], "limit": {"requestsPerUnit": number, "unit": unit}, "hitsAddend": "1"}
+    asked = {"domain": "shop", "descriptors": [descriptor]}
+    statuses = [client.post("/json", json=asked).status_code for _ in range(3)]
+    assert statuses == [200, 200, 429]  # hits of its own go into debt once
+
+
+def test_hits_of_0_take_nothing(client):
+    asked = json_format.MessageToDict(question(hits_addend={"value": 0}))
+    assert [client.post("/json", json=asked).status_code for _ in range(4)] == [200] * 4
+
+
+def test_a_denial_has_the_headers_and_the_body_of_the_service():
+    made = service(CONFIG, headers="rules", body=True)
+    with serving(http_app(made)) as client:
+        asked = json_format.MessageToDict(question())
+        found = [answer_of(client.post("/json", json=asked)) for _ in range(3)][-1]
+    made.limiter.close()
+    assert found.raw_body == b'{"message": "Too many requests"}'
+    assert "Retry-After" in {header.key for header in found.response_headers_to_add}
+
+
+def test_an_unknown_domain_passes_and_is_counted(client, made):
+    asked = json_format.MessageToDict(question()) | {"domain": "other"}
+    assert client.post("/json", json=asked).json()["overallCode"] == "OK"
+    assert made.unknown_domains == 1
+
+
+def test_all_problems_are_reported_without_what_was_sent(client, made):
+    asked = {
+        "domain": 7,
+        "colour": "hunter2",
+        "hitsAddend": -1,
+        "descriptors": [
+            {"entries": [{"key": "ip", "value": 5}, "hunter2"], "hitsAddend": "hunter2"},
+            {"entries": {}, "limit": {"unit": "FORTNIGHT", "requestsPerUnit": 2**32}},
+            {"hitsAddend": 1, "hits_addend": 1},
+        ],
+    }
+    answer = client.post("/json", json=asked)
+    assert answer.status_code == 400
+    assert [problem.partition(":")[0] for problem in answer.json()["problems"]] == [
+        "the request",
+        "domain",
+        "descriptors[0].entries[0].value",
+        "descriptors[0].entries[1]",
+        "descriptors[0].hitsAddend",
+        "descriptors[1].entries",
+        "descriptors[1].limit.requestsPerUnit",
+        "descriptors[1].limit.unit",
+        "descriptors[2].hitsAddend",
+        "hitsAddend",
+    ]
+    assert "hunter2" not in answer.text
+    assert made.refused == {"bad_question": 1}
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"descriptors": [{"entries": []}]},
+        {"domain": "shop"},
+        {"domain": "shop", "descriptors": [{"limit": {"requestsPerUnit": 1}}]},
+        {"domain": "shop", "descriptors": [{"entries": [{"key": "k", "value": "v" * 5000}]}]},
+    ],
+)
+def test_a_request_that_grpc_refuses_is_400(client, asked):
+    answer = client.post("/json", json=asked)
+    assert (answer.status_code, len(answer.json()["problems"])) == (400, 1)
+
+
+def test_null_is_an_absent_field(client):
+    asked = {"domain": "shop", "descriptors": [{"entries": [{"key": "ip", "value": None}], "limit": None}]}
+    assert client.post("/json", json=asked).status_code == 200
