@@ -177,6 +177,32 @@ def test_the_same_request_has_the_same_plan(engine):
         assert asked(limiter, **options) is not first
 
 
+def test_a_client_has_one_plan_for_all_paths_if_no_rule_reads_the_path(engine):
+    limiter = engine({**ALL, "by": "ip", "match": {"methods": ["GET"]}})
+    first, second, third = (asked(limiter, path=path) for path in ("/a", "/b", "/c"))
+    assert second is third is not first
+    given = [plan(limiter, {**IP, "method": "GET", "path": path}) for path in ("/a", "/b", "/c")]
+    assert given[1] is given[2] is not given[0]
+    assert asked(limiter, path="/a", method="POST") is not third
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        pytest.param({"rules": [{**ALL, "by": "path"}]}, id="by the path"),
+        pytest.param({"rules": [ALL], "exempt": [{"path": "/a"}]}, id="an exempt path"),
+        pytest.param({"rules": [{**ALL, "match": {"path": "/a"}}]}, id="a matched path"),
+        pytest.param({"rules": [ALL], "overrides": [{"client": {"path": "/a"}, "block": True}]}, id="a blocked path"),
+    ],
+)
+def test_a_path_that_the_rules_read_makes_another_plan(engine, sections):
+    rules = sections.pop("rules")
+    limiter = engine(*rules, **sections)
+    for _ in range(3):
+        first, second = (plan(limiter, {**IP, "path": path}) for path in ("/a", "/b"))
+        assert first.charges != second.charges
+
+
 @pytest.mark.parametrize(
     ("client", "match", "header"),
     [

@@ -169,7 +169,7 @@ class Planner:
         known = rules.plans
         if known is None or self.switch.thrown or type(given) is not dict or type(cost) is not int:
             return self.admit(rules, self._request_of(rules, given), cost, commit=commit)
-        key = cost, *given.items()
+        key = known.key_of_given(given, cost)
         try:
             plan: Plan | None = known.get(key)
         except TypeError:  # an unhashable value

@@ -165,6 +165,11 @@ class Attributes:
             found.update(headers)
         return frozenset(found)
 
+    @property
+    def reads_path(self) -> bool:
+        """Whether an attribute in use may be read from the path."""
+        return self.headers is None or any(name.partition(":")[0] == "path" for name in self._readers)
+
     def request_from(self, attributes: Mapping[str, object], *, ignore_unknown: bool = False) -> MappingRequest:
         """Return a request that is made of attributes, as `check()` takes them.
 

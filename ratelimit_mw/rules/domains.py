@@ -113,7 +113,10 @@ def _of_messages(parts: Sequence[RuleSet]) -> Domains | None:
 
 
 def _plan_cache(parts: Sequence[RuleSet]) -> Plans | None:
-    return None if any(part.plans is None for part in parts) else Plans([part.attributes for part in parts])
+    caches = [part.plans for part in parts if part.plans is not None]
+    if len(caches) < len(parts):
+        return None
+    return Plans([part.attributes for part in parts], by_path=any(cache.by_path for cache in caches))
 
 
 Rules = RuleSet | Domains

@@ -90,10 +90,15 @@ class Plans(OrderedDict[Hashable, Any]):
 
     At most `_MOST` plans are kept; the oldest is dropped first. It is safe to use from several threads, because keys
     are texts and tuples of texts: a thread switch in Python code that hashes a key would corrupt an OrderedDict.
+
+    Args:
+        attributes: The attributes that the rules read.
+        by_path: Whether the path of a request may change its plan. If not, a client has one plan for all its paths.
     """
 
-    def __init__(self, attributes: Iterable[Attributes]) -> None:
+    def __init__(self, attributes: Iterable[Attributes], *, by_path: bool) -> None:
         super().__init__()
+        self.by_path = by_path
         read: set[str] | None = set()
         for each in attributes:
             read = None if read is None or each.headers is None else read | each.headers
@@ -120,6 +125,12 @@ class Plans(OrderedDict[Hashable, Any]):
         if len(self) > _MOST:
             self.popitem(last=False)
 
+    def key_of_given(self, given: Mapping[str, Any], cost: int) -> Hashable:
+        """Return what the plan for the arguments of `check()` depends on. Hashing it may raise TypeError."""
+        if not self.by_path and "path" in given:
+            given = {**given, "path": ""}
+        return cost, *given.items()
+
     def key(self, request: Request) -> Hashable | None:
         """Return everything in a request that its plan depends on. None if that is unknown or too long to keep."""
         headers, method, path = self._headers, request.method, request.path
@@ -128,6 +139,8 @@ class Plans(OrderedDict[Hashable, Any]):
             return None
         if request.context is None or request.readings:
             return None
+        if not self.by_path:
+            path = ""
         if not headers:
             return type(request), method, path, request.peer
         lines = [tuple(request.header_lines(name)) for name in headers]
@@ -250,7 +263,9 @@ class RuleSet(Features):
 
     def _remembering(self, held: Iterable[CompiledOverride]) -> Plans | None:
         lasting = all(override.until == NEVER for override in held)
-        return Plans([self.attributes]) if lasting and not (self.elastic or self.shedding or self.deferring) else None
+        if not lasting or self.elastic or self.shedding or self.deferring:
+            return None
+        return Plans([self.attributes], by_path=self._index.paths is not None or self.attributes.reads_path)
 
     def _use(self, overrides: Overrides | None) -> None:
         self.overrides = overrides
