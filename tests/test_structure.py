@@ -165,6 +165,7 @@ ADDED = {
     "rules/lists.py": "the plan of several lists of entries",
     "rules/inline.py": "the limits in decorators, compiled once for each rule set",
     "starlette.py": "the decorator for Starlette",
+    "cli/ask.py": "the service",
     "cli/serve.py": "the service",
     **{
         f"service/{name}.py": "the service"
@@ -173,6 +174,7 @@ ADDED = {
             "access",
             "admin",
             "api",
+            "client",
             "auth",
             "grpc_server",
             "json_messages",

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from ratelimit_mw.algorithms import ALGORITHMS
-from ratelimit_mw.cli import counters, explain, operators, routes, rules, serve
+from ratelimit_mw.cli import ask, counters, explain, operators, routes, rules, serve
 from ratelimit_mw.cli.common import Json, say, say_json, say_table
 from ratelimit_mw.clock import ManualClock
 from ratelimit_mw.config.file import json_schema
@@ -136,6 +136,7 @@ _COMMANDS = (
     operators.switch,
     deferral.worker,
     serve.serve,
+    ask.ask,
 )
 for command in (*_COMMANDS, schema, demo):
     app.command()(command)

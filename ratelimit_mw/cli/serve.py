@@ -4,6 +4,7 @@ import json
 import logging
 import sys
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from typing import Annotated
 
 import typer
@@ -11,8 +12,8 @@ import typer
 from ratelimit_mw.cli.common import DEFAULT_CONFIG, Exit, diagnostics, fail, say_lines
 from ratelimit_mw.errors import ConfigurationError, StoreUnavailable
 
-_SERVED = {"grpc", "grpc_health", "google", "prometheus_client", "starlette", "uvicorn"}
-"""The modules of the extra."""
+_LIBRARIES = ("grpc", "grpc_health", "prometheus_client", "starlette", "uvicorn")
+"""The modules of the extra `serve`."""
 
 
 def _address(flag: str, what: str, default: str) -> typer.models.OptionInfo:
@@ -86,14 +87,10 @@ def serve(
     SIGTERM drains and ends the service, a second one ends it at once. SIGHUP looks for newer rules.
     """
     texts = {name: value for name, value in locals().items() if value not in (None, False)}
-    try:
-        from ratelimit_mw.service import Settings
-        from ratelimit_mw.service import serve as run
-    except ModuleNotFoundError as error:
-        missing = (error.name or "").partition(".")[0]
-        if missing not in _SERVED:
-            raise
-        fail(f"serve needs {missing}: pip install 'ratelimit_mw[serve]'", Exit.USAGE)
+    require_extra("serve")
+    from ratelimit_mw.service import Settings
+    from ratelimit_mw.service import serve as run
+
     log_to_stderr(as_json=log_format == "json")
     try:
         run(Settings.read(**texts))
@@ -102,6 +99,13 @@ def serve(
         fail("the service can't start", Exit.PROBLEMS)
     except StoreUnavailable as error:
         fail(f"the rules can't be fetched: {error}", Exit.STORE_AWAY)
+
+
+def require_extra(command: str) -> None:
+    """End the command if a library of the extra `serve` is not installed."""
+    for name in _LIBRARIES:
+        if find_spec(name) is None:
+            fail(f"{command} needs {name}: pip install 'ratelimit_mw[serve]'", Exit.USAGE)
 
 
 def log_to_stderr(*, as_json: bool) -> None:

@@ -12,14 +12,12 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from ratelimit_mw.service.messages import Refused
+from ratelimit_mw.service.messages import SERVICE, Refused
 from ratelimit_mw.service.settings import Address, Settings
 from ratelimit_mw.service.should_rate_limit import ShouldRateLimit
 from ratelimit_mw.service.state import Service
 
-_RATE_LIMIT_SERVICE = "envoy.service.ratelimit.v3.RateLimitService"
-
-NAMES = ("", "ratelimit", _RATE_LIMIT_SERVICE)
+NAMES = ("", "ratelimit", SERVICE)
 """The services whose health can be asked. envoyproxy/ratelimit has "ratelimit"."""
 
 _TRANSPORT_FACTOR = 16
@@ -42,7 +40,7 @@ class GrpcServer:
         self._server = grpc.aio.server(options=_options(service.settings))
         handler: Any = grpc.unary_unary_rpc_method_handler(self._should_rate_limit)  # from bytes to bytes
         self._server.add_generic_rpc_handlers(
-            [grpc.method_handlers_generic_handler(_RATE_LIMIT_SERVICE, {"ShouldRateLimit": handler})]
+            [grpc.method_handlers_generic_handler(SERVICE, {"ShouldRateLimit": handler})]
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
 

@@ -21,6 +21,9 @@ from ratelimit_mw.service.ratelimit_pb2 import (
     RateLimitResponse,
 )
 
+SERVICE = "envoy.service.ratelimit.v3.RateLimitService"
+METHOD = f"/{SERVICE}/ShouldRateLimit"
+
 MOST_DESCRIPTORS = 100
 MOST_ENTRIES = 32
 LONGEST_TEXT = 4096
@@ -29,10 +32,10 @@ LONGEST_TEXT = 4096
 UNLIMITED = 2**32 - 1
 """The `limit_remaining` of an unlimited descriptor, and the largest one of others."""
 
-_UNITS = ("", "second", "minute", "hour", "day", "month", "year", "week")
+UNIT_NAMES = ("", "second", "minute", "hour", "day", "month", "year", "week")
 """The units of a limit by their numbers on the wire."""
 
-_UNIT_NUMBERS = {unit: number for number, unit in enumerate(_UNITS)}
+_UNIT_NUMBERS = {unit: number for number, unit in enumerate(UNIT_NAMES)}
 _OK = RateLimitResponse.OK
 _OVER_LIMIT = RateLimitResponse.OVER_LIMIT
 
@@ -92,9 +95,9 @@ def _read(descriptor: RateLimitDescriptor) -> EntryList:
 
 
 def _limit(limit: RateLimitDescriptor.RateLimitOverride) -> tuple[int, str]:
-    if not 0 < limit.unit < len(_UNITS):
+    if not 0 < limit.unit < len(UNIT_NAMES):
         raise Refused("the limit of a descriptor has an unknown unit")
-    return limit.requests_per_unit, _UNITS[limit.unit]
+    return limit.requests_per_unit, UNIT_NAMES[limit.unit]
 
 
 def write(decided: ListsDecision, headers: Iterable[Header] = (), body: bytes = b"") -> bytes:

@@ -181,7 +181,8 @@ _SMALLEST_MESSAGE = 1024
 _LARGEST_MESSAGE = 64 * 1024**2
 
 
-def _address(text: str) -> Address | None:
+def read_address(text: str) -> Address | None:
+    """Return the address in a text: HOST:PORT, PORT or unix:PATH. None for "off". Raises ValueError."""
     if text.lower() == OFF:
         return None
     if text.startswith("unix:"):
@@ -250,9 +251,9 @@ def _flag(text: str) -> bool:
 _READERS: Mapping[str, Callable[[str], object]] = {
     "rules": _text,
     "storage": _text,
-    "grpc": _address,
-    "http": _address,
-    "admin": _address,
+    "grpc": read_address,
+    "http": read_address,
+    "admin": read_address,
     "headers": _one_of(*get_args(Headers)),
     "body": _flag,
     "tls_cert": Path,

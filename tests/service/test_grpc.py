@@ -1,0 +1,156 @@
+"""The gRPC port of a real process: decisions, health, limits of inputs, deadlines, and `ratelimit-mw ask`."""
+
+import json
+import signal
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from typer.testing import CliRunner
+
+from ratelimit_mw.cli.app import app
+from ratelimit_mw.service.messages import METHOD
+from tests.support.service import OK, OVER_LIMIT, Response, Serving, request, rules_at
+
+RULES = """\
+domain: shop
+client: {secret: s}
+storage: {timeout: 5s}
+descriptors:
+  - {key: user, rate_limit: {unit: year, requests_per_unit: 3, name: by_user}}
+  - {key: tenant, value: gold, rate_limit: {unlimited: true}}
+"""
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    with Serving(rules_at(tmp_path_factory.mktemp("grpc"), RULES), "--max-message", "2KiB") as serving:
+        yield serving
+
+
+@pytest.fixture(scope="module")
+def channel(service):
+    with grpc.insecure_channel(service.grpc) as opened:
+        yield opened
+
+
+def run(*words):
+    result = CliRunner().invoke(app, ["ask", *words], env={"COLUMNS": "100", "NO_COLOR": "1"})
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_a_client_is_denied_above_its_limit(service):
+    answers = [service.ask(request("shop", [("user", "ann")])) for _ in range(4)]
+    assert [answer.overall_code for answer in answers] == [OK, OK, OK, OVER_LIMIT]
+    assert [answer.statuses[0].limit_remaining for answer in answers] == [2, 1, 0, 0]
+
+
+def test_calls_at_once_admit_exactly_the_limit(service):
+    with ThreadPoolExecutor(10) as pool:
+        answers = list(pool.map(lambda _: service.ask(request("shop", [("user", "many")])), range(30)))
+    assert sorted(answer.overall_code for answer in answers) == [OK] * 3 + [OVER_LIMIT] * 27
+
+
+@pytest.mark.parametrize(
+    ("data", "code", "details"),
+    [
+        (b"\xff", "INVALID_ARGUMENT", "the message is malformed"),
+        (b"", "INVALID_ARGUMENT", "the domain is empty"),
+        (b"\x0a\x04shop", "INVALID_ARGUMENT", "there are no descriptors"),
+        (b"\0" * 2049, "INVALID_ARGUMENT", "the message is too long"),
+    ],
+)
+def test_what_cannot_be_read_is_an_invalid_argument(channel, data, code, details):
+    with pytest.raises(grpc.RpcError) as raised:
+        channel.unary_unary(METHOD)(data, timeout=30)
+    assert (raised.value.code().name, raised.value.details()) == (code, details)
+
+
+def test_a_method_of_another_name_is_unimplemented(channel):
+    with pytest.raises(grpc.RpcError) as raised:
+        channel.unary_unary("/envoy.service.ratelimit.v3.RateLimitService/Other")(b"", timeout=30)
+    assert raised.value.code() == grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_the_health_of_each_name_is_serving_and_of_others_unknown(channel):
+    stub = health_pb2_grpc.HealthStub(channel)
+    for name in ("", "ratelimit", "envoy.service.ratelimit.v3.RateLimitService"):
+        asked = health_pb2.HealthCheckRequest(service=name)
+        assert stub.Check(asked, timeout=30).status == health_pb2.HealthCheckResponse.SERVING
+        assert next(stub.Watch(asked, timeout=30)).status == health_pb2.HealthCheckResponse.SERVING
+    other = health_pb2.HealthCheckRequest(service="other")
+    assert next(stub.Watch(other, timeout=30)).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+    with pytest.raises(grpc.RpcError) as raised:
+        stub.Check(other, timeout=30)
+    assert raised.value.code() == grpc.StatusCode.NOT_FOUND
+
+
+def test_ask_shows_each_descriptor_and_exits_with_0_or_1(service):
+    words = "--grpc", service.grpc, "--domain", "shop", "user=eve", "tenant=gold"
+    passed = [run(*words) for _ in range(3)]
+    assert [code for code, *_ in passed] == [0, 0, 0]
+    lines = passed[0][1].splitlines()
+    assert lines[0] == "OK"
+    assert lines[2].split()[:6] == ["user=eve", "OK", "3", "per", "year", "2"]
+    assert lines[3].split() == ["tenant=gold", "OK", "unlimited"]
+    code, out, _ = run(*words)
+    assert (code, out.splitlines()[0]) == (1, "OVER_LIMIT")
+
+
+def test_ask_with_no_hits_charges_nothing_and_prints_json(service):
+    words = "--grpc", service.grpc, "--domain", "shop", "--hits", "0", "--json", "user=json"
+    code, out, _ = [run(*words) for _ in range(5)][-1]
+    (found,) = json.loads(out)["descriptors"]
+    assert (code, found["remaining"], found["limit"], found["name"]) == (0, 3, 3, "by_user")
+
+
+def test_ask_is_a_health_probe(service):
+    assert run("--grpc", service.grpc, "--health")[:2] == (0, "serving\n")
+    assert run("--grpc", service.grpc, "--health", "--json")[:2] == (0, '{\n  "serving": true\n}\n')
+
+
+def test_ask_says_why_there_is_no_answer(service, tmp_path):
+    code, _, err = run("--grpc", f"unix:{tmp_path / 'none'}", "--health")
+    assert code == 3
+    assert "UNAVAILABLE" in err
+    code, _, err = run("--grpc", service.grpc, "--domain", "shop", *["user=x"] * 101)
+    told = err.partition(": ")[2]
+    assert (code, told) == (
+        3,
+        f"{service.grpc}: INVALID_ARGUMENT: there are more than 100 descriptors\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["user=x"], "write a --domain and the descriptors to ask for, or --health"),
+        (["--domain", "shop"], "write a --domain and the descriptors to ask for, or --health"),
+        (["--domain", "shop", "user"], "'user' is not KEY=VALUE"),
+        (["--health", "--grpc", "off"], "--grpc: there is no service at 'off'"),
+        (["--health", "--grpc", "x:y"], "'x:y' is not HOST:PORT, PORT, unix:PATH or off"),
+        (["--health", "--cert", __file__], "--cert needs --key and --server-ca"),
+    ],
+)
+def test_ask_refuses_wrong_usage(words, why):
+    assert run(*words) == (2, "", f"ratelimit-mw: {why}\n")
+
+
+def test_a_call_whose_deadline_is_over_before_it_is_decided_charges_nothing(service):
+    late = request("shop", [("user", "late")])
+    service.ask(late)
+    service.signal(signal.SIGSTOP)
+    try:
+        for _ in range(3):
+            with pytest.raises(grpc.RpcError) as raised:
+                service.ask(late, timeout=0.1)
+            assert raised.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+    finally:
+        service.signal(signal.SIGCONT)
+    assert service.ask(late).statuses[0].limit_remaining == 1
+
+
+def test_the_response_is_readable_by_both_of_envoys_clients(service, channel):
+    sent = request("shop", [("user", "both")])
+    assert Response.FromString(channel.unary_unary(METHOD)(sent.SerializeToString())).statuses[0].limit_remaining == 2
