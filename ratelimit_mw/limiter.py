@@ -31,6 +31,7 @@ from ratelimit_mw.settings import ResponseSettings
 from ratelimit_mw.stores import Store
 from ratelimit_mw.stores.base import Steps, adrive, drive
 from ratelimit_mw.stores.records import RECORD_SCHEMES, open_records
+from ratelimit_mw.tally import Tally
 
 if TYPE_CHECKING:
     from ratelimit_mw.decision.explanation import Explanation, Question
@@ -88,6 +89,8 @@ class RateLimiter:
         """How many bans each shadow rule would have begun, by the name of the rule."""
         self.shed: Counter[str] = self.engine.planner.shedder.counts
         """How many requests were shed under load, by their priority."""
+        self.tally: Tally = self._storage.tally
+        """What this process has counted: requests, rules and denials by outcome, and more. See `Tally.snapshot`."""
         LIMITERS[self] = True
 
     @property

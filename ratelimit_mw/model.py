@@ -23,6 +23,10 @@ OVERDRAFT = "+overdraft"
 """Ends the name of the function that decides for quotas with an `overdraft`."""
 
 
+SENT = "(sent)"
+"""The name under which the limits that requests bring along are counted, because their own names are the clients'."""
+
+
 @dataclass(frozen=True, slots=True)
 class Quota:
     """The limit of one counter, and how it is counted.
@@ -193,6 +197,9 @@ class Rule:
         message: The message of its denials. None: the message of the file.
         counts: Says which responses are charged. The charges of others are refunded. None: all responses are charged.
         messages: What happens to a WebSocket above the limit, if the rule counts messages. None: it counts requests.
+        domain: The domain of the rule.
+        descriptor: For a descriptor, its path in metrics: each entry as `key`, or as `key_value` if the file has the
+            value.
         cost_after: Returns the cost of a request from the headers of its response. None: the cost is known before.
     """
 
@@ -210,7 +217,14 @@ class Rule:
     message: str | None = None
     counts: Counts | None = None
     messages: Literal["close", "drop"] | None = None
+    domain: str = ""
+    descriptor: tuple[str, ...] = ()
     cost_after: "CostAfter | None" = field(default=None, compare=False, repr=False)
+    label: str = field(init=False, compare=False, repr=False)
+    """The domain and the name. The counts of the rule are found by it. All limits of requests have one label."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "label", f"{self.domain}/{SENT if self.sent else self.name}")
 
 
 class Charge(NamedTuple):

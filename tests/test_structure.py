@@ -45,6 +45,7 @@ SHORT = {
 
 LONG = {
     "decision/explanation.py": "the values that an explanation consists of, each field documented for users",
+    "tally.py": "the values of a snapshot, each field documented for users",
 }
 """Files over 450 lines, each with the reason."""
 
@@ -135,6 +136,8 @@ ADDED = {
     "config/words/limit_function.py": "limits from a function of the app",
     "decision/denials.py": "the log of denials",
     "decision/lists.py": "decisions on several lists of entries",
+    "decision/waiting.py": "the places of waiting threads, which were in decision/engine.py",
+    "tally.py": "the counts of requests, rules and denials",
     "config/words/entries.py": "the entries that requests send, which was in config/words/descriptors.py",
     "django/__init__.py": "the names that projects import",
     "django/handles.py": "part of a directory that was one file before class-based views, throttles and the check",

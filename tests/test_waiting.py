@@ -9,7 +9,7 @@ from contextlib import ExitStack
 import pytest
 
 from ratelimit_mw import ManualClock, RateLimiter
-from ratelimit_mw.decision.engine import Waiting, WaitingPlace
+from ratelimit_mw.decision.waiting import Waiting, WaitingPlace
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.process_local import _all
 from ratelimit_mw.stores.memory import MemoryStore

@@ -1,18 +1,12 @@
-"""The engine: it plans a request, makes one store call and returns the verdict.
-
-`Waiting` limits the number of threads that wait for their turn at a leaky bucket (`max_waiting`).
-"""
+"""The engine: it plans a request, makes one store call and returns the verdict."""
 
 import asyncio
 import logging
-import threading
 import time
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import replace
-from functools import lru_cache
+from time import perf_counter
 from typing import Any
-from weakref import WeakSet
 
 from ratelimit_mw.clock import Clock
 from ratelimit_mw.decision.denials import DENIALS, DenialLog
@@ -20,156 +14,15 @@ from ratelimit_mw.decision.planning import Arguments, Plan, Planner, Refusal
 from ratelimit_mw.decision.settlement import Settlement
 from ratelimit_mw.decision.storage import Shadows, Storage
 from ratelimit_mw.decision.verdict import Verdict
+from ratelimit_mw.decision.waiting import Waiting, WaitingPlace, most_waiting, only_waiting_helps, without_max_wait
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.identity.request import Request
-from ratelimit_mw.model import SECOND, Ask, Charge, Quota, Reply
-from ratelimit_mw.process_local import lazy, lock, reset_after_fork
+from ratelimit_mw.model import SECOND, Banned, Charge, Reply
 from ratelimit_mw.reload.watcher import Retriever
 from ratelimit_mw.rules.compiled import NamedRule
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.stores.base import DECIDE, LOOK
-
-
-class WaitingPlace:
-    """The right of one thread to wait. It ends when the thread gives it back or drops its last reference."""
-
-    __slots__ = ("__weakref__",)
-
-
-class Waiting:
-    """The places for threads that wait for their turn at a bucket, counted for this process.
-
-    A place is taken by a thread that waits, or by a thread that asks the store whether it must wait. If all places
-    are taken, a thread that must wait blocks while asking threads have some of them, because those threads may not
-    have to wait. New threads get no place while a thread blocks. It therefore blocks no longer than the decisions
-    that are running. The child of a fork starts with no places taken.
-
-    An asynchronous exception (gevent's timeouts, `PyThreadState_SetAsyncExc`) may be raised at any line. Places are
-    therefore kept in weak sets, so that they end with the request at the latest. `threading.Condition` is not used,
-    because an exception inside it can leave its lock locked.
-    """
-
-    _lock = lazy(lock)
-
-    def __init__(self) -> None:
-        self._begin()
-        reset_after_fork(self)
-
-    def _begin(self) -> None:
-        self._asking: WeakSet[WaitingPlace] = WeakSet()
-        self._waiting: WeakSet[WaitingPlace] = WeakSet()
-        self._blocked: WeakSet[WaitingPlace] = WeakSet()
-        self._gates: list[threading.Lock] = []
-
-    def after_fork(self) -> None:
-        """Reset in the child of a fork. The lock is replaced, because a thread of the parent may have locked it."""
-        vars(self).pop("_lock", None)
-        self._begin()
-
-    def enter(self, place: WaitingPlace, most: int) -> bool:
-        """Take one of `most` places before asking the store.
-
-        Returns False if all places are taken or if a thread is blocked.
-        """
-        with self._lock:
-            if self._blocked or len(self._asking) + len(self._waiting) >= most:
-                return False
-            self._asking.add(place)
-            return True
-
-    def enter_when_free(self, place: WaitingPlace, most: int) -> bool:
-        """Block until one of `most` places is free, and take it.
-
-        Returns False as soon as waiting threads have all places.
-        """
-        self._blocked.add(place)
-        try:
-            while True:
-                gate = threading.Lock()
-                gate.acquire()
-                with self._lock:
-                    if len(self._waiting) >= most:
-                        return False
-                    if len(self._waiting) + len(self._asking) < most:
-                        self._asking.add(place)
-                        return True
-                    self._gates.append(gate)
-                gate.acquire(timeout=_CHECK_AGAIN)
-        finally:
-            self._blocked.discard(place)
-
-    def decided(self, place: WaitingPlace) -> None:
-        """Record that the asking thread with this place now waits."""
-        with self._lock:
-            self._waiting.add(place)
-            self._asking.discard(place)
-            self._wake()
-
-    def leave(self, place: WaitingPlace) -> None:
-        """Give the place back, whether the thread was asking or waiting."""
-        with self._lock:
-            self._asking.discard(place)
-            self._waiting.discard(place)
-            self._wake()
-
-    def _wake(self) -> None:
-        """Wake all blocked threads, so that they check again."""
-        while self._gates:
-            self._gates.pop().release()
-
-
-_CHECK_AGAIN = 1.0
-"""Seconds after which a blocked thread checks by itself. A thread may have ended without giving its place back."""
-
-
-def most_waiting(charges: Sequence[Charge]) -> int | None:
-    """The number of threads that may wait for the buckets in `charges`: the smallest `max_waiting`.
-
-    Returns None if no charge can make a request wait.
-    """
-    waits = [rule.max_waiting for rule, ask in charges if _may_wait(ask)]
-    return min(waits, default=None)
-
-
-def without_max_wait(charges: Sequence[Charge]) -> Sequence[Charge]:
-    """The same charges without `max_wait`: a request that would have to wait is denied instead.
-
-    Such a denial does not count towards a ban.
-    """
-    return with_max_wait(charges, 0)
-
-
-def with_max_wait(charges: Sequence[Charge], most: int) -> Sequence[Charge]:
-    """The same charges with a `max_wait` of `most` microseconds at most. See `without_max_wait`."""
-    return [
-        Charge(rule, ask._replace(quota=_with_max_wait(ask.quota, most)))
-        if _may_wait(ask) and ask.quota.max_wait > most
-        else Charge(rule, ask)
-        for rule, ask in charges
-    ]
-
-
-def only_waiting_helps(charges: Sequence[Charge], verdict: Verdict) -> bool:
-    """Whether a request that was denied under charges `without_max_wait` could pass if it waits.
-
-    That is the case if only buckets with a `max_wait` deny it.
-    """
-    if verdict.reason != "limited":
-        return False
-    queues = {ask.key for _, ask in charges if _may_wait(ask)}
-    pairs = zip(verdict.charges, verdict.outcomes, strict=True)
-    denying = [ask.key for (_, ask), outcome in pairs if not outcome.allowed and not ask.shadow]
-    return bool(denying) and queues.issuperset(denying)
-
-
-def _may_wait(ask: Ask) -> bool:
-    return ask.quota.max_wait > 0 and not ask.shadow
-
-
-@lru_cache(maxsize=1024)
-def _with_max_wait(quota: Quota, most: int) -> Quota:
-    return replace(quota, max_wait=most, ban=quota.ban and replace(quota.ban, after=0))
-
+from ratelimit_mw.tally import Passes
 
 _FREE = Verdict((), None)
 _REFUSED = Verdict((), None, denied="unavailable")
@@ -196,6 +49,8 @@ class Engine:
         self._denials = DenialLog(clock)
         self.planner = Planner(self.shadows, clock)
         self.settlement = Settlement(storage)
+        self.tally = storage.tally
+        self.tally.shed = self.planner.shedder.counts
         self.waits = storage.store.remote
         """Whether a decision may have to wait for a network."""
         retriever.require(storage.wrap_for)
@@ -281,19 +136,28 @@ class Engine:
             self._storage.renew()  # the renewing thread cannot follow a clock that is moved by hand
         asks = plan.asks
         if not asks:
-            return verdict_without_counters(plan)
-        store = self._storage.store
+            return self._without_counters(plan, commit)
+        tally, store = self.tally, self._storage.store
+        started = perf_counter() if tally.due() else 0.0
         try:
             reply = store.ask((asks, DECIDE if commit else LOOK))
         except StoreUnavailable:
-            return self.without_store(plan.charges, commit)
+            return self.without_store(plan.charges, commit, started)
         verdict = Verdict(plan.charges, reply)
-        if verdict.shadowed and commit:
-            if not again:
-                self.shadows.count(verdict)
-            if verdict.owed:
-                with suppress(StoreUnavailable):  # what cannot be returned stays charged
-                    store.refund(verdict.owed, reply.now)
+        if commit:
+            if verdict.allowed and not (verdict.shadowed or verdict.delay or verdict.over):
+                if len(asks) == 1:
+                    passes = tally.passes.get(plan.charges[0][0].label) or self._passes(plan)
+                else:
+                    passes = plan.passes or self._passes(plan)
+                passes.number += 1
+            else:
+                self._count(plan, verdict, reply, again=again)
+                if verdict.shadowed and verdict.owed:
+                    with suppress(StoreUnavailable):  # what cannot be returned stays charged
+                        store.refund(verdict.owed, reply.now)
+            if started:
+                self._measure(verdict, started, reply)
         return verdict
 
     async def aexecute(self, plan: Plan, rules: Rules, *, commit: bool = True) -> Verdict:
@@ -302,23 +166,72 @@ class Engine:
             await asyncio.to_thread(self._storage.renew)
         asks = plan.asks
         if not asks:
-            return verdict_without_counters(plan)
-        store = self._storage.store
+            return self._without_counters(plan, commit)
+        tally, store = self.tally, self._storage.store
+        started = perf_counter() if tally.due() else 0.0
         try:
             reply = await store.aask((asks, DECIDE if commit else LOOK))
         except StoreUnavailable:
-            return self.without_store(plan.charges, commit)
+            return self.without_store(plan.charges, commit, started)
         verdict = Verdict(plan.charges, reply)
-        if verdict.shadowed and commit:
-            self.shadows.count(verdict)
-            if verdict.owed:
-                with suppress(StoreUnavailable):
-                    await store.arefund(verdict.owed, reply.now)
+        if commit:
+            if verdict.allowed and not (verdict.shadowed or verdict.delay or verdict.over):
+                if len(asks) == 1:
+                    passes = tally.passes.get(plan.charges[0][0].label) or self._passes(plan)
+                else:
+                    passes = plan.passes or self._passes(plan)
+                passes.number += 1
+            else:
+                self._count(plan, verdict, reply)
+                if verdict.shadowed and verdict.owed:
+                    with suppress(StoreUnavailable):
+                        await store.arefund(verdict.owed, reply.now)
+            if started:
+                self._measure(verdict, started, reply)
         return verdict
+
+    def _without_counters(self, plan: Plan, commit: bool) -> Verdict:
+        verdict = verdict_without_counters(plan)
+        if commit and verdict.allowed:
+            self.tally.unlimited += 1
+        return verdict
+
+    def _passes(self, plan: Plan) -> Passes:
+        """What counts the requests with this plan that all its rules simply allow."""
+        tally, charges = self.tally, plan.charges
+        found = tally.passes.get(tuple([rule.label for rule, _ in charges]))
+        if found is not None:
+            plan.passes = found
+            return found
+        return tally.passes_of(charges)
+
+    def _count(self, plan: Plan, verdict: Verdict, reply: Reply, *, again: bool = False) -> None:
+        """Count a request that its counters did not simply allow. Denied requests are counted by `report`.
+
+        `again`: its shadow denials are already counted.
+        """
+        denied = verdict.shadowed and (again or self.shadows.count(verdict))
+        if reply.only is not None:
+            self.tally.local_denials += 1
+        if not verdict.allowed:
+            return
+        if denied or verdict.delay or verdict.over:
+            self.tally.passed(verdict.charges, verdict.outcomes, verdict.over, verdict.delay)
+        else:
+            self._passes(plan).number += 1
+
+    def _measure(self, verdict: Verdict, started: float, reply: Reply | None = None) -> None:
+        """Count the measures of a request. `started` is when the store was asked; `reply` what it answered."""
+        tally = self.tally
+        tally.measured(perf_counter() - started, verdict.charges, verdict.outcomes)
+        if not tally.store_up and reply is not None and reply.only is None:
+            tally.answered()
+        if tally.tracers:
+            tally.traced(verdict.decision)
 
     def decide_locally(self, charges: Sequence[Charge]) -> Verdict:
         """Decide by the local store alone, which counts for this process."""
-        verdict = self._conclude(charges, self._storage.local.decide([charge.ask for charge in charges]), commit=True)
+        verdict = self._conclude(charges, self._storage.local.decide([charge.ask for charge in charges]))
         verdict.local = True
         return verdict
 
@@ -357,40 +270,67 @@ class Engine:
         finally:
             waiting.leave(place)
 
-    def _conclude(self, charges: Sequence[Charge], reply: Reply, commit: bool) -> Verdict:
+    def _conclude(self, charges: Sequence[Charge], reply: Reply) -> Verdict:
+        """The verdict by the reply of the local store, which has charged the request."""
         verdict = Verdict(charges, reply)
-        if commit and verdict.shadowed:
+        if verdict.shadowed:
             self.shadows.count(verdict)
+        if verdict.allowed:
+            self.tally.passed(charges, verdict.outcomes, verdict.over, verdict.delay)
         return verdict
 
     def report(self, verdict: Verdict, rules: Rules, given: Request | Arguments) -> None:
-        """Log a denial. All code that denies a request calls it once.
+        """Count a denial, and log it. All code that denies a request calls it once.
 
         Args:
             verdict: the verdict that denies the request.
             rules: the rules that decided.
             given: the request, or the attributes of `check()`.
         """
+        tally, rule = self.tally, verdict.rule
+        passes = tally.passes.get(rule.label) if rule is not None and len(verdict.charges) == 1 else None
+        if passes is None:
+            reason = verdict.reason or "limited"
+            tally.refused(verdict.charges, verdict.outcomes, verdict.over, rule=rule, reason=reason)
+        else:  # the common case, without a call: the only counter that was asked denies
+            tally.denied += 1
+            cell = passes.cells[0]
+            cell.denied += 1
+            cell.reasons["banned" if type(verdict.outcomes[0]) is Banned else "limited"] += 1
         if DENIALS.isEnabledFor(logging.INFO):
             self._denials.write(verdict, rules, given)
 
     def forget_reports(self) -> None:
         """Log and count denials, bans and shed requests as if there were none before. For tests."""
         self._denials.reset()
+        self.tally.reset()
         self.shadows.reset()
         self._storage.bans.reset()
         self.planner.shedder.reset()
 
-    def without_store(self, charges: Sequence[Charge], commit: bool) -> Verdict:
-        """Decide by each rule's `on_error` while the store is unavailable. `deny` wins over `local` and `allow`."""
+    def without_store(self, charges: Sequence[Charge], commit: bool, started: float = 0.0) -> Verdict:
+        """Decide by each rule's `on_error` while the store is unavailable. `deny` wins over `local` and `allow`.
+
+        `started` is when the store was asked (by `perf_counter`), if that is measured.
+        """
+        if commit:
+            self.tally.failed()
+        verdict = self._without_store(charges, commit)
+        if commit and started:
+            self._measure(verdict, started)
+        return verdict
+
+    def _without_store(self, charges: Sequence[Charge], commit: bool) -> Verdict:
         if any(rule.on_error == "deny" and (rule.quota_group or not ask.shadow) for rule, ask in charges):
             return _REFUSED
         charges = [charge for charge in charges if charge.rule.on_error == "local"]
         if not charges:
+            if commit:
+                self.tally.unchecked += 1
             return _FREE
         local = self._storage.local
         reply = local.decide([charge.ask for charge in charges], commit=commit)
-        verdict = self._conclude(charges, reply, commit)
+        verdict = self._conclude(charges, reply) if commit else Verdict(charges, reply)
         verdict.local = True
         if commit and verdict.owed:
             local.refund(verdict.owed, reply.now)

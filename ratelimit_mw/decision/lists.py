@@ -74,9 +74,18 @@ class ListsQuestion:
             if not verdict.charges:  # blocked, shed or without a store: no counter denies
                 denied = ListStatus(False, retry_after=decision.retry_after)
                 return ListsDecision(decision, (denied,) * len(planned.lists))
+        self._count_hits(verdict)
         found = _Counters(self.plan, verdict)
         of_rules = [charge.ask.key for charge in planned.rules]
         return ListsDecision(decision, tuple([found.status(own, of_rules) for own in planned.lists]))
+
+    def _count_hits(self, verdict: Verdict) -> None:
+        """Count the hits of the descriptors, which are the charges after those of the rules."""
+        tally = self._engine.tally
+        outcomes = {charge.ask.key: outcome for charge, outcome in zip(verdict.charges, verdict.outcomes, strict=True)}
+        for rule, ask in self.plan.charges:
+            if rule.descriptor:
+                tally.hit(rule, ask.quota, ask.cost, outcomes.get(ask.key), shadow=ask.shadow)
 
 
 def _read(given: EntryList | Sequence[tuple[str, str]]) -> EntryList:

@@ -18,6 +18,7 @@ from ratelimit_mw.rules.compiled import BLOCKED, NamedRule
 from ratelimit_mw.rules.domains import Rules, rule_names, unknown_domain, unknown_rule
 from ratelimit_mw.rules.ruleset import RuleSet
 from ratelimit_mw.settings import LoadSettings
+from ratelimit_mw.tally import Passes
 
 Arguments = Mapping[str, str] | Sequence[tuple[str, str]]
 """What `check()` takes: a mapping of attribute names to values, or one Envoy descriptor as a list of entries."""
@@ -74,13 +75,15 @@ _MAX_CACHED = 512  # characters: the plan for a longer mapping of attributes is 
 class Plan:
     """The counters that a request asks, each with its rule. A plan is immutable, so similar requests may share it.
 
-    If there are no `asks`, the request is blocked if `charges` is `BLOCKED`, and free otherwise.
+    If there are no `asks`, the request is blocked if `charges` is `BLOCKED`, and free otherwise. The engine sets
+    `passes`, which counts the requests that all rules allow, when the plan is first executed.
     """
 
-    __slots__ = ("asks", "charges")
+    __slots__ = ("asks", "charges", "passes")
 
     def __init__(self, charges: Sequence[Charge]) -> None:
         self.charges = charges
+        self.passes: Passes | None = None
         self.asks: Sequence[Ask]
         if charges is BLOCKED:
             self.asks = ()

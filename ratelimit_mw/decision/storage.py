@@ -28,6 +28,7 @@ from ratelimit_mw.settings import StorageSettings
 from ratelimit_mw.stores import Store, innermost, open_store, with_bans, with_leases_and_shards
 from ratelimit_mw.stores.base import Connectable
 from ratelimit_mw.stores.memory import MemoryStore
+from ratelimit_mw.tally import Tally
 from ratelimit_mw.units import spell_duration
 
 if TYPE_CHECKING:
@@ -207,9 +208,10 @@ class BanLog:
 
     _counting = lazy(lock)
 
-    def __init__(self, secret: str) -> None:
+    def __init__(self, secret: str, tally: Tally) -> None:
         self.shadows: Counter[str] = Counter()
         self._secret = secret
+        self._tally = tally
         self._counts: dict[str, tuple[int, int]] = {}
 
     def begun(self, ask: Ask, row: int, lasts: int, now: int) -> None:
@@ -223,6 +225,7 @@ class BanLog:
         """
         stem, _, identity = ask.key.partition("{")
         domain, rule = map(unquote, stem.split(":")[:2])
+        self._tally.banned(domain, rule, enforced=not ask.shadow)
         with self._counting:
             if ask.shadow:
                 self.shadows[rule] += 1
@@ -279,11 +282,19 @@ class Shadows:
         self._logged_at: dict[str, int] = {}
         self._sent: set[str] = set()
 
-    def count(self, verdict: Verdict) -> None:
-        """Count the denials of shadow rules in `verdict`, except rules that deny only as a group (`quota_group`)."""
+    def count(self, verdict: Verdict) -> bool:
+        """Count the denials of shadow rules in `verdict`, except rules that deny only as a group (`quota_group`).
+
+        Returns:
+            True if a counter denies.
+        """
+        denied = False
         for (rule, ask), outcome in zip(verdict.charges, verdict.outcomes, strict=True):
-            if ask.shadow and not outcome.allowed and not rule.quota_group:
-                self.add(rule.name, verdict.now, sent=rule.sent)
+            if not outcome.allowed:
+                denied = True
+                if ask.shadow and not rule.quota_group:
+                    self.add(rule.name, verdict.now, sent=rule.sent)
+        return denied
 
     def add(self, rule: str, now: int, *, sent: bool = False) -> None:
         """Count one denial that a rule would have made.
@@ -343,7 +354,9 @@ class Storage:
         self._interval = settings.interval
         self._clock = clock
         self._leases: Leases | None = None
-        self.bans = BanLog(rules.client.secret)
+        self.tally = Tally()
+        """Counts what the limiter does."""
+        self.bans = BanLog(rules.client.secret, self.tally)
         self.store = _opened(settings, given, clock)
         self._server = innermost(self.store)
         self.local: Store = MemoryStore(max_counters=settings.max_counters, clock=clock)

@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from ratelimit_mw.decision.engine import without_max_wait
 from ratelimit_mw.decision.planning import Plan
 from ratelimit_mw.decision.settlement import Account
 from ratelimit_mw.decision.verdict import Verdict
+from ratelimit_mw.decision.waiting import without_max_wait
 from ratelimit_mw.deferral.queue import Queue
 from ratelimit_mw.deferral.replay import Answer, DeferredRequest, Target
 from ratelimit_mw.deferral.stored_request import HEADER, Entry, Job, StoredRequest, replay_header, unpacked

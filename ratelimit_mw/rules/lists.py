@@ -12,7 +12,7 @@ from ratelimit_mw.algorithms import with_overdraft
 from ratelimit_mw.identity.attributes import canonical_name
 from ratelimit_mw.identity.identifier import GLOBAL, encoder
 from ratelimit_mw.identity.request import EntriesRequest, Entry, Request
-from ratelimit_mw.model import Ask, Charge, EntryList, Quota, Rule
+from ratelimit_mw.model import SENT, Ask, Charge, EntryList, Quota, Rule
 from ratelimit_mw.rules.compiled import BLOCKED, escaped
 from ratelimit_mw.rules.descriptors import DEFAULT, DescriptorLimit, Found, asked, replaced_among
 from ratelimit_mw.rules.ruleset import REFUSED, RuleSet
@@ -129,7 +129,7 @@ def _found(rules: RuleSet, each: EntryList, entries: Sequence[Entry]) -> list[Fo
 def _brought(rules: RuleSet, limit: tuple[int, str], entries: Sequence[Entry]) -> Found:
     quota = _quota(*limit)
     keys = [key for key, _ in entries]
-    rule = _rule("/".join(keys), rules.storage.on_error, rules.shadow)
+    rule = _rule(tuple(keys), rules.storage.on_error, rules.shadow, rules.domain)
     # Neither the path of a descriptor, which begins with a slash, nor the escaped name of a rule is like this.
     path = "/".join(["sent", *map(escaped, keys)])
     key = f"{escaped(rules.domain)}:{path}:fw{quota.period // SECOND}:{{"
@@ -138,8 +138,8 @@ def _brought(rules: RuleSet, limit: tuple[int, str], entries: Sequence[Entry]) -
 
 
 @lru_cache(maxsize=1024)
-def _rule(name: str, on_error: str, shadow: bool) -> Rule:
-    return Rule(name, on_error, shadow, sent=True)
+def _rule(keys: tuple[str, ...], on_error: str, shadow: bool, domain: str) -> Rule:
+    return Rule("/".join(keys), on_error, shadow, domain=domain, descriptor=(SENT,), sent=True)
 
 
 @lru_cache(maxsize=1024)

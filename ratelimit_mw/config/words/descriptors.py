@@ -35,10 +35,11 @@ _SECRET = re.compile(r"cookie:|header:.*(auth|cookie|key|secret|token)", re.IGNO
 
 @dataclass(frozen=True, slots=True)
 class _Path:
-    """The path of a descriptor in the tree: as part of a counter's key, and as a readable name."""
+    """The path of a descriptor in the tree: as part of a counter's key, as a readable name, and in metrics."""
 
     key: str = ""
     name: str = ""
+    metric: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -102,13 +103,14 @@ class DescriptorCompiler:
         own, value = descriptor[_KEY], descriptor[_VALUE]
         key, name = f"{parent.key}/{escaped(own)}", f"{parent.name}/{own}".lstrip("/")
         if not value:
-            return _Path(key, name)
+            return _Path(key, name, (*parent.metric, own))
         client = self.file[CLIENT]
         sources = {**self.file[ATTRIBUTES], "user": client[USER], "tier": client[TIER]}
         if _SECRET.match(sources.get(own) or own):
             digest = self.attributes.digest(value)
-            return _Path(f"{key}=~{digest}", f"{name}=~{digest}")
-        return _Path(f"{key}={escaped(value)}", f"{name}={value}")
+            return _Path(f"{key}=~{digest}", f"{name}=~{digest}", (*parent.metric, own))
+        metric = own if "*" in value else f"{own}_{value}"
+        return _Path(f"{key}={escaped(value)}", f"{name}={value}", (*parent.metric, metric))
 
     def _limits(self, descriptor: Values, path: _Path) -> tuple[DescriptorLimit, ...]:
         stated = descriptor[_RATE_LIMIT]
@@ -137,6 +139,8 @@ class DescriptorCompiler:
                 shadow,
                 quotas,
                 several=len(descriptor[_RATE_LIMIT]) > 1,
+                domain=self.domain,
+                descriptor=path.metric,
             ),
             name=stated[_NAME],
             # A path begins with a slash. The escaped name of a rule does not, so the keys never collide.

@@ -102,7 +102,7 @@ def compile_rule(  # noqa: PLR0917 - each argument is needed
     replaced = () if rule[SHADOW] else rule[REPLACES]
     return CompiledRule(
         rank=rank,
-        rule=Rule(rule[NAME], **_fields(rule, file)),
+        rule=Rule(rule[NAME], domain=domain, **_fields(rule, file)),
         templates=match.templates,
         further=ANY if not any(match[1:]) else match._replace(templates=()),
         by=rule[BY],
