@@ -4,7 +4,7 @@ import asyncio
 import inspect
 import logging
 import os
-from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, MutableMapping
 from functools import partial
 from typing import Any
 
@@ -23,7 +23,7 @@ from ratelimit_mw.http.responses import (
     refuse_asyncio,
 )
 from ratelimit_mw.http.setup import limiter_for, refuse_wsgi_app
-from ratelimit_mw.http.views import Found, require_names, routes_below, rules_of_view
+from ratelimit_mw.http.views import Found, MisplacedLimits, require_names, routes_below, rules_of_view
 from ratelimit_mw.http.websocket import Messages, close_code, detecting_close
 from ratelimit_mw.identity.http_request import AsgiRequest, asgi_requests_of
 from ratelimit_mw.identity.request import Request
@@ -201,6 +201,7 @@ class RateLimitMiddleware:
         """Check once that the rules have what the decorators of the app ask for. Returns the problems, if any."""
         if self._named:
             return None
+        MisplacedLimits().look(getattr(route, "endpoint", None) for route in self._routes())
         try:
             require_names(self._limiter, self._asked())
         except ConfigurationError as error:
@@ -208,10 +209,13 @@ class RateLimitMiddleware:
         self._named = True
         return None
 
+    def _routes(self) -> Iterator[Any]:
+        """The routes of the app."""
+        return routes_below(self.app, RateLimitMiddleware)
+
     def _asked(self) -> Iterable[Found]:
         """What the decorators of the app's endpoints ask for."""
-        routes = routes_below(self.app, RateLimitMiddleware)
-        return [found for route in routes for found in rules_of_view(getattr(route, "endpoint", None))]
+        return [found for route in self._routes() for found in rules_of_view(getattr(route, "endpoint", None))]
 
     async def _serve(self, verdict: Verdict, request: AsgiRequest, rules: Rules, receive: Receive, send: Send) -> None:
         """Call the app when the request's turn has come."""

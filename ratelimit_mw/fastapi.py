@@ -1,7 +1,7 @@
 """Limits inside a FastAPI app: dependencies that ask for rules by name. Requires the extra `fastapi`."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,14 +73,31 @@ class Limited:
             return asked.named("")
         return asked.named(f"{name_of_view(endpoint)}[{asked.text}{''.join(f' by {entry}' for entry in asked.by)}]")
 
-    async def __call__(self, connection: HTTPConnection) -> Decision:
+    def __post_init__(self) -> None:
+        # FastAPI asks this attribute whether the call is to be awaited. The method is not async, so that it can refuse
+        # a function at once.
+        object.__setattr__(self, "__call__", self._decide)
+
+    def __call__(self, connection: HTTPConnection) -> Awaitable[Decision]:
         """Decide on a request or a WebSocket.
 
         Raises:
-            RateLimited: the rule denies the request.
+            RateLimited: the rule denies the request. This and the next two are raised by the awaitable.
             WebSocketException: the rule denies a WebSocket, and the server cannot send a response to it.
             RuntimeError: the middleware is not around the app.
+            TypeError: the dependency is used as a decorator.
         """
+        given: object = connection  # a function, if this is used as a decorator
+        if not isinstance(given, HTTPConnection):
+            written = f"limited({self.asked.text!r})"
+            raise TypeError(
+                f"limited of ratelimit_mw.fastapi makes a dependency, and does not decorate {given!r}: write "
+                f"dependencies=[Depends({written})] in the decorator of the route, or decorate with limited of "
+                "ratelimit_mw.starlette"
+            )
+        return self._decide(connection)
+
+    async def _decide(self, connection: HTTPConnection) -> Decision:
         scope = connection.scope
         rule = self.of(scope.get("endpoint"))
         handle = handle_in(scope.get("ratelimit"), AsyncHandle, rule, _ADVICE)
@@ -180,8 +197,11 @@ class _Middleware(RateLimitMiddleware):
         self._within = within
         self._lifespan = lifespan_with(app, limiter, owned=owned)
 
+    def _routes(self) -> Iterator[Any]:
+        return routes_below(self._within.router, RateLimitMiddleware, _each)
+
     def _asked(self) -> Iterable[Found]:
-        for route in routes_below(self._within.router, RateLimitMiddleware, _each):
+        for route in self._routes():
             endpoint = getattr(route, "endpoint", None)
             yield from rules_of_view(endpoint)
             yield from (((endpoint, found), found.of(endpoint)) for found in _limits_of(route))

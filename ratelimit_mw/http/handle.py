@@ -316,15 +316,22 @@ class FirstRequests(Generic[R]):
         limiter: The limiter of the middleware.
         key: The key of the scope or the environ that holds the handle of an outer middleware. None if an outer
             middleware is allowed.
+        look: Is called once, at the first request.
     """
 
     def __init__(
-        self, middleware: _Middleware, make: Callable[[Any], R], limiter: RateLimiter, key: str | None
+        self,
+        middleware: _Middleware,
+        make: Callable[[Any], R],
+        limiter: RateLimiter,
+        key: str | None,
+        look: Callable[[], None] | None = None,
     ) -> None:
         self._middleware = ref(middleware)
         self._make = make
         self._limiter = limiter
         self._key = key
+        self._look = look
         self._left = _EXAMINED
         self._proxied = False
 
@@ -334,6 +341,9 @@ class FirstRequests(Generic[R]):
         self._left -= 1
         if self._left <= 0 and (middleware := self._middleware()) is not None:
             middleware._request = self._make  # noqa: SLF001 - this is the middleware's own part
+        if self._look is not None:
+            look, self._look = self._look, None
+            look()
         self._examine_proxy(request)
         self._read_user(request)
         if self._key is not None:

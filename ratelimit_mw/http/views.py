@@ -5,17 +5,23 @@ The views are found without an import of their framework: Flask's by `view_funct
 """
 
 import inspect
+import logging
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary, ref
 
 from ratelimit_mw.decision.names import UsedNames
 from ratelimit_mw.errors import ConfigurationError, Problem
-from ratelimit_mw.http.asked import RULES_OF_VIEW, Placed
+from ratelimit_mw.http.asked import RULES_OF_VIEW, Placed, name_of_view
 from ratelimit_mw.http.handle import Handle
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.rules.domains import Rules, require_named, rule_names, unknown_rule
 from ratelimit_mw.rules.inline import InlineLimit, two_limits
+
+_log = logging.getLogger("ratelimit_mw")
 
 _V = TypeVar("_V")
 _H = TypeVar("_H", bound=Handle)
@@ -27,7 +33,64 @@ Found = tuple[object, str | InlineLimit]
 def marked(view: _V, placed: Placed, decorated: object) -> _V:
     """`view`, with what its decorator asks for in addition to what the decorators below it ask for."""
     setattr(view, RULES_OF_VIEW, (placed, *getattr(decorated, RULES_OF_VIEW, ())))
+    if not isinstance(placed.view, type):
+        for below in _wrapped_by(decorated):
+            with suppress(TypeError):  # some callables have no weak references
+                _LIMITED.setdefault(below, []).append(ref(view))
     return view
+
+
+_LIMITED: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()
+"""What `limited` made of functions: weak references, by the functions below the decorator."""
+
+
+def _wrapped_by(view: Any) -> Iterator[Any]:
+    """A function and all functions that it wraps, as `functools.wraps` notes them."""
+    while view is not None:
+        yield view
+        view = view.func if isinstance(view, partial) else getattr(view, "__wrapped__", None)
+
+
+class MisplacedLimits:
+    """Logs an error for each view of an app that `limited` does not reach.
+
+    The decorator of a route registers what is below it. So a `limited` above it only changes the name in the module.
+    """
+
+    def __init__(self) -> None:
+        self._logged: list[object] = []
+
+    def look(self, views: Iterable[object]) -> None:
+        """Log the views that are registered without their limit, each once.
+
+        Args:
+            views: All views of the app.
+        """
+        registered = list(views)
+        reached = {id(below) for view in registered for below in _wrapped_by(view)}
+        for view in registered:
+            for limited in _limited_names(view):
+                if id(limited) not in reached and limited not in self._logged:
+                    self._logged.append(limited)
+                    _log.error(
+                        "limited(%r) has no effect on the view %s: write it below the decorator of the route, which "
+                        "registers only what is below itself (logged once)",
+                        getattr(limited, RULES_OF_VIEW)[0].asked.text,
+                        name_of_view(view),
+                    )
+
+
+def _limited_names(view: Any) -> Iterator[Any]:
+    """What `limited` made of a view, if its name stands for it. A function may well have a limit elsewhere only."""
+    module, name = sys.modules.get(getattr(view, "__module__", "")), getattr(view, "__qualname__", "")
+    named = [id(each) for each in _wrapped_by(getattr(module, name, None))]
+    try:
+        found = _LIMITED.get(view, ())
+    except TypeError:  # it has no weak references
+        return
+    for limited in (each() for each in found):
+        if limited is not None and ("<locals>" in name or id(limited) in named):
+            yield limited
 
 
 def rules_of_view(view: Any) -> Iterator[Found]:
@@ -62,13 +125,18 @@ def rules_of_throttles(view: Any) -> Iterator[str | InlineLimit]:
             yield rule
 
 
+def views_of_flask(app: object) -> list[object]:
+    """The views that a Flask app has now. `app` is the Flask app or its `wsgi_app`. Other apps have none."""
+    views: Mapping[str, object] = getattr(getattr(app, "__self__", app), "view_functions", None) or {}
+    return list(views.values())
+
+
 def require_names_of_flask(limiter: RateLimiter, app: object) -> None:
     """Raise ConfigurationError if a view of a Flask app asks for a rule that does not exist, or for an unusable limit.
 
     Only the views that the app has now are checked. `app` is the Flask app or its `wsgi_app`.
     """
-    views: Mapping[str, object] = getattr(getattr(app, "__self__", app), "view_functions", None) or {}
-    found = [each for view in views.values() for each in rules_of_view(view)]
+    found = [each for view in views_of_flask(app) for each in rules_of_view(view)]
     rules = limiter.rules
     unknown = {rule for _, rule in found if isinstance(rule, str)} - rule_names(rules)
     if unknown and rules.source is None:
