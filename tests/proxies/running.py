@@ -6,7 +6,7 @@
 A project is a copy of the example files in a directory of its own. Its files differ from the examples in this:
 
 * the ports are free ones;
-* limits are per year, so that no window ends during a test;
+* limits are per year or per ten years, so that no window ends during a test;
 * Envoy and nginx wait for an answer for `PATIENCE`, if a test does not ask for the timeouts of the files.
 """
 
@@ -232,7 +232,7 @@ def command() -> list[object]:
 def with_long_windows(text: str) -> str:
     text = re.sub(r"\bunit: (minute|hour)\b", "unit: year", text)
     text = re.sub(r"\bunit: (MINUTE|HOUR)\b", "unit: YEAR", text)
-    return text.replace("per minute", "per 100 years")
+    return text.replace("per minute", "per 10 years")
 
 
 def with_patience(text: str, patience: str) -> str:

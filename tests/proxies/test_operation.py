@@ -149,7 +149,9 @@ def test_health_says_that_the_process_drains_while_it_still_answers():
             assert [health(channel, name) for name in ("", "ratelimit")] == [serving] * 2
             watched = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service="ratelimit"))
             assert next(watched).status == serving
-            assert [httpx2.get(f"{http}/{page}").status_code for page in ("livez", "readyz")] == [200] * 2
+            assert [httpx2.get(f"{http}/{page}").status_code for page in ("livez", "readyz", "healthcheck")] == [
+                200
+            ] * 3
             service.signal(signal.SIGTERM)
             assert next(watched).status == not_serving
             assert health(channel, "ratelimit") == not_serving

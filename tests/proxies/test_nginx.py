@@ -1,0 +1,113 @@
+"""A real nginx asks the service, by the files of examples/service."""
+
+import signal
+
+import httpx2
+import pytest
+
+from tests.proxies.running import project
+from tests.support.patience import eventually
+
+MORE = """\
+  - {name: closed, match: {path: /closed}, by: ip, limit: 0 per minute, response: {status: 503}, replaces: everything}
+overrides:
+  - {client: {ip: 127.0.0.66}, block: true}
+"""
+
+
+@pytest.fixture(scope="module")
+def here():
+    with project() as here, here.app() as here.upstream:
+        path = here.directory / "ratelimits-nginx.yaml"
+        path.write_text(path.read_text() + MORE)
+        yield here
+
+
+@pytest.fixture(scope="module")
+def nginx(here):
+    """nginx with nginx.conf, and the service beside it."""
+    with here.service("ratelimits-nginx.yaml"), here.nginx() as url:
+        yield url
+
+
+def client(url, address):
+    """A client with a loopback address of its own."""
+    return httpx2.Client(base_url=url, transport=httpx2.HTTPTransport(local_address=address), timeout=60)
+
+
+def test_the_sixth_request_of_a_client_is_denied_and_does_not_reach_the_app(here, nginx):
+    before = here.upstream.served
+    with client(nginx, "127.0.0.2") as http:
+        answers = [http.get("/") for _ in range(6)]
+    assert [each.status_code for each in answers] == [200] * 5 + [429]
+    assert here.upstream.served - before == 5
+    assert [each.headers["X-RateLimit-Remaining"] for each in answers] == ["4", "3", "2", "1", "0", "0"]
+    assert {each.headers["X-RateLimit-Limit"] for each in answers} == {"5"}
+    assert ["Retry-After" in each.headers for each in answers] == [False] * 5 + [True]
+    assert int(answers[5].headers["Retry-After"]) > 0
+    assert answers[5].headers["Cache-Control"] == "no-store"
+    assert answers[5].headers["Content-Type"] == "application/json"
+    assert answers[5].json() == {"message": "Too many requests"}
+
+
+def test_a_post_is_limited_by_its_own_rule_and_reaches_the_app_with_its_body(nginx):
+    with client(nginx, "127.0.0.3") as http:
+        answers = [http.post("/login?next=/", content=b"user=ann") for _ in range(4)]
+        other = http.get("/login")
+    assert [each.status_code for each in answers] == [200, 200, 200, 429]
+    assert answers[0].text == "POST /login?next=/ user=ann"
+    assert other.headers["X-RateLimit-Limit"] == "5"
+    assert other.headers["X-RateLimit-Remaining"] == "4"
+
+
+def test_a_forged_address_is_not_believed(nginx):
+    with client(nginx, "127.0.0.4") as http:
+        answers = [http.get("/", headers={"X-Forwarded-For": f"203.0.113.{last}"}) for last in range(6)]
+    assert [each.status_code for each in answers] == [200] * 5 + [429]
+
+
+def test_a_client_cannot_claim_to_ask_for_another_path(nginx):
+    forged = {"X-Original-URI": "/other", "X-Original-Method": "GET"}
+    with client(nginx, "127.0.0.6") as http:
+        answers = [http.post("/login", headers=forged).status_code for _ in range(4)]
+        refused = http.post("/login", headers={"X-Forwarded-Uri": "/other", "X-Forwarded-Method": "GET"})
+    assert answers == [200, 200, 200, 429]
+    assert refused.status_code == 403, "nginx does not replace these, so they contradict what it sends"
+
+
+def test_a_denial_has_the_status_of_its_rule(nginx):
+    with client(nginx, "127.0.0.5") as http:
+        closed = http.get("/closed")
+    assert (closed.status_code, closed.json()) == (503, {"message": "Try again"})
+
+
+def test_a_blocked_client_gets_403(nginx):
+    with client(nginx, "127.0.0.66") as http:
+        blocked = http.get("/")
+    assert (blocked.status_code, blocked.json()) == (403, {"message": "Forbidden"})
+
+
+@pytest.mark.parametrize(
+    ("closed", "status"),
+    [
+        pytest.param(False, 200, id="requests pass"),
+        pytest.param(True, 500, id="requests are denied without the line that fails open"),
+    ],
+)
+def test_nginx_decides_while_the_service_is_frozen_or_killed(closed, status):
+    with project(patience=None) as here, here.app():
+        if closed:
+            here.edit("nginx.conf", "error_page 500 502 504 = @app;", "")
+        service = here.serve("ratelimits-nginx.yaml")
+        try:
+            with here.nginx() as url, client(url, "127.0.0.2") as http:
+                eventually(lambda: http.get("/").status_code == 429)
+                service.signal(signal.SIGSTOP)
+                assert http.get("/").status_code == status
+                service.signal(signal.SIGCONT)
+                eventually(lambda: http.get("/").status_code == 429)
+                service.signal(signal.SIGKILL)
+                service.child.wait()
+                assert http.get("/").status_code == status
+        finally:
+            service.end()
