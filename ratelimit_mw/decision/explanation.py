@@ -14,7 +14,7 @@ from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.identity.attributes import canonical_name
 from ratelimit_mw.identity.identifier import Identifier, attributes_of
 from ratelimit_mw.identity.request import EntriesRequest, Request
-from ratelimit_mw.model import NEVER, SECOND, Banned, Charge, Decision, Outcome, Reply
+from ratelimit_mw.model import NEVER, SECOND, Banned, Charge, Decision, Outcome, Quota, Reply
 from ratelimit_mw.rules.compiled import BLOCKED, CompiledRule, Condition, Matching, Overrides
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.rules.matching import Candidate
@@ -419,13 +419,18 @@ def _explained(reason: Reason, domain: str, outcomes: Mapping[str, Outcome]) -> 
     return RuleExplanation(domain + reason.rule, reason.status, reason.why, shadow, reason.criteria, states, keys)
 
 
-def _state(charge: Charge, outcome: Outcome) -> CounterState:
-    key, quota, cost, _ = charge.ask
+def limit_in_words(quota: Quota) -> str:
+    """Return a limit as text, such as "5 per minute" or "5 per minute, 10 at once"."""
     burst = f", {quota.burst} at once" if quota.burst and quota.burst != quota.limit else ""
     over = "concurrent" if ALGORITHMS[quota.algorithm].in_flight else f"per {spell_period(quota.period)}{burst}"
+    return f"{quota.shown_limit} {over}"
+
+
+def _state(charge: Charge, outcome: Outcome) -> CounterState:
+    key, quota, cost, _ = charge.ask
     return CounterState(
         key,
-        f"{quota.shown_limit} {over}",
+        limit_in_words(quota),
         quota.algorithm,
         cost,
         outcome.allowed,

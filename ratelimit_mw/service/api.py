@@ -96,6 +96,7 @@ class _Api:
 
         def decorate(endpoint: Endpoint) -> Endpoint:
             async def guarded(request: Request) -> Response:
+                self._service.asked[request.scope["path"]] += 1  # one of the routes
                 if refusal := refused_caller(self._service, request, right):
                     return refusal
                 try:

@@ -84,6 +84,7 @@ class Auth:
 
     async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
         """Answer one question. The body of the question is not read."""
+        self._service.asked["/auth"] += 1
         query = scope["query_string"]
         parameters = _parameters(query) if query else _NONE
         if parameters.problems:

@@ -70,6 +70,7 @@ class GrpcServer:
 
     async def _should_rate_limit(self, data: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
         service = self._service
+        service.asked["ShouldRateLimit"] += 1
         if service.access.by_token and not service.access.allows("check", _authorization(context)):
             service.refuse("no valid token")
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, "a valid token is required")

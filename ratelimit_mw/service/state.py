@@ -29,6 +29,8 @@ class Service:
         """The service is about to end. It still answers."""
         self.under_way = 0
         """The requests that are being answered."""
+        self.asked: Counter[str] = Counter()
+        """How many requests each endpoint got, by a constant name: the method of gRPC, or the path of HTTP."""
         self.refused: Counter[str] = Counter()
         """How many requests were refused, by reason. The reasons are constants, never what a client sent."""
         self.unknown_domains = 0

@@ -1,0 +1,158 @@
+"""The admin port: metrics, the rules in force and the state, read by a real client."""
+
+from contextlib import suppress
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from ratelimit_mw import RateLimiter
+from ratelimit_mw.errors import ConfigurationError
+from ratelimit_mw.service.admin import admin_app
+from ratelimit_mw.service.rules_text import rules_text
+from tests.service.http_service import CLIENT, file, nginx, one_server, service, serving
+
+RULES = file(
+    [
+        {
+            "name": "login",
+            "match": {"path": "/login/{id:int}", "methods": ["POST"]},
+            "by": ["ip", "user"],
+            "limit": {"free": "5 per minute", "default": ["10 per minute", "100 per hour"]},
+            "shadow": True,
+        },
+        {"name": "burst", "by": "ip", "limit": "10 per second", "algorithm": "token_bucket", "burst": 50},
+        {"name": "asked", "by": "ip", "limit": "10 per second", "on_demand": True},
+    ],
+    client={**CLIENT, "tier": "header:X-Tier", "user": "header:X-User"},
+    attributes={"tenant": "header:X-Tenant", "path2": "header:X-Path"},
+    descriptors=[
+        {"key": "tenant", "rate_limit": {"unit": "minute", "requests_per_unit": 3}},
+        {
+            "key": "tenant",
+            "value": "gold",
+            "rate_limit": {"unlimited": True},
+            "descriptors": [
+                {
+                    "key": "path2",
+                    "shadow_mode": True,
+                    "rate_limit": {"unit": "second", "requests_per_unit": 10, "algorithm": "token_bucket", "burst": 50},
+                }
+            ],
+        },
+    ],
+)
+
+
+LOGIN_IN_WORDS = (
+    "shop.login: free: 5 per minute (sliding_window), others: 10 per minute (sliding_window) and 100 per hour "
+    "(sliding_window); by ip, user; path /login/{id:int}; methods POST; shadow"
+)
+
+
+@pytest.fixture(scope="module")
+def server():
+    with one_server() as found:
+        yield found
+
+
+def admin(made):
+    return serving(admin_app(made))
+
+
+def metrics_of(answer):
+    """The samples of an exposition, by name and labels. It also checks that the text can be read."""
+    found = {}
+    for family in text_string_to_metric_families(answer.text):
+        for sample in family.samples:
+            found[sample.name, *sorted(sample.labels.items())] = sample.value
+    return found
+
+
+def test_the_metrics_count_requests_and_refused_inputs(server):
+    made = service()
+    client = server.use(made=made)
+    for _ in range(3):
+        client.get("/auth", headers=nginx())
+    client.get("/auth")
+    client.post("/v1/check", content=b"{")
+    asked = {"domain": "hunter2", "descriptors": [{"entries": [{"key": "hunter2"}]}]}
+    client.post("/json", json=asked)
+    with admin(made) as operator:
+        answer = operator.get("/metrics")
+    found = metrics_of(answer)
+    assert answer.headers["content-type"].startswith("text/plain; version=")
+    assert found["ratelimit_service_requests_total", ("endpoint", "/auth")] == 4
+    assert found["ratelimit_service_refused_total", ("reason", "no_original_request")] == 1
+    assert found["ratelimit_service_refused_total", ("reason", "bad_question")] == 1
+    assert found["ratelimit_service_unknown_domains_total",] == 1
+    assert found["ratelimit_service_ready",] == 1
+    assert found["ratelimit_service_config_load_success",] == 1
+    assert found["ratelimit_service_config_load_error",] == 0
+    assert "hunter2" not in answer.text
+
+
+def test_the_metrics_tell_that_newer_rules_cannot_be_used(tmp_path):
+    path = tmp_path / "ratelimits.yaml"
+    path.write_text("domain: shop\nrules: [{name: r, by: ip, limit: 5 per minute}]\n")
+    made = service(str(path))
+    with admin(made) as operator:
+        before = metrics_of(operator.get("/metrics"))
+        for content in ("domain: shop\nrules: [{name: r, by: ip, limit: 6 per minute}]\n", "rules: hunter2\n"):
+            path.write_text(content)
+            with suppress(ConfigurationError):
+                made.limiter.reload()
+            after = operator.get("/metrics")
+        text = operator.get("/rlconfig").text
+    made.limiter.close()
+    names = ("success", "error")
+    assert [before[f"ratelimit_service_config_load_{name}",] for name in names] == [1, 0]
+    assert [metrics_of(after)[f"ratelimit_service_config_load_{name}",] for name in names] == [2, 1]
+    assert metrics_of(after)["ratelimit_service_config_newest",] == 0
+    assert "newer rules cannot be used" in text
+    assert "6 per minute" in text
+
+
+def test_the_rules_in_force_are_readable():
+    with RateLimiter(RULES) as limiter:
+        first, *lines = rules_text(limiter).splitlines()
+    assert first.startswith("# version ")
+    assert lines == [
+        LOGIN_IN_WORDS,
+        "shop.burst: 10 per second, 50 at once (token_bucket); by ip",
+        "shop.asked: 10 per second (sliding_window); by ip; on demand",
+        "shop.tenant: unit=MINUTE requests_per_unit=3, shadow_mode: false, quota_mode: false",
+        "shop.tenant=gold/path2: 10 per second, 50 at once (token_bucket), shadow_mode: true, quota_mode: false",
+        "shop.tenant=gold: unlimited",
+    ]
+
+
+def test_the_state_of_the_process_is_shown(server):
+    made = service()
+    server.use(made=made).get("/auth")
+    with admin(made) as operator:
+        found = operator.get("/stats").json()
+    rules = found.pop("rules")
+    assert found == {
+        "ready": True,
+        "draining": False,
+        "under_way": 0,
+        "asked": {"/auth": 1},
+        "refused": {"no_original_request": 1},
+        "unknown_domains": 0,
+    }
+    assert rules["newest"] is True
+
+
+def test_the_admin_port_needs_an_admin_token_if_the_service_has_tokens(tmp_path):
+    tokens = tmp_path / "tokens"
+    tokens.write_text("check check-0123456789\nadmin admin-0123456789\n")
+    made = service(token_file=tokens)
+    callers = [{}, *({"Authorization": f"Bearer {name}-0123456789"} for name in ("check", "admin"))]
+    with admin(made) as operator:
+        found = {
+            tuple(operator.get(path, headers=each).status_code for each in callers)
+            for path in ("/metrics", "/rlconfig", "/stats")
+        }
+        unknown = operator.get("/other").status_code
+    made.limiter.close()
+    assert (found, unknown) == ({(401, 403, 200)}, 404)
