@@ -37,6 +37,7 @@ SHORT = {
     "logs.py": "one filter",
     "rules/__init__.py": "a package's docstring",
     "stores/redis/__init__.py": "a package's docstring",
+    "stores/shared/__init__.py": "a package's docstring, and the function that opens the store",
     "service/__init__.py": "the names that users import",
     "service/state.py": "what the servers share",
 }
@@ -129,6 +130,10 @@ def lengths():
 ADDED = {
     "stores/breaker.py": "the circuit breaker, which was in stores/redis/store.py",
     "stores/counters.py": "the decision in Python, which was in stores/memory.py",
+    **{
+        f"stores/shared/{name}.py": "the store for lmdb://"
+        for name in ("__init__", "file", "handle", "location", "records", "store", "table")
+    },
     "config/inline.py": "the limits in decorators, read by the words of a file",
     "decision/acquiring.py": "waiting for a place, and blocks of code",
     "config/words/limit_correction.py": "the hints for limits in the notation of other limiters",

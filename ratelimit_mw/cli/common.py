@@ -24,7 +24,7 @@ from ratelimit_mw.errors import ConfigurationError, Problem, StoreUnavailable, n
 from ratelimit_mw.identity.address import canonical
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.rules.domains import Rules
-from ratelimit_mw.stores import Store, open_store
+from ratelimit_mw.stores import Store, open_store, with_domain
 from ratelimit_mw.stores.shards import Shards
 
 DEFAULT_CONFIG = "ratelimits.yaml"
@@ -257,7 +257,7 @@ def open_limiter(config: str, storage: str | None) -> RateLimiter:
 
 def shared_store(rules: Rules, storage: str | None) -> Store:
     """Return the store of the app's counters. End the command if no other process can access them."""
-    url = storage or rules.storage.url
+    url = with_domain(storage or rules.storage.url, rules.parts[0].domain)
     if url.startswith("memory:"):
         fail(
             "the counters are in the memory of the app's processes, where no other process can see them; "

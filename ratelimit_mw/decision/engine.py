@@ -51,8 +51,8 @@ class Engine:
         self.settlement = Settlement(storage)
         self.tally = storage.tally
         self.tally.shed = self.planner.shedder.counts
-        self.waits = storage.store.remote
-        """Whether a decision may have to wait for a network."""
+        self.waits = storage.store.waits
+        """Whether a decision may have to wait for the store."""
         retriever.require(storage.wrap_for)
         self.planner.names.bind(retriever)
         retriever.connect(self.planner.switch.turn)

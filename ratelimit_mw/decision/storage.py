@@ -25,7 +25,7 @@ from ratelimit_mw.model import SECOND, Ask
 from ratelimit_mw.process_local import lazy, lock, reset_after_fork
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.settings import StorageSettings
-from ratelimit_mw.stores import Store, innermost, open_store, with_bans, with_leases_and_shards
+from ratelimit_mw.stores import Store, innermost, open_store, with_bans, with_domain, with_leases_and_shards
 from ratelimit_mw.stores.base import Connectable
 from ratelimit_mw.stores.memory import MemoryStore
 from ratelimit_mw.tally import Tally
@@ -348,7 +348,7 @@ class Storage:
 
     def __init__(self, rules: Rules, given: str | Store | None, clock: Clock | None) -> None:
         settings = rules.storage
-        self.url = given if isinstance(given, str) else settings.url
+        self.url = with_domain(given if isinstance(given, str) else settings.url, rules.parts[0].domain)
         """The URL of the store. If a store object was given, the URL in the rules."""
         self._owned = given is None or isinstance(given, str)
         self._interval = settings.interval
@@ -357,7 +357,7 @@ class Storage:
         self.tally = Tally()
         """Counts what the limiter does."""
         self.bans = BanLog(rules.client.secret, self.tally)
-        self.store = _opened(settings, given, clock)
+        self.store = _opened(replace(settings, url=self.url), given, clock)
         self._server = innermost(self.store)
         self.local: Store = MemoryStore(max_counters=settings.max_counters, clock=clock)
         self.wrap_for(rules)
@@ -424,7 +424,9 @@ def _opened(settings: StorageSettings, given: str | Store | None, clock: Clock |
             raise TypeError(f"storage takes a URL or a store, not {type(given).__name__}")
         return given
     try:
-        store = open_store(settings if given is None else replace(settings, url=given), clock)
+        store = open_store(settings, clock)
+    except ConfigurationError:
+        raise
     except ValueError as error:
         raise ConfigurationError([Problem(f"storage: {error}")]) from None
     if isinstance(store, MemoryStore) and clock is None:

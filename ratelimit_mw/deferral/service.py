@@ -104,6 +104,7 @@ def _content(answer: bytes | None) -> dict[str, str]:
 
 
 _NEVER_DEFERRED = frozenset({"HEAD", "OPTIONS", "TRACE", "CONNECT"})
+_WITHOUT_QUEUE = frozenset({"memory", "lmdb"})  # the schemes of storages that have no queue
 _PAUSE = 1.0  # seconds for which the queue is not asked after it did not answer
 
 
@@ -118,11 +119,12 @@ class DeferralService:
         self._unavailable_until = 0.0
 
     def require(self, rules: Rules) -> None:
-        """Check that rules that defer have a queue. Raises ConfigurationError if the storage is in memory."""
-        if rules.deferring and self.url.startswith("memory:"):
+        """Check that rules that defer have a queue. Raises ConfigurationError if the storage is not a Redis."""
+        scheme = self.url.partition(":")[0]
+        if rules.deferring and scheme in _WITHOUT_QUEUE:
             names = ", ".join(rule.name for rule in rules.rules if rule.defers)
             message = f"on_limit: defer ({names}) needs a queue that outlives this process and that workers can reach"
-            raise ConfigurationError([Problem(message, hint="set storage.url to a Redis; it is memory:// now")])
+            raise ConfigurationError([Problem(message, hint=f"set storage.url to a Redis; it is {scheme}:// now")])
 
     def admits(self, request: Request, rules: Rules) -> bool:
         """Return True for a replay, which its worker has already charged. It must still `arrive`."""

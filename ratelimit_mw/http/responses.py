@@ -160,7 +160,7 @@ def refuse_asyncio(limiter: RateLimiter) -> None:
     """
 
     def check(rules: Rules) -> None:
-        used = [] if limiter.in_memory else ["counters in Redis"]
+        used = [] if limiter.in_memory else ["counters outside of the process"]
         used += ["`concurrent`, `count` or a cost found in the response"] if rules.settling else []
         used += ["waiting for a turn (`leaky_bucket`, `max_wait`)"] if rules.waiting else []
         used += ["limits, shedding or deferral by the load"] if rules.metered else []

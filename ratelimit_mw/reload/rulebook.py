@@ -24,7 +24,8 @@ def _database(url: str) -> Source:
 
 
 SCHEMES: dict[str, Callable[[str], Source]] = dict.fromkeys(
-    ("redis", "rediss", "unix", "redis+sentinel", "redis+cluster"), _database
+    ("redis", "rediss", "unix", "redis+sentinel", "redis+cluster", "lmdb"),
+    _database,  # which refuses lmdb://
 )
 """The functions that open a source, by the scheme of its URL."""
 

@@ -13,7 +13,8 @@ from typing import NamedTuple, Protocol
 from ratelimit_mw.config.documents import Document, files_in, gather
 from ratelimit_mw.config.tree import Problems
 from ratelimit_mw.errors import ConfigurationError, Problem
-from ratelimit_mw.stores.records import Listener, Timer
+from ratelimit_mw.stores.base import Timer
+from ratelimit_mw.stores.records import Listener
 
 
 class Snapshot(NamedTuple):

@@ -6,6 +6,7 @@ This package is internal: its names may change in any release.
 from collections.abc import Iterable, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from ratelimit_mw.clock import Clock
 from ratelimit_mw.model import Quota
@@ -26,8 +27,20 @@ SCHEMES = {
     "unix": "ratelimit_mw.stores.redis.store",
     "redis+sentinel": "ratelimit_mw.stores.redis.store",
     "redis+cluster": "ratelimit_mw.stores.redis.cluster",
+    "lmdb": "ratelimit_mw.stores.shared",
 }
 """The schemes of storage URLs. Each value is a module whose `open_store(settings, clock)` opens the store."""
+
+
+_NAMED_BY_DOMAIN = frozenset({"lmdb"})
+
+
+def with_domain(url: str, domain: str) -> str:
+    """The URL of a storage, with the domain of the rules as its name if it must have one and has none."""
+    scheme, separator, rest = url.partition("://")
+    if separator and scheme in _NAMED_BY_DOMAIN and rest[:1] in ("", "?"):
+        return f"{scheme}://{quote(domain, safe='')}{rest}"
+    return url
 
 
 def open_store(settings: StorageSettings, clock: Clock | None = None) -> Store:

@@ -3,6 +3,7 @@
 The functions at the end calculate how inexact leased and sharded counters may be.
 """
 
+import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Awaitable, Coroutine, Generator, Hashable, Iterator, Sequence
@@ -83,6 +84,9 @@ class Store(ABC):
 
     remote: bool = True
     """Whether a call goes over a network. Only such a store gets a deny cache, leases and shards."""
+
+    waits: bool = True
+    """Whether `ask` may have to wait. An event loop then calls `aask`."""
 
     @abstractmethod
     def ask(self, request: StoreRequest) -> Reply:
@@ -220,6 +224,7 @@ class Wrapper(Store):
     def __init__(self, beneath: Store) -> None:
         self.beneath = beneath
         self.remote = beneath.remote
+        self.waits = beneath.waits
 
     def asked(self, request: StoreRequest) -> Call | Reply | Steps[Reply]:
         """Return how to answer `request`.
@@ -305,6 +310,24 @@ async def adrive(store: Store, steps: Steps[T]) -> T:
     except StopIteration as end:
         value: T = end.value
         return value
+
+
+class Timer:
+    """A listener that only waits, for records that do not announce changes."""
+
+    def __init__(self) -> None:
+        self._woken = threading.Event()
+
+    def wait(self, seconds: float, keys: Sequence[str] = ()) -> None:  # noqa: ARG002  part of the protocol
+        """See `Listener`."""
+        self._woken.wait(seconds)
+
+    def wake(self) -> None:
+        """See `Listener`."""
+        self._woken.set()
+
+    def close(self) -> None:
+        """Do nothing: there are no connections."""
 
 
 def worst_over_admission(

@@ -55,6 +55,7 @@ class MemoryStore(Counters, Store):
     """
 
     remote = False
+    waits = False
 
     def __init__(self, *, max_counters: int = 1_000_000, clock: Clock | None = None) -> None:
         if max_counters < 1:

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from ratelimit_mw.errors import Conflict
+from ratelimit_mw.stores.base import Timer
 
 
 class Records(Protocol):
@@ -54,24 +55,6 @@ class Listener(Protocol):
         """Close all connections."""
 
 
-class Timer:
-    """A listener that only waits, for records that do not announce changes."""
-
-    def __init__(self) -> None:
-        self._woken = threading.Event()
-
-    def wait(self, seconds: float, keys: Sequence[str] = ()) -> None:  # noqa: ARG002  part of the protocol
-        """See `Listener`."""
-        self._woken.wait(seconds)
-
-    def wake(self) -> None:
-        """See `Listener`."""
-        self._woken.set()
-
-    def close(self) -> None:
-        """Do nothing: there are no connections."""
-
-
 class MemoryRecords:
     """Records in the memory of this process."""
 
@@ -109,7 +92,10 @@ class MemoryRecords:
         """Do nothing: there are no connections."""
 
 
-RECORD_SCHEMES = frozenset({"redis", "rediss", "unix", "redis+sentinel", "redis+cluster"})
+SERVER_SCHEMES = frozenset({"redis", "rediss", "unix", "redis+sentinel", "redis+cluster"})
+"""The schemes of storage URLs that name a server. Only a server can keep the rules database and deferred requests."""
+
+RECORD_SCHEMES = SERVER_SCHEMES | {"lmdb"}
 """The schemes of storage URLs that have shared records. With any other scheme, overrides apply to this process only."""
 
 
@@ -117,6 +103,10 @@ def open_records(url: str) -> Records:
     """Records at a storage URL. They connect on first use. Raises ValueError for a malformed URL."""
     if url.startswith("memory:"):
         return MemoryRecords()
+    if url.startswith("lmdb:"):
+        from ratelimit_mw.stores.shared.records import FileRecords
+
+        return FileRecords(url)
     from ratelimit_mw.stores.redis.records import RedisRecords  # imported on demand: redis-py is slow to import
 
     return RedisRecords(url)

@@ -260,6 +260,10 @@ class TestFiles:
 
 
 class TestTable:
+    def test_a_file_of_counters_is_no_source(self):
+        with pytest.raises(ConfigurationError, match="rules can't be in lmdb://; use redis://"):
+            open_source("lmdb://shop")
+
     def test_each_scheme_opens_a_source_without_connecting(self):
         urls = {
             "redis": "redis://u:hunter2@h/0",
@@ -268,7 +272,7 @@ class TestTable:
             "redis+sentinel": "redis+sentinel://h:1/main/0",
             "redis+cluster": "redis+cluster://h:1",
         }
-        assert set(urls) == set(SCHEMES)
+        assert set(urls) == set(SCHEMES) - {"lmdb"}
         for url in urls.values():
             source = open_source(url)
             assert "hunter2" not in source.name

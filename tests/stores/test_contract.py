@@ -15,6 +15,23 @@ class TestMemory(Contract):
         return lambda **options: opened("memory://", **options)
 
 
+@pytest.fixture
+def shared_url(tmp_path):
+    return f"lmdb://{tmp_path}/counters"
+
+
+class TestShared(Contract):
+    @pytest.fixture
+    def make(self, shared_url):
+        return lambda **options: opened(shared_url, **options)
+
+
+class TestSharedAwaited(Awaited, Contract):
+    @pytest.fixture
+    def make(self, shared_url):
+        return lambda **options: opened(shared_url, **options)
+
+
 class TestRedis(Contract):
     @pytest.fixture
     def make(self, server):

@@ -9,6 +9,7 @@ from ratelimit_mw.config.words.limit import MOST
 from ratelimit_mw.errors import nearest, quoted
 from ratelimit_mw.settings import StorageSettings
 from ratelimit_mw.stores import SCHEMES
+from ratelimit_mw.stores.records import SERVER_SCHEMES
 from ratelimit_mw.units import SECOND
 
 POLICIES = ("allow", "deny", "local")
@@ -31,10 +32,11 @@ def read_url(node: Node) -> str:
 
 
 def read_source_url(node: Node) -> str:
-    """Read the URL of a rules database. It is a storage URL, but not of the memory of a process."""
+    """Read the URL of a rules database. It is a storage URL, but only a server can keep the rules."""
     address = read_url(node)
-    if address.startswith("memory:"):
-        raise Invalid.at(None, "rules can't be in memory://", "for example redis://localhost:6379/0")
+    scheme = address.partition(":")[0]
+    if scheme not in SERVER_SCHEMES:
+        raise Invalid.at(None, f"rules can't be in {scheme}://", "for example redis://localhost:6379/0")
     return address
 
 
@@ -55,7 +57,7 @@ _TIMEOUT = kinds.duration("timeout", "1ms", "1m", "100ms", "The time that one de
 STORAGE_ON_ERROR: Word[Literal["allow", "deny", "local"]] = kinds.choice(
     "on_error", POLICIES, "allow", "The decision while the store is unavailable. A rule may have its own."
 )
-_MAX_COUNTERS = kinds.number("max_counters", 1, MOST, 1_000_000, "The most counters in memory://.")
+_MAX_COUNTERS = kinds.number("max_counters", 1, MOST, 1_000_000, "The most counters in memory:// and lmdb://.")
 _INTERVAL = kinds.duration(
     "interval", "1ms", "1m", "1s", "How often a process synchronises its own decisions with the store."
 )

@@ -1,0 +1,35 @@
+"""The store for `lmdb://`: counters in a file, exact for all processes of one machine, without a server.
+
+* `location` reads the URL. `file` checks, creates and opens the data file.
+* `table` decides about counters in the file, in a transaction of LMDB.
+* `handle` is the open file of this process, with the lock that processes and threads share.
+* `store` is the store, and `records` keeps overrides and the kill switch in a file beside it.
+
+No module of the package except these imports `lmdb`, and only a storage URL that begins with lmdb:// loads them.
+"""
+
+import os
+from importlib.util import find_spec
+
+from ratelimit_mw.clock import Clock
+from ratelimit_mw.settings import StorageSettings
+from ratelimit_mw.stores.base import Store
+
+
+def open_store(settings: StorageSettings, clock: Clock | None) -> Store:
+    """The store for `lmdb://`. It checks a file that exists, but the first decision creates or opens it.
+
+    Raises:
+        ConfigurationError: the file exists and cannot be used.
+        ValueError: the URL is malformed, the platform is Windows, or the package `lmdb` is not installed.
+    """
+    if os.name == "nt":
+        raise ValueError("lmdb:// does not work on Windows: use memory:// or redis://")
+    if find_spec("lmdb") is None:
+        raise ValueError("lmdb:// needs the package lmdb: pip install 'ratelimit_mw[shared]'")
+    from ratelimit_mw.stores.shared.location import Location
+    from ratelimit_mw.stores.shared.store import SharedStore
+
+    return SharedStore(
+        Location.parse(settings.url), max_counters=settings.max_counters, timeout=settings.timeout, clock=clock
+    )

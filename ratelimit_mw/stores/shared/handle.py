@@ -1,0 +1,236 @@
+"""The data file as this process has it open, with the lock that all processes share.
+
+There is one handle for each file in a process. The lock has two parts: a mutex, because the threads of a process share
+the descriptor and would all get the lock of the kernel, and `flock` on the data file itself. The kernel frees that lock
+when a process ends, however it ends. Neither part is held while a caller waits: a caller tries both, and tries again
+after a pause. A process that was stopped while it held the lock therefore costs a request its timeout and no more.
+"""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from fcntl import LOCK_EX, LOCK_NB, LOCK_UN, flock
+from typing import TypeVar
+from weakref import WeakValueDictionary
+
+import lmdb
+
+from ratelimit_mw.errors import ConfigurationError, StoreUnavailable
+from ratelimit_mw.process_local import lazy, lock
+from ratelimit_mw.stores.shared.file import DataFile, names, open_data, open_environment
+from ratelimit_mw.stores.shared.location import Location
+from ratelimit_mw.stores.shared.table import Table
+
+T = TypeVar("T")
+
+_log = logging.getLogger("ratelimit_mw")
+
+_TRY = LOCK_EX | LOCK_NB
+_CHECK = 1.0  # seconds between two looks at the path
+_SHRINK = 64  # counters that are dropped at once if the map is full
+_FORK = 1.0  # seconds that a fork waits for the lock
+
+
+class Handle:
+    """The open data file of this process.
+
+    Args:
+        location: the file.
+        max_counters: the most counters in it.
+        now: returns the time in microseconds, to tell expired counters if the file is full.
+    """
+
+    _mutex = lazy(lock)
+
+    def __init__(self, location: Location, max_counters: int, now: Callable[[], int]) -> None:
+        self._location = location
+        self._most = max_counters
+        self._now = now
+        self._data: DataFile | None = None
+        self._table: Table | None = None
+        self._check_at = 0.0
+        self._lost = False
+        self._forking: int | None = None
+
+    def attempt(self, work: Callable[[Table], T], encoded: dict[str, bytes]) -> T | None:
+        """Do `work` in a transaction, under the lock. Returns None at once if another process has the lock.
+
+        It may wait for the mutex, which other threads hold for one transaction at most.
+
+        Args:
+            work: uses the table. It may be called twice. It must not return None.
+            encoded: the keys that it uses, see `Table.encoded`.
+
+        Raises:
+            StoreUnavailable: the file cannot be used now.
+        """
+        with self._mutex:
+            return self._attempt(work, encoded)
+
+    def attempt_now(self, work: Callable[[Table], T], encoded: dict[str, bytes]) -> T | None:
+        """As `attempt`, but return None if another thread has the mutex. For event loops."""
+        if not self._mutex.acquire(blocking=False):
+            return None
+        try:
+            return self._attempt(work, encoded)
+        finally:
+            self._mutex.release()
+
+    def progress(self) -> int:
+        """The number of transactions so far that changed the file. It is read without the lock; -1 if unknown."""
+        table = self._table
+        try:
+            return -1 if table is None else int(table.environment.info()["last_txnid"])
+        except lmdb.Error:
+            return -1
+
+    def close(self) -> None:
+        """Close the file. The next attempt opens it again."""
+        table, self._table = self._table, None
+        data, self._data = self._data, None
+        if table is not None:
+            table.environment.close()
+        if data is not None:
+            os.close(data.fd)
+
+    def __del__(self) -> None:
+        self.close()
+
+    def _attempt(self, work: Callable[[Table], T], encoded: dict[str, bytes]) -> T | None:
+        if time.monotonic() >= self._check_at:
+            self._check()
+        data = self._data
+        if data is None:
+            return None
+        fd = data.fd
+        try:
+            flock(fd, _TRY)
+            table = self._table
+            if table is None:
+                table = self._table = Table(open_environment(data, self._location.path), self._most)
+                self._measure(data.fd, table)
+            try:
+                with table.environment.begin(write=True) as txn:
+                    table.begin(txn, encoded)
+                    return work(table)
+            except lmdb.MapFullError:
+                return self._attempt_in_less(table, work, encoded)
+        except BlockingIOError:
+            return None
+        except lmdb.Error as error:
+            self._drop_table()
+            raise StoreUnavailable(f"{self._location.path}: {error}") from None
+        finally:
+            # Without the lock it has no effect. It is the first call here, so that no exception from elsewhere can
+            # come before it.
+            flock(fd, LOCK_UN)
+
+    def _attempt_in_less(self, table: Table, work: Callable[[Table], T], encoded: dict[str, bytes]) -> T:
+        """Drop some counters, because the map is full, and do the work again."""
+        with table.environment.begin(write=True) as txn:
+            table.begin(txn, {})
+            table.shrink(_SHRINK, self._now())
+        with table.environment.begin(write=True) as txn:
+            table.begin(txn, encoded)
+            return work(table)
+
+    def _check(self) -> None:
+        """Open the file, if it is not open or if its path names another file by now. Measure the space on the disk."""
+        path = self._location.path
+        if self._data is not None:
+            if names(path, self._data.fd) and os.fstat(self._data.fd).st_size >= self._data.size:
+                self._check_at = time.monotonic() + _CHECK
+                if self._table is not None:
+                    self._measure(self._data.fd, self._table)
+                return
+            _log.warning("store %s was deleted or replaced: the counters start from zero", path)
+            self.close()
+        try:
+            self._data = open_data(self._location)
+        except BlockingIOError:  # another process replaces the file of the last boot
+            return
+        except ConfigurationError as error:
+            raise StoreUnavailable(str(error)) from None
+        self._check_at = time.monotonic() + _CHECK
+
+    def _measure(self, fd: int, table: Table) -> None:
+        disk, found = os.fstatvfs(fd), os.fstat(fd)
+        table.room(found.st_blocks * 512 + disk.f_bavail * disk.f_frsize)
+
+    def _drop_table(self) -> None:
+        """Close LMDB after an error, because it may refuse all further transactions."""
+        table, self._table = self._table, None
+        if table is not None:
+            table.environment.close()
+
+    def before_fork(self) -> None:
+        """Take the mutex, so that no thread is within a transaction during the fork.
+
+        After a second, the fork goes on without it: the thread that forks may itself be within a transaction, if a
+        signal handler forks.
+        """
+        if self._mutex.acquire(timeout=_FORK):
+            self._forking = threading.get_ident()
+
+    def after_fork_in_parent(self) -> None:
+        """Release the mutex, if this thread has taken it for the fork."""
+        if self._forking == threading.get_ident():
+            self._forking = None
+            self._mutex.release()
+
+    def after_fork_in_child(self) -> None:
+        """Let go of what is inherited. The next attempt opens the file again.
+
+        The inherited descriptor shares the lock of the parent. It is never unlocked here, because that would unlock
+        the parent. It must be closed: if the parent were killed within the lock, the descriptor would keep the lock.
+        LMDB is closed too, because it refuses to open a file twice in a process. It holds no lock of its own.
+        """
+        vars(self).pop("_mutex", None)
+        idle, self._forking = self._forking is not None, None
+        table, self._table = self._table, None
+        if table is not None:
+            if idle:
+                table.environment.close()
+            else:  # a thread that does not exist here was within a transaction
+                _inherited.append(table)
+        self._check_at = 0.0
+        data, self._data = self._data, None
+        if data is not None:
+            os.close(data.fd)
+
+
+_handles: WeakValueDictionary[str, Handle] = WeakValueDictionary()
+_opening = threading.Lock()
+_inherited: list[Table] = []
+"""Tables of a parent that cannot be closed. They are kept so that they are not closed as garbage."""
+
+
+def handle_of(location: Location, max_counters: int, now: Callable[[], int]) -> Handle:
+    """The handle of this process for the file. Stores of the same file share it, with the options of the first."""
+    with _opening:
+        handle = _handles.get(location.path)
+        if handle is None:
+            handle = _handles[location.path] = Handle(location, max_counters, now)
+        return handle
+
+
+def _before_fork() -> None:
+    for handle in list(_handles.values()):
+        handle.before_fork()
+
+
+def _after_fork_in_parent() -> None:
+    for handle in list(_handles.values()):
+        handle.after_fork_in_parent()
+
+
+def _after_fork_in_child() -> None:
+    global _opening
+    _opening = threading.Lock()  # a thread that had locked it may not exist here
+    for handle in list(_handles.values()):
+        handle.after_fork_in_child()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

@@ -1,0 +1,86 @@
+"""The URL of a shared store: which file has the counters, which users may use it, and how large it may grow."""
+
+import os
+import re
+import tempfile
+from hashlib import blake2b
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
+
+DEFAULT_SIZE = 256 << 20
+"""The size of the map in bytes. A counter takes about 106 bytes, so it holds the default of a million counters."""
+
+_MIN_SIZE = 1 << 20
+_MAX_SIZE = 1 << 40
+_GRANULE = 1 << 16  # a multiple of the page size of all systems
+_SIZE = re.compile(r"(\d{1,9})([KMG]B?)?", re.IGNORECASE)
+_FACTORS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_MODES = {"600": 0o600, "660": 0o660}
+_MAX_NAME = 150  # bytes; the names of files end with more
+_MEMORY = Path("/dev/shm")  # noqa: S108  the files in it are checked before they are used
+
+
+class Location(NamedTuple):
+    """A data file.
+
+    Attributes:
+        path: The absolute path.
+        mode: The permissions: 0o600, or 0o660 to share it with the group.
+        size: The largest size in bytes.
+    """
+
+    path: str
+    mode: int = 0o600
+    size: int = DEFAULT_SIZE
+
+    @classmethod
+    def parse(cls, url: str) -> "Location":
+        """Read `lmdb://name`, `lmdb:///absolute/path` or `lmdb://`, with the options `?mode=660&size=64MB`.
+
+        Raises:
+            ValueError: the URL is malformed.
+        """
+        parts = urlsplit(url)
+        name, path = unquote(parts.netloc), unquote(parts.path)
+        if name and path.strip("/"):
+            raise ValueError(f"an lmdb URL has a name or an absolute path: lmdb://name or lmdb:///{name}{path}")
+        if "\0" in name + path or path.endswith("/"):
+            raise ValueError("an lmdb URL must name a file: lmdb://name or lmdb:///run/app/limits")
+        try:
+            options = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
+        except ValueError:
+            raise ValueError("the options of an lmdb URL are ?mode=660&size=64MB") from None
+        mode, size = options.pop("mode", "600"), options.pop("size", "")
+        if options:
+            raise ValueError(f"unknown option {next(iter(options))!r} of an lmdb URL: known are mode and size")
+        if mode not in _MODES:
+            raise ValueError(f"the mode of an lmdb URL is 600, or 660 to share the file with the group, not {mode!r}")
+        file = Path(path) if path else _folder() / _file_name(name)
+        path = str(file.parent.resolve() / file.name)  # a symbolic link may lead to the folder, but not to the file
+        return cls(path, _MODES[mode], _bytes(size) if size else DEFAULT_SIZE)
+
+    @property
+    def records(self) -> str:
+        """The path of the file beside it that has the overrides and the kill switch."""
+        return f"{self.path}.overrides"
+
+
+def _bytes(text: str) -> int:
+    match = _SIZE.fullmatch(text)
+    size = int(match[1]) * _FACTORS[(match[2] or "")[:1].upper()] if match else 0
+    if not _MIN_SIZE <= size <= _MAX_SIZE:
+        raise ValueError(f"the size of an lmdb URL is from 1MB to 1024GB, such as 64MB, not {text!r}")
+    return -(-size // _GRANULE) * _GRANULE
+
+
+def _folder() -> Path:
+    """A folder in memory, or that of temporary files."""
+    return _MEMORY if os.access(_MEMORY, os.W_OK | os.X_OK) else Path(tempfile.gettempdir())
+
+
+def _file_name(name: str) -> str:
+    quoted = quote(name, safe="")
+    if len(quoted) > _MAX_NAME:
+        quoted = blake2b(name.encode(), digest_size=16).hexdigest()
+    return f"ratelimit_mw-{quoted}.lmdb" if quoted else "ratelimit_mw.lmdb"

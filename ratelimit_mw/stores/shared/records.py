@@ -1,0 +1,126 @@
+"""Records in a small file beside the data file: the overrides and the kill switch.
+
+The file is JSON. A writer locks it, and replaces it by a complete new file. A reader needs no lock. The file stays when
+the data file is deleted, and it is kept over a reboot if its folder is.
+"""
+
+import json
+import os
+import time
+from collections.abc import Collection, Mapping, Sequence
+from fcntl import LOCK_EX, LOCK_NB, flock
+from pathlib import Path
+
+from ratelimit_mw.errors import ConfigurationError, Conflict, StoreUnavailable
+from ratelimit_mw.stores.base import Timer
+from ratelimit_mw.stores.shared.file import create_beside, names, open_checked
+from ratelimit_mw.stores.shared.location import Location
+
+_PATIENCE = 1.0  # seconds for one call
+_PAUSE = 0.001  # seconds between two attempts to lock the file
+
+_Content = dict[str, tuple[int, dict[str, str]]]
+
+
+class FileRecords:
+    """See `Records`. Other processes notice a change when they look for it; it is not announced.
+
+    Args:
+        url: an lmdb:// URL.
+
+    Raises:
+        ValueError: the URL is malformed.
+    """
+
+    def __init__(self, url: str) -> None:
+        location = Location.parse(url)
+        self._path = location.records
+        self._mode = location.mode
+        self.name = self._path
+
+    def version(self, key: str) -> int:
+        """See `Records`."""
+        return self.read(key)[0]
+
+    def read(self, key: str, names: Sequence[str] | None = None) -> tuple[int, dict[str, str]]:
+        """See `Records`."""
+        try:
+            fd = self._open()
+        except FileNotFoundError:
+            return 0, {}
+        with os.fdopen(fd, "rb") as file:
+            version, texts = _parsed(file.read()).get(key, (0, {}))
+        return version, {name: text for name, text in texts.items() if names is None or name in names}
+
+    def write(
+        self, key: str, put: Mapping[str, str], drop: Collection[str] = (), *, expected: int | None = None
+    ) -> int:
+        """See `Records`."""
+        deadline = time.monotonic() + _PATIENCE
+        while True:
+            try:
+                fd = self._open()
+            except FileNotFoundError:
+                self._replace(b"{}", new=True)
+                continue
+            with os.fdopen(fd, "rb") as file:
+                try:
+                    flock(fd, LOCK_EX | LOCK_NB)
+                except BlockingIOError:
+                    if time.monotonic() > deadline:
+                        raise StoreUnavailable(f"another process has locked {self._path}") from None
+                    time.sleep(_PAUSE)
+                    continue
+                if not names(self._path, fd):  # another writer has replaced it
+                    continue
+                content = _parsed(file.read())
+                version, texts = content.get(key, (0, {}))
+                if expected is not None and expected != version:
+                    raise Conflict(version)
+                kept = {name: text for name, text in texts.items() if name not in drop}
+                content[key] = version + 1, {**kept, **put}
+                self._replace(json.dumps(content, ensure_ascii=False).encode("utf-8", "surrogatepass"))
+                return version + 1
+
+    def listener(self) -> Timer:
+        """See `Records`."""
+        return Timer()
+
+    def close(self) -> None:
+        """Do nothing: the file is open only during a call."""
+
+    def _open(self) -> int:
+        try:
+            return open_checked(self._path, self._mode)
+        except ConfigurationError as error:
+            raise StoreUnavailable(str(error)) from None
+
+    def _replace(self, content: bytes, *, new: bool = False) -> None:
+        """Put a complete file in place. With `new`, a file that another process has just created stays."""
+        try:
+            beside, fd = create_beside(self._path, self._mode)
+        except ConfigurationError as error:
+            raise StoreUnavailable(str(error)) from None
+        try:
+            with os.fdopen(fd, "wb") as file:
+                file.write(content)
+            if new:
+                os.link(beside, self._path)
+            else:
+                Path(beside).replace(self._path)
+        except FileExistsError:
+            pass
+        except OSError as error:
+            raise StoreUnavailable(f"{self._path}: {error.strerror}") from None
+        finally:
+            Path(beside).unlink(missing_ok=True)
+
+
+def _parsed(raw: bytes) -> _Content:
+    try:
+        return {
+            str(key): (int(version), {str(name): str(text) for name, text in texts.items()})
+            for key, (version, texts) in json.loads(raw).items()
+        }
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        raise StoreUnavailable("the file of the overrides can't be read") from None

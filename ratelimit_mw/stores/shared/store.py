@@ -1,0 +1,182 @@
+"""The store over the data file: it tries the lock, waits for its turn, and gives up after the timeout."""
+
+import asyncio
+import itertools
+import os
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TypeVar
+
+from ratelimit_mw.clock import Clock, SystemClock
+from ratelimit_mw.errors import Late, StoreUnavailable
+from ratelimit_mw.model import Reply
+from ratelimit_mw.process_local import reset_after_fork
+from ratelimit_mw.stores.base import DECIDE, Store, StoreRequest
+from ratelimit_mw.stores.breaker import AWAY, Breaker, Period, probe_ask
+from ratelimit_mw.stores.shared.file import check
+from ratelimit_mw.stores.shared.handle import Handle, handle_of
+from ratelimit_mw.stores.shared.location import Location
+from ratelimit_mw.stores.shared.table import Table, encode
+
+T = TypeVar("T")
+
+_KEYS = 256
+"""The most entries that one transaction looks at to list keys, so that it is short."""
+
+
+def _pauses() -> Iterator[float]:
+    """The seconds between two attempts of a thread. A decision holds the lock for about ten microseconds."""
+    return itertools.chain((0, 0, 0, 20e-6), itertools.repeat(200e-6))
+
+
+def _pauses_of_loops() -> Iterator[float]:
+    """The seconds between two attempts on an event loop, which has other work to do."""
+    return itertools.chain((0, 0, 0, 0.001, 0.001, 0.002), itertools.repeat(0.004))
+
+
+class SharedStore(Store):
+    """Counters in a file that the processes of one machine share. Decisions are exact across all of them.
+
+    The file is created by the first decision, so that a server that loads the app as root and changes the user of its
+    workers has a file that belongs to the workers.
+
+    Args:
+        location: the file.
+        max_counters: the most counters to keep.
+        timeout: seconds that one decision may wait for the lock.
+        clock: the user's clock; None for the system's.
+
+    Raises:
+        ConfigurationError: the file exists and cannot be used.
+    """
+
+    remote = False
+    waits = True
+
+    def __init__(
+        self, location: Location, *, max_counters: int = 1_000_000, timeout: float = 0.1, clock: Clock | None = None
+    ) -> None:
+        check(location)
+        self._location = location
+        self._most = max_counters
+        self._timeout = timeout
+        self._now = (clock or SystemClock()).now
+        self._handle: Handle | None = None
+        self._breaker = Breaker(location.path)
+        reset_after_fork(self)
+
+    def ask(self, request: StoreRequest) -> Reply:
+        """See `Store`."""
+        breaker = self._breaker
+        if breaker.watching and breaker.open:
+            raise StoreUnavailable(AWAY)
+        period = breaker.period
+        encoded = {ask.key: encode(ask.key) for ask in request[0]}
+        work = partial(_answer, request, self._now)
+        try:
+            reply = self._open().attempt(work, encoded)
+            return self._wait(work, encoded) if reply is None else reply
+        except StoreUnavailable as error:
+            self._failed(error, period)
+            raise
+
+    async def aask(self, request: StoreRequest) -> Reply:
+        """See `Store`."""
+        breaker = self._breaker
+        if breaker.watching and breaker.open:
+            raise StoreUnavailable(AWAY)
+        period = breaker.period
+        encoded = {ask.key: encode(ask.key) for ask in request[0]}
+        work = partial(_answer, request, self._now)
+        try:
+            reply = self._open().attempt_now(work, encoded)
+            return await self._await(work, encoded) if reply is None else reply
+        except StoreUnavailable as error:
+            self._failed(error, period)
+            raise
+
+    def keys(self, prefix: str) -> Iterator[str]:
+        """See `Store`."""
+        start = b"\0"
+        while start:
+            read = partial(_read_keys, start, self._now)
+            part = self._open().attempt(read, {})
+            found, start = self._wait(read, {}) if part is None else part
+            yield from (key for key in found if key.startswith(prefix))
+
+    def close(self) -> None:
+        """Close the file, unless another store of this process uses it. The next request opens it again."""
+        self._breaker.stop()
+        self._breaker = Breaker(self._location.path)
+        self._handle = None
+
+    def after_fork(self) -> None:
+        """Reset in the child of a fork, which has no thread that probes."""
+        self._breaker = Breaker(self._location.path)
+
+    @property
+    def away(self) -> bool:
+        """Whether the file is unavailable, so that requests fail at once."""
+        return self._breaker.open
+
+    def _open(self) -> Handle:
+        handle = self._handle
+        if handle is None:
+            handle = self._handle = handle_of(self._location, self._most, self._now)
+        return handle
+
+    def _wait(self, work: Callable[[Table], T], encoded: dict[str, bytes]) -> T:
+        """Try until the timeout. Raises StoreUnavailable after it."""
+        handle, deadline = self._open(), time.monotonic() + self._timeout
+        seen = handle.progress()
+        for pause in _pauses():
+            time.sleep(pause)
+            done = handle.attempt(work, encoded)
+            if done is not None:
+                return done
+            if time.monotonic() > deadline:
+                break
+        raise self._timed_out(handle, seen)
+
+    async def _await(self, work: Callable[[Table], T], encoded: dict[str, bytes]) -> T:
+        """The awaitable twin of `_wait`."""
+        handle, deadline = self._open(), time.monotonic() + self._timeout
+        seen = handle.progress()
+        for pause in _pauses_of_loops():
+            await asyncio.sleep(pause)
+            done = handle.attempt_now(work, encoded)
+            if done is not None:
+                return done
+            if time.monotonic() > deadline:
+                break
+        raise self._timed_out(handle, seen)
+
+    def _timed_out(self, handle: Handle, seen: int) -> StoreUnavailable:
+        """The error after the timeout. It is `Late` if others were decided: the breaker then stays closed."""
+        waited = f"the lock of {self._location.path} was not free within {self._timeout:g} s"
+        return Late(waited) if handle.progress() != seen else StoreUnavailable(waited)
+
+    def _failed(self, error: StoreUnavailable, period: Period) -> None:
+        """Open the breaker, unless only this request has failed."""
+        if not isinstance(error, Late):
+            period.breaker.trip(error, self._probe, period.closings)
+
+    def _probe(self) -> None:
+        """Raise StoreUnavailable while the file is unavailable."""
+        key = f"probe:{{{os.getpid()}}}"
+        work, encoded = partial(_answer, ([probe_ask(key)], DECIDE), self._now), {key: encode(key)}
+        if self._open().attempt(work, encoded) is None:
+            self._wait(work, encoded)
+
+
+def _answer(request: StoreRequest, now: Callable[[], int], table: Table) -> Reply:
+    asks, intent = request
+    at = now()
+    if intent is DECIDE and len(asks) == 1:
+        return tuple.__new__(Reply, (at, (table.decide_one(asks[0], at),), None))
+    return Reply(at, table.answer(asks, intent, at))
+
+
+def _read_keys(start: bytes, now: Callable[[], int], table: Table) -> tuple[list[str], bytes]:
+    return table.keys(start, _KEYS, now())
