@@ -31,10 +31,16 @@ def bind(addresses: Mapping[str, Address]) -> Mapping[str, socket.socket]:
         except OSError as error:
             problems.append(Problem(f"{flag_of(name)}: {address} can't be used: {error.strerror or error}"))
     if problems:
-        for each in sockets.values():
-            each.close()
+        close(sockets, addresses)
         raise ConfigurationError(problems)
     return sockets
+
+
+def close(sockets: Mapping[str, socket.socket], addresses: Mapping[str, Address]) -> None:
+    """Close bound sockets, and remove the files of unix sockets."""
+    for name, each in sockets.items():
+        each.close()
+        release(addresses[name])
 
 
 def bound_address(found: socket.socket, address: Address) -> Address:

@@ -78,8 +78,7 @@ def prepare(settings: Settings) -> tuple[Service, Mapping[str, socket.socket]]:
     except ConfigurationError as error:
         problems += error.problems
     if access is None or limiter is None or sockets is None or problems:
-        for each in (sockets or {}).values():
-            each.close()
+        ports.close(sockets or {}, settings.addresses)
         if limiter is not None:
             limiter.close()
         raise ConfigurationError(problems)

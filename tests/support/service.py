@@ -44,7 +44,8 @@ class Serving:
 
     def __enter__(self) -> Self:
         defaults = {"--grpc": "0", "--http": "0", "--admin": "0", "--drain": "0"}
-        ports = [word for flag, port in defaults.items() if flag not in self._words for word in (flag, port)]
+        told = {*self._words, *(f"--{name.removeprefix('RATELIMIT_').lower()}" for name in self._environment)}
+        ports = [word for flag, port in defaults.items() if flag not in told for word in (flag, port)]
         known = {name: value for name, value in os.environ.items() if not name.startswith("RATELIMIT")}
         self.process = spawn(
             [sys.executable, "-m", "ratelimit_mw", "serve", *self._words, *ports],

@@ -1,0 +1,256 @@
+"""The life of the service: readiness, drain, signals, reload, and how callers are let in."""
+
+import json
+import signal
+import socket
+import threading
+import time
+import urllib.error
+import urllib.request
+
+import grpc
+import pytest
+import trustme
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from typer.testing import CliRunner
+
+from ratelimit_mw.cli.app import app
+from tests.support.service import ASK_WITHIN, OK, OVER_LIMIT, Serving, asking, request, rules_at
+
+RULES = """\
+domain: shop
+client: {secret: s}
+storage: {timeout: 5s}
+reload: 1h
+descriptors: [{key: user, rate_limit: {unit: year, requests_per_unit: 3}}]
+"""
+
+
+def wait_until(holds):
+    """Wait until `holds()` is true."""
+    until = time.monotonic() + ASK_WITHIN
+    while not holds():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def status_of(url):
+    try:
+        with urllib.request.urlopen(url, timeout=ASK_WITHIN) as response:
+            return response.status
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code
+
+
+def test_a_drain_says_not_ready_and_answers_new_requests_until_a_second_signal_ends_it_at_once(tmp_path):
+    with Serving(rules_at(tmp_path, RULES), "--drain", "1h") as service:
+        assert (status_of(f"{service.http}/livez"), status_of(f"{service.http}/readyz")) == (200, 200)
+        with grpc.insecure_channel(service.grpc) as channel:
+            watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service="ratelimit"))
+            assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+            service.signal(signal.SIGTERM)
+            assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
+            assert (status_of(f"{service.http}/livez"), status_of(f"{service.http}/readyz")) == (200, 503)
+            assert asking(channel)(request("shop", [("user", "ann")]), timeout=ASK_WITHIN).overall_code == OK
+            probe = CliRunner().invoke(app, ["ask", "--grpc", service.grpc, "--health"])
+            assert (probe.exit_code, probe.stdout) == (1, "not serving\n")
+            service.signal(signal.SIGTERM)
+            assert service.ended() == 128 + signal.SIGTERM
+
+
+def test_a_drain_under_load_loses_no_request_and_charges_each_once(tmp_path):
+    """Two processes share no counters; clients go to the one that is ready, as a proxy with health checks does."""
+    rules = rules_at(tmp_path, RULES.replace("requests_per_unit: 3", "requests_per_unit: 1000000"))
+    with Serving(rules, "--drain", "3s") as first, Serving(rules) as second:
+        stop = threading.Event()
+        answers, failures, watched = [], [], threading.Event()
+
+        def ask():
+            with grpc.insecure_channel(first.grpc) as one, grpc.insecure_channel(second.grpc) as two:
+                while not stop.is_set():
+                    try:
+                        way = two if watched.is_set() else one
+                        answers.append(asking(way)(request("shop", [("user", "load")]), timeout=ASK_WITHIN))
+                    except grpc.RpcError as error:
+                        failures.append(error)
+
+        def watch():
+            with grpc.insecure_channel(first.grpc) as channel:
+                for told in health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest()):
+                    if told.status == health_pb2.HealthCheckResponse.NOT_SERVING:
+                        watched.set()
+
+        threads = [threading.Thread(target=each) for each in (ask, ask, ask, ask, watch)]
+        for each in threads:
+            each.start()
+        wait_until(lambda: len(answers) > 50)
+        first.signal(signal.SIGTERM)
+        assert first.ended() == 0
+        stop.set()
+        for each in threads:
+            each.join()
+    assert failures == []
+    left = sorted(1_000_000 - answer.statuses[0].limit_remaining for answer in answers)
+    assert len(answers) > 50
+    assert max(left) <= len(answers)  # nothing was charged twice
+
+
+@pytest.fixture(scope="module")
+def reloading(tmp_path_factory):
+    """A service, and a function that gives it other rules."""
+    path = rules_at(tmp_path_factory.mktemp("reloading"), RULES)
+    with Serving(path) as service:
+
+        def put(text):
+            path.write_text(text, "utf-8")
+            service.signal(signal.SIGHUP)
+
+        yield service, put
+
+
+def limit_now(service, user):
+    return service.ask(request("shop", [("user", user)])).statuses[0].current_limit.requests_per_unit
+
+
+def test_a_hangup_puts_newer_rules_in_force_at_once_but_no_broken_ones(reloading):
+    service, put = reloading
+    put(RULES.replace("unit: 3", "unit: 4"))
+    wait_until(lambda: limit_now(service, "a") == 4)
+    put(RULES + "nonsense: true\n")
+    wait_until(lambda: any("can't be used" in line for line in service.lines))
+    assert limit_now(service, "b") == 4
+
+
+def test_reloads_under_load_fail_no_request(reloading):
+    service, put = reloading
+    stop, limits = threading.Event(), []
+
+    def ask():
+        while not stop.is_set():
+            limits.append(limit_now(service, str(len(limits))))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    for limit in range(10, 16):
+        put(RULES.replace("unit: 3", f"unit: {limit}"))
+        wait_until(lambda: limits[-1:] == [limit])  # noqa: B023 - it is called in this round
+    stop.set()
+    thread.join()
+    assert limits == sorted(limits)
+    assert {10, 11, 12, 13, 14, 15} <= set(limits)
+
+
+def test_variables_set_what_flags_do_not_and_unix_sockets_go_with_the_service(tmp_path):
+    """The log is JSON, and an open watch of the health does not delay the end."""
+    paths = {name: tmp_path / name for name in ("grpc", "http")}
+    variables = {f"RATELIMIT_{name.upper()}": f"unix:{path}" for name, path in paths.items()}
+    variables |= {"RATELIMIT_LOG_FORMAT": "json", "RATELIMIT_HEADERS": "go"}
+    with Serving(rules_at(tmp_path, RULES), "--admin", "off", "--grace", "1h", **variables) as service:
+        answer = service.ask(request("shop", [("user", "ann")]))
+        assert [header.key for header in answer.response_headers_to_add][:1] == ["RateLimit-Limit"]
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(paths["http"]))
+            client.sendall(b"GET /livez HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+            assert client.recv(100).startswith(b"HTTP/1.1 200 ")
+        with grpc.insecure_channel(service.grpc) as channel:
+            watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+            assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+            service.signal(signal.SIGTERM)
+            assert [told.status for told in watch] == [health_pb2.HealthCheckResponse.NOT_SERVING]
+        assert service.ended() == 0
+        assert [path.exists() for path in paths.values()] == [False, False]
+    records = [json.loads(line) for line in service.lines]
+    told = [each["message"].partition(":")[0] for each in records if each["level"] == "info"]
+    assert told == ["ready", "draining", "stopped"]
+    assert {each["logger"] for each in records} <= {"ratelimit_mw", "ratelimit_mw.service"}
+
+
+def code_of(channel, metadata=()):
+    try:
+        asking(channel)(request("shop", [("user", "x")]), timeout=ASK_WITHIN, metadata=metadata)
+    except grpc.RpcError as error:
+        return error.code().name
+    return "OK"
+
+
+def test_with_a_token_file_each_caller_needs_a_token_and_health_does_not(tmp_path):
+    tokens = tmp_path / "tokens"
+    tokens.write_text("check abcdefghijklmnop\nadmin ABCDEFGHIJKLMNOP\n", "utf-8")
+    with Serving(rules_at(tmp_path, RULES), "--token-file", str(tokens), "--grpc", "0.0.0.0:0") as service:
+        target = service.grpc.replace("0.0.0.0", "127.0.0.1")
+        with grpc.insecure_channel(target) as channel:
+            assert code_of(channel) == "UNAUTHENTICATED"
+            assert code_of(channel, [("authorization", "Bearer wrong")]) == "UNAUTHENTICATED"
+            assert code_of(channel, [("authorization", "Bearer abcdefghijklmnop")]) == "OK"
+            assert code_of(channel, [("authorization", "Bearer ABCDEFGHIJKLMNOP")]) == "OK"
+            health = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=ASK_WITHIN)
+            assert health.status == health_pb2.HealthCheckResponse.SERVING
+        words = ["ask", "--grpc", target, "--domain", "shop", "user=y"]
+        assert CliRunner().invoke(app, words).exit_code == 3
+        assert CliRunner().invoke(app, [*words, "--token", "abcdefghijklmnop"]).exit_code == 0
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory):
+    """A folder with an authority, the certificate of the service, and those of two clients."""
+    folder = tmp_path_factory.mktemp("tls")
+    authority, other = trustme.CA(), trustme.CA()
+    authority.cert_pem.write_to_path(str(folder / "ca.pem"))
+    issued = {
+        "server": authority.issue_cert("127.0.0.1", "localhost"),
+        "client": authority.issue_cert("envoy.test"),
+        "stranger": other.issue_cert("envoy.test"),
+    }
+    for name, each in issued.items():
+        each.private_key_pem.write_to_path(str(folder / f"{name}.key"))
+        each.cert_chain_pems[0].write_to_path(str(folder / f"{name}.pem"))
+    return folder
+
+
+def test_with_a_client_ca_only_its_clients_are_served(tmp_path, certificates):
+    words = "--tls-cert", "server.pem", "--tls-key", "server.key", "--client-ca", "ca.pem"
+    words = [word if word.startswith("--") else str(certificates / word) for word in words]
+    with Serving(rules_at(tmp_path, RULES), *words, "--admin", "off") as service:
+        ask = ["ask", "--grpc", service.grpc, "--domain", "shop", "user=x", "--timeout", "3"]
+        own = ["--server-ca", str(certificates / "ca.pem")]
+
+        def code(*more):
+            return CliRunner().invoke(app, [*ask, *more]).exit_code
+
+        def shown(name):
+            return ["--cert", str(certificates / f"{name}.pem"), "--key", str(certificates / f"{name}.key")]
+
+        assert code(*own, *shown("client")) == 0
+        assert code(*own, *shown("stranger")) == 3
+        assert code(*own) == 3
+        assert code() == 3
+
+
+def test_a_connection_is_asked_to_end_at_its_age_and_no_request_is_lost(tmp_path):
+    with Serving(rules_at(tmp_path, RULES), "--max-connection-age", "300ms", "--http", "off") as service:
+        states = []
+        with grpc.insecure_channel(service.grpc) as channel:
+            channel.subscribe(states.append)
+            wait_until(lambda: code_of(channel) == "OK" and grpc.ChannelConnectivity.IDLE in states[1:])
+            assert code_of(channel) == "OK"
+
+
+LEASED = """\
+domain: shop
+client: {{secret: s}}
+storage: {{url: '{url}', timeout: 5s}}
+rules: [{{name: leased, by: user, limit: 100 per year, consistency: lease}}]
+"""
+
+
+def test_leases_are_returned_when_the_service_ends(tmp_path, any_server):
+    """What a process has leased and not used is there for the next one."""
+    path = rules_at(tmp_path, LEASED.format(url=any_server.url))
+    with Serving(path, "--admin", "off") as service:
+        assert service.ask(request("shop", [("user", "lease")])).overall_code == OK
+        service.signal(signal.SIGTERM)
+        assert service.ended() == 0
+    with Serving(path, "--admin", "off") as service:
+        codes = [service.ask(request("shop", [("user", "lease")])).overall_code for _ in range(100)]
+    assert codes == [OK] * 99 + [OVER_LIMIT]
