@@ -10,7 +10,7 @@ import typer
 
 from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.cli import ask, counters, explain, operators, routes, rules, serve
-from ratelimit_mw.cli.common import Json, say, say_json, say_table
+from ratelimit_mw.cli.common import HELD_NOTES, Json, say, say_json, say_table, show_notes
 from ratelimit_mw.clock import ManualClock
 from ratelimit_mw.config.file import json_schema
 from ratelimit_mw.deferral import command as deferral
@@ -96,6 +96,8 @@ def prepare(
     # `python:` sources are imported from the current folder, as in an app that is started there.
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
+    HELD_NOTES.clear()
+    context.call_on_close(show_notes)
     log = logging.getLogger("ratelimit_mw")
     for handler in [each for each in log.handlers if isinstance(each, _Notes)]:
         log.removeHandler(handler)
@@ -122,8 +124,11 @@ class _Notes(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         topic = getattr(record, "ratelimit_topic", None)
-        if topic is None or self._command in _TOPICS[topic]:
-            typer.echo(f"note: {record.getMessage()}", err=True)
+        note = f"note: {record.getMessage()}"
+        if topic == "secret" and self._command in _TOPICS[topic]:  # it comes before the command can refuse the rules
+            HELD_NOTES.append(note)
+        elif topic is None or self._command in _TOPICS[topic]:
+            typer.echo(note, err=True)
 
 
 _COMMANDS = (

@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 import json
 import math
+import os
 import sys
 import time
 import traceback
@@ -20,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ratelimit_mw.config.documents import A_PATH
 from ratelimit_mw.errors import ConfigurationError, Problem, StoreUnavailable, near
 from ratelimit_mw.identity.address import canonical
 from ratelimit_mw.limiter import RateLimiter
@@ -133,8 +135,19 @@ def say_lines(lines: Iterable[str]) -> None:
     typer.echo("\n".join(lines))
 
 
+HELD_NOTES: list[str] = []
+"""Warnings that are not printed yet. A command that refuses to work does not print them."""
+
+
+def show_notes() -> None:
+    """Print the warnings that are held back, to stderr."""
+    while HELD_NOTES:
+        typer.echo(HELD_NOTES.pop(0), err=True)
+
+
 def fail(message: str, code: Exit) -> NoReturn:
     """Print an error to stderr, and end the command with an exit code."""
+    HELD_NOTES.clear()
     typer.echo(f"ratelimit-mw: {message}", err=True)
     raise typer.Exit(code)
 
@@ -188,8 +201,17 @@ def _diagnostic(problem: Problem, kind: str, source: Sequence[str]) -> list[str]
         if problem.column:
             lines.append(" " * (len(number) - 2) + "| " + _blank(before) + "^")
     if problem.hint:
-        lines.append(f"{margin}{problem.hint}")
+        lines.append(f"{margin}{_hint(problem)}")
     return lines
+
+
+def _hint(problem: Problem) -> str:
+    """Return the hint of a problem. That of a missing file also tells of the variable which may name another."""
+    if problem.hint != A_PATH:
+        return problem.hint
+    if os.environ.get(CONFIG_VARIABLE) == problem.file:
+        return f"{A_PATH}; the variable {CONFIG_VARIABLE} names this path"
+    return f"{A_PATH}; or name it in the variable {CONFIG_VARIABLE}"
 
 
 def _blank(text: str) -> str:

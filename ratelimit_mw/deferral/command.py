@@ -27,6 +27,7 @@ from ratelimit_mw.cli.common import (
     say,
     say_json,
     say_table,
+    show_notes,
 )
 from ratelimit_mw.deferral.stored_request import DeferredStatus
 from ratelimit_mw.errors import ConfigurationError, StoreUnavailable
@@ -150,6 +151,7 @@ def worker(
         fail(f"{to!r} is not the URL of an app; write --to http://host:port", Exit.USAGE)
     _log_everything()
     with deferring(config, storage) as limiter:
+        show_notes()
         target = over_http(to) if to is not None else in_process(imported(str(app)))
         try:
             asyncio.run(_run_worker(limiter, target, at_once, timeout))
