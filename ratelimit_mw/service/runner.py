@@ -36,6 +36,9 @@ logger = logging.getLogger("ratelimit_mw.service")
 
 _STOPS = (signal.SIGTERM, signal.SIGINT)
 _CLOSE = (b"connection", b"close")
+_KEEP_ALIVE = 120
+"""The seconds after which an idle HTTP connection is closed. Proxies close theirs earlier (nginx after 60, Traefik
+after 90), so no question meets a connection that is just being closed."""
 
 
 def serve(settings: Settings) -> None:
@@ -224,6 +227,7 @@ def _config(settings: Settings, name: str, address: Address, app: Any) -> uvicor
         proxy_headers=False,  # `/auth` needs to see the proxy itself
         server_header=False,
         ws="none",
+        timeout_keep_alive=_KEEP_ALIVE,
         timeout_graceful_shutdown=math.ceil(settings.grace),
         **tls,
     )

@@ -91,7 +91,7 @@ def test_the_pages_name_flags_that_exist(page):
     pytest.importorskip("grpc", reason="the extra serve is not installed")
     from ratelimit_mw.service.settings import NAMES
 
-    flags = set(re.findall(r"(?<![\w-])--([a-z][a-z-]+)", page)) - {"domain", "now", "with-http"}
+    flags = set(re.findall(r"(?<![\w-])--([a-z][a-z-]+)", page)) - {"domain", "health", "now", "with-http"}
     assert flags - {name.replace("_", "-") for name in NAMES} == set()
 
 

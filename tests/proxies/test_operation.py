@@ -11,6 +11,7 @@ import pytest
 import trustme
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from ratelimit_mw import RateLimiter
 from tests.proxies.running import project, replace
 from tests.support.patience import eventually
 
@@ -50,15 +51,18 @@ def more(statuses, number=20):
     eventually(lambda: len(statuses) >= before + number)
 
 
-def test_a_process_that_stops_under_load_loses_no_request():
+def test_of_two_processes_one_stops_under_load_and_no_request_is_lost(any_server):
     with project() as here, here.app():
         here.edit("ratelimits.yaml", "requests_per_unit: 3", "requests_per_unit: 1000000")
         line = f"- endpoint: {{address: {{socket_address: {{address: 127.0.0.1, port_value: {here.port[18081]}}}}}}}"
         other = line.replace(str(here.port[18081]), str(here.port[18083]))
         here.edit("envoy-headers-by-service.yaml", line, f"{line}\n              {other}")
+        here.edit("ratelimits.yaml", "domain: shop", "domain: shop\nstorage: {timeout: 5s}")
         with (
-            here.service("ratelimits.yaml", "--drain", "10s") as first,
-            here.service("ratelimits.yaml", grpc=18083, http=here.spare(), admin=here.spare()),
+            here.service("ratelimits.yaml", "--drain", "10s", "--storage", any_server.url) as first,
+            here.service(
+                "ratelimits.yaml", "--storage", any_server.url, grpc=18083, http=here.spare(), admin=here.spare()
+            ),
             here.envoy("envoy-headers-by-service.yaml") as envoy,
             load(envoy.url) as statuses,
         ):
@@ -69,7 +73,10 @@ def test_a_process_that_stops_under_load_loses_no_request():
             assert first.child.poll() is None, "it answers until Envoy knows that it will stop"
             assert first.child.wait(60) == 0
             more(statuses)
-            assert set(statuses) == {200}  # failure_mode_deny: an unanswered question would be a 500
+        assert set(statuses) == {200}  # failure_mode_deny: an unanswered question would be a 500
+        with RateLimiter(here.directory / "ratelimits.yaml", storage=any_server.url) as limiter:
+            left = limiter.peek([("remote_address", "127.0.0.1")]).remaining
+        assert left == 1_000_000 - len(statuses), "both processes counted, each request once"
 
 
 def test_rules_change_under_load_and_no_request_is_lost():
