@@ -24,6 +24,7 @@ class Metrics(Collector):
 
     def __init__(self, service: Service) -> None:
         self._service = service
+        service.limiter.tally.near = service.settings.near
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
@@ -38,6 +39,7 @@ class Metrics(Collector):
         """Yield the metrics. Only the registry calls it."""
         yield from self._of_requests()
         yield from self._of_rules()
+        yield from self._of_descriptors()
 
     def _of_requests(self) -> Iterator[Metric]:
         service = self._service
@@ -89,3 +91,32 @@ class Metrics(Collector):
         yield GaugeMetricFamily(
             "ratelimit_service_config_newest", "1 if no newer rules were refused.", float(not error)
         )
+
+    def _of_descriptors(self) -> Iterator[Metric]:
+        """Yield the hits of descriptors, by the names of envoyproxy/ratelimit.
+
+        It has labels for two levels. The hits of deeper levels are counted for their second level, as it does.
+        """
+        found: dict[tuple[str, ...], list[int]] = {}
+        for hits in self._service.limiter.tally.snapshot().hits:
+            sums = found.setdefault((hits.domain, *hits.path[:2]), [0] * len(_HITS))
+            for index, (name, _) in enumerate(_HITS):
+                sums[index] += getattr(hits, name)
+        for index, (name, about) in enumerate(_HITS):
+            metric = Metric(f"ratelimit_service_rate_limit_{name}", about, "unknown")
+            for place, sums in found.items():
+                labels = dict(zip(_LABELS, place, strict=False))
+                metric.add_sample(metric.name, labels, sums[index])
+            yield metric
+
+
+_LABELS: tuple[str, ...] = ("domain", "key1", "key2")
+
+_HITS = (
+    ("total_hits", "The hits of a descriptor."),
+    ("over_limit", "The hits above the limit."),
+    ("near_limit", "The hits below the limit, but above the share --near of it."),
+    ("within_limit", "The hits below the limit."),
+    ("shadow_mode", "The hits above the limit that passed, because the limit is in shadow mode."),
+)
+"""The counts of a descriptor (the fields of a `HitsSnapshot`), and what they are."""

@@ -156,3 +156,62 @@ def test_the_admin_port_needs_an_admin_token_if_the_service_has_tokens(tmp_path)
         unknown = operator.get("/other").status_code
     made.limiter.close()
     assert (found, unknown) == ({(401, 403, 200)}, 404)
+
+
+DESCRIPTORS = {
+    "domain": "shop",
+    "descriptors": [
+        {"key": "address", "rate_limit": {"unit": "minute", "requests_per_unit": 10}},
+        {
+            "key": "path",
+            "value": "/login",
+            "descriptors": [
+                {
+                    "key": "address",
+                    "shadow_mode": True,
+                    "rate_limit": {"unit": "minute", "requests_per_unit": 2},
+                    "descriptors": [{"key": "plan", "rate_limit": {"unit": "minute", "requests_per_unit": 1}}],
+                }
+            ],
+        },
+    ],
+}
+
+
+def hits(found, *keys):
+    """The hits of a descriptor: all, over, near and within the limit, and in shadow mode."""
+    labels = sorted({"domain": "shop", **dict(zip(("key1", "key2"), keys, strict=False))}.items())
+    names = ("total_hits", "over_limit", "near_limit", "within_limit", "shadow_mode")
+    return [found[f"ratelimit_service_rate_limit_{name}", *labels] for name in names]
+
+
+def test_the_hits_of_descriptors_have_the_names_of_the_go_service(server):
+    made = service(DESCRIPTORS, near=0.5)
+    client = server.use(made=made)
+    path, address = {"key": "path", "value": "/login"}, {"key": "address", "value": "hunter2"}
+    with admin(made) as operator:
+        for number, entries in ((12, [address]), (3, [path, address])):
+            for _ in range(number):
+                client.post("/json", json={"domain": "shop", "descriptors": [{"entries": entries}]})
+        answer = operator.get("/metrics")
+        plan = {"entries": [path, address, {"key": "plan", "value": "hunter2"}]}
+        client.post("/json", json={"domain": "shop", "descriptors": [plan]})
+        deeper = metrics_of(operator.get("/metrics"))
+    found = metrics_of(answer)
+    assert hits(found, "address") == [12, 2, 5, 10, 0]
+    assert hits(found, "path_/login", "address") == [3, 1, 1, 2, 1]
+    assert hits(deeper, "path_/login", "address")[0] == 4
+    assert "hunter2" not in answer.text
+
+
+def test_a_limit_that_is_sent_along_has_no_series_of_its_own(server):
+    made = service(DESCRIPTORS)
+    client = server.use(made=made)
+    limit = {"requestsPerUnit": 1, "unit": "HOUR"}
+    with admin(made) as operator:
+        for number in range(5):
+            entries = [{"key": f"hunter{number}", "value": "hunter"}]
+            client.post("/json", json={"domain": "shop", "descriptors": [{"entries": entries, "limit": limit}]})
+        answer = operator.get("/metrics")
+    assert "hunter" not in answer.text
+    assert sum(name.startswith("ratelimit_service_rate_limit_total_hits") for name, *_ in metrics_of(answer)) <= 1
