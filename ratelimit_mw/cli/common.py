@@ -206,12 +206,14 @@ def _diagnostic(problem: Problem, kind: str, source: Sequence[str]) -> list[str]
 
 
 def _hint(problem: Problem) -> str:
-    """Return the hint of a problem. That of a missing file also tells of the variable which may name another."""
+    """Return the hint of a problem. That of a missing file also tells of the variable for its name."""
     if problem.hint != A_PATH:
         return problem.hint
     if os.environ.get(CONFIG_VARIABLE) == problem.file:
         return f"{A_PATH}; the variable {CONFIG_VARIABLE} names this path"
-    return f"{A_PATH}; or name it in the variable {CONFIG_VARIABLE}"
+    if problem.file == DEFAULT_CONFIG:
+        return f"{A_PATH}; or name it in the variable {CONFIG_VARIABLE}"
+    return problem.hint
 
 
 def _blank(text: str) -> str:

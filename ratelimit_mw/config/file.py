@@ -7,7 +7,17 @@ from ratelimit_mw.config import kinds
 from ratelimit_mw.config.inline import InlineRules
 from ratelimit_mw.config.tree import Map, Problems
 from ratelimit_mw.config.word import Section, Values, Word, sections_word
-from ratelimit_mw.config.words.client import ATTRIBUTES, BY, CLIENT, TIER, USER, compile_client
+from ratelimit_mw.config.words.client import (
+    ATTRIBUTES,
+    BY,
+    CLIENT,
+    IP_HEADER,
+    TIER,
+    TRUSTED_HOPS,
+    TRUSTED_PROXIES,
+    USER,
+    compile_client,
+)
 from ratelimit_mw.config.words.deferral import DEFER, defer_settings
 from ratelimit_mw.config.words.descriptors import DESCRIPTORS, DescriptorCompiler
 from ratelimit_mw.config.words.entries import ENTRIES, compile_entries, warn_of_unreachable_limits
@@ -183,6 +193,7 @@ def compile_file(
         _warn_of_missing_tier(rule, file[CLIENT], warnings)
         _warn_of_missing_user(rule, file[CLIENT], without_user)
         _warn_of_ineffective_throttle(rule, made, warnings)
+    _warn_of_unread_header(file, warnings)
     rules = tuple(compiled)
     exempt = tuple([compile_match(entry, apart, attributes, problems) for entry in file[EXEMPT]])
     validate_page(file, problems)
@@ -232,6 +243,18 @@ def _descriptors(file: Values, attributes: Attributes, problems: Problems, warni
     warn_of_unreachable_limits(file, root, lists, compiler.limits, warnings)
     limits = [limit for limit, _ in compiler.limits]
     return Descriptors(root, lists, limits) if limits else None
+
+
+def _warn_of_unread_header(file: Values, warnings: Problems) -> None:
+    """Warn about an `ip_header` that is not read, because no proxy is trusted."""
+    client = file[CLIENT]
+    own = file.has_key("client")  # several files share one section; one of them has it
+    if own and IP_HEADER in client and not client[TRUSTED_PROXIES] and not client[TRUSTED_HOPS]:
+        warnings.add(
+            file.place("client", "ip_header"),
+            "is never read, because no proxy is trusted",
+            "set client.trusted_proxies or client.trusted_hops",
+        )
 
 
 def _warn_of_missing_tier(rule: Values, client: Values, warnings: Problems) -> None:

@@ -11,7 +11,7 @@ from ratelimit_mw.config.file import RULES
 from ratelimit_mw.config.tree import Place, Problems
 from ratelimit_mw.config.word import Values
 from ratelimit_mw.config.words.charging import COST
-from ratelimit_mw.config.words.client import BY, CLIENT, IP_HEADER, TIER, TRUSTED_HOPS, TRUSTED_PROXIES, USER
+from ratelimit_mw.config.words.client import BY, CLIENT, TIER, USER
 from ratelimit_mw.config.words.limit import LIMIT
 from ratelimit_mw.config.words.load import PRIORITY
 from ratelimit_mw.config.words.match import EXEMPT
@@ -158,7 +158,6 @@ class _Lint:
         self._strict = [
             rule for rule in comparable if not rule.rule.shadow and rule.tiers is None and rule.rank not in replaced
         ]
-        self._client()
         for rule in rules.compiled:
             section = self._sections[rule.rank]
             if self._applies(rule, section):
@@ -170,17 +169,6 @@ class _Lint:
                     self._limits(rule, section)
                 if section[SHADOW] and section[REPLACES]:
                     self._warn(rule, "replaces", "a shadow rule replaces nothing")
-
-    def _client(self) -> None:
-        """Warn about an `ip_header` that is not read, because no proxy is trusted."""
-        client = self._file[CLIENT]
-        own = self._file.has_key("client")  # several files share one section; one of them has it
-        if own and IP_HEADER in client and not client[TRUSTED_PROXIES] and not client[TRUSTED_HOPS]:
-            self.warnings.add(
-                self._file.place("client", "ip_header"),
-                "is never read, because no proxy is trusted",
-                "set client.trusted_proxies or client.trusted_hops",
-            )
 
     def _warn(self, rule: CompiledRule, key: str, message: str, hint: str = "") -> None:
         self.warnings.add(self._sections[rule.rank].place(key), message, hint)

@@ -78,6 +78,16 @@ def test_nothing_is_logged_of_a_proxy_that_changes_nothing(ask, config, headers,
 
 
 @EACH
+def test_a_header_of_addresses_that_no_trusted_proxy_sends_is_logged_at_the_start(ask, caplog):
+    ask(rules(ip_header="X-Real-IP"), headers={}, times=2)
+    (message,) = warnings_of(caplog, "ip_header")
+    assert message.startswith("client.ip_header: is never read, because no proxy is trusted")
+    caplog.clear()
+    ask(rules(ip_header="X-Real-IP", trusted_hops=1), headers={}, times=2)
+    assert warnings_of(caplog, "ip_header") == []
+
+
+@EACH
 def test_two_middlewares_of_one_domain_are_logged_once(ask, caplog):
     answers = ask(rules(), rules(), headers={}, times=3)
     assert answers[0].status_code == 200
