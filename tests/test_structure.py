@@ -46,6 +46,7 @@ SHORT = {
 LONG = {
     "decision/explanation.py": "the values that an explanation consists of, each field documented for users",
     "tally.py": "the values of a snapshot, each field documented for users",
+    "rules/ruleset.py": "from a request to its charges in one class, whose parts share the index and the caches",
 }
 """Files over 450 lines, each with the reason."""
 
