@@ -24,6 +24,7 @@ from ratelimit_mw.stores.shared.location import Location
 from ratelimit_mw.stores.shared.table import Table
 
 T = TypeVar("T")
+A = TypeVar("A")
 
 _log = logging.getLogger("ratelimit_mw")
 
@@ -54,27 +55,27 @@ class Handle:
         self._lost = False
         self._forking: int | None = None
 
-    def attempt(self, work: Callable[[Table], T], encoded: dict[str, bytes]) -> T | None:
+    def attempt(self, work: Callable[[Table, A], T], asked: A) -> T | None:
         """Do `work` in a transaction, under the lock. Returns None at once if another process has the lock.
 
         It may wait for the mutex, which other threads hold for one transaction at most.
 
         Args:
             work: uses the table. It may be called twice. It must not return None.
-            encoded: the keys that it uses, see `Table.encoded`.
+            asked: its second argument.
 
         Raises:
             StoreUnavailable: the file cannot be used now.
         """
         with self._mutex:
-            return self._attempt(work, encoded)
+            return self._attempt(work, asked)
 
-    def attempt_now(self, work: Callable[[Table], T], encoded: dict[str, bytes]) -> T | None:
+    def attempt_now(self, work: Callable[[Table, A], T], asked: A) -> T | None:
         """As `attempt`, but return None if another thread has the mutex. For event loops."""
         if not self._mutex.acquire(blocking=False):
             return None
         try:
-            return self._attempt(work, encoded)
+            return self._attempt(work, asked)
         finally:
             self._mutex.release()
 
@@ -98,7 +99,7 @@ class Handle:
     def __del__(self) -> None:
         self.close()
 
-    def _attempt(self, work: Callable[[Table], T], encoded: dict[str, bytes]) -> T | None:
+    def _attempt(self, work: Callable[[Table, A], T], asked: A) -> T | None:
         if time.monotonic() >= self._check_at:
             self._check()
         data = self._data
@@ -112,11 +113,10 @@ class Handle:
                 table = self._table = Table(open_environment(data, self._location.path), self._most)
                 self._measure(data.fd, table)
             try:
-                with table.environment.begin(write=True) as txn:
-                    table.begin(txn, encoded)
-                    return work(table)
+                with table.environment.begin(write=True) as table.txn:
+                    return work(table, asked)
             except lmdb.MapFullError:
-                return self._attempt_in_less(table, work, encoded)
+                return self._attempt_in_less(table, work, asked)
         except BlockingIOError:
             return None
         except lmdb.Error as error:
@@ -127,14 +127,12 @@ class Handle:
             # come before it.
             flock(fd, LOCK_UN)
 
-    def _attempt_in_less(self, table: Table, work: Callable[[Table], T], encoded: dict[str, bytes]) -> T:
+    def _attempt_in_less(self, table: Table, work: Callable[[Table, A], T], asked: A) -> T:
         """Drop some counters, because the map is full, and do the work again."""
-        with table.environment.begin(write=True) as txn:
-            table.begin(txn, {})
+        with table.environment.begin(write=True) as table.txn:
             table.shrink(_SHRINK, self._now())
-        with table.environment.begin(write=True) as txn:
-            table.begin(txn, encoded)
-            return work(table)
+        with table.environment.begin(write=True) as table.txn:
+            return work(table, asked)
 
     def _check(self) -> None:
         """Open the file, if it is not open or if its path names another file by now. Measure the space on the disk."""

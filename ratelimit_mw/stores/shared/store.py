@@ -5,7 +5,6 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import TypeVar
 
 from ratelimit_mw.clock import Clock, SystemClock
@@ -20,9 +19,7 @@ from ratelimit_mw.stores.shared.location import Location
 from ratelimit_mw.stores.shared.table import Table, encode
 
 T = TypeVar("T")
-
-_KEYS = 256
-"""The most entries that one transaction looks at to list keys, so that it is short."""
+A = TypeVar("A")
 
 
 def _pauses() -> Iterator[float]:
@@ -72,11 +69,11 @@ class SharedStore(Store):
         if breaker.watching and breaker.open:
             raise StoreUnavailable(AWAY)
         period = breaker.period
-        encoded = {ask.key: encode(ask.key) for ask in request[0]}
-        work = partial(_answer, request, self._now)
+        asks = request[0]
+        asked = request, (encode(asks[0].key),) if len(asks) == 1 else [encode(ask.key) for ask in asks], self._now
         try:
-            reply = self._open().attempt(work, encoded)
-            return self._wait(work, encoded) if reply is None else reply
+            reply = (self._handle or self._open()).attempt(Table.reply, asked)
+            return self._wait(Table.reply, asked) if reply is None else reply
         except StoreUnavailable as error:
             self._failed(error, period)
             raise
@@ -87,11 +84,11 @@ class SharedStore(Store):
         if breaker.watching and breaker.open:
             raise StoreUnavailable(AWAY)
         period = breaker.period
-        encoded = {ask.key: encode(ask.key) for ask in request[0]}
-        work = partial(_answer, request, self._now)
+        asks = request[0]
+        asked = request, (encode(asks[0].key),) if len(asks) == 1 else [encode(ask.key) for ask in asks], self._now
         try:
-            reply = self._open().attempt_now(work, encoded)
-            return await self._await(work, encoded) if reply is None else reply
+            reply = (self._handle or self._open()).attempt_now(Table.reply, asked)
+            return await self._await(Table.reply, asked) if reply is None else reply
         except StoreUnavailable as error:
             self._failed(error, period)
             raise
@@ -100,9 +97,9 @@ class SharedStore(Store):
         """See `Store`."""
         start = b"\0"
         while start:
-            read = partial(_read_keys, start, self._now)
-            part = self._open().attempt(read, {})
-            found, start = self._wait(read, {}) if part is None else part
+            asked = start, self._now
+            part = self._open().attempt(Table.keys, asked)
+            found, start = self._wait(Table.keys, asked) if part is None else part
             yield from (key for key in found if key.startswith(prefix))
 
     def close(self) -> None:
@@ -126,26 +123,26 @@ class SharedStore(Store):
             handle = self._handle = handle_of(self._location, self._most, self._now)
         return handle
 
-    def _wait(self, work: Callable[[Table], T], encoded: dict[str, bytes]) -> T:
+    def _wait(self, work: Callable[[Table, A], T], asked: A) -> T:
         """Try until the timeout. Raises StoreUnavailable after it."""
         handle, deadline = self._open(), time.monotonic() + self._timeout
         seen = handle.progress()
         for pause in _pauses():
             time.sleep(pause)
-            done = handle.attempt(work, encoded)
+            done = handle.attempt(work, asked)
             if done is not None:
                 return done
             if time.monotonic() > deadline:
                 break
         raise self._timed_out(handle, seen)
 
-    async def _await(self, work: Callable[[Table], T], encoded: dict[str, bytes]) -> T:
+    async def _await(self, work: Callable[[Table, A], T], asked: A) -> T:
         """The awaitable twin of `_wait`."""
         handle, deadline = self._open(), time.monotonic() + self._timeout
         seen = handle.progress()
         for pause in _pauses_of_loops():
             await asyncio.sleep(pause)
-            done = handle.attempt_now(work, encoded)
+            done = handle.attempt_now(work, asked)
             if done is not None:
                 return done
             if time.monotonic() > deadline:
@@ -165,18 +162,6 @@ class SharedStore(Store):
     def _probe(self) -> None:
         """Raise StoreUnavailable while the file is unavailable."""
         key = f"probe:{{{os.getpid()}}}"
-        work, encoded = partial(_answer, ([probe_ask(key)], DECIDE), self._now), {key: encode(key)}
-        if self._open().attempt(work, encoded) is None:
-            self._wait(work, encoded)
-
-
-def _answer(request: StoreRequest, now: Callable[[], int], table: Table) -> Reply:
-    asks, intent = request
-    at = now()
-    if intent is DECIDE and len(asks) == 1:
-        return tuple.__new__(Reply, (at, (table.decide_one(asks[0], at),), None))
-    return Reply(at, table.answer(asks, intent, at))
-
-
-def _read_keys(start: bytes, now: Callable[[], int], table: Table) -> tuple[list[str], bytes]:
-    return table.keys(start, _KEYS, now())
+        asked = ([probe_ask(key)], DECIDE), [encode(key)], self._now
+        if self._open().attempt(Table.reply, asked) is None:
+            self._wait(Table.reply, asked)

@@ -7,12 +7,16 @@ the value.
 
 import random
 from binascii import crc32
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 import lmdb
 
+from ratelimit_mw.algorithms import DECIDE_ALL
+from ratelimit_mw.model import Reply
+from ratelimit_mw.stores.base import DECIDE, StoreRequest
 from ratelimit_mw.stores.counters import (
     MAX_SAMPLE,
     SAMPLE,
@@ -21,6 +25,7 @@ from ratelimit_mw.stores.counters import (
     Counters,
     evicted,
     first_unexpired,
+    stamp,
 )
 
 if TYPE_CHECKING:
@@ -29,17 +34,22 @@ if TYPE_CHECKING:
 _PREFIX = 4  # bytes of the checksum
 _MAX_TEXT = 300  # bytes; LMDB takes keys of 511 bytes
 _DIGEST = b"\xff"  # begins no text in UTF-8
+_IS_DIGEST = _DIGEST[0]
 _LENGTH = 4  # bytes for the length of a text
 _FULL = 0.8  # of the map; a change needs free pages
 _BATCH = 4  # expired counters are looked for each time that so many new counters have come
 _CHECKED = 2 * _BATCH
+_KEYS = 256  # the most entries that one transaction looks at to list keys, so that it is short
 _MOST_DROPPED = 4  # counters that give way to a new one, if the file has become too full
+
+Asked = tuple[StoreRequest, Sequence[bytes], Callable[[], int]]
+"""A request, the entries of its asks as `encode` returns them, and a function that returns the time."""
 
 _chance = random.Random()  # separate, so that the app's seeded random numbers are not disturbed
 
 
 class Table(Counters):
-    """The counters of one file. `txn` and `encoded` belong to the current transaction, under the lock of the file.
+    """The counters of one file. `txn` is the current transaction, which runs under the lock of the file.
 
     Args:
         environment: the open file.
@@ -49,8 +59,7 @@ class Table(Counters):
     def __init__(self, environment: lmdb.Environment, max_counters: int) -> None:
         self.environment = environment
         self.txn: Transaction
-        self.encoded: dict[str, bytes] = {}
-        """The key of an entry by the key of each counter that the request asks. It is made before the lock is taken."""
+        self._encoded: dict[str, bytes] = {}
         self._most = max_counters
         self._most_pages = 0
         self._page = int(environment.stat()["psize"])
@@ -63,48 +72,60 @@ class Table(Counters):
         """Set how many bytes of the file may be used. It is less than the map if the disk is full before."""
         self._most_pages = int(min(size, self.environment.info()["map_size"]) * _FULL) // self._page
 
-    def begin(self, txn: "Transaction", encoded: dict[str, bytes]) -> None:
-        """Use a transaction and the keys of a request."""
-        self.txn = txn
-        self.encoded = encoded
-        if self._missing:
-            self._missing.clear()
+    def reply(self, asked: Asked) -> Reply:
+        """Answer a request."""
+        (asks, intent), encoded, clock = asked
+        txn, now = self.txn, clock()
+        if intent is DECIDE and len(asks) == 1:  # `decide_one`, without its calls
+            _, quota, cost, shadow = asks[0]
+            entry = encoded[0]
+            stored = txn.get(entry)
+            if stored is not None and entry[_PREFIX] != _IS_DIGEST:
+                outcome, state = DECIDE_ALL[quota.decided_by](stored[STAMP_SIZE:], quota, cost, now)
+                if state is not None:
+                    txn.put(entry, stamp(quota, cost, shadow, outcome, now) + state)
+                return tuple.__new__(Reply, (now, (outcome,), None))
+        self._missing.clear()
+        self._encoded = {ask.key: entry for ask, entry in zip(asks, encoded, strict=True)}
+        return Reply(now, self.answer(asks, intent, now))
 
     def load(self, key: str) -> bytes:
         """See `Counters`."""
-        encoded = self.encoded[key]
+        encoded = self._encoded[key]
         value: bytes | None = self.txn.get(encoded)
         if value is None:
             self._missing.add(key)
             return b""
-        return _value(encoded, value)
+        return value if encoded[_PREFIX] != _IS_DIGEST else _value(encoded, value)
 
     def save(self, key: str, value: bytes, now: int) -> None:
         """See `Counters`."""
         if key in self._missing:
             self._missing.discard(key)
             self._make_room(now)
-        encoded = self.encoded[key]
-        if _is_digest(encoded):
+        encoded = self._encoded[key]
+        if encoded[_PREFIX] == _IS_DIGEST:
             text = key.encode("utf-8", "surrogatepass")
             value += text + len(text).to_bytes(_LENGTH)
         self.txn.put(encoded, value)
 
     def drop(self, key: str) -> None:
         """See `Counters`."""
-        self.txn.delete(self.encoded[key])
+        self.txn.delete(self._encoded[key])
 
     def shrink(self, count: int, now: int) -> None:
         """Drop `count` counters because the file is full: expired ones first, then the least used."""
         for _ in range(count):
             self._drop_one(now)
 
-    def keys(self, start: bytes, count: int, now: int) -> tuple[list[str], bytes]:
-        """The keys of at most `count` counters from the entry `start` on, and the entry to continue at.
+    def keys(self, asked: tuple[bytes, Callable[[], int]]) -> tuple[list[str], bytes]:
+        """The keys of some counters from an entry on, and the entry to continue at, which is empty at the end.
 
-        That entry is empty at the end. Expired counters are left out.
+        Args:
+            asked: The entry to start at, and a function that returns the time. Expired counters are left out.
         """
-        cursor, earliest, found = self.txn.cursor(), first_unexpired(now), []
+        start, clock = asked
+        cursor, earliest, found, count = self.txn.cursor(), first_unexpired(clock()), [], _KEYS
         more = cursor.set_range(start)
         while more and count:
             encoded, value = cursor.item()
@@ -168,21 +189,18 @@ class Table(Counters):
         return found
 
 
+@lru_cache(maxsize=4096)
 def encode(key: str) -> bytes:
     """The key of an entry. It depends on nothing but the counter's key, so it is made before the lock is taken."""
     text = key.encode("utf-8", "surrogatepass")
-    if len(text) > _MAX_TEXT:
+    if not 0 < len(text) <= _MAX_TEXT:
         text = _DIGEST + blake2b(text, digest_size=32).digest()
     return crc32(text).to_bytes(_PREFIX) + text
 
 
-def _is_digest(encoded: bytes) -> bool:
-    return encoded[_PREFIX : _PREFIX + 1] == _DIGEST
-
-
 def _value(encoded: bytes, value: bytes) -> bytes:
     """The stamp and the state of an entry."""
-    if not _is_digest(encoded):
+    if encoded[_PREFIX] != _IS_DIGEST:
         return value
     return value[: -_LENGTH - int.from_bytes(value[-_LENGTH:])]
 
@@ -190,6 +208,6 @@ def _value(encoded: bytes, value: bytes) -> bytes:
 def _text(encoded: bytes, value: bytes) -> str:
     """The key of the counter of an entry."""
     text = encoded[_PREFIX:]
-    if _is_digest(encoded):
+    if encoded[_PREFIX] == _IS_DIGEST:
         text = value[-_LENGTH - int.from_bytes(value[-_LENGTH:]) : -_LENGTH]
     return text.decode("utf-8", "surrogatepass")
