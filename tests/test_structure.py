@@ -185,6 +185,7 @@ ADDED = {
             "client",
             "auth",
             "grpc_server",
+            "http_protocol",
             "json_messages",
             "messages",
             "metrics",

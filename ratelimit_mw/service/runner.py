@@ -28,6 +28,7 @@ from ratelimit_mw.service.access import Access
 from ratelimit_mw.service.admin import admin_app
 from ratelimit_mw.service.api import http_app
 from ratelimit_mw.service.grpc_server import GrpcServer
+from ratelimit_mw.service.http_protocol import protocol_of
 from ratelimit_mw.service.servable import require_servable
 from ratelimit_mw.service.settings import Address, Settings
 from ratelimit_mw.service.state import Service
@@ -161,7 +162,7 @@ class _Runner:
 
     async def _start_http(self, name: str, app: Any) -> Address:
         found, address = self._sockets[name], self._service.settings.addresses[name]
-        server = _HttpServer(_config(self._service.settings, name, address, app))
+        server = _HttpServer(_config(self._service, name, address, app))
         task = asyncio.create_task(server.serve([found]))
         listening = asyncio.create_task(server.listening.wait())
         await asyncio.wait((task, listening), return_when=asyncio.FIRST_COMPLETED)
@@ -213,7 +214,8 @@ class _Runner:
         await task
 
 
-def _config(settings: Settings, name: str, address: Address, app: Any) -> uvicorn.Config:
+def _config(service: Service, name: str, address: Address, app: Any) -> uvicorn.Config:
+    settings = service.settings
     tls: dict[str, Any] = {}
     if settings.tls_cert is not None and not address.path:
         tls = {"ssl_certfile": settings.tls_cert, "ssl_keyfile": settings.tls_key}
@@ -221,6 +223,7 @@ def _config(settings: Settings, name: str, address: Address, app: Any) -> uvicor
             tls |= {"ssl_ca_certs": str(settings.client_ca), "ssl_cert_reqs": ssl.CERT_REQUIRED}
     return uvicorn.Config(
         app,
+        http=protocol_of(service),
         lifespan="off",
         log_config=None,
         access_log=False,

@@ -43,7 +43,7 @@ def service(config=None, *, storage=None, clock=None, token_file=None, **setting
 
 
 @contextmanager
-def serving(app, *, uds=None):
+def serving(app, *, uds=None, protocol="auto"):
     """Serve an ASGI app, and yield an httpx client of it. uvicorn is configured as the service configures it."""
     if uds is None:
         bound = socket.socket()
@@ -53,6 +53,7 @@ def serving(app, *, uds=None):
         bound.bind(str(uds))
     config = uvicorn.Config(
         app,
+        http=protocol,
         lifespan="off",
         log_config=None,
         access_log=False,
