@@ -146,12 +146,14 @@ class _Health(health_pb2_grpc.HealthServicer):
         return health_pb2.HealthCheckResponse(status=self._status)
 
     async def Watch(self, request: Any, context: Any) -> None:  # noqa: N802
-        unknown = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
         told = None
-        async with self._changed:
-            while not self._closed:
-                status = self._status if request.service in NAMES else unknown
-                if status != told:
-                    told = status
-                    await context.write(health_pb2.HealthCheckResponse(status=status))
-                await self._changed.wait()
+        while not self._closed:
+            status = self._of(request.service)
+            if status != told:
+                told = status
+                await context.write(health_pb2.HealthCheckResponse(status=status))  # without the lock: it may wait
+            async with self._changed:
+                await self._changed.wait_for(lambda: self._closed or self._of(request.service) != told)  # noqa: B023 - it is called at once
+
+    def _of(self, name: str) -> int:
+        return self._status if name in NAMES else health_pb2.HealthCheckResponse.SERVICE_UNKNOWN

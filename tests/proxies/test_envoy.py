@@ -7,7 +7,11 @@ import httpx2
 import pytest
 
 from tests.proxies.running import project
+from tests.proxies.wire import request
 from tests.support.patience import eventually
+
+grpc = pytest.importorskip("grpc", reason="the extra serve is not installed")
+rls_pb2_grpc = pytest.importorskip("envoy.service.ratelimit.v3.rls_pb2_grpc", reason="xds-protos is not installed")
 
 YEAR = 365 * 86_400
 
@@ -39,6 +43,15 @@ def ask(envoy, path, times, client):
 
 def statuses(answers):
     return [answer.status_code for answer in answers]
+
+
+def left(here, client):
+    """What the limit of a client has left, from the service itself."""
+    with grpc.insecure_channel(f"127.0.0.1:{here.port[18081]}") as channel:
+        question = request([f"0 remote_address={client}"])
+        return (
+            rls_pb2_grpc.RateLimitServiceStub(channel).ShouldRateLimit(question, timeout=60).statuses[0].limit_remaining
+        )
 
 
 def test_the_fourth_request_of_a_client_is_denied_and_does_not_reach_the_app(here, envoy):
@@ -129,9 +142,10 @@ def test_envoy_decides_while_the_service_is_frozen_or_killed(config, status):
             with here.envoy(config) as envoy:
                 eventually(lambda: statuses(ask(envoy, "/", 1, "127.0.0.2")) == [429])
                 service.signal(signal.SIGSTOP)
-                assert statuses(ask(envoy, "/", 1, "127.0.0.2")) == [status]
+                assert statuses(ask(envoy, "/", 1, "127.0.0.3")) == [status]
                 service.signal(signal.SIGCONT)
                 eventually(lambda: statuses(ask(envoy, "/", 1, "127.0.0.2")) == [429])
+                assert left(here, "127.0.0.3") == 3, "a question that Envoy no longer waits for charges nothing"
                 service.signal(signal.SIGKILL)
                 service.child.wait()
                 assert statuses(ask(envoy, "/", 2, "127.0.0.2")) == [status] * 2

@@ -5,11 +5,17 @@ import signal
 import httpx2
 import pytest
 
-from tests.proxies.running import project
+from tests.proxies.running import free_ports, project
 from tests.support.patience import eventually
 
 MORE = """\
-  - {name: closed, match: {path: /closed}, by: ip, limit: 0 per minute, response: {status: 503}, replaces: everything}
+  - name: busy
+    match: {path: /busy}
+    by: ip
+    limit: 1 per 10 years
+    algorithm: sliding_log
+    response: {status: 503}
+    replaces: everything
 overrides:
   - {client: {ip: 127.0.0.66}, block: true}
 """
@@ -77,14 +83,30 @@ def test_a_client_cannot_claim_to_ask_for_another_path(nginx):
 
 def test_a_denial_has_the_status_of_its_rule(nginx):
     with client(nginx, "127.0.0.5") as http:
-        closed = http.get("/closed")
-    assert (closed.status_code, closed.json()) == (503, {"message": "Try again"})
+        first, second = (http.get("/busy") for _ in range(2))
+    assert (first.status_code, first.headers["X-RateLimit-Limit"]) == (200, "1")
+    assert (second.status_code, second.json()) == (503, {"message": "Try again"})
+    assert second.headers["X-RateLimit-Remaining"] == "0"
+    assert int(second.headers["Retry-After"]) > 0
+    assert second.headers["Cache-Control"] == "no-store"
 
 
 def test_a_blocked_client_gets_403(nginx):
     with client(nginx, "127.0.0.66") as http:
         blocked = http.get("/")
     assert (blocked.status_code, blocked.json()) == (403, {"message": "Forbidden"})
+    assert not {"X-RateLimit-Limit", "Retry-After"} & blocked.headers.keys()
+
+
+def test_a_rule_that_denies_without_its_store_answers_503():
+    (away,) = free_ports(1)
+    with project() as here, here.app():
+        here.edit("ratelimits-nginx.yaml", "domain: shop", "domain: shop\nstorage: {on_error: deny}")
+        flags = ["--storage", f"redis://127.0.0.1:{away}/0"]
+        with here.service("ratelimits-nginx.yaml", *flags), here.nginx() as url:
+            answer = httpx2.get(url)
+    assert (answer.status_code, answer.json()) == (503, {"message": "Try again"})
+    assert answer.headers["Retry-After"] == "1"
 
 
 @pytest.mark.parametrize(

@@ -79,11 +79,11 @@ def test_of_two_processes_one_stops_under_load_and_no_request_is_lost(any_server
         assert left == 1_000_000 - len(statuses), "both processes counted, each request once"
 
 
-def test_rules_change_under_load_and_no_request_is_lost():
+def test_rules_change_and_connections_end_under_load_and_no_request_is_lost():
     with project() as here, here.app():
         here.edit("ratelimits.yaml", "requests_per_unit: 3", "requests_per_unit: 1000000")
         with (
-            here.service("ratelimits.yaml") as service,
+            here.service("ratelimits.yaml", "--max-connection-age", "500ms") as service,
             here.envoy("envoy-headers-by-service.yaml") as envoy,
             load(envoy.url) as statuses,
         ):
@@ -102,6 +102,7 @@ def test_rules_change_under_load_and_no_request_is_lost():
             service.signal(signal.SIGHUP)
             eventually(lambda: statuses[-1] == 429)
             more(statuses)
+            eventually(lambda: envoy.stat("cluster.ratelimit.upstream_cx_total") >= 3)
         assert set(statuses) == {200, 429}
         assert set(statuses[-10:]) == {429}
 
