@@ -77,7 +77,7 @@ class RateLimiter:
             retriever.keep_overrides(open_records(self._storage.url))
         self.engine = Engine(retriever, self._storage, clock)
         """Internal. The engine that the middlewares ask."""
-        self.deferrals = DeferralService(self._storage.url, clock)
+        self.deferrals = DeferralService(self._storage.url, clock, self._storage.tally)
         """Internal. The queue of deferred requests."""
         self.overrides: OverrideList = OverrideList(retriever, clock)
         """The overrides for single clients at run time (limits, blocks and exemptions)."""
@@ -369,6 +369,7 @@ class RateLimiter:
         self._retriever.stop()
         self.deferrals.close()
         self._storage.close()
+        self.tally.close()
 
     async def aclose(self) -> None:
         """Do what `close` does, awaitable."""
@@ -376,6 +377,7 @@ class RateLimiter:
         self._retriever.stop()
         self.deferrals.close()
         await self._storage.aclose()
+        self.tally.close()
 
     def __enter__(self) -> Self:
         return self

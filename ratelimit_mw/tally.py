@@ -229,6 +229,8 @@ class Tally:
     Attributes:
         allowed, over, delayed, denied, unlimited, unchecked: The number of requests with this outcome, without those
             in `passes`.
+        store: The kind of the store: the scheme of its URL, or the class of a store object.
+        counters: Returns the number of counters in the memory of the process. None if they are elsewhere.
         near: The share of a limit from which hits are near it. It may be set.
         shed: The number of shed requests by priority.
         due: Returns True for each request that is measured.
@@ -239,11 +241,14 @@ class Tally:
     _counting = lazy(lock)
 
     def __init__(self) -> None:
+        self.store = ""
+        self.counters: Callable[[], int | None] = lambda: None
         self.near = NEAR
         self.shed: Counter[str] = Counter()
         self._turn = _turns()
         self.due = self._turn
         self._watchers: list[Watcher] = []
+        self._closers: list[Callable[[], None]] = []
         self.tracers: list[Callable[[Decision], None]] = []
         self._cells: dict[str, Cell] = {}
         self.passes: dict[str | tuple[str, ...], Passes] = {}
@@ -277,11 +282,20 @@ class Tally:
             passes.number = 0
 
     def watch(self, watcher: Watcher) -> None:
-        """Call `watcher` with the measures of one request in 16, on the path of the request."""
+        """Internal. Call `watcher` with the measures of one request in 16, on the path of the request."""
         self._watchers.append(watcher)
 
+    def at_close(self, closer: Callable[[], None]) -> None:
+        """Internal. Call `closer` when the limiter is closed."""
+        self._closers.append(closer)
+
+    def close(self) -> None:
+        """Internal. Note that the limiter is closed."""
+        for close in self._closers:
+            close()
+
     def trace(self, tracer: Callable[[Decision], None]) -> None:
-        """Call `tracer` with each decision, on the path of the request."""
+        """Internal. Call `tracer` with each decision, on the path of the request."""
         self.tracers.append(tracer)
         self.due = _always
 
@@ -521,8 +535,8 @@ def _snapshot_of(cell: Cell, passed: int) -> RuleSnapshot:
 
 
 def _turns() -> Callable[[], bool]:
-    """Return a function that returns True at each 16th call. It is an iterator of C, which takes 0.03 µs."""
-    return cycle([False] * (SAMPLED - 1) + [True]).__next__
+    """Return a function that returns True at the first of each 16 calls. It is an iterator of C: 0.03 µs a call."""
+    return cycle([True] + [False] * (SAMPLED - 1)).__next__
 
 
 def _always() -> bool:

@@ -15,7 +15,7 @@ from tests.support.apps import ROOT
 PAGE = (ROOT / "docs" / "reference.md").read_text("utf-8")
 LISTED = {
     module: names.split("` `")
-    for module, names in re.findall(r"^\| `(ratelimit_mw(?:\.\w+)?)` \| `(.*)` \|$", PAGE, re.MULTILINE)
+    for module, names in re.findall(r"^\| `(ratelimit_mw(?:\.[a-z_]+)*)` \| `(.*)` \|$", PAGE, re.MULTILINE)
 }
 GOT = re.findall(r"^\| `(ratelimit_mw(?:\.\w+)+\.[A-Z]\w+)` \|", PAGE, re.MULTILINE)
 SHOWN = dict(re.findall(r"^\.\. auto\w+:: (ratelimit_mw[\w.]+)\n((?:   :.*\n)*)", PAGE, re.MULTILINE))

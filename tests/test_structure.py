@@ -38,6 +38,7 @@ SHORT = {
     "rules/__init__.py": "a package's docstring",
     "stores/redis/__init__.py": "a package's docstring",
     "stores/shared/__init__.py": "a package's docstring, and the function that opens the store",
+    "telemetry/__init__.py": "a package's docstring",
     "service/__init__.py": "the names that users import",
     "service/state.py": "what the servers share",
 }
@@ -143,6 +144,10 @@ ADDED = {
     "decision/lists.py": "decisions on several lists of entries",
     "decision/waiting.py": "the places of waiting threads, which were in decision/engine.py",
     "tally.py": "the counts of requests, rules and denials",
+    "telemetry/__init__.py": "metrics and traces",
+    "telemetry/measures.py": "the same",
+    "telemetry/opentelemetry.py": "the same",
+    "telemetry/prometheus.py": "the same",
     "config/words/entries.py": "the entries that requests send, which was in config/words/descriptors.py",
     "django/__init__.py": "the names that projects import",
     "django/handles.py": "part of a directory that was one file before class-based views, throttles and the check",

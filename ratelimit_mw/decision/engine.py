@@ -194,6 +194,8 @@ class Engine:
         verdict = verdict_without_counters(plan)
         if commit and verdict.allowed:
             self.tally.unlimited += 1
+        if commit and self.tally.tracers:
+            self.tally.traced(verdict.decision)
         return verdict
 
     def _passes(self, plan: Plan) -> Passes:

@@ -359,6 +359,8 @@ class Storage:
         self.bans = BanLog(rules.client.secret, self.tally)
         self.store = _opened(replace(settings, url=self.url), given, clock)
         self._server = innermost(self.store)
+        self.tally.store = self.url.partition(":")[0] if self._owned else type(self._server).__name__
+        self.tally.counters = self._counters
         self.local: Store = MemoryStore(max_counters=settings.max_counters, clock=clock)
         self.wrap_for(rules)
         self.in_flight = InFlight(self.store, clock)
@@ -368,6 +370,9 @@ class Storage:
     def in_memory(self) -> bool:
         """Whether the counters are only in the memory of this process."""
         return isinstance(self._server, MemoryStore)
+
+    def _counters(self) -> int | None:
+        return len(self._server) if isinstance(self._server, MemoryStore) else None
 
     def wrap_for(self, rules: Rules) -> None:
         """Wrap the stores with what `rules` need: bans, leases and shards. Called again after each reload."""

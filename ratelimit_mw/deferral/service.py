@@ -14,6 +14,7 @@ from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import NEVER, SECOND
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.settings import DeferSettings
+from ratelimit_mw.tally import Tally
 
 if TYPE_CHECKING:
     from ratelimit_mw.deferral.queue import Queue
@@ -111,8 +112,9 @@ _PAUSE = 1.0  # seconds for which the queue is not asked after it did not answer
 class DeferralService:
     """The queue at a storage URL, as the middlewares use it. Methods that ask the queue block."""
 
-    def __init__(self, url: str, clock: Clock | None) -> None:
+    def __init__(self, url: str, clock: Clock | None, tally: Tally | None = None) -> None:
         self.url = url
+        self._tally = tally or Tally()
         self.clock = clock
         self._opened: tuple[tuple[str, DeferSettings], Queue] | None = None
         self._tokens: tuple[Rules, Tokens] | None = None
@@ -146,6 +148,11 @@ class DeferralService:
 
     def arrive(self, request: Request, rules: Rules, load: float) -> StoredRequest | Page:
         """Return the stored request of a valid replay, or the page for the worker if the replay must not go on."""
+        found = self._arrived(request, rules, load)
+        self._tally.deferred(None, "replayed" if isinstance(found, StoredRequest) else "returned")
+        return found
+
+    def _arrived(self, request: Request, rules: Rules, load: float) -> StoredRequest | Page:
         token = self.tokens(rules).read(request.header(HEADER))
         if token is None:
             return stale_page()
@@ -179,6 +186,13 @@ class DeferralService:
         A request is refused if it cannot be replayed unchanged, or if the queue is full or unavailable. Requests of
         one `lane` are replayed in order. `root` is the path at which the app is mounted.
         """
+        page = self._queued(verdict, rules, stored, body, lane=lane, root=root)
+        self._tally.deferred(verdict.rule, "refused" if page is None else "queued")
+        return page
+
+    def _queued(
+        self, verdict: Verdict, rules: Rules, stored: StoredRequest, body: bytes, *, lane: str, root: str
+    ) -> Page | None:
         if time.monotonic() < self._unavailable_until or not stored.replayable():
             return None
         tokens = self.tokens(rules)

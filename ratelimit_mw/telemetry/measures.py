@@ -1,0 +1,237 @@
+"""The metrics of a limiter: their names, their labels, and how they are read. All exporters go by this table.
+
+No label is an identity, a path or another value that a client chose. Rules beyond the first 1 000 names are `other`.
+
+This module is internal: its names may change in any release.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal, NamedTuple
+
+from ratelimit_mw.limiter import RateLimiter
+from ratelimit_mw.tally import SECONDS_BOUNDS, USED_BOUNDS, Distribution, RuleSnapshot
+
+Labels = tuple[str, ...]
+Value = float | Distribution
+Point = tuple[Labels, Value]
+
+_SWITCH = {"off": 0, "shadow": 1, "on": 2}
+
+
+class Reading:
+    """What one export reads.
+
+    Attributes:
+        limiter: The limiter.
+        counts: The snapshot of its tally.
+    """
+
+    def __init__(self, limiter: RateLimiter) -> None:
+        self.limiter = limiter
+        self.counts = limiter.tally.snapshot()
+        self._several = len(limiter.rules.parts) > 1
+
+    def rule(self, domain: str, name: str) -> str:
+        """Return the label of a rule: its name, after its domain if the rules have several domains."""
+        return f"{domain}/{name}" if self._several and domain else name
+
+    def by_rule(self, read: Callable[[RuleSnapshot], Iterable[Point]]) -> Iterable[Point]:
+        """Return the points of all rules. Each has the label of its rule in front."""
+        for rule in self.counts.rules:
+            label = self.rule(rule.domain, rule.name)
+            for labels, value in read(rule):
+                yield (label, *labels), value
+
+
+class Measure(NamedTuple):
+    """One metric.
+
+    Attributes:
+        name: The name, as Prometheus shows it.
+        kind: What the values are.
+        labels: The names of the labels.
+        about: A sentence for people.
+        read: Returns the values, each with its labels. Values with the same labels are added.
+        together: For a gauge, how the values of several processes are joined: a mode of prometheus_client. "" if this
+            cannot be done.
+        unit: The unit for OpenTelemetry.
+        bounds: For a histogram, the upper bounds of its buckets.
+    """
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    labels: Labels
+    about: str
+    read: Callable[[Reading], Iterable[Point]]
+    together: str = ""
+    unit: str = "1"
+    bounds: Sequence[float] = ()
+
+
+def _counter(
+    name: str, labels: Labels, about: str, read: Callable[[Reading], Iterable[Point]], unit: str = "1"
+) -> Measure:
+    return Measure(name, "counter", labels, about, read, unit=unit)
+
+
+def _gauge(name: str, about: str, together: str, read: Callable[[Reading], float | None]) -> Measure:
+    def points(reading: Reading) -> Iterable[Point]:
+        value = read(reading)
+        return () if value is None else (((), value),)
+
+    return Measure(name, "gauge", (), about, points, together)
+
+
+def _denials(reading: Reading) -> Iterable[Point]:
+    yield from reading.by_rule(lambda rule: [((reason,), number) for reason, number in rule.denials.items() if number])
+    for reason, number in reading.counts.denials.items():
+        if number:
+            yield ("", reason), number
+
+
+def _load(reading: Reading) -> float | None:
+    rules = reading.limiter.rules
+    return reading.limiter.engine.load(rules) if rules.metered else None
+
+
+MEASURES: tuple[Measure, ...] = (
+    _counter(
+        "ratelimit_requests_total",
+        ("outcome",),
+        "Decisions by outcome: allowed, over, delayed, denied, deferred, unlimited (no rule applies) or unchecked (the "
+        "store was unavailable).",
+        lambda reading: [((outcome,), number) for outcome, number in reading.counts.requests.items()],
+    ),
+    _counter(
+        "ratelimit_rule_requests_total",
+        ("rule", "outcome"),
+        "Requests by rule and by how the rule decided: allowed, over, delayed, denied or shadow_denied.",
+        lambda reading: reading.by_rule(
+            lambda rule: [((outcome,), number) for outcome, number in rule.outcomes.items()]
+        ),
+    ),
+    _counter(
+        "ratelimit_denials_total",
+        ("rule", "reason"),
+        "Denied requests by the rule that denies longest and by reason. The rule is empty for blocked, shed and "
+        "unavailable.",
+        _denials,
+    ),
+    Measure(
+        "ratelimit_used_ratio",
+        "histogram",
+        ("rule",),
+        "The used share of a limit after a decision, for one request in 16.",
+        lambda reading: reading.by_rule(lambda rule: [((), rule.used)]),
+        bounds=USED_BOUNDS,
+    ),
+    Measure(
+        "ratelimit_decision_seconds",
+        "histogram",
+        ("store",),
+        "How long a decision took, for one request in 16.",
+        lambda reading: [((reading.limiter.tally.store,), reading.counts.decisions)],
+        unit="s",
+        bounds=SECONDS_BOUNDS,
+    ),
+    _counter(
+        "ratelimit_delay_seconds_total",
+        ("rule",),
+        "The sum of the delays of requests that waited for their turn.",
+        lambda reading: reading.by_rule(lambda rule: [((), rule.delay)] if rule.delay else []),
+        unit="s",
+    ),
+    _gauge(
+        "ratelimit_store_up",
+        "1, or 0 if the last decision found the store unavailable.",
+        "livemin",
+        lambda reading: int(reading.counts.store_up),
+    ),
+    _counter(
+        "ratelimit_store_failures_total",
+        (),
+        "Decisions for which the store was unavailable.",
+        lambda reading: [((), reading.counts.store_failures)],
+    ),
+    _counter(
+        "ratelimit_local_denials_total",
+        (),
+        "Denials from the cache of denials, without a call to the store.",
+        lambda reading: [((), reading.counts.local_denials)],
+    ),
+    _counter(
+        "ratelimit_bans_total",
+        ("rule", "enforced"),
+        "Bans that began. A shadow rule's bans are not enforced.",
+        lambda reading: [
+            ((reading.rule(domain, rule), "true" if enforced else "false"), number)
+            for (domain, rule, enforced), number in reading.counts.bans.items()
+        ],
+    ),
+    _counter(
+        "ratelimit_shed_total",
+        ("priority",),
+        "Requests that were shed under load, by priority.",
+        lambda reading: [((priority,), number) for priority, number in reading.counts.shed.items()],
+    ),
+    _gauge("ratelimit_load", "The load of the process, from 0 to 1, if the rules measure it.", "livemax", _load),
+    _counter(
+        "ratelimit_deferred_total",
+        ("rule", "fate"),
+        "Deferred requests by fate: queued, refused, replayed or returned.",
+        lambda reading: [
+            ((reading.rule(domain, rule), fate), number)
+            for (domain, rule, fate), number in reading.counts.deferred.items()
+        ],
+    ),
+    _gauge(
+        "ratelimit_counters",
+        "Counters in the memory of the process. Absent if they are on a server.",
+        "livesum",
+        lambda reading: reading.limiter.tally.counters(),
+    ),
+    Measure(
+        "ratelimit_rules_info",
+        "gauge",
+        ("version",),
+        "1 for the version of the rules in force.",
+        lambda reading: [((reading.limiter.state.version,), 1)],
+    ),
+    _gauge(
+        "ratelimit_rules_refused",
+        "1 if newer rules were refused, so that older ones are in force.",
+        "livemax",
+        lambda reading: int(reading.limiter.state.error is not None),
+    ),
+    _gauge(
+        "ratelimit_overrides",
+        "Overrides that are set at run time.",
+        "livemax",
+        lambda reading: reading.limiter.state.overrides,
+    ),
+    _gauge(
+        "ratelimit_switch",
+        "The kill switch: 2 on (limits hold), 1 shadow, 0 off.",
+        "livemin",
+        lambda reading: _SWITCH[reading.limiter.switch.setting.word],
+    ),
+)
+"""All metrics of a limiter."""
+
+
+def points(measure: Measure, reading: Reading) -> dict[Labels, Value]:
+    """Return the values of a metric by their labels. Those of rules with the same label are added."""
+    found: dict[Labels, Value] = {}
+    for labels, value in measure.read(reading):
+        before = found.get(labels)
+        found[labels] = value if before is None else _sum(before, value)
+    return found
+
+
+def _sum(one: Value, other: Value) -> Value:
+    if isinstance(one, Distribution) and isinstance(other, Distribution):
+        counts = tuple([a + b for a, b in zip(one.counts, other.counts, strict=True)])
+        return Distribution(one.bounds, counts, one.total + other.total)
+    assert not isinstance(one, Distribution)  # noqa: S101 - a metric has values of one kind
+    assert not isinstance(other, Distribution)  # noqa: S101
+    return one + other

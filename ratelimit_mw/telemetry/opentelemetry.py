@@ -1,0 +1,117 @@
+"""Exports the metrics of a limiter to OpenTelemetry, and its decisions to the current span. Needs only the API."""
+
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from opentelemetry import trace
+from opentelemetry.metrics import CallbackOptions, Histogram, Meter, MeterProvider, Observation, get_meter
+
+from ratelimit_mw.limiter import RateLimiter
+from ratelimit_mw.model import Decision
+from ratelimit_mw.tally import Cell
+from ratelimit_mw.telemetry.measures import MEASURES, Measure, Reading, points
+
+__all__ = ["export"]
+
+_MOST_WAITING = 4096
+"""The most values that wait for the next export. It is one request in 16, so the oldest of 65 000 requests go."""
+
+_Callback = Callable[[CallbackOptions], Iterable[Observation]]
+
+
+def export(limiter: RateLimiter, meter_provider: MeterProvider | None = None) -> None:
+    """Export the metrics of a limiter, and describe each decision in the current span. Call it once for each limiter.
+
+    The instruments are observable: they are read when the reader of the SDK collects. The values of histograms wait
+    until then. If the current span is recording, each decision sets its attributes `ratelimit.allowed`,
+    `ratelimit.rule`, `ratelimit.limit`, `ratelimit.remaining`, `ratelimit.reason`, `ratelimit.retry_after` (seconds)
+    and `ratelimit.delay` (seconds). Those without a value are left out.
+
+    Args:
+        limiter: The limiter.
+        meter_provider: The provider of meters. None: the global one.
+    """
+    meter = get_meter("ratelimit_mw", meter_provider=meter_provider)
+    samples = _Samples(limiter, meter)
+    limiter.tally.watch(samples.add)
+    for measure in MEASURES:
+        if measure.kind != "histogram":
+            callback = _reader(weakref.ref(limiter), measure, samples)
+            if measure.kind == "counter":
+                meter.create_observable_counter(measure.name, [callback], measure.unit, measure.about)
+            else:
+                meter.create_observable_gauge(measure.name, [callback], measure.unit, measure.about)
+    limiter.tally.trace(_describe)
+
+
+def _reader(limiter: "weakref.ref[RateLimiter]", measure: Measure, samples: "_Samples") -> _Callback:
+    def read(_options: CallbackOptions) -> Iterable[Observation]:
+        found = limiter()
+        if found is None:
+            return []
+        samples.record()
+        return [
+            Observation(value, dict(zip(measure.labels, labels, strict=True)))
+            for labels, value in points(measure, Reading(found)).items()
+            if not isinstance(value, tuple)
+        ]
+
+    return read
+
+
+class _Samples:
+    """The values of histograms. They wait until the next export, because recording one takes longer than a decision."""
+
+    def __init__(self, limiter: RateLimiter, meter: Meter) -> None:
+        self._limiter = weakref.ref(limiter)
+        self._store = {"store": limiter.tally.store}
+        self._waiting: deque[tuple[Cell | None, float]] = deque(maxlen=_MOST_WAITING)
+        self._histograms = {measure.name: _histogram(meter, measure) for measure in MEASURES if measure.bounds}
+
+    def add(self, cell: Cell | None, value: float) -> None:
+        """Keep a value. `cell` is that of a rule, or None for the time of a decision."""
+        self._waiting.append((cell, value))
+
+    def record(self) -> None:
+        """Record all values that wait."""
+        limiter = self._limiter()
+        several = limiter is not None and len(limiter.rules.parts) > 1
+        while True:
+            try:
+                cell, value = self._waiting.popleft()
+            except IndexError:
+                return
+            if cell is None:
+                self._histograms["ratelimit_decision_seconds"].record(value, self._store)
+            else:
+                rule = f"{cell.domain}/{cell.name}" if several and cell.domain else cell.name
+                self._histograms["ratelimit_used_ratio"].record(value, {"rule": rule})
+
+
+def _histogram(meter: Meter, measure: Measure) -> Histogram:
+    try:
+        return meter.create_histogram(
+            measure.name, measure.unit, measure.about, explicit_bucket_boundaries_advisory=list(measure.bounds)
+        )
+    except TypeError:  # an API before 1.30
+        return meter.create_histogram(measure.name, measure.unit, measure.about)
+
+
+def _describe(decision: Decision) -> None:
+    """Set the attributes of the current span."""
+    span = trace.get_current_span()
+    if not span.is_recording():
+        return
+    span.set_attribute("ratelimit.allowed", decision.allowed)
+    if decision.rule is not None:
+        span.set_attribute("ratelimit.rule", decision.rule)
+    if decision.limit is not None:
+        span.set_attribute("ratelimit.limit", decision.limit)
+    if decision.remaining is not None:
+        span.set_attribute("ratelimit.remaining", decision.remaining)
+    if decision.reason is not None:
+        span.set_attribute("ratelimit.reason", decision.reason)
+        span.set_attribute("ratelimit.retry_after", decision.retry_after)
+    if decision.delay:
+        span.set_attribute("ratelimit.delay", decision.delay)

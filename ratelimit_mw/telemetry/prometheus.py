@@ -1,0 +1,197 @@
+"""Exports the metrics of a limiter to `prometheus_client`."""
+
+import atexit
+import os
+import threading
+import weakref
+from collections.abc import Iterable
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from ratelimit_mw.limiter import RateLimiter
+from ratelimit_mw.process_local import event, lazy, lock, reset_after_fork
+from ratelimit_mw.tally import Cell, Distribution
+from ratelimit_mw.telemetry.measures import MEASURES, Labels, Measure, Reading, points
+
+__all__ = ["export"]
+
+_EVERY = 1.0
+"""Seconds between two updates of the real metrics, if several processes are exported together."""
+
+
+def export(limiter: RateLimiter, registry: CollectorRegistry = REGISTRY) -> None:
+    """Export the metrics of a limiter. Call it once for each limiter, where the limiter is made.
+
+    The metrics are read when Prometheus scrapes the registry. A request costs no more than without the export.
+
+    If the environment has `PROMETHEUS_MULTIPROC_DIR` (gunicorn with several processes), the files of prometheus_client
+    are updated once a second and when the limiter is closed. `ratelimit_rules_info` is then left out, because
+    prometheus_client cannot join it.
+
+    Args:
+        limiter: The limiter.
+        registry: The registry of prometheus_client. It takes one limiter.
+
+    Raises:
+        ValueError: The registry already has these metrics.
+    """
+    if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
+        _Files(limiter, registry).begin()
+    else:
+        registry.register(_AtScrape(limiter))
+
+
+class _AtScrape(Collector):
+    """Reads the limiter when the registry is scraped."""
+
+    def __init__(self, limiter: RateLimiter) -> None:
+        self._limiter = weakref.ref(limiter)
+
+    def describe(self) -> Iterable[Metric]:
+        """Return the metrics without their values, so that the registry knows their names."""
+        return [_family(measure, {}) for measure in MEASURES]
+
+    def collect(self) -> Iterable[Metric]:
+        """Return the metrics with their values of this moment."""
+        limiter = self._limiter()
+        if limiter is None:
+            return []
+        reading = Reading(limiter)
+        return [_family(measure, points(measure, reading)) for measure in MEASURES]
+
+
+def _family(measure: Measure, values: dict[Labels, float | Distribution]) -> Metric:
+    if measure.kind == "histogram":
+        histogram = HistogramMetricFamily(measure.name, measure.about, labels=measure.labels)
+        for labels, value in values.items():
+            if isinstance(value, Distribution):
+                histogram.add_metric(labels, _buckets(value), value.total)
+        return histogram
+    make = CounterMetricFamily if measure.kind == "counter" else GaugeMetricFamily
+    family = make(measure.name, measure.about, labels=measure.labels)
+    for labels, value in values.items():
+        family.add_metric(labels, value)  # type: ignore[arg-type]  # only histograms have distributions
+    return family
+
+
+def _buckets(value: Distribution) -> list[tuple[str, float]]:
+    """Return the upper bound of each bucket and the number of values up to it."""
+    so_far, found = 0, []
+    for bound, number in zip([*map(str, value.bounds), "+Inf"], value.counts, strict=True):
+        so_far += number
+        found.append((bound, float(so_far)))
+    return found
+
+
+class _Files:
+    """Moves the counts of a limiter into the real metrics of prometheus_client, whose files all processes share.
+
+    A thread does so once a second. It begins with the first request that is measured, so that it runs in the process
+    that serves requests and not in the one that forks it.
+    """
+
+    _lock = lazy(lock)
+    _stopped = lazy(event)
+
+    def __init__(self, limiter: RateLimiter, registry: CollectorRegistry) -> None:
+        self._limiter = weakref.ref(limiter)
+        self._store = limiter.tally.store
+        self._thread: threading.Thread | None = None
+        self._moved: dict[tuple[str, Labels], float] = {}
+        self._counters = {
+            measure.name: Counter(measure.name, measure.about, measure.labels, registry=registry)
+            for measure in MEASURES
+            if measure.kind == "counter"
+        }
+        self._gauges = {
+            measure.name: Gauge(
+                measure.name,
+                measure.about,
+                measure.labels,
+                registry=registry,
+                multiprocess_mode=measure.together,  # type: ignore[arg-type]  # one of its modes
+            )
+            for measure in MEASURES
+            if measure.together
+        }
+        self._histograms = {
+            measure.name: Histogram(
+                measure.name, measure.about, measure.labels, registry=registry, buckets=measure.bounds
+            )
+            for measure in MEASURES
+            if measure.kind == "histogram"
+        }
+
+    def begin(self) -> None:
+        """Follow the limiter until it is closed."""
+        limiter = self._limiter()
+        if limiter is not None:
+            limiter.tally.watch(self._observe)
+            limiter.tally.at_close(self._close)
+            reset_after_fork(self)
+            atexit.register(self._close)
+
+    def after_fork(self) -> None:
+        """Begin again in the child of a fork, where the limiter counts from 0."""
+        for name in ("_lock", "_stopped"):
+            vars(self).pop(name, None)
+        self._thread = None
+        self._moved = {}
+
+    def _observe(self, cell: Cell | None, value: float) -> None:
+        """Observe a value of one request in 16. `cell` is that of a rule, or None for the time of the decision."""
+        if self._thread is None:
+            self._start()
+        if cell is None:
+            self._histograms["ratelimit_decision_seconds"].labels(self._store).observe(value)
+        else:
+            limiter = self._limiter()
+            several = limiter is not None and len(limiter.rules.parts) > 1 and cell.domain
+            label = f"{cell.domain}/{cell.name}" if several else cell.name
+            self._histograms["ratelimit_used_ratio"].labels(label).observe(value)
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._thread is not None:
+                return
+            self._thread = threading.Thread(target=self._run, name="ratelimit_mw metrics", daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError:  # no more threads: the counts are moved when the limiter is closed
+            return
+
+    def _run(self) -> None:
+        while not self._stopped.wait(_EVERY) and self._limiter() is not None:
+            self._move()
+
+    def _close(self) -> None:
+        self._stopped.set()
+        self._move()
+
+    def _move(self) -> None:
+        """Add what was counted since the last call to the real counters, and set the gauges."""
+        limiter = self._limiter()
+        if limiter is None:
+            return
+        with self._lock:
+            reading = Reading(limiter)
+            for measure in MEASURES:
+                if measure.kind == "histogram" or (measure.kind == "gauge" and not measure.together):
+                    continue
+                for labels, value in points(measure, reading).items():
+                    if isinstance(value, Distribution):
+                        continue
+                    if measure.kind == "gauge":
+                        self._gauges[measure.name].set(value)
+                    else:
+                        self._add(measure.name, labels, value)
+
+    def _add(self, name: str, labels: Labels, value: float) -> None:
+        before = self._moved.get((name, labels), 0.0)
+        self._moved[name, labels] = value
+        more = value - before if value >= before else value  # after a test has set the counts to 0
+        if more:
+            counter = self._counters[name]
+            (counter.labels(*labels) if labels else counter).inc(more)

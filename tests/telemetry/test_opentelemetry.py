@@ -1,0 +1,96 @@
+"""The metrics and the spans of `telemetry.opentelemetry`, read through the SDK."""
+
+import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
+
+from ratelimit_mw import ManualClock, RateLimiter
+from ratelimit_mw.telemetry.measures import MEASURES
+from ratelimit_mw.telemetry.opentelemetry import export
+
+
+@pytest.fixture
+def limiter():
+    rules = [
+        {"name": "all", "by": "ip", "limit": "2 per 10 years"},
+        {"name": "queue", "by": "ip", "limit": "1 per second", "algorithm": "leaky_bucket", "match": {"path": "/q"}},
+    ]
+    with RateLimiter({"domain": "d", "rules": rules}, clock=ManualClock()) as each:
+        yield each
+
+
+@pytest.fixture
+def reader(limiter):
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader])
+    export(limiter, provider)
+    yield reader
+    provider.shutdown()
+
+
+def collected(reader):
+    """The points of each metric by their attributes, as text."""
+    data = reader.get_metrics_data()
+    (resource,) = data.resource_metrics
+    (scope,) = resource.scope_metrics
+    return {
+        metric.name: {
+            ",".join(f"{k}={v}" for k, v in point.attributes.items()): point for point in metric.data.data_points
+        }
+        for metric in scope.metrics
+    }
+
+
+def test_a_collection_has_the_counts_of_the_limiter(limiter, reader):
+    for _ in range(3):
+        limiter.check({"ip": "192.0.2.1"})
+    found = collected(reader)
+    assert found["ratelimit_requests_total"]["outcome=allowed"].value == 2
+    assert found["ratelimit_denials_total"]["rule=all,reason=limited"].value == 1
+    assert found["ratelimit_switch"][""].value == 2
+    assert found["ratelimit_rules_info"][f"version={limiter.state.version}"].value == 1
+    assert found["ratelimit_decision_seconds"]["store=memory"].count == 1
+    assert found["ratelimit_used_ratio"]["rule=all"].sum == 0.5
+    assert found.keys() <= {each.name for each in MEASURES}
+
+
+def test_a_value_of_a_histogram_is_exported_once(limiter, reader):
+    for _ in range(33):
+        limiter.check({"ip": "192.0.2.1"})
+    assert collected(reader)["ratelimit_decision_seconds"]["store=memory"].count == 3
+    assert collected(reader)["ratelimit_decision_seconds"]["store=memory"].count == 3
+
+
+def test_a_span_that_records_has_the_decision(limiter, reader):
+    tracer = TracerProvider().get_tracer("test")
+    for _ in range(3):
+        with tracer.start_as_current_span("request") as span:
+            limiter.check({"ip": "192.0.2.1"})
+    attributes = dict(span.attributes)
+    assert attributes.pop("ratelimit.retry_after") > 0
+    assert attributes == {
+        "ratelimit.allowed": False,
+        "ratelimit.rule": "all",
+        "ratelimit.limit": 2,
+        "ratelimit.remaining": 0,
+        "ratelimit.reason": "limited",
+    }
+    assert collected(reader)["ratelimit_requests_total"]["outcome=denied"].value == 1
+
+
+def test_a_span_that_does_not_record_has_no_attributes(limiter, reader):
+    tracer = TracerProvider(sampler=ALWAYS_OFF).get_tracer("test")
+    with tracer.start_as_current_span("request") as span:
+        assert limiter.check({"ip": "192.0.2.1"}).allowed
+    assert not span.is_recording()
+    assert collected(reader)["ratelimit_requests_total"]["outcome=allowed"].value == 1
+
+
+def test_the_counts_of_requests_are_the_same_with_spans(limiter, reader):
+    for _ in range(40):
+        limiter.check({"ip": "192.0.2.1", "path": "/other"})
+    found = collected(reader)
+    assert found["ratelimit_decision_seconds"]["store=memory"].count == 3
+    assert found["ratelimit_requests_total"]["outcome=denied"].value == 38
