@@ -53,10 +53,14 @@ def http_app(service: Service) -> App:
     )
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] == "/auth":  # the hot endpoint needs no router
-            await auth(scope, receive, send)
-        else:
-            await others(scope, receive, send)
+        service.under_way += 1
+        try:
+            if scope["type"] == "http" and scope["path"] == "/auth":  # the hot endpoint needs no router
+                await auth(scope, receive, send)
+            else:
+                await others(scope, receive, send)
+        finally:
+            service.under_way -= 1
 
     return app
 

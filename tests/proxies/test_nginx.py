@@ -1,6 +1,7 @@
 """A real nginx asks the service, by the files of examples/service."""
 
 import signal
+import socket
 
 import httpx2
 import pytest
@@ -79,6 +80,17 @@ def test_a_client_cannot_claim_to_ask_for_another_path(nginx):
         refused = http.post("/login", headers={"X-Forwarded-Uri": "/other", "X-Forwarded-Method": "GET"})
     assert answers == [200, 200, 200, 429]
     assert refused.status_code == 403, "nginx does not replace these, so they contradict what it sends"
+
+
+def test_a_header_that_the_service_cannot_read_does_not_lift_the_limits(nginx):
+    host, _, port = nginx.removeprefix("http://").partition(":")
+    asked = b"GET / HTTP/1.1\r\nHost: shop\r\nConnection: close\r\nX-A: a\x0bb\r\n\r\n"
+    answers = []
+    for _ in range(2):
+        with socket.create_connection((host, int(port)), 60, source_address=("127.0.0.7", 0)) as raw:
+            raw.sendall(asked)
+            answers.append(raw.makefile("rb").readline())
+    assert answers == [b"HTTP/1.1 429 Too Many Requests\r\n"] * 2, "nginx passes the vertical tab on"
 
 
 def test_a_denial_has_the_status_of_its_rule(nginx):
