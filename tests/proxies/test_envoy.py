@@ -1,19 +1,23 @@
 """A real Envoy asks the service, by the files of examples/service."""
 
+import re
+import shlex
 import signal
 import time
 
 import httpx2
 import pytest
 
-from tests.proxies.running import project
+from tests.proxies.running import project, run
 from tests.proxies.wire import request
+from tests.support.apps import ROOT
 from tests.support.patience import eventually
 
 grpc = pytest.importorskip("grpc", reason="the extra serve is not installed")
 rls_pb2_grpc = pytest.importorskip("envoy.service.ratelimit.v3.rls_pb2_grpc", reason="xds-protos is not installed")
 
 YEAR = 365 * 86_400
+PAGE = ROOT / "docs" / "beside-your-proxy.md"
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +93,14 @@ def test_a_limit_that_is_sent_along_applies(envoy):
 def test_the_log_of_the_service_has_no_warning_about_entries_that_envoy_sends(service, envoy):
     assert "ready: " in service.log
     assert "entries" not in service.log
+
+
+def test_the_command_of_the_page_asks_as_envoy_does(here, service):
+    (command,) = re.findall(r"^\$ ratelimit-mw (ask --domain .*)$", PAGE.read_text("utf-8"), re.MULTILINE)
+    grpc_address = f"127.0.0.1:{here.port[18081]}"
+    codes = [run(*shlex.split(command), "--grpc", grpc_address).returncode for _ in range(3)]
+    assert codes == [0, 0, 1], "its second descriptor admits two requests"
+    assert run("ask", "--health", "--grpc", grpc_address).returncode == 0
 
 
 def test_envoy_finds_the_service_healthy(envoy):

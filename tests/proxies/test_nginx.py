@@ -1,5 +1,6 @@
 """A real nginx asks the service, by the files of examples/service."""
 
+import re
 import signal
 import socket
 
@@ -7,7 +8,10 @@ import httpx2
 import pytest
 
 from tests.proxies.running import free_ports, project
+from tests.support.apps import ROOT
 from tests.support.patience import eventually
+
+PAGE = ROOT / "docs" / "beside-your-proxy.md"
 
 MORE = """\
   - name: busy
@@ -145,3 +149,12 @@ def test_nginx_decides_while_the_service_is_frozen_or_killed(closed, status):
                 assert http.get("/").status_code == status
         finally:
             service.end()
+
+
+def test_the_question_of_the_page_is_decided_by_the_same_rules(here, nginx):
+    (body,) = re.findall(r"/v1/check -d '(.*)'$", PAGE.read_text("utf-8"), re.MULTILINE)
+    answers = [httpx2.post(f"http://127.0.0.1:{here.port[18080]}/v1/check", content=body) for _ in range(4)]
+    assert [each.status_code for each in answers] == [200] * 4
+    assert [each.json()["allowed"] for each in answers] == [True, True, True, False]
+    assert answers[3].json()["rule"] == "login"
+    assert answers[3].json()["retry_after"] > 0

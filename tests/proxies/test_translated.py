@@ -415,3 +415,39 @@ def test_a_denied_client_does_not_reach_the_store(shop, any_server):
     assert any_server.calls("evalsha") == calls
     assert [each[0] for each in before] == ["OK", "OVER_LIMIT", "OK", "OK"]
     assert denied == [["OVER_LIMIT", over("1/MINUTE", 0, 58)]] * 5
+
+
+def counted(ask):
+    """The hits of the only descriptor that was asked: all, over, near and within the limit, and in shadow mode."""
+    (hits,) = ask.limiter.tally.snapshot().hits
+    return [hits.total_hits, hits.over_limit, hits.near_limit, hits.within_limit, hits.shadow_mode]
+
+
+NEAR = {
+    "below the ratio": (15, [11], [11, 0, 0, 11, 0]),
+    "above the ratio": (15, [11, 2], [13, 0, 1, 13, 0]),
+    "over the limit, which is not near it": (15, [11, 2, 1, 1, 1], [16, 1, 3, 15, 0]),
+    "all hits below the ratio": (20, [2, 3], [5, 0, 0, 5, 0]),
+    "some hits above the ratio": (8, [5, 2], [7, 0, 1, 7, 0]),
+    "all hits above the ratio": (20, [16, 3], [19, 0, 3, 19, 0]),
+    # Theirs counts the part of the hits that would have fitted as near the limit. Ours denies hits as a whole.
+    "some hits over the limit": (20, [19, 3], [22, 3, 3, 19, 0]),
+    "all hits over the limit": (10, [10, 3], [13, 3, 2, 10, 0]),
+}
+
+
+@pytest.mark.parametrize(("limit", "asked", "counts"), NEAR.values(), ids=NEAR)
+def test_hits_near_and_over_the_limit_are_counted(limit, asked, counts, shop, storage):
+    """TestNearLimit, TestOverLimitWithLocalCache."""
+    ask = shop(f"\n  - {{key: key4, rate_limit: {{unit: hour, requests_per_unit: {limit}}}}}\n", storage=storage)
+    for hits in asked:
+        ask(["key4=value4"], hits=hits)
+    assert counted(ask) == counts
+
+
+def test_hits_of_a_limit_in_shadow_mode_are_counted_as_over_it(shop, storage):
+    """TestOverLimitWithLocalCacheShadowRule."""
+    ask = shop("\n  - {key: a, shadow_mode: true, rate_limit: {unit: hour, requests_per_unit: 15}}\n", storage=storage)
+    for hits in (11, 2, 2, 1, 1):
+        assert shown(ask(["a=b"], hits=hits))[0] == "OK"
+    assert counted(ask) == [17, 2, 3, 15, 2]
