@@ -9,6 +9,8 @@ import pytest
 
 from ratelimit_mw import ManualClock, RateLimiter
 from ratelimit_mw.asgi import RateLimitMiddleware
+from ratelimit_mw.decision.denials import DenialLog
+from ratelimit_mw.decision.verdict import Verdict
 from tests.shells.asking import EACH_SHELL, START, exchange, limiter, websocket_scope
 from tests.support.apps import ROOT
 
@@ -24,6 +26,20 @@ def records(caplog):
         for record in caplog.records
         if record.name == "ratelimit_mw.denials"
     ]
+
+
+def test_a_request_that_is_shed_is_recorded_with_its_wait(records):
+    with limiter() as engine:
+        DenialLog(ManualClock(START)).write(Verdict((), None, denied="shed", wait=2_500_000), engine.rules, {})
+    (found,) = records()
+    assert (found["reason"], found["rule"], found["retry_after"]) == ("shed", None, 2.5)
+
+
+def test_the_rules_whose_records_are_counted_are_bounded():
+    log = DenialLog(ManualClock(START))
+    for number in range(1_500):
+        log._count(("shop", f"rule{number}"))
+    assert len(log._counts) <= 1_000
 
 
 @pytest.fixture

@@ -254,7 +254,8 @@ def test_rules_see_the_entries_of_all_lists_as_attributes(engine, check):
     limiter = engine(RULES)
     found = check(limiter, [("tier", "gold"), ("unknown", "x")], [("user", "eve"), ("tier", "free")])
     assert {policy.rule: policy.remaining for policy in found.decision.policies} == {"tokens": 9, "tiers": 4}
-    assert [(status.rule, status.unit, status.period) for status in found.statuses] == [("tiers", None, 90.0)] * 2
+    statuses = [(status.rule, status.name, status.unit, status.period) for status in found.statuses]
+    assert statuses == [("tiers", "tiers", None, 90.0)] * 2
 
 
 def test_rules_are_charged_the_most_hits_in_full_if_they_are_a_lists_own(engine, check, clock):
@@ -268,6 +269,35 @@ def test_rules_are_charged_the_most_hits_in_full_if_they_are_a_lists_own(engine,
     clock.advance(60)
     assert check(limiter, late(tokens, 0)).allowed
     assert not check(limiter, tokens, hits=20).allowed
+
+
+def test_a_rule_that_is_replaced_is_not_charged_for_lists(engine, check):
+    gold = {"name": "gold", "by": "user", "match": {"tier": "gold"}, "limit": "9 per day", "replaces": "tokens"}
+    limiter = engine({**RULES, "rules": [RULES["rules"][0], gold]})
+    found = check(limiter, [("user", "eve")], [("tier", "gold")])
+    assert [policy.rule for policy in found.decision.policies] == ["gold", "user"]
+
+
+@pytest.mark.parametrize("waits", [("hour", "day"), ("day", "hour")])
+def test_of_two_limits_that_deny_a_list_its_status_is_that_of_the_longer_wait(engine, check, waits):
+    rules = [{"name": each, "limit": f"1 per {each}", "algorithm": "fixed_window"} for each in waits]
+    limiter = engine({"rules": rules})
+    assert [check(limiter, [("user", "eve")]).allowed for _ in range(2)] == [True, False]
+    denied = check(limiter, [("user", "eve")]).statuses[0]
+    assert (denied.rule, denied.retry_after) == ("day", 86_400.0)
+
+
+def test_a_sum_of_hits_that_no_store_can_count_is_reduced(engine, check, store):
+    limiter = engine()
+    assert check(limiter, late(ANN, 10**15), late(ANN, 10**15)).allowed
+    assert [ask.cost for ask in store.asks] == [10**15]
+
+
+def test_own_hits_are_taken_in_full_by_the_lower_of_two_sent_limits(engine, check, store):
+    limiter = engine()
+    high, low = EntryList(ANN, hits=4, limit=(5, "hour")), EntryList(ANN, limit=(3, "hour"))
+    assert check(limiter, high, low).allowed
+    assert [(ask.cost, ask.quota.limit, ask.quota.overdraft) for ask in store.asks] == [(5, 3, True)]
 
 
 def test_an_exempt_client_passes_all_lists(engine, check, store):
