@@ -62,7 +62,9 @@ class Order:
             yield self._sorted(seconds.pop(heapq.heappop(heap)))
 
     def _sorted(self, entries: list[Entry]) -> list[Entry]:
-        if not self._spread or len(entries) == 1 or any(entry.at % SECOND for entry in entries):
+        if len(entries) == 1:
+            return entries
+        if not self._spread or any(entry.at % SECOND for entry in entries):
             entries.sort(key=_at)
             return entries
         return [entry._replace(at=entry.at + place * SECOND // len(entries)) for place, entry in enumerate(entries)]

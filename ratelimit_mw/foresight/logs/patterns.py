@@ -168,7 +168,7 @@ class PatternReader:
         self._unit = next(((field, unit) for field, unit in DURATIONS.items() if field in self._group), None)
         self._from_end = clock.field == "end" and self._unit is not None
         self._extra_groups = [self._group.get(field, -1) for field in extras]
-        self._plain = not (extras or self._unit or "status" in self._group)
+        self._plain = not (extras or self._unit)
 
     def read(self, block: bytes) -> list[Entry]:
         """See `LineReader`."""
@@ -178,7 +178,7 @@ class PatternReader:
             self._count_unmatched(text)
         entries: list[Entry] = []
         add, times, time = entries.append, self._times, self._time
-        ip, request = self._group.get("ip", -1), self._group.get("request", -1)
+        ip, request, status = (self._group.get(field, -1) for field in ("ip", "request", "status"))
         for row in rows:
             method = row[request] if request >= 0 else ""
             try:
@@ -191,7 +191,8 @@ class PatternReader:
                     method, target = found
                 address = row[ip] if ip >= 0 else ""
                 if self._plain:
-                    add(_new(Entry, (at, address, method, target, 0, -1, ())))
+                    code = int(row[status]) if status >= 0 and row[status] != "-" else 0
+                    add(_new(Entry, (at, address, method, target, code, -1, ())))
                 else:
                     add(self._entry(row, at, address, method, target))
             except ValueError:

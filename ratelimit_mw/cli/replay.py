@@ -1,0 +1,280 @@
+"""`ratelimit-mw replay` runs a log through the rules, by the log's own clock."""
+
+import csv
+import json
+import math
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Literal, TextIO
+
+import typer
+
+from ratelimit_mw.cli.common import (
+    CONFIG_VARIABLE,
+    DEFAULT_CONFIG,
+    Exit,
+    Json,
+    Most,
+    diagnostics,
+    fail,
+    say_json,
+    say_lines,
+)
+from ratelimit_mw.cli.replayed import as_mapping, say_result, utc
+from ratelimit_mw.errors import ConfigurationError, StoreUnavailable, TemplateError
+from ratelimit_mw.foresight.clients import printable
+from ratelimit_mw.foresight.logs.formats import WORDS, UnknownFormat
+from ratelimit_mw.foresight.logs.inputs import STANDARD_INPUT
+from ratelimit_mw.foresight.logs.times import any_time
+from ratelimit_mw.foresight.replay import Denial, Options, Result
+from ratelimit_mw.foresight.replay import replay as replayed
+
+By = Literal["minute", "hour", "day"]
+Names = Literal["plain", "hashed"]
+
+_MOST_UNREADABLE = 0.1
+"""The share of unreadable lines above which the result is not trusted, without `--lenient`."""
+
+_PERCENT = re.compile(r"\s*([0-9]{1,3}(?:\.[0-9]{1,6})?)\s*%\s*")
+
+
+def replay(
+    logs: Annotated[
+        list[str], typer.Argument(metavar="LOG…", help="Access logs, which may be compressed. - is standard input.")
+    ],
+    *,
+    rules: Annotated[
+        str,
+        typer.Option(
+            "--rules", "-c", metavar="RULES", envvar=CONFIG_VARIABLE, help="The rules: a file, a folder or a Redis URL."
+        ),
+    ] = DEFAULT_CONFIG,
+    against: Annotated[
+        str | None, typer.Option(metavar="RULES", help="Compare with these rules: what is newly denied or allowed.")
+    ] = None,
+    rule: Annotated[
+        str | None,
+        typer.Option("--rule", metavar="NAME", help="Show this rule alone. All rules are replayed, as in production."),
+    ] = None,
+    form: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            metavar="FORMAT",
+            help=f"{', '.join(WORDS)}, or the log_format of nginx or the LogFormat of Apache.",
+        ),
+    ] = "auto",
+    field: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--field",
+            metavar="NAME=PLACE",
+            help="Where the log has a field: a name in JSON or CSV, or a variable of the format. Repeatable.",
+        ),
+    ] = None,
+    since: Annotated[str | None, typer.Option(metavar="TIME", help="Replay requests from this time on.")] = None,
+    until: Annotated[str | None, typer.Option(metavar="TIME", help="Replay requests before this time.")] = None,
+    match: Annotated[
+        str, typer.Option(metavar="PATH", help="Replay requests of this path, a template as in match.path.")
+    ] = "",
+    spread: Annotated[
+        bool,
+        typer.Option("--spread", help="Distribute the requests of each second over it."),
+    ] = False,
+    disorder: Annotated[
+        int, typer.Option(min=0, max=86_400, metavar="SECONDS", help="By how much lines may be out of order.")
+    ] = 60,
+    lenient: Annotated[
+        bool, typer.Option("--lenient", help="Accept a log of which more than 10 % cannot be read.")
+    ] = False,
+    by: Annotated[By, typer.Option("--by", help="The unit of time of denials over time.")] = "hour",
+    names: Annotated[Names, typer.Option("--names", help="Name clients as in the log, or by hashes alone.")] = "plain",
+    most: Most = 10,
+    denials: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write each denial to a file: .csv or .jsonl.")
+    ] = None,
+    fail_above: Annotated[
+        str | None,
+        typer.Option(metavar="PERCENT", help="Exit with 1 if more than this share of requests is denied, as in 1%."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Run an access log through the rules: who would have been limited, when, and by which rule.
+
+    The clock is that of the log. The counters are in memory: the storage, the overrides and the switch that the rules
+    name are never opened. What a rule needs and the log does not have is reported, not guessed.
+
+    The exit code is 1 if the rules or the log cannot be read, if no rule was asked, or above `--fail-above`.
+    """
+    limit = None if fail_above is None else _share(fail_above)
+    if logs.count(STANDARD_INPUT) > 1:
+        raise typer.BadParameter("standard input can be read once only", param_hint="LOG…")
+    with _denials_to(denials, rule) as on_denial, _progress(logs) as on_progress:
+        options = Options(
+            logs=logs,
+            rules=rules,
+            against=against,
+            form=form,
+            places=_places(field or []),
+            since=_time(since, "--since") or 0,
+            until=_time(until, "--until"),
+            match=match,
+            disorder=disorder,
+            spread=spread,
+            hashed=names == "hashed",
+            on_denial=on_denial,
+            on_progress=on_progress,
+        )
+        result = _run(options)
+    if rule is not None and rule not in [each.name for each in result.outcome.rules.values()]:
+        raise typer.BadParameter(f"there is no rule {rule!r}", param_hint="--rule")
+    if as_json:
+        say_json(as_mapping(result, by=by, most=most, rule=rule))
+    else:
+        say_result(result, logs, by=by, most=most, rule=rule)
+    _conclude(result, limit, rule, lenient=lenient)
+
+
+def _run(options: Options) -> Result:
+    try:
+        return replayed(options)
+    except ConfigurationError as error:
+        say_lines(diagnostics([(problem, "error") for problem in error.problems]))
+        fail("these rules can't be loaded", Exit.PROBLEMS)
+    except StoreUnavailable as error:
+        fail(f"the rules can't be fetched: {error}", Exit.STORE_AWAY)
+    except UnknownFormat as error:
+        fail(printable_lines(str(error)), Exit.USAGE if error.usage else Exit.PROBLEMS)
+    except TemplateError as error:
+        fail(f"--match: {error}", Exit.USAGE)
+    except ValueError as error:
+        fail(str(error), Exit.USAGE)
+    except OSError as error:
+        fail(f"the log can't be read: {error}", Exit.PROBLEMS)
+
+
+def printable_lines(text: str) -> str:
+    """Return a text of several lines in which each line is printable."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
+def _conclude(result: Result, limit: float | None, rule: str | None, *, lenient: bool) -> None:
+    """End the command with an exit code other than 0 if the result cannot be used, or if too much is denied."""
+    if not lenient and result.unreadable > _MOST_UNREADABLE * max(result.lines, 1):
+        fail("more than 10 % of the lines can't be read; see --format and --lenient", Exit.PROBLEMS)
+    if not result.outcome.requests:
+        fail("there is no request to replay", Exit.PROBLEMS)
+    if result.unasked:
+        fail("no rule was asked, so the result says nothing", Exit.PROBLEMS)
+    denied = result.outcome.denied
+    if rule is not None:
+        denied = sum(each.denied for each in result.outcome.rules.values() if each.name == rule and not each.shadow)
+    if limit is not None and denied > limit * result.outcome.requests:
+        share = 100 * denied / result.outcome.requests
+        fail(f"{share:.4g} % of the requests would be denied, more than {100 * limit:g} %", Exit.PROBLEMS)
+
+
+def _share(text: str) -> float:
+    found = _PERCENT.fullmatch(text)
+    if found is None or float(found[1]) > 100:
+        raise typer.BadParameter(f"{text!r} is not a percentage, as 1% or 0.5%", param_hint="--fail-above")
+    return float(found[1]) / 100
+
+
+def _time(text: str | None, option: str) -> int | None:
+    if text is None:
+        return None
+    try:
+        return any_time(text)
+    except (ValueError, OverflowError):
+        hint = "write it as 2026-03-01T12:00:00Z, as in the log, or in seconds since the epoch"
+        raise typer.BadParameter(f"{text!r} is not a time; {hint}", param_hint=option) from None
+
+
+def _places(fields: list[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for each in fields:
+        name, equals, place = each.partition("=")
+        if not equals or not name.strip() or not place.strip():
+            raise typer.BadParameter(f"{each!r} is not NAME=PLACE", param_hint="--field")
+        name = name.strip()
+        found[name.lower() if name.lower().startswith("header:") else name] = place.strip()
+    return found
+
+
+@contextmanager
+def _denials_to(path: Path | None, rule: str | None) -> Iterator[Callable[[Denial], None] | None]:
+    """Yield a function that writes a denial to a file. None without a file."""
+    if path is None:
+        yield None
+        return
+    writers = {".csv": _csv_writer, ".jsonl": _json_writer}
+    if path.suffix not in writers:
+        raise typer.BadParameter(f"{path.name!r} ends in neither .csv nor .jsonl", param_hint="--denials")
+    try:
+        file = path.open("w", encoding="utf-8", newline="")
+    except OSError as error:
+        raise typer.BadParameter(str(error), param_hint="--denials") from None
+    with file:
+        write = writers[path.suffix](file)
+        yield lambda denial: write(denial) if rule is None or denial.rule == rule else None
+
+
+def _json_writer(file: TextIO) -> Callable[[Denial], None]:
+    def write(denial: Denial) -> None:
+        file.write(json.dumps(_row(denial), ensure_ascii=False) + "\n")
+
+    return write
+
+
+def _csv_writer(file: TextIO) -> Callable[[Denial], None]:
+    writer = csv.writer(file)
+    writer.writerow(("time", *Denial._fields[1:]))
+
+    def write(denial: Denial) -> None:
+        writer.writerow([_cell(value) for value in _row(denial).values()])
+
+    return write
+
+
+def _cell(value: object) -> object:
+    """Return a value for CSV. A spreadsheet would run a text that begins with one of these characters as a formula."""
+    if isinstance(value, str):
+        return f"'{value}" if value.startswith(("=", "+", "-", "@")) else value
+    return "" if value is None else value
+
+
+def _row(denial: Denial) -> dict[str, object]:
+    """Return the values of a denial by their names, without control characters."""
+    cells = {name: printable(cell) if isinstance(cell, str) else cell for name, cell in denial._asdict().items()}
+    del cells["at"]
+    wait = denial.retry_after
+    cells["retry_after"] = round(wait, 6) if math.isfinite(wait) else None
+    return {"time": utc(denial.at, exact=True), **cells}
+
+
+@contextmanager
+def _progress(logs: list[str]) -> Iterator[Callable[[int, int], None] | None]:
+    """Yield a function that shows the progress on a terminal. None if stderr is not a terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console  # imported late: few commands need it
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    known = STANDARD_INPUT not in logs
+    total = sum(Path(log).stat().st_size for log in logs if Path(log).is_file()) if known else None
+    columns = (TextColumn("replay"), BarColumn(), TextColumn("{task.fields[done]}"), TimeRemainingColumn())
+    begun = time.monotonic()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("replay", total=total, done="")
+
+        def show(lines: int, position: int) -> None:
+            speed = lines / max(time.monotonic() - begun, 0.001)
+            progress.update(task, completed=position, done=f"{lines:,} lines, {speed:,.0f} lines/s")
+
+        yield show

@@ -1,0 +1,232 @@
+"""What `ratelimit-mw replay` prints: the result as text and as JSON."""
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from ratelimit_mw.cli.common import say, say_table
+from ratelimit_mw.foresight.clients import printable
+from ratelimit_mw.foresight.replay import Difference, Result
+from ratelimit_mw.foresight.results import MINUTE, DeniedClient, Heaviest, RuleResult
+from ratelimit_mw.model import SECOND
+
+UNITS = {"minute": 1, "hour": 60, "day": 1440}
+"""The minutes of each unit of `--by`."""
+
+_BARS = "▁▂▃▄▅▆▇█"
+_WIDEST = 32
+"""The most characters of a sparkline."""
+
+_OBEDIENT = (
+    "The log's clients did not know of these limits. Clients that wait for Retry-After send fewer requests, and others "
+    "try again."
+)
+
+
+def utc(at: int, *, exact: bool = False) -> str:
+    """Return a time in UTC, to the second, or exactly as in ISO 8601. `at` is in microseconds since the epoch."""
+    time = datetime.fromtimestamp(at // SECOND, UTC).replace(microsecond=at % SECOND)
+    return time.isoformat().replace("+00:00", "Z") if exact else time.strftime("%Y-%m-%d %H:%M:%S")
+
+
+def say_result(result: Result, logs: Sequence[str], *, by: str, most: int, rule: str | None) -> None:
+    """Print the result of a replay.
+
+    Args:
+        result: The result.
+        logs: The paths of the logs.
+        by: The unit of time of a character in a sparkline.
+        most: The most clients to show.
+        rule: The only rule to show. None: all rules.
+    """
+    outcome = result.outcome
+    for log, form in zip(logs, result.formats, strict=True):
+        say(f"{printable(log)}: {form}")
+    if result.first:
+        say(f"{utc(result.first)} to {utc(result.last)} UTC\n")
+    say(sentence(result))
+    rules = _shown(result, rule)
+    if any(each.asked for each in rules):
+        say("")
+        _say_rules(result, rules, by)
+    clients = outcome.most_limited(most, rule)
+    if clients:
+        say("\nmost limited clients")
+        _say_clients(clients)
+    if result.difference is not None:
+        _say_difference(result.difference, most)
+    gaps = [gap.text for gap in result.gaps if rule is None or gap.rule in ("", rule)]
+    if gaps:
+        say("\nnot replayed, or not as in production")
+        for text in gaps:
+            say(f"  - {printable(text)}")
+    notes = _notes(result)
+    if notes:
+        say("\n" + "\n".join(notes))
+
+
+def sentence(result: Result) -> str:
+    """Return the result in one sentence."""
+    outcome = result.outcome
+    clients = _number(len(outcome.limited), at_least=outcome.limited.full)
+    text = f"{outcome.denied:,} of {outcome.requests:,} requests would have been denied"
+    if outcome.denied:
+        text += f", of {clients} client{'s' * (len(outcome.limited) != 1)}"
+    return text + "."
+
+
+def _shown(result: Result, rule: str | None) -> list[RuleResult]:
+    return [each for each in result.outcome.rules.values() if rule is None or each.name == rule]
+
+
+def _number(number: int, *, at_least: bool = False) -> str:
+    return f"{'≥ ' if at_least else ''}{number:,}"
+
+
+def _say_rules(result: Result, rules: Sequence[RuleResult], by: str) -> None:
+    extra = [name for name in ("delayed", "over") if any(getattr(each, name) for each in rules)]
+    columns = ("rule", ">requests", ">denied", ">share", ">clients", *(f">{name}" for name in extra))
+    rows = []
+    for each in rules:
+        worst = each.worst
+        rows.append(
+            (
+                f"{'○ ' if each.shadow else ''}{each.name}",
+                f"{each.asked:,}",
+                f"{each.denied:,}",
+                f"{each.denied / each.asked:.2%}" if each.asked else "",
+                _number(each.clients, at_least=result.outcome.clients.full) if each.denied else "",
+                *(f"{getattr(each, name):,}" for name in extra),
+                "" if worst is None else f"{worst[0]:,} at {utc(worst[1])[:-3]}",
+                sparkline(each, result.first, result.last, UNITS[by]),
+            )
+        )
+    say_table((*columns, "worst minute", "denials over time"), rows)
+    if any(each.shadow for each in rules):
+        say("○ a shadow rule: it denies nothing, and would have denied these requests")
+
+
+def sparkline(rule: RuleResult, first: int, last: int, minutes: int) -> str:
+    """Return the denials of a rule over time, one character for so many minutes, or for several times as many."""
+    begin, end = first // MINUTE // minutes, last // MINUTE // minutes
+    each = -(-(end - begin + 1) // _WIDEST)  # how many units share a character
+    counts = [0] * ((end - begin) // each + 1)
+    for minute, count in rule.minutes.items():
+        counts[(minute // minutes - begin) // each] += count
+    highest = max(counts)
+    if not highest:
+        return ""
+    return "".join(" " if not count else _BARS[(count * len(_BARS) - 1) // highest] for count in counts)
+
+
+def _say_clients(clients: Sequence[DeniedClient]) -> None:
+    rows = [
+        (
+            each.client,
+            f"{'○ ' if each.shadow else ''}{each.rule}",
+            _number(each.at_least, at_least=not each.certain),
+            utc(each.first),
+            utc(each.last),
+        )
+        for each in clients
+    ]
+    say_table(("client", "rule", ">denied", "first denial", "last denial"), rows)
+
+
+def _say_difference(difference: Difference, most: int) -> None:
+    say("\ncompared with the rules of --against")
+    for word, number, clients in _changes(difference):
+        held = _number(len(clients), at_least=clients.full)
+        say(f"  newly {word}: {number:,} requests of {held} clients")
+        for client, seen in clients.most(most):
+            say(f"    {printable(client)}: {_number(seen.at_least, at_least=seen.error > 0)}")
+
+
+def _changes(difference: Difference) -> list[tuple[str, int, Heaviest[str]]]:
+    return [
+        ("denied", difference.denied, difference.newly_denied),
+        ("allowed", difference.allowed, difference.newly_allowed),
+    ]
+
+
+def _notes(result: Result) -> list[str]:
+    notes = [_OBEDIENT] if result.outcome.denied else []
+    if result.limited_before:
+        notes.append(
+            f"{result.limited_before:,} requests have the status 429 in the log: a limit was in force already."
+        )
+    if result.late:
+        notes.append(f"{result.late:,} lines were further out of order than --disorder, and were taken late.")
+    if result.without_request:
+        notes.append(f"{result.without_request:,} lines have no request, as after a failed TLS handshake.")
+    if result.unreadable:
+        notes.append(f"{result.unreadable:,} of {result.lines:,} lines could not be read:")
+        notes += [f"  {printable(line)}" for line in result.shown]
+    return notes
+
+
+def as_mapping(result: Result, *, by: str, most: int, rule: str | None) -> dict[str, Any]:
+    """Return the result of a replay for JSON. See `say_result` for the arguments."""
+    outcome = result.outcome
+    mapping: dict[str, Any] = {
+        "formats": result.formats,
+        "first": utc(result.first, exact=True) if result.first else None,
+        "last": utc(result.last, exact=True) if result.first else None,
+        "requests": outcome.requests,
+        "denied": outcome.denied,
+        "clients_denied": len(outcome.limited),
+        "exact": not outcome.clients.full,
+        "reasons": dict(outcome.reasons),
+        "rules": [_rule_as_mapping(each, UNITS[by]) for each in _shown(result, rule)],
+        "most_limited": [_client_as_mapping(each) for each in outcome.most_limited(most, rule)],
+        "gaps": [gap for gap in result.gaps if rule is None or gap.rule in ("", rule)],
+        "lines": {
+            "all": result.lines,
+            "skipped": result.skipped,
+            "unreadable": result.unreadable,
+            "shown": [printable(line) for line in result.shown],
+            "without_request": result.without_request,
+            "late": result.late,
+            "status_429": result.limited_before,
+        },
+    }
+    if result.difference is not None and result.against is not None:
+        mapping["against"] = {
+            "denied": result.against.denied,
+            **{
+                f"newly_{word}": {
+                    "requests": number,
+                    "clients": len(clients),
+                    "most": {printable(client): seen.at_least for client, seen in clients.most(most)},
+                }
+                for word, number, clients in _changes(result.difference)
+            },
+        }
+    return mapping
+
+
+def _rule_as_mapping(rule: RuleResult, minutes: int) -> Mapping[str, Any]:
+    series: dict[str, int] = {}
+    for minute in sorted(rule.minutes):
+        begin = utc(minute // minutes * minutes * MINUTE, exact=True)
+        series[begin] = series.get(begin, 0) + rule.minutes[minute]
+    worst = rule.worst
+    return {
+        "rule": rule.name,
+        "shadow": rule.shadow,
+        "requests": rule.asked,
+        "denied": rule.denied,
+        "clients": rule.clients,
+        "delayed": rule.delayed,
+        "over": rule.over,
+        "worst_minute": None if worst is None else {"denied": worst[0], "at": utc(worst[1], exact=True)},
+        "denials": series,
+    }
+
+
+def _client_as_mapping(client: DeniedClient) -> Mapping[str, Any]:
+    return {
+        **client._asdict(),
+        "first": utc(client.first, exact=True),
+        "last": utc(client.last, exact=True),
+    }

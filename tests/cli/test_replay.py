@@ -1,0 +1,204 @@
+"""`ratelimit-mw replay`."""
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_command import command
+from tests.foresight.logs_of import LOGS
+from tests.foresight.test_replay import NOON, SAMPLE, line
+
+RULES = "domain: shop\nclient: {secret: s}\nrules:\n  - {name: everything, limit: 2 per minute}\n"
+SHADOW = "  - {name: pages, match: {path: '/p/*'}, limit: 1 per minute, shadow: true}\n"
+
+OBEDIENT = (
+    "The log's clients did not know of these limits. Clients that wait for Retry-After send fewer requests, and others "
+    "try again."
+)
+
+
+@pytest.fixture
+def replay(run):
+    """A function that replays `access.log` in a folder that has rules."""
+    Path("rules.yaml").write_text(RULES + SHADOW)
+    Path("access.log").write_text("".join(line(second, path=f"/p/{second}") for second in range(5)))
+    return lambda *words: run("replay", "--rules", "rules.yaml", *(words or ("access.log",)))
+
+
+def test_the_result_begins_with_a_sentence_and_has_a_row_for_each_rule(replay):
+    code, out, err = replay()
+    assert (code, err) == (0, "")
+    assert out.splitlines() == [
+        "access.log: main",
+        "2026-03-01 12:00:00 to 2026-03-01 12:00:04 UTC",
+        "",
+        "3 of 5 requests would have been denied, of 1 client.",
+        "",
+        "rule        requests  denied   share  clients  worst minute           denials over time",
+        "everything         5       3  60.00%        1  3 at 2026-03-01 12:00  █",
+        "○ pages            5       4  80.00%        1  4 at 2026-03-01 12:00  █",
+        "○ a shadow rule: it denies nothing, and would have denied these requests",
+        "",
+        "most limited clients",
+        "client        rule        denied  first denial         last denial",
+        "ip=192.0.2.1  ○ pages          4  2026-03-01 12:00:01  2026-03-01 12:00:04",
+        "ip=192.0.2.1  everything       3  2026-03-01 12:00:02  2026-03-01 12:00:04",
+        "",
+        OBEDIENT,
+    ]
+
+
+def test_the_result_as_json_has_all_of_it(replay):
+    code, out, _ = replay("access.log", "--json", "--by", "minute", "--rule", "everything")
+    found = json.loads(out)
+    assert code == 0
+    assert (found["requests"], found["denied"], found["clients_denied"], found["formats"]) == (5, 3, 1, ["main"])
+    (rule,) = found["rules"]
+    assert (rule["rule"], rule["denied"], rule["denials"]) == ("everything", 3, {"2026-03-01T12:00:00Z": 3})
+    assert [client["rule"] for client in found["most_limited"]] == ["everything"]
+    assert found["lines"] == {
+        "all": 5,
+        "skipped": 0,
+        "unreadable": 0,
+        "shown": [],
+        "without_request": 0,
+        "late": 0,
+        "status_429": 0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "code"), [(("60%",), 0), (("59.9%",), 1), (("1",), 2), (("nothing",), 2), (("101%",), 2)]
+)
+def test_fail_above_decides_on_the_exit_code(replay, words, code):
+    assert replay("access.log", "--fail-above", *words)[0] == code
+
+
+def test_fail_above_looks_at_the_rule_alone_that_is_named(replay):
+    assert replay("access.log", "--rule", "pages", "--fail-above", "0%")[0] == 0
+    code, _, err = replay("access.log", "--rule", "everything", "--fail-above", "1%")
+    assert (code, err) == (1, "ratelimit-mw: 60 % of the requests would be denied, more than 1 %\n")
+
+
+def test_a_comparison_names_what_is_newly_denied(replay):
+    Path("old.yaml").write_text(RULES.replace("2 per", "4 per"))
+    _, out, _ = replay("access.log", "--against", "old.yaml")
+    assert "newly denied: 2 requests of 1 clients\n    ip=192.0.2.1: 2\n  newly allowed: 0 requests" in out
+    _, out, _ = replay("access.log", "--against", "rules.yaml", "--json")
+    nothing = {"requests": 0, "clients": 0, "most": {}}
+    assert json.loads(out)["against"] == {"denied": 3, "newly_denied": nothing, "newly_allowed": nothing}
+
+
+def test_each_denial_is_written_to_a_file(replay):
+    replay("access.log", "--denials", "denials.csv")
+    rows = list(csv.DictReader(io.StringIO(Path("denials.csv").read_text())))
+    assert [(row["time"][-3:], row["rule"], row["shadow"]) for row in rows][:3] == [
+        ("01Z", "pages", "True"),
+        ("02Z", "everything", "False"),
+        ("02Z", "pages", "True"),
+    ]
+    replay("access.log", "--denials", "denials.jsonl", "--rule", "everything")
+    first, *others = [json.loads(text) for text in Path("denials.jsonl").read_text().splitlines()]
+    assert len(others) == 2
+    assert first == {
+        "time": "2026-03-01T12:00:02Z",
+        "client": "ip=192.0.2.1",
+        "rule": "everything",
+        "shadow": False,
+        "reason": "limited",
+        "retry_after": 88.0,
+        "method": "GET",
+        "target": "/p/2",
+        "status": 200,
+    }
+
+
+def test_text_of_clients_never_reaches_a_terminal_or_a_spreadsheet_as_a_command(replay):
+    evil = line(0, path="/\\x1b[31m", user="=cmd()\\x1b]0;x\\x07[bold]") * 20 + "\x1b[31mbad\n"
+    Path("evil.log").write_text(evil)
+    Path("rules.yaml").write_text("domain: d\nclient: {secret: s}\nrules: [{name: u, by: user, limit: 1 per minute}]\n")
+    for words in ((), ("--json",), ("--denials", "d.csv"), ("--denials", "d.jsonl"), ("--against", "rules.yaml")):
+        code, out, err = replay("evil.log", "--lenient", *words)
+        assert code == 0
+        assert "[bold]" in out
+        written = "".join(path.read_text() for path in Path().glob("d.*"))
+        assert not any(ord(character) < 32 for character in (out + err + written) if character not in "\r\n")
+    assert "\n2026-03-01T12:00:00Z,user==cmd()" in Path("d.csv").read_text()
+
+
+def test_a_log_of_which_a_tenth_cannot_be_read_needs_lenient(replay):
+    Path("bad.log").write_text(Path("access.log").read_text() + "what\n")
+    code, out, err = replay("bad.log", "--format", "main")
+    assert "1 of 6 lines could not be read:\n  what\n" in out
+    assert (code, err) == (1, "ratelimit-mw: more than 10 % of the lines can't be read; see --format and --lenient\n")
+    assert replay("bad.log", "--format", "main", "--lenient")[0] == 0
+
+
+def test_without_an_asked_rule_the_exit_code_is_1(replay):
+    Path("rules.yaml").write_text("domain: d\nrules: [{name: api, by: path:id, limit: 1 per minute}]\n")
+    code, out, err = replay()
+    assert "rule 'api' matched no request" in out
+    assert (code, err) == (1, "ratelimit-mw: no rule was asked, so the result says nothing\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "text"),
+    [
+        (("none.log",), 1, "the log can't be read"),
+        (("access.log", "--format", "x"), 2, "neither one of auto, combined"),
+        (("access.log", "--field", "usr=x"), 2, "did you mean"),
+        (("access.log", "--field", "user"), 2, "NAME=PLACE"),
+        (("access.log", "--since", "yesterday"), 2, "is not a time"),
+        (("access.log", "--match", "items"), 2, "--match"),
+        (("access.log", "--rule", "none"), 2, "there is no rule 'none'"),
+        (("access.log", "--denials", "d.txt"), 2, "neither .csv nor .jsonl"),
+        (("access.log", "--since", "2030-01-01"), 1, "there is no request to replay"),
+        (("-", "-"), 2, "once only"),
+    ],
+)
+def test_what_cannot_be_used_is_said(replay, words, code, text):
+    found, _, err = replay(*words)
+    assert (found, text in " ".join(err.replace("│", "").split())) == (code, True), err
+
+
+def test_rules_that_cannot_be_loaded_are_shown(replay):
+    Path("rules.yaml").write_text("domain: d\nrules: [{name: api, limit: often}]\n")
+    code, out, err = replay()
+    assert (code, err) == (1, "ratelimit-mw: these rules can't be loaded\n")
+    assert "rules.yaml:2:" in out
+
+
+def test_times_select_requests(replay):
+    words = ("--since", "2026-03-01T12:00:01Z", "--until", str(NOON + 4))
+    assert "1 of 3 requests would have been denied" in replay("access.log", *words)[1]
+
+
+def test_a_client_can_be_named_by_a_hash(replay):
+    _, out, _ = replay("access.log", "--names", "hashed", "--against", "rules.yaml")
+    assert "192.0.2.1" not in out
+
+
+def test_standard_input_is_a_log(tmp_path):
+    (tmp_path / "rules.yaml").write_text(RULES)
+    words = ("replay", "-", "--rules", "rules.yaml")
+    code = f"import sys; sys.stdin = open({str(LOGS / 'combined.log')!r}); from ratelimit_mw.cli import main; main()"
+    ran = command(*words, code=code, cwd=tmp_path)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert "3 of 8 requests would have been denied, of 2 clients." in ran.stdout
+
+
+@pytest.mark.skipif(not SAMPLE.exists(), reason="the sample log is not part of the project")
+def test_the_sample_log_has_the_result_in_the_documentation(replay):
+    page = (LOGS.parents[2] / "docs" / "replay.md").read_text("utf-8")
+    rules, shown = (
+        page.partition("```yaml\n")[2].partition("```")[0],
+        page.partition("```console\n")[2].partition("```")[0],
+    )
+    Path("rules.yaml").write_text(rules)
+    Path("access.log.gz").write_bytes(SAMPLE.read_bytes())
+    typed, _, expected = shown.partition("\n")
+    assert typed == "$ ratelimit-mw replay access.log.gz --rules rules.yaml"
+    assert replay("access.log.gz")[1] == expected
