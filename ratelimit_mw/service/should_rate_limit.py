@@ -3,12 +3,18 @@
 This module is internal: its names may change in any release.
 """
 
+from collections.abc import Sequence
+
 from ratelimit_mw.decision.lists import ListsQuestion
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.http.answers import LatestAnswers
-from ratelimit_mw.model import ListsDecision
-from ratelimit_mw.service.messages import Header, Refused, go_headers, passed, read, write
+from ratelimit_mw.model import ListStatus
+from ratelimit_mw.rules.ruleset import RuleSet
+from ratelimit_mw.service.messages import Header, Question, Refused, go_headers, passed, read, write
 from ratelimit_mw.service.state import Service
+
+_LONGEST_KEPT = 512
+"""The longest message whose plan is kept, in bytes."""
 
 
 class ShouldRateLimit:
@@ -34,28 +40,45 @@ class ShouldRateLimit:
         Raises:
             Refused: The request cannot be decided. It is counted.
         """
+        engine = self._engine
+        rules = engine.current()
+        # Proxies ask the same again: the plan of a request is kept, as `check` keeps it.
+        plans = None if engine.planner.switch.thrown else rules.plans
+        asked: ListsQuestion | None = plans.get(data) if plans is not None else None
+        if asked is None:
+            question = self._read(data)
+            found = rules.of(question.domain)
+            if found is None:
+                self._service.unknown_domains += 1
+                return passed(len(question.lists))
+            asked = self._planned(found, question)
+            if plans is not None and len(data) <= _LONGEST_KEPT and plans.seen(data):
+                plans.put(data, asked)
+        verdict = await engine.aexecute(asked.plan, asked.rules)
+        statuses = asked.statuses(verdict)
+        if self._bare:
+            return write(verdict.allowed, statuses)
+        return write(verdict.allowed, statuses, *self._added(asked, verdict, statuses))
+
+    def _read(self, data: bytes) -> Question:
         try:
             if len(data) > self._max_message:
                 raise Refused("the message is too long")
-            domain, lists, hits = read(data)
-            rules = self._engine.current().of(domain)
-            if rules is None:
-                self._service.unknown_domains += 1
-                return passed(len(lists))
-            asked = ListsQuestion(self._engine, rules, lists, hits)
+            return read(data)
         except Refused as error:
             self._service.refuse(str(error))
             raise
+
+    def _planned(self, rules: RuleSet, question: Question) -> ListsQuestion:
+        try:
+            return ListsQuestion(self._engine, rules, question.lists, question.hits)
         except ValueError:
             self._service.refuse("the entries are invalid")
             raise Refused("the entries are invalid") from None  # the error has what a client sent
-        verdict = await self._engine.aexecute(asked.plan, asked.rules)
-        decided = asked.decided(verdict)
-        if self._bare:
-            return write(decided)
-        return write(decided, *self._added(asked, verdict, decided))
 
-    def _added(self, asked: ListsQuestion, verdict: Verdict, decided: ListsDecision) -> tuple[list[Header], bytes]:
+    def _added(
+        self, asked: ListsQuestion, verdict: Verdict, statuses: Sequence[ListStatus]
+    ) -> tuple[list[Header], bytes]:
         """Return what the proxy adds to its response: the headers, and the body of a denial."""
         answers = self._answers.of(asked.rules)
         added: list[Header] = []
@@ -71,5 +94,5 @@ class ShouldRateLimit:
                 if (body and name.lower() == "content-type") or (self._headers == "rules" and not about_body):
                     added.append((name, value))
         if self._headers == "go":
-            added += go_headers(decided.statuses)
+            added += go_headers(statuses)
         return added, body

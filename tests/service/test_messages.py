@@ -242,3 +242,26 @@ def test_with_a_body_a_denial_has_that_of_the_middlewares_and_its_type():
     assert passed.raw_body == b""
     assert over.raw_body == b'{"message": "Too many requests"}'
     assert headers(over) == {"Content-Type": "application/json"}
+
+
+def test_a_plan_that_is_kept_follows_overrides_and_the_switch():
+    rules = {"domain": "shop", "client": {"secret": "s"}, "rules": [{"name": "r", "by": "user", "limit": "5 per year"}]}
+    asked = Asked(rules)
+    ann = [("user", "ann")]
+    assert [asked(ann).statuses[0].limit_remaining for _ in range(3)] == [4, 3, 2]
+    assert request("shop", ann).SerializeToString() in asked.limiter.rules.plans
+    asked.limiter.overrides.set({"user": "ann"}, rule="r", limit="9 per year")
+    assert asked(ann).statuses[0].current_limit.requests_per_unit == 9
+    asked.limiter.overrides.set({"user": "ann"}, block=True)
+    assert codes(asked(ann)) == (OVER_LIMIT, [OVER_LIMIT])
+    asked.limiter.switch.set("off")
+    assert codes(asked(ann)) == (OK, [OK])
+    asked.limiter.switch.set("on")
+    assert codes(asked(ann)) == (OVER_LIMIT, [OVER_LIMIT])
+    asked.limiter.close()
+
+
+def test_a_plan_is_kept_for_short_messages_alone(ask):
+    for _ in range(3):
+        ask([("tokens", "t" * 600)])
+    assert len(ask.limiter.rules.plans) == 0
