@@ -12,7 +12,8 @@ from ratelimit_mw.identity.request import Entry, Request
 from ratelimit_mw.model import Charge
 from ratelimit_mw.rules.compiled import BLOCKED, NamedRule
 from ratelimit_mw.rules.inline import InlineLimit
-from ratelimit_mw.rules.ruleset import Features, Plans, RuleSet
+from ratelimit_mw.rules.matching import Plans
+from ratelimit_mw.rules.ruleset import Features, RuleSet
 
 
 class Domains(Features):

@@ -1,9 +1,8 @@
 """The compiled rules of one file: from a request to what has to be asked of the store."""
 
 import copy
-from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Any, Self
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Self
 
 from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.clock import Clock, SystemClock
@@ -29,6 +28,7 @@ from ratelimit_mw.rules.matching import (
     Candidate,
     Index,
     Planning,
+    Plans,
     charges_of,
     exemption,
     plan_alternatives,
@@ -79,76 +79,6 @@ class Features:
         """A rule counts the messages of WebSockets."""
         self.special = self.metered or self.waiting or self.settling or self.messages_limited
         """A request takes more than one decision before the app is called."""
-
-
-_MOST = 4096  # about 3 MB
-_LONG = 512  # characters: longer texts are remembered nowhere
-
-
-class Plans(OrderedDict[Hashable, Any]):
-    """The plans of rules that read requests through `attributes`, and that neither the time nor the load changes.
-
-    At most `_MOST` plans are kept; the oldest is dropped first. It is safe to use from several threads, because keys
-    are texts and tuples of texts: a thread switch in Python code that hashes a key would corrupt an OrderedDict.
-
-    Args:
-        attributes: The attributes that the rules read.
-        by_path: Whether the path of a request may change its plan. If not, a client has one plan for all its paths.
-    """
-
-    def __init__(self, attributes: Iterable[Attributes], *, by_path: bool) -> None:
-        super().__init__()
-        self.by_path = by_path
-        read: set[str] | None = set()
-        for each in attributes:
-            read = None if read is None or each.headers is None else read | each.headers
-        self._headers = None if read is None else tuple(sorted(read))
-        self._marks: set[int] = set()
-
-    def seen(self, key: Hashable) -> bool:
-        """Note that a plan for this key was made, and tell whether one was made before.
-
-        Only such a plan is worth keeping, because most clients of a public site come once. The answer is right for
-        recent keys, apart from equal hashes.
-        """
-        marks, mark = self._marks, hash(key)
-        if mark in marks:
-            return True
-        if len(marks) >= _MOST:
-            marks.clear()
-        marks.add(mark)
-        return False
-
-    def put(self, key: Hashable, plan: object) -> None:
-        """Keep `plan`."""
-        self[key] = plan
-        if len(self) > _MOST:
-            self.popitem(last=False)
-
-    def key_of_given(self, given: Mapping[str, Any], cost: int) -> Hashable:
-        """Return what the plan for the arguments of `check()` depends on. Hashing it may raise TypeError."""
-        if not self.by_path and "path" in given:
-            given = {**given, "path": ""}
-        return cost, *given.items()
-
-    def key(self, request: Request) -> Hashable | None:
-        """Return everything in a request that its plan depends on. None if that is unknown or too long to keep."""
-        headers, method, path = self._headers, request.method, request.path
-        # A preflight is known by further headers; what has values already got them from elsewhere, as in check().
-        if headers is None or len(method) + len(path) > _LONG or method == "OPTIONS" or request.values:
-            return None
-        if request.context is None or request.readings:
-            return None
-        if not self.by_path:
-            path = ""
-        if not headers:
-            return type(request), method, path, request.peer
-        lines = [tuple(request.header_lines(name)) for name in headers]
-        if request.ambiguous:  # there is more to it than these lines
-            return None
-        if sum(len(line) + 1 for each in lines for line in each) > _LONG:  # an empty line takes room, too
-            return None
-        return type(request), method, path, request.peer, *lines
 
 
 Selection = tuple[Sequence[Candidate], Mapping[int, str], int | None, Preflight | None]
