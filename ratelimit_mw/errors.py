@@ -43,7 +43,6 @@ has its module behind it:
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 
 from ratelimit_mw.model import Decision
 
@@ -235,6 +234,8 @@ def near(word: str, valid: Iterable[str], other_names: Mapping[str, str] = _OTHE
     Returns:
         "did you mean '…'?", or "" if no valid word is similar.
     """
+    from difflib import get_close_matches  # late, because most processes have no mistakes
+
     spelled = {choice.lower(): choice for choice in valid}
     meant = other_names.get(word.lower().replace("-", "_"), "")
     found = [choice for choice in spelled if choice == meant or sorted(choice) == sorted(word.lower())]

@@ -8,8 +8,6 @@ This module is internal: its names may change in any release.
 
 import math
 import re
-from decimal import Decimal
-from difflib import get_close_matches
 
 from ratelimit_mw.errors import DurationError, quoted
 
@@ -73,8 +71,12 @@ def parse_duration(text: str) -> int:
         return unit
     if len(whole) > LONGEST_NUMBER:
         raise DurationError(f"the number {quoted(whole)} is too large", "at most 1000000000")
-    # A fraction of a microsecond is rounded up, so that a window is never shorter than the file says.
-    duration = int(whole) * unit if fraction is None else math.ceil(Decimal(f"{whole}.{fraction}") * unit)
+    duration = int(whole) * unit
+    if fraction is not None:
+        from decimal import Decimal  # few durations need it
+
+        # A fraction of a microsecond is rounded up, so that a window is never shorter than the file says.
+        duration = math.ceil(Decimal(f"{whole}.{fraction}") * unit)
     if not duration:
         raise DurationError("the duration is zero", "the number before the unit must be above 0")
     return duration
@@ -87,6 +89,8 @@ def unit_of(word: str) -> int:
         (name for form in (lower, lower.removesuffix("s")) if (name := SHORT_UNITS.get(form, form)) in UNITS), ""
     )
     if not name:
+        from difflib import get_close_matches  # late, because most rules have no mistakes
+
         near = get_close_matches(lower.removesuffix("s"), UNITS, n=1)
         hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(UNITS)}"
         raise DurationError(f"{quoted(word)} is not a unit of time", hint)

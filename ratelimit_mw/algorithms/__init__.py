@@ -7,13 +7,14 @@ This package is internal: its names may change in any release.
 """
 
 import itertools
+import os
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache, reduce
 from importlib import import_module
-from importlib.resources import files
 from operator import or_
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ratelimit_mw.algorithms.algorithm import Algorithm, Decide, Refund
 from ratelimit_mw.model import OVERDRAFT, SECOND, Outcome, Quota
@@ -94,9 +95,12 @@ def remove(name: str) -> None:
     widened.cache_clear()
 
 
-def lua(name: str) -> str:
-    """Return the Lua source of this name in this folder."""
-    return files(__name__).joinpath(f"{name}.lua").read_text(encoding="utf-8")
+def lua(name: str, beside: str = __name__) -> str:
+    """Return the Lua source of this name in the folder of an imported module. Raises OSError if there is none."""
+    module = sys.modules[beside]
+    loader: Any = module.__loader__  # it also reads zip files. importlib.resources takes long to import
+    source: bytes = loader.get_data(os.path.join(os.path.dirname(str(module.__file__)), f"{name}.lua"))  # noqa: PTH118, PTH120
+    return source.decode()
 
 
 def _check_admission(name: str, algorithm: Algorithm) -> None:
@@ -109,7 +113,7 @@ def _check_admission(name: str, algorithm: Algorithm) -> None:
 def _lua_of(package: str, name: str, constant: str) -> str:
     """Read the Lua file of an algorithm. Some scripts leave out everything from `refunds` on, so it must be last."""
     try:
-        text = files(package).joinpath(f"{name}.lua").read_text(encoding="utf-8")
+        text = lua(name, f"{package}.{name}")
     except OSError:
         raise ImportError(f"{name}.lua is missing beside {name}.py in {package}; Redis needs it") from None
     start, separator, _ = text.partition(f"\nrefunds[{constant}] =")

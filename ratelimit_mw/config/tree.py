@@ -3,7 +3,6 @@
 This module also decides the type of a scalar, replaces `${NAME}`, and collects problems.
 """
 
-import pickle
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -163,11 +162,15 @@ def pack(value: object) -> bytes:
     The rules of a file are many thousands of small objects. If all of them existed at once, the garbage collector would
     have to visit all objects of the process during a reload, which pauses every thread. It does not visit bytes.
     """
+    import pickle  # late, because importing the package does not need it
+
     return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
 
 
 def unpack(packed: bytes) -> Any:
     """Return a copy of what was packed."""
+    import pickle
+
     return pickle.loads(packed)  # noqa: S301  `pack` of this process made these bytes
 
 

@@ -7,6 +7,7 @@ A word whose value is a section or a list of sections is a `SectionWord` or a `S
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from ratelimit_mw.config import readers
@@ -32,8 +33,11 @@ def no_hint(_key: str, _section: str) -> str:
     return ""
 
 
-_EMPTY = pack(Map(Place()))
-"""The node of every section that is not set."""
+@cache
+def _empty() -> bytes:
+    """Return the packed node of the values that have no tree. All share it."""
+    return pack(Map(Place()))
+
 
 _NO_KEYS: frozenset[str] = frozenset()
 
@@ -111,7 +115,7 @@ class Values:
     def detached(self) -> "Values":
         """Return the same values without the tree that they were read from. This saves memory."""
         found = {key: value.detached() if isinstance(value, Values) else value for key, value in self._found.items()}
-        return Values(_EMPTY, found)
+        return Values(_empty(), found)
 
     def with_value(self, word: "Word[T]", value: T, node: Node | None = None) -> "Values":
         """Return the same values with another value of `word`.
@@ -219,7 +223,7 @@ class Section:
 
     def values(self) -> Values:
         """Return the values of a section that is not set: the defaults."""
-        return Values(_EMPTY)
+        return Values(Map(Place()))
 
     def read(self, node: Map, problems: Problems, key_hint: KeyHint = no_hint) -> Values:
         """Return the values of a mapping. Errors are added to `problems`; the other words are still read."""

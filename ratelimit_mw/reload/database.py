@@ -1,6 +1,5 @@
 """The rules database in Redis: numbered versions of the rules. The newest version is in force."""
 
-import difflib
 import json
 import os
 import random
@@ -137,11 +136,13 @@ class RulesDatabase:
 
     def diff(self, old: int, new: int | None = None) -> str:
         """Return the unified diff of two versions. If `new` is None, it is the newest version. "" if they are equal."""
+        from difflib import unified_diff
+
         before, after = (_texts(self.pull(number)) for number in (old, new))
         return "".join(
             line if line.endswith("\n") else f"{line}\n"
             for name in sorted(before | after)
-            for line in difflib.unified_diff(
+            for line in unified_diff(
                 before.get(name, "").splitlines(keepends=True),
                 after.get(name, "").splitlines(keepends=True),
                 f"{name} (version {old})",

@@ -9,7 +9,6 @@ import re
 import secrets
 from collections.abc import Callable, Generator, Iterable, Sequence
 from functools import cache, reduce
-from importlib.resources import files
 from itertools import chain, count, repeat
 from operator import or_
 from struct import Struct, error, pack
@@ -56,7 +55,7 @@ def _constants(needed: Sequence[LuaPart]) -> str:
 
 
 def _own(name: str) -> str:
-    return files("ratelimit_mw.stores.redis").joinpath(f"{name}.lua").read_text(encoding="utf-8")
+    return lua(name, "ratelimit_mw.stores.redis")
 
 
 def away(result: object) -> bool:
