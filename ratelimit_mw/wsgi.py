@@ -95,7 +95,7 @@ class RateLimitMiddleware:
         if not verdict.allowed:
             return self._deny(rules, verdict, request, start_response)
         if (verdict.binding >= 0 or rules.demanding) and answers.rated:
-            start_response = partial(_start_with_headers, answers, handle, start_response)
+            start_response = partial(_start_with_headers, answers, handle, request, start_response)
         return self.app(environ, start_response)
 
     def _serve_special(self, rules: Rules, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
@@ -129,11 +129,13 @@ class RateLimitMiddleware:
                 return respond_wsgi(
                     page,
                     "",
-                    partial(_start_with_headers, answers, handle, start_response) if answers.rated else start_response,
+                    partial(_start_with_headers, answers, handle, request, start_response)
+                    if answers.rated
+                    else start_response,
                 )
             return self._deny(rules, verdict, request, start_response)
         if (verdict.binding >= 0 or rules.demanding) and answers.rated:
-            start_response = partial(_start_with_headers, answers, handle, start_response)
+            start_response = partial(_start_with_headers, answers, handle, request, start_response)
         app: WSGIApplication = self.app
         if rules.deferring:
             app = lambda _, start_response: self._deferral.serve(rules, request, start_response)  # noqa: E731
@@ -146,6 +148,7 @@ class RateLimitMiddleware:
     ) -> Iterable[bytes]:
         self._engine.report(verdict, rules, request)
         status, headers, body = self._answers.of(rules).denial(verdict, request)
+        request.detach()
         start_response(f"{status} {phrase(status)}", headers)
         return [body]
 
@@ -153,6 +156,7 @@ class RateLimitMiddleware:
 def _start_with_headers(  # noqa: PLR0917  the last three are those of WSGI
     answers: Answers[str],
     handle: BlockingHandle,
+    request: WsgiRequest,
     start_response: StartResponse,
     status: str,
     headers: _Headers,
@@ -160,5 +164,6 @@ def _start_with_headers(  # noqa: PLR0917  the last three are those of WSGI
 ) -> _Write:
     """Start the response with the rate-limit headers."""
     added = answers.add_headers(headers, handle.reported)
+    request.detach()  # now, because the app has decided who the client is
     # With as many arguments as the app passed, because a server may treat two and three differently.
     return start_response(status, added, exc_info) if exc_info else start_response(status, added)

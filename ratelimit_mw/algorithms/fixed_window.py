@@ -33,9 +33,11 @@ def decide(state: bytes, quota: Quota, cost: int, now: int) -> tuple[Outcome, by
     if allowed:
         count += cost
         left -= cost
+    elif left < 0:
+        left = 0
     state_after = _STATE.pack(window, count) if clamped or (allowed and cost) else None
     retry_after = 0 if allowed else reset_after if limit and cost <= limit else NEVER
-    return tuple.__new__(Outcome, (allowed, max(left, 0), reset_after, retry_after, 0)), state_after
+    return tuple.__new__(Outcome, (allowed, left, reset_after, retry_after, 0)), state_after
 
 
 def refund(state: bytes, quota: Quota, cost: int, charged_at: int, _now: int) -> bytes | None:

@@ -40,10 +40,12 @@ def decide(state: bytes, quota: Quota, cost: int, now: int) -> tuple[Outcome, by
     if allowed:
         current += cost
         left -= cost
+    elif left < 0:
+        left = 0
     state_after = _STATE.pack(window, previous, current) if clamped or (allowed and cost) else None
     retry_after = 0 if allowed else _wait(previous, current, limit - cost, period, rest) if limit else NEVER
     reset_after = rest + period if current else rest if previous else 0
-    return tuple.__new__(Outcome, (allowed, max(left, 0), reset_after, retry_after, 0)), state_after
+    return tuple.__new__(Outcome, (allowed, left, reset_after, retry_after, 0)), state_after
 
 
 def _wait(previous: int, current: int, room: int, period: int, rest: int) -> int:

@@ -36,10 +36,11 @@ def decide(state: bytes, quota: Quota, cost: int, now: int) -> tuple[Outcome, by
     if len(state) == _SIZE:
         full, written = _STATE.unpack(state)
         if written <= now + quota.period:
-            missing = max(full - now, 0)
+            missing = full - now if full > now else 0
         most = capacity + quota.max_wait if written > now else 2 * max(capacity, quota.period) + quota.max_wait
         clamped = missing > most  # the clock stepped back, or the burst was much larger
-        missing = min(missing, most)
+        if clamped:
+            missing = most
     room = capacity - missing
     needed = cost * interval
     allowed = needed <= room + quota.max_wait and cost <= quota.burst
@@ -47,11 +48,12 @@ def decide(state: bytes, quota: Quota, cost: int, now: int) -> tuple[Outcome, by
     if allowed:
         missing += needed
         room -= needed
-        delay = max(-room, 0) if cost else 0
+        delay = -room if room < 0 and cost else 0
     else:
         retry_after = needed - room - quota.max_wait if cost <= quota.burst else NEVER
     state_after = _STATE.pack(now + missing, now) if clamped or (allowed and cost) else None
-    return tuple.__new__(Outcome, (allowed, max(room, 0) // interval, missing, retry_after, delay)), state_after
+    remaining = room // interval if room > 0 else 0
+    return tuple.__new__(Outcome, (allowed, remaining, missing, retry_after, delay)), state_after
 
 
 def refund(state: bytes, quota: Quota, cost: int, _charged_at: int, now: int) -> bytes | None:

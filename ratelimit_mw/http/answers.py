@@ -139,8 +139,25 @@ def _string(text: str) -> str:
 
 _Text = TypeVar("_Text", bound=str | bytes)
 
-_COMMON = 1000
-"""The values of headers below this number are made in advance."""
+_MOST_NUMBERS = 4096
+
+
+class Numbers(dict[int, _Text]):
+    """The texts of the numbers in headers. Most responses of one second have numbers of earlier ones.
+
+    Args:
+        value: makes the value of a header, as text or bytes.
+    """
+
+    def __init__(self, value: Callable[[str], _Text]) -> None:
+        super().__init__()
+        self._value = value
+
+    def __missing__(self, number: int) -> _Text:
+        if len(self) >= _MOST_NUMBERS:
+            self.clear()
+        text = self[number] = self._value(str(number))
+        return text
 
 
 class RateFields(Generic[_Text]):
@@ -170,7 +187,7 @@ class RateFields(Generic[_Text]):
         self._policies = policies
         self._epoch = epoch
         self._value = value
-        self._numbers = [value(str(number)) for number in range(_COMMON)]
+        self._numbers = Numbers(value)
         self._limit, self._remaining, self._reset, self._over = map(name, spellings)
         self._policy, self._rate_limit = name("RateLimit-Policy"), name("RateLimit")
         self.wanted = self._classic or self._draft
@@ -196,12 +213,11 @@ class RateFields(Generic[_Text]):
             _, remaining, reset, _, _ = verdict.outcomes[binding]
             if self._epoch:
                 reset += verdict.now
-            reset = -(-reset // SECOND)
-            limit, numbers = ask.quota.shown_limit, self._numbers
+            numbers = self._numbers
             lines = [
-                (self._limit, numbers[limit] if limit < _COMMON else value(str(limit))),
-                (self._remaining, numbers[remaining] if remaining < _COMMON else value(str(remaining))),
-                (self._reset, numbers[reset] if reset < _COMMON else value(str(reset))),
+                (self._limit, numbers[ask.quota.shown_limit]),
+                (self._remaining, numbers[remaining]),
+                (self._reset, numbers[(reset + SECOND - 1) // SECOND]),
             ]
             if binding in verdict.over:
                 lines.append((self._over, value(str(ask.quota.over))))

@@ -242,6 +242,11 @@ class WsgiRequest:
                 self.readings = (dropped, path)
         self.path = path
 
+    def detach(self) -> None:
+        """Replace the environ with a copy that does not refer back to this request. See `AsgiRequest.detach`."""
+        self.context = environ = dict(self.context)
+        environ.pop("ratelimit.decision", None)
+
     @property
     def peer(self) -> str | None:
         """REMOTE_ADDR, or None if it is absent or empty, as on a unix socket."""
