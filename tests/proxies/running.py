@@ -7,6 +7,7 @@ A project is a copy of the example files in a directory of its own. Its files di
 
 * the ports are free ones;
 * limits are per year or per ten years, so that no window ends during a test;
+* Envoy asks for the health of the service ten times as often;
 * Envoy and nginx wait for an answer for `PATIENCE`, if a test does not ask for the timeouts of the files.
 """
 
@@ -91,7 +92,7 @@ class Project:
             if path.is_file():
                 text = re.sub(r"\b180\d\d\b|\b18[89]\d\d\b", self._free, path.read_text("utf-8"))
                 if path.suffix in {".yaml", ".conf"}:
-                    text = with_long_windows(text)
+                    text = with_long_windows(text).replace("interval: 2s", "interval: 0.2s")
                     text = with_patience(text, patience) if patience else text
                 (directory / path.name).write_text(text, "utf-8")
         (directory / "run").mkdir()
@@ -236,7 +237,7 @@ def with_long_windows(text: str) -> str:
 
 
 def with_patience(text: str, patience: str) -> str:
-    return re.sub(r"(\btimeout: |_timeout:? )(0\.25s|\d+ms)", rf"\g<1>{patience}", text)
+    return re.sub(r"(\btimeout: |_timeout:? )(\d+m?s|0\.25s)\b", rf"\g<1>{patience}", text)
 
 
 def replace(path: Path, text: str) -> None:

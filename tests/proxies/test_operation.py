@@ -59,7 +59,7 @@ def test_of_two_processes_one_stops_under_load_and_no_request_is_lost(any_server
         here.edit("envoy-headers-by-service.yaml", line, f"{line}\n              {other}")
         here.edit("ratelimits.yaml", "domain: shop", "domain: shop\nstorage: {timeout: 5s}")
         with (
-            here.service("ratelimits.yaml", "--drain", "10s", "--storage", any_server.url) as first,
+            here.service("ratelimits.yaml", "--drain", "6s", "--storage", any_server.url) as first,
             here.service(
                 "ratelimits.yaml", "--storage", any_server.url, grpc=18083, http=here.spare(), admin=here.spare()
             ),
