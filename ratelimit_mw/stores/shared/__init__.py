@@ -9,7 +9,6 @@ No module of the package except these imports `lmdb`, and only a storage URL tha
 """
 
 import os
-from importlib.util import find_spec
 
 from ratelimit_mw.clock import Clock
 from ratelimit_mw.settings import StorageSettings
@@ -25,8 +24,10 @@ def open_store(settings: StorageSettings, clock: Clock | None) -> Store:
     """
     if os.name == "nt":
         raise ValueError("lmdb:// does not work on Windows: use memory:// or redis://")
-    if find_spec("lmdb") is None:
-        raise ValueError("lmdb:// needs the package lmdb: pip install 'ratelimit_mw[shared]'")
+    try:
+        import lmdb  # noqa: F401
+    except ImportError as error:
+        raise ValueError(f"lmdb:// needs the package lmdb: pip install 'ratelimit_mw[shared]' ({error})") from None
     from ratelimit_mw.stores.shared.location import Location
     from ratelimit_mw.stores.shared.store import SharedStore
 

@@ -1,0 +1,543 @@
+"""What holds of the shared store beyond the contract: processes, faults of the file, and its bound."""
+
+import asyncio
+import fcntl
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from ratelimit_mw import ConfigurationError, ManualClock, RateLimiter
+from ratelimit_mw.errors import StoreUnavailable
+from ratelimit_mw.model import SECOND, Quota
+from ratelimit_mw.stores.shared import file
+from ratelimit_mw.stores.shared.location import Location
+from ratelimit_mw.stores.shared.store import SharedStore
+from ratelimit_mw.stores.shared.table import Table
+from tests.algorithms.histories import conversations
+from tests.algorithms.test_twins import Keeping, _done
+from tests.stores.contract import MINUTE
+from tests.stores.shared import killed_at_any_moment, one, opened, start, taken
+from tests.support.interrupts import at_every_line
+from tests.support.patience import eventually
+from tests.support.processes import end
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="lmdb:// does not work on Windows")
+
+HOUR = 3_600 * SECOND
+_examples = itertools.count()
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "counters"
+
+
+@pytest.fixture
+def url(path):
+    return f"lmdb://{path}"
+
+
+@pytest.fixture
+def store(url):
+    store = opened(url)
+    yield store
+    store.close()
+
+
+@pytest.fixture(scope="module")
+def histories(tmp_path_factory):
+    return f"lmdb://{tmp_path_factory.mktemp('histories')}/counters"
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(conversations())
+def test_any_history_has_the_same_outcomes_in_memory_and_in_the_file(histories, steps):
+    clock, prefix = ManualClock(0), f"{next(_examples)}:"
+    memory, store = Keeping(clock=clock), opened(histories, clock=clock)
+    store._open()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Table, "_make_room", lambda *_: None)  # as in `Keeping`
+        for now, requests in steps:
+            clock._now = now
+            for asks, intent in requests:
+                own = [ask._replace(key=prefix + ask.key) for ask in asks]
+                assert _done(store, own, intent) == _done(memory, own, intent)
+    store.close()
+
+
+class TestProcesses:
+    def test_workers_that_are_killed_at_any_moment_leave_exact_counters(self, url):
+        killed_at_any_moment(url, 100)
+
+    def test_processes_and_threads_together_admit_exactly_the_limit(self, url):
+        code = """
+store, admitted = opened(url), []
+asks = one(limit=100)
+def work(): admitted.append(sum(store.decide(asks).admits(asks) for _ in range(25)))
+threads = [threading.Thread(target=work) for _ in range(4)]
+sys.stdin.read(1)
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print(sum(admitted))
+"""
+        processes = [start(url, code) for _ in range(4)]
+        assert sum(int(process.communicate()[0]) for process in processes) == 100
+        assert [end(process) for process in processes] == [0] * 4
+
+    def test_event_loops_of_processes_admit_exactly_the_limit(self, url):
+        code = """
+import asyncio
+store, asks = opened(url), one(limit=100)
+async def run(): return await asyncio.gather(*(store.adecide(asks) for _ in range(100)))
+print(sum(reply.admits(asks) for reply in asyncio.run(run())))
+"""
+        processes = [start(url, code) for _ in range(3)]
+        assert sum(int(process.communicate()[0]) for process in processes) == 100
+        assert [end(process) for process in processes] == [0] * 3
+
+    def test_the_places_of_a_killed_worker_come_back(self, url):
+        process = start(
+            url,
+            """
+asks = one(limit=2, name="concurrency", period=10_000_000, cost=2)
+assert opened(url).decide(asks).admits(asks)
+os.kill(os.getpid(), signal.SIGKILL)
+""",
+        )
+        process.communicate()
+        assert end(process) == -signal.SIGKILL
+        clock = ManualClock(time.time())
+        store = opened(url, clock=clock)
+        place = one(limit=2, name="concurrency", period=10 * SECOND)
+        assert not store.decide(place).admits(place)
+        clock.advance(12)
+        assert store.decide(place).admits(place)
+        store.close()
+
+    @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+    def test_a_fork_during_the_transactions_of_threads_counts_exactly(self, store):
+        stopped, decided = threading.Event(), []
+
+        def work():
+            while not stopped.is_set():
+                decided.append(store.decide(one()).outcomes[0].allowed)
+
+        threads = [threading.Thread(target=work) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        children = 20
+        for _ in range(children):
+            pid = os.fork()
+            if pid == 0:
+                os._exit(0 if store.decide(one()).outcomes[0].allowed else 1)
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        stopped.set()
+        for thread in threads:
+            thread.join()
+        assert taken(store, one()) == [len(decided) + children]
+
+    def test_a_child_neither_frees_the_lock_of_its_parent_nor_keeps_it_after_its_death(self, url):
+        code = """
+store = opened(url)
+store.decide(one())
+handle = store._handle
+fcntl.flock(handle._data.fd, fcntl.LOCK_EX)
+if os.fork() == 0:
+    del store, handle
+    sys.stdout.write("ready\\n"); sys.stdout.flush()
+    time.sleep(60)
+time.sleep(60)
+"""
+        process = start(url, code)
+        try:
+            assert process.stdout.readline() == b"ready\n"
+            impatient = opened(url, timeout=0.05)
+            with pytest.raises(StoreUnavailable):
+                impatient.decide(one())
+            impatient.close()
+            process.kill()
+            store = opened(url)
+            assert store.decide(one()).outcomes[0].remaining == 999_998
+            store.close()
+        finally:
+            process.stdout.close()
+            end(process)
+
+    def test_processes_in_two_pid_namespaces_share_the_counters(self, url, store):
+        unshare = ["unshare", "--pid", "--fork", "--user", "--map-root-user"]
+        if subprocess.run([*unshare, "true"], check=False, capture_output=True).returncode != 0:
+            pytest.skip("unshare is not allowed here")
+        code = "store = opened(url)\nfor _ in range(200): store.decide(one())"
+        processes = [start(url, code, *unshare) for _ in range(2)]
+        for process in processes:
+            process.communicate()
+        assert [end(process) for process in processes] == [0, 0]
+        assert taken(store, one()) == [400]
+
+
+class TestAStoppedHolder:
+    """A process that is stopped while it has the lock."""
+
+    @pytest.fixture
+    def holder(self, url, store):
+        store.decide(one())
+        code = """
+fd = os.open(path, os.O_RDWR)
+fcntl.flock(fd, fcntl.LOCK_EX)
+sys.stdout.write("locked\\n"); sys.stdout.flush()
+os.kill(os.getpid(), signal.SIGSTOP)
+"""
+        process = start(url, code)
+        assert process.stdout.readline() == b"locked\n"
+        yield process
+        process.stdout.close()
+        end(process)
+
+    def test_costs_a_request_the_timeout_and_then_nothing_until_it_goes_on(self, url, holder):
+        store = opened(url, timeout=0.2)
+        started = time.monotonic()
+        with pytest.raises(StoreUnavailable, match=r"was not free within 0\.2 s"):
+            store.decide(one())
+        assert 0.2 <= time.monotonic() - started < 2
+        with pytest.raises(StoreUnavailable, match="is away"):
+            store.decide(one())
+        os.kill(holder.pid, signal.SIGCONT)
+        eventually(lambda: not store.away)
+        assert store.decide(one()).outcomes[0].allowed
+        store.close()
+
+    def test_leaves_the_event_loop_running(self, url, holder):
+        store = opened(url, timeout=0.5)
+
+        async def run():
+            ticks = 0
+            decision = asyncio.ensure_future(store.adecide(one()))
+            while not decision.done():
+                await asyncio.sleep(0)
+                ticks += 1
+            with pytest.raises(StoreUnavailable, match="was not free"):
+                await decision
+            return ticks
+
+        assert asyncio.run(run()) > 100
+        store.close()
+
+    def test_applies_on_error(self, url, holder):
+        rules = {"domain": "d", "storage": {"url": url, "timeout": "50ms"}, "rules": [{"name": "a", "limit": 1}]}
+        rules["rules"] = [{"name": "a", "by": "ip", "limit": "1 per year", "on_error": "deny"}]
+        with RateLimiter(rules) as limiter:
+            assert limiter.check({"ip": "192.0.2.1"}).reason == "unavailable"
+
+
+class TestFile:
+    def test_a_deleted_file_is_made_again_within_a_second(self, path, store, caplog):
+        store.decide(one(cost=7))
+        path.unlink()
+        eventually(lambda: store.decide(one()).outcomes[0].remaining > 999_993)
+        assert [record.message for record in caplog.records] == [
+            f"store {path} was deleted or replaced: the counters start from zero"
+        ]
+        assert path.exists()
+
+    def test_a_file_replaced_by_another_store_is_used(self, url, path, tmp_path, store):
+        other = opened(f"lmdb://{tmp_path}/other")
+        other.decide(one(cost=500))
+        other.close()
+        store.decide(one())
+        (tmp_path / "other").rename(path)
+        eventually(lambda: taken(store, one()) == [500])
+
+    def test_a_file_replaced_by_garbage_is_unavailable_until_it_is_deleted(self, path, store):
+        store.decide(one())
+        path.with_name("garbage").write_bytes(b"x" * 100_000)
+        path.with_name("garbage").rename(path)
+
+        def unavailable():
+            try:
+                store.decide(one())
+            except StoreUnavailable:
+                return True
+            return False
+
+        eventually(unavailable)
+        assert path.read_bytes() == b"x" * 100_000
+        path.unlink()
+        eventually(lambda: not unavailable())
+
+    @pytest.mark.parametrize(
+        ("make", "problem"),
+        [
+            pytest.param(lambda path: path.write_bytes(b""), "is not a file of this store", id="empty"),
+            pytest.param(lambda path: path.write_bytes(b"x" * 50_000), "is not a file of this store", id="garbage"),
+            pytest.param(lambda path: path.mkdir(), "Is a directory", id="a folder"),
+            pytest.param(os.mkfifo, "is not a regular file", id="a fifo"),
+            pytest.param(lambda path: path.symlink_to("/etc/passwd"), "is a symbolic link", id="a link"),
+        ],
+    )
+    def test_what_is_no_store_is_refused_at_start(self, url, path, make, problem):
+        make(path)
+        with pytest.raises(ConfigurationError, match=problem):
+            opened(url)
+
+    def test_a_folder_that_does_not_exist_is_refused_at_start(self, tmp_path):
+        with pytest.raises(ConfigurationError, match="does not exist"):
+            opened(f"lmdb://{tmp_path}/missing/counters")
+
+    @pytest.mark.parametrize("size", [0, 100, 4_096, 8_192, 100_000])
+    def test_a_truncated_file_is_refused_at_start(self, url, path, store, size):
+        store.decide(one())
+        store.close()
+        os.truncate(path, size)
+        with pytest.raises(ConfigurationError, match=r"is truncated|is not a file of this store"):
+            opened(url)
+
+    def test_a_file_with_wider_permissions_is_refused(self, url, path, store):
+        store.decide(one())
+        assert path.stat().st_mode & 0o777 == 0o600
+        path.chmod(0o666)
+        with pytest.raises(ConfigurationError, match="has the mode 666, which is wider than 600"):
+            opened(url)
+
+    def test_a_file_shared_with_the_group_has_its_mode(self, url, path):
+        store = opened(f"{url}?mode=660")
+        store.decide(one())
+        store.close()
+        assert path.stat().st_mode & 0o777 == 0o660
+        with pytest.raises(ConfigurationError, match="wider than 600"):
+            opened(url)
+
+    @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+    def test_root_may_load_an_app_whose_file_is_a_workers_but_does_not_use_it(self, url, path, store):
+        store.decide(one())
+        store.close()
+        os.chown(path, 65_534, 65_534)
+        loaded = opened(url)
+        with pytest.raises(StoreUnavailable, match="belongs to the user 65534, but this process runs as the user 0"):
+            loaded.decide(one())
+        loaded.close()
+
+    def test_nothing_is_created_before_the_first_decision(self, path, store):
+        assert not path.exists()
+        store.decide(one())
+        assert [each.name for each in path.parent.iterdir()] == ["counters"]
+
+    def test_after_a_reboot_the_counters_start_from_zero(self, url, path):
+        store = opened(f"{url}?size=1MB")
+        store.decide(one(cost=7))
+        store.close()
+        raw = path.read_bytes()
+        assert raw.count(file.boot_id()) == 1
+        path.write_bytes(raw.replace(file.boot_id(), b"0" * 36))
+        assert taken(opened(url), one()) == [0]
+
+    def test_the_package_is_named_where_it_is_missing(self, url, monkeypatch):
+        monkeypatch.setitem(sys.modules, "lmdb", None)
+        with pytest.raises(ValueError, match=r"pip install 'ratelimit_mw\[shared\]'"):
+            opened(url)
+
+
+class TestLocation:
+    @pytest.mark.parametrize(
+        ("url", "location"),
+        [
+            ("lmdb:///run/app/limits", Location("/run/app/limits")),
+            ("lmdb:///run/a%20b?mode=660&size=64MB", Location("/run/a b", 0o660, 64 << 20)),
+        ],
+    )
+    def test_a_url_has_its_parts(self, url, location):
+        assert Location.parse(url) == location
+
+    def test_a_name_is_a_file_in_memory_or_a_temporary_one(self):
+        names = [Path(Location.parse(url).path).name for url in ("lmdb://shop", "lmdb://a%2Fb", "lmdb://")]
+        assert names == ["ratelimit_mw-shop.lmdb", "ratelimit_mw-a%2Fb.lmdb", "ratelimit_mw.lmdb"]
+
+    @pytest.mark.parametrize(
+        ("url", "problem"),
+        [
+            ("lmdb://name/and/path", "a name or an absolute path"),
+            ("lmdb:///run/folder/", "must name a file"),
+            ("lmdb://shop?mode=777", "the mode of an lmdb URL is 600, or 660"),
+            ("lmdb://shop?size=5", "from 1MB to 1024GB"),
+            ("lmdb://shop?max=5", "unknown option 'max'"),
+            ("lmdb://shop?mode", "the options of an lmdb URL"),
+        ],
+    )
+    def test_a_url_that_cannot_be_read_is_refused(self, url, problem):
+        with pytest.raises(ValueError, match=problem):
+            Location.parse(url)
+
+    def test_the_domain_names_the_file(self, tmp_path, monkeypatch):
+        monkeypatch.setattr("ratelimit_mw.stores.shared.location._MEMORY", tmp_path)
+        rules = [{"name": "a", "by": "ip", "limit": "2 per year"}]
+        with RateLimiter({"domain": "a shop", "storage": {"url": "lmdb://?size=1MB"}, "rules": rules}) as limiter:
+            assert limiter.check({"ip": "192.0.2.1"}).remaining == 1
+        assert [each.name for each in tmp_path.iterdir()] == ["ratelimit_mw-a%20shop.lmdb"]
+
+
+class TestBound:
+    def test_a_full_map_counts_new_clients(self, url, path):
+        store = opened(f"{url}?size=1MB")
+        for number in range(15_000):
+            assert store.decide(one(f"d:r:{{{number}}}")).outcomes[0].remaining == 999_999
+        assert path.stat().st_blocks * 512 <= 1 << 20
+        assert 4_000 < sum(1 for _ in store.keys("d:")) < 15_000
+        store.close()
+
+    def test_large_counters_that_fill_the_map_give_way(self, url):
+        store = opened(f"{url}?size=1MB")
+        for number in range(300):
+            log = one(f"d:r:{{{number}}}", limit=2_000, name="sliding_log", cost=1_000)
+            assert store.decide(log).outcomes[0].remaining == 1_000
+            assert store.decide(log).outcomes[0].remaining == 0
+        store.close()
+
+    @pytest.mark.parametrize("most", [1, 7, 1_000])
+    def test_there_are_never_more_than_max_counters(self, url, most):
+        store = opened(url, most=most)
+        for number in range(2 * most + 50):
+            assert store.decide(one(f"d:r:{{{number}}}")).outcomes[0].allowed
+        assert 0.9 * most <= sum(1 for _ in store.keys("")) <= most
+        store.close()
+
+    def test_a_used_up_counter_outlives_a_flood(self, url):
+        store = opened(url, most=500)
+        login = one("d:login:{ip=me}", limit=5, cost=5)
+        assert store.decide(login).admits(login)
+        for number in range(3_000):
+            store.decide(one(f"d:other:{{header:X={number}}}", limit=5))
+        assert not store.decide(login).admits(login)
+        store.close()
+
+    def test_what_has_expired_goes_as_new_ones_come(self, url, clock):
+        store = opened(url, clock=clock)
+        for number in range(2_000):
+            store.decide(one(f"d:r:{{a{number}}}", period=MINUTE))
+        clock.advance(61)
+        for number in range(2_000):
+            store.decide(one(f"d:r:{{b{number}}}", period=HOUR))
+        with_expired = store._handle.attempt(lambda table, _: table.txn.stat()["entries"], None)
+        assert with_expired <= 2_200
+        assert sum(1 for _ in store.keys("d:")) == 2_000
+        store.close()
+
+    def test_long_keys_are_distinct_counters_with_their_whole_name(self, store):
+        keys = [f"d:r:{{{'ä' * 300}{number}}}" for number in range(5)]
+        for number, key in enumerate(keys, 1):
+            for _ in range(number):
+                store.decide(one(key))
+        assert [taken(store, one(key)) for key in keys] == [[1], [2], [3], [4], [5]]
+        assert sorted(store.keys("d:r:{ä")) == sorted(keys)
+        assert sorted(store.keys("d:r:{b")) == []
+
+    def test_a_full_disk_is_unavailable_until_there_is_room(self, url):
+        """The limit of a file's size stands in for the disk; a too small tmpfs needs rights to mount it."""
+        code = """
+import resource
+from ratelimit_mw.errors import StoreUnavailable
+store = opened(url)
+store.decide(one())
+used = os.stat(path).st_blocks * 512
+resource.setrlimit(resource.RLIMIT_FSIZE, (used + 65536, resource.RLIM_INFINITY))
+refused = allowed = 0
+for number in range(5_000):
+    try:
+        allowed += store.decide(one(f"d:r:{{{number}}}")).outcomes[0].allowed
+    except StoreUnavailable:
+        refused += 1
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+while store.away: time.sleep(0.01)
+print(refused > 0, allowed > 100, store.decide(one()).outcomes[0].remaining)
+"""
+        process = start(url, code)
+        assert process.communicate()[0] == b"True True 999998\n"
+        assert end(process) == 0
+
+    def test_a_tmpfs_that_is_too_small_is_never_outgrown(self, tmp_path):
+        if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", tmp_path], check=False).returncode != 0:
+            pytest.skip("mount is not allowed here")
+        try:
+            store = opened(f"lmdb://{tmp_path}/counters")
+            for number in range(15_000):
+                assert store.decide(one(f"d:r:{{{number}}}")).outcomes[0].allowed
+            (tmp_path / "rest").write_bytes(b"x" * (os.statvfs(tmp_path).f_bavail * 4_096))
+            assert store.decide(one("d:r:{new}")).outcomes[0].allowed
+            store.close()
+        finally:
+            subprocess.run(["umount", tmp_path], check=True)
+
+
+def test_an_exception_at_any_line_leaves_a_store_that_counts_exactly(store):
+    store.decide(one())
+    left = [store.decide(one()).outcomes[0].remaining]
+
+    def check(place):
+        now = store.decide(one()).outcomes[0].remaining
+        assert 1 <= left[0] - now <= 2, place
+        assert not store.away
+        left[0] = now
+
+    assert at_every_line(lambda: store.decide(one()), check) > 20
+
+
+def test_the_lock_is_free_between_requests(path, store):
+    store.decide(one())
+    with path.open("rb") as other:
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        assert isinstance(store, SharedStore)
+
+
+def test_bans_and_shadows_hold_across_limiters(url):
+    rules = [
+        {"name": "a", "by": "ip", "limit": "2 per year", "ban": {"after": "1 denial", "for": "10 minutes"}},
+        {"name": "b", "by": "ip", "limit": "1 per year", "shadow": True},
+    ]
+    config = {"domain": "d", "storage": {"url": url, "timeout": "20s"}, "rules": rules}
+    with RateLimiter(config) as first, RateLimiter(config) as second:
+        assert [limiter.check({"ip": "192.0.2.1"}).allowed for limiter in (first, second, first)] == [True, True, False]
+        assert second.check({"ip": "192.0.2.1"}).banned
+        assert second.shadow_denials == {"b": 2}
+
+
+def test_overrides_and_the_switch_are_shared(url):
+    rules = [{"name": "a", "by": "ip", "limit": "1 per year"}]
+    config = {"domain": "d", "storage": {"url": url, "timeout": "20s"}, "rules": rules}
+    with RateLimiter(config) as first, RateLimiter(config) as second:
+        first.overrides.set({"ip": "192.0.2.1"}, rule="a", limit="3 per year")
+        second.reload()
+        assert [second.check({"ip": "192.0.2.1"}).allowed for _ in range(4)] == [True, True, True, False]
+        first.switch.set("off")
+        second.reload()
+        assert second.check({"ip": "192.0.2.1"}).allowed
+        assert second.overrides.remove({"ip": "192.0.2.1"}, rule="a")
+        assert first.overrides.list() == ()
+
+
+def test_leases_and_shards_are_ignored(url):
+    rule = {"name": "a", "by": "ip", "limit": "8 per year", "algorithm": "fixed_window"}
+    for extra in ({"consistency": "lease"}, {"shards": 4}):
+        config = {"domain": "d", "storage": {"url": url, "timeout": "20s"}, "rules": [{**rule, **extra}]}
+        with RateLimiter(config) as limiter:
+            assert type(limiter._storage.store) is SharedStore
+
+
+def test_deferral_is_refused_at_start(url):
+    rule = {"name": "a", "by": "ip", "limit": "3 per year", "on_limit": "defer"}
+    limiter = RateLimiter({"domain": "d", "storage": {"url": url}, "rules": [rule]})
+    with pytest.raises(ConfigurationError, match=r"set storage\.url to a Redis; it is lmdb:// now"):
+        limiter.require(limiter.deferrals.require)
+    limiter.close()
+
+
+def test_a_quota_of_another_limit_reads_the_same_counter(store):
+    """The state does not depend on the limit, so a reload that changes it keeps the counts."""
+    store.decide(one(limit=10))
+    asks = [one()[0]._replace(quota=Quota("fixed_window", 20, one()[0].quota.period))]
+    assert store.decide(asks).outcomes[0].remaining == 18
