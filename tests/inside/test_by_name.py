@@ -293,3 +293,28 @@ def test_a_decorator_refuses_a_key_that_is_no_function_and_a_key_with_by(limited
         limited("login", key="ann")
     with pytest.raises(ConfigurationError, match="by can't be combined with key"):
         limited("5 per minute", by="ip", key=named)
+
+
+def five(environ):
+    return "5 per hour"
+
+
+@pytest.mark.parametrize("own", [{"default": "5 per hour", "gold": "9 per hour"}, f"python:{HERE}:five"])
+def test_a_limit_takes_the_place_of_the_limits_of_tiers_and_of_a_function(storage, clock, own):
+    rule = {"name": "login", "by": "ip", "limit": own, **ON_DEMAND}
+    config = {**RULES, "client": {"tier": "header:X-Tier", "secret": "x"}, "rules": [rule]}
+    with RateLimiter(config, storage=storage, clock=clock) as limiter:
+        app = Flask("named", root_path="/")
+        app.add_url_rule("/", "index", lambda: str(in_flask.enforce("login", limit="2 per hour").limit))
+        app.wsgi_app = RateLimitMiddleware(app.wsgi_app, limiter=limiter)
+        answers = [app.test_client().get("/", headers={"X-Tier": "gold"}) for _ in range(3)]
+    assert [(answer.status_code, answer.text[:1]) for answer in answers] == [(200, "2"), (200, "2"), (429, "{")]
+
+
+def test_each_of_two_limits_of_the_app_is_a_policy_of_its_own(storage, clock):
+    with RateLimiter({**RULES, "response": {"headers": ["ratelimit"]}}, storage=storage, clock=clock) as limiter:
+        app = Flask("named", root_path="/")
+        app.add_url_rule("/", "index", lambda: str(in_flask.enforce("mail", limit="9 per day; 8 per hour").allowed))
+        app.wsgi_app = RateLimitMiddleware(app.wsgi_app, limiter=limiter)
+        answer = app.test_client().get("/")
+    assert answer.headers["RateLimit-Policy"] == '"mail per day";q=9;w=86400, "mail per hour";q=8;w=3600'

@@ -134,6 +134,15 @@ def test_a_throttle_keeps_a_date_that_a_handler_sets(me, ask):
     assert denied.headers["Retry-After"] == "Fri, 31 Dec 2100 23:59:59 GMT"
 
 
+@EACH
+def test_a_user_that_the_rules_read_from_a_header_takes_the_place_of_the_project_s(me, ask):
+    rule = {"name": "all", "by": "user", "limit": "1 per 10 years"}
+    config = {"domain": "other", "client": {"user": "header:X-User", "secret": "x"}, "rules": [rule]}
+    with RateLimiter(config, storage="memory://") as limiter, settings(limiter):
+        statuses = [ask(["/free"] * 2, {"X-User": name, **me}) for name in ("ann", "bob")]
+    assert [[answer.status_code for answer in answers] for answers in statuses] == [[200, 429]] * 2
+
+
 def with_repeated_headers(context, decision):
     cookies = [("Set-Cookie", "a=1; Partitioned"), ("set-cookie", "b=2"), ("Set-Cookie", "b=3; Path=/cart")]
     return 429, [*cookies, ("X-Why", "limit"), ("x-why", "again"), ("Content-Type", "text/csv")], "no"

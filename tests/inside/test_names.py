@@ -111,6 +111,14 @@ def test_a_reload_without_a_rule_that_a_decorator_names_is_refused(file):
         assert app.test_client().get("/mail").headers["X-RateLimit-Remaining"] == "1"
 
 
+def test_a_limiter_without_an_app_may_lose_a_rule_that_a_decorator_names(file):
+    in_flask.limited("mail")
+    with RateLimiter(file, storage="memory://") as limiter:
+        file.write_text(text("sms"))
+        limiter.reload()
+        assert [rule.name for rule in limiter.rules.rules] == ["sms"]
+
+
 def test_a_reload_without_a_rule_that_was_asked_for_is_refused_and_others_may_go(file):
     app = FastAPI()
 
