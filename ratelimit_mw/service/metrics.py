@@ -13,6 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from ratelimit_mw.service.state import Service
+from ratelimit_mw.telemetry.prometheus import export
 
 
 class Metrics(Collector):
@@ -27,6 +28,7 @@ class Metrics(Collector):
         service.limiter.tally.near = service.settings.near
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
+        export(service.limiter, self._registry)
         ProcessCollector(registry=self._registry)
         self._loads = self._failures = 0
         self._version = self._error = ""

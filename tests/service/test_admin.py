@@ -82,6 +82,9 @@ def test_the_metrics_count_requests_and_refused_inputs(server):
     found = metrics_of(answer)
     assert answer.headers["content-type"].startswith("text/plain; version=")
     assert found["ratelimit_service_requests_total", ("endpoint", "/auth")] == 4
+    decided = {outcome: found["ratelimit_requests_total", ("outcome", outcome)] for outcome in ("allowed", "denied")}
+    assert decided == {"allowed": 2, "denied": 1}
+    assert found["ratelimit_rule_requests_total", ("outcome", "denied"), ("rule", "everybody")] == 1
     assert found["ratelimit_service_refused_total", ("reason", "no_original_request")] == 1
     assert found["ratelimit_service_refused_total", ("reason", "bad_question")] == 1
     assert found["ratelimit_service_unknown_domains_total",] == 1
