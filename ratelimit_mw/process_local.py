@@ -1,14 +1,17 @@
-"""State of one process: locks created lazily, objects that are reset after a fork, and work in slices.
+"""State of one process: locks created lazily, objects reset after a fork, work in slices, and the number of workers.
 
 This module is internal: its names may change in any release.
 """
 
 import os
+import re
+import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import PurePath
 from typing import Any, Generic, Protocol, TypeVar, overload
 
 T = TypeVar("T")
@@ -106,3 +109,28 @@ def in_slices() -> Iterator[None]:
         yield
     finally:
         _threads.due = None
+
+
+_SERVERS = ("gunicorn", "uvicorn", "hypercorn", "granian", "fastapi")
+_WORKERS = re.compile(r"(?:^|\s)(?:-w|--workers)[\s=]*([0-9]{1,4})(?=\s|$)")
+
+
+def workers_of_server(arguments: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
+    """Return how many workers the server of this process was told to start, or 1 if that is unknown.
+
+    The command line of a server takes precedence over the environment. A configuration file of gunicorn is not read.
+
+    Args:
+        arguments: The command line. None: that of this process. The workers of a server have the same one.
+        environ: The environment. None: that of this process.
+    """
+    arguments = sys.argv if arguments is None else arguments
+    environ = os.environ if environ is None else environ
+    program = PurePath(arguments[0]) if arguments else PurePath()
+    if not {program.stem, program.parent.name} & {*_SERVERS}:  # the parent: `python -m uvicorn`
+        return 1
+    told = _WORKERS.findall(" ".join(arguments[1:])) or _WORKERS.findall(environ.get("GUNICORN_CMD_ARGS", ""))
+    if not told:
+        found = environ.get("WEB_CONCURRENCY", "")
+        told = [found] if found.isascii() and found.isdecimal() and len(found) < 5 else []
+    return max(1, int(told[-1])) if told else 1

@@ -307,9 +307,17 @@ class TestStorage:
         RateLimiter(config)
         (message,) = caplog.messages
         assert message == (
-            "storage is memory://: each process counts separately, and a restart resets the counters; to share the "
-            "counters, set storage.url in the rules, or storage= in code, as in redis://localhost:6379/0"
+            "storage is memory://: each process has its own counters, and a restart resets them; to share them, set "
+            "storage.url in the rules, or storage= in code: lmdb:// for the workers of one machine, "
+            "redis://HOST:6379/0 for several machines"
         )
+
+    def test_memory_is_an_error_if_the_command_line_says_that_there_are_several_workers(self, caplog, monkeypatch):
+        monkeypatch.setattr("sys.argv", ["/usr/bin/gunicorn", "-w", "4", "main:app"])
+        RateLimiter({"domain": "shop", "rules": [rule()]})
+        (record,) = caplog.records
+        assert record.levelname == "ERROR"
+        assert "each process has its own counters, and clients get up to 4 times their limits" in record.getMessage()
 
     @pytest.mark.parametrize(
         "call_close", [lambda limiter: limiter.close(), lambda limiter: asyncio.run(limiter.aclose())]

@@ -1,7 +1,9 @@
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from ratelimit_mw.process_local import condition, event, lazy, lock, rlock
+import pytest
+
+from ratelimit_mw.process_local import condition, event, lazy, lock, rlock, workers_of_server
 
 
 class Holder:
@@ -40,3 +42,23 @@ def test_each_maker_looks_up_what_it_calls(monkeypatch):
     assert (held.lock, held.rlock, held.event) == ("Lock", "RLock", "Event")
     assert held.condition == "Condition of a Lock"
     assert isinstance(Holder.lock, lazy)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "workers"),
+    [
+        pytest.param(["/usr/bin/uvicorn", "main:app", "--workers", "4"], {}, 4, id="uvicorn"),
+        pytest.param(["/x/uvicorn/__main__.py", "main:app", "--workers=4"], {}, 4, id="python -m uvicorn"),
+        pytest.param(["gunicorn", "-w4", "-k", "gevent", "main:app"], {}, 4, id="an option without a space"),
+        pytest.param(["gunicorn", "main:app"], {"GUNICORN_CMD_ARGS": "--workers 3"}, 3, id="arguments in a variable"),
+        pytest.param(["uvicorn", "main:app"], {"WEB_CONCURRENCY": "8"}, 8, id="WEB_CONCURRENCY"),
+        pytest.param(["gunicorn", "-w", "1", "main:app"], {"WEB_CONCURRENCY": "8"}, 1, id="the option before it"),
+        pytest.param(["uvicorn", "main:app"], {"WEB_CONCURRENCY": "many"}, 1, id="WEB_CONCURRENCY without a number"),
+        pytest.param(["uvicorn", "main:app", "--reload"], {}, 1, id="one worker that is restarted"),
+        pytest.param(["gunicorn", "-w", "0", "main:app"], {}, 1, id="none"),
+        pytest.param(["work.py", "-w", "4"], {"WEB_CONCURRENCY": "8"}, 1, id="another program"),
+        pytest.param([], {}, 1, id="no command line"),
+    ],
+)
+def test_the_workers_of_a_server_are_those_of_its_command_line(arguments, environ, workers):
+    assert workers_of_server(arguments, environ) == workers

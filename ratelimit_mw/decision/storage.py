@@ -429,15 +429,8 @@ def _opened(settings: StorageSettings, given: str | Store | None, clock: Clock |
             raise TypeError(f"storage takes a URL or a store, not {type(given).__name__}")
         return given
     try:
-        store = open_store(settings, clock)
+        return open_store(settings, clock)
     except ConfigurationError:
         raise
     except ValueError as error:
         raise ConfigurationError([Problem(f"storage: {error}")]) from None
-    if isinstance(store, MemoryStore) and clock is None:
-        _log.warning(
-            "storage is memory://: each process counts separately, and a restart resets the counters; to share the "
-            "counters, set storage.url in the rules, or storage= in code, as in redis://localhost:6379/0",
-            extra={"ratelimit_topic": "memory"},
-        )
-    return store

@@ -1,5 +1,6 @@
 """The store for `memory://`: counters in the memory of this process, not shared with other processes."""
 
+import logging
 import random
 import threading
 from collections.abc import Iterable, Iterator
@@ -7,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from ratelimit_mw.algorithms import DECIDE_ALL
 from ratelimit_mw.clock import Clock, SystemClock
 from ratelimit_mw.model import Reply
-from ratelimit_mw.process_local import reset_after_fork
+from ratelimit_mw.process_local import reset_after_fork, workers_of_server
 from ratelimit_mw.settings import StorageSettings
 from ratelimit_mw.stores.base import DECIDE, Store, StoreRequest
 from ratelimit_mw.stores.counters import (
@@ -20,6 +21,8 @@ from ratelimit_mw.stores.counters import (
     first_unexpired,
     stamp,
 )
+
+_log = logging.getLogger("ratelimit_mw")
 
 _SEGMENT = 2048  # counters in one dict; a larger dict would pause the process when it grows
 _BATCH = 4  # a segment drops expired counters each time that it has grown by this many
@@ -137,8 +140,22 @@ class MemoryStore(Counters, Store):
 
 
 def open_store(settings: StorageSettings, clock: Clock | None) -> Store:
-    """The store for `memory://`."""
+    """The store for `memory://`. It logs, as an error if the server has several workers, that they share nothing."""
+    if clock is None:  # with a clock of its own, this is a test
+        _warn(workers_of_server())
     return MemoryStore(max_counters=settings.max_counters, clock=clock)
+
+
+def _warn(workers: int) -> None:
+    several = workers > 1
+    loss = f"clients get up to {workers} times their limits" if several else "a restart resets them"
+    _log.log(
+        logging.ERROR if several else logging.WARNING,
+        "storage is memory://: each process has its own counters, and %s; to share them, set storage.url in the rules, "
+        "or storage= in code: lmdb:// for the workers of one machine, redis://HOST:6379/0 for several machines",
+        loss,
+        extra={"ratelimit_topic": "memory"},
+    )
 
 
 def _drop_expired(segment: _Segment, keys: Iterable[str], now: int) -> None:

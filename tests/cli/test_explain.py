@@ -7,8 +7,9 @@ import pytest
 from tests.cli.conftest import app_limiter
 
 NOTE = (
-    "note: storage is memory://: each process counts separately, and a restart resets the counters; to share the "
-    "counters, set storage.url in the rules, or storage= in code, as in redis://localhost:6379/0\n"
+    "note: storage is memory://: each process has its own counters, and a restart resets them; to share them, set "
+    "storage.url in the rules, or storage= in code: lmdb:// for the workers of one machine, redis://HOST:6379/0 "
+    "for several machines\n"
 )
 
 
