@@ -170,7 +170,7 @@ class Outcome:
         key = id(rule), identity_of(ask.key)
         if self.clients.add(key, entry.at):
             self.rules[id(rule)].clients += 1
-            if self.clients.full:
+            if len(self._names) > 2 * len(self.clients):  # most of them have lost their place in the table
                 self._names = {each: name for each, name in self._names.items() if each in self.clients}
             self._names[key] = self._name(key[1], request)
         if self.on_denial is not None:

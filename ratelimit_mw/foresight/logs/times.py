@@ -18,17 +18,10 @@ _LATEST = 253_402_300_800 * SECOND
 
 _MONTH_NAMES = "JanFebMarAprMayJunJulAugSepOctNovDec"
 _MONTHS = {_MONTH_NAMES[place : place + 3]: place // 3 + 1 for place in range(0, 36, 3)}
-_COMMON = re.compile(r"(\d\d)/([A-Z][a-z]{2})/(\d{4}):(\d\d):(\d\d):(\d\d)(\.\d{1,9})? ([+-])(\d\d)(\d\d)", re.ASCII)
+_COMMON = re.compile(r"(\d\d/[A-Z][a-z]{2}/\d{4}:\d\d:\d\d:)([0-5]\d|60)(\.\d{1,9})?( [+-]\d{4})", re.ASCII)
+_MINUTE = re.compile(r"(\d\d)/([A-Z][a-z]{2})/(\d{4}):(\d\d):(\d\d): ([+-])(\d\d)(\d\d)", re.ASCII)
+_COMMON_LENGTH = len("17/May/2015:10:05:03 +0000")
 _NUMBER = re.compile(r"(\d{1,19})(?:\.(\d{1,9}))?", re.ASCII)
-
-
-@lru_cache(maxsize=64)
-def _midnight(day: str, month: str, year: str) -> int:
-    """Return the first second of a day in UTC. Raises ValueError for a day that does not exist."""
-    number = _MONTHS.get(month)
-    if number is None:
-        raise ValueError(f"{month!r} is not a month")
-    return int(datetime(int(year), number, int(day), tzinfo=UTC).timestamp())
 
 
 def common_time(text: str) -> int:
@@ -37,15 +30,30 @@ def common_time(text: str) -> int:
     Raises:
         ValueError: The text is not such a time.
     """
+    seconds = text[18:20]
+    if len(text) == _COMMON_LENGTH and seconds <= "60" and seconds.isascii() and seconds.isdigit():  # 60: a leap second
+        return _minute(text[:18], text[20:]) + int(seconds) * SECOND
     found = _COMMON.fullmatch(text)
     if found is None:
         raise ValueError(f"{text!r:.80} is not a time")
-    day, month, year, hour, minute, second, fraction, sign, zone_hours, zone_minutes = found.groups()
-    if hour > "23" or minute > "59" or second > "60":  # 60 is a leap second
-        raise ValueError(f"{text!r:.80} is not a time")
+    before, seconds, fraction, zone = found.groups()
+    return _minute(before, zone) + int(seconds) * SECOND + _micros(fraction)
+
+
+@lru_cache(maxsize=1024)  # lines that follow each other have the same minute
+def _minute(before: str, zone: str) -> int:
+    """Return the beginning of a minute. `before` is all that comes before the seconds, `zone` all that comes after."""
+    found = _MINUTE.fullmatch(before + zone)
+    if found is None:
+        raise ValueError(f"{before + zone!r:.80} is not a time")
+    day, month, year, hour, minute, sign, zone_hours, zone_minutes = found.groups()
+    number = _MONTHS.get(month)
+    if number is None or hour > "23" or minute > "59":
+        raise ValueError(f"{before + zone!r:.80} is not a time")
+    midnight = int(datetime(int(year), number, int(day), tzinfo=UTC).timestamp())
     offset = int(zone_hours) * 3600 + int(zone_minutes) * 60
-    at = _midnight(day, month, year) + int(hour) * 3600 + int(minute) * 60 + int(second)
-    return _checked((at + (offset if sign == "-" else -offset)) * SECOND + _micros(fraction))
+    at = midnight + int(hour) * 3600 + int(minute) * 60 + (offset if sign == "-" else -offset)
+    return _checked(at * SECOND)
 
 
 def iso_time(text: str) -> int:
