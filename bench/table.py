@@ -24,7 +24,11 @@ class Row(NamedTuple):
 
 
 ROWS = (
-    Row("asgi-memory", "ASGI, memory, one rule, in a Starlette app: CPU added per request", ("memory.asgi_known",)),
+    Row(
+        "asgi-memory",
+        "ASGI, memory, one rule, in a Starlette app: CPU added per request",
+        ("memory.asgi_known", "telemetry.counting"),
+    ),
     Row("asgi-memory-new", "The same, for a client and a path never seen before", ("memory.asgi_new",)),
     Row("wsgi-memory", "WSGI, memory, one rule, in a Flask app: CPU added per request", ("memory.wsgi",)),
     Row("redis-asyncio", "asyncio, Redis, 100 in flight: one process", ("redis_asyncio.decisions",)),
@@ -33,7 +37,7 @@ ROWS = (
     Row("round-trips", "Redis round trips for a request that five rules match", ("redis_calls.round_trips",)),
     Row("wsgi-redis", "WSGI and threads, Redis: one process", ("redis_threads.wsgi", "redis_threads.decisions")),
     Row("leases", "Leases and write-back", ("leases.figures",)),
-    Row("denied", "Denied clients that keep sending requests rapidly", ("redis_calls.denied",)),
+    Row("denied", "Denied clients that keep sending requests rapidly", ("redis_calls.denied", "telemetry.denial")),
     Row("many-rules", "Matching cost of 1 000 rules against 10 rules", ("rules.matching",)),
     Row("redis-bytes", "Redis bytes per counter", ("footprint.redis_bytes",)),
     Row("million-counters", "Memory store, one million counters", ("footprint.million_counters",)),
