@@ -30,7 +30,7 @@ def records(caplog):
 
 def test_a_request_that_is_shed_is_recorded_with_its_wait(records):
     with limiter() as engine:
-        DenialLog(ManualClock(START)).write(Verdict((), None, denied="shed", wait=2_500_000), engine.rules, {})
+        DenialLog(ManualClock(START)).write(Verdict((), None, denied="shed", wait=2_500_000), engine.rules, {}, "shed")
     (found,) = records()
     assert (found["reason"], found["rule"], found["retry_after"]) == ("shed", None, 2.5)
 

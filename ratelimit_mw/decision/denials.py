@@ -24,12 +24,6 @@ _MAX_RECORDS = 10
 _MINUTE = 60 * SECOND
 _MAX_RULES = 1_000  # rules whose records are counted; reloads may bring new names for ever
 
-_Subject = tuple[str, ...]
-"""What the records are counted for: the domain and the rule, or the reason of a denial that no rule has decided."""
-
-_SENT = "sent/"
-"""Stands for all limits of a domain that requests bring along. No escaped name of a rule has a slash."""
-
 
 class DenialLog:
     """Writes the denials of one limiter to the logger `ratelimit_mw.denials`. Threads may share it.
@@ -46,7 +40,8 @@ class DenialLog:
     def __init__(self, clock: Clock | None) -> None:
         self._now: Callable[[], int] = _monotonic if clock is None else clock.now
         self._failed = False
-        self._counts: dict[_Subject, tuple[int, int]] = {}  # the start of the minute, and the denials since then
+        # The start of the minute and the denials since then, by the label of a rule, or by a reason without a rule.
+        self._counts: dict[str, list[int]] = {}
         reset_after_fork(self)
 
     def after_fork(self) -> None:
@@ -59,7 +54,7 @@ class DenialLog:
         with self._counting:
             self._counts.clear()
 
-    def write(self, verdict: Verdict, rules: Rules, given: Request | Arguments) -> None:
+    def write(self, verdict: Verdict, rules: Rules, given: Request | Arguments, reason: str) -> None:
         """Write one record about a denied request, unless there were too many in this minute.
 
         It never raises: a handler of the app that fails is logged once, and the request is still answered.
@@ -68,16 +63,13 @@ class DenialLog:
             verdict: the verdict that denies the request.
             rules: the rules that decided.
             given: the request, or the attributes of `check()`.
+            reason: why it is denied.
         """
         charge = verdict.charges[verdict.binding] if verdict.binding >= 0 else None
-        key = charge.ask.key if charge is not None else ""
-        reason = verdict.reason or "limited"
-        subject: _Subject = tuple(key.split(":", 2)[:2]) if key else (reason,)
-        if charge is not None and charge.rule.sent:  # its name is the client's
-            subject = subject[0], _SENT
-        omitted = self._count(subject)
+        omitted = self._count(reason if charge is None else charge.rule.label)
         if omitted < 0:
             return
+        key = charge.ask.key if charge is not None else ""
         request = request_of(rules, given)
         outcome = verdict.outcome
         wait = (verdict.wait or NEVER) if outcome is None else outcome.retry_after
@@ -109,9 +101,13 @@ class DenialLog:
                 self._failed = True
                 _log.error("a handler of the denials failed: %s (logged once)", described(error))
 
-    def _count(self, subject: _Subject) -> int:
+    def _count(self, subject: str) -> int:
         """Count a denial. Returns how many were omitted since the last record; -1 if this one is omitted, too."""
         now = self._now()
+        count = self._counts.get(subject)
+        if count is not None and count[1] >= _MAX_RECORDS and abs(now - count[0]) < _MINUTE:
+            count[1] += 1  # without the lock, as in `ratelimit_mw.tally`
+            return -1
         with self._counting:
             began, number = self._counts.get(subject, (now, 0))
             omitted = 0
@@ -119,7 +115,7 @@ class DenialLog:
                 began, omitted, number = now, max(number - _MAX_RECORDS, 0), 0
             if number == 0 and len(self._counts) >= _MAX_RULES:
                 self._counts.clear()
-            self._counts[subject] = began, number + 1
+            self._counts[subject] = [began, number + 1]
         return omitted if number < _MAX_RECORDS else -1
 
 

@@ -151,7 +151,7 @@ class Engine:
                 else:
                     passes = plan.passes or self._passes(plan)
                 passes.number += 1
-            else:
+            elif verdict.shadowed or verdict.allowed or reply.only is not None:
                 self._count(plan, verdict, reply, again=again)
                 if verdict.shadowed and verdict.owed:
                     with suppress(StoreUnavailable):  # what cannot be returned stays charged
@@ -181,7 +181,7 @@ class Engine:
                 else:
                     passes = plan.passes or self._passes(plan)
                 passes.number += 1
-            else:
+            elif verdict.shadowed or verdict.allowed or reply.only is not None:
                 self._count(plan, verdict, reply)
                 if verdict.shadowed and verdict.owed:
                     with suppress(StoreUnavailable):
@@ -292,15 +292,16 @@ class Engine:
         tally, rule = self.tally, verdict.rule
         passes = tally.passes.get(rule.label) if rule is not None and len(verdict.charges) == 1 else None
         if passes is None:
-            reason = verdict.reason or "limited"
+            reason: str = verdict.reason or "limited"
             tally.refused(verdict.charges, verdict.outcomes, verdict.over, rule=rule, reason=reason)
         else:  # the common case, without a call: the only counter that was asked denies
             tally.denied += 1
             cell = passes.cells[0]
             cell.denied += 1
-            cell.reasons["banned" if type(verdict.outcomes[0]) is Banned else "limited"] += 1
+            reason = "banned" if type(verdict.outcomes[0]) is Banned else "limited"
+            cell.reasons[reason] += 1
         if DENIALS.isEnabledFor(logging.INFO):
-            self._denials.write(verdict, rules, given)
+            self._denials.write(verdict, rules, given, reason)
 
     def forget_reports(self) -> None:
         """Log and count denials, bans and shed requests as if there were none before. For tests."""
