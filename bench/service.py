@@ -1,0 +1,207 @@
+"""The decision service: what its ports cost beside the same servers that answer a constant, and how it starts.
+
+All servers are processes of their own, and are asked with the same bytes over the same connections. What is measured
+is the processor time of the server alone, so the speed of the client does not matter. It is read from /proc.
+"""
+
+import asyncio
+import itertools
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import grpc.aio
+
+from bench.measure import Effort, Figure, Run, alone, beside, in_turn
+from ratelimit_mw.service.messages import METHOD
+from ratelimit_mw.service.ratelimit_pb2 import RateLimitDescriptor, RateLimitRequest
+from tests.support.processes import end, spawn
+from tests.support.servers import BINARIES, Server
+
+USERS = 500
+IN_FLIGHT = 100
+CONNECTIONS = 4  # as many as an Envoy with four worker threads opens
+REQUESTS = 4_000
+ROUNDS = 11
+STARTS = 5
+GRPC = "grpcio, a constant answer"
+HTTP = "uvicorn, a constant answer"
+
+RULES = """\
+domain: shop
+client: {{secret: bench}}
+storage: {{url: '{url}', timeout: 5s}}
+descriptors:
+  - {{key: user, rate_limit: {{unit: hour, requests_per_unit: 1000000}}}}
+  - key: path
+    descriptors:
+      - {{key: user, rate_limit: {{unit: minute, requests_per_unit: 1000000, name: by_path}}}}
+"""
+
+
+AUTH_RULES = """\
+domain: shop
+client: {{secret: bench, trusted_proxies: [127.0.0.0/8]}}
+storage: {{url: '{url}', timeout: 5s}}
+response: {{headers: [x-ratelimit]}}
+rules: [{{name: everything, by: ip, limit: 1000000 per minute}}]
+"""
+
+
+def decisions(effort: Effort) -> Iterator[Figure]:
+    """100 in flight, two descriptors, 500 users: processor time of the server for each decision."""
+    yield from _beside(effort, "grpc", "ShouldRateLimit", GRPC, {"memory": 1.4, "Redis": 1.6})
+
+
+def auth(effort: Effort) -> Iterator[Figure]:
+    """100 in flight, one rule, 500 clients behind one proxy: processor time of the server for each decision."""
+    yield from _beside(effort, "http", "/auth", HTTP, {"memory": 1.6, "Redis": None})
+
+
+def _beside(effort: Effort, port: str, what: str, constant: str, bars: dict[str, float | None]) -> Iterator[Figure]:
+    number = effort.part(REQUESTS)
+    with Server(BINARIES[0]) as server:
+        contestants: dict[str, tuple[Any, ...]] = {constant: (cost, port, "", number)}
+        for store, url in (("memory", "memory://"), ("Redis", server.url)):
+            contestants[store] = cost, port, url, number
+        taken = in_turn(contestants, effort.rounds(ROUNDS))
+    for store, most in bars.items():
+        yield beside(f"{what}, {store}", taken[store], constant, taken[constant], "us", at_most=most)
+    for name, micros in taken.items():
+        title = name if name == constant else f"{what}, {name}"
+        yield alone(title, [1e6 / each for each in micros], "/s", note="decisions of one core, by its CPU time")
+
+
+def start(effort: Effort) -> Iterator[Figure]:
+    """From the start of the process to its readiness, with 1 000 rules."""
+    rules = "\n".join(f"  - {{name: r{n}, match: {{path: /p{n}}}, by: ip, limit: 5 per minute}}" for n in range(1000))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "rules.yaml"
+        path.write_text(f"domain: shop\nclient: {{secret: s}}\nrules:\n{rules}\n", "utf-8")
+        seconds = []
+        for _ in range(effort.rounds(STARTS)):
+            begun = time.monotonic()
+            with Running("grpc", path):
+                seconds.append(time.monotonic() - begun)
+    yield alone("start until ready with 1 000 rules", [each * 1e3 for each in seconds], "ms", at_most=2_000)
+
+
+class Running:
+    """A server in a process of its own, which is ready when the `with` begins.
+
+    Args:
+        port: `grpc` or `http`.
+        rules: The rules. None: the server answers a constant.
+    """
+
+    def __init__(self, port: str, rules: Path | None) -> None:
+        other = "http" if port == "grpc" else "grpc"
+        self._words = ["-m", "bench.constant_servers", port]
+        if rules is not None:
+            ports = [f"--{port}", "0", f"--{other}", "off", "--admin", "off", "--drain", "0"]
+            self._words = ["-m", "ratelimit_mw", "serve", "--rules", str(rules), *ports]
+
+    def __enter__(self) -> Self:
+        self.process = spawn([sys.executable, *self._words], stderr=subprocess.PIPE)
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            if b"ready: " in line:
+                self.target = line.decode().rpartition(" ")[2].strip()
+                return self
+        raise RuntimeError("the server did not start")
+
+    def __exit__(self, *exc_info: object) -> None:
+        end(self.process)
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+
+    def cpu(self) -> float:
+        """The microseconds of processor time that all threads of the server have had."""
+        tasks = Path(f"/proc/{self.process.pid}/task").glob("*/schedstat")
+        return sum(int(task.read_text().split()[0]) for task in tasks) / 1e3
+
+
+def grpc_messages() -> list[bytes]:
+    """The requests of 500 users, as Envoy sends them."""
+
+    def entries(**values: str) -> RateLimitDescriptor:
+        pairs = [RateLimitDescriptor.Entry(key=key.encode(), value=value.encode()) for key, value in values.items()]
+        return RateLimitDescriptor(entries=pairs)
+
+    found = []
+    for number in range(USERS):
+        user = f"user-{number}"
+        descriptors = [entries(user=user), entries(path=f"/items/{number % 7}", user=user)]
+        found.append(RateLimitRequest(domain="shop", descriptors=descriptors).SerializeToString())
+    return found
+
+
+def http_messages() -> list[bytes]:
+    """The requests of 500 clients, as nginx sends them."""
+    return [
+        "GET /auth?denied=403 HTTP/1.1\r\nHost: shop.example\r\n"
+        f"X-Forwarded-For: 10.1.{number // 250}.{number % 250}\r\n"
+        f"X-Original-Method: GET\r\nX-Original-URI: /items/{number % 7}\r\n"
+        "User-Agent: Mozilla/5.0 (X11; Linux x86_64)\r\nAccept: */*\r\n\r\n".encode()
+        for number in range(USERS)
+    ]
+
+
+Call = Callable[[bytes], Awaitable[Any]]
+
+
+async def grpc_calls(target: str) -> list[Call]:
+    """What asks over each connection. gRPC sends several calls over one."""
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    channels = [grpc.aio.insecure_channel(target, options) for _ in range(CONNECTIONS)]
+    calls: list[Any] = [channel.unary_unary(METHOD) for channel in channels]
+    return [calls[place % CONNECTIONS] for place in range(IN_FLIGHT)]
+
+
+async def http_calls(target: str) -> list[Call]:
+    """What asks over each connection. HTTP/1.1 sends one request after the other."""
+    host, _, port = target.rpartition(":")
+    return [_http_call(*await asyncio.open_connection(host, int(port))) for _ in range(IN_FLIGHT)]
+
+
+def _http_call(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Call:
+    async def call(data: bytes) -> None:
+        writer.write(data)
+        head = await reader.readuntil(b"\r\n\r\n")
+        if not head.startswith(b"HTTP/1.1 200 "):
+            raise RuntimeError(head.decode())
+
+    return call
+
+
+async def ask(calls: Sequence[Call], messages: Iterator[bytes], number: int) -> None:
+    """Send a number of requests. Each of the calls sends one after the other."""
+    left = iter(range(number))
+
+    async def one_after_the_other(call: Call) -> None:
+        for _ in left:
+            await call(next(messages))
+
+    await asyncio.gather(*[one_after_the_other(call) for call in calls])
+
+
+def cost(port: str, url: str, number: int) -> Run:
+    """Microseconds of the server's processor time for a decision. Without a `url`, the server answers a constant."""
+    rules = Path(tempfile.mkdtemp(prefix="rlmw-bench-")) / "rules.yaml"
+    rules.write_text((RULES if port == "grpc" else AUTH_RULES).format(url=url), "utf-8")
+    running = Running(port, rules if url else None).__enter__()  # it ends with this process
+    loop = asyncio.new_event_loop()
+    messages = itertools.cycle(grpc_messages() if port == "grpc" else http_messages())
+    calls = loop.run_until_complete((grpc_calls if port == "grpc" else http_calls)(running.target))
+    loop.run_until_complete(ask(calls, messages, 2 * USERS))
+
+    def run() -> float:
+        before = running.cpu()
+        loop.run_until_complete(ask(calls, messages, number))
+        return (running.cpu() - before) / number
+
+    return run
