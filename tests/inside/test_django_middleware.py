@@ -14,6 +14,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest
 from django.test import RequestFactory
 from django.test.utils import override_settings
+from django.urls import path
 
 from ratelimit_mw import ConfigurationError, ManualClock, RateLimiter
 from ratelimit_mw.asgi import RateLimitMiddleware as Asgi
@@ -118,6 +119,37 @@ def test_a_throttle_answers_with_the_status_of_the_denial(me, ask, rule, storage
     assert denied.status_code == status
     assert denied.json()["detail"].startswith("Request was throttled.")
     assert denied.headers.get("Retry-After") == ("1" if status == 503 else None)
+
+
+class Hourly(django_app.RateLimitThrottle):
+    scope = "hourly"
+
+
+class Daily(django_app.RateLimitThrottle):
+    scope = "daily"
+
+
+class DailyAndHourly(django_app.Rest):
+    throttle_classes = (Daily, Hourly)
+
+
+urlpatterns = [path("both", DailyAndHourly.as_view())]
+
+
+@EACH
+def test_of_two_throttles_that_deny_the_response_has_the_headers_of_the_longer_wait(me, ask):
+    rules = [
+        {"name": name, "by": "ip", "on_demand": True, "limit": limit, "algorithm": "fixed_window"}
+        for name, limit in (("daily", "1 per 90 days"), ("hourly", "2 per 10 days"))
+    ]
+    with (
+        RateLimiter({"domain": "other", "rules": rules}, storage="memory://", clock=ManualClock(START)) as limiter,
+        settings(limiter),
+        override_settings(ROOT_URLCONF=__name__),
+    ):
+        *_, denied = ask(["/both"] * 3, me)
+    assert (denied.status_code, denied.headers["X-RateLimit-Limit"]) == (429, "1")
+    assert int(denied.headers["Retry-After"]) > 10 * 24 * 3600
 
 
 def with_a_date(context, decision):

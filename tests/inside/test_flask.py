@@ -7,14 +7,15 @@ from flask import Flask
 from flask.views import MethodView
 from werkzeug.exceptions import HTTPException
 
-from ratelimit_mw.flask import enforce, limited
+from ratelimit_mw.flask import RateLimited, enforce, limited
+from ratelimit_mw.wsgi import RateLimitMiddleware
 from tests.inside.alike import (
     a_denied_head_request_has_the_length_of_get,
     the_second_waits_for_its_turn,
     two_are_allowed_and_the_third_is_denied_by_the_section,
 )
 from tests.inside.clients import client_of, in_process
-from tests.inside.rules import DENIED
+from tests.inside.rules import DENIED, RULES
 
 APP = "tests.inside.flask_app:app"
 client = client_of(lambda: in_process(APP), gunicorn={"app": APP, "workers": 2})
@@ -117,3 +118,31 @@ def test_inline_limits_hold_over_all_workers_and_each_client_has_its_own(client,
     assert answers[0].headers["X-RateLimit-Remaining"] == "1"
     assert answers[2].json() == {"message": "2 of tests.inside.flask_app:inline[1], that is all"}
     assert client.get("/inline", headers={"X-Client": uuid4().hex}).status_code == 200
+
+
+def test_the_code_of_a_denial_is_its_status():
+    app = Flask("code", root_path="/")
+    app.add_url_rule("/", "away", limited("away")(lambda: "sent"))
+    app.register_error_handler(RateLimited, lambda denied: (f"{denied.code}", 200))
+    app.wsgi_app = RateLimitMiddleware(app.wsgi_app, config={**RULES, "response": {"status": 403}}, storage="memory://")
+    assert app.test_client().get("/", headers={"X-Client": "ann"}).text == "403"
+
+
+def test_the_limit_of_a_class_comes_before_its_other_decorators():
+    def never(view):
+        def wrapped():
+            raise AssertionError("the request was denied")
+
+        return wrapped
+
+    @limited("away")
+    class Away(MethodView):
+        decorators = (never,)
+
+        def get(self):
+            raise AssertionError
+
+    app = Flask("class", root_path="/")
+    app.add_url_rule("/", view_func=Away.as_view("away"))
+    app.wsgi_app = RateLimitMiddleware(app.wsgi_app, config=RULES, storage="memory://")
+    assert app.test_client().get("/", headers={"X-Client": "ann"}).status_code == 429

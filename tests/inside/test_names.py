@@ -89,6 +89,16 @@ def test_a_mounted_app_with_its_own_limits_raises_for_a_misspelt_name():
             client.get("/inner/mial")
 
 
+def test_a_name_of_a_mounted_app_with_its_own_limits_need_not_be_a_rule_of_the_outer_app():
+    app, inner = FastAPI(), FastAPI()
+    inner.add_api_route("/", lambda: "x", dependencies=[Depends(in_fastapi.limited("mail"))])
+    in_fastapi.add_rate_limits(inner, {**RULES, "domain": "inner"})
+    app.mount("/inner", inner)
+    in_fastapi.add_rate_limits(app, {"domain": "outer", "rules": RULES["rules"][:1]})
+    with TestClient(app) as client:
+        assert client.get("/inner/").headers["X-RateLimit-Limit"] == "2"
+
+
 def text(*names, domain="names", attributes=""):
     rules = "\n".join(f"  - {{name: {name}, by: ip, limit: 2 per hour, on_demand: true}}" for name in names)
     return f"domain: {domain}\nreload: off\n{attributes}\nrules:\n{rules}\n"

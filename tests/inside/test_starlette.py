@@ -1,5 +1,7 @@
 """`limited` in a Starlette app: in this process on memory, and under uvicorn on Redis."""
 
+import asyncio
+from contextlib import suppress
 from typing import Annotated
 from uuid import uuid4
 
@@ -222,6 +224,22 @@ def test_the_openapi_document_of_fastapi_shows_the_denial_of_a_decorator(me):
 
     add_rate_limits(fast, RULES)
     assert set(fast.openapi()["paths"]["/"]["get"]["responses"]) == {"200", "429"}
+
+
+def test_an_endpoint_that_is_not_async_runs_in_a_thread(me):
+    loops = []
+
+    @limited("mail")
+    def blocking(request):
+        with suppress(RuntimeError):
+            loops.append(asyncio.get_running_loop())
+        return PlainTextResponse("sent")
+
+    threaded = Starlette(routes=[Route("/", blocking)])
+    threaded.add_middleware(RateLimitMiddleware, config=RULES, storage="memory://")
+    with TestClient(threaded) as client:
+        assert client.get("/", headers=me).text == "sent"
+    assert loops == []
 
 
 def test_a_fastapi_app_does_not_start_if_a_decorator_misspells_a_name():
