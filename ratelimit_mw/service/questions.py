@@ -96,8 +96,6 @@ class QuestionReader:
         self._unread = rules.source is not None  # the rules are still to be read, so every name may be right
         self._domains = frozenset(part.domain for part in rules.parts)
         self.problems: list[str] = []
-        self.unknown_domain = False
-        """Whether a question has a domain that the rules do not have."""
 
     def checks(self, value: object) -> tuple[list[Question], bool]:
         """Return the questions of a body, and whether the body has the form `{"checks": […]}`.
@@ -181,7 +179,6 @@ class QuestionReader:
             self._add(at, "must be a text or null")
             return None
         if value not in self._domains and not self._unread:
-            self.unknown_domain = True
             self._add(at, "the rules do not have this domain")
         return value
 

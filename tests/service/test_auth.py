@@ -321,6 +321,14 @@ def test_the_rules_decide_while_the_store_is_away(server, on_error, status):
     assert answers == {status}
 
 
+def test_services_that_share_a_redis_share_their_counters(server, any_server):
+    statuses = []
+    for _ in range(3):
+        client = server.use(storage=any_server.url)
+        statuses.append(client.get("/auth", headers=nginx()).status_code)
+    assert statuses == [200, 200, 429]
+
+
 def test_a_rule_that_needs_the_response_is_ignored(server):
     kinds = [{"count": {"status": 401}}, {"limit": "1 concurrent", "algorithm": None}, {"cost": "response:X-Cost"}]
     rules = [
