@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from ratelimit_mw.service.messages import SERVICE, Refused
+from ratelimit_mw.service.messages import DENIED, SERVICE, Refused, TooLong
 from ratelimit_mw.service.settings import Address, Settings
 from ratelimit_mw.service.should_rate_limit import ShouldRateLimit
 from ratelimit_mw.service.state import Service
@@ -81,6 +81,8 @@ class GrpcServer:
         service.under_way += 1
         try:
             return await self._asked.answer(data)
+        except TooLong:
+            return DENIED
         except Refused as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         finally:

@@ -45,6 +45,17 @@ class Refused(Exception):
     """A request cannot be decided. The text is a constant, and says what is wrong. It has nothing that was sent."""
 
 
+class TooLong(Refused):
+    """A text or a message is too long, which a client can cause by a long path or header.
+
+    It is answered as a denial. An error would let the request pass where Envoy's `failure_mode_deny` is false.
+    """
+
+
+DENIED = RateLimitResponse(overall_code=_OVER_LIMIT).SerializeToString()
+"""The bytes of a response that denies a request without statuses."""
+
+
 class Question(NamedTuple):
     """A request of ShouldRateLimit.
 
@@ -86,7 +97,7 @@ def _read(descriptor: RateLimitDescriptor) -> EntryList:
     pairs = []
     for key, value in entries:
         if len(key) > LONGEST_TEXT or len(value) > LONGEST_TEXT:
-            raise Refused("a key or a value is longer than 4 KiB")
+            raise TooLong("a key or a value is longer than 4 KiB")
         # Envoy sends what a client sent, which need not be UTF-8. Refusing it would let the request pass.
         pairs.append((key.decode("utf-8", "backslashreplace"), value.decode("utf-8", "backslashreplace")))
     hits = descriptor.hits_addend.value if descriptor.HasField("hits_addend") else None

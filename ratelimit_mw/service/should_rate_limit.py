@@ -10,7 +10,7 @@ from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.http.answers import LatestAnswers
 from ratelimit_mw.model import ListStatus
 from ratelimit_mw.rules.ruleset import RuleSet
-from ratelimit_mw.service.messages import Header, Question, Refused, go_headers, passed, read, write
+from ratelimit_mw.service.messages import Header, Question, Refused, TooLong, go_headers, passed, read, write
 from ratelimit_mw.service.state import Service
 
 _LONGEST_KEPT = 512
@@ -63,7 +63,7 @@ class ShouldRateLimit:
     def _read(self, data: bytes) -> Question:
         try:
             if len(data) > self._max_message:
-                raise Refused("the message is too long")
+                raise TooLong("the message is too long")
             return read(data)
         except Refused as error:
             self._service.refuse(str(error))

@@ -9,7 +9,7 @@ import httpx2
 import pytest
 
 from tests.proxies.running import project, run
-from tests.proxies.wire import request
+from tests.proxies.wire import request, rls_pb2
 from tests.support.apps import ROOT
 from tests.support.patience import eventually
 
@@ -49,13 +49,10 @@ def statuses(answers):
     return [answer.status_code for answer in answers]
 
 
-def left(here, client):
-    """What the limit of a client has left, from the service itself."""
+def asked(here, descriptor):
+    """The answer of the service itself, without Envoy."""
     with grpc.insecure_channel(f"127.0.0.1:{here.port[18081]}") as channel:
-        question = request([f"0 remote_address={client}"])
-        return (
-            rls_pb2_grpc.RateLimitServiceStub(channel).ShouldRateLimit(question, timeout=60).statuses[0].limit_remaining
-        )
+        return rls_pb2_grpc.RateLimitServiceStub(channel).ShouldRateLimit(request([descriptor]), timeout=60)
 
 
 def test_the_fourth_request_of_a_client_is_denied_and_does_not_reach_the_app(here, envoy):
@@ -82,6 +79,15 @@ def test_of_two_descriptors_both_are_charged_or_none(envoy):
     assert statuses(logins) == [200, 200, 429, 429]
     others = ask(envoy, "/", 2, "127.0.0.5")
     assert statuses(others) == [200, 429], "the denied logins were not charged to the address"
+
+
+def test_a_query_does_not_avoid_the_limit_of_a_path(envoy):
+    paths = ["/login", "/login?a=1", "/login?a=2"]
+    assert [statuses(ask(envoy, path, 1, "127.0.0.7")) for path in paths] == [[200], [200], [429]]
+
+
+def test_an_entry_that_a_client_made_too_long_is_denied(here, envoy):
+    assert asked(here, f"agent={'a' * 5000}").overall_code == rls_pb2.RateLimitResponse.OVER_LIMIT
 
 
 def test_a_limit_that_is_sent_along_applies(envoy):
@@ -157,7 +163,8 @@ def test_envoy_decides_while_the_service_is_frozen_or_killed(config, status):
                 assert statuses(ask(envoy, "/", 1, "127.0.0.3")) == [status]
                 service.signal(signal.SIGCONT)
                 eventually(lambda: statuses(ask(envoy, "/", 1, "127.0.0.2")) == [429])
-                assert left(here, "127.0.0.3") == 3, "a question that Envoy no longer waits for charges nothing"
+                remaining = asked(here, "0 remote_address=127.0.0.3").statuses[0].limit_remaining
+                assert remaining == 3, "a question that Envoy no longer waits for charges nothing"
                 service.signal(signal.SIGKILL)
                 service.child.wait()
                 assert statuses(ask(envoy, "/", 2, "127.0.0.2")) == [status] * 2

@@ -97,6 +97,27 @@ def test_a_header_that_the_service_cannot_read_does_not_lift_the_limits(nginx):
     assert answers == [b"HTTP/1.1 429 Too Many Requests\r\n"] * 2, "nginx passes the vertical tab on"
 
 
+def sent(url, address, data):
+    """The response to these bytes."""
+    port = int(url.rpartition(":")[2])
+    with socket.create_connection(("127.0.0.1", port), 60, source_address=(address, 0)) as connection:
+        connection.sendall(data)
+        return b"".join(iter(lambda: connection.recv(4096), b""))
+
+
+def test_a_request_without_a_host_is_decided(nginx):
+    answer = sent(nginx, "127.0.0.7", b"GET / HTTP/1.0\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert b"X-RateLimit-Remaining: 4" in answer
+
+
+def test_bytes_that_the_service_refuses_do_not_pass(here, nginx):
+    before = here.upstream.served
+    answer = sent(nginx, "127.0.0.8", b"GET / HTTP/1.1\r\nHost: a\r\nX-Any: a\x0bb\r\nConnection: close\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 429 ")
+    assert here.upstream.served == before
+
+
 def test_a_denial_has_the_status_of_its_rule(nginx):
     with client(nginx, "127.0.0.5") as http:
         first, second = (http.get("/busy") for _ in range(2))
