@@ -28,7 +28,7 @@ def decide(state: bytes, quota: Quota, cost: int, now: int) -> tuple[Outcome, by
         if stored_window == window or clamped:
             count = stored_count
     left = limit - count
-    reset_after = (window + 1) * period - now
+    reset_after = period - now % period
     allowed = cost <= left if limit else False
     if allowed:
         count += cost

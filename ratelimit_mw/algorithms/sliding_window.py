@@ -24,7 +24,7 @@ def decide(state: bytes, quota: Quota, cost: int, now: int) -> tuple[Outcome, by
     """
     period, limit = quota.period, quota.limit
     window = now // period
-    rest = (window + 1) * period - now
+    rest = period - now % period
     previous, current, clamped = 0, 0, False
     if len(state) == _SIZE:
         stored_window, stored_previous, stored_current = _STATE.unpack(state)

@@ -77,13 +77,12 @@ class Verdict:
         self.account: Any = None
         self.local = False
         self.over = _NONE
-        # Unpacking reads a field of a NamedTuple in a tenth of the time that its name takes.
+        # Indices and unpacking read a field of a NamedTuple faster than its name.
         if len(self.outcomes) == 1 and not charges[0][1][3]:
-            _, (_, quota, _, _) = charges[0]
-            if quota.spare:
+            if charges[0][1][1].spare:
                 self._hide_spare()
             self.binding = 0
-            self.allowed, _, _, _, self.delay = self.outcomes[0]
+            ((self.allowed, _, _, _, self.delay),) = self.outcomes
             self.shadowed = False
         else:
             self._hide_spare()

@@ -219,7 +219,7 @@ class RateFields(Generic[_Text]):
                 (self._remaining, numbers[remaining]),
                 (self._reset, numbers[(reset + SECOND - 1) // SECOND]),
             ]
-            if binding in verdict.over:
+            if verdict.over and binding in verdict.over:
                 lines.append((self._over, value(str(ask.quota.over))))
         if self._draft:
             reported = self._policies.reported(verdict).values()

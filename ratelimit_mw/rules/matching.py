@@ -319,11 +319,12 @@ class Plans(OrderedDict[Hashable, Any]):
         if len(self) > _MOST:
             self.popitem(last=False)
 
-    def key_of_given(self, given: Mapping[str, Any], cost: int) -> Hashable:
+    def key_of_given(self, given: dict[str, Any], cost: int) -> Hashable:
         """Return what the plan for the arguments of `check()` depends on. Hashing it may raise TypeError."""
         if not self.by_path and "path" in given:
-            given = {**given, "path": ""}
-        return cost, *given.items()
+            given = given.copy()
+            del given["path"]
+        return cost, *given, *given.values()
 
     def key(self, request: Request) -> Hashable | None:
         """Return everything in a request that its plan depends on. None if that is unknown or too long to keep."""
@@ -334,7 +335,7 @@ class Plans(OrderedDict[Hashable, Any]):
         if request.context is None or request.readings:
             return None
         if not self.by_path:
-            path = ""
+            path = ""  # one object, whose hash is known
         if not headers:
             return type(request), method, path, request.peer
         lines = [tuple(request.header_lines(name)) for name in headers]
