@@ -17,8 +17,8 @@ unexport VIRTUAL_ENV PYTHONHOME PYTHONPATH PIP_TARGET PIP_PREFIX PIP_USER
 help: ## this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-demo: $(VENV)/.$(if $(SERVICE),demo-service,demo) ## clients meet their limits over real HTTP, and a broken file; REDIS=1: two workers on a real server; SERVICE=1: Envoy asks the service
-	$(BIN)/python $(if $(SERVICE),examples/demo_service.py,examples/demo.py $(if $(REDIS),--redis))
+demo: $(VENV)/.$(if $(SERVICE),demo-service,demo) ## clients meet their limits over real HTTP, and a broken file; REDIS=1: two workers on a real server; WORKERS=4: four that share a file; SERVICE=1: Envoy asks the service
+	$(BIN)/python $(if $(SERVICE),examples/demo_service.py,examples/demo.py $(if $(REDIS),--redis) $(if $(WORKERS),--workers $(WORKERS)))
 
 test: lint ## everything that has to hold: style, types, contracts, all tests, coverage
 	$(BIN)/python -m pytest -n $(JOBS) --cov --cov-report=term $(ARGS)

@@ -1,10 +1,11 @@
-"""Clients meet their limits: `make demo`, or `make demo REDIS=1`.
+"""Clients meet their limits: `make demo`, `make demo REDIS=1` or `make demo WORKERS=4`.
 
 Starts examples/starlette_app.py under uvicorn (with --redis: two workers on a Valkey server that came
-as a wheel), sends it real requests, and prints the responses. Each claim is checked:
-the exit status is 1 if one does not hold.
+as a wheel; with --workers N: N workers that share a file), sends it real requests, and prints the
+responses. Each claim is checked: the exit status is 1 if one does not hold.
 """
 
+import argparse
 import contextlib
 import os
 import re
@@ -41,11 +42,12 @@ START = 40  # seconds in which the servers must have started, and both workers m
 
 
 def main() -> int:
+    options = parsed()
     with contextlib.ExitStack() as stack:
         environment = dict(os.environ)
         environment.pop("RATELIMIT_MW", None)  # the kill switch would leave nothing to show
-        environment["REDIS_URL"] = stack.enter_context(valkey()) if "--redis" in sys.argv else "memory://"
-        workers = 2 if "--redis" in sys.argv else 1
+        environment["REDIS_URL"] = stack.enter_context(storage(options))
+        workers = options.workers
         url = stack.enter_context(uvicorn(workers, environment))
         print(f"\n{workers} uvicorn worker{'s' * (workers > 1)}, counters in {environment['REDIS_URL']}\n")
         # A new connection for each request, so that it may reach either worker.
@@ -62,6 +64,15 @@ def main() -> int:
                 ask_all_workers(http, workers)
     load_a_broken_file()
     return 0
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--redis", action="store_true", help="count in a Valkey server")
+    parser.add_argument("--workers", type=int, help="how many workers uvicorn starts (1; 2 with --redis)")
+    options = parser.parse_args()
+    options.workers = options.workers or (2 if options.redis else 1)
+    return options
 
 
 def exhaust_and_recover(http: httpx.Client, name: str, headers: dict[str, str], limit: int) -> None:
@@ -96,7 +107,7 @@ def try_passwords(http: httpx.Client) -> None:
 
 
 def ask_all_workers(http: httpx.Client, workers: int) -> None:
-    """Send logins at the same time until each worker has denied one, by the counters that they share."""
+    """Send logins at the same time until each worker has denied one."""
     denied: Counter[str] = Counter()
     deadline = time.monotonic() + START
     with ThreadPoolExecutor(8) as pool:
@@ -105,8 +116,8 @@ def ask_all_workers(http: httpx.Client, workers: int) -> None:
             denied.update(each.headers["X-Worker"] for each in answers if each.status_code == 429)
     print()
     for worker, times in sorted(denied.items()):
-        print(f"worker {worker} denied {times} more logins, by the counters in Redis")
-    check(len(denied) == workers, "both workers answered")
+        print(f"worker {worker} denied {times} more logins, by the counters that they share")
+    check(len(denied) == workers, "all workers answered")
 
 
 def load_a_broken_file() -> None:
@@ -181,6 +192,19 @@ def uvicorn(workers: int, environment: dict[str, str]) -> Iterator[str]:
     with running(command, environment) as log:
         until(lambda: log().count("Application startup complete") >= workers, log)
         yield re.findall(r"http://[\d.]+:\d+", log())[0]
+
+
+@contextlib.contextmanager
+def storage(options: argparse.Namespace) -> Iterator[str]:
+    """The URL of a store that the workers share, or of the memory of the only one."""
+    if options.redis:
+        with valkey() as url:
+            yield url
+    elif options.workers > 1:
+        with tempfile.TemporaryDirectory() as folder:
+            yield f"lmdb://{folder}/limits"
+    else:
+        yield "memory://"
 
 
 @contextlib.contextmanager

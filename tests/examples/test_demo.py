@@ -8,8 +8,15 @@ import pytest
 from tests.support.apps import ROOT
 
 
-@pytest.mark.parametrize("args", [pytest.param([], id="memory"), pytest.param(["--redis"], id="two workers on Redis")])
-def test_the_demo_holds_what_it_claims(args):
+@pytest.mark.parametrize(
+    ("args", "workers"),
+    [
+        pytest.param([], 1, id="memory"),
+        pytest.param(["--redis"], 2, id="two workers on Redis"),
+        pytest.param(["--workers", "4"], 4, id="four workers on a file"),
+    ],
+)
+def test_the_demo_holds_what_it_claims(args, workers):
     done = subprocess.run(
         [sys.executable, "examples/demo.py", *args], cwd=ROOT, capture_output=True, text=True, timeout=180, check=False
     )
@@ -19,7 +26,7 @@ def test_the_demo_holds_what_it_claims(args):
     assert re.search(r"^guesses a password +6 +429 ", done.stdout, re.MULTILINE)
     assert '    {"message": "Too many requests"}\n' in done.stdout
     assert "ratelimits.yaml:5:12: rules[0].limit: 'minuet' is not a unit of time" in done.stdout
-    assert len(set(re.findall(r"^worker (\d+) denied ", done.stdout, re.MULTILINE))) == (2 if args else 0)
+    assert len(set(re.findall(r"^worker (\d+) denied ", done.stdout, re.MULTILINE))) == (workers if workers > 1 else 0)
 
 
 def test_the_demo_fails_where_a_claim_does_not_hold(tmp_path):
