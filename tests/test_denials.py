@@ -202,3 +202,10 @@ def test_sentry_gets_an_event_with_the_fields_of_a_denial(logger):
     finally:
         sentry_sdk.init()
     assert [event["extra"]["rule"] for event in events] == ["everybody"]
+
+
+def test_the_formatter_of_the_page_writes_a_line_of_json(logger, capsys):
+    exec(PYTHON[4], {})
+    denied_once()
+    line = json.loads(capsys.readouterr().err)
+    assert (line["rule"], line["reason"], line["identity"]) == ("everybody", "limited", "ip=192.0.2.1")
