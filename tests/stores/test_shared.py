@@ -324,6 +324,15 @@ class TestFile:
             loaded.decide(one())
         loaded.close()
 
+    def test_a_descriptor_that_other_code_has_closed_is_opened_again(self, store, tmp_path):
+        store.decide(one())
+        os.close(store._handle._data.fd)
+        with (tmp_path / "other").open("wb") as other:  # has the same number
+            assert other.fileno() == store._handle._data.fd
+            eventually(lambda: store._handle._data.fd != other.fileno() or not store.decide(one()))
+            other.write(b"still open")
+        assert store.decide(one()).outcomes[0].allowed
+
     def test_nothing_is_created_before_the_first_decision(self, path, store):
         assert not path.exists()
         store.decide(one())

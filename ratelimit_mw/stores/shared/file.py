@@ -37,11 +37,24 @@ _DELETE = "delete it; the counters start from zero"
 
 
 class DataFile(NamedTuple):
-    """The open data file. `identity` tells whether its path still names it."""
+    """The open data file. `identity` is its device and its inode."""
 
     fd: int
     size: int
     identity: tuple[int, int]
+
+    def complete(self) -> bool:
+        """Whether the file still has its full size."""
+        return os.fstat(self.fd).st_size >= self.size
+
+    def close(self) -> None:
+        """Close the descriptor, unless other code has closed it and it is that of another file by now."""
+        try:
+            found = os.fstat(self.fd)
+            if (found.st_dev, found.st_ino) == self.identity:
+                os.close(self.fd)
+        except OSError:
+            pass
 
 
 def check(location: Location) -> None:
@@ -138,10 +151,9 @@ def open_checked(path: str, mode: int, *, any_owner: bool = False, header: bool 
 def names(path: str, fd: int) -> bool:
     """Whether the path names the file that is open as `fd`."""
     try:
-        found = Path(path).lstat()
+        return os.path.samestat(Path(path).lstat(), os.fstat(fd))
     except OSError:
         return False
-    return os.path.samestat(found, os.fstat(fd))
 
 
 def refused(message: str, hint: str = _OTHER_FILE) -> ConfigurationError:

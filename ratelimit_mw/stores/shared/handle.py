@@ -94,7 +94,7 @@ class Handle:
         if table is not None:
             table.environment.close()
         if data is not None:
-            os.close(data.fd)
+            data.close()
 
     def __del__(self) -> None:
         self.close()
@@ -119,13 +119,17 @@ class Handle:
                 return self._attempt_in_less(table, work, asked)
         except BlockingIOError:
             return None
-        except lmdb.Error as error:
+        except (lmdb.Error, OSError) as error:
             self._drop_table()
+            self._check_at = 0.0
             raise StoreUnavailable(f"{self._location.path}: {error}") from None
         finally:
             # Without the lock it has no effect. It is the first call here, so that no exception from elsewhere can
             # come before it.
-            flock(fd, LOCK_UN)
+            try:  # noqa: SIM105  `suppress` would be another call
+                flock(fd, LOCK_UN)
+            except OSError:  # other code has closed the descriptor
+                pass
 
     def _attempt_in_less(self, table: Table, work: Callable[[Table, A], T], asked: A) -> T:
         """Drop some counters, because the map is full, and do the work again."""
@@ -138,7 +142,7 @@ class Handle:
         """Open the file, if it is not open or if its path names another file by now. Measure the space on the disk."""
         path = self._location.path
         if self._data is not None:
-            if names(path, self._data.fd) and os.fstat(self._data.fd).st_size >= self._data.size:
+            if names(path, self._data.fd) and self._data.complete():
                 self._check_at = time.monotonic() + _CHECK
                 if self._table is not None:
                     self._measure(self._data.fd, self._table)
@@ -196,7 +200,7 @@ class Handle:
         self._check_at = 0.0
         data, self._data = self._data, None
         if data is not None:
-            os.close(data.fd)
+            data.close()
 
 
 _handles: WeakValueDictionary[str, Handle] = WeakValueDictionary()
