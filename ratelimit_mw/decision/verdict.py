@@ -84,12 +84,29 @@ class Verdict:
             self.binding = 0
             ((self.allowed, _, _, _, self.delay),) = self.outcomes
             self.shadowed = False
-        else:
+        elif len(self.outcomes) < 2 or not self._bind_plainly():
             self._hide_spare()
             self.binding = self._most_binding()
             self.allowed = denied is None and (self.binding < 0 or self.outcomes[self.binding].allowed)
             self.shadowed = any(charge.ask.shadow for charge in charges)
             self.delay = self._longest_delay() if self.allowed else 0
+
+    def _bind_plainly(self) -> bool:
+        """Bind the counter with the least remaining, if all counters are enforced and simply admit the request.
+
+        Returns False if one is not like this. Most requests with several counters are, and take one loop.
+        """
+        least, longest = math.inf, 0
+        pairs = zip(self.charges, self.outcomes, strict=True)
+        for place, ((_, (_, quota, _, shadow)), (allowed, remaining, _, _, delay)) in enumerate(pairs):
+            if shadow or quota.spare or not allowed:
+                return False
+            if remaining < least:
+                self.binding, least = place, remaining
+            if delay > longest:  # noqa: PLR1730 - a call of max() takes longer
+                longest = delay
+        self.allowed, self.shadowed, self.delay = True, False, longest
+        return True
 
     def show(self, place: int, remaining: int) -> None:
         """Set what remains of the counter at the index `place`, after a charge or a refund."""

@@ -1,8 +1,10 @@
 """The life of the service: readiness, drain, signals, reload, and how callers are let in."""
 
+import http.client
 import json
 import signal
 import socket
+import ssl
 import threading
 import time
 import urllib.error
@@ -225,6 +227,18 @@ def test_with_a_client_ca_only_its_clients_are_served(tmp_path, certificates):
         assert code(*own, *shown("stranger")) == 3
         assert code(*own) == 3
         assert code() == 3
+
+        def livez(*shown):
+            context = ssl.create_default_context(cafile=certificates / "ca.pem")
+            if shown:
+                context.load_cert_chain(*shown)
+            url = f"https://{service.addresses['http']}/livez"
+            with urllib.request.urlopen(url, timeout=ASK_WITHIN, context=context) as response:
+                return response.status
+
+        assert livez(certificates / "client.pem", certificates / "client.key") == 200
+        with pytest.raises((OSError, http.client.HTTPException)):
+            livez()
 
 
 def test_a_connection_is_asked_to_end_at_its_age_and_no_request_is_lost(tmp_path):
