@@ -8,6 +8,7 @@ import time
 import httpx2
 import pytest
 
+from tests.proxies.odd import REQUESTS, fate, sent
 from tests.proxies.running import project, run
 from tests.proxies.wire import request, rls_pb2
 from tests.support.apps import ROOT
@@ -84,6 +85,12 @@ def test_of_two_descriptors_both_are_charged_or_none(envoy):
 def test_a_query_does_not_avoid_the_limit_of_a_path(envoy):
     paths = ["/login", "/login?a=1", "/login?a=2"]
     assert [statuses(ask(envoy, path, 1, "127.0.0.7")) for path in paths] == [[200], [200], [429]]
+
+
+def test_no_odd_request_passes_without_being_counted(envoy):
+    fates = {name: fate(sent(envoy.url, data, f"127.0.2.{n}")) for n, (name, data) in enumerate(REQUESTS.items(), 1)}
+    assert [name for name in fates if fates[name] == "missed"] == []
+    assert sum(each == "counted" for each in fates.values()) >= 10
 
 
 def test_an_entry_that_a_client_made_too_long_is_denied(here, envoy):
