@@ -285,7 +285,7 @@ def shared_store(rules: Rules, storage: str | None) -> Store:
     if url.startswith("memory:"):
         fail(
             "the counters are in the memory of the app's processes, where no other process can see them; "
-            "if they are in Redis, use --storage redis://…",
+            "if the app has another store, name it with --storage",
             Exit.USAGE,
         )
     # Shards are added up, so that a command shows one counter, not its shards.

@@ -51,7 +51,7 @@ def shared(config: str, storage: str | None, what: str, instead: str = "") -> Ra
     if isinstance(limiter.overrides.records, MemoryRecords):
         fail(
             f"{what} stored with the counters, which are in the memory of the app's processes; "
-            f"if they are in Redis, use --storage redis://…{instead}",
+            f"if the app has another store, name it with --storage{instead}",
             Exit.USAGE,
         )
     return limiter
