@@ -6,7 +6,7 @@ the same sources of the user and the tier.
 
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
-from urllib.parse import unquote, unquote_to_bytes
+from urllib.parse import unquote_to_bytes
 
 from ratelimit_mw.foresight.logs.entry import Entry, from_wire
 from ratelimit_mw.identity.attributes import canonical_name
@@ -109,16 +109,14 @@ class Requests:
         """Return the request of a line."""
         _, ip, method, target, _, _, extra = entry
         path, _, query = target.partition("?")
-        raw = path.encode("latin-1")
-        if "%" in path:
-            path = unquote(path) if path.isascii() else unquote_to_bytes(raw).decode("utf-8", "replace")
-        elif not path.isascii():
-            path = raw.decode("utf-8", "replace")
+        raw = path
+        if "%" in path or not path.isascii():
+            path = unquote_to_bytes(path.encode("latin-1")).decode("utf-8", "replace")
         scope: dict[str, Any] = {
             "type": "http",
             "method": method,
             "path": path or "/",
-            "raw_path": raw,
+            "raw_path": raw.encode("latin-1"),
             "query_string": query.encode("latin-1") if query else b"",
             "headers": [],
             "client": (ip, 0) if ip else None,
