@@ -6,7 +6,7 @@ This module is internal: its names may change in any release.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from ipaddress import IPv4Network, IPv6Network
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 Network = IPv4Network | IPv6Network
 
@@ -142,6 +142,19 @@ class DeferSettings:
     keep: float = 86_400.0
     below: float = 0.7
     headers: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ObserveSettings:
+    """What the log of denials has.
+
+    Attributes:
+        denials: The most records in a minute for each rule and process.
+        identity: How a record names the client: as in the `key` of its counter, `hashed`, or not at all (`none`).
+    """
+
+    denials: int = 10
+    identity: Literal["key", "hashed", "none"] = "key"
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ def test_a_request_that_is_shed_is_recorded_with_its_wait(records):
 def test_the_rules_whose_records_are_counted_are_bounded():
     log = DenialLog(ManualClock(START))
     for number in range(1_500):
-        log._count(("shop", f"rule{number}"))
+        log._count(f"shop/rule{number}", 10)
     assert len(log._counts) <= 1_000
 
 
@@ -209,3 +209,25 @@ def test_the_formatter_of_the_page_writes_a_line_of_json(logger, capsys):
     denied_once()
     line = json.loads(capsys.readouterr().err)
     assert (line["rule"], line["reason"], line["identity"]) == ("everybody", "limited", "ip=192.0.2.1")
+
+
+@pytest.mark.parametrize(
+    ("observe", "records", "shown"),
+    [
+        ({}, 10, "ip=192.0.2.1"),
+        ({"denials": 3}, 3, "ip=192.0.2.1"),
+        ({"denials": 0}, 0, ""),
+        ({"denials": 1, "identity": "none"}, 1, ""),
+        ({"denials": 1, "identity": "hashed"}, 1, r"[\w-]{16,}"),
+    ],
+)
+def test_observe_sets_how_many_records_there_are_and_how_they_name_the_client(observe, records, shown, logger, caplog):
+    logger.setLevel(logging.INFO)
+    rules = [{"name": "everybody", "by": "ip", "limit": "0 per minute"}]
+    config = {"domain": "d", "client": {"secret": "s"}, "observe": observe, "rules": rules}
+    with RateLimiter(config, clock=ManualClock()) as engine:
+        for _ in range(12):
+            engine.check({"ip": "192.0.2.1"})
+    found = [record for record in caplog.records if record.name == "ratelimit_mw.denials"]
+    assert len(found) == records
+    assert all(re.fullmatch(shown, record.identity or "") for record in found)

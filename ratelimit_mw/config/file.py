@@ -34,6 +34,7 @@ from ratelimit_mw.config.words.match import (
     validate_exempt,
 )
 from ratelimit_mw.config.words.messages import validate_replaced_kinds
+from ratelimit_mw.config.words.observe import OBSERVE, observe_settings
 from ratelimit_mw.config.words.overrides import OVERRIDES, Recompiler, compile_overrides
 from ratelimit_mw.config.words.response import RESPONSE, response_settings, validate_header_names, validate_page
 from ratelimit_mw.config.words.rule import RULE, compile_rule
@@ -67,6 +68,7 @@ FILE = Section(
         ATTRIBUTES,
         RESPONSE,
         RELOAD,
+        OBSERVE,
         SHADOW_FILE,
         LOAD,
         DEFER,
@@ -80,7 +82,7 @@ FILE = Section(
 )
 """The words of a file."""
 
-SHARED: tuple[Word[Any], ...] = (STORAGE, CLIENT, RESPONSE, LOAD, DEFER, RELOAD)
+SHARED: tuple[Word[Any], ...] = (STORAGE, CLIENT, RESPONSE, LOAD, DEFER, RELOAD, OBSERVE)
 """If the rules are in several files, only one of the files may have each of these sections. It applies to all files."""
 
 
@@ -221,6 +223,7 @@ def compile_file(
         recompiler=recompiler,
         inline=InlineRules(_settings_of(file), domain, attributes, len(rules)),
         reload=seconds(file[RELOAD]),
+        observe=observe_settings(file),
         shadow=file[SHADOW_FILE],
         source=source,
         descriptors=descriptors,

@@ -1,4 +1,4 @@
-"""The log of denials: one record for each denied request, at most ten in a minute for each rule."""
+"""The log of denials: one record for each denied request, at most ten in a minute for each rule (`observe`)."""
 
 import logging
 import time
@@ -18,9 +18,6 @@ DENIALS = logging.getLogger("ratelimit_mw.denials")
 
 _log = logging.getLogger("ratelimit_mw")
 
-_MAX_RECORDS = 10
-"""The most records about one rule in a minute."""
-
 _MINUTE = 60 * SECOND
 _MAX_RULES = 1_000  # rules whose records are counted; reloads may bring new names for ever
 
@@ -28,8 +25,8 @@ _MAX_RULES = 1_000  # rules whose records are counted; reloads may bring new nam
 class DenialLog:
     """Writes the denials of one limiter to the logger `ratelimit_mw.denials`. Threads may share it.
 
-    A denied request costs little here: if there were ten records in this minute, nothing is formatted. Nothing is kept
-    for single clients. The child of a fork counts from 0.
+    A denied request costs little here: if there were enough records in this minute, nothing is formatted. Nothing is
+    kept for single clients. The child of a fork counts from 0.
 
     Args:
         clock: the user's clock, or None for the machine's.
@@ -66,7 +63,8 @@ class DenialLog:
             reason: why it is denied.
         """
         charge = verdict.charges[verdict.binding] if verdict.binding >= 0 else None
-        omitted = self._count(reason if charge is None else charge.rule.label)
+        observe = rules.observe
+        omitted = self._count(reason if charge is None else charge.rule.label, observe.denials)
         if omitted < 0:
             return
         key = charge.ask.key if charge is not None else ""
@@ -75,7 +73,9 @@ class DenialLog:
         wait = (verdict.wait or NEVER) if outcome is None else outcome.retry_after
         name = charge.rule.name if charge is not None else None
         retry_after = None if wait == NEVER else wait / SECOND
-        identity = key[key.index("{") + 1 : -1] if key else None
+        identity = key[key.index("{") + 1 : -1] if key and observe.identity != "none" else None
+        if identity and observe.identity == "hashed":
+            identity = rules.attributes.digest(identity)
         route = _route(rules, name, request)
         try:
             DENIALS.info(
@@ -101,22 +101,25 @@ class DenialLog:
                 self._failed = True
                 _log.error("a handler of the denials failed: %s (logged once)", described(error))
 
-    def _count(self, subject: str) -> int:
-        """Count a denial. Returns how many were omitted since the last record; -1 if this one is omitted, too."""
+    def _count(self, subject: str, most: int) -> int:
+        """Count a denial. Returns how many were omitted since the last record; -1 if this one is omitted, too.
+
+        `most`: the most records in a minute.
+        """
         now = self._now()
         count = self._counts.get(subject)
-        if count is not None and count[1] >= _MAX_RECORDS and abs(now - count[0]) < _MINUTE:
+        if count is not None and count[1] >= most and abs(now - count[0]) < _MINUTE:
             count[1] += 1  # without the lock, as in `ratelimit_mw.tally`
             return -1
         with self._counting:
             began, number = self._counts.get(subject, (now, 0))
             omitted = 0
             if abs(now - began) >= _MINUTE:
-                began, omitted, number = now, max(number - _MAX_RECORDS, 0), 0
+                began, omitted, number = now, max(number - most, 0), 0
             if number == 0 and len(self._counts) >= _MAX_RULES:
                 self._counts.clear()
             self._counts[subject] = [began, number + 1]
-        return omitted if number < _MAX_RECORDS else -1
+        return omitted if number < most else -1
 
 
 def _route(rules: Rules, rule: str | None, request: Request) -> str | None:

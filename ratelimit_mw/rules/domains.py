@@ -30,6 +30,7 @@ class Domains(Features):
         self.storage = first.storage
         self.response = first.response
         self.reload = first.reload
+        self.observe = first.observe
         self.source = None
         named = {name: source for part in parts for name, source in part.client.attributes.items()}
         self.client = replace(first.client, attributes=named)

@@ -44,7 +44,14 @@ from ratelimit_mw.rules.preflights import (
     counts_options,
     needs_credentials,
 )
-from ratelimit_mw.settings import ClientSettings, DeferSettings, LoadSettings, ResponseSettings, StorageSettings
+from ratelimit_mw.settings import (
+    ClientSettings,
+    DeferSettings,
+    LoadSettings,
+    ObserveSettings,
+    ResponseSettings,
+    StorageSettings,
+)
 
 
 class Features:
@@ -123,6 +130,7 @@ class RuleSet(Features):
         recompiler: OverrideCompiler | None = None,
         inline: InlineCompiler | None = None,
         reload: float | None = None,
+        observe: ObserveSettings | None = None,
         source: str | None = None,
         shadow: bool = False,
     ) -> None:
@@ -148,6 +156,7 @@ class RuleSet(Features):
         self.recompiler = recompiler
         self.reload = reload
         """Seconds between two looks for newer rules; None for never."""
+        self.observe = observe or ObserveSettings()
         self.source = source
         """The place of the rules, if they are not in this file."""
         self.shadow = shadow
