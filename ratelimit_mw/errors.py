@@ -28,6 +28,7 @@ has its module behind it:
     ├── Unsendable                  a deferred request can never reach the app
     ├── Lost                        a deferred request may have reached the app
     ├── Refused                     the service cannot decide on a request (service.messages)
+    │   └── TooLong                 as above, because a text or the message is too long (service.messages)
     ├── Unanswered                  the service does not answer (service.client)
     ├── UnknownApp                  the routes of an app cannot be read (cli.frameworks)
     ├── _Unreadable                 the rest of a YAML document cannot be read (config.yaml)
