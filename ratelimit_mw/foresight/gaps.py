@@ -82,6 +82,9 @@ def find_gaps(
                 )
             # What a rule that was never asked lacks beyond the first reason says nothing more.
             found += next(([gap] for gap in gaps if gap.never_asked), gaps)
+        described = {rule.name for rule in part.rules} - {rule.rule.name for rule in part.compiled}
+        for name in sorted(described - {name for name, number in asked.items() if number}):
+            found.append(Gap(name, f"descriptor {quoted(name)} matched no request", never_asked=True))
         for exempt in part.exempt:
             for exact in exempt.exact:
                 if absent(exact.name):

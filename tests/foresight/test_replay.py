@@ -288,6 +288,34 @@ def test_the_user_of_a_field_counts_in_place_of_the_source_in_the_rules(log):
     assert plain.outcome.most_limited(5)[0].client == "user=ann"
 
 
+def minute(number):
+    return {"unit": "minute", "requests_per_unit": number}
+
+
+ELASTIC = {"elastic": {"up_to": "200%", "below": 0.7}}
+KINDS = [
+    ({"descriptors": [{"key": "remote_address", "rate_limit": minute(2)}]}, 3, ""),
+    ({"descriptors": [{"key": "path", "value": "/x", "rate_limit": minute(2)}]}, 0, "'path=/x' matched no request"),
+    ({"descriptors": [{"key": "method", "quota_mode": True, "rate_limit": minute(1)}]}, 6, ""),
+    ({"rules": [{"name": "e", "limit": "2 per minute", "throttle": ELASTIC}]}, 3, "had its base limit"),
+    ({"rules": [{"name": "p", "limit": "2 per minute", "priority": "critical"}]}, 3, "none was shed"),
+    ({"rules": [{"name": "b", "limit": "1 per minute", "ban": BAN}]}, 5, ""),
+    ({"rules": [{"name": "h", "by": "host", "limit": "2 per minute"}]}, 0, "counts by host, which this log"),
+    ({"rules": [{"name": "c", "by": "cookie:sid", "limit": "2 per minute"}]}, 0, "`--field cookie:sid=…`"),
+    ({"rules": [{"name": "q", "by": "query:page", "limit": "0 per minute"}]}, 1, ""),
+    ({"shadow": True, "rules": [{"name": "s", "limit": "1 per minute"}]}, 0, ""),
+    ({"exempt": [{"header:X-Ok": "1"}], "rules": [{"name": "x", "limit": "2 per minute"}]}, 3, "never applied"),
+]
+
+
+@pytest.mark.parametrize(("config", "denied", "gap"), KINDS)
+def test_every_kind_of_rule_is_replayed_or_reported(config, denied, gap):
+    result = replay(Options(logs=[str(LOGS / "combined.log")], rules={"domain": "d", **config}))
+    assert result.outcome.denied == denied
+    assert gap in "; ".join(texts(result))
+    assert bool(gap) == bool(result.gaps)
+
+
 def test_the_client_is_found_behind_trusted_proxies(log):
     lines = [line(0, "10.0.0.1", forwarded="198.51.100.1"), line(1, "10.0.0.1", forwarded="198.51.100.2")]
     rule = {"name": "r", "limit": "1 per minute"}
