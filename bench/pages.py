@@ -11,6 +11,7 @@ from pathlib import Path
 
 from bench.measure import Figure
 from bench.report import JSON, ROOT, Results, bar, number, ours, part, ratio, sentence, shown, summary, verdict
+from bench.shared import CHECK_TITLE, LIMITS_MEMORY, MEMORY, PACED_TITLE, REDIS, SEVERAL, SIZE_TITLE, rate_title
 from bench.table import ROWS
 from bench.traffic import NAMES
 
@@ -33,7 +34,7 @@ BLOCK = re.compile(
 def blocks(results: Results) -> dict[Path, dict[str, str]]:
     """What stands between the marks of each page, by the mark's name."""
     return {
-        BENCHMARKS: {"rows": rows(results)},
+        BENCHMARKS: {"rows": rows(results), "shared": shared_table(results)},
         SCALING: {"costs": costs(results), "memory": memory(results), "capacity": capacity(results)},
         CONSISTENCY: {"leases": leases(results)},
         THROTTLING: {"elastic": elastic(results)},
@@ -107,6 +108,42 @@ def _line(figure: Figure) -> str:
     ratios = ratio(figure.ratio) if figure.ratio else ""
     cells = figure.what, ours(figure), theirs, ratios, bar(figure), verdict(figure)
     return f"| {' | '.join(cells)} |"
+
+
+def shared_table(results: Results) -> str:
+    """`lmdb://` beside memory and Redis: what a decision costs, and how many one process and several processes make."""
+    if "shared" not in results.rows:
+        return "The last full run did not measure this.\n"
+    one, several = (f"decisions per second, {name}" for name in ("1 process", f"{SEVERAL} processes"))
+    lines = [
+        f"| `check` | CPU of the process | {one} | {several} | p99.9, {SEVERAL} paced processes |",
+        "|---|---|---|---|---|",
+        *(
+            f"| {title} | {' | '.join(_cell(results, what, peer) for what in SHARED_COLUMNS)} |"
+            for title, peer in SHARED_STORES.items()
+        ),
+    ]
+    size = shown(results.figure("shared", SIZE_TITLE).ours, "MB")
+    return "\n".join([*lines, "", f"A file with a million counters takes {size}.", ""])
+
+
+SHARED_STORES = {
+    "`lmdb://`": "",
+    "Redis on a unix socket": REDIS,
+    "`memory://`, not shared": MEMORY,
+    "`limits` in memory, not shared": LIMITS_MEMORY,
+}
+"""The stores in the table of shared counters, and under which name a figure has them as its peer."""
+
+SHARED_COLUMNS = CHECK_TITLE, rate_title(1), rate_title(SEVERAL), PACED_TITLE
+
+
+def _cell(results: Results, what: str, peer: str) -> str:
+    try:
+        figure = results.figure("shared", what, peer)
+    except LookupError:  # not measured for this store
+        return ""
+    return shown(figure.theirs if peer and figure.theirs else figure.ours, figure.unit)
 
 
 # ------------------------------------------------------------------------------------------ docs/scaling.md

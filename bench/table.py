@@ -50,11 +50,16 @@ ROWS = (
         ("service.decisions", "service.auth", "service.start"),
     ),
     Row(
+        "shared",
+        "`lmdb://`: counters that the processes of one machine share",
+        ("shared.cost", "shared.rates", "shared.pacing", "shared.size"),
+    ),
+    Row(
         "elastic", "An elastic limit of 40 a second, up to 200 % below a load of 0.7", ("elastic.figures",), held=False
     ),
     Row("shed", "Load shedding: 40 payments a second, and a job that wants 80 reports", ("shed.figures",), held=False),
     Row("memory-layouts", "One million counters in other layouts", ("memory_layouts.figures",), held=False),
 )
 
-UNMEASURED = {"replay", "service"}
+UNMEASURED = {"replay", "service", "shared"}
 """Rows that came after the last full run. The next one measures them."""

@@ -9,8 +9,9 @@ from itertools import islice
 import pytest
 
 from bench.measure import Collections, Effort, Figure, Spread, alone, beside, in_turn
-from bench.pages import PAGES, PICTURE, blocks, headlines, published, rows
+from bench.pages import PAGES, PICTURE, blocks, headlines, published, rows, shared_table
 from bench.report import Results, bar, number, part, read, summary
+from bench.shared import CHECK_TITLE, MEMORY, PACED_TITLE, REDIS, SIZE_TITLE, at_once, p999, rate_title
 from bench.table import ROWS, UNMEASURED
 from bench.traffic import CLIENTS, KNOWN, NAMES, STREAMS, Request, known, new, zipf
 
@@ -43,7 +44,7 @@ def test_the_pages_have_the_tables_of_the_last_full_run():
 
 def test_the_pages_have_a_place_for_each_table():
     assert {page.name: sorted(published(page)) for page in PAGES} == {
-        "benchmarks.md": ["rows"],
+        "benchmarks.md": ["rows", "shared"],
         "scaling.md": ["capacity", "costs", "memory"],
         "consistency.md": ["leases"],
         "throttling.md": ["elastic"],
@@ -65,6 +66,24 @@ def test_the_headlines_have_the_worst_case_beside_the_best():
     lines = headlines(Results(CONDITIONS, found)).splitlines()
     assert lines[0].count("best case") == lines[0].count("worst case") == 1
     assert [line.count("**5 µs** (") for line in lines[2:]] == [3, 3, 3]
+
+
+def test_the_table_of_shared_counters_has_a_line_for_each_store():
+    found = [
+        beside(CHECK_TITLE, [20.0], MEMORY, [10.0], "us"),
+        beside(rate_title(1), [30_000.0], REDIS, [6_000.0], "/s"),
+        alone(PACED_TITLE, [0.4], "ms"),
+        alone(SIZE_TITLE, [112.0], "MB"),
+    ]
+    assert shared_table(Results(CONDITIONS, {"shared": found})).splitlines()[2:] == [
+        "| `lmdb://` | 20 µs | 30 000 a second |  | 0.4 ms |",
+        "| Redis on a unix socket |  | 6 000 a second |  |  |",
+        "| `memory://`, not shared | 10 µs |  |  |  |",
+        "| `limits` in memory, not shared |  |  |  |  |",
+        "",
+        "A file with a million counters takes 112 MB.",
+    ]
+    assert shared_table(RESULTS) == "The last full run did not measure this.\n"
 
 
 def test_the_pictures_are_there():
@@ -144,6 +163,20 @@ def test_contestants_run_in_processes_of_their_own_and_the_first_round_is_droppe
     (one,), (other,) = ({*pids} for pids in taken.values())
     assert len({one, other, os.getpid()}) == 3
     assert [len(pids) for pids in taken.values()] == [2, 2]
+
+
+def met(barrier):
+    barrier.wait()
+    return os.getpid
+
+
+def test_the_processes_of_a_contestant_start_together():
+    taken = at_once({"one": (met,), "other": (met,)}, processes=2, rounds=1)
+    assert len({pid for ((*pids,),) in taken.values() for pid in pids}) == 4
+
+
+def test_one_in_a_thousand_values_exceeds_p999():
+    assert [p999(range(number)) for number in (1, 1_000, 4_000)] == [0, 998, 3_995]
 
 
 def test_a_contestant_that_fails_ends_the_run_with_its_traceback():
