@@ -23,6 +23,15 @@ NAMES = ("", "ratelimit", SERVICE)
 _TRANSPORT_FACTOR = 16
 """The transport takes messages that are longer than `max_message` by this factor, so that they can be counted."""
 
+_MAX_METADATA = 128 * 1024
+"""The longest metadata of a request, in bytes. A proxy that traces passes on headers of its clients (`tracestate`,
+`baggage`). grpc's own limit of 8 KiB would let a client make each of its questions fail, and pass where the proxy lets
+requests pass then. Envoy itself accepts 60 KiB of headers."""
+
+_MAX_PENDING = 20_000
+"""The requests that may wait for the event loop. grpc's own limit of 1000 rejects requests at random above it: a burst,
+or a pause of the process, would make questions fail."""
+
 
 class GrpcServer:
     """The gRPC port of the service.
@@ -98,6 +107,10 @@ def _options(settings: Settings) -> list[tuple[str, int]]:
     options = [
         ("grpc.so_reuseport", 0),  # it would hide that the port is taken
         ("grpc.max_receive_message_length", settings.max_message * _TRANSPORT_FACTOR),
+        ("grpc.max_metadata_size", _MAX_METADATA),  # beyond it, requests are rejected at random
+        ("grpc.absolute_max_metadata_size", _MAX_METADATA),  # beyond it, all of them
+        ("grpc.server.max_pending_requests", _MAX_PENDING),
+        ("grpc.server.max_pending_requests_hard_limit", _MAX_PENDING),
     ]
     if math.isfinite(settings.max_connection_age):
         options += [

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from ratelimit_mw.cli.app import app
 from ratelimit_mw.service.messages import METHOD
-from tests.support.service import OK, OVER_LIMIT, Response, Serving, request, rules_at
+from tests.support.service import OK, OVER_LIMIT, Response, Serving, asking, request, rules_at
 
 RULES = """\
 domain: shop
@@ -153,6 +153,25 @@ def test_a_call_whose_deadline_is_over_before_it_is_decided_charges_nothing(serv
     finally:
         service.signal(signal.SIGCONT)
     assert service.ask(late).statuses[0].limit_remaining == 1
+
+
+def test_calls_that_wait_while_the_process_is_frozen_are_all_answered(service, channel):
+    """grpc rejects at random what is beyond 1000 waiting calls, unless it is told otherwise."""
+    service.signal(signal.SIGSTOP)
+    try:
+        calls = [asking(channel).future(request("shop", [("user", "burst")]), timeout=60) for _ in range(4000)]
+    finally:
+        service.signal(signal.SIGCONT)
+    codes = [call.result().overall_code for call in calls]
+    assert (codes.count(OK), codes.count(OVER_LIMIT)) == (3, 3997)
+
+
+def test_a_call_with_long_metadata_is_decided(service):
+    """A proxy that traces passes on headers of its client, which must not make the question fail."""
+    for size in (7_000, 12_000, 60_000):
+        metadata = [("tracestate", "x" * size)]
+        answers = [service.ask(request("shop", [("user", f"trace{size}")]), metadata=metadata) for _ in range(4)]
+        assert [answer.overall_code for answer in answers] == [OK, OK, OK, OVER_LIMIT]
 
 
 def test_the_response_is_readable_by_both_of_envoys_clients(service, channel):
