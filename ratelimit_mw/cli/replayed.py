@@ -137,7 +137,8 @@ def _say_difference(difference: Difference, most: int) -> None:
     say("\ncompared with the rules of --against")
     for word, number, clients in _changes(difference):
         held = _number(len(clients), at_least=clients.full)
-        say(f"  newly {word}: {number:,} requests of {held} clients")
+        requests, of = f"{number:,} request{'s' * (number != 1)}", f"{held} client{'s' * (len(clients) != 1)}"
+        say(f"  newly {word}: {requests} of {of}")
         for client, seen in clients.most(most):
             say(f"    {printable(client)}: {_number(seen.at_least, at_least=seen.error > 0)}")
 

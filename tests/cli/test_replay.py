@@ -86,7 +86,7 @@ def test_fail_above_looks_at_the_rule_alone_that_is_named(replay):
 def test_a_comparison_names_what_is_newly_denied(replay):
     Path("old.yaml").write_text(RULES.replace("2 per", "4 per"))
     _, out, _ = replay("access.log", "--against", "old.yaml")
-    assert "newly denied: 2 requests of 1 clients\n    ip=192.0.2.1: 2\n  newly allowed: 0 requests" in out
+    assert "newly denied: 2 requests of 1 client\n    ip=192.0.2.1: 2\n  newly allowed: 0 requests" in out
     _, out, _ = replay("access.log", "--against", "rules.yaml", "--json")
     nothing = {"requests": 0, "clients": 0, "most": {}}
     assert json.loads(out)["against"] == {"denied": 3, "newly_denied": nothing, "newly_allowed": nothing}
