@@ -171,7 +171,11 @@ class ClientAddress:
 
     def trusts(self, address: str | None, hop: int) -> bool:
         """Return True if the hop with this number is trusted. Hop 0 is the peer; `address` is canonical."""
-        return hop < self._hops or bool(self._networks.find(address))
+        return hop < self._hops or self.lists(address)
+
+    def lists(self, address: str | None) -> bool:
+        """Return True if `trusted_proxies` has this canonical address."""
+        return bool(self._networks.find(address))
 
     def find(self, peer: str | None, lines: Sequence[str]) -> str | None:
         """Return the client's canonical address, or None if it is unknown.

@@ -78,7 +78,8 @@ class Auth:
         self._engine = service.limiter.engine
         self._strict = service.settings.strict_proxies
         self._answers: dict[str | None, LatestAnswers[bytes]] = {}
-        self._peers: dict[str | None, bool] = {}
+        self._peers: dict[str | None, tuple[bool, bool]] = {}
+        """Whether a peer is trusted, and whether it may ask without a token."""
         self._peers_of: Rules | None = None
         self._logged: set[str] = set()
 
@@ -152,19 +153,24 @@ class Auth:
         """Return the refusal of a proxy that may not ask, or None."""
         if self._peers_of is not rules:
             self._peers_of, self._peers = rules, {}
-        peer = request.peer
-        trusted = self._peers.get(peer)
-        if trusted is None:
-            trusted = rules.attributes.client_address.trusts(canonical(peer), 0)
+        access, peer = self._service.access, request.peer
+        known = self._peers.get(peer)
+        if known is None:
+            address, client_address = canonical(peer), rules.attributes.client_address
+            trusted = client_address.trusts(address, 0)
+            # trusted_hops trusts whichever peer asks, so it says nothing about who may ask.
+            known = trusted, trusted and (client_address.lists(address) or not access.by_token)
             if len(self._peers) < _MAX_PEERS:
-                self._peers[peer] = trusted
-        if trusted:
+                self._peers[peer] = known
+        trusted, admitted = known
+        if admitted:
             return None
-        access = self._service.access
         if access.by_token:
             token = request.header(_TOKEN.decode())
             if not (token and access.allows("check", f"Bearer {token}")):
                 return _NO_TOKEN
+        if trusted:
+            return None
         self._log_once(
             "untrusted_proxy",
             "/auth: a proxy asks that is not in client.trusted_proxies (or in client.trusted_hops, if it asks over a "

@@ -269,6 +269,18 @@ def test_a_trusted_proxy_needs_no_token(server, tmp_path):
     assert server.use(token_file=tokens).get("/auth", headers=nginx()).status_code == 200
 
 
+def test_a_proxy_that_is_trusted_by_its_hop_alone_needs_a_token(server, tmp_path):
+    """`trusted_hops` trusts every peer, so without a token every machine could charge the counters of others."""
+    tokens = tmp_path / "tokens"
+    tokens.write_text("check 0123456789abcdef\n")
+    client = server.use(file(client={"secret": "s", "trusted_hops": 1}), token_file=tokens)
+    assert client.get("/auth", headers=nginx()).status_code == 401
+    own = [client.get("/auth", headers=nginx(**{"X-RateLimit-Token": "0123456789abcdef"})) for _ in range(3)]
+    assert [answer.status_code for answer in own] == [200, 200, 429]
+    other = client.get("/auth", headers=nginx(ip="203.0.113.8", **{"X-RateLimit-Token": "0123456789abcdef"}))
+    assert other.status_code == 200
+
+
 def test_a_proxy_may_ask_over_a_unix_socket(tmp_path_factory, caplog):
     path = tmp_path_factory.mktemp("s") / "s"
     made = service(file(client={"secret": "s", "trusted_hops": 1}))
