@@ -1,15 +1,19 @@
-"""The ports of the service. They are bound before anything is served, so that a taken port is reported at the start.
+"""The ports of the service, and their TLS. They are bound before anything is served, so that a taken port is reported.
 
 This module is internal: its names may change in any release.
 """
 
 import socket
+import ssl
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from ratelimit_mw.errors import ConfigurationError, Problem
-from ratelimit_mw.service.settings import Address, flag_of
+from ratelimit_mw.service.settings import Address, Settings, flag_of
+
+_BACKLOG = 2048
+"""The connections that may wait to be accepted. The servers set it again."""
 
 
 def bind(addresses: Mapping[str, Address]) -> Mapping[str, socket.socket]:
@@ -28,12 +32,61 @@ def bind(addresses: Mapping[str, Address]) -> Mapping[str, socket.socket]:
     for name, address in addresses.items():
         try:
             sockets[name] = _bound(address)
-        except OSError as error:
-            problems.append(Problem(f"{flag_of(name)}: {address} can't be used: {error.strerror or error}"))
+        except (OSError, UnicodeError) as error:  # UnicodeError: the host is no name
+            problems.append(_unusable(name, address, error))
     if problems:
         close(sockets, addresses)
         raise ConfigurationError(problems)
     return sockets
+
+
+def listen(sockets: Mapping[str, socket.socket], addresses: Mapping[str, Address]) -> None:
+    """Let all sockets listen. Of sockets that are bound to the same port, only one can.
+
+    Two flags may name one port in different ways (`localhost` and `127.0.0.1`), or two processes start at once.
+
+    Raises:
+        ConfigurationError: A port is taken. All sockets are closed.
+    """
+    problems: list[Problem] = []
+    for name, each in sockets.items():
+        try:
+            each.listen(_BACKLOG)
+        except OSError as error:
+            problems.append(_unusable(name, addresses[name], error))
+    if problems:
+        close(sockets, addresses)
+        raise ConfigurationError(problems)
+
+
+def tls_problems(settings: Settings) -> list[Problem]:
+    """Return what is wrong with the certificates and the key of the settings."""
+    problems: list[Problem] = []
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    if settings.tls_cert is not None:
+        try:
+            context.load_cert_chain(settings.tls_cert, settings.tls_key, password=_no_password)
+        except (OSError, ValueError) as error:
+            flags = "--tls-cert and --tls-key: they must be a certificate chain and its key without a password, in PEM"
+            problems.append(Problem(f"{flags} ({_reason(error)})"))
+    if settings.client_ca is not None:
+        try:
+            context.load_verify_locations(settings.client_ca)
+        except (OSError, ValueError) as error:
+            problems.append(Problem(f"--client-ca: it must be certificates of authorities, in PEM ({_reason(error)})"))
+    return problems
+
+
+def _no_password() -> str:
+    raise ValueError("the key has a password")  # without this callback, the process would wait for one to be typed
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "reason", None) or getattr(error, "strerror", None) or str(error)
+
+
+def _unusable(name: str, address: Address, error: Exception) -> Problem:
+    return Problem(f"{flag_of(name)}: {address} can't be used: {getattr(error, 'strerror', None) or error}")
 
 
 def close(sockets: Mapping[str, socket.socket], addresses: Mapping[str, Address]) -> None:
@@ -44,8 +97,8 @@ def close(sockets: Mapping[str, socket.socket], addresses: Mapping[str, Address]
 
 
 def bound_address(found: socket.socket, address: Address) -> Address:
-    """Return the address with the port that the system has chosen, if it was 0."""
-    return address if address.path else address._replace(port=found.getsockname()[1])
+    """Return the address to which a socket is bound: the host as an address, and the port that the system chose."""
+    return address if address.path else Address(*found.getsockname()[:2])
 
 
 def release(address: Address) -> None:

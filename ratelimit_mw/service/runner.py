@@ -21,7 +21,7 @@ from typing import Any
 import uvicorn
 
 from ratelimit_mw.config.words.entries import UNREACHED
-from ratelimit_mw.errors import ConfigurationError, Problem, StoreUnavailable
+from ratelimit_mw.errors import ConfigurationError, StoreUnavailable
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.service import ports
 from ratelimit_mw.service.access import Access
@@ -64,7 +64,7 @@ def serve(settings: Settings) -> None:
 
 def prepare(settings: Settings) -> tuple[Service, Mapping[str, socket.socket]]:
     """Return the service and its bound sockets by name, or raise ConfigurationError with every reason against it."""
-    problems: list[Problem] = []
+    problems = ports.tls_problems(settings)
     access, limiter, sockets = None, None, None
     try:
         access = Access(settings)
@@ -79,7 +79,10 @@ def prepare(settings: Settings) -> tuple[Service, Mapping[str, socket.socket]]:
         problems += error.problems
     try:
         sockets = ports.bind(settings.addresses)
+        if not problems:  # otherwise no port is opened
+            ports.listen(sockets, settings.addresses)
     except ConfigurationError as error:
+        sockets = None
         problems += error.problems
     if access is None or limiter is None or sockets is None or problems:
         ports.close(sockets or {}, settings.addresses)

@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import trustme
+from cryptography.hazmat.primitives import serialization
 
 from ratelimit_mw import ConfigurationError
 from ratelimit_mw.service import Address, Settings
@@ -50,6 +52,61 @@ def test_every_reason_is_reported_at_once(tmp_path, taken):
     assert found[0].startswith("rules[0]")
     assert found[1].startswith("rules[1]")
     assert found[2] == f"--grpc: 127.0.0.1:{taken} can't be used: Address already in use"
+
+
+def test_two_flags_that_mean_one_port_are_refused(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    tokens = tmp_path / "tokens"
+    tokens.write_text("check 0123456789abcdef\n")
+    rules = str(rules_at(tmp_path, RULES))
+    for name, other in (("grpc", "0.0.0.0"), ("http", "0.0.0.0")):
+        flags = {"grpc": "0", "http": "0", name: str(port), "admin": f"{other}:{port}"}
+        found = problems(Settings.read(rules=rules, token_file=str(tokens), **flags))
+        assert found == [f"--admin: {other}:{port} can't be used: Address already in use"]
+
+
+def test_a_host_that_is_no_name_is_refused(tmp_path):
+    tokens = tmp_path / "tokens"
+    tokens.write_text("check 0123456789abcdef\n")
+    settings = Settings.read(
+        rules=str(rules_at(tmp_path, RULES)), grpc="a..b:1", http="off", admin="off", token_file=str(tokens)
+    )
+    (found,) = problems(settings)
+    assert found.startswith("--grpc: a..b:1 can't be used: ")
+
+
+def test_certificates_that_cannot_be_used_are_refused_with_the_other_reasons(tmp_path, taken):
+    """A key with a password is refused, too: nothing asks for it on the terminal."""
+    authority = trustme.CA()
+    issued, other = authority.issue_cert("localhost"), authority.issue_cert("localhost")
+    files = {name: tmp_path / name for name in ("junk", "cert", "key", "other", "locked")}
+    files["junk"].write_text("junk")
+    issued.cert_chain_pems[0].write_to_path(str(files["cert"]))
+    issued.private_key_pem.write_to_path(str(files["key"]))
+    other.private_key_pem.write_to_path(str(files["other"]))
+    key = serialization.load_pem_private_key(issued.private_key_pem.bytes(), None)
+    locked = serialization.BestAvailableEncryption(b"secret")
+    form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    files["locked"].write_bytes(key.private_bytes(*form, locked))
+
+    def found(cert, key, ca="cert"):
+        settings = Settings.read(
+            rules=str(rules_at(tmp_path, RULES)),
+            grpc=str(taken),
+            http="off",
+            admin="off",
+            tls_cert=str(files[cert]),
+            tls_key=str(files[key]),
+            client_ca=str(files[ca]),
+        )
+        *tls, port = problems(settings)
+        assert port == f"--grpc: 127.0.0.1:{taken} can't be used: Address already in use"
+        return [each.partition(":")[0] for each in tls]
+
+    assert found("cert", "key") == []
+    assert found("junk", "junk") == found("cert", "other") == found("cert", "locked") == ["--tls-cert and --tls-key"]
+    assert found("junk", "key", "junk") == ["--tls-cert and --tls-key", "--client-ca"]
 
 
 def test_no_port_is_opened_if_one_of_them_is_taken(tmp_path, taken):
