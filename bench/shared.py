@@ -32,10 +32,10 @@ SEVERAL = 4
 
 DECISIONS = 4_000  # in each round of the CPU time
 COST_ROUNDS = 15
-RATE_MS = 300  # of each round at full load
+RATE_MS = 200  # of each round at full load
 RATE_ROUNDS = 5
-PREPARED = 3_000  # requests that each process repeats within a round
-PACED = 800  # decisions of each process in a round
+PREPARED = 2_000  # requests that each process repeats within a round
+PACED = 700  # decisions of each process in a round
 PACED_ROUNDS = 5
 PAUSE = 0.001  # seconds between two of them
 COUNTERS = 1_000_000
