@@ -8,9 +8,9 @@ has its module behind it:
     ├── ValueError
     │   ├── ConfigurationError      public: the rules cannot be used
     │   ├── Invalid                 a value of the rules file cannot be used (config.tree)
-    │   ├── BadQuestion             the body of a question to the service cannot be used (service.questions)
-    │   ├── TooLong                 the body of a question to the service is too long (service.api)
-    │   ├── _DuplicateKey           an object in such a body has a key twice (service.questions)
+    │   ├── BadRequest              the body of a request to the service cannot be used (service.checks)
+    │   ├── BodyTooLong             the body of a request to the service is too long (service.api)
+    │   ├── _DuplicateKey           an object in such a body has a key twice (service.checks)
     │   ├── UnknownFormat           the format of a log is not known (foresight.logs.formats)
     │   └── _Hinted                 a text cannot be read
     │       ├── DurationError       a text is not a duration

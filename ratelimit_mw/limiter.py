@@ -35,7 +35,7 @@ from ratelimit_mw.tally import Tally
 
 if TYPE_CHECKING:
     from ratelimit_mw.decision.explanation import Explanation, Question
-    from ratelimit_mw.decision.lists import ListsQuestion
+    from ratelimit_mw.decision.lists import ListsRequest
 
 
 LIMITERS: "WeakKeyDictionary[RateLimiter, bool]" = WeakKeyDictionary()
@@ -417,10 +417,10 @@ class RateLimiter:
         rules = self._rules_of(domain)
         return rules, self.engine.planner.plan_given(rules, attributes, cost, commit=commit)
 
-    def _lists(self, domain: str, lists: Sequence[EntryList | Sequence[tuple[str, str]]], hits: int) -> "ListsQuestion":
-        from ratelimit_mw.decision.lists import ListsQuestion  # imported late: most apps do not use it
+    def _lists(self, domain: str, lists: Sequence[EntryList | Sequence[tuple[str, str]]], hits: int) -> "ListsRequest":
+        from ratelimit_mw.decision.lists import ListsRequest  # imported late: most apps do not use it
 
-        return ListsQuestion(self.engine, self._rules_of(domain).parts[0], lists, hits)
+        return ListsRequest(self.engine, self._rules_of(domain).parts[0], lists, hits)
 
     def _question(self, rules: Rules, request: Request, cost: int) -> "Question":
         from ratelimit_mw.decision.explanation import Question  # imported late: most apps do not use it

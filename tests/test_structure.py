@@ -206,7 +206,7 @@ ADDED = {
             "metrics",
             "original_request",
             "ports",
-            "questions",
+            "checks",
             "ratelimit_pb2",
             "rules_text",
             "runner",

@@ -18,7 +18,7 @@ UNLIMITED = 2**32 - 1
 def ask(
     descriptors: Annotated[
         list[str] | None,
-        typer.Argument(metavar="KEY=VALUE[,KEY=VALUE…]", help="Descriptors. The entries of one are joined by commas."),
+        typer.Argument(metavar="KEY=VALUE[,KEY=VALUE…]", help="Descriptors. Write commas between the entries of one."),
     ] = None,
     *,
     grpc: Annotated[
@@ -33,12 +33,16 @@ def ask(
     server_ca: Annotated[
         Path | None,
         typer.Option(
-            "--server-ca", metavar="FILE", exists=True, dir_okay=False, help="Use TLS, with these authorities, PEM."
+            "--server-ca",
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            help="Use TLS and trust these authorities, PEM.",
         ),
     ] = None,
     certificate: Annotated[
         Path | None,
-        typer.Option("--cert", metavar="FILE", exists=True, dir_okay=False, help="The certificate to show, PEM."),
+        typer.Option("--cert", metavar="FILE", exists=True, dir_okay=False, help="The certificate of the client, PEM."),
     ] = None,
     key: Annotated[
         Path | None, typer.Option("--key", metavar="FILE", exists=True, dir_okay=False, help="Its key, PEM.")
@@ -49,7 +53,7 @@ def ask(
     """Ask a running service over gRPC, as a proxy does. The request is charged.
 
     Exit codes: 0 the request passes (with `--health`: the service takes requests); 1 it is over a limit (with
-    `--health`: the service takes no requests); 2 wrong usage; 3 the service does not answer, or refuses the question.
+    `--health`: the service takes no requests); 2 wrong usage; 3 the service does not answer, or refuses the request.
     """
     require_extra("ask")
     from ratelimit_mw.service.client import Client, Unanswered

@@ -50,7 +50,7 @@ def serve(
     http: Annotated[str | None, _address("--http", "Where HTTP is served", "127.0.0.1:8080")] = None,
     admin: Annotated[str | None, _address("--admin", "Where metrics are served", "127.0.0.1:9090")] = None,
     headers: Annotated[
-        str | None, _option("--headers", "off|rules|go", "The headers that gRPC answers add. [default: off]")
+        str | None, _option("--headers", "off|rules|go", "The headers that gRPC responses add. [default: off]")
     ] = None,
     body: Annotated[bool, _switch("--body", "gRPC denials have the body of the middlewares.")] = False,
     tls_cert: Annotated[str | None, _option("--tls-cert", "FILE", "The certificate chain of TCP ports, PEM.")] = None,
@@ -63,19 +63,22 @@ def serve(
         str | None, _option("--max-message", "SIZE", "The longest gRPC message. [default: 64KiB]")
     ] = None,
     max_connection_age: Annotated[
-        str | None, _option("--max-connection-age", "TIME", "When gRPC connections are asked to end. [default: off]")
+        str | None,
+        _option("--max-connection-age", "TIME", "The age at which gRPC connections end. [default: off]"),
     ] = None,
     drain: Annotated[
-        str | None, _option("--drain", "TIME", "How long a SIGTERM is told before requests are refused. [default: 5s]")
+        str | None,
+        _option("--drain", "TIME", "After SIGTERM: how long not ready, but answering. [default: 5s]"),
     ] = None,
     grace: Annotated[
-        str | None, _option("--grace", "TIME", "The time for requests under way after that. [default: 10s]")
+        str | None, _option("--grace", "TIME", "After --drain: how long requests under way may take. [default: 10s]")
     ] = None,
     near: Annotated[
-        str | None, _option("--near", "SHARE", "From which share a request is near its limit. [default: 0.8]")
+        str | None,
+        _option("--near", "SHARE", "The share of a limit above which hits are near it. [default: 0.8]"),
     ] = None,
     strict_proxies: Annotated[
-        bool, _switch("--strict-proxies", "/auth refuses proxies that trusted_proxies does not have.")
+        bool, _switch("--strict-proxies", "/auth refuses proxies that are not in trusted_proxies.")
     ] = False,
     ignore_unservable: Annotated[
         bool, _switch("--ignore-unservable", "Start even if a service cannot serve some rules.")

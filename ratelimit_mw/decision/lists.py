@@ -20,14 +20,14 @@ from ratelimit_mw.units import UNITS
 _UNIT_NAMES = {period: unit for unit, period in UNITS.items()}
 
 
-class ListsQuestion:
-    """The question whether a request of several lists may pass.
+class ListsRequest:
+    """A request that consists of several lists of entries, with its plan.
 
     Args:
         engine: the engine, whose rules and switch apply.
         rules: the rules of the domain.
         lists: the lists.
-        hits: what a list charges that has no hits of its own.
+        hits: what a list charges if it has no hits of its own.
 
     Raises:
         ValueError: there are no lists, or hits, an entry or a limit are invalid.

@@ -11,8 +11,8 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from ratelimit_mw.service.api import refused_caller
+from ratelimit_mw.service.checks import as_json
 from ratelimit_mw.service.metrics import Metrics
-from ratelimit_mw.service.questions import as_json
 from ratelimit_mw.service.rules_text import rules_text
 from ratelimit_mw.service.state import Service
 

@@ -18,9 +18,9 @@ from ratelimit_mw.model import Decision
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.service.access import Right
 from ratelimit_mw.service.auth import Auth
+from ratelimit_mw.service.checks import MAX_BODY, BadRequest, Check, CheckReader, as_json, parsed
 from ratelimit_mw.service.json_messages import request_of, response_of
 from ratelimit_mw.service.messages import Refused
-from ratelimit_mw.service.questions import MAX_BODY, BadQuestion, Question, QuestionReader, as_json, parsed
 from ratelimit_mw.service.should_rate_limit import ShouldRateLimit
 from ratelimit_mw.service.state import Service
 
@@ -69,21 +69,21 @@ async def read_body(request: Request) -> bytes:
     """Return the body of a request.
 
     Raises:
-        TooLong: It is longer than `MAX_BODY`. The rest of it is not read.
+        BodyTooLong: It is longer than `MAX_BODY`. The rest of it is not read.
         ClientDisconnect: The client has left.
     """
     length = request.headers.get("content-length", "")
     if length.isdecimal() and len(length) < 20 and int(length) > MAX_BODY:
-        raise TooLong
+        raise BodyTooLong
     parts = bytearray()
     async for part in request.stream():
         parts += part
         if len(parts) > MAX_BODY:
-            raise TooLong
+            raise BodyTooLong
     return bytes(parts)
 
 
-class TooLong(ValueError):
+class BodyTooLong(ValueError):
     """A body is longer than `MAX_BODY`."""
 
 
@@ -96,7 +96,7 @@ class _Api:
         self._should_rate_limit = ShouldRateLimit(service)
 
     def guard(self, right: Right) -> Callable[[Endpoint], Endpoint]:
-        """Return a decorator for endpoints that need this right. It also answers what cannot be read."""
+        """Return a decorator for endpoints that need this right. It also answers bodies that cannot be read."""
 
         def decorate(endpoint: Endpoint) -> Endpoint:
             async def guarded(request: Request) -> Response:
@@ -105,10 +105,10 @@ class _Api:
                     return refusal
                 try:
                     return await endpoint(request)
-                except BadQuestion as error:
-                    self._service.refuse("bad_question")
+                except BadRequest as error:
+                    self._service.refuse("bad_request")
                     return JSONResponse({"problems": error.problems}, 400)
-                except TooLong:
+                except BodyTooLong:
                     self._service.refuse("body_too_long")
                     problem = f"the body is longer than {MAX_BODY} bytes"
                     return JSONResponse({"problems": [problem]}, 413, {"Connection": "close"})
@@ -122,10 +122,10 @@ class _Api:
     async def check(self, request: Request) -> Response:
         """`/v1/check`: decide and charge."""
         as_status = _wants_status(request)
-        questions, several = await self._questions(request)
+        checks, several = await self._checks(request)
         if as_status and several:
-            raise BadQuestion(["?status=429 is only for one check: each decision of a list has its own status"])
-        decisions = await self._each(self._limiter.acheck, questions)
+            raise BadRequest(["?status=429 is only for one check: each decision of a list has its own status"])
+        decisions = await self._each(self._limiter.acheck, checks)
         if several:
             return JSONResponse({"decisions": as_json(decisions)})
         (decision,) = decisions
@@ -136,21 +136,21 @@ class _Api:
 
     async def peek(self, request: Request) -> Response:
         """`/v1/peek`: decide without charging."""
-        questions, several = await self._questions(request)
-        decisions = await self._each(self._limiter.apeek, questions)
+        checks, several = await self._checks(request)
+        decisions = await self._each(self._limiter.apeek, checks)
         return JSONResponse({"decisions": as_json(decisions)} if several else as_json(decisions[0]))
 
     async def explain(self, request: Request) -> Response:
         """`/v1/explain`: explain a decision."""
-        question = self._reader().one(parsed(await read_body(request)))
-        explanation = await self._limiter.aexplain(question.attributes, question.cost, domain=question.domain)
+        check = self._reader().one(parsed(await read_body(request)))
+        explanation = await self._limiter.aexplain(check.attributes, check.cost, domain=check.domain)
         return JSONResponse(as_json(explanation), 503 if explanation.error else 200)
 
     async def reset(self, request: Request) -> Response:
-        """`/v1/reset`: forget the counters of a client."""
-        question = self._reader().one(parsed(await read_body(request)), with_cost=False)
+        """`/v1/reset`: reset the counters of a client."""
+        check = self._reader().one(parsed(await read_body(request)), with_cost=False)
         try:
-            await self._limiter.areset(question.attributes, domain=question.domain)
+            await self._limiter.areset(check.attributes, domain=check.domain)
         except StoreUnavailable:
             return JSONResponse(_UNAVAILABLE, 503)
         return JSONResponse({"reset": True})
@@ -176,17 +176,17 @@ class _Api:
         """`/readyz`: 200 if a load balancer may send requests."""
         return PlainTextResponse("ready\n") if self._service.ready else PlainTextResponse("not ready\n", 503)
 
-    def _reader(self) -> QuestionReader:
-        return QuestionReader(self._limiter.engine.current())
+    def _reader(self) -> CheckReader:
+        return CheckReader(self._limiter.engine.current())
 
-    async def _questions(self, request: Request) -> tuple[list[Question], bool]:
+    async def _checks(self, request: Request) -> tuple[list[Check], bool]:
         value = parsed(await read_body(request))
         return self._reader().checks(value)
 
     @staticmethod
-    async def _each(ask: Callable[..., Awaitable[Decision]], questions: list[Question]) -> list[Decision]:
-        """Ask all questions in order. They are sent to a remote store together."""
-        return await asyncio.gather(*[ask(attributes, cost, domain=domain) for attributes, cost, domain in questions])
+    async def _each(ask: Callable[..., Awaitable[Decision]], checks: list[Check]) -> list[Decision]:
+        """Decide on all checks in order. They are sent to a remote store together."""
+        return await asyncio.gather(*[ask(attributes, cost, domain=domain) for attributes, cost, domain in checks])
 
 
 def refused_caller(service: Service, request: Request, right: Right) -> Response | None:
@@ -211,7 +211,7 @@ def _wants_status(request: Request) -> bool:
     """Return True for `?status=429`: the status tells the decision."""
     pairs = request.query_params.multi_items()
     if pairs not in ([], [("status", "429")]):
-        raise BadQuestion(["the query may only be status=429"])
+        raise BadRequest(["the query may only be status=429"])
     return bool(pairs)
 
 

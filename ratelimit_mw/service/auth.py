@@ -84,7 +84,7 @@ class Auth:
         self._logged: set[str] = set()
 
     async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
-        """Answer one question. The body of the question is not read."""
+        """Answer one request of a proxy. Its body is not read."""
         self._service.asked["/auth"] += 1
         query = scope["query_string"]
         parameters = _parameters(query) if query else _NONE
@@ -187,7 +187,7 @@ class Auth:
         return answers.of(rules)
 
     async def _refuse(self, refused: Unanswerable, parameters: _Parameters, send: Send) -> None:
-        """Answer a question that cannot be decided.
+        """Answer a request that cannot be decided.
 
         A proxy may let requests pass if the service fails, and nginx takes a 400 for a failure. What a client can cause
         is therefore answered as a denial.
@@ -216,7 +216,7 @@ _NO_CONTENT = (b"content-length", b"0")
 
 async def _send_denial(denial: Denial[bytes], status: int, send: Send) -> None:
     headers = denial.headers
-    if not denial.body:  # the denial of a HEAD request has the length of GET's body, but the question may be a GET
+    if not denial.body:  # the denial of a HEAD request has the length of GET's body, but the proxy may ask with a GET
         headers = [pair for pair in headers if pair[0] != b"content-length"]
         headers.append(_NO_CONTENT)
     headers = [*headers, (_STATUS, str(denial.status).encode())]

@@ -13,7 +13,7 @@ import base64
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ratelimit_mw.service.questions import BadQuestion
+from ratelimit_mw.service.checks import BadRequest
 from ratelimit_mw.service.ratelimit_pb2 import RateLimitDescriptor, RateLimitRequest, RateLimitResponse
 
 _UNITS = ("UNKNOWN", "SECOND", "MINUTE", "HOUR", "DAY", "MONTH", "YEAR", "WEEK")
@@ -30,12 +30,12 @@ def request_of(value: object) -> bytes:
         value: The request, as `json.loads` returns it.
 
     Raises:
-        BadQuestion: The value is not a request. It has all problems.
+        BadRequest: The value is not a request. It has all problems.
     """
     reader = _Reader()
     request = reader.request(value)
     if reader.problems:
-        raise BadQuestion(reader.problems)
+        raise BadRequest(reader.problems)
     return request.SerializeToString()
 
 

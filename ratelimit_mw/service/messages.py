@@ -56,13 +56,13 @@ DENIED = RateLimitResponse(overall_code=_OVER_LIMIT).SerializeToString()
 """The bytes of a response that denies a request without statuses."""
 
 
-class Question(NamedTuple):
-    """A request of ShouldRateLimit.
+class DecodedRequest(NamedTuple):
+    """A request of ShouldRateLimit, decoded.
 
     Attributes:
         domain: The domain.
         lists: The descriptors, in order.
-        hits: What a descriptor charges that has no hits of its own.
+        hits: What a descriptor charges if it has no hits of its own.
     """
 
     domain: str
@@ -70,7 +70,7 @@ class Question(NamedTuple):
     hits: int
 
 
-def read(data: bytes) -> Question:
+def read(data: bytes) -> DecodedRequest:
     """Return the request in these bytes.
 
     Raises:
@@ -87,7 +87,7 @@ def read(data: bytes) -> Question:
         raise Refused("there are no descriptors")
     if len(descriptors) > MOST_DESCRIPTORS:
         raise Refused("there are more than 100 descriptors")
-    return Question(request.domain, [_read(each) for each in descriptors], request.hits_addend or 1)
+    return DecodedRequest(request.domain, [_read(each) for each in descriptors], request.hits_addend or 1)
 
 
 def _read(descriptor: RateLimitDescriptor) -> EntryList:

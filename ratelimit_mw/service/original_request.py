@@ -5,10 +5,10 @@ A proxy sends the method and the URI of its client's request in one of these set
 1. `X-Original-Method` and `X-Original-URI` (nginx);
 2. `X-Forwarded-Method`, `X-Forwarded-Uri` and perhaps `X-Forwarded-Host` (Traefik, Caddy).
 
-All other headers of the question are those of the original request.
+All other headers of the request to `/auth` are those of the original request.
 
-A proxy overwrites the headers of its own set only, so those of the other set may come from the client. A client could
-thereby claim to ask for another path. If both sets are present, they must therefore agree.
+A proxy overwrites the headers of its own set only, so those of the other set may come from the client. With them, a
+client could claim another path than that of its request. If both sets are present, they must therefore agree.
 
 This module is internal: its names may change in any release.
 """
@@ -33,7 +33,7 @@ _PLACES = {
 
 
 class Unanswerable(NamedTuple):
-    """A question without a usable original request.
+    """A request to `/auth` without a usable original request.
 
     Attributes:
         status: The status of the answer.
@@ -69,11 +69,11 @@ CONTRADICTION = Unanswerable(
 def original_scope(scope: Scope) -> Scope | Unanswerable:
     """Return the ASGI scope of the original request.
 
-    The peer of this scope is the proxy that asks, as it is the peer of an app behind this proxy. The method of the
-    question itself is ignored.
+    The peer of this scope is the proxy that asks, as it is the peer of an app behind this proxy. The method with which
+    the proxy asks is ignored.
 
     Args:
-        scope: The scope of the question. The server writes the names of headers in lower case.
+        scope: The scope of the request to `/auth`. The server writes the names of headers in lower case.
     """
     found: list[bytes | None] = [None] * 5
     for name, value in scope["headers"]:

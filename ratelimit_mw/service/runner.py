@@ -39,7 +39,7 @@ _STOPS = (signal.SIGTERM, signal.SIGINT)
 _CLOSE = (b"connection", b"close")
 _KEEP_ALIVE = 120
 """The seconds after which an idle HTTP connection is closed. Proxies close theirs earlier (nginx after 60, Traefik
-after 90), so no question meets a connection that is just being closed."""
+after 90), so no request is sent on a connection that is just being closed."""
 
 
 def serve(settings: Settings) -> None:

@@ -65,8 +65,8 @@ class Settings:
         storage: The URL of the store of the counters. None: the one in the rules.
         grpc: Where gRPC is served. None: nowhere.
         http: Where HTTP is served. None: nowhere.
-        admin: Where metrics and other things of operators are served. None: nowhere.
-        headers: The headers that a gRPC answer adds to the response: `off` for none, `rules` for those of the
+        admin: Where metrics, the rules in force and the state are served. None: nowhere.
+        headers: The headers that a gRPC response has for the client: `off` for none, `rules` for those of the
             `response` section in the rules, `go` for those of envoyproxy/ratelimit.
         body: A gRPC denial has the body of the middlewares.
         tls_cert: The file of the certificate chain, PEM. With it, TCP ports speak TLS. Unix sockets never do.
@@ -76,11 +76,11 @@ class Settings:
         max_message: The longest gRPC message, in bytes.
         max_connection_age: The seconds after which a gRPC connection is asked to end, so that clients find new
             processes. `inf`: never.
-        drain: The seconds, after a SIGTERM, in which the service says that it is not ready and still takes requests.
-        grace: The seconds that requests under way then have to end.
+        drain: The seconds after a SIGTERM in which the service says that it is not ready and still takes requests.
+        grace: The seconds after `drain` in which requests under way may end.
         near: The share of a limit from which a request counts as near it in the metrics.
-        strict_proxies: `/auth` refuses proxies that `trusted_proxies` does not have.
-        ignore_unservable: Rules that a service cannot serve are ignored instead of refused.
+        strict_proxies: `/auth` refuses proxies that are not in `trusted_proxies`.
+        ignore_unservable: The service starts with rules that it cannot serve. `/auth` ignores most of them.
         log_format: `text` or `json`.
     """
 
@@ -147,10 +147,10 @@ def variable_of(name: str) -> str:
 
 
 def _inconsistent(settings: Settings) -> list[Problem]:
-    """Return the problems of settings that do not go together, or that name files which cannot be read."""
+    """Return the problems of settings that cannot be combined, or that name files which cannot be read."""
     problems = []
     if (settings.tls_cert is None) != (settings.tls_key is None):
-        problems.append(Problem("--tls-cert and --tls-key: one needs the other"))
+        problems.append(Problem("--tls-cert and --tls-key: give both or neither"))
     if settings.client_ca is not None and settings.tls_cert is None:
         problems.append(Problem("--client-ca: needs --tls-cert and --tls-key"))
     for name in ("tls_cert", "tls_key", "client_ca", "token_file"):

@@ -5,12 +5,12 @@ This module is internal: its names may change in any release.
 
 from collections.abc import Sequence
 
-from ratelimit_mw.decision.lists import ListsQuestion
+from ratelimit_mw.decision.lists import ListsRequest
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.http.answers import LatestAnswers
 from ratelimit_mw.model import ListStatus
 from ratelimit_mw.rules.ruleset import RuleSet
-from ratelimit_mw.service.messages import Header, Question, Refused, TooLong, go_headers, passed, read, write
+from ratelimit_mw.service.messages import DecodedRequest, Header, Refused, TooLong, go_headers, passed, read, write
 from ratelimit_mw.service.state import Service
 
 _LONGEST_KEPT = 512
@@ -44,14 +44,14 @@ class ShouldRateLimit:
         rules = engine.current()
         # Proxies ask the same again: the plan of a request is kept, as `check` keeps it.
         plans = None if engine.planner.switch.thrown else rules.plans
-        asked: ListsQuestion | None = plans.get(data) if plans is not None else None
+        asked: ListsRequest | None = plans.get(data) if plans is not None else None
         if asked is None:
-            question = self._read(data)
-            found = rules.of(question.domain)
+            request = self._read(data)
+            found = rules.of(request.domain)
             if found is None:
                 self._service.unknown_domains += 1
-                return passed(len(question.lists))
-            asked = self._planned(found, question)
+                return passed(len(request.lists))
+            asked = self._planned(found, request)
             if plans is not None and len(data) <= _LONGEST_KEPT and plans.seen(data):
                 plans.put(data, asked)
         verdict = await engine.aexecute(asked.plan, asked.rules)
@@ -60,7 +60,7 @@ class ShouldRateLimit:
             return write(verdict.allowed, statuses)
         return write(verdict.allowed, statuses, *self._added(asked, verdict, statuses))
 
-    def _read(self, data: bytes) -> Question:
+    def _read(self, data: bytes) -> DecodedRequest:
         try:
             if len(data) > self._max_message:
                 raise TooLong("the message is too long")
@@ -69,15 +69,15 @@ class ShouldRateLimit:
             self._service.refuse(str(error))
             raise
 
-    def _planned(self, rules: RuleSet, question: Question) -> ListsQuestion:
+    def _planned(self, rules: RuleSet, request: DecodedRequest) -> ListsRequest:
         try:
-            return ListsQuestion(self._engine, rules, question.lists, question.hits)
+            return ListsRequest(self._engine, rules, request.lists, request.hits)
         except ValueError:
             self._service.refuse("the entries are invalid")
             raise Refused("the entries are invalid") from None  # the error has what a client sent
 
     def _added(
-        self, asked: ListsQuestion, verdict: Verdict, statuses: Sequence[ListStatus]
+        self, asked: ListsRequest, verdict: Verdict, statuses: Sequence[ListStatus]
     ) -> tuple[list[Header], bytes]:
         """Return what the proxy adds to its response: the headers, and the body of a denial."""
         answers = self._answers.of(asked.rules)

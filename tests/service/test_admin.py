@@ -86,7 +86,7 @@ def test_the_metrics_count_requests_and_refused_inputs(server):
     assert decided == {"allowed": 2, "denied": 1}
     assert found["ratelimit_rule_requests_total", ("outcome", "denied"), ("rule", "everybody")] == 1
     assert found["ratelimit_service_refused_total", ("reason", "no_original_request")] == 1
-    assert found["ratelimit_service_refused_total", ("reason", "bad_question")] == 1
+    assert found["ratelimit_service_refused_total", ("reason", "bad_request")] == 1
     assert found["ratelimit_service_unknown_domains_total",] == 1
     assert found["ratelimit_service_ready",] == 1
     assert found["ratelimit_service_config_load_success",] == 1

@@ -137,7 +137,7 @@ def test_all_problems_are_reported_without_what_was_sent(client, made):
         "hitsAddend",
     ]
     assert "hunter2" not in answer.text
-    assert made.refused == {"bad_question": 1}
+    assert made.refused == {"bad_request": 1}
 
 
 @pytest.mark.parametrize(

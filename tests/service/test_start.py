@@ -166,7 +166,7 @@ def test_the_command_prints_the_reasons_and_exits_with_1(tmp_path, taken):
         ({"http": "shop:80"}, "--http: shop:80 is not loopback, so callers need --token-file or --client-ca"),
         ({"grpc": "off", "http": "off", "admin": "off"}, "--grpc, --http and --admin: all of them are off"),
         ({"grpc": "8080"}, "--grpc, --http and --admin: each needs an address of its own"),
-        ({"tls_cert": __file__}, "--tls-cert and --tls-key: one needs the other"),
+        ({"tls_cert": __file__}, "--tls-cert and --tls-key: give both or neither"),
         ({"client_ca": __file__}, "--client-ca: needs --tls-cert and --tls-key"),
         ({"token_file": "/none"}, "--token-file: '/none' can't be read"),
         ({"max_message": "10"}, "--max-message: '10' is not a size from 1KiB to 64MiB"),

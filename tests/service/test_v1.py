@@ -130,7 +130,7 @@ def test_all_problems_of_a_body_are_reported_without_what_was_sent(client, made,
     assert answer.status_code == 400
     assert [text[: len(start)] for text, start in zip(found, problems, strict=True)] == problems
     assert "hunter2" not in answer.text
-    assert made.refused == {"bad_question": 1}
+    assert made.refused == {"bad_request": 1}
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What callers send to `/v1`: read from JSON, with all problems at once, and what they are answered.
+"""The checks that callers send to `/v1` as JSON: read with all problems at once. Also the JSON of decisions.
 
 No problem quotes what a caller sent. A name that the rules do not have is hashed with the secret of the rules.
 
@@ -18,7 +18,7 @@ MAX_BODY = 64 * 1024
 """The longest body, in bytes."""
 
 MAX_CHECKS = 100
-"""The most checks in one question."""
+"""The most checks in one body."""
 
 MAX_ENTRIES = 32
 """The most entries of one descriptor, and the most attributes of one check."""
@@ -31,7 +31,7 @@ _CHECK = ("attributes", "entries", "cost", "domain")
 _RESET = ("attributes", "entries", "domain")
 
 
-class BadQuestion(ValueError):
+class BadRequest(ValueError):
     """A body cannot be used. It is answered with 400."""
 
     def __init__(self, problems: Sequence[str]) -> None:
@@ -41,8 +41,8 @@ class BadQuestion(ValueError):
             self.problems.append(f"… and {len(problems) - _MOST_PROBLEMS} more problems")
 
 
-class Question(NamedTuple):
-    """One request that is asked about. The fields are the arguments of `RateLimiter.check`."""
+class Check(NamedTuple):
+    """One check of a body. The fields are the arguments of `RateLimiter.check`."""
 
     attributes: Arguments
     cost: int
@@ -53,20 +53,20 @@ def parsed(body: bytes) -> object:
     """Return the value of a JSON text.
 
     Raises:
-        BadQuestion: The text is not JSON in UTF-8, or an object has a key twice.
+        BadRequest: The text is not JSON in UTF-8, or an object has a key twice.
     """
     try:
         return json.loads(body.decode("utf-8"), parse_constant=_no_constant, object_pairs_hook=_without_duplicates)
     except UnicodeDecodeError as error:
-        raise BadQuestion(["the body is not UTF-8"]) from error
+        raise BadRequest(["the body is not UTF-8"]) from error
     except json.JSONDecodeError as error:
-        raise BadQuestion([f"the body is not JSON: {error.msg} at line {error.lineno}"]) from error
+        raise BadRequest([f"the body is not JSON: {error.msg} at line {error.lineno}"]) from error
     except RecursionError as error:
-        raise BadQuestion(["the body is nested too deeply"]) from error
+        raise BadRequest(["the body is nested too deeply"]) from error
     except _DuplicateKey as error:
-        raise BadQuestion(["an object of the body has a key twice"]) from error
+        raise BadRequest(["an object of the body has a key twice"]) from error
     except ValueError as error:  # NaN, Infinity, or an integer of thousands of digits
-        raise BadQuestion(["the body has a number that cannot be used"]) from error
+        raise BadRequest(["the body has a number that cannot be used"]) from error
 
 
 class _DuplicateKey(ValueError):
@@ -84,8 +84,8 @@ def _no_constant(_name: str) -> object:
     raise ValueError
 
 
-class QuestionReader:
-    """Reads questions. It collects all problems.
+class CheckReader:
+    """Reads the checks of a body, and collects all problems.
 
     Args:
         rules: The rules in force.
@@ -97,11 +97,11 @@ class QuestionReader:
         self._domains = frozenset(part.domain for part in rules.parts)
         self.problems: list[str] = []
 
-    def checks(self, value: object) -> tuple[list[Question], bool]:
-        """Return the questions of a body, and whether the body has the form `{"checks": […]}`.
+    def checks(self, value: object) -> tuple[list[Check], bool]:
+        """Return the checks of a body, and whether the body has the form `{"checks": […]}`.
 
         Raises:
-            BadQuestion: The body cannot be used.
+            BadRequest: The body cannot be used.
         """
         if isinstance(value, Mapping) and "checks" in value:
             self._refuse_unknown_keys(value, ("checks",), "")
@@ -109,29 +109,29 @@ class QuestionReader:
             if not isinstance(listed, list) or not 1 <= len(listed) <= MAX_CHECKS:
                 self.problems.append(f"checks: must be a list of 1 to {MAX_CHECKS} checks")
                 listed = []
-            questions = [self._question(each, f"checks[{index}]", _CHECK) for index, each in enumerate(listed)]
+            checks = [self._check(each, f"checks[{index}]", _CHECK) for index, each in enumerate(listed)]
             self._finish()
-            return questions, True
+            return checks, True
         return [self.one(value)], False
 
-    def one(self, value: object, *, with_cost: bool = True) -> Question:
-        """Return the only question of a body.
+    def one(self, value: object, *, with_cost: bool = True) -> Check:
+        """Return the only check of a body.
 
         Raises:
-            BadQuestion: The body cannot be used.
+            BadRequest: The body cannot be used.
         """
-        question = self._question(value, "", _CHECK if with_cost else _RESET)
+        check = self._check(value, "", _CHECK if with_cost else _RESET)
         self._finish()
-        return question
+        return check
 
     def _finish(self) -> None:
         if self.problems:
-            raise BadQuestion(self.problems)
+            raise BadRequest(self.problems)
 
-    def _question(self, value: object, at: str, keys: Sequence[str]) -> Question:
+    def _check(self, value: object, at: str, keys: Sequence[str]) -> Check:
         if not isinstance(value, Mapping):
             self._add(at, "must be an object with attributes or entries")
-            return Question({}, 1, None)
+            return Check({}, 1, None)
         self._refuse_unknown_keys(value, keys, at)
         attributes: Arguments = {}
         if ("attributes" in value) == ("entries" in value):
@@ -144,7 +144,7 @@ class QuestionReader:
         if type(cost) is not int or cost < 0:
             self._add(_join(at, "cost"), "must be a whole number from 0 on")
             cost = 1
-        return Question(attributes, cost, self._domain(value.get("domain"), _join(at, "domain")))
+        return Check(attributes, cost, self._domain(value.get("domain"), _join(at, "domain")))
 
     def _named(self, value: object, at: str) -> Mapping[str, str]:
         if not isinstance(value, Mapping) or len(value) > MAX_ENTRIES:
