@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from ratelimit_mw import ConfigurationError, ManualClock, RateLimiter
-from ratelimit_mw.errors import StoreUnavailable
+from ratelimit_mw.errors import CounterError, Late, StoreUnavailable
 from ratelimit_mw.model import SECOND, Quota
 from ratelimit_mw.stores.shared import file
 from ratelimit_mw.stores.shared.location import Location
@@ -214,6 +214,26 @@ os.kill(os.getpid(), signal.SIGSTOP)
         assert store.decide(one()).outcomes[0].allowed
         store.close()
 
+    def test_is_told_from_holders_that_take_turns_before_the_first_decision_of_a_process(self, path, url, holder):
+        """They keep the lock from this process, but change the file. A busy machine must not open the breaker."""
+        store, ended = opened(url, timeout=0.2), threading.Event()
+
+        def change():
+            with path.open("r+b") as file:
+                while not ended.wait(0.01):
+                    os.pwrite(file.fileno(), os.pread(file.fileno(), 1, 0), 0)
+
+        others = threading.Thread(target=change)
+        others.start()
+        try:
+            with pytest.raises(Late, match="was not free"):
+                store.decide(one())
+            assert not store.away
+        finally:
+            ended.set()
+            others.join()
+            store.close()
+
     def test_leaves_the_event_loop_running(self, url, holder):
         store = opened(url, timeout=0.5)
 
@@ -338,6 +358,20 @@ class TestFile:
         store.decide(one())
         assert [each.name for each in path.parent.iterdir()] == ["counters"]
 
+    def test_listing_the_counters_does_not_create_the_file(self, path, store):
+        """An administrator may ask before the first request, and the file would not belong to the workers."""
+        assert list(store.keys("")) == []
+        assert not path.exists()
+
+    def test_what_killed_processes_left_half_made_is_removed(self, path, store):
+        names = [f"counters.{'a' * 16}.new", f"counters.{'b' * 16}.new", "counters.of-a-user.new"]
+        for name in names:
+            path.with_name(name).touch()
+        for name in names[1:]:
+            os.utime(path.with_name(name), (0, 0))
+        store.decide(one())
+        assert sorted(each.name for each in path.parent.iterdir()) == ["counters", names[0], names[2]]
+
     def test_after_a_reboot_the_counters_start_from_zero(self, url, path):
         store = opened(f"{url}?size=1MB")
         store.decide(one(cost=7))
@@ -376,6 +410,7 @@ class TestLocation:
             ("lmdb://shop?mode=777", "the mode of an lmdb URL is 600, or 660"),
             ("lmdb://shop?size=5", "from 1MB to 1024GB"),
             ("lmdb://shop?max=5", "unknown option 'max'"),
+            ("lmdb:///run/a#b", "write # as %23"),
             ("lmdb://shop?mode", "the options of an lmdb URL"),
         ],
     )
@@ -406,6 +441,17 @@ class TestBound:
             log = one(f"d:r:{{{number}}}", limit=2_000, name="sliding_log", cost=1_000)
             assert store.decide(log).outcomes[0].remaining == 1_000
             assert store.decide(log).outcomes[0].remaining == 0
+        store.close()
+
+    def test_a_counter_larger_than_the_map_fails_alone(self, url, caplog):
+        store = opened(f"{url}?size=1MB")
+        large = one("d:r:{large}", limit=1_000_000, name="sliding_log", cost=100_000)
+        assert store.decide(large).outcomes[0].allowed  # a change needs as much room again
+        with pytest.raises(CounterError, match=r"has no room for the counters: set a larger \?size="):
+            store.decide(large)
+        assert "has no room for the counters" in caplog.text
+        assert not store.away
+        assert store.decide(one("d:r:{small}")).outcomes[0].allowed
         store.close()
 
     @pytest.mark.parametrize("most", [1, 7, 1_000])
@@ -480,6 +526,18 @@ print(refused > 0, allowed > 100, store.decide(one()).outcomes[0].remaining)
             assert store.decide(one("d:r:{new}")).outcomes[0].allowed
             store.close()
         finally:
+            subprocess.run(["umount", tmp_path], check=True)
+
+    def test_a_tmpfs_without_a_bound_does_not_count_as_full(self, tmp_path):
+        if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=0", "none", tmp_path], check=False).returncode != 0:
+            pytest.skip("mount is not allowed here")
+        store = opened(f"lmdb://{tmp_path}/counters")
+        try:
+            for number in range(500):
+                store.decide(one(f"d:r:{{{number}}}"))
+            assert sum(1 for _ in store.keys("d:")) == 500
+        finally:
+            store.close()
             subprocess.run(["umount", tmp_path], check=True)
 
 

@@ -13,9 +13,12 @@ import errno
 import os
 import secrets
 import stat
+import time
+from contextlib import suppress
 from ctypes import CDLL, byref, c_size_t, create_string_buffer
 from fcntl import LOCK_EX, LOCK_NB, flock
 from functools import cache
+from glob import escape
 from pathlib import Path
 from struct import Struct
 from typing import NamedTuple
@@ -31,6 +34,8 @@ _MAGIC = b"ratelimit_mw 1\n"  # with the version of the format
 _FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # O_NONBLOCK: to open a fifo must not wait
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO})
 _TRIES = 20
+_RANDOM = 8  # bytes in the name of a file that is not complete yet
+_ABANDONED = 60.0  # seconds after which such a file is one of a process that was killed
 
 _OTHER_FILE = "name another file, as in lmdb:///run/app/limits"
 _DELETE = "delete it; the counters start from zero"
@@ -168,13 +173,23 @@ def create_beside(path: str, mode: int) -> tuple[str, int]:
         ConfigurationError: it cannot be created.
         StoreUnavailable: it cannot be created now.
     """
-    beside = f"{path}.{secrets.token_hex(8)}.new"
+    _remove_abandoned(path)
+    beside = f"{path}.{secrets.token_hex(_RANDOM)}.new"
     try:
         fd = os.open(beside, _FLAGS | os.O_CREAT | os.O_EXCL, 0o600)
     except OSError as error:
         raise _failed(error, path) from None
     os.fchmod(fd, mode)  # whatever the umask
     return beside, fd
+
+
+def _remove_abandoned(path: str) -> None:
+    """Remove the files beside `path` that processes had not completed when they were killed."""
+    folder, name = os.path.split(path)
+    for beside in Path(folder).glob(f"{escape(name)}.{'[0-9a-f][0-9a-f]' * _RANDOM}.new"):
+        with suppress(OSError):
+            if time.time() - beside.lstat().st_mtime > _ABANDONED:
+                beside.unlink()
 
 
 def _failed(error: OSError, path: str, message: str | None = None) -> ConfigurationError | StoreUnavailable:

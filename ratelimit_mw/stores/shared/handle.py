@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 
 import lmdb
 
-from ratelimit_mw.errors import ConfigurationError, StoreUnavailable
+from ratelimit_mw.errors import ConfigurationError, CounterError, StoreUnavailable
 from ratelimit_mw.process_local import lazy, lock
 from ratelimit_mw.stores.shared.file import DataFile, names, open_data, open_environment
 from ratelimit_mw.stores.shared.location import Location
@@ -79,13 +79,17 @@ class Handle:
         finally:
             self._mutex.release()
 
-    def progress(self) -> int:
-        """The number of transactions so far that changed the file. It is read without the lock; -1 if unknown."""
-        table = self._table
+    def progress(self) -> tuple[int, int]:
+        """What each change of the file changes: the number of its transactions and its time. No lock is needed.
+
+        The time alone is too coarse for short timeouts. The number is unknown (-1) until this process has had the lock.
+        """
+        table, data = self._table, self._data
         try:
-            return -1 if table is None else int(table.environment.info()["last_txnid"])
-        except lmdb.Error:
-            return -1
+            number = -1 if table is None else int(table.environment.info()["last_txnid"])
+            return number, 0 if data is None else os.fstat(data.fd).st_mtime_ns
+        except (lmdb.Error, OSError):  # another thread has closed it
+            return -1, 0
 
     def close(self) -> None:
         """Close the file. The next attempt opens it again."""
@@ -135,8 +139,11 @@ class Handle:
         """Drop some counters, because the map is full, and do the work again."""
         with table.environment.begin(write=True) as table.txn:
             table.shrink(_SHRINK, self._now())
-        with table.environment.begin(write=True) as table.txn:
-            return work(table, asked)
+        try:
+            with table.environment.begin(write=True) as table.txn:
+                return work(table, asked)
+        except lmdb.MapFullError:  # other requests may need less room
+            raise CounterError("the file has no room for the counters: set a larger ?size=") from None
 
     def _check(self) -> None:
         """Open the file, if it is not open or if its path names another file by now. Measure the space on the disk."""
@@ -159,7 +166,8 @@ class Handle:
 
     def _measure(self, fd: int, table: Table) -> None:
         disk, found = os.fstatvfs(fd), os.fstat(fd)
-        table.room(found.st_blocks * 512 + disk.f_bavail * disk.f_frsize)
+        if disk.f_blocks:  # a tmpfs without a bound reports 0 for everything
+            table.room(found.st_blocks * 512 + disk.f_bavail * disk.f_frsize)
 
     def _drop_table(self) -> None:
         """Close LMDB after an error, because it may refuse all further transactions."""

@@ -47,6 +47,8 @@ class Location(NamedTuple):
             raise ValueError(f"an lmdb URL has a name or an absolute path: lmdb://name or lmdb:///{name}{path}")
         if "\0" in name + path or path.endswith("/"):
             raise ValueError("an lmdb URL must name a file: lmdb://name or lmdb:///run/app/limits")
+        if parts.fragment:
+            raise ValueError("in an lmdb URL, write # as %23")
         try:
             options = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
         except ValueError:

@@ -2,13 +2,15 @@
 
 import asyncio
 import itertools
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TypeVar
 
 from ratelimit_mw.clock import Clock, SystemClock
-from ratelimit_mw.errors import Late, StoreUnavailable
+from ratelimit_mw.errors import CounterError, Late, StoreUnavailable
 from ratelimit_mw.model import Reply
 from ratelimit_mw.process_local import reset_after_fork
 from ratelimit_mw.stores.base import DECIDE, Store, StoreRequest
@@ -20,6 +22,8 @@ from ratelimit_mw.stores.shared.table import Table, encode
 
 T = TypeVar("T")
 A = TypeVar("A")
+
+_log = logging.getLogger("ratelimit_mw")
 
 
 def _pauses() -> Iterator[float]:
@@ -60,6 +64,7 @@ class SharedStore(Store):
         self._timeout = timeout
         self._now = (clock or SystemClock()).now
         self._handle: Handle | None = None
+        self._counter_error_logged = False
         self._breaker = Breaker(location.path)
         reset_after_fork(self)
 
@@ -95,6 +100,8 @@ class SharedStore(Store):
 
     def keys(self, prefix: str) -> Iterator[str]:
         """See `Store`."""
+        if not Path(self._location.path).exists():
+            return  # do not create it for a reader, which may be another user than the workers
         start = b"\0"
         while start:
             asked = start, self._now
@@ -149,14 +156,18 @@ class SharedStore(Store):
                 break
         raise self._timed_out(handle, seen)
 
-    def _timed_out(self, handle: Handle, seen: int) -> StoreUnavailable:
+    def _timed_out(self, handle: Handle, seen: tuple[int, int]) -> StoreUnavailable:
         """The error after the timeout. It is `Late` if others were decided: the breaker then stays closed."""
         waited = f"the lock of {self._location.path} was not free within {self._timeout:g} s"
         return Late(waited) if handle.progress() != seen else StoreUnavailable(waited)
 
     def _failed(self, error: StoreUnavailable, period: Period) -> None:
         """Open the breaker, unless only this request has failed."""
-        if not isinstance(error, Late):
+        if isinstance(error, CounterError):
+            if not self._counter_error_logged:
+                self._counter_error_logged = True  # once, because every request for this counter fails
+                _log.warning("store %s (%s): on_error applies to the request", self._location.path, error)
+        elif not isinstance(error, Late):
             period.breaker.trip(error, self._probe, period.closings)
 
     def _probe(self) -> None:
