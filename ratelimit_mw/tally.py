@@ -17,7 +17,6 @@ Apps get the objects from `RateLimiter.tally`. All other names of this module ar
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import cycle
 from types import MappingProxyType
 from typing import NamedTuple
@@ -136,8 +135,7 @@ class Hits:
         return self.total_hits, self.over_limit, self.near_limit, self.within_limit, self.shadow_mode
 
 
-@dataclass(frozen=True, slots=True)
-class RuleSnapshot:
+class RuleSnapshot(NamedTuple):
     """The counts of one rule.
 
     A request counts once for each rule that it asked. What a rule decided may differ from what happened to the
@@ -162,8 +160,7 @@ class RuleSnapshot:
     used: Distribution
 
 
-@dataclass(frozen=True, slots=True)
-class HitsSnapshot:
+class HitsSnapshot(NamedTuple):
     """The counts of one descriptor that was asked through `check_lists`, in hits.
 
     Attributes:
@@ -186,8 +183,7 @@ class HitsSnapshot:
     shadow_mode: int
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(NamedTuple):
     """What a limiter has counted in this process since it was made, or since the fork that made the process.
 
     Attributes:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.config import kinds, readers
@@ -33,8 +33,7 @@ _SECRET = re.compile(r"cookie:|header:.*(auth|cookie|key|secret|token)", re.IGNO
 """Sources whose values are secret. They are hashed in keys and names, even if the rules file contains them."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Path:
+class _Path(NamedTuple):
     """The path of a descriptor in the tree: as part of a counter's key, as a readable name, and in metrics."""
 
     key: str = ""
