@@ -31,6 +31,9 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Endpoint = Callable[[Request], Awaitable[Response]]
 
+BODY_WITHIN = 30.0
+"""The seconds within which the body of a request must arrive."""
+
 _UNAVAILABLE = {"problems": ["the store does not answer"]}
 
 
@@ -70,16 +73,18 @@ async def read_body(request: Request) -> bytes:
 
     Raises:
         BodyTooLong: It is longer than `MAX_BODY`. The rest of it is not read.
+        TimeoutError: It did not arrive within `BODY_WITHIN` seconds.
         ClientDisconnect: The client has left.
     """
     length = request.headers.get("content-length", "")
     if length.isdecimal() and len(length) < 20 and int(length) > MAX_BODY:
         raise BodyTooLong
     parts = bytearray()
-    async for part in request.stream():
-        parts += part
-        if len(parts) > MAX_BODY:
-            raise BodyTooLong
+    async with asyncio.timeout(BODY_WITHIN):
+        async for part in request.stream():
+            parts += part
+            if len(parts) > MAX_BODY:
+                raise BodyTooLong
     return bytes(parts)
 
 
@@ -112,6 +117,9 @@ class _Api:
                     self._service.refuse("body_too_long")
                     problem = f"the body is longer than {MAX_BODY} bytes"
                     return JSONResponse({"problems": [problem]}, 413, {"Connection": "close"})
+                except TimeoutError:
+                    self._service.refuse("slow_body")
+                    return JSONResponse({"problems": ["the body took too long"]}, 408, {"Connection": "close"})
                 except ClientDisconnect:
                     return Response(status_code=400)  # it is not sent
 

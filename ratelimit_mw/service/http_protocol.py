@@ -1,18 +1,28 @@
-"""uvicorn's HTTP protocol, with another answer to what is not valid HTTP.
+"""uvicorn's HTTP protocol, with another answer to what is not valid HTTP, and an end to connections that ask nothing.
 
 A proxy may pass on header bytes that this server refuses: nginx accepts a vertical tab in a value. uvicorn answers 400,
 which nginx's `auth_request` takes for a failure of the service. If nginx is told to let requests pass then, a client
-with such a header would have no limits. The answer is therefore a denial.
+with such a header would have no limits. The answer is therefore a denial. uvicorn also logs each such request, so that
+clients could fill the log: each message is logged once.
+
+uvicorn waits for ever for the head of a request, so that a caller could use up the connections of the process.
 
 This module is internal: its names may change in any release.
 """
 
 import asyncio
+import logging
 from typing import Any
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from ratelimit_mw.service.state import Service
+
+_FIRST_HEAD = 30.0
+"""The seconds within which the head of the first request of a connection must arrive."""
+
+_NEXT_HEAD = 120.0
+"""The seconds after which a connection is looked at again. One without a further request since then is closed."""
 
 _BODY = b"The request is not valid HTTP.\n"
 _DENIAL = (
@@ -25,12 +35,49 @@ _DENIAL = (
 ) % (len(_BODY), _BODY)
 
 
+class _Once(logging.Filter):
+    """Lets each warning of uvicorn pass once, because clients can cause them at will. They are constant texts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: set[str] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno != logging.WARNING or record.msg not in self._seen:
+            self._seen.add(record.msg)
+            return True
+        return False
+
+
+_once = _Once()
+
+
 def protocol_of(service: Service) -> type[asyncio.Protocol]:
     """Return the protocol class for `uvicorn.Config(http=…)`. It counts what it refuses."""
     base: Any = AutoHTTPProtocol
+    logging.getLogger("uvicorn.error").addFilter(_once)
 
     class HttpProtocol(base):  # type: ignore[misc]  # uvicorn chooses its base when it is imported
         """One connection."""
+
+        cycle: Any
+        loop: asyncio.AbstractEventLoop
+
+        def connection_made(self, transport: asyncio.Transport) -> None:
+            super().connection_made(transport)
+            self._look_again = self.loop.call_later(_FIRST_HEAD, self._look, None)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._look_again.cancel()
+            super().connection_lost(exc)
+
+        def _look(self, last: Any) -> None:
+            """End the connection if the last request is still the one of the last look, and is answered."""
+            if self.cycle is last and (last is None or self.cycle.response_complete):
+                service.refuse("slow_http")
+                self.transport.abort()
+            else:
+                self._look_again = self.loop.call_later(_NEXT_HEAD, self._look, self.cycle)
 
         def send_400_response(self, _message: str) -> None:
             service.refuse("malformed_http")

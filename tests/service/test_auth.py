@@ -1,7 +1,6 @@
 """`/auth`, asked by a real HTTP client under a real uvicorn, and compared with the middleware under the same server."""
 
 import logging
-import socket
 import string
 
 import httpx
@@ -14,7 +13,6 @@ from ratelimit_mw.asgi import RateLimitMiddleware
 from ratelimit_mw.clock import ManualClock
 from ratelimit_mw.service.api import http_app
 from ratelimit_mw.service.auth import Auth
-from ratelimit_mw.service.http_protocol import protocol_of
 from tests.service.http_service import CLIENT, START, file, nginx, one_server, service, serving, traefik
 from tests.shells.asking import serve
 
@@ -431,19 +429,3 @@ def test_an_answer_of_auth_keeps_the_connection(server):
         statuses = [single.post("/auth", headers=nginx(), content=b"x" * 10).status_code for _ in range(3)]
         heads = [single.get("/auth", headers=nginx(method="HEAD")).status_code for _ in range(2)]
     assert (statuses, heads) == ([200, 200, 429], [429, 429])
-
-
-@pytest.mark.parametrize("byte", [b"\0", b"\x0b", b"\x0c"])
-def test_a_header_that_the_server_refuses_is_a_denial(byte):
-    made = service()
-    asked = b"GET /auth HTTP/1.1\r\nHost: x\r\nX-A: a%sb\r\n\r\n" % byte
-    with serving(http_app(made), protocol=protocol_of(made)) as client:
-        with socket.create_connection(("127.0.0.1", client.base_url.port), timeout=30) as raw:
-            raw.sendall(asked)
-            answer = raw.makefile("rb").read()
-        after = client.get("/livez").status_code
-    made.limiter.close()
-    head, _, body = answer.partition(b"\r\n\r\n")
-    assert head.startswith(b"HTTP/1.1 403 Forbidden\r\n")
-    assert b"\r\nx-ratelimit-status: 400\r\n" in head
-    assert (body, after, made.refused) == (b"The request is not valid HTTP.\n", 200, {"malformed_http": 1})
