@@ -58,7 +58,7 @@ def replay(
     ] = None,
     rule: Annotated[
         str | None,
-        typer.Option("--rule", metavar="NAME", help="Show this rule alone. All rules are replayed, as in production."),
+        typer.Option("--rule", metavar="NAME", help="Show only this rule. All rules are replayed."),
     ] = None,
     form: Annotated[
         str,
@@ -92,21 +92,21 @@ def replay(
         bool, typer.Option("--lenient", help="Accept a log of which more than 10 % cannot be read.")
     ] = False,
     by: Annotated[By, typer.Option("--by", help="The unit of time of denials over time.")] = "hour",
-    names: Annotated[Names, typer.Option("--names", help="Name clients as in the log, or by hashes alone.")] = "plain",
+    names: Annotated[Names, typer.Option("--names", help="Show clients as in the log, or as hashes.")] = "plain",
     most: Most = 10,
     denials: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write each denial to a file: .csv or .jsonl.")
     ] = None,
     fail_above: Annotated[
         str | None,
-        typer.Option(metavar="PERCENT", help="Exit with 1 if more than this share of requests is denied, as in 1%."),
+        typer.Option(metavar="PERCENT", help="Exit with 1 if more than this share of requests is denied, such as 1%."),
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Run an access log through the rules: who would have been limited, when, and by which rule.
 
     The clock is that of the log. The counters are in memory: the storage, the overrides and the switch that the rules
-    name are never opened. What a rule needs and the log does not have is reported, not guessed.
+    name are never opened. If a rule needs something that the log does not have, this is reported. Nothing is guessed.
 
     The exit code is 1 if the rules or the log cannot be read, if no rule was asked, or above `--fail-above`.
     """
@@ -181,7 +181,7 @@ def _conclude(result: Result, limit: float | None, rule: str | None, *, lenient:
 def _share(text: str) -> float:
     found = _PERCENT.fullmatch(text)
     if found is None or float(found[1]) > 100:
-        raise typer.BadParameter(f"{text!r} is not a percentage, as 1% or 0.5%", param_hint="--fail-above")
+        raise typer.BadParameter(f"{text!r} is not a percentage such as 1% or 0.5%", param_hint="--fail-above")
     return float(found[1]) / 100
 
 
@@ -191,7 +191,7 @@ def _time(text: str | None, option: str) -> int | None:
     try:
         return any_time(text)
     except (ValueError, OverflowError):
-        hint = "write it as 2026-03-01T12:00:00Z, as in the log, or in seconds since the epoch"
+        hint = "write 2026-03-01T12:00:00Z, the form of the log, or seconds since the epoch"
         raise typer.BadParameter(f"{text!r} is not a time; {hint}", param_hint=option) from None
 
 
@@ -214,7 +214,7 @@ def _denials_to(path: Path | None, rule: str | None) -> Iterator[Callable[[Denia
         return
     writers = {".csv": _csv_writer, ".jsonl": _json_writer}
     if path.suffix not in writers:
-        raise typer.BadParameter(f"{path.name!r} ends in neither .csv nor .jsonl", param_hint="--denials")
+        raise typer.BadParameter(f"{path.name!r} must end in .csv or .jsonl", param_hint="--denials")
     try:
         file = path.open("w", encoding="utf-8", newline="")
     except OSError as error:

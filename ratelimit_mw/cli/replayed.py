@@ -17,7 +17,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 _WIDEST = 32
 """The most characters of a sparkline."""
 
-_OBEDIENT = (
+_CAVEAT = (
     "The log's clients did not know of these limits. Clients that wait for Retry-After send fewer requests, and others "
     "try again."
 )
@@ -151,15 +151,15 @@ def _changes(difference: Difference) -> list[tuple[str, int, Heaviest[str]]]:
 
 
 def _notes(result: Result) -> list[str]:
-    notes = [_OBEDIENT] if result.outcome.denied else []
+    notes = [_CAVEAT] if result.outcome.denied else []
     if result.limited_before:
         notes.append(
             f"{result.limited_before:,} requests have the status 429 in the log: a limit was in force already."
         )
     if result.late:
-        notes.append(f"{result.late:,} lines were further out of order than --disorder, and were taken late.")
+        notes.append(f"{result.late:,} lines were out of order by more than --disorder, and were replayed late.")
     if result.without_request:
-        notes.append(f"{result.without_request:,} lines have no request, as after a failed TLS handshake.")
+        notes.append(f"{result.without_request:,} lines have no request, for example after a failed TLS handshake.")
     if result.unreadable:
         notes.append(f"{result.unreadable:,} of {result.lines:,} lines could not be read:")
         notes += [f"  {printable(line)}" for line in result.shown]

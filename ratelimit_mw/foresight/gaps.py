@@ -1,4 +1,4 @@
-"""What the rules need and a log does not have. It is reported, not guessed."""
+"""Finds what the rules need and a log does not have, so that the output can say it."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
@@ -80,7 +80,7 @@ def find_gaps(
                 gaps.insert(
                     0, Gap(rule.rule.name, f"rule {quoted(rule.rule.name)} matched no request", never_asked=True)
                 )
-            # What a rule that was never asked lacks beyond the first reason says nothing more.
+            # One reason is enough for a rule that was never asked.
             found += next(([gap] for gap in gaps if gap.never_asked), gaps)
         described = {rule.name for rule in part.rules} - {rule.rule.name for rule in part.compiled}
         for name in sorted(described - {name for name, number in asked.items() if number}):

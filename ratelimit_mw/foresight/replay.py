@@ -40,7 +40,7 @@ class Denial(NamedTuple):
         retry_after: The seconds after which the request would have been admitted. `inf` for never.
         method: The method.
         target: The path and the query, as the client has written them.
-        status: The status that the app has answered. 0 if the log does not have it.
+        status: The status of the response in the log. 0 if the log does not have it.
     """
 
     at: int
@@ -65,13 +65,13 @@ class Options:
         form: The format of the logs, see `find_format`.
         places: Where fields are in the logs, by their names.
         since: The first time that is replayed, in microseconds since the epoch.
-        until: The first time that is not replayed any more.
+        until: The end: requests from this time on are not replayed.
         match: The template of the paths that are replayed. "" for all paths.
         disorder: The seconds by which a line may be behind the lines before it.
         spread: Distribute the requests of a second over it.
-        hashed: Name clients by hashes alone.
+        hashed: Show clients only as hashes.
         on_denial: Is called with each denial.
-        on_progress: Is called after each part of a log, with the number of lines so far, and of bytes that were read.
+        on_progress: Is called after each part of a log, with the numbers of lines and of bytes that were read so far.
     """
 
     logs: Sequence[str]

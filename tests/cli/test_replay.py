@@ -154,7 +154,7 @@ def test_without_an_asked_rule_the_exit_code_is_1(replay):
         (("access.log", "--since", "yesterday"), 2, "is not a time"),
         (("access.log", "--match", "items"), 2, "--match"),
         (("access.log", "--rule", "none"), 2, "there is no rule 'none'"),
-        (("access.log", "--denials", "d.txt"), 2, "neither .csv nor .jsonl"),
+        (("access.log", "--denials", "d.txt"), 2, "must end in .csv or .jsonl"),
         (("access.log", "--since", "2030-01-01"), 1, "there is no request to replay"),
         (("-", "-"), 2, "once only"),
     ],

@@ -158,8 +158,8 @@ def test_a_format_is_compiled_with_its_time(text, line, at):
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("$remote_addr $status", "no time"),
-        ("[$time_local]", "no request"),
+        ("$remote_addr $status", "no known variable for the time"),
+        ("[$time_local]", "no known variable for the request"),
         ("nothing", "neither one of auto"),
         ('$time_local $host$remote_addr "$request"', "no text between"),
     ],

@@ -1,4 +1,4 @@
-"""Finds the format of a log: the one that is named, or the one that its first lines are in."""
+"""Finds the format of a log: the one that `--format` names, or the one that its first lines have."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -109,7 +109,7 @@ def _detected(lines: Sequence[str], places: Mapping[str, str]) -> Format:
     if len(lines) > 1 and _usable(columns):
         return _csv(lines[0], places)
     raise UnknownFormat(
-        "the format of the log is not known; give --format, as the log_format of nginx or the LogFormat of Apache. "
+        "the format of the log is unknown: set --format to the log_format of nginx or the LogFormat of Apache. "
         f"The first line is: {lines[0].strip():.200}"
     )
 
@@ -119,7 +119,7 @@ def _fits(form: Format, lines: Sequence[str]) -> bool:
 
 
 def _usable(places: Mapping[str, object]) -> bool:
-    """Return True if fields tell when a request was made, and what was requested."""
+    """Return True if these fields have the time and the target of a request."""
     return not places.keys().isdisjoint(TIMES) and not places.keys().isdisjoint(("request", "target", "path"))
 
 
@@ -134,7 +134,7 @@ def _json(lines: Sequence[str], places: Mapping[str, str]) -> Format:
     if not _usable(merged):
         names = ", ".join(PRODUCTS)
         raise UnknownFormat(
-            f"the lines are JSON, but not that of {names}: say where the fields are, as --field time=NAME "
+            f"the lines are JSON, but not that of {names}: say where the fields are, with --field time=NAME "
             f"--field ip=NAME --field method=NAME --field target=NAME. The first line is: {lines[0].strip():.200}"
         )
     form = NamedFormat(f"json ({product})" if product else "json", merged)
@@ -151,11 +151,11 @@ def _csv(header: str, places: Mapping[str, str]) -> Format:
     columns = columns_of(header, delimiter)
     unknown = [place for place in places.values() if place not in columns and not place.isdigit()]
     if unknown:
-        raise UnknownFormat(f"--field: there is no column {unknown[0]!r}; there are {', '.join(columns)}", usage=True)
+        raise UnknownFormat(f"--field: unknown column {unknown[0]!r}; the columns are {', '.join(columns)}", usage=True)
     merged = {**csv_places(columns), **{field: (place,) for field, place in places.items()}}
     if not _usable(merged):
         raise UnknownFormat(
-            "the columns do not tell the time and the request: say where they are, as --field time=COLUMN "
+            "no column is known to have the time, or the request: say where they are, with --field time=COLUMN "
             f"--field ip=COLUMN --field target=COLUMN. The columns are {', '.join(columns)}"
         )
     return NamedFormat("csv", merged, delimiter)

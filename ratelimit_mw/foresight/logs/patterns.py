@@ -51,9 +51,9 @@ class PatternFormat:
         self._parts = parts
         self._fields = frozenset(part.field for part in parts if isinstance(part, Variable) and part.field)
         if not self._fields.intersection(TIMES):
-            raise ValueError("the format has no time that is known ($time_local, $msec, %t …)")
+            raise ValueError("the format has no known variable for the time ($time_local, $msec, %t …)")
         if not self._fields.intersection(("request", "target", "path")):
-            raise ValueError("the format has no request that is known ($request, $request_uri, %r …)")
+            raise ValueError("the format has no known variable for the request ($request, $request_uri, %r …)")
         self._line = re.compile(_expression(parts, frozenset())[0] + r"\r?")
 
     def fits(self, line: str) -> bool:
@@ -131,7 +131,7 @@ def _pattern(variable: Variable, after: str | Variable, *, quoted: bool) -> str:
     if isinstance(after, Variable):
         if after.field == "query" and variable.field in ("path", "target"):
             return r'[^? "\n]*+'
-        raise ValueError(f"{variable.name} and {after.name} have no text between them, so their values can't be told")
+        raise ValueError(f"{variable.name} and {after.name} have no text between them: their values can't be separated")
     if not after:
         return r"[^\n]*+"
     if variable.field == "request":

@@ -3,7 +3,7 @@
 * `location` reads the URL. `file` checks, creates and opens the data file.
 * `table` decides about counters in the file, in a transaction of LMDB.
 * `handle` is the open file of this process, with the lock that processes and threads share.
-* `store` is the store, and `records` keeps overrides and the kill switch in a file beside it.
+* `store` is the store. `records` keeps overrides and the kill switch in a second file.
 
 No module of the package except these imports `lmdb`, and only a storage URL that begins with lmdb:// loads them.
 """

@@ -5,8 +5,8 @@ package is in the unused part of the first page. It says which program wrote the
 boot of the machine. LMDB does not sync the file, so after a reboot its content is not trusted: a new file replaces it.
 
 A file is created under another name, complete, and then linked to its path. No process can therefore see a part of it.
-The file is sparse and has its full size from the beginning. A shorter file is truncated, and to read the missing part
-would end the process.
+The file is sparse and has its full size from the beginning. A shorter file was truncated. It is not used, because
+reading the missing part would end the process (SIGBUS).
 """
 
 import errno
@@ -31,7 +31,7 @@ from ratelimit_mw.stores.shared.location import Location
 _HEADER = Struct("<16sQ36s")
 _HEADER_AT = 2048  # within the first page of every system, and behind the meta data of LMDB
 _MAGIC = b"ratelimit_mw 1\n"  # with the version of the format
-_FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # O_NONBLOCK: to open a fifo must not wait
+_FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # O_NONBLOCK: opening a fifo must not wait
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO})
 _TRIES = 20
 _RANDOM = 8  # bytes in the name of a file that is not complete yet
@@ -112,7 +112,7 @@ def open_data(location: Location) -> DataFile:
 
 
 def open_environment(data: DataFile, path: str) -> lmdb.Environment:
-    """Open LMDB on an open file. The path may name another file by now, so it is used only where it must be."""
+    """Open LMDB on an open file. The path, which may name another file, is used only if there is no `/proc`."""
     own = f"/proc/self/fd/{data.fd}"
     if not Path(own).exists():
         own = path

@@ -120,7 +120,7 @@ class Handle:
                 with table.environment.begin(None, None, True) as table.txn:  # to write; a keyword costs 3 %
                     return work(table, asked)
             except lmdb.MapFullError:
-                return self._attempt_in_less(table, work, asked)
+                return self._attempt_after_shrinking(table, work, asked)
         except BlockingIOError:
             return None
         except (lmdb.Error, OSError) as error:
@@ -128,14 +128,14 @@ class Handle:
             self._check_at = 0.0
             raise StoreUnavailable(f"{self._location.path}: {error}") from None
         finally:
-            # Without the lock it has no effect. It is the first call here, so that no exception from elsewhere can
-            # come before it.
+            # This has no effect without the lock. It is the first call here, so that an asynchronous exception, for
+            # example of a signal handler, cannot skip it.
             try:  # noqa: SIM105  `suppress` would be another call
                 flock(fd, LOCK_UN)
             except OSError:  # other code has closed the descriptor
                 pass
 
-    def _attempt_in_less(self, table: Table, work: Callable[[Table, A], T], asked: A) -> T:
+    def _attempt_after_shrinking(self, table: Table, work: Callable[[Table, A], T], asked: A) -> T:
         """Drop some counters, because the map is full, and do the work again."""
         with table.environment.begin(write=True) as table.txn:
             table.shrink(_SHRINK, self._now())
@@ -191,7 +191,7 @@ class Handle:
             self._mutex.release()
 
     def after_fork_in_child(self) -> None:
-        """Let go of what is inherited. The next attempt opens the file again.
+        """Close what the child has inherited. The next attempt opens the file again.
 
         The inherited descriptor shares the lock of the parent. It is never unlocked here, because that would unlock
         the parent. It must be closed: if the parent were killed within the lock, the descriptor would keep the lock.

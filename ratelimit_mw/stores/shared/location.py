@@ -64,7 +64,7 @@ class Location(NamedTuple):
 
     @property
     def records(self) -> str:
-        """The path of the file beside it that has the overrides and the kill switch."""
+        """The path of the second file, which has the overrides and the kill switch."""
         return f"{self.path}.overrides"
 
 
