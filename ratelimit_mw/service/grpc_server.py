@@ -33,6 +33,10 @@ _MAX_PENDING = 20_000
 or a pause of the process, would make questions fail."""
 
 
+_MAX_WATCHES = 1000
+"""The health watches at once. They need no token, and each holds memory until its client ends it."""
+
+
 class GrpcServer:
     """The gRPC port of the service.
 
@@ -138,6 +142,7 @@ class _Health(health_pb2_grpc.HealthServicer):
     def __init__(self) -> None:
         self._status: int = health_pb2.HealthCheckResponse.NOT_SERVING
         self._closed = False
+        self._watches = 0
         self._changed = asyncio.Condition()
 
     async def set(self, *, serving: bool) -> None:
@@ -159,14 +164,23 @@ class _Health(health_pb2_grpc.HealthServicer):
         return health_pb2.HealthCheckResponse(status=self._status)
 
     async def Watch(self, request: Any, context: Any) -> None:  # noqa: N802
+        if self._watches >= _MAX_WATCHES:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many watches")
+        self._watches += 1
+        try:
+            await self._watch(request.service, context)
+        finally:
+            self._watches -= 1
+
+    async def _watch(self, name: str, context: Any) -> None:
         told = None
         while not self._closed:
-            status = self._of(request.service)
+            status = self._of(name)
             if status != told:
                 told = status
                 await context.write(health_pb2.HealthCheckResponse(status=status))  # without the lock: it may wait
             async with self._changed:
-                await self._changed.wait_for(lambda: self._closed or self._of(request.service) != told)  # noqa: B023 - it is called at once
+                await self._changed.wait_for(lambda: self._closed or self._of(name) != told)  # noqa: B023 - it is called at once
 
     def _of(self, name: str) -> int:
         return self._status if name in NAMES else health_pb2.HealthCheckResponse.SERVICE_UNKNOWN

@@ -90,6 +90,22 @@ def test_the_health_of_each_name_is_serving_and_of_others_unknown(channel):
     assert raised.value.code() == grpc.StatusCode.NOT_FOUND
 
 
+def test_health_has_at_most_1000_watches_at_once(service, channel):
+    """They need no token. Those that end make room for others, and checks and decisions go on."""
+    asked, stub = health_pb2.HealthCheckRequest(), health_pb2_grpc.HealthStub(channel)
+    watches = [stub.Watch(asked, timeout=60) for _ in range(1000)]
+    try:
+        assert all(next(watch).status == health_pb2.HealthCheckResponse.SERVING for watch in watches)
+        with pytest.raises(grpc.RpcError) as raised:
+            next(stub.Watch(asked, timeout=60))
+        assert raised.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert stub.Check(asked, timeout=60).status == health_pb2.HealthCheckResponse.SERVING
+        assert service.ask(request("shop", [("user", "watched")])).overall_code == OK
+    finally:
+        for watch in watches:
+            watch.cancel()
+
+
 def test_ask_shows_each_descriptor_and_exits_with_0_or_1(service):
     words = "--grpc", service.grpc, "--domain", "shop", "user=eve", "tenant=gold"
     passed = [run(*words) for _ in range(3)]
