@@ -1,4 +1,4 @@
-"""Servers that answer each question with the same bytes: what the transports of the service alone cost.
+"""Servers that answer each request with the same bytes: what the transports of the service alone cost.
 
 `python -m bench.constant_servers grpc` answers ShouldRateLimit by grpcio's asyncio server, and `… http` answers any
 request by uvicorn, with the settings of the service.

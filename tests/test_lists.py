@@ -412,5 +412,5 @@ def test_a_denial_that_is_remembered_is_answered_without_the_store(server, check
         assert [status.allowed for status in denied.statuses] == [True, False]
         assert denied.statuses[1] == asked.statuses[1]
         assert (denied.statuses[0].limit, denied.statuses[0].remaining) == (5, None)
-        assert check(limiter, late(FREE, 4)).allowed  # a late cost is another question
+        assert check(limiter, late(FREE, 4)).allowed  # a late cost is another request
         assert not check(limiter, late(FREE, 4)).allowed

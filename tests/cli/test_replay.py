@@ -51,7 +51,7 @@ def test_the_result_begins_with_a_sentence_and_has_a_row_for_each_rule(replay):
     ]
 
 
-def test_the_result_as_json_has_all_of_it(replay):
+def test_json_has_the_whole_result(replay):
     code, out, _ = replay("access.log", "--json", "--by", "minute", "--rule", "everything")
     found = json.loads(out)
     assert code == 0
@@ -77,7 +77,7 @@ def test_fail_above_decides_on_the_exit_code(replay, words, code):
     assert replay("access.log", "--fail-above", *words)[0] == code
 
 
-def test_fail_above_looks_at_the_rule_alone_that_is_named(replay):
+def test_fail_above_counts_only_the_denials_of_the_named_rule(replay):
     assert replay("access.log", "--rule", "pages", "--fail-above", "0%")[0] == 0
     code, _, err = replay("access.log", "--rule", "everything", "--fail-above", "1%")
     assert (code, err) == (1, "ratelimit-mw: 60 % of the requests would be denied, more than 1 %\n")
@@ -129,7 +129,7 @@ def test_text_of_clients_never_reaches_a_terminal_or_a_spreadsheet_as_a_command(
     assert "\n2026-03-01T12:00:00Z,user==cmd()" in Path("d.csv").read_text()
 
 
-def test_a_log_of_which_a_tenth_cannot_be_read_needs_lenient(replay):
+def test_a_log_with_more_than_a_tenth_unreadable_needs_lenient(replay):
     Path("bad.log").write_text(Path("access.log").read_text() + "what\n")
     code, out, err = replay("bad.log", "--format", "main")
     assert "1 of 6 lines could not be read:\n  what\n" in out
@@ -159,7 +159,7 @@ def test_without_an_asked_rule_the_exit_code_is_1(replay):
         (("-", "-"), 2, "once only"),
     ],
 )
-def test_what_cannot_be_used_is_said(replay, words, code, text):
+def test_an_unusable_argument_is_reported(replay, words, code, text):
     found, _, err = replay(*words)
     assert (found, text in " ".join(err.replace("│", "").split())) == (code, True), err
 

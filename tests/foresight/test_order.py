@@ -24,7 +24,7 @@ def test_lines_within_the_disorder_are_sorted():
     assert ordered([10, 70, 11, 9.5, 75]) == ([9.5, 10, 11, 70, 75], 0)
 
 
-def test_a_line_that_is_further_behind_is_counted_and_taken_at_the_last_moment():
+def test_a_line_that_is_too_late_is_counted_and_gets_the_time_of_the_line_before():
     assert ordered([10, 20, 90, 12, 91], disorder=60) == ([10, 20, 20, 90, 91], 1)
 
 

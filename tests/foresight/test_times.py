@@ -37,7 +37,7 @@ def test_every_form_of_a_time_is_the_same_time(time):
 
 
 @pytest.mark.parametrize("text", ["1431857103123", "1431857103123000", "1431857103123000000", "1431857103.123"])
-def test_the_unit_of_a_number_is_told_by_its_size(text):
+def test_the_size_of_a_number_decides_its_unit(text):
     assert any_time(text) == micros(AT) + 123_000
 
 
@@ -46,7 +46,7 @@ def test_a_time_without_a_zone_is_utc():
 
 
 @pytest.mark.parametrize("text", NO_TIMES)
-def test_what_is_no_time_is_a_value_error(text):
+def test_a_text_that_is_not_a_time_is_a_value_error(text):
     with pytest.raises(ValueError, match=r"time|month|day|format|string|year"):
         KnownTimes(any_time)[text]
 

@@ -171,7 +171,7 @@ def test_envoy_decides_while_the_service_is_frozen_or_killed(config, status):
                 service.signal(signal.SIGCONT)
                 eventually(lambda: statuses(ask(envoy, "/", 1, "127.0.0.2")) == [429])
                 remaining = asked(here, "0 remote_address=127.0.0.3").statuses[0].limit_remaining
-                assert remaining == 3, "a question that Envoy no longer waits for charges nothing"
+                assert remaining == 3, "a call that Envoy no longer waits for charges nothing"
                 service.signal(signal.SIGKILL)
                 service.child.wait()
                 assert statuses(ask(envoy, "/", 2, "127.0.0.2")) == [status] * 2

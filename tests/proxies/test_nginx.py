@@ -155,7 +155,7 @@ def test_nginx_decides_while_the_service_is_frozen_or_killed(closed, status):
             service.end()
 
 
-def test_the_question_of_the_page_is_decided_by_the_same_rules(here, nginx):
+def test_the_curl_command_of_the_page_is_decided_by_the_same_rules(here, nginx):
     (body,) = re.findall(r"/v1/check -d '(.*)'$", PAGE.read_text("utf-8"), re.MULTILINE)
     answers = [httpx2.post(f"http://127.0.0.1:{here.port[18080]}/v1/check", content=body) for _ in range(4)]
     assert [each.status_code for each in answers] == [200] * 4

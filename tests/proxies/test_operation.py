@@ -73,7 +73,7 @@ def test_of_two_processes_one_stops_under_load_and_no_request_is_lost(any_server
             assert first.child.poll() is None, "it answers until Envoy knows that it will stop"
             assert first.child.wait(60) == 0
             more(statuses)
-        assert set(statuses) == {200}  # failure_mode_deny: an unanswered question would be a 500
+        assert set(statuses) == {200}  # failure_mode_deny: a call without an answer would be a 500
         with RateLimiter(here.directory / "ratelimits.yaml", storage=any_server.url) as limiter:
             left = limiter.peek([("remote_address", "127.0.0.1")]).remaining
         assert left == 1_000_000 - len(statuses), "both processes counted, each request once"

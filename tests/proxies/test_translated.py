@@ -326,7 +326,7 @@ CASES = {
 
 
 @pytest.mark.parametrize(("descriptors", "steps"), CASES.values(), ids=CASES)
-def test_the_answers_are(descriptors, steps, shop, storage):
+def test_each_case_has_the_statuses_and_the_overall_code_of_the_table(descriptors, steps, shop, storage):
     clock = ManualClock(AT)
     ask = shop(descriptors, clock=clock, storage=storage)
     for number, step in enumerate(steps):

@@ -94,7 +94,7 @@ def test_the_metrics_count_requests_and_refused_inputs(server):
     assert "hunter2" not in answer.text
 
 
-def test_the_metrics_tell_that_newer_rules_cannot_be_used(tmp_path):
+def test_the_metrics_show_that_newer_rules_cannot_be_used(tmp_path):
     path = tmp_path / "ratelimits.yaml"
     path.write_text("domain: shop\nrules: [{name: r, by: ip, limit: 5 per minute}]\n")
     made = service(str(path))

@@ -44,7 +44,7 @@ def test_auth_passes_with_the_headers_of_the_file_and_then_denies(server, asked)
     assert answers[2].headers["retry-after"] == "40"
 
 
-def test_auth_tells_403_to_nginx_and_the_status_of_the_rule_in_a_header(server):
+def test_auth_answers_403_to_nginx_and_has_the_status_of_the_rule_in_a_header(server):
     client = server.use()
     answers = [client.get("/auth?denied=403", headers=nginx()) for _ in range(3)]
     assert [answer.status_code for answer in answers] == [200, 200, 403]
@@ -423,7 +423,7 @@ def test_a_failed_proxy_leaves_no_client_text_in_the_log(server, caplog):
     assert not any("hunter2" in record.getMessage() for record in caplog.records)
 
 
-def test_an_answer_of_auth_keeps_the_connection(server):
+def test_a_response_of_auth_keeps_the_connection(server):
     client = server.use()
     with httpx.Client(base_url=client.base_url, limits=httpx.Limits(max_connections=1)) as single:
         statuses = [single.post("/auth", headers=nginx(), content=b"x" * 10).status_code for _ in range(3)]

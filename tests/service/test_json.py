@@ -35,8 +35,8 @@ def client(server, made):
     return server.use(made=made)
 
 
-def question(**fields):
-    """A question of Envoy about two descriptors; `fields` are further ones of the first."""
+def rate_limit_request(**fields):
+    """A request of Envoy with two descriptors. `fields` are further fields of the first one."""
     first = descriptors.RateLimitDescriptor(entries=[{"key": "ip", "value": "192.0.2.1"}], **fields)
     second = descriptors.RateLimitDescriptor(entries=[{"key": "tenant", "value": "gold"}])
     return rls_pb2.RateLimitRequest(domain="shop", descriptors=[first, second], hits_addend=1)
@@ -48,7 +48,7 @@ def answer_of(response):
 
 @pytest.mark.parametrize("snake_case", [False, True])
 def test_envoys_own_json_is_read_and_written(client, snake_case):
-    asked = json_format.MessageToDict(question(), preserving_proto_field_name=snake_case)
+    asked = json_format.MessageToDict(rate_limit_request(), preserving_proto_field_name=snake_case)
     assert ("hits_addend" in asked) is snake_case
     responses = [client.post("/json", json=asked) for _ in range(3)]
     assert [response.status_code for response in responses] == [200, 200, 429]
@@ -91,14 +91,14 @@ def test_a_limit_that_is_sent_along_replaces_that_of_the_file(client, unit, numb
 
 
 def test_hits_of_0_take_nothing(client):
-    asked = json_format.MessageToDict(question(hits_addend={"value": 0}))
+    asked = json_format.MessageToDict(rate_limit_request(hits_addend={"value": 0}))
     assert [client.post("/json", json=asked).status_code for _ in range(4)] == [200] * 4
 
 
 def test_a_denial_has_the_headers_and_the_body_of_the_service():
     made = service(CONFIG, headers="rules", body=True)
     with serving(http_app(made)) as client:
-        asked = json_format.MessageToDict(question())
+        asked = json_format.MessageToDict(rate_limit_request())
         found = [answer_of(client.post("/json", json=asked)) for _ in range(3)][-1]
     made.limiter.close()
     assert found.raw_body == b'{"message": "Too many requests"}'
@@ -106,7 +106,7 @@ def test_a_denial_has_the_headers_and_the_body_of_the_service():
 
 
 def test_an_unknown_domain_passes_and_is_counted(client, made):
-    asked = json_format.MessageToDict(question()) | {"domain": "other"}
+    asked = json_format.MessageToDict(rate_limit_request()) | {"domain": "other"}
     assert client.post("/json", json=asked).json()["overallCode"] == "OK"
     assert made.unknown_domains == 1
 

@@ -98,13 +98,13 @@ def test_an_unlimited_descriptor_has_the_greatest_remaining_and_no_limit(ask):
     assert (status.code, status.limit_remaining, status.HasField("current_limit")) == (OK, 4294967295, False)
 
 
-def test_a_replaced_limit_is_not_told(ask):
+def test_a_replaced_limit_is_not_in_the_status(ask):
     replaced, replacing = ask([CLIENT], [("path", "/login"), CLIENT]).statuses
     assert not replaced.HasField("current_limit")
     assert replacing.current_limit.name == "login"
 
 
-def test_a_limit_that_no_waiting_opens_has_no_duration(ask):
+def test_a_limit_that_never_admits_has_no_duration(ask):
     response = ask([("none", "n")])
     assert codes(response) == (OVER_LIMIT, [OVER_LIMIT])
     assert not response.statuses[0].HasField("duration_until_reset")
@@ -119,7 +119,7 @@ def test_a_week_has_the_number_of_the_protocol(ask):
     assert ask([("shadow", "w")]).statuses[0].current_limit.unit == Response.RateLimit.WEEK
 
 
-def test_no_limit_is_told_if_no_unit_names_its_period():
+def test_the_status_has_no_limit_if_no_unit_names_its_period():
     asked = Asked({"domain": "shop", "rules": [{"name": "r", "by": "ip", "limit": "3 per 10 seconds"}]})
     (status,) = asked([CLIENT]).statuses
     assert (status.HasField("current_limit"), status.limit_remaining) == (False, 2)
@@ -212,7 +212,7 @@ def denied(**settings):
     return response, last
 
 
-def test_without_headers_and_body_an_answer_has_none():
+def test_without_the_settings_a_response_has_no_headers_and_no_body():
     for response in denied():
         assert (headers(response), response.raw_body) == ({}, b"")
 
@@ -261,7 +261,7 @@ def test_a_plan_that_is_kept_follows_overrides_and_the_switch():
     asked.limiter.close()
 
 
-def test_a_plan_is_kept_for_short_messages_alone(ask):
+def test_a_plan_is_kept_only_for_short_messages(ask):
     for _ in range(3):
         ask([("tokens", "t" * 600)])
     assert len(ask.limiter.rules.plans) == 0

@@ -86,14 +86,14 @@ def test_peek_charges_nothing(client):
     assert [each["allowed"] for each in several["decisions"]] == [True, True]
 
 
-def test_explain_tells_why_and_charges_nothing(client):
+def test_explain_says_why_and_charges_nothing(client):
     asked = {"attributes": {"ip": "203.0.113.7", "path": "/login"}}
     found = [client.post("/v1/explain", json=asked).json() for _ in range(3)][-1]
     assert found["decision"]["allowed"] is True
     assert [rule["status"] for rule in found["rules"] if rule["name"] in {"by_ip", "login"}] == ["applies", "applies"]
 
 
-def test_reset_forgets_the_counters_of_a_client(client):
+def test_reset_resets_the_counters_of_a_client(client):
     before = [client.post("/v1/check", json=IP).json()["allowed"] for _ in range(3)]
     assert client.post("/v1/reset", json=IP).json() == {"reset": True}
     assert (before, client.post("/v1/check", json=IP).json()["allowed"]) == ([True, True, False], True)
@@ -149,7 +149,7 @@ def test_all_problems_of_a_body_are_reported_without_what_was_sent(client, made,
     ids=lambda body: repr(body[:10]),
 )
 @pytest.mark.parametrize("path", ["/v1/check", "/json"])
-def test_a_body_that_is_not_a_question_is_400(client, path, body):
+def test_a_body_that_is_not_a_check_is_400(client, path, body):
     answer = client.post(path, content=body)
     assert (answer.status_code, len(answer.json()["problems"])) == (400, 1)
 
@@ -248,7 +248,7 @@ def endpoint():
     query=st.binary(max_size=9),
 )
 @settings(max_examples=100)
-def test_no_bytes_in_a_question_make_the_api_fail(endpoint, path, body, headers, query):
+def test_no_bytes_in_a_request_make_the_api_fail(endpoint, path, body, headers, query):
     scope = http_scope(path, method="POST", headers=headers, query_string=query)
     message = {"type": "http.request", "body": body, "more_body": False}
     start, *_ = asyncio.run(exchange(endpoint, scope, [message]))
