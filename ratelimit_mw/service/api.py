@@ -34,6 +34,10 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 BODY_WITHIN = 30.0
 """The seconds within which the body of a request must arrive."""
 
+_MOST_DISCARDED = 16 * MAX_BODY
+"""The longest body, in bytes, that is read to its end although it is refused. A connection that is closed with unread
+bytes is reset, and the client may lose the response."""
+
 _UNAVAILABLE = {"problems": ["the store does not answer"]}
 
 
@@ -72,19 +76,23 @@ async def read_body(request: Request) -> bytes:
     """Return the body of a request.
 
     Raises:
-        BodyTooLong: It is longer than `MAX_BODY`. The rest of it is not read.
+        BodyTooLong: It is longer than `MAX_BODY`. Beyond `_MOST_DISCARDED` bytes, the rest of it is not read.
         TimeoutError: It did not arrive within `BODY_WITHIN` seconds.
         ClientDisconnect: The client has left.
     """
     length = request.headers.get("content-length", "")
-    if length.isdecimal() and len(length) < 20 and int(length) > MAX_BODY:
+    if length.isdecimal() and len(length) < 20 and int(length) > _MOST_DISCARDED:
         raise BodyTooLong
-    parts = bytearray()
+    parts, size = bytearray(), 0
     async with asyncio.timeout(BODY_WITHIN):
         async for part in request.stream():
-            parts += part
-            if len(parts) > MAX_BODY:
+            size += len(part)
+            if size <= MAX_BODY:
+                parts += part
+            elif size > _MOST_DISCARDED:
                 raise BodyTooLong
+    if size > MAX_BODY:
+        raise BodyTooLong
     return bytes(parts)
 
 

@@ -86,7 +86,7 @@ class GrpcServer:
             service.refuse("no valid token")
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, "a valid token is required")
         left = cast("float | None", context.time_remaining())  # None without a deadline
-        if left is not None and left <= 0:  # its client no longer waits, so it must not be charged
+        if (left is not None and left <= 0) or context.cancelled():  # its client no longer waits: it is not charged
             service.refuse("the deadline is over")
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline is over")
         service.under_way += 1

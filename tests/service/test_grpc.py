@@ -1,5 +1,6 @@
 """The gRPC port of a real process: decisions, health, limits of inputs, deadlines, and `ratelimit-mw ask`."""
 
+import asyncio
 import json
 import signal
 from concurrent.futures import ThreadPoolExecutor
@@ -9,8 +10,14 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from typer.testing import CliRunner
 
+from ratelimit_mw import RateLimiter
 from ratelimit_mw.cli.app import app
+from ratelimit_mw.service.access import Access
+from ratelimit_mw.service.grpc_server import GrpcServer
 from ratelimit_mw.service.messages import METHOD
+from ratelimit_mw.service.settings import Address, Settings
+from ratelimit_mw.service.should_rate_limit import ShouldRateLimit
+from ratelimit_mw.service.state import Service
 from tests.support.service import OK, OVER_LIMIT, Response, Serving, asking, request, rules_at
 
 RULES = """\
@@ -157,18 +164,49 @@ def test_ask_refuses_wrong_usage(words, why):
     assert run(*words) == (2, "", f"ratelimit-mw: {why}\n")
 
 
-def test_a_call_whose_deadline_is_over_before_it_is_decided_charges_nothing(service):
+class Abandoned(Exception):
+    """The handler has ended the call."""
+
+
+class Late:
+    """The context of a call whose client no longer waits."""
+
+    def __init__(self, left, *, cancelled=False):
+        self._left, self._cancelled = left, cancelled
+
+    def time_remaining(self):
+        return self._left
+
+    def cancelled(self):
+        return self._cancelled
+
+    async def abort(self, code, _text):
+        raise Abandoned(code)
+
+
+@pytest.mark.parametrize(
+    "context",
+    [
+        pytest.param(Late(0.0), id="its deadline is over"),
+        pytest.param(Late(-0.1), id="its deadline was over when it arrived"),
+        pytest.param(Late(None, cancelled=True), id="its client cancelled it"),
+    ],
+)
+def test_a_call_whose_client_no_longer_waits_charges_nothing(tmp_path, context):
+    settings = Settings(rules=str(rules_at(tmp_path, RULES)))
+    state = Service(settings, RateLimiter(settings.rules), Access(settings))
     late = request("shop", [("user", "late")])
-    service.ask(late)
-    service.signal(signal.SIGSTOP)
-    try:
-        for _ in range(3):
-            with pytest.raises(grpc.RpcError) as raised:
-                service.ask(late, timeout=0.1)
-            assert raised.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
-    finally:
-        service.signal(signal.SIGCONT)
-    assert service.ask(late).statuses[0].limit_remaining == 1
+
+    async def call():
+        server = GrpcServer(state, Address())
+        with pytest.raises(Abandoned) as raised:
+            await server._should_rate_limit(late.SerializeToString(), context)
+        return raised.value, await ShouldRateLimit(state).answer(late.SerializeToString())
+
+    error, answer = asyncio.run(call())
+    assert error.args == (grpc.StatusCode.DEADLINE_EXCEEDED,)
+    assert Response.FromString(answer).statuses[0].limit_remaining == 2
+    assert state.refused == {"the deadline is over": 1}
 
 
 def test_calls_that_wait_while_the_process_is_frozen_are_all_answered(service, channel):

@@ -3,7 +3,9 @@
 import asyncio
 import json
 import math
+from contextlib import suppress
 
+import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -160,6 +162,12 @@ def test_a_body_beyond_64_kib_is_413(client, made, path, chunked):
     body = b" " * (64 * 1024 + 1)
     answer = client.post(path, content=iter([body[:40_000], body[40_000:]]) if chunked else body)
     assert answer.status_code == 413
+    assert made.refused == {"body_too_long": 1}
+
+
+def test_a_body_of_several_megabytes_is_refused_by_its_length(client, made):
+    with httpx.Client(base_url=client.base_url) as other, suppress(httpx.WriteError, httpx.ReadError):
+        assert other.post("/v1/check", content=b" " * 3_000_000).status_code == 413  # unless the connection is reset
     assert made.refused == {"body_too_long": 1}
 
 
