@@ -2,7 +2,7 @@
 PYTHON ?= python3
 
 # How many processes share the tests of `make test`: each has servers of its own, on free ports.
-JOBS ?= 2
+JOBS ?= 3
 
 VENV := .venv
 BIN := $(VENV)/bin
