@@ -52,8 +52,11 @@ def pytest_unconfigure() -> None:
 
 
 def pytest_runtest_setup() -> None:
-    """Set the level of the root logger, because Litestar changes it for the whole process."""
+    """Set the levels of loggers, because Litestar, `serve` and the worker change them for the whole process."""
     logging.getLogger().setLevel(logging.WARNING)
+    for name in tuple(logging.root.manager.loggerDict):
+        if name.partition(".")[0] == "ratelimit_mw":
+            logging.getLogger(name).setLevel(logging.NOTSET)
 
 
 @pytest.fixture(scope="session")
