@@ -54,12 +54,17 @@ def serve(settings: Settings) -> None:
         ConfigurationError: The service cannot start. The error has every reason. No port was opened.
         StoreUnavailable: The rules are in a database that does not answer.
     """
-    service, sockets = prepare(settings)
+    log = logging.getLogger("ratelimit_mw")
+    log.addFilter(_holds_for_a_service)
     try:
-        asyncio.run(_Runner(service, sockets).run())
+        service, sockets = prepare(settings)
+        try:
+            asyncio.run(_Runner(service, sockets).run())
+        finally:
+            for address in settings.addresses.values():
+                ports.release(address)
     finally:
-        for address in settings.addresses.values():
-            ports.release(address)
+        log.removeFilter(_holds_for_a_service)
 
 
 def prepare(settings: Settings) -> tuple[Service, Mapping[str, socket.socket]]:
@@ -70,7 +75,6 @@ def prepare(settings: Settings) -> tuple[Service, Mapping[str, socket.socket]]:
         access = Access(settings)
     except ConfigurationError as error:
         problems += error.problems
-    logging.getLogger("ratelimit_mw").addFilter(_holds_for_a_service)
     try:
         limiter = RateLimiter(settings.rules, storage=settings.storage)
         if not settings.ignore_unservable:

@@ -14,7 +14,6 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from ratelimit_mw.service import serve
-from ratelimit_mw.service.runner import _holds_for_a_service
 from ratelimit_mw.service.settings import Settings
 from tests.support.patience import WITHIN
 from tests.support.service import OK, OVER_LIMIT, asking, request, rules_at
@@ -57,7 +56,6 @@ def logged():
     finally:
         logger.setLevel(level)
         logger.removeHandler(lines)
-        logger.removeFilter(_holds_for_a_service)
 
 
 def served(settings, client):
