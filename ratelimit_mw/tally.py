@@ -11,18 +11,18 @@ threads: the counts would be a little too low, and nothing else.
 The number of cells is bounded. A cell belongs to a rule of the file or of the code, never to a client. Rules beyond
 the first 1 000 names are counted together, as `other`. A rule that a reload brings again keeps its cell.
 
-Apps get the objects from `RateLimiter.tally`. All other names of this module are internal.
+Apps get the object from `RateLimiter.tally`. All other names of this module are internal.
 """
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import cycle
 from types import MappingProxyType
-from typing import NamedTuple
 
 from ratelimit_mw.model import SECOND, SENT, Charge, Decision, Outcome, Quota, Rule
 from ratelimit_mw.process_local import lazy, lock, reset_after_fork
+from ratelimit_mw.snapshots import Distribution, HitsSnapshot, RuleSnapshot, Snapshot
 
 MOST_RULES = 1_000
 """The most rules that are counted one by one."""
@@ -103,23 +103,9 @@ class Histogram:
         self.counts = [0] * (len(bounds) + 1)
         self.total = 0.0
 
-    def read(self) -> "Distribution":
+    def read(self) -> Distribution:
         """Return the counts, which do not change any more."""
         return Distribution(tuple(self.bounds), tuple(self.counts), self.total)
-
-
-class Distribution(NamedTuple):
-    """Counts of values.
-
-    Attributes:
-        bounds: The upper bounds of the buckets, each inclusive, in ascending order.
-        counts: The number of values in each bucket, and then the number of those above the last bound.
-        total: The sum of all values.
-    """
-
-    bounds: tuple[float, ...]
-    counts: tuple[int, ...]
-    total: float
 
 
 class Hits:
@@ -133,86 +119,6 @@ class Hits:
     def read(self) -> tuple[int, int, int, int, int]:
         """Return the counts in the order of the fields of `HitsSnapshot`."""
         return self.total_hits, self.over_limit, self.near_limit, self.within_limit, self.shadow_mode
-
-
-class RuleSnapshot(NamedTuple):
-    """The counts of one rule.
-
-    A request counts once for each rule that it asked. What a rule decided may differ from what happened to the
-    request: another rule may have denied it. A request that is denied from the cache of denials has asked one rule.
-
-    Attributes:
-        domain: The domain of the rule. "" for the rules beyond the first 1 000, which are counted together.
-        name: The name of the rule.
-        outcomes: The number of requests by outcome: "allowed", "over" (above the limit, by a soft or elastic
-            throttle), "delayed", "denied" and "shadow_denied" (a shadow rule would have denied it).
-        denials: The number of requests that were denied because of this rule, by `Decision.reason`. A request that
-            several rules deny counts for the one that denies longest.
-        delay: The sum of the delays of requests that waited for their turn, in seconds.
-        used: How much of the limit was used after a decision, as a share of it, for one request in 16.
-    """
-
-    domain: str
-    name: str
-    outcomes: Mapping[str, int]
-    denials: Mapping[str, int]
-    delay: float
-    used: Distribution
-
-
-class HitsSnapshot(NamedTuple):
-    """The counts of one descriptor that was asked through `check_lists`, in hits.
-
-    Attributes:
-        domain: The domain.
-        path: The entries of the descriptor as the file has them, each as its key or as `key_value`. A value with a `*`
-            is left out, so no value of a client is here.
-        total_hits: All hits.
-        over_limit: The hits that were denied, or that a shadow limit would have denied.
-        near_limit: The admitted hits above 0.8 of the limit (see `Tally.near`).
-        within_limit: The admitted hits.
-        shadow_mode: The hits that a shadow limit would have denied.
-    """
-
-    domain: str
-    path: tuple[str, ...]
-    total_hits: int
-    over_limit: int
-    near_limit: int
-    within_limit: int
-    shadow_mode: int
-
-
-class Snapshot(NamedTuple):
-    """What a limiter has counted in this process since it was made, or since the fork that made the process.
-
-    Attributes:
-        requests: The number of decisions by outcome: "allowed", "over", "delayed", "denied", "deferred", "unlimited"
-            (no rule applied) and "unchecked" (the store was unavailable, and the rules allow requests then).
-        rules: The counts of each rule that was asked.
-        denials: The number of denials that no rule has decided, by the reason: "blocked", "shed" or "unavailable".
-        decisions: How long decisions took, in seconds, for one request in 16.
-        store_up: False if the last decision found the store unavailable.
-        store_failures: The number of decisions for which the store was unavailable.
-        local_denials: The number of denials from the cache of denials, without a call to the store.
-        bans: The number of bans that began, by domain, rule, and whether they are enforced.
-        shed: The number of requests that were shed under load, by priority.
-        deferred: The number of deferred requests by domain, rule and fate: "queued", "refused" (the queue was full or
-            unavailable), "replayed" or "returned" (a worker has to send it again later).
-        hits: The counts of each descriptor that was asked through `check_lists`.
-    """
-
-    requests: Mapping[str, int]
-    rules: tuple[RuleSnapshot, ...]
-    denials: Mapping[str, int]
-    decisions: Distribution
-    store_up: bool
-    store_failures: int
-    local_denials: int
-    bans: Mapping[tuple[str, str, bool], int]
-    shed: Mapping[str, int]
-    deferred: Mapping[tuple[str, str, str], int]
-    hits: tuple[HitsSnapshot, ...]
 
 
 Watcher = Callable[[Cell | None, float], None]
@@ -295,7 +201,7 @@ class Tally:
         self.tracers.append(tracer)
         self.due = _always
 
-    def snapshot(self) -> "Snapshot":
+    def snapshot(self) -> Snapshot:
         """Return all counts of this moment. It reads the cells one by one, and does not stop the requests."""
         cells, hits = tuple(self._cells.values()), tuple(self._hits.items())
         with self._counting:

@@ -47,7 +47,6 @@ SHORT = {
 
 LONG = {
     "decision/explanation.py": "the values that an explanation consists of, each field documented for users",
-    "tally.py": "the values of a snapshot, each field documented for users",
     "rules/ruleset.py": "from a request to its charges in one class, whose parts share the index and the caches",
 }
 """Files over 450 lines, each with the reason."""
@@ -144,6 +143,7 @@ ADDED = {
     "decision/denials.py": "the log of denials",
     "decision/lists.py": "decisions on several lists of entries",
     "decision/waiting.py": "the places of waiting threads, which were in decision/engine.py",
+    "snapshots.py": "the counts of requests, rules and denials, as values",
     "tally.py": "the counts of requests, rules and denials",
     "telemetry/__init__.py": "metrics and traces",
     "telemetry/measures.py": "the same",

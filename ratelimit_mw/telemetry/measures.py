@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, NamedTuple
 
 from ratelimit_mw.limiter import RateLimiter
-from ratelimit_mw.tally import SECONDS_BOUNDS, USED_BOUNDS, Distribution, RuleSnapshot
+from ratelimit_mw.snapshots import Distribution, RuleSnapshot
+from ratelimit_mw.tally import SECONDS_BOUNDS, USED_BOUNDS
 
 Labels = tuple[str, ...]
 Value = float | Distribution
@@ -229,9 +230,9 @@ def points(measure: Measure, reading: Reading) -> dict[Labels, Value]:
 
 
 def _sum(one: Value, other: Value) -> Value:
-    if isinstance(one, Distribution) and isinstance(other, Distribution):
-        counts = tuple([a + b for a, b in zip(one.counts, other.counts, strict=True)])
-        return Distribution(one.bounds, counts, one.total + other.total)
-    assert not isinstance(one, Distribution)  # noqa: S101 - a metric has values of one kind
-    assert not isinstance(other, Distribution)  # noqa: S101
-    return one + other
+    match one, other:
+        case Distribution(), Distribution():
+            return one.plus(other)
+        case ((int() | float()), (int() | float())):
+            return one + other
+    raise TypeError("the values of a metric are numbers or distributions, not both")

@@ -12,7 +12,8 @@ from prometheus_client.registry import Collector
 
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.process_local import event, lazy, lock, reset_after_fork
-from ratelimit_mw.tally import Cell, Distribution
+from ratelimit_mw.snapshots import Distribution
+from ratelimit_mw.tally import Cell
 from ratelimit_mw.telemetry.measures import MEASURES, Labels, Measure, Reading, points
 
 __all__ = ["export"]
