@@ -18,6 +18,7 @@ from ratelimit_mw.foresight.logs.order import Order, merged
 from ratelimit_mw.foresight.requests import Reading, Requests, readings_of
 from ratelimit_mw.foresight.results import DeniedClient, Heaviest, RuleResult
 from ratelimit_mw.foresight.simulation import Simulation, quiet
+from ratelimit_mw.foresight.what_if.curve import Curve
 from ratelimit_mw.identity.http_request import AsgiRequest
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import Charge
@@ -255,6 +256,8 @@ class Result:
         limited_before: The requests with the status 429: the app, or a proxy, limited them already.
         against: What the rules to compare with did. None without them.
         difference: How both differ. None without rules to compare with.
+        curves: What other limits would deny, one curve for each limit of a rule, in the order of the file.
+        without_curve: Why there is no curve, or why rules have none: sentences.
     """
 
     formats: list[str]
@@ -270,6 +273,8 @@ class Result:
     limited_before: int = 0
     against: Outcome | None = None
     difference: Difference | None = None
+    curves: list[Curve] = field(default_factory=list)
+    without_curve: list[str] = field(default_factory=list)
 
     @property
     def lines(self) -> int:
