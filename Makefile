@@ -20,10 +20,10 @@ help: ## this list
 demo: $(VENV)/.$(if $(SERVICE),demo-service,demo) ## clients meet their limits over real HTTP, and a broken file; REDIS=1: two workers on a real server; WORKERS=4: four that share a file; SERVICE=1: Envoy asks the service
 	$(BIN)/python $(if $(SERVICE),examples/demo_service.py,examples/demo.py $(if $(REDIS),--redis) $(if $(WORKERS),--workers $(WORKERS)))
 
-test: lint ## everything that has to hold: style, types, contracts, all tests, coverage
+test: lint $(VENV)/.browser ## everything that has to hold: style, types, contracts, all tests, coverage
 	$(BIN)/python -m pytest -n $(JOBS) --cov --cov-report=term $(ARGS)
 
-unit: $(VENV)/.dev ## the tests alone: make unit ARGS='-k login -x'
+unit: $(VENV)/.dev $(VENV)/.browser ## the tests alone: make unit ARGS='-k login -x'
 	$(BIN)/python -m pytest $(ARGS)
 
 soak: $(VENV)/.dev ## the tests in tests/load, which take minutes: soaks, fuzzers, faults under load
@@ -63,6 +63,10 @@ $(VENV)/.%: pyproject.toml
 	  $(PYTHON) -m venv --clear $(VENV); }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable . --group $*
+	@touch $@
+
+$(VENV)/.browser: tests/support/install_browser.py $(VENV)/.dev
+	$(BIN)/python tests/support/install_browser.py
 	@touch $@
 
 $(OLDEST)/.made: pyproject.toml tests/oldest.txt

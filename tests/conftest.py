@@ -4,6 +4,7 @@
 `any_server`    the newest Valkey alone, for tests to which the version makes no difference
 `fresh_server`  a process of the test's own, to pause, kill and misconfigure
 `each_server`   as `server`, but never flushed: for hypothesis, which runs many examples in one test
+`chromium`      a real browser, for one module: `asyncio.run` fails in its tests
 `clock`         a clock that stands still until the test moves it
 `storage`       the URL of a store: once in memory, once on `any_server`
 
@@ -75,6 +76,14 @@ def each_server(request: pytest.FixtureRequest, _pool: _Pool) -> Server:
 def server(each_server: Server) -> Server:
     each_server.flush()
     return each_server
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    from tests.support.browser import browser  # few tests need playwright
+
+    with browser() as started:
+        yield started
 
 
 @pytest.fixture
