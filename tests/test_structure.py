@@ -178,6 +178,7 @@ ADDED = {
     "foresight/logs/variables.py": "the variables of nginx and Apache",
     "foresight/what_if/__init__.py": "a package's docstring",
     "foresight/what_if/curve.py": "what a rule would deny at other limits",
+    "foresight/wording.py": "a result in words, which was in cli/replayed.py",
     "http/handler.py": "the handler of denials",
     "http/asked.py": "the limits in decorators, and their names",
     "testing.py": "support for the tests of apps",

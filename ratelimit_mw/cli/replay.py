@@ -24,7 +24,7 @@ from ratelimit_mw.cli.common import (
     say_json,
     say_lines,
 )
-from ratelimit_mw.cli.replayed import as_mapping, say_result, utc
+from ratelimit_mw.cli.replayed import as_mapping, say_result
 from ratelimit_mw.errors import ConfigurationError, StoreUnavailable, TemplateError
 from ratelimit_mw.foresight.clients import printable
 from ratelimit_mw.foresight.logs.formats import WORDS, UnknownFormat
@@ -32,6 +32,7 @@ from ratelimit_mw.foresight.logs.inputs import STANDARD_INPUT
 from ratelimit_mw.foresight.logs.times import any_time
 from ratelimit_mw.foresight.replay import Denial, Options, Result
 from ratelimit_mw.foresight.replay import replay as replayed
+from ratelimit_mw.foresight.wording import utc
 
 By = Literal["minute", "hour", "day"]
 Names = Literal["plain", "hashed"]

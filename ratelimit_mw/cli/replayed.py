@@ -1,14 +1,13 @@
 """What `ratelimit-mw replay` prints: the result as text and as JSON."""
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 from ratelimit_mw.cli.common import say, say_table
 from ratelimit_mw.foresight.clients import printable
 from ratelimit_mw.foresight.replay import Difference, Result
 from ratelimit_mw.foresight.results import MINUTE, DeniedClient, Heaviest, RuleResult
-from ratelimit_mw.model import SECOND
+from ratelimit_mw.foresight.wording import notes, sentence, spelled, utc
 
 UNITS = {"minute": 1, "hour": 60, "day": 1440}
 """The minutes of each unit of `--by`."""
@@ -16,17 +15,6 @@ UNITS = {"minute": 1, "hour": 60, "day": 1440}
 _BARS = "▁▂▃▄▅▆▇█"
 _WIDEST = 32
 """The most characters of a sparkline."""
-
-_CAVEAT = (
-    "The log's clients did not know of these limits. Clients that wait for Retry-After send fewer requests, and others "
-    "try again."
-)
-
-
-def utc(at: int, *, exact: bool = False) -> str:
-    """Return a time in UTC, to the second, or exactly as in ISO 8601. `at` is in microseconds since the epoch."""
-    time = datetime.fromtimestamp(at // SECOND, UTC).replace(microsecond=at % SECOND)
-    return time.isoformat().replace("+00:00", "Z") if exact else time.strftime("%Y-%m-%d %H:%M:%S")
 
 
 def say_result(result: Result, logs: Sequence[str], *, by: str, most: int, rule: str | None) -> None:
@@ -60,27 +48,13 @@ def say_result(result: Result, logs: Sequence[str], *, by: str, most: int, rule:
         say("\nnot replayed, or not as in production")
         for text in gaps:
             say(f"  - {printable(text)}")
-    notes = _notes(result)
-    if notes:
-        say("\n" + "\n".join(notes))
-
-
-def sentence(result: Result) -> str:
-    """Return the result in one sentence."""
-    outcome = result.outcome
-    clients = _number(len(outcome.limited), at_least=outcome.limited.full)
-    text = f"{outcome.denied:,} of {outcome.requests:,} requests would have been denied"
-    if outcome.denied:
-        text += f", of {clients} client{'s' * (len(outcome.limited) != 1)}"
-    return text + "."
+    lines = notes(result)
+    if lines:
+        say("\n" + "\n".join(lines))
 
 
 def _shown(result: Result, rule: str | None) -> list[RuleResult]:
     return [each for each in result.outcome.rules.values() if rule is None or each.name == rule]
-
-
-def _number(number: int, *, at_least: bool = False) -> str:
-    return f"{'≥ ' if at_least else ''}{number:,}"
 
 
 def _say_rules(result: Result, rules: Sequence[RuleResult], by: str) -> None:
@@ -95,7 +69,7 @@ def _say_rules(result: Result, rules: Sequence[RuleResult], by: str) -> None:
                 f"{each.asked:,}",
                 f"{each.denied:,}",
                 f"{each.denied / each.asked:.2%}" if each.asked else "",
-                _number(each.clients, at_least=result.outcome.clients.full) if each.denied else "",
+                spelled(each.clients, at_least=result.outcome.clients.full) if each.denied else "",
                 *(f"{getattr(each, name):,}" for name in extra),
                 "" if worst is None else f"{worst[0]:,} at {utc(worst[1])[:-3]}",
                 sparkline(each, result.first, result.last, UNITS[by]),
@@ -124,7 +98,7 @@ def _say_clients(clients: Sequence[DeniedClient]) -> None:
         (
             each.client,
             f"{'○ ' if each.shadow else ''}{each.rule}",
-            _number(each.at_least, at_least=not each.certain),
+            spelled(each.at_least, at_least=not each.certain),
             utc(each.first),
             utc(each.last),
         )
@@ -136,11 +110,11 @@ def _say_clients(clients: Sequence[DeniedClient]) -> None:
 def _say_difference(difference: Difference, most: int) -> None:
     say("\ncompared with the rules of --against")
     for word, number, clients in _changes(difference):
-        held = _number(len(clients), at_least=clients.full)
+        held = spelled(len(clients), at_least=clients.full)
         requests, of = f"{number:,} request{'s' * (number != 1)}", f"{held} client{'s' * (len(clients) != 1)}"
         say(f"  newly {word}: {requests} of {of}")
         for client, seen in clients.most(most):
-            say(f"    {printable(client)}: {_number(seen.at_least, at_least=seen.error > 0)}")
+            say(f"    {printable(client)}: {spelled(seen.at_least, at_least=seen.error > 0)}")
 
 
 def _changes(difference: Difference) -> list[tuple[str, int, Heaviest[str]]]:
@@ -148,22 +122,6 @@ def _changes(difference: Difference) -> list[tuple[str, int, Heaviest[str]]]:
         ("denied", difference.denied, difference.newly_denied),
         ("allowed", difference.allowed, difference.newly_allowed),
     ]
-
-
-def _notes(result: Result) -> list[str]:
-    notes = [_CAVEAT] if result.outcome.denied else []
-    if result.limited_before:
-        notes.append(
-            f"{result.limited_before:,} requests have the status 429 in the log: a limit was in force already."
-        )
-    if result.late:
-        notes.append(f"{result.late:,} lines were out of order by more than --disorder, and were replayed late.")
-    if result.without_request:
-        notes.append(f"{result.without_request:,} lines have no request, for example after a failed TLS handshake.")
-    if result.unreadable:
-        notes.append(f"{result.unreadable:,} of {result.lines:,} lines could not be read:")
-        notes += [f"  {printable(line)}" for line in result.shown]
-    return notes
 
 
 def as_mapping(result: Result, *, by: str, most: int, rule: str | None) -> dict[str, Any]:
