@@ -1,58 +1,26 @@
 """Runs a log through the rules, by the log's own clock: who would have been limited, when, and by which rule."""
 
 import os
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from operator import itemgetter
-from typing import NamedTuple
 
-from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.errors import near
-from ratelimit_mw.foresight.clients import namer
+from ratelimit_mw.foresight.decider import Decider
 from ratelimit_mw.foresight.gaps import Gap, answerable, find_gaps, needs_filter
 from ratelimit_mw.foresight.logs.entry import BASIC, DURATIONS, FIELDS, Entry
 from ratelimit_mw.foresight.logs.inputs import Log
 from ratelimit_mw.foresight.logs.order import Order, merged
+from ratelimit_mw.foresight.outcome import Denial, Difference, Outcome
 from ratelimit_mw.foresight.requests import Reading, Requests, readings_of
-from ratelimit_mw.foresight.results import DeniedClient, Heaviest, RuleResult
 from ratelimit_mw.foresight.simulation import Simulation, quiet
 from ratelimit_mw.foresight.what_if.curve import Curve
-from ratelimit_mw.identity.http_request import AsgiRequest
-from ratelimit_mw.identity.request import Request
-from ratelimit_mw.model import Charge
-from ratelimit_mw.rules.compiled import BLOCKED
 from ratelimit_mw.rules.path_matcher import PathMatcher
 from ratelimit_mw.rules.path_templates import parse
 
+__all__ = ["Denial", "Difference", "Options", "Outcome", "Result", "replay"]
+
 Config = str | os.PathLike[str] | Mapping[str, object]
-
-
-class Denial(NamedTuple):
-    """One denial of one request.
-
-    Attributes:
-        at: The time of the request, in microseconds since the epoch.
-        client: The name of the client.
-        rule: The name of the rule. "" for a client that the rules block.
-        shadow: True if a shadow rule would have denied the request.
-        reason: Why: "limited", "banned" or "blocked".
-        retry_after: The seconds after which the request would have been admitted. `inf` for never.
-        method: The method.
-        target: The path and the query, as the client has written them.
-        status: The status of the response in the log. 0 if the log does not have it.
-    """
-
-    at: int
-    client: str
-    rule: str
-    shadow: bool
-    reason: str
-    retry_after: float
-    method: str
-    target: str
-    status: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,154 +56,6 @@ class Options:
     hashed: bool = False
     on_denial: Callable[[Denial], None] | None = None
     on_progress: Callable[[int, int], None] | None = None
-
-
-class Outcome:
-    """What one set of rules did with a log.
-
-    Attributes:
-        requests: The requests that were replayed.
-        denied: The requests that were denied.
-        reasons: How many requests were denied for each reason.
-    """
-
-    def __init__(self, simulation: Simulation, requests: Requests, *, hashed: bool) -> None:
-        self.requests = self.denied = 0
-        self.reasons: Counter[str] = Counter()
-        self.rules: dict[int, RuleResult] = {}
-        """The rules by the identity of their objects, in the order of the files."""
-        self.clients: Heaviest[tuple[int, str]] = Heaviest()
-        """The denials of each rule and client, by the identities of both."""
-        self.limited: Heaviest[str] = Heaviest()
-        """The denied requests of each client, whichever rule denied them."""
-        self.on_denial: Callable[[Denial], None] | None = None
-        self._names: dict[tuple[int, str], str] = {}
-        self._simulation = simulation
-        self._requests = requests
-        self._name = namer(simulation.rules, hashed=hashed)
-        self._kept = [rule for part in simulation.rules.parts for rule in part.rules]
-        for rule in self._kept:
-            self.rules[id(rule)] = RuleResult(rule)
-
-    def made(self, entry: Entry) -> AsgiRequest:
-        """Return the request of a line."""
-        return self._requests.make(entry)
-
-    def decide(self, entry: Entry, request: AsgiRequest | None = None) -> tuple[Verdict, AsgiRequest]:
-        """Decide on the request of a line, and count the result."""
-        request = self._requests.make(entry) if request is None else request
-        charges, verdict = self._simulation.decide(entry, request)
-        self.requests += 1
-        last = None
-        for charge in charges:
-            rule = charge[0]
-            if rule is not last:  # the counters of one rule follow each other
-                last = rule
-                if charges is not BLOCKED:
-                    self.rules[id(rule)].asked += 1
-        if (
-            not verdict.allowed
-            or verdict.over
-            or verdict.delay
-            or (verdict.shadowed and not all(map(_admitted, verdict.outcomes)))
-        ):
-            self._count(entry, request, verdict)
-        return verdict, request
-
-    def _count(self, entry: Entry, request: Request, verdict: Verdict) -> None:
-        """Count a verdict that is more than an admission."""
-        if not verdict.allowed:
-            self.denied += 1
-            reason = verdict.reason or "limited"
-            self.reasons[reason] += 1
-            self.limited.add(client_of(verdict, request), entry.at)
-        counted: set[int] = set()
-        for place, (charge, outcome) in enumerate(zip(verdict.charges, verdict.outcomes, strict=True)):
-            rule = charge.rule
-            result = self.rules[id(rule)]
-            if outcome.allowed:
-                result.over += place in verdict.over
-                result.delayed += bool(outcome.delay)
-            elif (not rule.quota_group or not verdict.allowed) and id(rule) not in counted:
-                counted.add(id(rule))
-                self._deny(entry, request, verdict, charge, outcome.retry_after)
-        if verdict.reason == "blocked" and self.on_denial is not None:
-            name = self.name_of(verdict, request)
-            self.on_denial(
-                Denial(entry.at, name, "", False, "blocked", float("inf"), entry.method, entry.target, entry.status)
-            )
-
-    def _deny(self, entry: Entry, request: Request, verdict: Verdict, charge: Charge, retry_after: int) -> None:
-        rule, ask = charge
-        self.rules[id(rule)].deny(entry.at)
-        key = id(rule), identity_of(ask.key)
-        if self.clients.add(key, entry.at):
-            self.rules[id(rule)].clients += 1
-            if len(self._names) > 2 * len(self.clients):  # most of them have lost their place in the table
-                self._names = {each: name for each, name in self._names.items() if each in self.clients}
-            self._names[key] = self._name(key[1], request)
-        if self.on_denial is not None:
-            reason = verdict.reason if not verdict.allowed and not ask.shadow else "limited"
-            wait = float("inf") if retry_after < 0 else retry_after / 1e6
-            self.on_denial(
-                Denial(
-                    entry.at,
-                    self._names[key],
-                    rule.name,
-                    rule.shadow,
-                    reason or "limited",
-                    wait,
-                    entry.method,
-                    entry.target,
-                    entry.status,
-                )
-            )
-
-    def name_of(self, verdict: Verdict, request: Request) -> str:
-        """Return the name of the client of a request that was denied."""
-        return self._name(client_of(verdict, request), request)
-
-    def most_limited(self, number: int, rule: str | None = None) -> list[DeniedClient]:
-        """Return the clients that were denied most, each with the rule that denied them.
-
-        Args:
-            number: The most clients.
-            rule: The name of the only rule to look at. None: all rules.
-        """
-        found: list[DeniedClient] = []
-        for (each, identity), seen in self.clients.most(number if rule is None else len(self.clients)):
-            result = self.rules[each]
-            if rule is None or rule == result.name:
-                name = self._names[each, identity]
-                held = seen.total, seen.error == 0, seen.at_least, seen.first, seen.last
-                found.append(DeniedClient(name, result.name, result.shadow, *held))
-        return found[:number]
-
-
-class Difference:
-    """How the outcomes of requests differ between two sets of rules.
-
-    Attributes:
-        newly_denied: The requests that the rules deny and those to compare with allow, by client.
-        newly_allowed: The requests that the rules allow and those to compare with deny, by client.
-        denied: The number of the first.
-        allowed: The number of the second.
-    """
-
-    def __init__(self) -> None:
-        self.newly_denied: Heaviest[str] = Heaviest()
-        self.newly_allowed: Heaviest[str] = Heaviest()
-        self.denied = self.allowed = 0
-
-    def deny(self, client: str, at: int) -> None:
-        """Count a request that is newly denied, by the name of the client that the rules deny."""
-        self.denied += 1
-        self.newly_denied.add(client, at)
-
-    def allow(self, client: str, at: int) -> None:
-        """Count a request that is newly allowed, by the name of the client that the rules to compare with deny."""
-        self.allowed += 1
-        self.newly_allowed.add(client, at)
 
 
 @dataclass(kw_only=True)
@@ -287,22 +107,6 @@ class Result:
         return not any(rule.asked for rule in self.outcome.rules.values())
 
 
-_admitted = itemgetter(0)
-"""Reads `Outcome.allowed`, in a fifth of the time of its name."""
-
-
-def identity_of(key: str) -> str:
-    """Return the identity in the key of a counter."""
-    return key[key.index("{") + 1 : -1]
-
-
-def client_of(verdict: Verdict, request: Request) -> str:
-    """Return the identity of the client of a request that was denied, as the denying counter has it."""
-    if verdict.binding >= 0:
-        return identity_of(verdict.charges[verdict.binding].ask.key)
-    return f"ip={request.values.get('ip') or request.peer or '?'}"
-
-
 def replay(options: Options) -> Result:
     """Replay logs.
 
@@ -335,26 +139,26 @@ def replay(options: Options) -> Result:
         for simulation in simulations:
             if needs_filter(simulation.rules, has):
                 simulation.only_answerable(answerable(has))
-        outcomes = [
-            Outcome(simulation, maker, hashed=options.hashed)
+        deciders = [
+            Decider(simulation, maker, hashed=options.hashed)
             for simulation, maker in zip(simulations, makers, strict=True)
         ]
-        result = Result(formats=[form.name for form in formats], outcome=outcomes[0])
-        outcomes[0].on_denial = options.on_denial
-        if len(outcomes) > 1:
-            result.against, result.difference = outcomes[1], Difference()
+        deciders[0].on_denial = options.on_denial
+        result = Result(formats=[form.name for form in formats], outcome=deciders[0].outcome)
+        if len(deciders) > 1:
+            result.against, result.difference = deciders[1].outcome, Difference()
         orders = [Order(options.disorder, spread=options.spread) for _ in logs]
         streams = [order.ordered(log.entries(fields)) for order, log in zip(orders, logs, strict=True)]
-        _run(options, result, merged(streams), lambda: sum(log.position for log in logs))
+        _run(options, deciders, result, merged(streams), lambda: sum(log.position for log in logs))
         for log in logs:
             result.unreadable += log.unreadable.count
             result.shown += log.unreadable.shown
             result.without_request += log.unreadable.without_request
         result.shown = result.shown[:3]
         result.late = sum(order.late for order in orders)
-        asked = {rule.name: rule.asked for rule in outcomes[0].rules.values()}
-        known = _seen(makers[0])
-        result.gaps = find_gaps(simulations[0].rules, has, readings[0], known, asked)
+        asked = {rule.name: rule.asked for rule in result.outcome.rules.values()}
+        seen = makers[0].seen.__contains__
+        result.gaps = find_gaps(simulations[0].rules, has, readings[0], seen, asked)
     return result
 
 
@@ -377,17 +181,20 @@ def _fields(simulations: Sequence[Simulation], readings: Sequence[Mapping[str, R
     return [*names, "status"]
 
 
-def _seen(requests: Requests) -> Callable[[str], bool]:
-    return lambda name: name in requests.seen
-
-
 _REPORTED = 10_000
 """The lines between two reports of the progress."""
 
 
-def _run(options: Options, result: Result, batches: Iterable[list[Entry]], position: Callable[[], int]) -> None:
+def _run(
+    options: Options,
+    deciders: Sequence[Decider],
+    result: Result,
+    batches: Iterable[list[Entry]],
+    position: Callable[[], int],
+) -> None:
     """Take each request in order of time."""
-    outcome, against, difference = result.outcome, result.against, result.difference
+    decider, against = deciders[0], deciders[1] if len(deciders) > 1 else None
+    outcome, difference = result.outcome, result.difference
     until = options.until if options.until is not None else float("inf")
     since, progress = options.since, options.on_progress
     matcher = PathMatcher([(0, parse(options.match))]) if options.match else None
@@ -400,16 +207,16 @@ def _run(options: Options, result: Result, batches: Iterable[list[Entry]], posit
                 continue
             request = None
             if matcher is not None:
-                request = outcome.made(entry)
+                request = decider.requests.make(entry)
                 if not matcher.hits(request):
                     result.skipped += 1
                     continue
             result.limited_before += entry[4] == 429
-            verdict, request = outcome.decide(entry, request)
+            verdict, request = decider.decide(entry, request)
             if against is not None and difference is not None:
                 old, old_request = against.decide(entry)
                 if old.allowed and not verdict.allowed:
-                    difference.deny(outcome.name_of(verdict, request), at)
+                    difference.deny(decider.name_of(verdict, request), at)
                 elif verdict.allowed and not old.allowed:
                     difference.allow(against.name_of(old, old_request), at)
             if not result.first:
