@@ -5,15 +5,7 @@ import signal
 import grpc
 import pytest
 
-from tests.support.service import Serving, request, rules_at
-
-RULES = """\
-domain: shop
-client: {secret: s}
-storage: {timeout: 5s}
-descriptors:
-  - {key: user, rate_limit: {unit: year, requests_per_unit: 3, name: by_user}}
-"""
+from tests.support.service import RULES, Serving, request, rules_at
 
 
 def test_a_call_whose_deadline_passes_while_the_service_is_frozen_charges_nothing(tmp_path):

@@ -2,14 +2,13 @@
 
 from contextlib import suppress
 
-import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from ratelimit_mw import RateLimiter
 from ratelimit_mw.errors import ConfigurationError
 from ratelimit_mw.service.admin import admin_app
 from ratelimit_mw.service.rules_text import rules_text
-from tests.service.http_service import CLIENT, file, nginx, one_server, service, serving
+from tests.service.http_service import CLIENT, file, nginx, service, serving
 
 RULES = file(
     [
@@ -47,12 +46,6 @@ LOGIN_IN_WORDS = (
     "shop.login: free: 5 per minute (sliding_window), others: 10 per minute (sliding_window) and 100 per hour "
     "(sliding_window); by ip, user; path /login/{id:int}; methods POST; shadow"
 )
-
-
-@pytest.fixture(scope="module")
-def server():
-    with one_server() as found:
-        yield found
 
 
 def admin(made):

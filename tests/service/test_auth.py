@@ -13,7 +13,7 @@ from ratelimit_mw.asgi import RateLimitMiddleware
 from ratelimit_mw.clock import ManualClock
 from ratelimit_mw.service.api import http_app
 from ratelimit_mw.service.auth import Auth
-from tests.service.http_service import CLIENT, START, file, nginx, one_server, service, serving, traefik
+from tests.service.http_service import CLIENT, START, file, nginx, service, serving, traefik
 from tests.shells.asking import serve
 
 LOGIN = {
@@ -25,12 +25,6 @@ LOGIN = {
 }
 BAN = {"after": "1 denial", "for": "1 hour"}
 ORIGINALS = pytest.mark.parametrize("asked", [nginx, traefik])
-
-
-@pytest.fixture(scope="module")
-def server():
-    with one_server() as found:
-        yield found
 
 
 @ORIGINALS

@@ -18,16 +18,7 @@ from ratelimit_mw.service.messages import METHOD
 from ratelimit_mw.service.settings import Address, Settings
 from ratelimit_mw.service.should_rate_limit import ShouldRateLimit
 from ratelimit_mw.service.state import Service
-from tests.support.service import OK, OVER_LIMIT, Response, Serving, asking, request, rules_at
-
-RULES = """\
-domain: shop
-client: {secret: s}
-storage: {timeout: 5s}
-descriptors:
-  - {key: user, rate_limit: {unit: year, requests_per_unit: 3, name: by_user}}
-  - {key: tenant, value: gold, rate_limit: {unlimited: true}}
-"""
+from tests.support.service import OK, OVER_LIMIT, RULES, Response, Serving, asking, request, rules_at
 
 
 @pytest.fixture(scope="module")

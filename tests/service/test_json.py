@@ -6,7 +6,7 @@ from envoy.service.ratelimit.v3 import rls_pb2
 from google.protobuf import json_format
 
 from ratelimit_mw.service.api import http_app
-from tests.service.http_service import CLIENT, one_server, service, serving
+from tests.service.http_service import CLIENT, service, serving
 
 CONFIG = {
     "domain": "shop",
@@ -19,20 +19,9 @@ CONFIG = {
 OK, OVER_LIMIT = rls_pb2.RateLimitResponse.OK, rls_pb2.RateLimitResponse.OVER_LIMIT
 
 
-@pytest.fixture(scope="module")
-def server():
-    with one_server() as found:
-        yield found
-
-
 @pytest.fixture
 def made():
     return service(CONFIG)
-
-
-@pytest.fixture
-def client(server, made):
-    return server.use(made=made)
 
 
 def rate_limit_request(**fields):

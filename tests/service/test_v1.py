@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ratelimit_mw.service.api import http_app
-from tests.service.http_service import CLIENT, file, one_server, service, serving
+from tests.service.http_service import CLIENT, file, service, serving
 from tests.shells.asking import exchange, http_scope
 
 RULES = file(
@@ -26,20 +26,9 @@ IP = {"attributes": {"ip": "203.0.113.7"}}
 TENANT = {"entries": [["tenant", "acme"]]}
 
 
-@pytest.fixture(scope="module")
-def server():
-    with one_server() as found:
-        yield found
-
-
 @pytest.fixture
 def made():
     return service(RULES)
-
-
-@pytest.fixture
-def client(server, made):
-    return server.use(made=made)
 
 
 def test_check_charges_and_answers_200_for_both_outcomes(client):

@@ -25,6 +25,16 @@ from tests.support.processes import end, spawn
 START_WITHIN = 60.0
 ASK_WITHIN = 30.0
 
+RULES = """\
+domain: shop
+client: {secret: s}
+storage: {timeout: 5s}
+descriptors:
+  - {key: user, rate_limit: {unit: year, requests_per_unit: 3, name: by_user}}
+  - {key: tenant, value: gold, rate_limit: {unlimited: true}}
+"""
+"""Three requests a year for each user, and as many as it wants for the tenant `gold`."""
+
 
 class Serving:
     """One process of the service.

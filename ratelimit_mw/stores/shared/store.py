@@ -18,7 +18,7 @@ from ratelimit_mw.stores.breaker import AWAY, Breaker, Period, probe_ask
 from ratelimit_mw.stores.shared.file import check
 from ratelimit_mw.stores.shared.handle import Handle, handle_of
 from ratelimit_mw.stores.shared.location import Location
-from ratelimit_mw.stores.shared.table import Table, encode
+from ratelimit_mw.stores.shared.table import Asked, Table, encode
 
 T = TypeVar("T")
 A = TypeVar("A")
@@ -70,12 +70,7 @@ class SharedStore(Store):
 
     def ask(self, request: StoreRequest) -> Reply:
         """See `Store`."""
-        breaker = self._breaker
-        if breaker.watching and breaker.open:
-            raise StoreUnavailable(AWAY)
-        period = breaker.period
-        asks = request[0]
-        asked = request, (encode(asks[0].key),) if len(asks) == 1 else [encode(ask.key) for ask in asks], self._now
+        period, asked = self._begin(request)
         try:
             reply = (self._handle or self._open()).attempt(Table.reply, asked)
             return self._wait(Table.reply, asked) if reply is None else reply
@@ -85,12 +80,7 @@ class SharedStore(Store):
 
     async def aask(self, request: StoreRequest) -> Reply:
         """See `Store`."""
-        breaker = self._breaker
-        if breaker.watching and breaker.open:
-            raise StoreUnavailable(AWAY)
-        period = breaker.period
-        asks = request[0]
-        asked = request, (encode(asks[0].key),) if len(asks) == 1 else [encode(ask.key) for ask in asks], self._now
+        period, asked = self._begin(request)
         try:
             reply = (self._handle or self._open()).attempt_now(Table.reply, asked)
             return await self._await(Table.reply, asked) if reply is None else reply
@@ -123,6 +113,19 @@ class SharedStore(Store):
     def away(self) -> bool:
         """Whether the file is unavailable, so that requests fail at once."""
         return self._breaker.open
+
+    def _begin(self, request: StoreRequest) -> tuple[Period, Asked]:
+        """The period in which a request is asked, and what the table is asked. The lock is not needed.
+
+        Raises:
+            StoreUnavailable: the breaker is open.
+        """
+        breaker = self._breaker
+        if breaker.watching and breaker.open:
+            raise StoreUnavailable(AWAY)
+        asks = request[0]
+        encoded = (encode(asks[0].key),) if len(asks) == 1 else [encode(ask.key) for ask in asks]
+        return breaker.period, (request, encoded, self._now)
 
     def _open(self) -> Handle:
         handle = self._handle
