@@ -158,6 +158,7 @@ ADDED = {
     "django/requests.py": "the same",
     "django/views.py": "the same",
     "drf.py": "the throttle for Django REST framework",
+    "cli/log_options.py": "the options of the commands about logs, which were in cli/replay.py",
     "cli/replay.py": "the command that replays a log",
     "cli/replayed.py": "what it prints",
     "foresight/__init__.py": "a package's docstring",

@@ -4,8 +4,6 @@ import csv
 import json
 import math
 import re
-import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,29 +22,37 @@ from ratelimit_mw.cli.common import (
     say_json,
     say_lines,
 )
+from ratelimit_mw.cli.log_options import (
+    TOO_MANY_UNREADABLE,
+    ClientNames,
+    Field,
+    Lenient,
+    LogFormat,
+    Logs,
+    Since,
+    Until,
+    mostly_unreadable,
+    places_of,
+    printable_lines,
+    progress_of,
+    require_one_standard_input,
+    time_of,
+)
 from ratelimit_mw.cli.replayed import as_mapping, say_result
 from ratelimit_mw.errors import ConfigurationError, StoreUnavailable, TemplateError
 from ratelimit_mw.foresight.clients import printable
-from ratelimit_mw.foresight.logs.formats import WORDS, UnknownFormat
-from ratelimit_mw.foresight.logs.inputs import STANDARD_INPUT
-from ratelimit_mw.foresight.logs.times import any_time
+from ratelimit_mw.foresight.logs.formats import UnknownFormat
 from ratelimit_mw.foresight.replay import Denial, Options, Result
 from ratelimit_mw.foresight.replay import replay as replayed
 from ratelimit_mw.foresight.wording import utc
 
 By = Literal["minute", "hour", "day"]
-Names = Literal["plain", "hashed"]
-
-_MOST_UNREADABLE = 0.1
-"""The share of unreadable lines above which the result is not trusted, without `--lenient`."""
 
 _PERCENT = re.compile(r"\s*([0-9]{1,3}(?:\.[0-9]{1,6})?)\s*%\s*")
 
 
 def replay(
-    logs: Annotated[
-        list[str], typer.Argument(metavar="LOG…", help="Access logs, which may be compressed. - is standard input.")
-    ],
+    logs: Logs,
     *,
     rules: Annotated[
         str,
@@ -61,24 +67,10 @@ def replay(
         str | None,
         typer.Option("--rule", metavar="NAME", help="Show only this rule. All rules are replayed."),
     ] = None,
-    form: Annotated[
-        str,
-        typer.Option(
-            "--format",
-            metavar="FORMAT",
-            help=f"{', '.join(WORDS)}, or the log_format of nginx or the LogFormat of Apache.",
-        ),
-    ] = "auto",
-    field: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--field",
-            metavar="NAME=PLACE",
-            help="Where the log has a field: a name in JSON or CSV, or a variable of the format. Repeatable.",
-        ),
-    ] = None,
-    since: Annotated[str | None, typer.Option(metavar="TIME", help="Replay requests from this time on.")] = None,
-    until: Annotated[str | None, typer.Option(metavar="TIME", help="Replay requests before this time.")] = None,
+    form: LogFormat = "auto",
+    field: Field = None,
+    since: Since = None,
+    until: Until = None,
     match: Annotated[
         str, typer.Option(metavar="PATH", help="Replay requests of this path, a template as in match.path.")
     ] = "",
@@ -89,11 +81,9 @@ def replay(
     disorder: Annotated[
         int, typer.Option(min=0, max=86_400, metavar="SECONDS", help="By how much lines may be out of order.")
     ] = 60,
-    lenient: Annotated[
-        bool, typer.Option("--lenient", help="Accept a log of which more than 10 % cannot be read.")
-    ] = False,
+    lenient: Lenient = False,
     by: Annotated[By, typer.Option("--by", help="The unit of time of denials over time.")] = "hour",
-    names: Annotated[Names, typer.Option("--names", help="Show clients as in the log, or as hashes.")] = "plain",
+    names: ClientNames = "plain",
     most: Most = 10,
     denials: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write each denial to a file: .csv or .jsonl.")
@@ -112,17 +102,16 @@ def replay(
     The exit code is 1 if the rules or the log cannot be read, if no rule was asked, or above `--fail-above`.
     """
     limit = None if fail_above is None else _share(fail_above)
-    if logs.count(STANDARD_INPUT) > 1:
-        raise typer.BadParameter("standard input can be read once only", param_hint="LOG…")
-    with _denials_to(denials, rule) as on_denial, _progress(logs) as on_progress:
+    require_one_standard_input(logs)
+    with _denials_to(denials, rule) as on_denial, progress_of("replay", logs) as on_progress:
         options = Options(
             logs=logs,
             rules=rules,
             against=against,
             form=form,
-            places=_places(field or []),
-            since=_time(since, "--since") or 0,
-            until=_time(until, "--until"),
+            places=places_of(field),
+            since=time_of(since, "--since") or 0,
+            until=time_of(until, "--until"),
             match=match,
             disorder=disorder,
             spread=spread,
@@ -158,15 +147,10 @@ def _run(options: Options) -> Result:
         fail(f"the log can't be read: {error}", Exit.PROBLEMS)
 
 
-def printable_lines(text: str) -> str:
-    """Return a text of several lines in which each line is printable."""
-    return "\n".join(map(printable, text.split("\n")))
-
-
 def _conclude(result: Result, limit: float | None, rule: str | None, *, lenient: bool) -> None:
     """End the command with an exit code other than 0 if the result cannot be used, or if too much is denied."""
-    if not lenient and result.unreadable > _MOST_UNREADABLE * max(result.lines, 1):
-        fail("more than 10 % of the lines can't be read; see --format and --lenient", Exit.PROBLEMS)
+    if not lenient and mostly_unreadable(result.unreadable, result.lines):
+        fail(TOO_MANY_UNREADABLE, Exit.PROBLEMS)
     if not result.outcome.requests:
         fail("there is no request to replay", Exit.PROBLEMS)
     if result.unasked:
@@ -184,27 +168,6 @@ def _share(text: str) -> float:
     if found is None or float(found[1]) > 100:
         raise typer.BadParameter(f"{text!r} is not a percentage such as 1% or 0.5%", param_hint="--fail-above")
     return float(found[1]) / 100
-
-
-def _time(text: str | None, option: str) -> int | None:
-    if text is None:
-        return None
-    try:
-        return any_time(text)
-    except (ValueError, OverflowError):
-        hint = "write 2026-03-01T12:00:00Z, the form of the log, or seconds since the epoch"
-        raise typer.BadParameter(f"{text!r} is not a time; {hint}", param_hint=option) from None
-
-
-def _places(fields: list[str]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for each in fields:
-        name, equals, place = each.partition("=")
-        if not equals or not name.strip() or not place.strip():
-            raise typer.BadParameter(f"{each!r} is not NAME=PLACE", param_hint="--field")
-        name = name.strip()
-        found[name.lower() if name.lower().startswith("header:") else name] = place.strip()
-    return found
 
 
 @contextmanager
@@ -256,26 +219,3 @@ def _row(denial: Denial) -> dict[str, object]:
     wait = denial.retry_after
     cells["retry_after"] = round(wait, 6) if math.isfinite(wait) else None
     return {"time": utc(denial.at, exact=True), **cells}
-
-
-@contextmanager
-def _progress(logs: list[str]) -> Iterator[Callable[[int, int], None] | None]:
-    """Yield a function that shows the progress on a terminal. None if stderr is not a terminal."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console  # imported late: few commands need it
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    known = STANDARD_INPUT not in logs
-    total = sum(Path(log).stat().st_size for log in logs if Path(log).is_file()) if known else None
-    columns = (TextColumn("replay"), BarColumn(), TextColumn("{task.fields[done]}"), TimeRemainingColumn())
-    begun = time.monotonic()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("replay", total=total, done="")
-
-        def show(lines: int, position: int) -> None:
-            speed = lines / max(time.monotonic() - begun, 0.001)
-            progress.update(task, completed=position, done=f"{lines:,} lines, {speed:,.0f} lines/s")
-
-        yield show
