@@ -70,7 +70,8 @@ class RateLimiter:
         clock: Clock | None = None,
     ) -> None:
         self._retriever = retriever = Retriever(config, clock)
-        self._clock = clock
+        self.clock = clock
+        """Internal. The user's clock. None for that of the store."""
         self._storage = Storage(retriever.rules, storage, clock)
         if self._storage.url.partition(":")[0] in RECORD_SCHEMES:
             # Overrides are stored with the counters. With a store object, they are stored at the URL of the rules.
@@ -116,6 +117,10 @@ class RateLimiter:
     def require(self, check: Callable[[Rules], None]) -> None:
         """Internal. Refuse rules for which `check` raises ConfigurationError, those in force and all later ones."""
         self._retriever.require(check)
+
+    def at_first_request(self, begun: Callable[[], None]) -> None:
+        """Internal. Call `begun` at the first request of this process and of each forked one. It must not raise."""
+        self._retriever.at_watch(begun)
 
     def reload(self) -> None:
         """Read the newest rules and overrides now.
@@ -406,7 +411,7 @@ class RateLimiter:
         return found
 
     def _acquisition(self, plan: Callable[[], tuple[Rules, Plan]], timeout: float) -> Steps[tuple[Verdict, Rules]]:
-        return acquisition(self.engine, plan, self._clock, checked_timeout(timeout))
+        return acquisition(self.engine, plan, self.clock, checked_timeout(timeout))
 
     def _checked(self, verdict: Verdict, rules: Rules, attributes: Arguments) -> Decision:
         if not verdict.allowed:

@@ -1,11 +1,11 @@
 """What a limiter has counted, as frozen values: the counts of all requests, of each rule and of each descriptor.
 
-`RateLimiter.tally.snapshot()` returns a `Snapshot`. `ratelimit_mw.tally` does the counting.
+`RateLimiter.tally.snapshot()` returns a `Snapshot`. `ratelimit_mw.tally` does the counting. Only a `Histogram` changes.
 
 Apps get these values from there. Constructing them is internal.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 
@@ -26,6 +26,24 @@ class Distribution(NamedTuple):
         """Return the counts of both, which have the same bounds."""
         counts = tuple([one + another for one, another in zip(self.counts, other.counts, strict=True)])
         return self._replace(counts=counts, total=self.total + other.total)
+
+
+class Histogram:
+    """Counts values by the bounds of their buckets. A value that is equal to a bound is below it.
+
+    Its user increments `counts` and `total`.
+    """
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def read(self) -> Distribution:
+        """Return the counts, which do not change any more."""
+        return Distribution(tuple(self.bounds), tuple(self.counts), self.total)
 
 
 class RuleSnapshot(NamedTuple):
@@ -106,3 +124,19 @@ class Snapshot(NamedTuple):
     shed: Mapping[str, int]
     deferred: Mapping[tuple[str, str, str], int]
     hits: tuple[HitsSnapshot, ...]
+
+
+class Totals(NamedTuple):
+    """Counts of a process at one moment.
+
+    Attributes:
+        requests: The number of decisions.
+        denials: The number of denied requests.
+        rules: The number of requests in the order of `tally.OUTCOMES`, by the domain and the name of the rule.
+        bans: The number of bans that began, by domain, rule, and whether they are enforced.
+    """
+
+    requests: int
+    denials: int
+    rules: Mapping[tuple[str, str], tuple[int, ...]]
+    bans: Mapping[tuple[str, str, bool], int]

@@ -22,7 +22,7 @@ from types import MappingProxyType
 
 from ratelimit_mw.model import SECOND, SENT, Charge, Decision, Outcome, Quota, Rule
 from ratelimit_mw.process_local import lazy, lock, reset_after_fork
-from ratelimit_mw.snapshots import Distribution, HitsSnapshot, RuleSnapshot, Snapshot
+from ratelimit_mw.snapshots import Histogram, HitsSnapshot, RuleSnapshot, Snapshot, Totals
 
 MOST_RULES = 1_000
 """The most rules that are counted one by one."""
@@ -88,24 +88,6 @@ class Passes:
     def __init__(self, cells: tuple[Cell, ...]) -> None:
         self.cells = cells
         self.number = 0
-
-
-class Histogram:
-    """Counts values by the bounds of their buckets. A value that is equal to a bound is below it.
-
-    Its user increments `counts` and `total`.
-    """
-
-    __slots__ = ("bounds", "counts", "total")
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.total = 0.0
-
-    def read(self) -> Distribution:
-        """Return the counts, which do not change any more."""
-        return Distribution(tuple(self.bounds), tuple(self.counts), self.total)
 
 
 class Hits:
@@ -203,15 +185,9 @@ class Tally:
 
     def snapshot(self) -> Snapshot:
         """Return all counts of this moment. It reads the cells one by one, and does not stop the requests."""
-        cells, hits = tuple(self._cells.values()), tuple(self._hits.items())
+        hits, (simply, passed) = tuple(self._hits.items()), self._passed()
         with self._counting:
             bans, deferred, shed = dict(self.bans), dict(self.deferrals), dict(self.shed)
-        simply, passed = 0, dict.fromkeys(cells, 0)
-        for passes in (*tuple(self.passes.values()), self._further):
-            number = passes.number
-            simply += number
-            for cell in passes.cells:
-                passed[cell] = passed.get(cell, 0) + number
         queued = sum(number for (_, _, fate), number in deferred.items() if fate == "queued")
         return Snapshot(
             requests=MappingProxyType(
@@ -236,6 +212,28 @@ class Tally:
             deferred=MappingProxyType(deferred),
             hits=tuple([HitsSnapshot(*place, *each.read()) for place, each in hits]),
         )
+
+    def totals(self) -> Totals:
+        """Internal. Return the counts that change most. It takes a tenth of the time of `snapshot`."""
+        simply, passed = self._passed()
+        requests = self.allowed + simply + self.over + self.delayed + self.denied + self.unlimited + self.unchecked
+        rules = {
+            (cell.domain, cell.name): (cell.allowed + number, cell.over, cell.delayed, cell.denied, cell.shadow_denied)
+            for cell, number in passed.items()
+        }
+        with self._counting:
+            bans = dict(self.bans)
+        return Totals(requests, self.denied, rules, bans)
+
+    def _passed(self) -> tuple[int, dict[Cell, int]]:
+        """Return the number of requests that rules simply allowed, in all and by the rule."""
+        simply, passed = 0, dict.fromkeys(tuple(self._cells.values()), 0)
+        for passes in (*tuple(self.passes.values()), self._further):
+            number = passes.number
+            simply += number
+            for cell in passes.cells:
+                passed[cell] = passed.get(cell, 0) + number
+        return simply, passed
 
     def cell(self, rule: Rule) -> Cell:
         """Internal. Return the cell of a rule. It is the one of all further rules if there are too many."""

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from time import perf_counter
 from typing import Any
@@ -47,6 +47,8 @@ class Engine:
         self._waiting = Waiting()
         self.shadows = Shadows()
         self._denials = DenialLog(clock)
+        self.on_denial: Callable[[Verdict, str], None] | None = None
+        """Is called with each denial and its reason, on the path of the request. None if no code needs it."""
         self.planner = Planner(self.shadows, clock)
         self.settlement = Settlement(storage)
         self.tally = storage.tally
@@ -300,6 +302,8 @@ class Engine:
             cell.denied += 1
             reason = "banned" if type(verdict.outcomes[0]) is Banned else "limited"
             cell.reasons[reason] += 1
+        if self.on_denial is not None:
+            self.on_denial(verdict, reason)
         if DENIALS.isEnabledFor(logging.INFO):
             self._denials.write(verdict, rules, given, reason)
 

@@ -138,6 +138,7 @@ class Retriever:
         self._checks: list[Callable[[Rules], None]] = []
         self._controls = Controls(clock or SystemClock())
         self._switch: Callable[[Setting], None] = _no_switch
+        self._begun: list[Callable[[], None]] = []
         self._watches: dict[Source | None, Watch] = {}
         self._refused: ConfigurationError | None = None
         self.watching = False
@@ -175,6 +176,15 @@ class Retriever:
                 raise
         self._checks.append(check)
 
+    def at_watch(self, begun: Callable[[], None]) -> None:
+        """Call `begun` each time that watching starts: at the first request of a process, and after `stop`.
+
+        It must not raise. If this process already watches, it is called at once.
+        """
+        self._begun.append(begun)
+        if self.watching:
+            begun()
+
     def watch(self) -> None:
         """Start watching for newer rules and overrides, unless this process already does."""
         with self._starting:
@@ -183,6 +193,8 @@ class Retriever:
                 self._watch_sources()
                 if not isinstance(self.records, MemoryRecords) and not self._is_watched(None):
                     self._begin(Watch(self.look_for_overrides, self.pause, None, self.records.listener()))
+                for begun in self._begun:
+                    begun()
                 self.watching = True  # last, so that after an asynchronous exception the next request starts it
 
     def stop(self) -> None:

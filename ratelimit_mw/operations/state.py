@@ -1,0 +1,135 @@
+"""The state that the live page and `top --watch` show: a value of JSON, made of what processes have reported."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ratelimit_mw.decision.explanation import limit_in_words
+from ratelimit_mw.operations.history import STEP, STEPS, Report, RuleId, Series
+from ratelimit_mw.rules.domains import Rules
+from ratelimit_mw.tally import OUTCOMES
+
+State = dict[str, Any]
+
+
+class StoreState(NamedTuple):
+    """What a process knows of its store.
+
+    Attributes:
+        kind: The scheme of its URL, or the class of a store object.
+        up: False if it did not answer the last time.
+        latency_ms: How long a round trip takes, in milliseconds. None if there is none.
+    """
+
+    kind: str
+    up: bool
+    latency_ms: float | None
+
+
+class Shown(NamedTuple):
+    """A rule as the file has it: its limits in words, and whether it is a shadow rule."""
+
+    limits: tuple[str, ...]
+    shadow: bool
+
+
+class Outline:
+    """The rules of a file, as they are shown. Made once for each version of the rules, because it takes a while."""
+
+    def __init__(self, rules: Rules) -> None:
+        self.of = rules
+        self.domain = ", ".join(part.domain for part in rules.parts)
+        self.rules: dict[RuleId, Shown] = {}
+        for part in rules.parts:
+            for rule in part.compiled:
+                words = [limit_in_words(quota) for quota in rule.limits]
+                if rule.read_limit is not None:
+                    words = ["set by a function"]
+                self.rules[part.domain, rule.rule.name] = Shown(tuple(dict.fromkeys(words)), rule.rule.shadow)
+            for limit in part.descriptors.limits if part.descriptors else ():
+                words = [] if limit.quota is None else [limit_in_words(limit.quota)]
+                self.rules[part.domain, limit.rule.name] = Shown(tuple(words), limit.rule.shadow)
+
+
+def state_of(
+    report: Report,
+    outline: Outline,
+    *,
+    version: str | None,
+    switch: str,
+    at: float,
+    store: StoreState,
+    processes: int,
+    shared: bool,
+) -> State:
+    """Return the state.
+
+    Args:
+        report: What the processes did together.
+        outline: The rules in force.
+        version: The version of the rules in force.
+        switch: The setting of the kill switch.
+        at: The time in epoch seconds.
+        store: What is known of the store.
+        processes: The number of processes that the report is about.
+        shared: True if the report is about all processes, not only about this one.
+    """
+    end = int(at // STEP)  # the step that has not ended is left out: its counts would look like a fall
+    return {
+        "domain": outline.domain,
+        "version": version or None,
+        "switch": switch,
+        "at": at,
+        "store": {"kind": store.kind, "up": store.up, "latency_ms": store.latency_ms},
+        "load": None if report.load is None else round(report.load, 3),
+        "processes": processes,
+        "shared": shared,
+        "rates": {"requests": round(report.requests, 2), "denials": round(report.denials, 2)},
+        "series": {
+            "step": STEP,
+            "end": end * STEP,
+            "requests": _numbers(report.steps[0], end, _first(report, end)),
+            "denials": _numbers(report.steps[1], end, _first(report, end)),
+        },
+        "limited": [client._asdict() for client in report.limited if client.until is None or client.until > at],
+        "rules": _rules(report, outline.rules, end),
+    }
+
+
+def _first(report: Report, end: int) -> int:
+    """Return the number of the first step that is shown: that of the first request, at most 90 before the end."""
+    return max(min(report.steps[0], default=end), end - STEPS)
+
+
+def _rules(report: Report, outline: Mapping[RuleId, Shown], end: int) -> list[State]:
+    first = _first(report, end)
+    known = list(outline)
+    return [
+        _rule(rule, outline.get(rule, _UNKNOWN), report, end, first)
+        for rule in (*known, *(rule for rule in report.rules if rule not in outline))
+    ]
+
+
+_UNKNOWN = Shown((), shadow=False)
+_QUIET = dict.fromkeys(OUTCOMES, 0.0)
+
+
+def _rule(rule: RuleId, shown: Shown, report: Report, end: int, first: int) -> State:
+    did = report.rules.get(rule)
+    return {
+        "domain": rule[0],
+        "name": rule[1],
+        "limits": list(shown.limits),
+        "shadow": shown.shadow,
+        "rates": dict(_QUIET) if did is None else dict(zip(OUTCOMES, _rounded(did.rates), strict=True)),
+        "bans": 0 if did is None else did.bans,
+        "denials": _numbers(did.denials, end, first) if did is not None and did.denials else [],
+    }
+
+
+def _rounded(rates: Sequence[float]) -> list[float]:
+    return [round(rate, 2) for rate in rates]
+
+
+def _numbers(series: Series, end: int, first: int) -> list[int]:
+    """Return the counts of the steps from `first` up to `end`, exclusive."""
+    return [series.get(step, 0) for step in range(first, end)]
