@@ -27,7 +27,9 @@ from django.core.management import call_command  # noqa: E402
 from django.db import connection  # noqa: E402
 from django.http import HttpResponse, JsonResponse, StreamingHttpResponse  # noqa: E402
 from django.urls import path  # noqa: E402
+from django.utils.asyncio import async_unsafe  # noqa: E402
 from django.utils.decorators import method_decorator  # noqa: E402
+from django.utils.functional import SimpleLazyObject  # noqa: E402
 from django.views import View  # noqa: E402
 from rest_framework.decorators import action, api_view, throttle_classes  # noqa: E402
 from rest_framework.response import Response  # noqa: E402
@@ -334,10 +336,15 @@ async def awaited_misspelt(request):
     raise AssertionError("not reached")
 
 
+@async_unsafe  # as Django's queries are: they fail in the thread of an event loop
+def _queried(pk):
+    return get_user_model()(pk=pk)
+
+
 def _found(request):
-    """Authenticates the request as a project of its own does: by `pk` in the query."""
+    """Authenticates the request as a project of its own does: by `pk` in the query. The user is read when it is used."""
     if request.GET["pk"]:
-        request.user = get_user_model()(pk=int(request.GET["pk"]))
+        request.user = SimpleLazyObject(lambda: _queried(int(request.GET["pk"])))
 
 
 def logged_in(request):
