@@ -87,7 +87,8 @@ def serve(
 ) -> None:
     """Serve decisions to Envoy (gRPC), nginx (/auth) and apps in any language (HTTP).
 
-    SIGTERM drains and ends the service, a second one ends it at once. SIGHUP looks for newer rules.
+    SIGTERM drains and ends the service, a second one ends it at once. SIGHUP looks for newer rules, and reads the
+    token file.
     """
     texts = {name: value for name, value in locals().items() if value not in (None, False)}
     require_extra("serve")

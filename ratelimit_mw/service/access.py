@@ -100,9 +100,20 @@ class Access:
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._tokens = () if settings.token_file is None else read_tokens(settings.token_file)
-        self.by_token = settings.token_file is not None
+        self._file = settings.token_file
+        self._tokens: tuple[Token, ...] = ()
+        self.by_token = self._file is not None
         """Whether callers need a token. If not, `allows` need not be asked."""
+        self.read()
+
+    def read(self) -> None:
+        """Read the token file again, if there is one. From then on, only its tokens are valid.
+
+        Raises:
+            ConfigurationError: The token file cannot be used. The tokens from before stay valid.
+        """
+        if self._file is not None:
+            self._tokens = read_tokens(self._file)
 
     def allows(self, right: Right, authorization: str | None) -> bool:
         """Return True if a caller with this header `authorization` (as in `Bearer TOKEN`) has this right."""

@@ -4,6 +4,7 @@ This module is internal: its names may change in any release.
 """
 
 from collections.abc import Awaitable, Callable
+from ipaddress import ip_address
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -14,12 +15,17 @@ from ratelimit_mw.service.api import refused_caller
 from ratelimit_mw.service.checks import as_json
 from ratelimit_mw.service.metrics import Metrics
 from ratelimit_mw.service.rules_text import rules_text
+from ratelimit_mw.service.settings import Address
 from ratelimit_mw.service.state import Service
 
 
 def admin_app(service: Service) -> Starlette:
     """Return the app that is served at `--admin`. With a token file, every endpoint needs an admin token."""
     metrics = Metrics(service)
+    settings = service.settings
+    # A browser reads this port for a page of the web if the name of that page leads to this machine (DNS rebinding).
+    # It sends no Origin then, but the name as the Host. Tokens and certificates prevent this, too.
+    by_local_name = settings.token_file is None and settings.tls_cert is None and _is_tcp(settings.admin)
 
     async def show_metrics(_request: Request) -> Response:
         """`/metrics`: the metrics, as Prometheus reads them."""
@@ -36,12 +42,32 @@ def admin_app(service: Service) -> Starlette:
 
     def guarded(endpoint: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
-            return refused_caller(service, request, "admin") or await endpoint(request)
+            refusal = refused_caller(service, request, "admin")
+            if refusal is None and by_local_name and not _is_local(request.headers.get("host", "")):
+                service.refuse("host")
+                refusal = JSONResponse({"problems": [_NOT_LOCAL]}, 421)
+            return refusal or await endpoint(request)
 
         return answer
 
     endpoints = {"/metrics": show_metrics, "/rlconfig": show_rules, "/stats": show_state}
     return Starlette(routes=[Route(path, guarded(endpoint)) for path, endpoint in endpoints.items()])
+
+
+_NOT_LOCAL = "the Host of a request must be localhost or a loopback address, or the service needs a token file"
+
+
+def _is_tcp(address: Address | None) -> bool:
+    return address is not None and not address.path
+
+
+def _is_local(host: str) -> bool:
+    """True if a header `Host`, with or without a port, is `localhost` or a loopback address."""
+    name = host.rpartition("]")[0].removeprefix("[") if host.startswith("[") else host.partition(":")[0]
+    try:
+        return name.lower() == "localhost" or ip_address(name).is_loopback
+    except ValueError:  # another name
+        return False
 
 
 def _state(service: Service) -> dict[str, object]:

@@ -45,7 +45,7 @@ after 90), so no request is sent on a connection that is just being closed."""
 def serve(settings: Settings) -> None:
     """Serve until a SIGTERM or SIGINT, and then until all requests under way are answered.
 
-    A second signal ends the process at once. SIGHUP looks for newer rules at once.
+    A second signal ends the process at once. SIGHUP looks for newer rules at once, and reads the token file.
 
     Args:
         settings: The settings.
@@ -192,6 +192,10 @@ class _Runner:
         task.add_done_callback(self._reloads.discard)
 
     async def _look(self) -> None:
+        try:
+            self._service.access.read()
+        except ConfigurationError as error:
+            logger.error("the token file can't be used, so the tokens from before stay valid: %s", error)  # noqa: TRY400  the error has all reasons
         with contextlib.suppress(ConfigurationError):  # the limiter logs them
             try:
                 await self._service.limiter.areload()

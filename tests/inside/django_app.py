@@ -342,7 +342,7 @@ def _queried(pk):
 
 
 def _found(request):
-    """Authenticates the request as a project of its own does: by `pk` in the query. The user is read when it is used."""
+    """Authenticates the request as a project of its own does: by `pk` in the query. The user is queried when used."""
     if request.GET["pk"]:
         request.user = SimpleLazyObject(lambda: _queried(int(request.GET["pk"])))
 

@@ -42,6 +42,21 @@ def test_a_token_allows_what_its_role_allows(path, authorization, check, admin):
     assert (access.allows("check", authorization), access.allows("admin", authorization)) == (check, admin)
 
 
+def test_a_file_that_is_read_again_has_the_only_valid_tokens(path):
+    access = Access(Settings(rules="", token_file=path))
+    path.write_text("check another-0123456789\n")
+    access.read()
+    assert [access.allows("check", f"Bearer {token}") for token in (CHECK, "another-0123456789")] == [False, True]
+
+
+def test_the_tokens_stay_valid_if_the_file_can_no_longer_be_used(path):
+    access = Access(Settings(rules="", token_file=path))
+    path.write_text("")
+    with pytest.raises(ConfigurationError, match="has no token"):
+        access.read()
+    assert access.allows("check", f"Bearer {CHECK}")
+
+
 def test_without_a_token_file_all_callers_may_ask():
     access = Access(Settings(rules=""))
     assert not access.by_token

@@ -2,12 +2,14 @@
 
 from contextlib import suppress
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from ratelimit_mw import RateLimiter
 from ratelimit_mw.errors import ConfigurationError
 from ratelimit_mw.service.admin import admin_app
 from ratelimit_mw.service.rules_text import rules_text
+from ratelimit_mw.service.settings import Address
 from tests.service.http_service import CLIENT, file, nginx, service, serving
 
 RULES = file(
@@ -152,6 +154,50 @@ def test_the_admin_port_needs_an_admin_token_if_the_service_has_tokens(tmp_path)
         unknown = operator.get("/other").status_code
     made.limiter.close()
     assert (found, unknown) == ({(401, 403, 200)}, 404)
+
+
+HOSTS = {
+    "localhost": 200,
+    "LocalHost:9090": 200,
+    "127.0.0.1:9090": 200,
+    "127.1.2.3": 200,
+    "[::1]:9090": 200,
+    "[::1]": 200,
+    "evil.example": 421,
+    "127.0.0.1.evil.example:9090": 421,
+    "localhost.evil.example": 421,
+    "192.0.2.1:9090": 421,
+    "[2001:db8::1]:9090": 421,
+    "[::1": 421,
+    "": 421,
+}
+
+
+def test_a_page_whose_name_leads_to_this_machine_can_not_read_the_admin_port():
+    made = service()
+    with admin(made) as operator:
+        found = {host: operator.get("/metrics", headers={"Host": host}) for host in HOSTS}
+    made.limiter.close()
+    assert {host: answer.status_code for host, answer in found.items()} == HOSTS
+    assert found["evil.example"].json()["problems"][0].startswith("the Host of a request must be localhost")
+    assert made.refused == {"host": list(HOSTS.values()).count(421)}
+
+
+@pytest.mark.parametrize("protected", ["by tokens", "by a certificate", "by a unix socket"])
+def test_a_protected_admin_port_answers_to_each_host(tmp_path, protected):
+    tokens = tmp_path / "tokens"
+    tokens.write_text("admin admin-0123456789\n")
+    settings = {
+        "by tokens": {"token_file": tokens},
+        "by a certificate": {"tls_cert": tmp_path},
+        "by a unix socket": {"admin": Address("", 0, "/socket")},
+    }
+    made = service(**settings[protected])
+    headers = {"Host": "metrics.example", "Authorization": "Bearer admin-0123456789"}
+    with admin(made) as operator:
+        answer = operator.get("/metrics", headers=headers)
+    made.limiter.close()
+    assert answer.status_code == 200
 
 
 DESCRIPTORS = {

@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from ratelimit_mw.service import serve
 from ratelimit_mw.service.settings import Settings
-from tests.support.patience import WITHIN
+from tests.support.patience import WITHIN, eventually
 from tests.support.service import OK, OVER_LIMIT, asking, request, rules_at
 
 RULES = """\
@@ -133,3 +133,29 @@ def test_a_caller_needs_a_token_if_there_is_a_token_file(tmp_path):
 
     settings = read(rules_at(tmp_path, RULES), token_file=str(tokens), max_connection_age="1h")
     assert served(settings, client) == (grpc.StatusCode.UNAUTHENTICATED, OK)
+
+
+def test_a_hangup_reads_the_token_file_again(tmp_path):
+    tokens = tmp_path / "tokens"
+    tokens.write_text(TOKENS)
+
+    def client(addresses, lines):
+        def put(text):
+            tokens.write_text(text)
+            os.kill(os.getpid(), signal.SIGHUP)
+
+        def status(token):
+            headers = {"Authorization": f"Bearer {token}-0123456789abcdef"}
+            body = {"domain": "shop", "descriptors": [{"entries": [{"key": "other", "value": "one"}]}]}
+            return httpx.post(f"http://{addresses['http']}/json", headers=headers, json=body).status_code
+
+        put("check newest-0123456789abcdef\n")
+        eventually(lambda: status("newest") == 200)
+        put("nonsense\n")
+        problem = lines.wait_for("the token file can't be used")
+        return status("newest"), status("0123456789abcdef"), problem
+
+    newest, first, problem = served(read(rules_at(tmp_path, RULES), token_file=str(tokens)), client)
+    assert (newest, first) == (200, 401)
+    assert "the tokens from before stay valid" in problem
+    assert "nonsense" not in problem
