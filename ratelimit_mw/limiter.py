@@ -110,6 +110,11 @@ class RateLimiter:
         return self._retriever.rules.response
 
     @property
+    def storage_url(self) -> str:
+        """Internal. The URL of the store. If a store object was given, the URL in the rules."""
+        return self._storage.url
+
+    @property
     def in_memory(self) -> bool:
         """Internal. True if the counters are only in the memory of this process."""
         return self._storage.in_memory

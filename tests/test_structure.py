@@ -186,10 +186,10 @@ ADDED = {
     "http/handler.py": "the handler of denials",
     "http/asked.py": "the limits in decorators, and their names",
     "operations/__init__.py": "the live page",
-    "operations/denial_table.py": "the same",
-    "operations/history.py": "the same",
-    "operations/live.py": "the same",
-    "operations/state.py": "the same",
+    **{
+        f"operations/{name}.py": "the same"
+        for name in ("board", "denial_table", "history", "live", "observer", "sharing", "state", "texts")
+    },
     "testing.py": "support for the tests of apps",
     "cli/frameworks.py": "the routes of apps",
     "cli/routes.py": "routes beside the rules that apply to them",

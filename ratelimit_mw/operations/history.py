@@ -85,6 +85,10 @@ class Report(NamedTuple):
     load: float | None
 
 
+NO_COUNTS = Totals(0, 0, {}, {})
+"""The counts of a process that has decided nothing."""
+
+
 class _Mark(NamedTuple):
     """A sample with which rates may begin, and its time in microseconds."""
 
@@ -98,11 +102,12 @@ class History:
     Args:
         tally: The counts of the process.
         now: The time in microseconds.
+        totals: The counts with which it begins.
     """
 
-    def __init__(self, tally: Tally, now: int) -> None:
+    def __init__(self, tally: Tally, now: int, totals: Totals) -> None:
         self._tally = tally
-        self._last = tally.totals()
+        self._last = totals
         self._at = now
         self._marks = deque([_Mark(now, self._last)], maxlen=_WINDOW // _APART + 2)
         self._steps: tuple[Series, Series] = ({}, {})
@@ -117,7 +122,7 @@ class History:
         """
         before, found = self._last, self._tally.totals()
         if now < self._at or found.requests < before.requests:  # the clock was set back, or a test has reset the counts
-            self.__init__(self._tally, now)  # type: ignore[misc]
+            self.__init__(self._tally, now, found)  # type: ignore[misc]
             return
         self._last, self._at = found, now
         step = now // (STEP * SECOND)

@@ -1,38 +1,27 @@
-"""`Live`: what the live page shows. It samples the counts of this process, and reads those of the others."""
+"""`Live`: the state that the live page shows, and the thread that reports it to other processes."""
 
 import logging
 import threading
-from weakref import WeakKeyDictionary, WeakSet, ref
+from itertools import count
+from weakref import WeakKeyDictionary, ref
 
-from ratelimit_mw.clock import Clock, SystemClock
 from ratelimit_mw.identity.sources import described
 from ratelimit_mw.limiter import RateLimiter
-from ratelimit_mw.model import NEVER, SECOND, SENT, Rule
-from ratelimit_mw.operations.denial_table import DenialTable, Denied
-from ratelimit_mw.operations.history import History, LimitedClient, Report
+from ratelimit_mw.model import SECOND
+from ratelimit_mw.operations.history import together
+from ratelimit_mw.operations.observer import MOST_LIMITED, Observer, process_name
+from ratelimit_mw.operations.sharing import Sharing
 from ratelimit_mw.operations.state import Outline, State, StoreState, state_of
-from ratelimit_mw.process_local import event, lazy, lock, reset_after_fork
-from ratelimit_mw.rules.domains import Rules
+from ratelimit_mw.process_local import lazy, lock, reset_after_fork
 
 _log = logging.getLogger("ratelimit_mw")
 
-MOST_LIMITED = 50
-"""The most limited clients that are shown."""
-
-_EVERY = 1.0
-"""Seconds between two samples."""
-
-_LONGEST = 100
-"""The most characters of a client that are shown."""
-
-HIDDEN = "(hidden)"
-"""The client of all denials if `observe.identity` is `none`."""
-
 
 class Live:
-    """The state of a limiter and of all processes that share its storage. Threads may share it.
+    """The state of a limiter, together with all processes that report to the same storage. Threads may share it.
 
-    A process reports while it has a `Live` that was started. Several of one limiter share one report.
+    A process reports from `start` to `close`, or until the limiter is closed. If a limiter has several `Live`, its
+    process reports once.
 
     Args:
         limiter: The limiter.
@@ -40,58 +29,56 @@ class Live:
 
     def __init__(self, limiter: RateLimiter) -> None:
         self._limiter = limiter
-        self._reporter = _REPORTERS.setdefault(limiter, Reporter(limiter))
+        self._number = next(_numbers)
+        self._reporter = _REPORTERS.setdefault(limiter, _Reporter(limiter))
 
     def start(self) -> None:
-        """Begin to report. The thread starts at the first request of each process, or at the first `state`."""
-        self._reporter.begin(self)
+        """Begin to report. The thread starts with the first request of each process, or with the first `state`."""
+        self._reporter.begin(self._number)
 
     def close(self) -> None:
         """Stop reporting, unless another `Live` of the limiter reports. May be called twice."""
-        self._reporter.end(self)
+        self._reporter.end(self._number)
 
     def state(self) -> State:
-        """Return what the page shows, as values of JSON. It blocks for at most 300 ms, and never raises."""
-        self._reporter.begin(self)
+        """Return what the page shows, as values of JSON. docs/watch-it.md has the fields.
+
+        It begins to report. The first call may wait for the store, for at most 300 ms, so an event loop should call it
+        in a thread. It never raises.
+        """
+        self._reporter.begin(self._number)
         return self._reporter.state(self._limiter)
 
 
-class Reporter:
-    """Samples the counts of a limiter once a second, in a thread of its own. No request waits for it."""
+class _Reporter:
+    """Observes a limiter, in a thread of its own. No request and no event loop waits for it."""
 
-    _lock = lazy(lock)
     _starting = lazy(lock)
-    _stopped = lazy(event)
 
     def __init__(self, limiter: RateLimiter) -> None:
         self._limiter = ref(limiter)
-        self._clock: Clock = limiter.clock or SystemClock()
-        self._users: WeakSet[Live] = WeakSet()
-        self._registered = False
-        self._table = DenialTable()
-        self._history: History | None = None
-        self._outline: Outline | None = None
+        self._users: set[int] = set()  # not the objects: `Live(limiter).start()` reports without a reference to it
+        self._observer: Observer | None = None
+        self._sharing: Sharing | None = None
         self._thread: threading.Thread | None = None
+        self._outline: Outline | None = None
         self._failed = False
-        reset_after_fork(self)
 
-    def begin(self, user: Live) -> None:
-        """Report for this user."""
+    def begin(self, user: int) -> None:
+        """Observe the limiter for this user."""
         limiter = self._limiter()
         if limiter is None or user in self._users:
             return
-        self._users.add(user)
-        with self._lock:
-            if self._history is None:
-                self._history = History(limiter.tally, self._clock.now())
-        limiter.engine.on_denial = self._table.add
-        if not self._registered:
-            self._registered = True
+        if self._observer is None:
+            self._observer = Observer(limiter)
+            reset_after_fork(self)
             limiter.tally.at_close(self._stop)
             limiter.at_first_request(self._start)
+        self._users.add(user)
+        limiter.engine.on_denial = self._observer.table.add
 
-    def end(self, user: Live) -> None:
-        """Stop reporting if this was the last user."""
+    def end(self, user: int) -> None:
+        """Stop observing the limiter if this was the last user."""
         self._users.discard(user)
         limiter = self._limiter()
         if not self._users:
@@ -102,101 +89,91 @@ class Reporter:
     def state(self, limiter: RateLimiter) -> State:
         """Return the state."""
         self._start()
-        now = self._clock.now()
-        rules = limiter.rules
-        report = self._report(limiter, rules, now)
-        if self._outline is None or self._outline.of is not rules:
-            self._outline = Outline(rules)
+        sharing = self._sharing
+        others = None if sharing is None else sharing.look()
+        observer, rules = self._observer or Observer(limiter), limiter.rules
+        outline = self._outline
+        if outline is None or outline.rules_of is not rules:
+            outline = self._outline = Outline(rules)
+        report = observer.report(limiter)
+        if others is not None and others.together is not None:
+            report = together([report, others.together], MOST_LIMITED)
         return state_of(
             report,
-            self._outline,
+            outline,
             version=limiter.state.version,
             switch=limiter.switch.setting.word,
-            at=now / SECOND,
-            store=StoreState(limiter.tally.store, limiter.tally.store_up, None),
-            processes=1,
-            shared=False,
+            at=observer.now() / SECOND,
+            store=_store(limiter, sharing),
+            processes=len({process_name(), *(told.process for told in (others.told if others else ()))}),
+            shared=others is not None,
         )
 
-    def _report(self, limiter: RateLimiter, rules: Rules, now: int) -> Report:
-        """Return what this process did."""
-        clients = tuple(_client(key, entry, rules) for key, entry in self._table.limited(now, MOST_LIMITED))
-        load = limiter.engine.load(rules) if rules.metered else None
-        history = self._sampled(limiter, now)
-        with self._lock:
-            return history.report(clients, load)
-
-    def _sampled(self, limiter: RateLimiter, now: int) -> History:
-        """Read the counts of this process."""
-        with self._lock:
-            if self._history is None:
-                self._history = History(limiter.tally, now)
-            self._history.sample(now)
-            return self._history
-
     def after_fork(self) -> None:
-        """Begin again in the child of a fork, where the tally counts from 0."""
-        for name in ("_lock", "_starting", "_stopped"):
-            vars(self).pop(name, None)
-        self._history = None
-        self._thread = None
-        self._table.clear()
+        """Begin again in the child of a fork, which does not have the parent's thread."""
+        vars(self).pop("_starting", None)
+        _abandoned.append(self._sharing)
+        self._thread = self._sharing = None
+        limiter = self._limiter()
+        if self._observer is not None and limiter is not None:
+            self._observer.reset(limiter)
 
     def _start(self) -> None:
-        """Start the thread, unless it runs."""
+        """Start the thread, unless it runs. Never raises."""
+        limiter = self._limiter()
         with self._starting:
-            if not self._users or (self._thread is not None and self._thread.is_alive()):
+            if self._thread is not None and self._thread.is_alive():
                 return
-            vars(self).pop("_stopped", None)
-            self._thread = threading.Thread(
-                target=self._run, args=(self._stopped,), name="ratelimit_mw live", daemon=True
-            )
+            if limiter is None or not self._users:
+                return
+            self._sharing = sharing = Sharing(limiter.storage_url, limiter.rules.parts[0].domain, MOST_LIMITED)
+            self._thread = threading.Thread(target=self._run, args=(sharing,), name="ratelimit_mw live", daemon=True)
             try:
                 self._thread.start()
             except RuntimeError:  # no more threads: the next call of `state` tries again
-                self._thread = None
+                self._thread = self._sharing = None
 
     def _stop(self) -> None:
-        self._stopped.set()
+        with self._starting:
+            sharing, self._sharing, self._thread = self._sharing, None, None
+        if sharing is not None:
+            sharing.stop()
 
-    def _run(self, stopped: threading.Event) -> None:
-        while not stopped.wait(_EVERY):
-            limiter = self._limiter()
-            if limiter is None:
-                return
-            try:
-                self._tick(limiter)
-            except Exception as error:  # noqa: BLE001 - the app must not notice, and the next second may succeed
-                if not self._failed:
-                    self._failed = True
-                    _log.error("the data of the live page could not be read: %s (logged once)", described(error))
-            del limiter  # it may be collected while this thread waits
+    def _run(self, sharing: Sharing) -> None:
+        try:
+            while not sharing.stopped and self._round(sharing):
+                sharing.wait()
+        finally:
+            sharing.end()
 
-    def _tick(self, limiter: RateLimiter) -> None:
-        now = self._clock.now()
-        self._table.prune(now)
-        self._sampled(limiter, now)
-
-
-def _client(key: str, entry: Denied, rules: Rules) -> LimitedClient:
-    rule: Rule = entry.rule
-    client = key[key.index("{") + 1 : -1]
-    if rules.observe.identity == "none":
-        client = HIDDEN
-    elif rules.observe.identity == "hashed":
-        client = rules.attributes.digest(client)
-    if len(client) > _LONGEST:
-        client = client[: _LONGEST - 1] + "…"
-    return LimitedClient(
-        client,
-        rule.domain,
-        SENT if rule.sent else rule.name,
-        entry.reason,
-        entry.count,
-        entry.first / SECOND,
-        None if entry.until == NEVER else entry.until / SECOND,
-    )
+    def _round(self, sharing: Sharing) -> bool:
+        """Sample the counts and share them. Return False if the limiter no longer exists."""
+        limiter, observer = self._limiter(), self._observer
+        if limiter is None or observer is None:
+            return False
+        try:
+            observer.sample()
+            sharing.exchange(lambda: observer.told(limiter, sharing.latency_ms))
+        except Exception as error:  # noqa: BLE001 - the app must not notice, and the next round may succeed
+            if not self._failed:
+                self._failed = True
+                _log.error("the live page can't be kept up to date: %s (logged once)", described(error))
+        return True
 
 
-_REPORTERS: WeakKeyDictionary[RateLimiter, Reporter] = WeakKeyDictionary()
-"""The reporter of each limiter. Several `Live` of one limiter share it, so that no request counts twice."""
+def _store(limiter: RateLimiter, sharing: Sharing | None) -> StoreState:
+    """Return what is known of the store: by the last decision, and by the last exchange."""
+    if sharing is None or not sharing.possible:
+        return StoreState(limiter.tally.store, limiter.tally.store_up, None)
+    up = not sharing.away and limiter.tally.store_up
+    return StoreState(limiter.tally.store, up, sharing.latency_ms if up else None)
+
+
+_REPORTERS: WeakKeyDictionary[RateLimiter, _Reporter] = WeakKeyDictionary()
+"""The reporter of each limiter."""
+
+_numbers = count()
+"""Numbers each `Live`."""
+
+_abandoned: list[object] = []
+"""What the child of a fork inherited. It is kept so that the connection of the parent is not closed."""

@@ -36,7 +36,7 @@ class Outline:
     """The rules of a file, as they are shown. Made once for each version of the rules, because it takes a while."""
 
     def __init__(self, rules: Rules) -> None:
-        self.of = rules
+        self.rules_of = rules
         self.domain = ", ".join(part.domain for part in rules.parts)
         self.rules: dict[RuleId, Shown] = {}
         for part in rules.parts:

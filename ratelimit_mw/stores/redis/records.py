@@ -90,9 +90,24 @@ class CommandClient:
         Raises:
             StoreUnavailable: no reply, or an error reply.
         """
+        return self.ask_all(key, [command], within)[0]
+
+    def ask_all(
+        self, key: str, commands: Sequence[Sequence[str | bytes | int]], within: float = HANDSHAKE_TIMEOUT
+    ) -> list[Any]:
+        """Send commands in one pipeline and return their replies. Their keys must be on the node of `key`.
+
+        Args:
+            key: one of the keys.
+            commands: each command with its arguments. A cluster may get them twice.
+            within: the timeout in seconds.
+
+        Raises:
+            StoreUnavailable: no reply, or an error reply (which is the `__cause__`).
+        """
         self._check_process()
         with self._lock:
-            return self._send(key, _encoded(command), within)
+            return self._send(key, [_encoded(command) for command in commands], within)
 
     def close(self) -> None:
         """Close all connections. May be called twice; the next command connects again."""
@@ -106,21 +121,22 @@ class CommandClient:
             _inherited.append(self._connections)
             self._begin()
 
-    def _send(self, key: str, command: Command, within: float) -> Any:
+    def _send(self, key: str, commands: Sequence[Command], within: float) -> list[Any]:
         try:
-            return self._redirected(key, command, within)
+            return self._redirected(key, commands, within)
         except BaseException:  # also an asynchronous exception: the next command must not read this command's reply
             self._disconnect()
             raise
 
-    def _redirected(self, key: str, command: Command, within: float) -> Any:
+    def _redirected(self, key: str, commands: Sequence[Command], within: float) -> list[Any]:
         for _ in range(_REDIRECTIONS):
-            reply = send_command(self._connection(self._where.get(key)), command, within)
-            if not isinstance(reply, Exception):
-                return reply
-            address = redirection(str(reply)) if str(reply).startswith("MOVED ") else None
+            replies = _send_commands(self._connection(self._where.get(key)), commands, within)
+            failure = next((reply for reply in replies if isinstance(reply, Exception)), None)
+            if failure is None:
+                return replies
+            address = redirection(str(failure)) if str(failure).startswith("MOVED ") else None
             if address is None:
-                raise StoreUnavailable(str(reply))
+                raise StoreUnavailable(str(failure)) from failure
             self._where[key] = address
         raise StoreUnavailable(f"the cluster redirected a command {_REDIRECTIONS} times")
 
@@ -145,11 +161,14 @@ _inherited: list[object] = []
 
 def send_command(connection: Blocking, command: Command, within: float = HANDSHAKE_TIMEOUT) -> Any:
     """Send one command and return its reply. An error reply is returned as a value."""
+    return _send_commands(connection, (command,), within)[0]
 
+
+def _send_commands(connection: Blocking, commands: Sequence[Command], within: float) -> list[Any]:
     def conversation() -> Any:
-        return (yield (command,))
+        return (yield commands)
 
-    return connection.carry(conversation(), time.monotonic() + within)[0]
+    return connection.carry(conversation(), time.monotonic() + within)
 
 
 def _encoded(words: Sequence[str | bytes | int]) -> Command:

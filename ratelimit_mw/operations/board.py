@@ -1,0 +1,131 @@
+"""The board in Redis on which processes put their texts, and read those of the others. Keys are never searched for.
+
+The board has a fixed number of places, each of which is a key. A process occupies one that is free, and writes its text
+there once a second. The key expires if the process does not. All keys have one hash tag, so a cluster has them on one
+node, and one MGET reads the board.
+"""
+
+import random
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from ratelimit_mw.rules.compiled import escaped
+from ratelimit_mw.stores.redis.records import CommandClient
+
+PLACES = 128
+"""The most limiters that can report at the same time, in all processes."""
+
+LASTS = 8
+"""The seconds after which a text disappears that is not written again."""
+
+_MINE = 5.0
+"""The seconds after a write for which this process writes to the same place. It is less than `LASTS`, because a write
+may arrive a second late, when the place may already belong to another process."""
+
+_WITHIN = 1.0
+"""The seconds that a call may take. No request waits for it."""
+
+_TRIES = 3
+
+_chance = random.Random()  # separate, so that the app's seeded random numbers are not disturbed
+
+
+_Command = tuple[str | bytes | int, ...]
+
+
+class Board:
+    """The board of a domain. Only one thread may use it. Every method blocks, and may raise StoreUnavailable.
+
+    Args:
+        url: The URL of a server, of Sentinels or of a cluster.
+        domain: The first domain of the rules.
+
+    Raises:
+        ValueError: The URL is malformed.
+    """
+
+    def __init__(self, url: str, domain: str) -> None:
+        self._client = CommandClient(url)
+        # The key of a counter has the name of a rule after the domain. In such a name, a tilde is escaped.
+        tag = escaped(domain)
+        self._keys = [f"{tag}:~live:{{{tag}}}:{place}" for place in range(PLACES)]
+        self.leave()
+
+    def leave(self) -> None:
+        """Occupy no place any more, but leave the text there. The child of a fork must call it."""
+        self._place: int | None = None
+        self._written = 0.0
+        self._text = b""
+
+    @property
+    def settled(self) -> bool:
+        """True if this process occupies a place, so that each call takes one round trip."""
+        return self._mine() is not None
+
+    def put(self, text: str) -> bool:
+        """Write the text of this process. Return False if all places are occupied."""
+        place = self._mine()
+        if place is None:
+            return self._occupy(text)
+        self._ask(self._write(place, text))
+        return True
+
+    def read(self) -> list[bytes]:
+        """Return the texts of the other processes."""
+        return self._others(self._ask(self._read())[0])
+
+    def put_and_read(self, text: str) -> list[bytes]:
+        """Write the text of this process, and return those of the others. It takes one round trip."""
+        place = self._mine()
+        if place is None:
+            self._occupy(text)
+            return self.read()
+        before = self._text
+        texts, _ = self._ask(self._read(), self._write(place, text))
+        others = self._others(texts)
+        if texts[place] not in (None, before):
+            # The server has lost its keys, and before this process wrote again, a new one has occupied the place.
+            self.leave()
+        return others
+
+    def withdraw(self) -> None:
+        """Remove the text of this process."""
+        place = self._mine()
+        self.leave()
+        if place is not None:
+            self._ask(("DEL", self._keys[place]))
+
+    def close(self) -> None:
+        """Close the connection. The next call connects again."""
+        self._client.close()
+
+    def _mine(self) -> int | None:
+        """Return the place of this process. None if it has none, or may have lost it because it did not run."""
+        return self._place if time.monotonic() - self._written < _MINE else None
+
+    def _occupy(self, text: str) -> bool:
+        for _ in range(_TRIES):
+            (texts,) = self._ask(self._read())
+            free = [place for place, found in enumerate(texts) if found is None]
+            if not free:
+                return False
+            place = _chance.choice(free)
+            if self._ask((*self._write(place, text), "NX"))[0] is not None:
+                self._place = place
+                return True
+        return False  # other processes were faster
+
+    def _write(self, place: int, text: str) -> _Command:
+        self._text = text.encode()
+        self._written = time.monotonic()
+        return "SET", self._keys[place], self._text, "EX", LASTS
+
+    def _read(self) -> _Command:
+        return "MGET", *self._keys
+
+    def _others(self, texts: Sequence[bytes | None]) -> list[bytes]:
+        return [text for place, text in enumerate(texts) if text is not None and place != self._place]
+
+    def _ask(self, *commands: _Command) -> list[Any]:
+        return self._client.ask_all(self._keys[0], commands, _WITHIN)

@@ -1,0 +1,176 @@
+"""Sharing: what this process tells the others once a second, and what they have told it."""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from statistics import median
+from typing import TYPE_CHECKING, NamedTuple
+
+from ratelimit_mw.errors import ErrorReply, StoreUnavailable
+from ratelimit_mw.operations.history import Report, together
+from ratelimit_mw.operations.texts import ProcessReport, report_in, text_of
+from ratelimit_mw.process_local import condition, event, lazy
+from ratelimit_mw.stores.records import SERVER_SCHEMES
+
+if TYPE_CHECKING:
+    from ratelimit_mw.operations.board import Board
+
+_log = logging.getLogger("ratelimit_mw")
+
+EVERY = 1.0
+"""Seconds between two reports."""
+
+_FRESH = 2.5
+"""Seconds for which what others have told is shown. They tell it once a second, and a call may take a second."""
+
+_WATCHED = 5.0
+"""Seconds after a look during which this process goes on reading what others tell."""
+
+_PATIENCE = 0.2
+"""Seconds that a look waits for the first reading."""
+
+
+class Others(NamedTuple):
+    """What the other processes have told.
+
+    Attributes:
+        at: When it was read, by the monotonic clock.
+        told: One for each limiter of another process.
+        together: What they did together. None if there are none.
+    """
+
+    at: float
+    told: Sequence[ProcessReport]
+    together: Report | None
+
+
+class Sharing:
+    """The exchange of one limiter with other processes. One thread calls `exchange` and `end`, others look.
+
+    Args:
+        url: The URL of the storage.
+        domain: The first domain of the rules.
+        most: The most limited clients to keep.
+    """
+
+    _news = lazy(condition)
+    _wake = lazy(event)
+
+    def __init__(self, url: str, domain: str, most: int) -> None:
+        self.possible = url.partition(":")[0] in SERVER_SCHEMES
+        """True if the storage can be shared: it is a server."""
+        self.away = False
+        """True if the server did not answer the last time."""
+        self.stopped = False
+        """True if the thread has to end."""
+        self._url, self._domain, self._most = url, domain, most
+        self._board: Board | None = None
+        self._others: Others | None = None
+        self._failed = False
+        self._looked = float("-inf")
+        self._due = float("-inf")
+        self._latencies: deque[float] = deque(maxlen=9)
+        self._logged: set[str] = set()
+
+    @property
+    def latency_ms(self) -> float | None:
+        """The median time of the last round trips, in milliseconds. None if there was none."""
+        return round(median(self._latencies), 2) if self._latencies else None
+
+    def look(self) -> Others | None:
+        """Return what the other processes have told, at most 2.5 seconds ago. None if it is not known.
+
+        The first look waits for a fifth of a second.
+        """
+        self._looked = time.monotonic()
+        if not self.possible or self.stopped:
+            return None
+        if not self._known():
+            self._wake.set()
+            with self._news:
+                self._news.wait_for(self._known, _PATIENCE)
+        others = self._others
+        return others if self._is_fresh() else None
+
+    def stop(self) -> None:
+        """Make the thread end."""
+        self.stopped = True
+        self._wake.set()
+
+    def wait(self) -> None:
+        """Wait until the next exchange. It comes after a second, or as soon as one is needed for a look."""
+        self._wake.wait(max(self._due - time.monotonic(), 0.0))
+        self._wake.clear()
+
+    def exchange(self, tell: Callable[[], ProcessReport]) -> None:
+        """Tell the others what this process did, if a second has passed, and read what they tell, if someone looks.
+
+        Args:
+            tell: Returns what this process tells.
+        """
+        now = time.monotonic()
+        due, wanted = now >= self._due, now - self._looked < _WATCHED
+        if due:
+            self._due = now + EVERY
+        if not self.possible or not (due or (wanted and not self._is_fresh())):
+            return
+        text = text_of(tell()) if due else None
+        try:
+            texts = self._carried(text, wanted=wanted)
+        except StoreUnavailable as error:
+            refused = isinstance(error.__cause__, ErrorReply)
+            if refused:
+                self._log_once(f"the server refuses the reports of the live page: {error}")
+            self._note(None, away=not refused)
+        else:
+            if wanted:
+                told = [found for found in map(report_in, texts) if found is not None]
+                reports = [each.report for each in told]
+                self._note(Others(time.monotonic(), told, together(reports, self._most) if reports else None))
+            else:
+                self.away = self._failed = False
+
+    def end(self) -> None:
+        """Remove the report of this process, and close the connection."""
+        if self._board is not None:
+            with suppress(StoreUnavailable):  # it expires
+                self._board.withdraw()
+            self._board.close()
+
+    def _carried(self, text: str | None, *, wanted: bool) -> Sequence[bytes]:
+        """Write the text, and return those of the others if they are wanted."""
+        if self._board is None:
+            from ratelimit_mw.operations.board import Board  # imported late: redis-py is slow to import
+
+            self._board = Board(self._url, self._domain)
+        settled, began = self._board.settled, time.perf_counter()
+        if text is None:
+            texts = self._board.read()
+        elif wanted:
+            texts = self._board.put_and_read(text)
+        else:
+            texts = []
+            if not self._board.put(text):
+                self._log_once("too many processes report to the live page; it does not show this one")
+        if settled:  # otherwise it took several round trips
+            self._latencies.append((time.perf_counter() - began) * 1_000)
+        return texts
+
+    def _note(self, others: Others | None, *, away: bool = False) -> None:
+        with self._news:
+            self._others, self._failed, self.away = others, others is None, away
+            self._news.notify_all()
+
+    def _known(self) -> bool:
+        """Whether a look need not wait: the others have told, or the last exchange has failed."""
+        return self._failed or self._is_fresh()
+
+    def _is_fresh(self) -> bool:
+        return self._others is not None and time.monotonic() - self._others.at < _FRESH
+
+    def _log_once(self, message: str) -> None:
+        if message not in self._logged:
+            self._logged.add(message)
+            _log.warning("%s", message)

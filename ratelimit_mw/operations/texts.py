@@ -1,0 +1,116 @@
+"""The text in which a process reports what it did, for the processes that show it."""
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from ratelimit_mw.operations.history import STEPS, LimitedClient, Report, RuleReport, Series
+from ratelimit_mw.tally import OUTCOMES
+
+_FORM = 1
+"""The number of the form of a text. A text of another form is of another release, and is not read."""
+
+
+class ProcessReport(NamedTuple):
+    """What one limiter of one process reports.
+
+    Attributes:
+        process: A random name of the process. Several limiters of a process have the same.
+        version: The version of the rules in force.
+        switch: The setting of the kill switch.
+        latency_ms: The time of a round trip to the store, in milliseconds. None if it is unknown.
+        report: What the process did.
+    """
+
+    process: str
+    version: str
+    switch: str
+    latency_ms: float | None
+    report: Report
+
+
+def text_of(told: ProcessReport) -> str:
+    """Return the text of a report. That of 1 000 rules has about 50 kB."""
+    report = told.report
+    return json.dumps(
+        {
+            "form": _FORM,
+            "process": told.process,
+            "version": told.version,
+            "switch": told.switch,
+            "latency_ms": told.latency_ms,
+            "load": report.load,
+            "rates": [round(report.requests, 3), round(report.denials, 3)],
+            "steps": [_packed(series) for series in report.steps],
+            "rules": [
+                [*rule, [round(rate, 3) for rate in did.rates], did.bans, _packed(did.denials)]
+                for rule, did in report.rules.items()
+            ],
+            "limited": report.limited,
+        },
+        separators=(",", ":"),
+    )
+
+
+def report_in(text: str | bytes) -> ProcessReport | None:
+    """Return the report in a text. None if it cannot be read: another release or program may have written it."""
+    try:
+        told = json.loads(text)
+        if told["form"] != _FORM:
+            return None
+        requests, denials = _numbers(told["rates"])
+        first, second = told["steps"]
+        report = Report(
+            requests,
+            denials,
+            (_unpacked(first), _unpacked(second)),
+            {
+                (str(domain), str(rule)): RuleReport(_rates(rates), _unpacked(series), int(bans))
+                for domain, rule, rates, bans, series in told["rules"]
+            },
+            tuple([_client(client) for client in told["limited"]]),
+            _optional(told["load"]),
+        )
+        latency = _optional(told["latency_ms"])
+        return ProcessReport(str(told["process"]), str(told["version"]), str(told["switch"]), latency, report)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
+        return None
+
+
+def _packed(series: Series) -> list[int]:
+    """Return the number of the first step, and then the counts of it and of all steps up to the last one."""
+    if not series:
+        return []
+    first = min(series)
+    return [first, *[series.get(step, 0) for step in range(first, max(series) + 1)]]
+
+
+def _unpacked(packed: Sequence[Any]) -> Series:
+    if not packed:
+        return {}
+    first, *counts = map(int, packed[: STEPS + 2])
+    return {step: count for step, count in enumerate(counts, first) if count}
+
+
+def _numbers(values: Iterable[Any]) -> tuple[float, ...]:
+    found = tuple(map(float, values))
+    if not all(map(math.isfinite, found)):
+        raise ValueError("JSON has no number for this")
+    return found
+
+
+def _rates(values: Sequence[Any]) -> tuple[float, ...]:
+    if len(values) != len(OUTCOMES):
+        raise ValueError("there is one rate for each outcome")
+    return _numbers(values)
+
+
+def _optional(value: Any) -> float | None:
+    return None if value is None else _numbers([value])[0]
+
+
+def _client(fields: Sequence[Any]) -> LimitedClient:
+    client, domain, rule, reason, denials, since, until = fields
+    (began,) = _numbers([since])
+    return LimitedClient(str(client), str(domain), str(rule), str(reason), int(denials), began, _optional(until))
