@@ -60,7 +60,8 @@ def read_tokens(path: Path) -> tuple[Token, ...]:
             continue
         fault = _fault(words, tokens)
         if fault:
-            problems.append(Problem(fault, name, number, hint=_FORM))
+            # The number is in the sentence, because commands show the line that a problem names, with its token.
+            problems.append(Problem(f"line {number}: {fault}", name, hint=_FORM))
         else:
             role: Right = "admin" if words[0] == "admin" else "check"
             tokens.append(Token(role, words[1].encode()))

@@ -55,7 +55,8 @@ _BAD_DOMAIN = Unanswerable(400, "unknown_domain", "The rules do not have the dom
 _UNTRUSTED = Unanswerable(
     400,
     "untrusted_proxy",
-    "The proxy that asks is not in client.trusted_proxies of the rules, so the address of its client is unknown.",
+    "The proxy that asks is not in client.trusted_proxies of the rules, so the address of its client is unknown. "
+    "Add the address of the proxy there.",
     by_client=False,
 )
 _NO_TOKEN = Unanswerable(
@@ -240,9 +241,9 @@ def _parameters(query: bytes) -> _Parameters:
         return _Parameters(problems="The query of /auth cannot be read.")
     found = dict(pairs)
     if len(found) != len(pairs):
-        return _Parameters(problems="A parameter of /auth is there twice.")
+        return _Parameters(problems="The query of /auth has a parameter twice.")
     if found.keys() - {"domain", "denied"}:
         return _Parameters(problems="The query of /auth has a parameter other than domain and denied.")
     if found.get("denied", _DENIED) != _DENIED:
-        return _Parameters(problems="The only value of the parameter denied is 403.")
+        return _Parameters(problems="The parameter denied can only be 403, as in /auth?denied=403.")
     return _Parameters(found.get("domain"), 403 if "denied" in found else None)

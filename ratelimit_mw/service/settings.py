@@ -168,9 +168,7 @@ def _inconsistent(settings: Settings) -> list[Problem]:
         if name == "admin":
             problems.append(Problem(f"--admin: {address} is not loopback, so it needs --token-file"))
         elif settings.client_ca is None:
-            problems.append(
-                Problem(f"--{name}: {address} is not loopback, so callers need --token-file or --client-ca")
-            )
+            problems.append(Problem(f"--{name}: {address} is not loopback, so it needs --token-file or --client-ca"))
     return problems
 
 
@@ -188,7 +186,7 @@ def read_address(text: str) -> Address | None:
     if text.startswith("unix:"):
         path = text.removeprefix("unix:")
         if not path:
-            raise ValueError("unix: needs the path of a socket")
+            raise ValueError("'unix:' needs the path of a socket, such as unix:/run/ratelimit.sock")
         return Address("", 0, path)
     match = _ADDRESS.fullmatch(text)
     if match is None or int(match["port"]) > 65535:
@@ -230,7 +228,8 @@ def _share(text: str) -> float:
 def _one_of(*words: str) -> Callable[[str], str]:
     def read(text: str) -> str:
         if text not in words:
-            raise ValueError(f"{quoted(text)} is not {' or '.join(words)} {near(text, words)}".rstrip())
+            hint = near(text, words)
+            raise ValueError(f"{quoted(text)} is not {', '.join(words[:-1])} or {words[-1]}{f' ({hint})' * bool(hint)}")
         return text
 
     return read
@@ -238,7 +237,7 @@ def _one_of(*words: str) -> Callable[[str], str]:
 
 def _text(text: str) -> str:
     if not text:
-        raise ValueError("is empty")
+        raise ValueError("the value is empty")
     return text
 
 

@@ -49,9 +49,11 @@ def open_store(settings: StorageSettings, clock: Clock | None = None) -> Store:
     Raises:
         ValueError: the URL does not name a store.
     """
-    scheme = settings.url.partition("://")[0]
+    scheme, separator, _ = settings.url.partition("://")
     if scheme not in SCHEMES:
-        raise ValueError(f"storage url begins with {scheme!r}: it must begin with one of {', '.join(SCHEMES)}")
+        begins = f"begins with {scheme!r}" if separator else "has no '://'"  # the rest may have a password
+        known = ", ".join(f"{each}://" for each in SCHEMES)
+        raise ValueError(f"storage url {begins}: it must begin with one of {known}")
     module = import_module(SCHEMES[scheme])  # imported on demand: redis-py is slow to import
     store: Store = module.open_store(settings, clock)
     return DenyCache(store, clock=clock) if store.remote else store

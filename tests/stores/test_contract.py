@@ -61,6 +61,12 @@ def test_a_url_of_no_known_kind_is_refused():
         opened("memcached://localhost")
 
 
+def test_a_url_without_a_scheme_is_refused_without_its_password():
+    with pytest.raises(ValueError, match="has no '://': it must begin with one of memory://, redis://") as raised:
+        opened("redis:/:hunter2@localhost")
+    assert "hunter2" not in str(raised.value)
+
+
 @pytest.mark.parametrize("url", ["redis://localhost:port/0", "redis://localhost?no_such_option=1"])
 def test_a_url_that_cannot_be_read_is_refused_at_start(url):
     with pytest.raises(ValueError):  # redis-py's words
