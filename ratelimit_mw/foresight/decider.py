@@ -1,21 +1,32 @@
 """Decides on the requests of a log by one set of rules, and counts what the rules do."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import itemgetter
 
+from ratelimit_mw.decision.planning import Plan
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.foresight.clients import namer
 from ratelimit_mw.foresight.logs.entry import Entry
 from ratelimit_mw.foresight.outcome import Denial, Outcome
 from ratelimit_mw.foresight.requests import Requests
+from ratelimit_mw.foresight.results import RuleResult
 from ratelimit_mw.foresight.simulation import Simulation
-from ratelimit_mw.identity.http_request import AsgiRequest
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import Charge
 from ratelimit_mw.rules.compiled import BLOCKED
+from ratelimit_mw.stores.base import LRU
 
 _admitted = itemgetter(0)
 """Reads `Outcome.allowed` of a counter, in a fifth of the time of its name."""
+
+_MOST_PLANS = 1 << 15
+"""The most plans that are kept: about 50 MB with five rules."""
+
+Planned = tuple[Plan, Sequence[RuleResult]]
+"""The plan of a request, and the results of the rules that it asks."""
+
+_Key = tuple[str, str, str, tuple[str | None, ...]]
+"""The address, the method, the path and the further values of a line. The path is "" if no plan depends on it."""
 
 
 class Decider:
@@ -33,52 +44,88 @@ class Decider:
         """What the rules did so far."""
         self.on_denial: Callable[[Denial], None] | None = None
         """Is called with each denial."""
-        self.requests = requests
-        """Makes the requests of these rules."""
         self._rules = rules
         self._places = {id(rule): place for place, rule in enumerate(rules)}
         """The places of the rules by the identities of their objects: hashing a rule takes much longer."""
         self._results = {id(rule): outcome.rules[place] for place, rule in enumerate(rules)}
+        self._requests = requests
         self._simulation = simulation
+        rule_set = simulation.rules
+        self._by_path = rule_set.plans is None or rule_set.plans.by_path
+        known = rule_set.plans is not None and all(part.attributes.headers is not None for part in rule_set.parts)
+        self._plans: LRU[_Key, Planned] | None = LRU(_MOST_PLANS) if known else None
+        """The plans of recent requests, by what plans depend on. None if they may depend on more. See `Plans`."""
         self._name = namer(simulation.rules, hashed=hashed)
 
-    def decide(self, entry: Entry, request: AsgiRequest | None = None) -> tuple[Verdict, AsgiRequest]:
-        """Decide on the request of a line, and count the result. Requests must be in order of time.
-
-        Args:
-            entry: The line.
-            request: Its request, if it is made already.
-        """
-        request = self.requests.make(entry) if request is None else request
-        charges, verdict = self._simulation.decide(entry, request)
+    def decide(self, entry: Entry) -> Verdict:
+        """Decide on the request of a line, and count the result. Requests must be in order of time."""
+        _, ip, method, target, _, _, extra = entry
+        plans = self._plans
+        if plans is None:
+            plan, results = self._planned(self._requests.make(entry))
+        else:
+            key = (ip, method, target.partition("?")[0] if self._by_path else "", extra)
+            plan, results = plans.get(key) or self._remembered(key, entry)
+        verdict = self._simulation.decide(entry, plan)
         self.outcome.requests += 1
-        last = None
-        for charge in charges:
-            rule = charge[0]
-            if rule is not last:  # the counters of one rule follow each other
-                last = rule
-                if charges is not BLOCKED:
-                    self._results[id(rule)].asked += 1
+        for result in results:
+            result.asked += 1
         if (
             not verdict.allowed
             or verdict.over
             or verdict.delay
             or (verdict.shadowed and not all(map(_admitted, verdict.outcomes)))
         ):
-            self._count(entry, request, verdict)
-        return verdict, request
+            self._count(entry, verdict)
+        return verdict
 
-    def name_of(self, verdict: Verdict, request: Request) -> str:
+    def request_of(self, entry: Entry) -> Request:
+        """Return the request of a line."""
+        return self._requests.make(entry)
+
+    def client_of(self, verdict: Verdict, entry: Entry) -> str:
+        """Return the identity of the client of a request that was denied, as the denying counter has it."""
+        if verdict.binding >= 0:
+            return identity_of(verdict.charges[verdict.binding].ask.key)
+        request = self._read(entry)
+        return f"ip={request.values.get('ip') or request.peer or '?'}"
+
+    def name_of(self, verdict: Verdict, entry: Entry) -> str:
         """Return the name of the client of a request that was denied."""
-        return self._name(client_of(verdict, request), request)
+        return self._name(self.client_of(verdict, entry), self._read(entry))
 
-    def _count(self, entry: Entry, request: Request, verdict: Verdict) -> None:
+    def _planned(self, request: Request) -> Planned:
+        """Return the plan of a request, and the results of the rules that it asks."""
+        plan = self._simulation.plan(request)
+        results: list[RuleResult] = []
+        last = None
+        for rule, _ in () if plan.charges is BLOCKED else plan.charges:
+            if rule is not last:  # the counters of one rule follow each other
+                last = rule
+                results.append(self._results[id(rule)])
+        return plan, results
+
+    def _remembered(self, key: _Key, entry: Entry) -> Planned:
+        """Return the plan of a request, and keep it for similar requests if it depends on nothing else."""
+        request = self._requests.make(entry)
+        planned = self._planned(request)
+        if self._plans is not None and request.method != "OPTIONS" and not (request.readings or request.ambiguous):
+            self._plans.put(key, planned)
+        return planned
+
+    def _read(self, entry: Entry) -> Request:
+        """Return the request of a line, with the values that the rules have read."""
+        request = self._requests.make(entry)
+        self._simulation.plan(request)
+        return request
+
+    def _count(self, entry: Entry, verdict: Verdict) -> None:
         """Count a verdict that is more than an admission."""
         if not verdict.allowed:
             outcome = self.outcome
             outcome.denied += 1
             outcome.reasons[verdict.reason or "limited"] += 1
-            outcome.limited.add(client_of(verdict, request), entry.at)
+            outcome.limited.add(self.client_of(verdict, entry), entry.at)
         counted: set[int] = set()
         for place, (charge, decided) in enumerate(zip(verdict.charges, verdict.outcomes, strict=True)):
             rule = charge.rule
@@ -88,14 +135,14 @@ class Decider:
                 result.delayed += bool(decided.delay)
             elif (not rule.quota_group or not verdict.allowed) and id(rule) not in counted:
                 counted.add(id(rule))
-                self._deny(entry, request, verdict, charge, decided.retry_after)
+                self._deny(entry, verdict, charge, decided.retry_after)
         if verdict.reason == "blocked" and self.on_denial is not None:
-            name = self.name_of(verdict, request)
+            name = self.name_of(verdict, entry)
             self.on_denial(
                 Denial(entry.at, name, "", False, "blocked", float("inf"), entry.method, entry.target, entry.status)
             )
 
-    def _deny(self, entry: Entry, request: Request, verdict: Verdict, charge: Charge, retry_after: int) -> None:
+    def _deny(self, entry: Entry, verdict: Verdict, charge: Charge, retry_after: int) -> None:
         rule, ask = charge
         outcome, result = self.outcome, self._results[id(rule)]
         result.deny(entry.at)
@@ -104,7 +151,7 @@ class Decider:
             result.clients += 1
             if len(outcome.names) > 2 * len(outcome.clients):  # most of them have lost their place in the table
                 outcome.names = {each: name for each, name in outcome.names.items() if each in outcome.clients}
-            outcome.names[key] = self._name(key[1], request)
+            outcome.names[key] = self._name(key[1], self._read(entry))
         if self.on_denial is not None:
             reason = verdict.reason if not verdict.allowed and not ask.shadow else "limited"
             wait = float("inf") if retry_after < 0 else retry_after / 1e6
@@ -126,10 +173,3 @@ class Decider:
 def identity_of(key: str) -> str:
     """Return the identity in the key of a counter."""
     return key[key.index("{") + 1 : -1]
-
-
-def client_of(verdict: Verdict, request: Request) -> str:
-    """Return the identity of the client of a request that was denied, as the denying counter has it."""
-    if verdict.binding >= 0:
-        return identity_of(verdict.charges[verdict.binding].ask.key)
-    return f"ip={request.values.get('ip') or request.peer or '?'}"

@@ -205,20 +205,17 @@ def _run(
             if at < since or at >= until:
                 result.skipped += 1
                 continue
-            request = None
-            if matcher is not None:
-                request = decider.requests.make(entry)
-                if not matcher.hits(request):
-                    result.skipped += 1
-                    continue
+            if matcher is not None and not matcher.hits(decider.request_of(entry)):
+                result.skipped += 1
+                continue
             result.limited_before += entry[4] == 429
-            verdict, request = decider.decide(entry, request)
+            verdict = decider.decide(entry)
             if against is not None and difference is not None:
-                old, old_request = against.decide(entry)
+                old = against.decide(entry)
                 if old.allowed and not verdict.allowed:
-                    difference.deny(decider.name_of(verdict, request), at)
+                    difference.deny(decider.name_of(verdict, entry), at)
                 elif verdict.allowed and not old.allowed:
-                    difference.allow(against.name_of(old, old_request), at)
+                    difference.allow(against.name_of(old, entry), at)
             if not result.first:
                 result.first = at
             result.last = at

@@ -9,6 +9,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import repeat
 
 from ratelimit_mw.algorithms.concurrency import PERIOD
 from ratelimit_mw.clock import Clock
@@ -80,6 +81,7 @@ class Simulation:
         storage = Storage(retriever.rules, "memory://", clock)
         storage.in_flight = LogInFlight(storage.store, clock)
         self._engine = Engine(retriever, storage, clock)
+        self._engine.tally.due = repeat(False).__next__  # measure no decision: no one reads it
         self.rules: Rules = retriever.rules
         """The rules."""
         self._ends: list[tuple[int, int, Account, int]] = []
@@ -94,18 +96,24 @@ class Simulation:
         """Release what the rules hold open."""
         self._retriever.stop()
 
-    def decide(self, entry: Entry, request: Request) -> tuple[Sequence[Charge], Verdict]:
-        """Decide on the request of a line, at its time. Return what was asked, and the verdict."""
+    def plan(self, request: Request) -> Plan:
+        """Return what the rules ask for a request.
+
+        They alone decide this: there is no switch, and no load that would shed requests or stretch elastic limits.
+        """
+        charges = planned(self.rules, request, 1)
+        if self._answerable is not None and charges is not BLOCKED:
+            charges = [charge for charge in charges if self._answerable(charge)]
+        return Plan(charges)
+
+    def decide(self, entry: Entry, plan: Plan) -> Verdict:
+        """Decide on the request of a line, at its time. `plan` is that of the request."""
         at, _, _, _, status, lasted, _ = entry
         rules, engine = self.rules, self._engine
         if self._ends and self._ends[0][0] <= at:
             self._end_until(at)
         self._clock.at = at
-        # By the rules alone: there is no switch, and no load that would shed requests or stretch elastic limits.
-        charges = planned(rules, request, 1)
-        if self._answerable is not None and charges is not BLOCKED:
-            charges = [charge for charge in charges if self._answerable(charge)]
-        verdict = engine.execute(Plan(charges), rules)
+        verdict = engine.execute(plan, rules)
         if rules.settling and verdict.allowed:
             account = engine.settlement.account(verdict)
             if account.settles:
@@ -113,7 +121,7 @@ class Simulation:
                 heapq.heappush(self._ends, (at + max(lasted, 0), self._count, account, status))
                 if lasted <= 0:
                     self._end_until(at)
-        return charges, verdict
+        return verdict
 
     def _end_until(self, at: int) -> None:
         """End the requests in flight whose end is at this time or before it, at the time of their end."""
