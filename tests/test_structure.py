@@ -36,6 +36,7 @@ SHORT = {
     "http/__init__.py": "a package's docstring",
     "identity/__init__.py": "the kinds of requests that users import",
     "operations/__init__.py": "a package's docstring",
+    "operations/page/__init__.py": "the name that users import",
     "reload/__init__.py": "a package's docstring",
     "logs.py": "one filter",
     "rules/__init__.py": "a package's docstring",
@@ -189,6 +190,10 @@ ADDED = {
     **{
         f"operations/{name}.py": "the same"
         for name in ("board", "denial_table", "history", "live", "observer", "sharing", "state", "texts")
+    },
+    **{
+        f"operations/page/{name}.py": "the same"
+        for name in ("__init__", "access", "app", "documents", "metrics", "visits")
     },
     "testing.py": "support for the tests of apps",
     "cli/frameworks.py": "the routes of apps",

@@ -1,0 +1,245 @@
+"""`Page`: the live page as an ASGI app and as a WSGI app.
+
+Apps import `Page` from `ratelimit_mw.operations.page`. This module is internal.
+"""
+
+import json
+from collections.abc import Awaitable, Callable, Iterable
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs
+from wsgiref.types import StartResponse
+
+from ratelimit_mw.identity.address import UNKNOWN_ADDRESS
+from ratelimit_mw.limiter import RateLimiter
+from ratelimit_mw.operations.live import Live
+from ratelimit_mw.operations.page import documents
+from ratelimit_mw.operations.page.access import LASTS, SHORTEST, Access, Admission, Entry, fault_of
+from ratelimit_mw.operations.page.visits import (
+    Answer,
+    AsgiVisit,
+    AskGuard,
+    ReadBody,
+    Receive,
+    Running,
+    Scope,
+    Send,
+    Steps,
+    Visit,
+    Work,
+    WsgiVisit,
+    send_asgi,
+    send_wsgi,
+    text_answer,
+)
+
+if TYPE_CHECKING:
+    from ratelimit_mw.operations.page.metrics import Exposition
+
+Guard = Callable[[Any], bool | Awaitable[bool]]
+
+_COOKIE = "ratelimit_page"
+_NEEDED = (
+    f"the live page needs a token of at least {SHORTEST} characters, as in Page(limiter, token=os.environ['TOKEN']), "
+    "or a guard, as in Page(limiter, guard=is_admin): it shows addresses and users of clients, so it has no open mode"
+)
+_FORM = "application/x-www-form-urlencoded"
+_CHALLENGE = ("WWW-Authenticate", 'Bearer realm="live page"')
+_TO_PAGE = ("Location", "./")  # relative, so that it is right behind every proxy
+
+
+class Page:
+    """A web page that shows what the limits do now: how much they deny, to which clients, and by which rule.
+
+    It is an ASGI app and a WSGI app. Mount it under any path of your app: `app.mount("/_limits", Page(limiter, …))`.
+    Below that path, `/` is the page, `/state.json` its data, and `/metrics` the metrics for Prometheus. The page only
+    reads: it cannot change a limit.
+
+    A visitor sends the token as `Authorization: Bearer TOKEN`, or types it into a form, which sets a cookie for 12
+    hours. After ten wrong attempts of one address within a minute, or a hundred of all addresses, the answer is 429.
+
+    Args:
+        limiter: The limiter that the middleware uses. It is not closed with the page.
+        token: The token. 16 or more characters of printable ASCII that cannot be guessed.
+        guard: A function that admits visitors, such as one that reads the session of your app. It is called for each
+            request, with the scope under ASGI and the environ under WSGI. Only if it returns True is the visitor
+            admitted. All other values are answered with 403, and exceptions pass to the server. Under ASGI, it may be
+            an async function; other functions must not block the event loop. With a token as well, a visitor needs
+            both.
+
+    Raises:
+        ValueError: There is neither a token nor a guard, or the token cannot be used.
+    """
+
+    def __init__(self, limiter: RateLimiter, *, token: str | None = None, guard: Guard | None = None) -> None:
+        if token is None and guard is None:
+            raise ValueError(_NEEDED)
+        fault = "" if token is None else fault_of(token)
+        if fault:
+            raise ValueError(f"{fault}. {_NEEDED}")
+        if guard is not None and not callable(guard):
+            raise ValueError(f"the guard is {type(guard).__name__}, not a function. {_NEEDED}")
+        self._limiter = limiter
+        self._access = None if token is None else Access(token, limiter.clock)
+        self._guard = guard
+        self._live = Live(limiter)
+        self._live.start()
+        self._running = Running()
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Serve one request: `(scope, receive, send)` under ASGI, `(environ, start_response)` under WSGI."""
+        return self.wsgi(*arguments) if len(arguments) == 2 else self.asgi(*arguments)
+
+    async def asgi(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one scope of ASGI. For a server or a framework that must see an async function.
+
+        Args:
+            scope: The scope: a request, a WebSocket, which is refused, or the lifespan.
+            receive: The function of the server.
+            send: The function of the server.
+        """
+        if scope["type"] == "http":
+            visit = AsgiVisit(scope, receive, self._running)
+            try:
+                answer = await visit.answer(self._steps(visit))
+            except ConnectionResetError:
+                return
+            await send_asgi(answer, documents.SECURITY_HEADERS, visit.method, send)
+        elif scope["type"] == "websocket":
+            await receive()
+            await send({"type": "websocket.close", "code": 1000})  # before it is accepted, so the server answers 403
+        elif scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+        else:
+            raise ValueError(f"the live page cannot serve {scope['type']!r}")
+
+    def wsgi(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+        """Serve one request of WSGI.
+
+        Args:
+            environ: The environ.
+            start_response: The function of the server.
+        """
+        visit = WsgiVisit(environ)
+        return send_wsgi(visit.answer(self._steps(visit)), documents.SECURITY_HEADERS, visit.method, start_response)
+
+    def close(self) -> None:
+        """Stop sending what this process knows to other processes. The limiter stays open."""
+        self._live.close()
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        """Serve the lifespan, which a page has that is not mounted in an app."""
+        while True:
+            message = await receive()
+            await send({"type": f"{message['type']}.complete"})
+            if message["type"] == "lifespan.shutdown":
+                self.close()
+                return
+
+    def _steps(self, visit: Visit) -> Steps:
+        """Answer a request. The guard comes first, so that others learn nothing."""
+        if self._guard is not None and not (yield AskGuard(self._guard)):
+            return text_answer(403, "You may not see this page.")
+        if visit.path == "":
+            return text_answer(307, "The page is at its address with a slash.", ("Location", visit.with_slash))
+        if self._access is not None and visit.path in ("/login", "/logout"):
+            return (yield from self._steps_of_login(visit, self._access))
+        if visit.path not in ("/", "/state.json", "/metrics"):
+            return text_answer(404, "There is no such page. The live page is at /, its data are at /state.json.")
+        if visit.method not in ("GET", "HEAD"):
+            return text_answer(405, "This page only reads.", ("Allow", "GET, HEAD"))
+        if self._access is not None:
+            refused = self._refused(visit, self._access)
+            if refused is not None:
+                return refused
+        if visit.path == "/":
+            return documents.page(logout=self._access is not None)
+        found: Answer = yield Work(self._state if visit.path == "/state.json" else self._metrics)
+        return found
+
+    def _refused(self, visit: Visit, access: Access) -> Answer | None:
+        """Return the refusal of a visitor whose credentials are not right."""
+        admission = access.admit(self._address(visit), bearer=visit.bearer, cookie=visit.cookie(_COOKIE))
+        if admission.entry is Entry.ADMITTED:
+            return None
+        status, message, headers = _refusal(admission)
+        if admission.entry in (Entry.WRONG, Entry.EXPIRED) and visit.bearer is None:
+            headers.append(self._cookie(visit, "", 0))  # so that it is not sent again, and counted again
+        if visit.path == "/":
+            return documents.login(status, message, *headers)
+        return text_answer(status, message or "Send the token as 'Authorization: Bearer TOKEN'.", *headers)
+
+    def _steps_of_login(self, visit: Visit, access: Access) -> Steps:
+        """Log in and out. Both change nothing but a cookie of the visitor.
+
+        The forms of other sites are refused. They could not log a visitor in without the token, but they could use up
+        the attempts of the visitor's address.
+        """
+        if visit.method != "POST":
+            return text_answer(405, "This address takes the form of the live page.", ("Allow", "POST"))
+        if (visit.request.header("sec-fetch-site") or "same-origin") not in ("same-origin", "none"):
+            return text_answer(403, "The form of another site is refused.")
+        if visit.path == "/logout":
+            return text_answer(303, "You are logged out.", _TO_PAGE, self._cookie(visit, "", 0))
+        if (visit.request.header("content-type") or "").partition(";")[0].strip().lower() != _FORM:
+            return text_answer(415, f"The body must be {_FORM}.")
+        body: bytes | None = yield ReadBody()
+        if body is None:
+            return text_answer(413, "The body is longer than 4 kB.")
+        admission = access.test_token(self._address(visit), _token_of(body))
+        if admission.entry is Entry.ADMITTED:
+            return text_answer(303, "You are logged in.", _TO_PAGE, self._cookie(visit, access.cookie(), LASTS))
+        status, message, headers = _refusal(admission)
+        return documents.login(status, message, *headers)
+
+    def _address(self, visit: Visit) -> str:
+        """Return the identity of the visitor's address, by the `client` of the limiter's rules."""
+        address = self._limiter.rules.attributes.client_address.network(visit.request)
+        return UNKNOWN_ADDRESS if address is None else address
+
+    @staticmethod
+    def _cookie(visit: Visit, value: str, seconds: int) -> tuple[str, str]:
+        secure = "; Secure" if visit.secure else ""
+        attributes = f"Path={visit.cookie_path}; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}"
+        return "Set-Cookie", f"{_COOKIE}={value}; {attributes}"
+
+    def _state(self) -> Answer:
+        """Return the data of the page. May wait for the store."""
+        body = json.dumps(self._live.state(), separators=(",", ":"))
+        return Answer(200, [("Content-Type", "application/json")], body.encode())
+
+    def _metrics(self) -> Answer:
+        """Return the metrics, as Prometheus reads them."""
+        try:
+            text = self._exposition.text()
+        except ModuleNotFoundError:
+            return text_answer(501, "The metrics need prometheus_client: pip install 'ratelimit_mw[prometheus]'")
+        if not text:  # PROMETHEUS_MULTIPROC_DIR is set
+            return text_answer(501, "The processes export no metrics: call ratelimit_mw.telemetry.prometheus.export.")
+        from ratelimit_mw.operations.page.metrics import CONTENT_TYPE
+
+        return Answer(200, [("Content-Type", CONTENT_TYPE)], text)
+
+    @cached_property
+    def _exposition(self) -> "Exposition":
+        from ratelimit_mw.operations.page.metrics import Exposition
+
+        return Exposition(self._limiter)
+
+
+def _refusal(admission: Admission) -> tuple[int, str, list[tuple[str, str]]]:
+    """Return the status, the message and the headers of a refusal."""
+    if admission.entry is Entry.TOO_MANY:
+        wait = admission.retry_after
+        return 429, f"Too many wrong attempts. Try again in {wait} s.", [("Retry-After", str(wait))]
+    messages = {Entry.MISSING: "", Entry.EXPIRED: "Your login has expired.", Entry.WRONG: "The token is not right."}
+    return 401, messages[admission.entry], [_CHALLENGE]
+
+
+def _token_of(body: bytes) -> str:
+    """Return the field `token` of a form. "" if it has none."""
+    try:
+        fields = parse_qs(body.decode("latin-1"), errors="replace", max_num_fields=10)
+    except ValueError:  # too many fields
+        return ""
+    return fields.get("token", [""])[0]
