@@ -85,6 +85,9 @@ def replay(
     by: Annotated[By, typer.Option("--by", help="The unit of time of denials over time.")] = "hour",
     names: ClientNames = "plain",
     most: Most = 10,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the result as a page with charts, in one file.")
+    ] = None,
     denials: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write each denial to a file: .csv or .jsonl.")
     ] = None,
@@ -103,6 +106,8 @@ def replay(
     """
     limit = None if fail_above is None else _share(fail_above)
     require_one_standard_input(logs)
+    if html is not None and not (html.parent.is_dir() and not html.is_dir()):
+        raise typer.BadParameter(f"{str(html)!r} is not a file in a folder that exists", param_hint="--html")
     with _denials_to(denials, rule) as on_denial, progress_of("replay", logs) as on_progress:
         options = Options(
             logs=logs,
@@ -126,7 +131,18 @@ def replay(
         say_json(as_mapping(result, by=by, most=most, rule=rule))
     else:
         say_result(result, logs, by=by, most=most, rule=rule)
+    if html is not None:
+        from ratelimit_mw.foresight.report.html import page  # imported late: few replays need it
+
+        _write(html, page(result, logs, most=most, rule=rule))
     _conclude(result, limit, rule, lenient=lenient)
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, "utf-8", newline="\n")
+    except OSError as error:
+        fail(f"the report can't be written: {error}", Exit.PROBLEMS)
 
 
 def _run(options: Options) -> Result:

@@ -202,3 +202,23 @@ def test_the_sample_log_has_the_result_in_the_documentation(replay):
     typed, _, expected = shown.partition("\n")
     assert typed == "$ ratelimit-mw replay access.log.gz --rules rules.yaml"
     assert replay("access.log.gz")[1] == expected
+
+
+def test_the_result_is_written_as_a_page(replay):
+    code, out, _ = replay("access.log", "--html", "report.html", "--rule", "everything", "--most", "1")
+    text = Path("report.html").read_text("utf-8")
+    assert code == 0
+    assert out.startswith("access.log: main\n")  # and still printed
+    assert text.startswith("<!doctype html>")
+    assert "3 of 5 requests would have been denied, of 1 client." in text
+    assert "pages" not in text
+    replay("access.log", "--html", "again.html", "--rule", "everything", "--most", "1")
+    assert Path("again.html").read_text("utf-8") == text
+
+
+@pytest.mark.parametrize("path", ["missing/report.html", "folder"])
+def test_a_page_that_cannot_be_written_is_refused_before_the_log_is_read(replay, path):
+    Path("folder").mkdir()
+    code, out, err = replay("absent.log", "--html", path)
+    assert (code, out) == (2, "")
+    assert "is not a file in a folder that exists" in " ".join(err.split())

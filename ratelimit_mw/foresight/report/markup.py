@@ -1,0 +1,58 @@
+"""HTML and SVG elements that are safe by construction.
+
+A text becomes part of a page only through `element`, which escapes it. Only a `Markup` is inserted as it is.
+"""
+
+from html import escape
+
+from ratelimit_mw.foresight.clients import printable
+
+_LONGEST = 600
+"""The most characters of one text. A report must stay small, whatever clients have written."""
+
+_VOID = frozenset({"input", "meta"})
+_SHAPES = frozenset({"circle", "line", "path", "polyline", "rect"})
+
+
+class Markup(str):
+    """A text that is HTML or SVG already."""
+
+    __slots__ = ()
+
+
+def element(name: str, /, *children: object, **attributes: object) -> Markup:
+    """Return an element.
+
+    Args:
+        name: The name of the element.
+        children: What it contains. A text is escaped and cut, and its control characters are shown as escapes.
+        attributes: The attributes. In names, `_` stands for `-`, and is ignored at the end. An attribute that is None
+            or False is left out. One that is True has no value.
+    """
+    held = {key: value for key, value in attributes.items() if value is not None and value is not False}
+    start = " ".join([name, *(_attribute(key, value) for key, value in held.items())])
+    if name in _VOID:
+        return Markup(f"<{start}>")
+    if name in _SHAPES and not children:
+        return Markup(f"<{start}/>")
+    return Markup(f"<{start}>{joined(*children)}</{name}>")
+
+
+def joined(*parts: object) -> Markup:
+    """Return texts and elements, one after the other. Texts are escaped. A part that is None is left out."""
+    held = (part for part in parts if part is not None)
+    return Markup("".join(part if isinstance(part, Markup) else escape(cut(str(part))) for part in held))
+
+
+def cut(text: str, longest: int = _LONGEST) -> str:
+    """Return a text that a client may have written as it is shown: printable, and not too long."""
+    shown = printable(text[: longest + 1])
+    return shown if len(shown) <= longest else shown[: longest - 1] + "…"
+
+
+def _attribute(key: str, value: object) -> str:
+    name = key.rstrip("_").replace("_", "-")
+    if value is True:
+        return name
+    text = f"{value:.1f}".removesuffix(".0") if isinstance(value, float) else str(value)
+    return f'{name}="{escape(printable(text))}"'
