@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 from ratelimit_mw.clock import Clock
 from ratelimit_mw.decision.acquiring import LimitedBlock, acquisition, checked_timeout
@@ -92,6 +92,9 @@ class RateLimiter:
         """How many requests were shed under load, by their priority."""
         self.tally: Tally = self._storage.tally
         """What this process has counted: requests, rules and denials by outcome, and more. See `Tally.snapshot`."""
+        self.reporting = False
+        """Internal. Whether this process reports to the live page because the rules say so."""
+        retriever.require(_reporting(ref(self)))
         LIMITERS[self] = True
 
     @property
@@ -446,6 +449,19 @@ class RateLimiter:
                 rules, {name: text for name, text in attributes.items() if sent_with_preflights(name)}
             )
         return list(dict.fromkeys([*keys, *map(preflight_key, preflights)]))
+
+
+def _reporting(limiter: "ref[RateLimiter]") -> Callable[[Rules], None]:
+    """A check that begins or ends the reports to the live page, as each version of the rules says."""
+
+    def check(rules: Rules) -> None:
+        known = limiter()
+        if known is not None and known.reporting != rules.observe.live:
+            from ratelimit_mw.operations.live import follow  # imported late: it is above, and most apps do not use it
+
+            follow(known, reporting=rules.observe.live)
+
+    return check
 
 
 def _keys_asked(rules: Rules, attributes: Arguments) -> list[str]:

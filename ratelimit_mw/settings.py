@@ -146,15 +146,17 @@ class DeferSettings:
 
 @dataclass(frozen=True, slots=True)
 class ObserveSettings:
-    """What the log of denials has.
+    """What the log of denials and the live page have.
 
     Attributes:
         denials: The most records in a minute for each rule and process.
         identity: How a record names the client: as in the `key` of its counter, `hashed`, or not at all (`none`).
+        live: True if each process that decides reports to the live page.
     """
 
     denials: int = 10
     identity: Literal["key", "hashed", "none"] = "key"
+    live: bool = False
 
 
 @dataclass(frozen=True, slots=True)

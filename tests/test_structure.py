@@ -26,7 +26,7 @@ SHORT = {
     "cli/__init__.py": "the entry point, which says what to install where that is missing",
     "config/__init__.py": "a package's docstring",
     "config/words/__init__.py": "a package's docstring",
-    "config/words/observe.py": "a section of two words",
+    "config/words/observe.py": "a section of three words",
     "decision/__init__.py": "a package's docstring",
     "deferral/__init__.py": "a package's docstring",
     "django/__init__.py": "the names that users import",
@@ -50,6 +50,7 @@ SHORT = {
 """Files under 40 lines, each with the reason."""
 
 LONG = {
+    "limiter.py": "the class that apps call: every method is documented for users",
     "decision/explanation.py": "the values that an explanation consists of, each field documented for users",
     "rules/ruleset.py": "from a request to its charges in one class, whose parts share the index and the caches",
 }

@@ -50,6 +50,16 @@ class Live:
         return self._reporter.state(self._limiter)
 
 
+def follow(limiter: RateLimiter, *, reporting: bool) -> None:
+    """Report to the live page because the rules of a limiter say so (`observe: {live: true}`), or do not any more."""
+    limiter.reporting = reporting
+    reporter = _REPORTERS.setdefault(limiter, _Reporter(limiter))
+    if reporting:
+        reporter.begin(_THE_RULES)
+    else:
+        reporter.end(_THE_RULES)
+
+
 class _Reporter:
     """Observes a limiter, in a thread of its own. No request and no event loop waits for it."""
 
@@ -172,7 +182,10 @@ def _store(limiter: RateLimiter, sharing: Sharing | None) -> StoreState:
 _REPORTERS: WeakKeyDictionary[RateLimiter, _Reporter] = WeakKeyDictionary()
 """The reporter of each limiter."""
 
-_numbers = count()
+_THE_RULES = 0
+"""The number of the user of a reporter that is not a `Live`."""
+
+_numbers = count(1)
 """Numbers each `Live`."""
 
 _abandoned: list[object] = []

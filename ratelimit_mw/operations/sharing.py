@@ -5,7 +5,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
 from ratelimit_mw.errors import ErrorReply, StoreUnavailable
@@ -77,7 +76,9 @@ class Sharing:
     @property
     def latency_ms(self) -> float | None:
         """The median time of the last round trips, in milliseconds. None if there was none."""
-        return round(median(self._latencies), 2) if self._latencies else None
+        if not self._latencies:
+            return None
+        return round(sorted(self._latencies)[len(self._latencies) // 2], 2)
 
     def look(self) -> Others | None:
         """Return what the other processes have told, at most 2.5 seconds ago. None if it is not known.

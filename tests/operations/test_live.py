@@ -6,9 +6,11 @@ import pytest
 
 from ratelimit_mw import ManualClock, RateLimiter
 from ratelimit_mw.operations.live import Live
+from tests.support.patience import eventually
 
 LOGIN = {"name": "login", "by": "ip", "limit": "2 per hour", "algorithm": "fixed_window"}
 TRIAL = {"name": "trial", "by": ["ip", "path"], "limit": ["1 per hour", "9 per day"], "shadow": True}
+HEAD = "domain: shop\nreload: 1h\n"
 
 
 @pytest.fixture
@@ -82,3 +84,38 @@ def test_the_state_of_a_process_has_the_fields_that_the_page_shows(started):
             },
         ],
     }
+
+
+def test_rules_with_live_report_without_a_page(any_server):
+    config = {"domain": "shop", "storage": {"url": any_server.url, "timeout": "5s"}, "rules": [LOGIN]}
+    with RateLimiter({**config, "observe": {"live": True}}) as reporting, RateLimiter(config) as silent:
+        reporting.check({"ip": "192.0.2.1"})
+        silent.check({"ip": "192.0.2.1"})
+        assert eventually(lambda: list(any_server.admin.scan_iter("*~live*")))
+        assert eventually(lambda: Live(silent).state()["rates"]["requests"] > 0)
+        assert silent.engine.on_denial is not None  # a look begins to report
+    assert not silent.reporting
+
+
+def test_a_reload_begins_and_ends_the_reports(tmp_path):
+    path = tmp_path / "ratelimits.yaml"
+
+    def reload(text):
+        path.write_text(
+            f"domain: shop\nreload: 1h\n{text}rules: [{{name: login, by: ip, limit: 0 per hour}}]\n", "utf-8"
+        )
+        limiter.reload()
+        return limiter.engine.on_denial is not None
+
+    path.write_text(f"{HEAD}rules: [{{name: login, by: ip, limit: 1 per hour}}]\n", "utf-8")
+    with RateLimiter(path) as limiter:
+        assert limiter.engine.on_denial is None
+        assert reload("observe: {live: true}\n")
+        assert reload("observe: {live: true, denials: 3}\n")
+        assert not reload("observe: {live: false}\n")
+        page = Live(limiter)
+        page.start()
+        assert reload("observe: {live: true}\n")
+        assert reload("")  # the page still reports
+        page.close()
+        assert limiter.engine.on_denial is None

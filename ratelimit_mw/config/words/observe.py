@@ -1,4 +1,4 @@
-"""`observe`: what the log of denials has."""
+"""`observe`: what the log of denials has, and whether a process reports to the live page."""
 
 from typing import Literal
 
@@ -19,12 +19,16 @@ _IDENTITY: Word[Literal["key", "hashed", "none"]] = kinds.choice(
     "identity",
     ("key", "hashed", "none"),
     ObserveSettings().identity,
-    "How a record names the client: as in the key of its counter, as a hash, or not at all.",
+    "How a record, and the live page, name the client: as in the key of its counter, as a hash, or not at all.",
+)
+_LIVE = kinds.flag(
+    "live",
+    "Report to the live page and to `top --watch` once a second. A process with a mounted page always does.",
 )
 
 OBSERVE = section_word(
     "observe",
-    Section("Observe", "What the log of denials has.", (_DENIALS, _IDENTITY)),
+    Section("Observe", "What the log of denials and the live page have.", (_DENIALS, _IDENTITY, _LIVE)),
     example="for example {denials: 10, identity: hashed}",
 )
 
@@ -32,4 +36,4 @@ OBSERVE = section_word(
 def observe_settings(file: Values) -> ObserveSettings:
     """Return the settings of the section `observe`."""
     observe = file[OBSERVE]
-    return ObserveSettings(denials=observe[_DENIALS], identity=observe[_IDENTITY])
+    return ObserveSettings(denials=observe[_DENIALS], identity=observe[_IDENTITY], live=observe[_LIVE])
