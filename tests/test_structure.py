@@ -189,7 +189,10 @@ ADDED = {
     "foresight/report/markup.py": "elements of HTML and SVG",
     "foresight/report/svg.py": "the charts of the report",
     "foresight/what_if/__init__.py": "a package's docstring",
-    "foresight/what_if/curve.py": "what a rule would deny at other limits",
+    **{
+        f"foresight/what_if/{name}.py": "what a rule would deny at other limits"
+        for name in ("arrivals", "collection", "curve", "curves", "exact", "limits", "peaks", "replays", "subjects")
+    },
     "foresight/wording.py": "a result in words, which was in cli/replayed.py",
     "http/handler.py": "the handler of denials",
     "http/asked.py": "the limits in decorators, and their names",

@@ -11,6 +11,7 @@ from ratelimit_mw.foresight.outcome import Denial, Outcome
 from ratelimit_mw.foresight.requests import Requests
 from ratelimit_mw.foresight.results import RuleResult
 from ratelimit_mw.foresight.simulation import Simulation
+from ratelimit_mw.foresight.what_if.collection import Collection
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import Charge
 from ratelimit_mw.rules.compiled import BLOCKED
@@ -44,6 +45,8 @@ class Decider:
         """What the rules did so far."""
         self.on_denial: Callable[[Denial], None] | None = None
         """Is called with each denial."""
+        self.collection: Collection | None = None
+        """Collects the requests for the what-if curves."""
         self._rules = rules
         self._places = {id(rule): place for place, rule in enumerate(rules)}
         """The places of the rules by the identities of their objects: hashing a rule takes much longer."""
@@ -67,6 +70,8 @@ class Decider:
             key = (ip, method, target.partition("?")[0] if self._by_path else "", extra)
             plan, results = plans.get(key) or self._remembered(key, entry)
         verdict = self._simulation.decide(entry, plan)
+        if self.collection is not None:
+            self.collection.add(entry, plan.charges, verdict)
         self.outcome.requests += 1
         for result in results:
             result.asked += 1

@@ -14,6 +14,7 @@ from ratelimit_mw.foresight.logs.order import Order, merged
 from ratelimit_mw.foresight.outcome import Denial, Difference, Outcome
 from ratelimit_mw.foresight.requests import Reading, Requests, readings_of
 from ratelimit_mw.foresight.simulation import Simulation, quiet
+from ratelimit_mw.foresight.what_if.collection import NEEDS_NUMPY, collection_of
 from ratelimit_mw.foresight.what_if.curve import Curve
 from ratelimit_mw.rules.path_matcher import PathMatcher
 from ratelimit_mw.rules.path_templates import parse
@@ -39,6 +40,8 @@ class Options:
         disorder: The seconds by which a line may be behind the lines before it.
         spread: Distribute the requests of a second over it.
         hashed: Show clients only as hashes.
+        what_if: The rule that is replayed at further limits for its what-if curve, if the curve cannot be calculated.
+            This takes up to eight times as long. None: only curves that can be calculated are made.
         on_denial: Is called with each denial.
         on_progress: Is called after each part of a log, with the numbers of lines and of bytes that were read so far.
     """
@@ -54,6 +57,7 @@ class Options:
     disorder: int = 60
     spread: bool = False
     hashed: bool = False
+    what_if: str | None = None
     on_denial: Callable[[Denial], None] | None = None
     on_progress: Callable[[int, int], None] | None = None
 
@@ -144,6 +148,11 @@ def replay(options: Options) -> Result:
             for simulation, maker in zip(simulations, makers, strict=True)
         ]
         deciders[0].on_denial = options.on_denial
+        deciders[0].collection = collection = collection_of(
+            simulations[0].rules, options.what_if, lambda: Simulation(options.rules)
+        )
+        if collection is not None:
+            stack.callback(collection.close)
         result = Result(formats=[form.name for form in formats], outcome=deciders[0].outcome)
         if len(deciders) > 1:
             result.against, result.difference = deciders[1].outcome, Difference()
@@ -159,6 +168,10 @@ def replay(options: Options) -> Result:
         asked = {rule.name: rule.asked for rule in result.outcome.rules.values()}
         seen = makers[0].seen.__contains__
         result.gaps = find_gaps(simulations[0].rules, has, readings[0], seen, asked)
+        if collection is None:
+            result.without_curve = [NEEDS_NUMPY]
+        else:
+            result.curves, result.without_curve = collection.curves(result.outcome.rules)
     return result
 
 

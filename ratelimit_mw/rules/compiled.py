@@ -259,6 +259,10 @@ class OverrideCompiler(Protocol):
         """Compile a limit for an identity. `limit` is written as in a rule. Raises ValueError if it is invalid."""
         ...
 
+    def with_number(self, rule: str, place: int, number: int) -> Quota:
+        """Return the quota of a rule as if its limit at an index had another number. Raises ValueError if it can't."""
+        ...
+
 
 def blocks_and_exemptions(overrides: Iterable[CompiledOverride]) -> tuple[CompiledOverride, ...]:
     """Return the overrides that apply to all rules: exemptions and blocks."""

@@ -11,7 +11,7 @@ from ratelimit_mw.config.words.rule import compile_counters, validate_rule
 from ratelimit_mw.config.words.selection import NAME
 from ratelimit_mw.errors import nearest, quoted
 from ratelimit_mw.identity.attributes import Attributes
-from ratelimit_mw.model import NEVER
+from ratelimit_mw.model import NEVER, Quota
 from ratelimit_mw.rules.compiled import CompiledOverride, Counter, identity_of, names_network
 
 
@@ -119,6 +119,30 @@ class Recompiler:
         if problems:
             raise ValueError("; ".join(map(str, problems.in_order())))
         return CompiledOverride(identity, "limit", until, rule, counters)
+
+    def with_number(self, rule: str, place: int, number: int) -> Quota:
+        """Return the quota of a rule as if one of its limits had another number of requests.
+
+        Everything else stays as the file has it. A burst that the file does not set is the new number.
+
+        Args:
+            rule: The name of the rule.
+            place: The index of the limit among those of clients without a tier.
+            number: The number of requests.
+
+        Raises:
+            ValueError: The rule cannot have this number.
+        """
+        values: Values = unpack(self._rules[rule])
+        limits = values[RULE_LIMIT]
+        windows = list(limits.default)
+        windows[place] = windows[place]._replace(window=windows[place].window._replace(limit=number))
+        changed = values.with_value(RULE_LIMIT, limits._replace(default=tuple(windows)))
+        problems = Problems()
+        validate_rule(changed, problems)
+        if problems:
+            raise ValueError("; ".join(map(str, problems.in_order())))
+        return compile_counters(self._domain, changed)[0][place][1]
 
 
 _CLIENT = texts_word("client", "The attributes of the client, such as {ip: 192.0.2.1} or {user: alice}.", required=True)

@@ -1,0 +1,353 @@
+"""A what-if curve has, at each limit, what a replay with that limit denies."""
+
+import pickle
+import sys
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ratelimit_mw.algorithms import ALGORITHMS, DECIDE
+from ratelimit_mw.foresight.replay import Options, replay
+from ratelimit_mw.foresight.simulation import Simulation
+from ratelimit_mw.foresight.what_if import arrivals, collection, exact
+from ratelimit_mw.foresight.what_if.curves import find_curves
+from ratelimit_mw.foresight.what_if.limits import MOST_LIMITS, candidates, replayed_candidates, rows_to_show
+from ratelimit_mw.foresight.what_if.peaks import TooLong, busiest, distribution, in_sequence
+from ratelimit_mw.foresight.what_if.subjects import subjects_of
+from ratelimit_mw.model import Quota
+
+FORM = '$msec $request_time $remote_addr $request_method "$request_uri" $status'
+NOON = 1_772_366_400
+WINDOWS = [name for name, algorithm in ALGORITHMS.items() if not algorithm.in_flight]
+
+
+def lines(requests):
+    """A log of (milliseconds, client, path, status, milliseconds that it lasts), which need not be in order."""
+    texts = []
+    for at, client, path, status, lasts in sorted(requests, key=lambda request: request[0]):
+        end = at + lasts
+        texts.append(
+            f'{NOON + end // 1000}.{end % 1000:03} {lasts / 1000:.3f} 192.0.2.{client} GET "{path}" {status}\n'
+        )
+    return "".join(texts)
+
+
+def replayed(path, *rules, what_if=None):
+    options = Options(
+        logs=[str(path)], rules={"domain": "shop", "rules": list(rules)}, form=FORM, disorder=60, what_if=what_if
+    )
+    return replay(options)
+
+
+def with_limit(rule, curve, number):
+    """The rule of a curve with another number of requests."""
+    return {**rule, "limit": curve.quota.replace(str(curve.limit), str(number), 1)}
+
+
+def assert_equals_replays(path, rules, name, *, method, every=1):
+    """Compare a curve with replays of files in which the limit is that of the curve."""
+    result = replayed(path, *rules, what_if=name)
+    (curve,) = [each for each in result.curves if each.rule == name]
+    assert curve.method == method, curve.why_replayed
+    assert (curve.limits[curve.in_force], list(curve.limits)) == (curve.limit, sorted(set(curve.limits)))
+    for place, number in enumerate(curve.limits):
+        if place % every == 0 or number == curve.limit:
+            changed = [with_limit(rule, curve, number) if rule["name"] == name else rule for rule in rules]
+            (found,) = [each for each in replayed(path, *changed).outcome.rules.values() if each.name == name]
+            assert (curve.denied[place], curve.clients[place]) == (found.denied, found.clients), number
+            assert (curve.requests, curve.method) == (found.asked, method)
+    return curve
+
+
+requests_of_clients = st.lists(
+    st.tuples(
+        st.integers(0, 30).map(lambda step: 130 * step),
+        st.integers(1, 3),
+        st.sampled_from(["/a", "/b"]),
+        st.sampled_from([200, 401]),
+        st.sampled_from([0, 0, 700]),
+    ),
+    min_size=1,
+    max_size=40,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    requests=requests_of_clients,
+    limit=st.integers(1, 6),
+    kind=st.sampled_from(
+        [
+            *({"algorithm": name} for name in WINDOWS),
+            {"algorithm": "bucketed_window", "buckets": 3},
+            {"algorithm": "token_bucket", "burst": 3},
+            {"algorithm": "token_bucket", "max_wait": "400ms"},
+            {"algorithm": "leaky_bucket", "burst": 4, "max_wait": "300ms"},
+            {"algorithm": "sliding_window", "throttle": {"soft": "50%"}},
+            {"algorithm": "token_bucket", "throttle": {"soft": "50%"}},
+            {"algorithm": "fixed_window", "throttle": {"elastic": {"up_to": "200%", "below": 0.5}}},
+        ]
+    ),
+    form=st.tuples(st.booleans(), st.booleans()),
+)
+def test_an_exact_curve_equals_the_engine_at_every_limit(tmp_path_factory, requests, limit, kind, form):
+    shadow, beside = form
+    path = tmp_path_factory.mktemp("log") / "access.log"
+    path.write_text(lines(requests))
+    rules = [{"name": "limited", "limit": f"{limit} per second", "shadow": shadow, **kind}]
+    if beside:  # it denies some requests of a shadow rule, and is a shadow rule beside one that is enforced
+        rules.append({"name": "beside", "limit": "2 per second", "algorithm": "fixed_window", "shadow": not shadow})
+    assert_equals_replays(path, rules, "limited", method="exact")
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_the_arithmetic_equals_the_algorithms(data):
+    algorithm = data.draw(st.sampled_from(WINDOWS))
+    period = data.draw(st.sampled_from([997, 7000, 60_000_000]))
+    unit = data.draw(st.sampled_from([1, period // 7, period // 2, period]))
+    event = st.tuples(st.integers(0, 12).map(lambda n: n * unit), st.integers(0, 2), st.integers(0, 3), st.booleans())
+    events = sorted(data.draw(st.lists(event, max_size=60)), key=lambda each: each[0] + each[1])
+    events = [(NOON * 10**6 + at + more, counter, charged) for at, more, counter, charged in events]
+    limits = sorted(data.draw(st.sets(st.integers(0, 20), min_size=1, max_size=6)))
+    burst, wait = data.draw(st.sampled_from([None, 1, 8])), data.draw(st.sampled_from([0, unit, period]))
+    bucket, slices = ALGORITHMS[algorithm].has_burst, data.draw(st.sampled_from([1, 2, 7, 60]))
+    quotas = [
+        Quota(
+            algorithm, each, period, (burst or each) if bucket and each else 0, slices, max_wait=wait if bucket else 0
+        )
+        for each in limits
+    ]
+    owners = [0, 1, 1, 2]  # two counters have one client
+    times, counters = (np.array([event[place] for event in events], np.int64) for place in (0, 1))
+    sequences = in_sequence(times, counters)
+    charged = np.array([event[2] for event in events], np.bool_)[sequences.order]
+    if data.draw(st.booleans()):
+        charged, events = None, [(at, counter, True) for at, counter, _ in events]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exact, "_CELLS", data.draw(st.sampled_from([30_000_000, 40, 7])))  # in parts, too
+        found = exact.decide_all(exact.Asked(sequences, np.array(owners), charged), quotas)
+    denied, limited = Counter(), {each: set() for each in range(len(quotas))}
+    for place, quota in enumerate(quotas):
+        states = {}
+        for at, counter, taken in events:
+            outcome, state = DECIDE[algorithm](states.get(counter, b""), quota, 1, at)
+            if not outcome.allowed:
+                denied[place] += 1
+                limited[place].add(owners[counter])
+            elif taken:
+                states[counter] = state
+    assert found.denied == tuple(denied[place] for place in limited)
+    assert found.clients == tuple(map(len, limited.values()))
+
+
+REQUESTS = [
+    (137 * step % 9000, 1 + step % 7 % 3, "/a" if step % 3 else "/b", 401 if step % 4 == 0 else 200, step % 5 * 200)
+    for step in range(160)
+]
+
+
+@pytest.fixture
+def log(tmp_path):
+    path = tmp_path / "access.log"
+    path.write_text(lines(REQUESTS))
+    return path
+
+
+LIMITED = {"name": "limited", "limit": "4 per second"}
+
+
+@pytest.mark.parametrize(
+    ("rules", "why"),
+    [
+        ([LIMITED, {"name": "other", "limit": "9 per 2s"}], "it decides together with other"),
+        ([LIMITED | {"ban": {"after": "3 denials in 2s", "for": "3s"}}], "it bans"),
+        ([LIMITED | {"count": {"status": [401]}}], "the status decides what it counts"),
+        ([LIMITED | {"cost": 2, "limit": "8 per second"}], "a request may cost more or less than 1"),
+        ([LIMITED | {"limit": "2 concurrent"}], "it counts requests in flight"),
+        ([LIMITED | {"by": ["ip", "path"]}], "it asks several counters for a request"),
+        ([LIMITED | {"by": ["ip", "path"], "shadow": True}], "it asks several counters for a request"),
+    ],
+)
+def test_a_coupled_curve_equals_the_engine_at_eight_limits(log, rules, why):
+    curve = assert_equals_replays(log, rules, "limited", method="replayed")
+    assert (curve.why_replayed, len(curve.limits)) == (why, 8)
+    assert curve.denied[0] > curve.denied[-1]
+
+
+def test_a_limit_by_tier_is_replayed_for_the_clients_without_a_tier(log):
+    rule = LIMITED | {"limit": {"default": "3 per second", "gold": "6 per second"}}
+    sections = {"client": {"tier": "query:tier"}}
+    options = {"form": FORM, "what_if": "limited"}
+    log.write_text(lines((at, client, "/?tier=gold" if client == 1 else "/", 200, 0) for at, client, *_ in REQUESTS))
+
+    def run(rule, **more):
+        rules = {"domain": "shop", **sections, "rules": [rule]}
+        return replay(Options(logs=[str(log)], rules=rules, **more))
+
+    (curve,) = run(rule, **options).curves
+    assert (curve.quota, curve.why_replayed, curve.all_clients) == (
+        "3 per second",
+        "its limit depends on the client",
+        3,
+    )
+    for number, denied, clients in zip(curve.limits, curve.denied, curve.clients, strict=True):
+        changed = rule | {"limit": rule["limit"] | {"default": f"{number} per second"}}
+        found = run(changed, form=FORM).outcome.rules[0]
+        assert (denied, clients) == (found.denied, found.clients)
+
+
+def test_each_of_several_limits_has_a_curve_of_its_own(log):
+    rule = LIMITED | {"limit": "4 per second; 12 per 4s"}
+    second, four = replayed(log, rule, what_if="limited").curves
+    assert (second.quota, four.quota) == ("4 per second", "12 per 4 seconds")
+    for number, denied in zip(four.limits, four.denied, strict=True):
+        found = replayed(log, LIMITED | {"limit": f"4 per second; {number} per 4s"}).outcome.rules[0]
+        assert denied == found.denied
+
+
+def test_a_coupled_rule_has_no_curve_unless_it_is_named(log):
+    result = replayed(log, LIMITED, {"name": "other", "limit": "9 per 2s"})
+    assert result.curves == []
+    why = "'limited' (it decides together with other) and 'other' (it decides together with limited)"
+    assert result.without_curve == [f"no what-if for {why}: `--rule NAME` replays the log at eight limits of a rule"]
+    named = replayed(log, LIMITED, LIMITED | {"name": "other"}, what_if="other")
+    assert [(curve.rule, curve.method) for curve in named.curves] == [("other", "replayed")]
+
+
+def test_rules_for_different_requests_are_not_coupled(log):
+    rules = [LIMITED | {"match": {"path": "/a"}}, LIMITED | {"name": "other", "match": {"path": "/b"}}]
+    result = replayed(log, *rules)
+    assert [(curve.rule, curve.method) for curve in result.curves] == [("limited", "exact"), ("other", "exact")]
+    assert_equals_replays(log, rules, "other", method="exact", every=3)
+
+
+def test_a_descriptor_has_a_curve(log):
+    descriptors = [{"key": "remote_address", "rate_limit": {"unit": "second", "requests_per_unit": 3}}]
+
+    def run(number):
+        descriptors[0]["rate_limit"]["requests_per_unit"] = number
+        return replay(Options(logs=[str(log)], rules={"domain": "d", "descriptors": descriptors}, form=FORM))
+
+    (curve,) = run(3).curves
+    assert (curve.quota, curve.algorithm, curve.method) == ("3 per second", "fixed_window", "exact")
+    assert dict(zip(curve.limits, curve.denied, strict=True))[5] == run(5).outcome.rules[0].denied
+
+
+def test_a_limit_that_the_algorithm_cannot_have_is_left_out(tmp_path):
+    path = tmp_path / "access.log"
+    path.write_text(lines((0, 1, "/", 200, 0) for _ in range(30)))
+    result = replayed(path, LIMITED | {"limit": "9000 per second", "algorithm": "sliding_log"}, what_if="limited")
+    assert result.curves[0].limits[-1] == 9000
+    found = list(
+        subjects_of(
+            Simulation({"domain": "d", "rules": [LIMITED | {"algorithm": "sliding_log", "limit": "9000/s"}]}).rules
+        )
+    )
+    assert [variant.limit for variant in found[0].variants()] == [2250, 4500, 6750]
+
+
+def test_without_numpy_a_sentence_says_what_to_install(log, monkeypatch):
+    monkeypatch.setitem(sys.modules, "numpy", None)
+    result = replayed(log, LIMITED)
+    assert (result.curves, result.without_curve) == ([], [collection.NEEDS_NUMPY])
+    assert result.outcome.denied
+
+
+@pytest.mark.parametrize("bound", ["MOST_ARRIVALS", "MOST_COUNTERS"])
+def test_a_log_with_too_many_arrivals_has_no_curve(log, monkeypatch, bound):
+    monkeypatch.setattr(arrivals, bound, 2)
+    result = replayed(log, LIMITED)
+    what = "2 requests at rules" if bound == "MOST_ARRIVALS" else "2 counters"
+    assert (result.curves, result.without_curve) == ([], [f"there is no what-if: the log has more than {what}"])
+
+
+def test_a_curve_that_differs_from_the_replay_is_not_shown(log):
+    rules = {"domain": "d", "storage": {"max_counters": 1}, "rules": [LIMITED]}
+    result = replay(Options(logs=[str(log)], rules=rules, form=FORM))
+    assert result.curves == []
+    assert "'limited' (its counters did not fit into memory)" in result.without_curve[0]
+
+
+def test_parts_of_the_clients_are_merged_to_all_clients(tmp_path):
+    rules = {"domain": "d", "rules": [LIMITED, LIMITED | {"name": "other", "shadow": True}]}
+    parts = []
+    for name, chosen in (("all", {1, 2, 3}), ("some", {2}), ("others", {1, 3})):
+        path = tmp_path / name
+        path.write_text(lines(request for request in REQUESTS if request[1] in chosen))
+        parts.append(_collected(path, rules))
+    (whole, results), (first, _), (second, _) = parts
+    other = pickle.loads(pickle.dumps(second.arrivals))
+    first.merge(other, [])
+    assert find_curves(first._subjects, results, first.arrivals, None).curves == whole.curves(results)[0]
+    assert len(whole.curves(results)[0]) == 2
+
+
+def _collected(path, rules):
+    """What a replay has collected, and the results of its rules."""
+    found = []
+    with pytest.MonkeyPatch.context() as patch:
+        made = collection.Collection.__init__
+
+        def note(self, *args):
+            made(self, *args)
+            found.append(self)
+
+        patch.setattr(collection.Collection, "__init__", note)
+        result = replay(Options(logs=[str(path)], rules=rules, form=FORM))
+    return found[0], result.outcome.rules
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 40), st.integers(0, 4)), max_size=50),
+    st.integers(1, 30),
+    st.booleans(),
+)
+def test_the_busiest_window_is_that_of_a_search(requests, window, aligned):
+    requests.sort(key=lambda request: request[0])
+    times, clients = (np.array([request[place] for request in requests], np.int64) for place in (0, 1))
+    expected = [0] * (max([client for _, client in requests], default=-1) + 1)
+    for at, client in requests:
+        begin = at // window * window if aligned else at - window + 1
+        inside = [1 for other, owner in requests if owner == client and begin <= other <= at]
+        if aligned:
+            inside = [1 for other, owner in requests if owner == client and begin <= other < begin + window]
+        expected[client] = max(expected[client], len(inside))
+    assert busiest(times, clients, window, aligned=aligned).tolist() == expected
+
+
+def test_a_window_beyond_64_bits_has_no_peak():
+    times = np.arange(3, dtype=np.int64) * 2**61
+    with pytest.raises(TooLong):
+        busiest(times, np.array([0, 1, 2]), 2**62)
+
+
+def test_many_peaks_are_joined_under_the_greatest():
+    peaks = distribution(np.arange(1, 5000), most=50)
+    assert len(peaks) <= 50
+    assert sum(number for _, number in peaks) == 4999
+    assert peaks[-1][0] == 4999
+    assert distribution(np.array([3, 1, 3])) == ((1, 1), (3, 2))
+
+
+@given(st.integers(0, 10**9), st.dictionaries(st.integers(1, 10**6), st.integers(1, 99), max_size=20))
+def test_the_limits_of_a_curve_have_that_in_force_and_the_highest_peak(limit, peaks):
+    held = sorted(peaks.items())
+    found = candidates(limit, held)
+    assert found == sorted(set(found))
+    assert limit in found
+    assert len(found) <= MOST_LIMITS
+    assert not held or held[-1][0] in found
+    if limit:
+        others = replayed_candidates(limit)
+        assert (len(set(others)), limit in others, min(others) >= 1) == (7, False, True)
+
+
+def test_the_rows_to_show_have_the_limit_in_force_and_the_first_that_denies_nothing():
+    limits = [1, 2, 5, 10, 20, 30, 40, 50, 60, 80, 100, 120]
+    denied = [90, 80, 60, 40, 30, 20, 9, 5, 1, 0, 0, 0]
+    rows = [limits[place] for place in rows_to_show(limits, 20, denied, 100)]
+    assert rows == [1, 10, 20, 40, 60, 80, 120]
