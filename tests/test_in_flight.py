@@ -11,6 +11,7 @@ from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import SECOND, Ask, Quota
 from ratelimit_mw.stores.memory import MemoryStore
 from tests.support.patience import eventually
+from tests.support.processes import in_child
 
 QUOTA = Quota("concurrency", 10, 10 * SECOND, buckets=10)
 KEY = "d:r:cc10:{x}"
@@ -205,9 +206,5 @@ def test_without_a_thread_leases_end_unrenewed(store, in_flight, monkeypatch):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_child_renews_and_ends_nothing_of_its_parents(store, in_flight, clock):
     lease = taken(store, in_flight)
-    child = os.fork()
-    if child == 0:
-        fine = len(in_flight) == 0 and in_flight.end(lease) is None
-        os._exit(0 if fine else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert in_child(lambda: [len(in_flight), in_flight.end(lease)]) == [0, None]
     assert in_flight.end(lease) is not None

@@ -1,7 +1,6 @@
 """The load as a process measures it."""
 
 import asyncio
-import os
 import time
 
 import pytest
@@ -11,6 +10,7 @@ from ratelimit_mw.identity.http_request import WsgiRequest
 from ratelimit_mw.model import Ask, Charge, Elastic, Quota, Rule
 from ratelimit_mw.settings import LoadSettings
 from tests.shells.loads import Idle
+from tests.support.processes import in_child
 
 
 class Time:
@@ -236,9 +236,10 @@ def test_a_child_of_a_fork_has_no_requests_in_flight():
     parent = meter(Time(), capacity=1)
     for _ in range(5):
         parent.arrived(1)
-    child = os.fork()
-    if not child:
+
+    def work():
         parent.arrived(1)
-        os._exit(0 if parent._in_flight == 1 else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        return parent._in_flight
+
+    assert in_child(work) == 1
     assert load_of(Signals(busy=parent._in_flight)) == 1.0

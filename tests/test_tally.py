@@ -14,6 +14,7 @@ from ratelimit_mw.asgi import RateLimitMiddleware
 from ratelimit_mw.model import EntryList
 from ratelimit_mw.tally import MOST_RULES, OTHER
 from tests.shells.asking import exchange, http_scope
+from tests.support.processes import in_child
 
 YEARS = "per 10 years"
 
@@ -222,17 +223,13 @@ def test_threads_lose_no_count():
 def test_the_child_of_a_fork_counts_from_0():
     with limiter(rule(limit=f"2 {YEARS}")) as each:
         ask(each, 3)
-        reading, writing = os.pipe()
-        child = os.fork()
-        if not child:
+
+        def work():
             ask(each, 2)
-            os.write(writing, repr(counted(each)).encode())
-            os._exit(0)
-        os.waitpid(child, 0)
-        assert os.read(reading, 1000) == repr(({"denied": 2}, {"a": {"denied": 2, "limited": 2}})).encode()
+            return counted(each)
+
+        assert in_child(work) == [{"denied": 2}, {"a": {"denied": 2, "limited": 2}}]
         assert counted(each)[0] == {"allowed": 2, "denied": 1}
-    os.close(reading)
-    os.close(writing)
 
 
 def test_a_middleware_counts_each_request():

@@ -1,7 +1,5 @@
 """The places of threads that wait for their turn: exactly so many, whoever asks at the same moment."""
 
-import os
-import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -14,6 +12,7 @@ from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.process_local import _all
 from ratelimit_mw.stores.memory import MemoryStore
 from tests.support.patience import WITHIN, eventually
+from tests.support.processes import in_child
 
 QUEUE = {"name": "queue", "limit": "100 per second", "algorithm": "leaky_bucket", "burst": 10, "max_waiting": 1}
 IDLE, BUSY = "192.0.2.1", "192.0.2.2"  # who need not wait, who has to
@@ -115,11 +114,7 @@ def test_a_child_of_a_fork_has_all_its_places(waiting, pool):
     late = pool.submit(waiting.enter_when_free, second, 1)
     held_up(waiting)
     with waiting._lock:  # as another thread may, at the moment of the fork
-        child = os.fork()
-        if not child:
-            signal.alarm(int(WITHIN))
-            os._exit(0 if waiting.enter(third, 1) and not waiting.enter(fourth, 1) else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert in_child(lambda: [waiting.enter(third, 1), waiting.enter(fourth, 1)]) == [True, False]
     waiting.leave(first)
     assert late.result(WITHIN)
 

@@ -16,6 +16,7 @@ from ratelimit_mw.reload.database import RulesDatabase
 from tests.rules.living import ASGI, WSGI, limit_of, text
 from tests.support.apps import gunicorn, uvicorn
 from tests.support.patience import eventually
+from tests.support.processes import in_child
 
 BROKEN = {
     "half a file": "domain: d\nrules:\n  - {name: new, by: ip, lim",
@@ -112,22 +113,14 @@ class Child:
     @staticmethod
     def run(work):
         """What `work` returns in a child, or the text of the ConfigurationError that it raises."""
-        reading, writing = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            said = "it failed otherwise"
+
+        def said():
             try:
-                said = work()
+                return work()
             except ConfigurationError as error:
-                said = f"refused: {error}"
-            finally:
-                os.write(writing, json.dumps(said).encode())
-                os._exit(0)
-        os.close(writing)
-        with os.fdopen(reading) as stream:
-            said = json.load(stream)
-        os.waitpid(pid, 0)
-        return said
+                return f"refused: {error}"
+
+        return in_child(said)
 
 
 def started(config, checks=()):

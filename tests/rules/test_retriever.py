@@ -17,6 +17,7 @@ from ratelimit_mw.reload.database import RulesDatabase
 from ratelimit_mw.reload.watcher import Retriever
 from tests.rules.living import limit_of, text
 from tests.support.patience import eventually
+from tests.support.processes import Forked
 
 case = pytest.param
 
@@ -263,21 +264,18 @@ class TestThreads:
     def test_a_fork_s_child_watches_for_itself(self, file, limiter):
         limiter.check(CLIENT)
         read, write = os.pipe()
-        child = os.fork()
-        if child == 0:
-            try:
-                limiter.check(CLIENT)
-                os.write(write, b"asked")
-                eventually(lambda: limit_of(limiter) == 7)
-                os.write(write, b"saw 7")
-            finally:
-                os._exit(0)
+
+        def work():
+            limiter.check(CLIENT)
+            os.write(write, b"asked")
+            eventually(lambda: limit_of(limiter) == 7)
+
+        child = Forked(work)
+        os.close(write)
         assert os.read(read, 5) == b"asked"
         replaced(file, text("7 per minute", reload="100ms"))
-        assert os.read(read, 5) == b"saw 7"
-        os.waitpid(child, 0)
+        child.result()
         os.close(read)
-        os.close(write)
         eventually(lambda: limit_of(limiter) == 7)
 
 

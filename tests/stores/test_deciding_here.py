@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import time
 
 import pytest
@@ -11,6 +10,7 @@ from ratelimit_mw import ManualClock, RateLimiter
 from ratelimit_mw.stores.memory import MemoryStore
 from ratelimit_mw.stores.redis.store import RedisStore
 from tests.support.patience import eventually
+from tests.support.processes import in_child
 
 ATTRIBUTES = {"remote_address": "203.0.113.7"}
 
@@ -122,15 +122,13 @@ def test_a_child_of_a_fork_settles_for_itself(any_server):
     with RateLimiter(config(consistency="lease"), storage=any_server.url) as limiter:
         for _ in range(100):
             limiter.check(ATTRIBUTES)
-        child = os.fork()
-        if child == 0:
-            try:
-                admitted = sum(limiter.check(ATTRIBUTES).allowed for _ in range(100))
-                limiter.close()
-                os._exit(admitted)
-            finally:
-                os._exit(255)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 100
+
+        def work():
+            admitted = sum(limiter.check(ATTRIBUTES).allowed for _ in range(100))
+            limiter.close()
+            return admitted
+
+        assert in_child(work) == 100
         limiter._storage._leases.settle()
         with RateLimiter(config(), storage=any_server.url) as other:
             assert other.peek(ATTRIBUTES).remaining == 800

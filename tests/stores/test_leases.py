@@ -1,8 +1,6 @@
 """Leases and write-back: what a process decides by itself, and what the store hears of it."""
 
 import asyncio
-import contextlib
-import os
 import random
 import subprocess
 import sys
@@ -23,6 +21,7 @@ from ratelimit_mw.stores.memory import MemoryStore
 from ratelimit_mw.stores.redis.store import RedisStore
 from tests.stores.contract import KINDS, Awaited, Contract
 from tests.support.apps import LONG
+from tests.support.processes import Forked
 
 MINUTE = 60 * SECOND
 START = 1_700_000_040  # on the minute
@@ -765,17 +764,16 @@ def test_a_child_of_a_fork_has_no_shares(any_server, consistency):
     leases = Leases(store)
     ask = Ask("d:r:{x}", quota(100, consistency, period=LONG))
     admitted(leases, ask, 40)
-    child = os.fork()
-    if child == 0:
-        with contextlib.suppress(BaseException):
-            total = admitted(leases, ask, 200)
-            leases.close()
-            os._exit(total)
-        os._exit(255)
+
+    def work():
+        total = admitted(leases, ask, 200)
+        leases.close()
+        return total
+
+    child = Forked(work)
     own = admitted(leases, ask, 10)
-    _, status = os.waitpid(child, 0)
-    own += admitted(leases, ask, 200)
-    total = 40 + own + os.waitstatus_to_exitcode(status)
+    in_the_child = child.result()
+    total = 40 + own + in_the_child + admitted(leases, ask, 200)
     assert total == 100 if consistency == "lease" else 100 <= total <= 100 + worst_over_admission(2, 100)
     leases.close()
 

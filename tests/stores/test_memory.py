@@ -1,7 +1,6 @@
 """What holds of the memory store beyond the contract: its bound, and what it drops."""
 
 import itertools
-import os
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +12,7 @@ from ratelimit_mw.stores import memory
 from ratelimit_mw.stores.bans import quota_of
 from ratelimit_mw.stores.memory import MemoryStore
 from tests.stores.contract import ALL, MINUTE, quota
+from tests.support.processes import in_child
 
 HOUR = 3_600 * SECOND
 
@@ -235,10 +235,7 @@ def test_a_fork_while_the_lock_is_held_hangs_nobody(clock):
     store = MemoryStore(clock=clock)
     store.decide(one("d:r:{x}"))
     with store._lock:  # as another thread of the parent would
-        pid = os.fork()
-        if pid == 0:
-            os._exit(store.decide(one("d:r:{x}")).outcomes[0].remaining)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
+        assert in_child(lambda: store.decide(one("d:r:{x}")).outcomes[0].remaining) == 3
     assert store.decide(one("d:r:{x}")).outcomes[0].remaining == 3
 
 

@@ -1,7 +1,6 @@
 """Named texts under a version: what rules and overrides lie in."""
 
 import contextlib
-import os
 import threading
 import time
 
@@ -11,6 +10,7 @@ from ratelimit_mw.errors import Conflict, StoreUnavailable
 from ratelimit_mw.stores.base import Timer
 from ratelimit_mw.stores.records import open_records
 from tests.support.patience import eventually
+from tests.support.processes import in_child
 
 
 @pytest.fixture(params=["memory", "redis", "unix"])
@@ -156,15 +156,7 @@ def test_what_redis_refuses_is_unavailable(any_server):
 def test_a_fork_s_child_has_connections_of_its_own(any_server):
     records = open_records(any_server.url)
     records.write("k", {"a": "1"})
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            records.write("k", {"b": "2"})
-            status = 0
-        finally:
-            os._exit(status)
-    assert os.waitpid(child, 0)[1] == 0
+    in_child(lambda: records.write("k", {"b": "2"}))
     assert records.read("k") == (2, {"a": "1", "b": "2"})
     records.close()
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import os
 import ssl
 import sys
 import textwrap
@@ -25,7 +24,7 @@ from ratelimit_mw.stores.redis.store import RedisStore
 from tests.stores.contract import ALL, EXACT, MINUTE, quota
 from tests.support.apps import ROOT, gunicorn
 from tests.support.patience import aeventually, at_most, eventually
-from tests.support.processes import end, spawn
+from tests.support.processes import end, in_child, spawn
 from tests.support.proxy import Proxy
 
 
@@ -353,32 +352,14 @@ def test_closed_it_has_no_connection(any_server, store):
     eventually(lambda: clients_of(any_server) == 0)
 
 
-def in_child(work):
-    """What `work` returns in a forked child, as text."""
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            answer = str(work())
-        except BaseException as error:  # noqa: BLE001  a child must never return into the test
-            answer = repr(error)
-        os.write(writer, answer.encode())
-        os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader) as pipe:
-        answer = pipe.read()
-    os.waitpid(pid, 0)
-    return answer
-
-
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_after_a_fork_parent_and_child_go_on_with_connections_of_their_own(any_server):
     store = RedisStore(any_server.url, timeout=10)
     assert store.decide([ask()]).outcomes[0].remaining == 99
-    assert in_child(lambda: store.decide([ask()]).outcomes[0].remaining) == "98"
+    assert in_child(lambda: store.decide([ask()]).outcomes[0].remaining) == 98
     assert store.decide([ask()]).outcomes[0].remaining == 97
-    assert in_child(lambda: asyncio.run(store.adecide([ask()])).outcomes[0].remaining) == "96"
-    assert in_child(lambda: (store.close(), store.decide([ask()]).outcomes[0].remaining)[1]) == "95"
+    assert in_child(lambda: asyncio.run(store.adecide([ask()])).outcomes[0].remaining) == 96
+    assert in_child(lambda: (store.close(), store.decide([ask()]).outcomes[0].remaining)[1]) == 95
     assert store.decide([ask()]).outcomes[0].remaining == 94
     store.close()
 
@@ -397,7 +378,7 @@ def test_a_fork_while_every_lock_is_held_hangs_nobody(any_server):
         thread.start()
     try:
         for _ in range(10):
-            assert in_child(lambda: store.decide([ask(key="d:child:{x}")]).outcomes[0].allowed) == "True"
+            assert in_child(lambda: store.decide([ask(key="d:child:{x}")]).outcomes[0].allowed)
     finally:
         done.set()
         for thread in threads:

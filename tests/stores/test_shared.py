@@ -27,7 +27,7 @@ from tests.stores.contract import MINUTE
 from tests.stores.shared import killed_at_any_moment, one, opened, start, taken
 from tests.support.interrupts import at_every_line
 from tests.support.patience import eventually
-from tests.support.processes import end
+from tests.support.processes import end, in_child
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="lmdb:// does not work on Windows")
 
@@ -135,10 +135,7 @@ os.kill(os.getpid(), signal.SIGKILL)
             thread.start()
         children = 20
         for _ in range(children):
-            pid = os.fork()
-            if pid == 0:
-                os._exit(0 if store.decide(one()).outcomes[0].allowed else 1)
-            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+            assert in_child(lambda: store.decide(one()).outcomes[0].allowed)
         stopped.set()
         for thread in threads:
             thread.join()

@@ -7,12 +7,15 @@ that started the child ends, and only on Linux.
 """
 
 import contextlib
+import faulthandler
+import json
 import os
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Sequence
 from typing import Any
 
 _REAPER = """
@@ -27,6 +30,9 @@ for group in groups:
     except OSError:
         pass
 """
+
+_HUNG = 60.0
+"""The seconds after which the child of a fork is hung."""
 
 _lock = threading.Lock()
 _reaper: subprocess.Popen[str] | None = None
@@ -76,3 +82,47 @@ def dismiss() -> None:
         if _reaper is not None:
             _reaper.communicate()
             _reaper = None
+
+
+class Forked:
+    """The child of a fork. It runs `work` and ends: it never returns into the tests, whatever `work` raises."""
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        reading, writing = os.pipe()
+        # coverage has a lock that another thread may hold at this moment. The child would wait for it for ever.
+        tracer = sys.gettrace()
+        sys.settrace(None)
+        self._pid = os.fork()
+        if self._pid == 0:
+            self._run(work, writing)
+        sys.settrace(tracer)
+        os.close(writing)
+        self._reading = reading
+
+    def result(self) -> Any:
+        """Wait for the child and return what `work` returned, as JSON has it.
+
+        Raises AssertionError with the child's traceback if `work` raised, and with its stacks if it was hung.
+        """
+        with os.fdopen(self._reading) as stream:
+            text = stream.read()
+        os.waitpid(self._pid, 0)
+        try:
+            return json.loads(text)
+        except ValueError:
+            raise AssertionError(f"the child of the fork failed:\n{text}") from None
+
+    @staticmethod
+    def _run(work: Callable[[], Any], writing: int) -> None:
+        try:
+            faulthandler.dump_traceback_later(_HUNG, exit=True, file=writing)
+            text = json.dumps(work())
+        except BaseException:  # noqa: BLE001  the parent raises it
+            text = traceback.format_exc()
+        os.write(writing, text.encode())
+        os._exit(0)
+
+
+def in_child(work: Callable[[], Any]) -> Any:
+    """Return what `work` returns in the child of a fork. See `Forked.result`."""
+    return Forked(work).result()

@@ -2,9 +2,12 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
+
+import pytest
 
 from tests.support.apps import ROOT
-from tests.support.processes import end, spawn
+from tests.support.processes import end, in_child, spawn
 
 # That a process is gone is seen by the end of a pipe that it held open.
 
@@ -43,3 +46,17 @@ def test_children_end_when_the_tests_are_killed():
         assert tests.stdout.readline() == b"up\n"
         tests.kill()
         assert tests.stdout.read() == b""
+
+
+def test_the_child_of_a_fork_that_raises_fails_its_test_and_ends():
+    def work():
+        raise KeyError("lost")
+
+    with pytest.raises(AssertionError, match=r"in work\n.*\nKeyError: 'lost'"):
+        in_child(work)
+
+
+def test_the_child_of_a_fork_that_is_hung_is_ended_with_its_stack(monkeypatch):
+    monkeypatch.setattr("tests.support.processes._HUNG", 0.1)
+    with pytest.raises(AssertionError, match="Timeout"):
+        in_child(lambda: time.sleep(60))
