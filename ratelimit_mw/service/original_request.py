@@ -115,11 +115,8 @@ def original_scope(scope: Scope) -> Scope | Unanswerable:
 
 
 def _path_and_query(uri: bytes) -> tuple[bytes, bytes]:
-    """Return the path, which begins with a slash, and the query. The scheme, the host and the fragment are left out."""
+    """Return the path and the query, without the fragment. A scheme and a host stay, as servers leave them to apps."""
     if b"#" in uri:  # servers do not give a fragment to the app
         uri = uri.partition(b"#")[0]
     path, _, query = uri.partition(b"?")
-    if path[:1] != b"/":
-        _, scheme, rest = path.partition(b"://")
-        path = b"/" + rest.partition(b"/")[2] if scheme else b"/" + path
     return path, query

@@ -19,6 +19,11 @@ Point = tuple[Labels, Value]
 _SWITCH = {"off": 0, "shadow": 1, "on": 2}
 
 
+def label_of(limiter: RateLimiter | None, domain: str, name: str) -> str:
+    """Return the label of a rule: its name, after its domain if the rules of the limiter have several domains."""
+    return f"{domain}/{name}" if domain and limiter is not None and len(limiter.rules.parts) > 1 else name
+
+
 class Reading:
     """What one export reads.
 
@@ -30,11 +35,10 @@ class Reading:
     def __init__(self, limiter: RateLimiter) -> None:
         self.limiter = limiter
         self.counts = limiter.tally.snapshot()
-        self._several = len(limiter.rules.parts) > 1
 
     def rule(self, domain: str, name: str) -> str:
-        """Return the label of a rule: its name, after its domain if the rules have several domains."""
-        return f"{domain}/{name}" if self._several and domain else name
+        """Return the label of a rule, as `label_of` does."""
+        return label_of(self.limiter, domain, name)
 
     def by_rule(self, read: Callable[[RuleSnapshot], Iterable[Point]]) -> Iterable[Point]:
         """Return the points of all rules. Each has the label of its rule in front."""

@@ -10,7 +10,7 @@ from opentelemetry.metrics import CallbackOptions, Histogram, Meter, MeterProvid
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.model import Decision
 from ratelimit_mw.tally import Cell
-from ratelimit_mw.telemetry.measures import MEASURES, Measure, Reading, points
+from ratelimit_mw.telemetry.measures import MEASURES, Measure, Reading, label_of, points
 
 __all__ = ["export"]
 
@@ -76,7 +76,6 @@ class _Samples:
     def record(self) -> None:
         """Record all values that wait."""
         limiter = self._limiter()
-        several = limiter is not None and len(limiter.rules.parts) > 1
         while True:
             try:
                 cell, value = self._waiting.popleft()
@@ -85,7 +84,7 @@ class _Samples:
             if cell is None:
                 self._histograms["ratelimit_decision_seconds"].record(value, self._store)
             else:
-                rule = f"{cell.domain}/{cell.name}" if several and cell.domain else cell.name
+                rule = label_of(limiter, cell.domain, cell.name)
                 self._histograms["ratelimit_used_ratio"].record(value, {"rule": rule})
 
 

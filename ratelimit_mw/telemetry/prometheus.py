@@ -14,7 +14,7 @@ from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.process_local import event, lazy, lock, reset_after_fork
 from ratelimit_mw.snapshots import Distribution
 from ratelimit_mw.tally import Cell
-from ratelimit_mw.telemetry.measures import MEASURES, Labels, Measure, Reading, points
+from ratelimit_mw.telemetry.measures import MEASURES, Labels, Measure, Reading, label_of, points
 
 __all__ = ["export"]
 
@@ -148,9 +148,7 @@ class _Files:
         if cell is None:
             self._histograms["ratelimit_decision_seconds"].labels(self._store).observe(value)
         else:
-            limiter = self._limiter()
-            several = limiter is not None and len(limiter.rules.parts) > 1 and cell.domain
-            label = f"{cell.domain}/{cell.name}" if several else cell.name
+            label = label_of(self._limiter(), cell.domain, cell.name)
             self._histograms["ratelimit_used_ratio"].labels(label).observe(value)
 
     def _start(self) -> None:

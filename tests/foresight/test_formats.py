@@ -81,6 +81,23 @@ def test_a_header_is_read_from_the_headers_in_json_whatever_its_case():
     assert {each.extra for each in found} == {("curl/8.5.0", None, None)}
 
 
+@pytest.mark.parametrize(
+    ("form", "line", "target"),
+    [
+        ("$msec $remote_addr $request_method $uri $status", "7.0 192.0.2.1 GET /a 200", "/a"),
+        ("$msec $remote_addr $request_method $uri $args $status", "7.0 192.0.2.1 GET /a b=1 200", "/a?b=1"),
+        ("$msec $remote_addr $request_method $uri $args $status", "7.0 192.0.2.1 GET /a - 200", "/a"),
+        ("$msec $time_iso8601 $remote_addr $uri $status", "7.0 2026-03-01T12:00:00Z 192.0.2.1 /a 200", "/a"),
+        ("$msec $remote_addr $status $status $uri", "7.0 192.0.2.1 200 404 /a", "/a"),
+    ],
+)
+def test_a_format_may_lack_the_query_or_tell_a_field_twice(tmp_path, form, line, target):
+    path = tmp_path / "access.log"
+    path.write_text(line + "\n")
+    (found,) = entries(path, ["status"], form=form)[0]
+    assert found[:5] == (7_000_000, "192.0.2.1", "GET", target, 200)
+
+
 @pytest.mark.parametrize("opener", [gzip.open, bz2.open, lzma.open])
 def test_a_compressed_log_is_read_whatever_its_name(opener, tmp_path):
     path = tmp_path / "access.log.1"

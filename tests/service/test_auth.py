@@ -2,6 +2,7 @@
 
 import logging
 import string
+import time
 
 import httpx
 import pytest
@@ -11,10 +12,12 @@ from hypothesis import strategies as st
 from ratelimit_mw import RateLimiter
 from ratelimit_mw.asgi import RateLimitMiddleware
 from ratelimit_mw.clock import ManualClock
+from ratelimit_mw.identity.http_request import AsgiRequest
 from ratelimit_mw.service.api import http_app
 from ratelimit_mw.service.auth import Auth
+from ratelimit_mw.service.original_request import original_scope
 from tests.service.http_service import CLIENT, START, file, nginx, service, serving, traefik
-from tests.shells.asking import serve
+from tests.shells.asking import http_scope, serve
 
 LOGIN = {
     "name": "login",
@@ -62,6 +65,16 @@ def test_a_spelling_of_the_path_does_not_bypass_its_rule(server, asked, uri):
     client = server.use(file([LOGIN]))
     answers = [client.get("/auth", headers=asked(uri, "POST")).status_code for _ in range(2)]
     assert answers == [200, 429]
+
+
+@pytest.mark.parametrize(
+    "uri", ["http://shop.example/login", "http://shop.example", "http://h/a;b", "*", "login", "a/http://h/login", "?x"]
+)
+def test_a_uri_that_does_not_begin_with_a_slash_is_read_as_by_the_middleware(uri):
+    original = [(b"x-original-method", b"GET"), (b"x-original-uri", uri.encode())]
+    found = AsgiRequest(original_scope({"asgi": {}, "headers": original}))
+    under_a_server = AsgiRequest(http_scope(uri.partition("?")[0]))
+    assert (found.path, found.readings) == (under_a_server.path, under_a_server.readings)
 
 
 CONFIGS = {
@@ -346,8 +359,10 @@ def test_a_rule_that_needs_the_response_is_ignored(server):
 def test_a_request_that_must_wait_is_answered_when_its_turn_has_come(server):
     rule = {"name": "r", "by": "ip", "limit": "20 per second", "algorithm": "leaky_bucket", "max_wait": "1s"}
     client = server.use(file([rule]))
+    begun = time.monotonic()
     answers = [client.get("/auth", headers=nginx()) for _ in range(3)]
     assert [answer.status_code for answer in answers] == [200] * 3
+    assert time.monotonic() - begun > 0.149  # the clock stands still, so the turns are after 0, 50 and 100 ms
 
 
 def test_requests_are_shed_under_load(server, tmp_path, monkeypatch):

@@ -63,6 +63,20 @@ def test_a_value_of_a_histogram_is_exported_once(limiter, reader):
     assert collected(reader)["ratelimit_decision_seconds"]["store=memory"].count == 3
 
 
+def test_rules_of_several_domains_have_their_domain_in_front(tmp_path):
+    for domain in ("one", "two"):
+        (tmp_path / f"{domain}.yaml").write_text(f"domain: {domain}\nrules: [{{name: a, limit: 1 per day}}]\n", "utf-8")
+    made = InMemoryMetricReader()
+    provider = MeterProvider([made])
+    with RateLimiter(tmp_path, clock=ManualClock()) as several:
+        export(several, provider)
+        several.check({"ip": "192.0.2.1"}, domain="two")
+        found = collected(made)
+        provider.shutdown()
+    assert found["ratelimit_rule_requests_total"]["rule=two/a,outcome=allowed"].value == 1
+    assert found["ratelimit_used_ratio"].keys() == {"rule=two/a"}
+
+
 def test_a_span_that_records_has_the_decision(limiter, reader):
     tracer = TracerProvider().get_tracer("test")
     for _ in range(3):

@@ -121,6 +121,7 @@ def test_rules_of_several_domains_have_their_domain_in_front(tmp_path):
         found = samples(registry)
     assert found["ratelimit_rule_requests_total,outcome=allowed,rule=one/a"] == 1
     assert found["ratelimit_rule_requests_total,outcome=allowed,rule=two/a"] == 1
+    assert found["ratelimit_used_ratio_count,rule=one/a"] == 1  # the first request of 16
 
 
 def test_a_limiter_that_is_gone_has_no_metrics():
