@@ -12,6 +12,7 @@ has its module behind it:
     │   ├── BodyTooLong             the body of a request to the service is too long (service.api)
     │   ├── _DuplicateKey           an object in such a body has a key twice (service.checks)
     │   ├── UnknownFormat           the format of a log is not known (foresight.logs.formats)
+    │   ├── UnsuitableLog           nothing can be proposed for a log (foresight.suggest.history)
     │   └── _Hinted                 a text cannot be read
     │       ├── DurationError       a text is not a duration
     │       └── TemplateError       a text is not a path template

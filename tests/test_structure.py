@@ -33,6 +33,7 @@ SHORT = {
     "foresight/__init__.py": "a package's docstring",
     "foresight/logs/__init__.py": "a package's docstring",
     "foresight/report/__init__.py": "a package's docstring",
+    "foresight/suggest/__init__.py": "a package's docstring",
     "foresight/what_if/__init__.py": "a package's docstring",
     "http/__init__.py": "a package's docstring",
     "identity/__init__.py": "the kinds of requests that users import",
@@ -174,6 +175,11 @@ ADDED = {
     "foresight/requests.py": "requests made of the lines of a log",
     "foresight/results.py": "what a replay counts, in bounded memory",
     "foresight/simulation.py": "the engine on the clock of a log",
+    "cli/suggest.py": "the command that proposes limits",
+    **{
+        f"foresight/suggest/{name}.py": "limits that are proposed for a log"
+        for name in ("__init__", "behaviour", "history", "peaks", "proposal", "routes", "text")
+    },
     "foresight/logs/__init__.py": "a package's docstring",
     "foresight/logs/entry.py": "one request as a log tells it",
     "foresight/logs/formats.py": "the formats with a name, and which one a log is in",

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from ratelimit_mw.algorithms import ALGORITHMS
-from ratelimit_mw.cli import ask, counters, explain, operators, replay, routes, rules, serve
+from ratelimit_mw.cli import ask, counters, explain, operators, replay, routes, rules, serve, suggest
 from ratelimit_mw.cli.common import HELD_NOTES, Json, say, say_json, say_table, show_notes
 from ratelimit_mw.clock import ManualClock
 from ratelimit_mw.config.file import json_schema
@@ -136,6 +136,7 @@ _COMMANDS = (
     explain.explain,
     routes.routes,
     replay.replay,
+    suggest.suggest,
     counters.show,
     counters.top,
     counters.reset,

@@ -1,0 +1,314 @@
+"""The requests of a log by client, in bounded memory.
+
+At most four million requests of half a million clients are kept, and a quarter of a million paths. This takes less
+than 400 MB. If a log has more, only every second client is kept, then every fourth, and so on. Which ones depends on
+a hash of the client alone, so neither the order of the lines nor their division into files changes the result.
+"""
+
+import re
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from typing import NamedTuple
+from urllib.parse import unquote_to_bytes
+from zlib import crc32
+
+from ratelimit_mw.foresight.logs.entry import Entry
+from ratelimit_mw.foresight.logs.inputs import Log
+from ratelimit_mw.identity.address import canonical, masked
+from ratelimit_mw.identity.decoding import cleaned, readings
+from ratelimit_mw.settings import ClientSettings
+
+INT, UUID, ANY = "{int}", "{uuid}", "{any}"
+"""The segments that stand for values: whole numbers, UUIDs, and any other text. A literal segment has no brace."""
+
+OTHER = (ANY,) * 17
+"""The path of requests whose own path is too long, or came when the table of paths was full. No rule is for it."""
+
+_MOST_SEGMENTS = 16
+_LONGEST_SEGMENT = 60
+_MOST_REQUESTS = 4_000_000
+_MOST_CLIENTS = 500_000
+_MOST_OF_A_CLIENT = 100_000
+"""The most requests of one client that are kept. A client with more is far beyond all others."""
+
+_MOST_PATHS = 200_000
+_MOST_PARENTS = 50_000
+"""The places for paths without their last segment, when there is no place left for whole paths."""
+
+_MOST_CACHED = 100_000
+
+_INT = re.compile("[0-9]+")
+_UUID = re.compile("[0-9a-fA-F]{8}-?(?:[0-9a-fA-F]{4}-?){3}[0-9a-fA-F]{12}")
+_HEX = re.compile("(?=.*[0-9])[0-9a-fA-F]{8,}")
+_TOKEN = re.compile("(?=.*[0-9])(?=.*[a-z])(?=.*[A-Z])[A-Za-z0-9_=-]{20,}")
+# What a template cannot hold as a text: braces, stars, other dialects, escapes (paths are decoded once), `?` and `#`.
+_NOT_LITERAL = re.compile(r"[{}*?#<>\\^$]|^:|%[0-9A-Fa-f]{2}|://|\A\.{1,2}\Z")
+
+_STATUS = 32
+_PATH = 42
+TRACK = (1 << _PATH) - 1
+"""Masks what a request has in common with others of its track: the hash of method and path, and the status."""
+
+IPV6_PREFIX = ClientSettings("").ipv6_prefix
+"""The bits of an IPv6 address that identify a client, as in a rules file that does not set them."""
+
+
+class Route(NamedTuple):
+    """A method, and a path whose values are `INT`, `UUID` or `ANY`."""
+
+    method: str
+    path: tuple[str, ...]
+
+
+class Request(NamedTuple):
+    """One request that was kept.
+
+    Attributes:
+        at: Its time, in microseconds since the epoch.
+        route: The index of its route in `History.routes`.
+        status: The status. 0 if the log does not have it.
+        track: Equal for requests with the same method, path and status.
+    """
+
+    at: int
+    route: int
+    status: int
+    track: int
+
+
+class UnsuitableLog(ValueError):
+    """Nothing can be proposed for a log: it has no addresses, or too little. The text says it to the user."""
+
+
+class History:
+    """The requests of each client.
+
+    Args:
+        since: The first time that is used, in microseconds since the epoch.
+        until: The end: requests from this time on are not used.
+        most_requests: The most requests that are kept.
+        most_clients: The most clients that are kept.
+    """
+
+    def __init__(
+        self,
+        since: int = 0,
+        until: int | None = None,
+        *,
+        most_requests: int = _MOST_REQUESTS,
+        most_clients: int = _MOST_CLIENTS,
+    ) -> None:
+        self.requests = 0
+        """All requests, also those that were not kept."""
+        self.skipped = 0
+        """The requests before `since`, or from `until` on."""
+        self.without_address = 0
+        """The requests without an address that can be read. They belong to no client."""
+        self.formats: list[str] = []
+        """The formats of the logs, in their order."""
+        self.unreadable = 0
+        """The lines that could not be read."""
+        self.without_request = 0
+        """The lines without a request that could be read."""
+        self.limited_before = 0
+        """The requests with the status 429."""
+        self.first = self.last = 0
+        self.routes: list[Route] = [Route("", OTHER)]
+        self.one_of = 1
+        """One of so many clients was kept."""
+        self._since, self._until = since, until if until is not None else 1 << 63
+        self._most_requests, self._most_clients = most_requests, most_clients
+        self._kept = 0
+        self._clients: dict[str, array[int]] = {}
+        self._by_text: dict[str, array[int] | None] = {}
+        self._numbers: dict[Route, int] = {}
+        self._tracks: dict[tuple[str, str], int] = {}
+
+    @property
+    def clients(self) -> list[str]:
+        """The clients that were kept, sorted."""
+        return sorted(self._clients)
+
+    @property
+    def lines(self) -> int:
+        """All lines: requests, and those that could not be read."""
+        return self.requests + self.skipped + self.unreadable + self.without_request
+
+    def read(
+        self,
+        paths: Sequence[str],
+        form: str = "auto",
+        places: Mapping[str, str] | None = None,
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """Add the requests of logs.
+
+        Args:
+            paths: The paths of the logs; "-" is standard input.
+            form: The format of the logs, see `find_format`.
+            places: Where fields are in the logs, by their names.
+            on_progress: Is called after each part of a log, with the numbers of requests and of bytes that were read.
+
+        Raises:
+            UnknownFormat: The format of a log is not known.
+            UnsuitableLog: A log has no addresses.
+            OSError: A log cannot be read.
+        """
+        with ExitStack() as stack:
+            logs = [stack.enter_context(Log(path)) for path in paths]
+            for log in logs:
+                found = log.detect(form, places or {})
+                self.formats.append(found.name)
+                if not found.has("ip"):
+                    text = f"{log.path} has no address of the client. `--field ip=…` says where it is"
+                    raise UnsuitableLog(text)
+            for log in logs:
+                for batch in log.entries(("status",)):
+                    self.add(batch)
+                    if on_progress is not None:
+                        on_progress(self.requests + self.skipped, sum(each.position for each in logs))
+                self.unreadable += log.unreadable.count
+                self.without_request += log.unreadable.without_request
+
+    def add(self, batch: Iterable[Entry]) -> None:
+        """Add requests, in any order."""
+        since, until, by_text, tracks = self._since, self._until, self._by_text, self._tracks
+        for at, ip, method, target, status, _, _ in batch:
+            if at < since or at >= until:
+                self.skipped += 1
+                continue
+            self.requests += 1
+            self.last = max(self.last, at)
+            if at < self.first or not self.first:
+                self.first = at
+            if status == 429:
+                self.limited_before += 1
+            held = by_text[ip] if ip in by_text else self._client(ip)
+            if held is None:
+                if not ip:
+                    self.without_address += 1
+                continue
+            if len(held) >= 2 * _MOST_OF_A_CLIENT:
+                continue
+            track = tracks.get((method, target))
+            if track is None:
+                track = self._track(method, target)
+            held.append(at)
+            held.append(track | status << _STATUS)
+            self._kept += 1
+            if self._kept > self._most_requests:
+                self._thin()
+
+    def of(self, client: str) -> list[Request]:
+        """Return the requests of a client, in order of time. Equal times are in the order of their tracks."""
+        held = self._clients[client]
+        found = [
+            Request(at, packed >> _PATH, packed >> _STATUS & 1023, packed & TRACK)
+            for at, packed in zip(held[::2], held[1::2], strict=True)
+        ]
+        found.sort(key=lambda request: (request.at, request.track))
+        return found
+
+    def counts(self) -> Counter[tuple[int, int]]:
+        """Return how many requests each pair of a route's index and a status has."""
+        found: Counter[int] = Counter()
+        for held in self._clients.values():
+            found.update(packed >> _STATUS for packed in held[1::2])
+        return Counter({(packed >> _PATH - _STATUS, packed & 1023): number for packed, number in found.items()})
+
+    def _client(self, text: str) -> "array[int] | None":
+        """Return the requests of the client with this address. None if they are not kept."""
+        address = canonical(text)
+        held = None
+        if address is None:
+            if text:
+                self.without_address += 1
+                return None  # not remembered, so that each such request is counted
+        else:
+            client = masked(address, IPV6_PREFIX)
+            held = self._clients.get(client)
+            if held is None and not crc32(client.encode()) % self.one_of:
+                held = self._clients[client] = array("Q")
+                if len(self._clients) > self._most_clients:
+                    self._thin()
+                    held = self._clients.get(client)
+        if len(self._by_text) >= 2 * self._most_clients:
+            self._by_text.clear()
+        self._by_text[text] = held
+        return held
+
+    def _thin(self) -> None:
+        """Drop half of the clients, and again until the rest is small enough."""
+        while self._kept > self._most_requests or len(self._clients) > self._most_clients:
+            self.one_of *= 2
+            for client in [each for each in self._clients if crc32(each.encode()) % self.one_of]:
+                del self._clients[client]
+            self._kept = sum(len(held) for held in self._clients.values()) // 2
+            self._by_text.clear()
+
+    def _track(self, method: str, target: str) -> int:
+        """Return the index of the route in the upper bits, and the hash of method and path in the lower ones."""
+        path = target.partition("?")[0]
+        verb = "GET" if method == "HEAD" else method
+        whole = path_of(path)
+        number = self._number(Route(verb, segments_of(whole)))
+        track = number << _PATH | crc32(f"{verb} {whole}".encode("utf-8", "replace"))
+        if len(self._tracks) >= _MOST_CACHED:
+            self._tracks.clear()
+        self._tracks[method, target] = track
+        return track
+
+    def _number(self, route: Route) -> int:
+        """Return the index of a route, or of its parent with `ANY` if the table is full, or of `OTHER`."""
+        number = self._numbers.get(route)
+        if number is None and len(self._numbers) >= _MOST_PATHS:
+            route = Route(route.method, (*route.path[:-1], ANY))
+            number = self._numbers.get(route)
+        if number is None:
+            if len(self._numbers) >= _MOST_PATHS + _MOST_PARENTS:
+                return 0
+            number = self._numbers[route] = len(self.routes)
+            self.routes.append(route)
+        return number
+
+
+def path_of(written: str) -> str:
+    """Return the path of a request line as rules see it: decoded once, and in its cleaned form."""
+    path = written
+    if "%" in path or not path.isascii():
+        path = unquote_to_bytes(path.encode("latin-1", "replace")).decode("utf-8", "replace")
+    return cleaned(readings(path or "/", "")[0])
+
+
+def segments_of(path: str) -> tuple[str, ...]:
+    """Return the segments of a cleaned path. Those that are values by their form are `INT`, `UUID` or `ANY`."""
+    pieces = path[1:].split("/") if len(path) > 1 else []
+    if len(pieces) > _MOST_SEGMENTS:
+        return OTHER
+    return tuple(map(_kind, pieces))
+
+
+def _kind(piece: str) -> str:
+    if _INT.fullmatch(piece):
+        return INT
+    if _UUID.fullmatch(piece):
+        return UUID
+    if (
+        len(piece) > _LONGEST_SEGMENT
+        or not piece.isprintable()
+        or _HEX.fullmatch(piece)
+        or _TOKEN.fullmatch(piece)
+        or _NOT_LITERAL.search(piece)
+    ):
+        return ANY
+    return piece
+
+
+def statuses_by_route(counts: Counter[tuple[int, int]]) -> Iterator[tuple[int, Counter[int]]]:
+    """Yield the index of each route with the numbers of its requests by status, sorted by index."""
+    found: dict[int, Counter[int]] = {}
+    for (route, status), number in counts.items():
+        found.setdefault(route, Counter())[status] += number
+    yield from sorted(found.items())
