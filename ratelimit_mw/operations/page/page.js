@@ -84,7 +84,8 @@
         set(span, clean(cell.text));
         span.className = cell.badge ? "badge " + cell.badge : "";
         if (cell.tag != null) {
-          const tag = td.children[1] || td.appendChild(document.createElement("span"));
+          if (!td.children[1]) td.append(" ", document.createElement("span"));
+          const tag = td.children[1];
           set(tag, cell.tag);
           tag.className = "badge warn tag";
           tag.hidden = !cell.tag;
