@@ -22,6 +22,7 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = "ratelimit_mw"
+html_extra_path = ["sample-report.html"]
 
 myst_heading_anchors = 3
 myst_enable_extensions = ["colon_fence"]

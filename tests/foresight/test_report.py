@@ -13,7 +13,7 @@ from ratelimit_mw.foresight.replay import Result
 from ratelimit_mw.foresight.report.bins import bars_of, spans_of
 from ratelimit_mw.foresight.report.html import page
 from ratelimit_mw.foresight.report.markup import element
-from ratelimit_mw.foresight.report.svg import Scale
+from ratelimit_mw.foresight.report.svg import Scale, what_if
 from ratelimit_mw.foresight.results import MINUTE
 from tests.foresight.reports import HOSTILE, curve, small
 from tests.foresight.test_replay import NOON, replayed, shop
@@ -62,6 +62,7 @@ def test_the_report_says_what_the_terminal_says(result):
     text = words(page(result, ["logs/access.log"]))
     outcome = result.outcome
     assert f"{outcome.denied} of {outcome.requests} requests would have been denied, of 4 clients." in text
+    assert "Shadow rules would have denied: ○ users <b> 19 of 20 requests." in text
     assert "access.log" in text
     assert "logs/" not in text
     assert "2026-03-01 12:00:00 to 2026-03-01 12:01:19 UTC" in text
@@ -239,6 +240,24 @@ def test_ticks_are_round(scale, most, ticks):
 def test_zero_has_a_place_below_a_logarithmic_axis():
     scale = Scale(1, 100, 200, 100, log=True, gap=20)
     assert [scale.at(value) for value in (0, 1, 10, 100)] == pytest.approx([200, 180, 140, 100])
+
+
+@given(
+    st.lists(st.integers(1, 5000), min_size=1, max_size=20),
+    st.sets(st.integers(1, 10_000), max_size=20).map(lambda limits: tuple(sorted(limits | {5}))),
+    st.sampled_from([780, 340]),
+)
+def test_every_mark_of_a_curve_is_within_its_chart(windows, limits, width):
+    chart = what_if(curve(limits=limits, windows=windows), width, hints=False)
+    places = re.findall(r'points="([^"]*)"', chart)
+    assert len(places) == 2
+    for each in places:
+        points = [tuple(map(float, point.split(","))) for point in each.split()]
+        assert len(points) == len(limits)
+        assert all(0 <= x <= width and 0 <= y <= 400 for x, y in points)
+        for values in zip(*points, strict=True):  # rightwards, and downwards: a higher limit denies no more
+            assert list(values) == sorted(values)
+    assert all(0 <= float(x) <= width for x in re.findall(r' x\d?="([^"]*)"', chart))
 
 
 @given(st.integers(0, 10**7), st.integers(0, 10**7), st.data())

@@ -211,7 +211,8 @@ def unit_of(curve: Curve) -> str:
 
 def _with_zero(low: float, high: float, begin: float, end: float) -> Scale:
     """Return a logarithmic scale from the power of ten below `low`, with a place for zero below it."""
-    return Scale(10.0 ** math.floor(math.log10(low) + 1e-9), high, begin, end, log=True, gap=16)
+    power = 10.0 ** math.floor(math.log10(low) + 1e-9)
+    return Scale(min(power, high / 10), high, begin, end, log=True, gap=16)
 
 
 def _busiest(curve: Curve, across: Scale, scale: Scale) -> Iterator[Bar]:
