@@ -165,6 +165,7 @@ ADDED = {
     "drf.py": "the throttle for Django REST framework",
     "cli/log_options.py": "the options of the commands about logs, which were in cli/replay.py",
     "cli/replay.py": "the command that replays a log",
+    "cli/watch.py": "the live page in the terminal",
     "cli/replayed.py": "what it prints",
     "foresight/__init__.py": "a package's docstring",
     "foresight/clients.py": "the names of clients in the output of a replay",
@@ -205,7 +206,7 @@ ADDED = {
     "operations/__init__.py": "the live page",
     **{
         f"operations/{name}.py": "the same"
-        for name in ("board", "denial_table", "history", "live", "observer", "sharing", "state", "texts")
+        for name in ("board", "denial_table", "history", "live", "observer", "sharing", "state", "texts", "viewer")
     },
     **{
         f"operations/page/{name}.py": "the same"

@@ -131,6 +131,17 @@ def say_table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> None:
     typer.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+def bars(counts: Sequence[int]) -> str:
+    """Return a sparkline: one character for each count, and a blank for 0. Empty if all are 0."""
+    highest = max(counts, default=0)
+    if not highest:
+        return ""
+    return "".join(" " if not count else _BARS[(count * len(_BARS) - 1) // highest] for count in counts)
+
+
 def say_lines(lines: Iterable[str]) -> None:
     """Print lines without formatting."""
     typer.echo("\n".join(lines))

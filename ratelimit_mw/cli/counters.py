@@ -32,6 +32,7 @@ from ratelimit_mw.cli.common import (
     shared_store,
     with_retries,
 )
+from ratelimit_mw.cli.watch import watch
 from ratelimit_mw.decision.explanation import seconds
 from ratelimit_mw.errors import StoreUnavailable, nearest
 from ratelimit_mw.identity.address import UNKNOWN_ADDRESS
@@ -303,11 +304,28 @@ def _row(counter: Found) -> tuple[object, ...]:
     )
 
 
-def top(*, most: Most = 20, config: Config = DEFAULT_CONFIG, storage: Storage = None, as_json: Json = False) -> None:
+def top(
+    *,
+    most: Most = 20,
+    watched: Annotated[
+        bool, typer.Option("--watch", help="Show what the app's processes report, each second: see the live page.")
+    ] = False,
+    denied: Annotated[bool, typer.Option("--denied", help="With --watch: show only who is limited.")] = False,
+    config: Config = DEFAULT_CONFIG,
+    storage: Storage = None,
+    as_json: Json = False,
+) -> None:
     """Show the counters of all rules that are closest to their limit. Nothing is charged.
 
     All counters in the store are read, in batches. If a limit depends on the tier, the default limit is shown.
+
+    With --watch, no counters are read, but what the processes of the app report: rates, rules and who is limited.
     """
+    if watched:
+        watch(config, storage, denied=denied, most=most, as_json=as_json)
+        return
+    if denied:
+        fail("--denied needs --watch", Exit.USAGE)
     with open_limiter(config, storage) as limiter:
         index = CounterIndex(limiter.rules)
         store = shared_store(limiter.rules, storage)

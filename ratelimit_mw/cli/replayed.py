@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ratelimit_mw.cli.common import say, say_table
+from ratelimit_mw.cli.common import bars, say, say_table
 from ratelimit_mw.foresight.clients import printable
 from ratelimit_mw.foresight.replay import Difference, Result
 from ratelimit_mw.foresight.results import MINUTE, DeniedClient, Heaviest, RuleResult
@@ -12,7 +12,6 @@ from ratelimit_mw.foresight.wording import notes, sentence, spelled, utc
 UNITS = {"minute": 1, "hour": 60, "day": 1440}
 """The minutes of each unit of `--by`."""
 
-_BARS = "▁▂▃▄▅▆▇█"
 _WIDEST = 32
 """The most characters of a sparkline."""
 
@@ -87,10 +86,7 @@ def sparkline(rule: RuleResult, first: int, last: int, minutes: int) -> str:
     counts = [0] * ((end - begin) // each + 1)
     for minute, count in rule.minutes.items():
         counts[(minute // minutes - begin) // each] += count
-    highest = max(counts)
-    if not highest:
-        return ""
-    return "".join(" " if not count else _BARS[(count * len(_BARS) - 1) // highest] for count in counts)
+    return bars(counts)
 
 
 def _say_clients(clients: Sequence[DeniedClient]) -> None:

@@ -1,7 +1,7 @@
 """The last 15 minutes of one process: samples of its tally, and from them its rates and its series."""
 
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ratelimit_mw.model import SECOND
@@ -13,6 +13,9 @@ STEP = 10
 
 STEPS = 90
 """The most steps of a series: 15 minutes."""
+
+MOST_LIMITED = 50
+"""The most limited clients that are shown."""
 
 _WINDOW = 10 * SECOND
 """Rates are those of this time, in microseconds."""
@@ -181,13 +184,8 @@ def _forget(before: int, *all_series: Series) -> None:
             del series[first]
 
 
-def together(reports: list[Report], most: int) -> Report:
-    """Return what several processes did together.
-
-    Args:
-        reports: One for each process.
-        most: The most limited clients in the result.
-    """
+def together(reports: Sequence[Report]) -> Report:
+    """Return what several processes did together. There must be one report at least."""
     if len(reports) == 1:
         return reports[0]
     rules: dict[RuleId, RuleReport] = {}
@@ -201,7 +199,7 @@ def together(reports: list[Report], most: int) -> Report:
         sum(report.denials for report in reports),
         (_series(*(report.steps[0] for report in reports)), _series(*(report.steps[1] for report in reports))),
         rules,
-        _clients(reports, most),
+        _clients(reports),
         max(loads, default=None),
     )
 
@@ -218,7 +216,7 @@ def _series(*parts: Series) -> Series:
     return found
 
 
-def _clients(reports: list[Report], most: int) -> tuple[LimitedClient, ...]:
+def _clients(reports: Sequence[Report]) -> tuple[LimitedClient, ...]:
     """Return the clients of all processes. One that several processes deny is one client, with its latest reason."""
     found: dict[tuple[str, str, str], LimitedClient] = {}
     for one in (client for report in reports for client in report.limited):
@@ -229,7 +227,7 @@ def _clients(reports: list[Report], most: int) -> tuple[LimitedClient, ...]:
         else:
             later = one if _end(one) >= _end(other) else other
             found[key] = later._replace(denials=one.denials + other.denials, since=min(one.since, other.since))
-    return tuple(sorted(found.values(), key=lambda client: client.denials, reverse=True)[:most])
+    return tuple(sorted(found.values(), key=lambda client: client.denials, reverse=True)[:MOST_LIMITED])
 
 
 def _end(client: LimitedClient) -> float:

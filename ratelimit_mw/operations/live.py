@@ -9,7 +9,7 @@ from ratelimit_mw.identity.sources import described
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.model import SECOND
 from ratelimit_mw.operations.history import together
-from ratelimit_mw.operations.observer import MOST_LIMITED, Observer, process_name
+from ratelimit_mw.operations.observer import Observer, process_name
 from ratelimit_mw.operations.sharing import Sharing
 from ratelimit_mw.operations.state import Outline, State, StoreState, state_of
 from ratelimit_mw.process_local import lazy, lock, reset_after_fork
@@ -41,7 +41,7 @@ class Live:
         self._reporter.end(self._number)
 
     def state(self) -> State:
-        """Return what the page shows, as values of JSON. docs/watch-it.md has the fields.
+        """Return what the page shows, as values of JSON. The module `state` has the fields.
 
         It begins to report. The first call may wait for the store, for at most 300 ms, so an event loop should call it
         in a thread. It never raises.
@@ -107,7 +107,7 @@ class _Reporter:
             outline = self._outline = Outline(rules)
         report = observer.report(limiter)
         if others is not None and others.together is not None:
-            report = together([report, others.together], MOST_LIMITED)
+            report = together([report, others.together])
         return state_of(
             report,
             outline,
@@ -136,7 +136,7 @@ class _Reporter:
                 return
             if limiter is None or not self._users:
                 return
-            self._sharing = sharing = Sharing(limiter.storage_url, limiter.rules.parts[0].domain, MOST_LIMITED)
+            self._sharing = sharing = Sharing(limiter.storage_url, limiter.rules.parts[0].domain)
             self._thread = threading.Thread(target=self._run, args=(sharing,), name="ratelimit_mw live", daemon=True)
             try:
                 self._thread.start()

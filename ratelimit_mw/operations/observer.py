@@ -1,19 +1,15 @@
 """Observes one limiter in this process: its counts of the last 15 minutes, and who is limited."""
 
 import secrets
-from typing import Final
 
 from ratelimit_mw.clock import Clock, SystemClock
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.model import NEVER, SECOND, SENT
 from ratelimit_mw.operations.denial_table import DenialTable, Denied
-from ratelimit_mw.operations.history import NO_COUNTS, History, LimitedClient, Report
+from ratelimit_mw.operations.history import MOST_LIMITED, NO_COUNTS, History, LimitedClient, Report
 from ratelimit_mw.operations.texts import ProcessReport
 from ratelimit_mw.process_local import lazy, lock, reset_after_fork
 from ratelimit_mw.rules.domains import Rules
-
-MOST_LIMITED: Final = 50
-"""The most limited clients that are shown."""
 
 HIDDEN = "(hidden)"
 """The client of all denials if `observe.identity` is `none`."""

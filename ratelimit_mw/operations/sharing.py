@@ -51,20 +51,19 @@ class Sharing:
     Args:
         url: The URL of the storage.
         domain: The first domain of the rules.
-        most: The most limited clients to keep.
     """
 
     _news = lazy(condition)
     _wake = lazy(event)
 
-    def __init__(self, url: str, domain: str, most: int) -> None:
+    def __init__(self, url: str, domain: str) -> None:
         self.possible = url.partition(":")[0] in SERVER_SCHEMES
         """True if the storage can be shared: it is a server."""
         self.away = False
         """True if the server did not answer the last time."""
         self.stopped = False
         """True if the thread has to end."""
-        self._url, self._domain, self._most = url, domain, most
+        self._url, self._domain = url, domain
         self._board: Board | None = None
         self._others: Others | None = None
         self._failed = False
@@ -129,7 +128,7 @@ class Sharing:
             if wanted:
                 told = [found for found in map(report_in, texts) if found is not None]
                 reports = [each.report for each in told]
-                self._note(Others(time.monotonic(), told, together(reports, self._most) if reports else None))
+                self._note(Others(time.monotonic(), told, together(reports) if reports else None))
             else:
                 self.away = self._failed = False
 

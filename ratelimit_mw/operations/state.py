@@ -1,4 +1,17 @@
-"""The state that the live page and `top --watch` show: a value of JSON, made of what processes have reported."""
+"""The state that the live page and `top --watch` show: a value of JSON, made of what processes have reported.
+
+* `domain`, `version`, `switch`: The domains of the rules, their version (None if it is unknown), and the kill switch.
+* `at`: The time of the state. This and all other times are epoch seconds.
+* `store`: Its `kind`, whether it is `up`, and the time of a round trip in `latency_ms` (None if it is unknown).
+* `load`: The load of the busiest process, from 0 to 1. None if the rules do not measure it.
+* `processes`, `shared`: The number of processes. Without `shared`, only this process is shown.
+* `rates`: The `requests` and `denials` a second, as the mean of 10 seconds.
+* `series`: The number of `requests` and `denials` in each `step` of so many seconds. The last step ended at `end`.
+* `limited`: The clients that are limited now, the most denied first, at most 50. `until` is None if the limit never
+  opens.
+* `rules`: All rules of the file, and then those that the file no longer has. `rates` are requests a second by how the
+  rule decided. `bans` and `denials` (a series as above, empty if there were none) are those of the last 15 minutes.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple

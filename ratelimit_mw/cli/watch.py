@@ -1,0 +1,200 @@
+"""The command `top --watch`: what the live page shows, in the terminal."""
+
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from ratelimit_mw.cli.common import Exit, bars, fail, open_limiter, say_json, with_retries
+from ratelimit_mw.decision.explanation import seconds
+from ratelimit_mw.errors import StoreUnavailable
+from ratelimit_mw.foresight.clients import printable
+from ratelimit_mw.operations.state import State
+from ratelimit_mw.stores.records import SERVER_SCHEMES
+
+if TYPE_CHECKING:
+    from ratelimit_mw.operations.viewer import Viewer
+
+_EVERY = 1.0
+"""Seconds between two frames."""
+
+_WIDE = 160
+"""The columns of a frame if the output is not a terminal."""
+
+_POINTS = 3
+"""The steps of a series that one character of a sparkline shows: half a minute."""
+
+NO_REPORT = (
+    "no process reports: mount the page in the app, or write `observe: {live: true}` into its rules; a process begins "
+    "with its first request"
+)
+
+
+def watch(config: str, storage: str | None, *, denied: bool, most: int, as_json: bool) -> None:
+    """Show what all processes report, each second, until Ctrl-C. One frame if the output is not a terminal.
+
+    Args:
+        config: The rules.
+        storage: The URL of the store, instead of the one in the rules.
+        denied: Show only who is limited.
+        most: The most clients and rules to show.
+        as_json: Print the state once, as JSON.
+    """
+    with suppress(KeyboardInterrupt), open_limiter(config, storage) as limiter:
+        kind = limiter.storage_url.partition(":")[0]
+        if kind not in SERVER_SCHEMES:
+            fail(
+                f"the processes of {kind}:// do not share what they report; mount the page in the app, which shows its "
+                "own process, or name a Redis server with --storage",
+                Exit.USAGE,
+            )
+        from ratelimit_mw.operations.viewer import Viewer  # imported late: redis-py is slow to import
+
+        viewer = Viewer(limiter)
+        try:
+            if as_json:
+                say_json(_first(viewer))
+            elif sys.stdout.isatty():
+                _show_each_second(viewer, denied=denied, most=most)
+            else:
+                state = _first(viewer)
+                console = Console(file=sys.stdout, highlight=False, width=_WIDE, no_color=True)
+                console.print(frame(state, denied=denied, most=most) if state is not None else NO_REPORT)
+        finally:
+            viewer.close()
+
+
+def _first(viewer: "Viewer") -> State | None:
+    """Return the state. End the command if the store does not answer."""
+    return with_retries(viewer.state)
+
+
+def _show_each_second(viewer: "Viewer", *, denied: bool, most: int) -> None:
+    """Draw a frame each second, until KeyboardInterrupt. A store that goes away is said above the last frame."""
+    state = _first(viewer)
+    away = False
+    with Live(console=Console(highlight=False), screen=True, auto_refresh=False) as screen:
+        while True:
+            shown: RenderableType = Text(NO_REPORT) if state is None else frame(state, denied=denied, most=most)
+            screen.update(Group(Text("the store does not answer", "bold red"), shown) if away else shown, refresh=True)
+            time.sleep(_EVERY)
+            try:
+                state, away = viewer.state(), False
+            except StoreUnavailable:
+                away = True
+
+
+def frame(state: State, *, denied: bool, most: int) -> RenderableType:
+    """Return what is drawn of a state. Every text of it is printable.
+
+    Args:
+        state: The state.
+        denied: Only who is limited.
+        most: The most clients and rules.
+    """
+    several = len({rule["domain"] for rule in state["rules"]}) > 1
+    limited = _limited(state, most, several=several)
+    if denied:
+        return Group(_heading(state), Text(), limited)
+    return Group(_heading(state), _traffic(state), Text(), limited, Text(), _rules(state, most, several=several))
+
+
+def _heading(state: State) -> Text:
+    store, processes = state["store"], state["processes"]
+    latency = "" if store["latency_ms"] is None else f", {store['latency_ms']:g} ms"
+    parts = [
+        printable(state["domain"]),
+        f"rules {printable(state['version'] or 'unknown')}",
+        f"switch {printable(state['switch'])}",
+        f"{store['kind']} {'up' if store['up'] else 'away'}{latency}",
+        *([] if state["load"] is None else [f"load {state['load']:.0%}"]),
+        f"{processes} process{'es' * (processes != 1)}",
+    ]
+    return Text(" · ".join(parts), "bold" if state["switch"] == "on" else "bold red")
+
+
+def _traffic(state: State) -> Text:
+    rates, series = state["rates"], state["series"]
+    return Text(
+        f"{rates['requests']:g} requests/s {_spark(series['requests'])}   "
+        f"{rates['denials']:g} denials/s {_spark(series['denials'])}"
+    )
+
+
+def _limited(state: State, most: int, *, several: bool) -> RenderableType:
+    clients, at = state["limited"], state["at"]
+    if not clients:
+        return Text("no client is limited now")
+    table = _table("client", "rule", "reason", ">denials", ">for", ">opens in")
+    for client in clients[:most]:
+        ends = "never" if client["until"] is None else seconds(max(client["until"] - at, 0.0))
+        table.add_row(
+            *_texts(
+                client["client"],
+                _name(client["domain"], client["rule"], several=several),
+                client["reason"],
+                client["denials"],
+                seconds(max(at - client["since"], 0.0)),
+                ends,
+            )
+        )
+    return _with_rest(table, len(clients) - most)
+
+
+def _rules(state: State, most: int, *, several: bool) -> RenderableType:
+    table = _table("rule", "limit", ">allowed/s", ">denied/s", ">bans", "denials in 15 minutes")
+    busiest = sorted(state["rules"], key=_activity, reverse=True)
+    for rule in busiest[:most]:
+        rates, shadow = rule["rates"], rule["shadow"]
+        table.add_row(
+            *_texts(
+                ("○ " if shadow else "") + _name(rule["domain"], rule["name"], several=several),
+                ", ".join(rule["limits"]),
+                f"{rates['allowed'] + rates['over'] + rates['delayed']:g}",
+                f"{rates['shadow_denied' if shadow else 'denied']:g}",
+                rule["bans"],
+                _spark(rule["denials"]),
+            )
+        )
+    legend = "○ a shadow rule: it denies nothing, and would have denied these requests"
+    shown = [_with_rest(table, len(busiest) - most)]
+    return Group(*shown, Text(legend)) if any(rule["shadow"] for rule in busiest[:most]) else Group(*shown)
+
+
+def _activity(rule: State) -> tuple[float, int, float]:
+    rates = rule["rates"]
+    return rates["denied"] + rates["shadow_denied"], sum(rule["denials"]), sum(rates.values())
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column.removeprefix(">"), justify="right" if column.startswith(">") else "left")
+    return table
+
+
+def _with_rest(table: Table, rest: int) -> RenderableType:
+    return Group(table, Text(f"and {rest} more")) if rest > 0 else table
+
+
+def _texts(*cells: object) -> Iterable[Text]:
+    """Return cells without markup. A client, or what another process has written, must not colour the terminal."""
+    return [Text(printable(str(cell))) for cell in cells]
+
+
+def _name(domain: str, rule: str, *, several: bool) -> str:
+    return f"{domain}/{rule}" if several and domain else rule
+
+
+def _spark(counts: Sequence[int]) -> str:
+    """Return a sparkline of a series, whose last point is the last character."""
+    start = len(counts) % _POINTS
+    groups = [counts[:start]] if start else []
+    groups += [counts[place : place + _POINTS] for place in range(start, len(counts), _POINTS)]
+    return bars([sum(group) for group in groups])

@@ -1,0 +1,59 @@
+"""A look at the reports of all processes, by a process that does not report. For `top --watch`."""
+
+import time
+from collections import Counter
+from collections.abc import Iterable
+
+from ratelimit_mw.limiter import RateLimiter
+from ratelimit_mw.operations.board import Board
+from ratelimit_mw.operations.history import together
+from ratelimit_mw.operations.state import Outline, State, StoreState, state_of
+from ratelimit_mw.operations.texts import report_in
+
+
+class Viewer:
+    """Reads what the processes of a limiter's storage report. One thread may use it. Close it after use.
+
+    Args:
+        limiter: A limiter with the rules. It need not decide anything.
+
+    Raises:
+        ValueError: The storage is not a server.
+    """
+
+    def __init__(self, limiter: RateLimiter) -> None:
+        rules = limiter.rules
+        self._board = Board(limiter.storage_url, rules.parts[0].domain)
+        self._outline = Outline(rules)
+        self._kind = limiter.storage_url.partition(":")[0]
+
+    def state(self) -> State | None:
+        """Return the state of all processes, as `Live.state` does. None if no process reports.
+
+        It takes one command. Raises StoreUnavailable.
+        """
+        began = time.perf_counter()
+        texts = self._board.read()
+        latency = round((time.perf_counter() - began) * 1_000, 2)
+        told = [found for found in map(report_in, texts) if found is not None]
+        if not told:
+            return None
+        return state_of(
+            together([each.report for each in told]),
+            self._outline,
+            version=_usual(each.version for each in told),
+            switch=_usual(each.switch for each in told),
+            at=time.time(),
+            store=StoreState(self._kind, up=True, latency_ms=latency),
+            processes=len({each.process for each in told}),
+            shared=True,
+        )
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._board.close()
+
+
+def _usual(values: Iterable[str]) -> str:
+    """Return the value that most processes have. They differ for a moment, while one of them has newer rules."""
+    return Counter(values).most_common(1)[0][0]
