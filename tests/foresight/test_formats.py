@@ -218,8 +218,9 @@ def test_an_unknown_place_is_refused_with_the_known_ones():
 
 def test_json_of_unknown_names_needs_places():
     line = '{"t": 1772366400, "who": "192.0.2.1", "verb": "GET", "deep": {"path": ["/a"]}}'
-    with pytest.raises(UnknownFormat, match="--field time=NAME"):
-        find_format("auto", [line], {})
+    for places in ({}, {"time": "t"}, {"target": "deep.path.0"}):
+        with pytest.raises(UnknownFormat, match="--field time=NAME"):
+            find_format("auto", [line], places)
     form = find_format("json", [line], {"time": "t", "ip": "who", "method": "verb", "target": "deep.path.0"})
     assert form.reader([], Unreadable()).read(line.encode() + b"\n") == [Entry(START, "192.0.2.1", "GET", "/a")]
 

@@ -210,6 +210,7 @@ def test_requests_in_flight_are_those_of_the_log(log):
     lines = [timed(0, 5), timed(1, 5), timed(2, 1), timed(5.5, 1), timed(6.5, 1)]
     result = replayed(log(*lines), {"name": "two", "by": "ip", "limit": "2 concurrent"}, form=TIMED)
     assert counts(result) == {"two": (5, 1)}
+    assert result.gaps == []
     assert result.outcome.most_limited(1)[0].first == (NOON + 2) * 1_000_000
 
 

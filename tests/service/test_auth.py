@@ -16,6 +16,7 @@ from ratelimit_mw.identity.http_request import AsgiRequest
 from ratelimit_mw.service.api import http_app
 from ratelimit_mw.service.auth import Auth
 from ratelimit_mw.service.original_request import original_scope
+from ratelimit_mw.stores.memory import MemoryStore
 from tests.service.http_service import CLIENT, START, file, nginx, service, serving, traefik
 from tests.shells.asking import http_scope, serve
 
@@ -336,6 +337,23 @@ def test_the_rules_decide_while_the_store_is_away(server, on_error, status):
     made = service(file([rule], storage={"timeout": "100ms"}), storage="redis://127.0.0.1:1/0")
     answers = {server.use(made=made).get("/auth", headers=nginx()).status_code for _ in range(2)}
     assert answers == {status}
+
+
+class Remote(MemoryStore):
+    """A store that must be awaited on an event loop."""
+
+    waits = True
+
+    def ask(self, _request):
+        raise AssertionError("asked on the event loop")
+
+    async def aask(self, request):
+        return super().ask(request)
+
+
+def test_a_store_that_waits_is_awaited(server):
+    client = server.use(storage=Remote(clock=ManualClock(START)))
+    assert [client.get("/auth", headers=nginx()).status_code for _ in range(3)] == [200, 200, 429]
 
 
 def test_services_that_share_a_redis_share_their_counters(server, any_server):

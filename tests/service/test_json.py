@@ -69,6 +69,12 @@ def test_the_answer_is_as_the_go_service_writes_it(client):
     }
 
 
+def test_an_unlimited_status_has_no_limit_and_no_time(client):
+    asked = {"domain": "shop", "descriptors": [{"entries": [{"key": "tenant", "value": "gold"}]}]}
+    (status,) = client.post("/json", json=asked).json()["statuses"]
+    assert status == {"code": "OK", "limitRemaining": 2**32 - 1}
+
+
 @pytest.mark.parametrize("unit", ["HOUR", 3])
 @pytest.mark.parametrize("number", [1, "1", 1.0])
 def test_a_limit_that_is_sent_along_replaces_that_of_the_file(client, unit, number):

@@ -11,6 +11,7 @@ import urllib.error
 import urllib.request
 
 import grpc
+import httpx
 import pytest
 import trustme
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -208,6 +209,17 @@ def certificates(tmp_path_factory):
         each.private_key_pem.write_to_path(str(folder / f"{name}.key"))
         each.cert_chain_pems[0].write_to_path(str(folder / f"{name}.pem"))
     return folder
+
+
+def test_a_unix_socket_never_speaks_tls(tmp_path, certificates):
+    words = ["--tls-cert", certificates / "server.pem", "--tls-key", certificates / "server.key", "--grpc", "off"]
+    path = tmp_path / "admin.sock"
+    socket_of = httpx.HTTPTransport(uds=str(path))
+    with (
+        Serving(rules_at(tmp_path, RULES), *map(str, words), "--admin", f"unix:{path}"),
+        httpx.Client(transport=socket_of, base_url="http://admin") as client,
+    ):
+        assert client.get("/stats", timeout=ASK_WITHIN).json()["ready"] is True
 
 
 def test_with_a_client_ca_only_its_clients_are_served(tmp_path, certificates):

@@ -26,7 +26,7 @@ from tests.algorithms.test_twins import Keeping, _done
 from tests.stores.contract import MINUTE
 from tests.stores.shared import killed_at_any_moment, one, opened, start, taken
 from tests.support.interrupts import at_every_line
-from tests.support.patience import eventually
+from tests.support.patience import WITHIN, eventually
 from tests.support.processes import end, in_child
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="lmdb:// does not work on Windows")
@@ -246,6 +246,25 @@ os.kill(os.getpid(), signal.SIGSTOP)
 
         assert asyncio.run(run()) > 100
         store.close()
+
+    def test_in_another_thread_leaves_the_event_loop_running_too(self, url):
+        store, locked, ended = opened(url, timeout=0.1), threading.Event(), threading.Event()
+
+        def hold(_table, _asked):
+            locked.set()
+            return ended.wait(WITHIN)
+
+        other = threading.Thread(target=store._open().attempt, args=(hold, None))
+        other.start()
+        try:
+            assert locked.wait(WITHIN)
+            with pytest.raises(StoreUnavailable, match="was not free"):
+                asyncio.run(store.adecide(one()))
+            assert not ended.is_set()
+        finally:
+            ended.set()
+            other.join()
+            store.close()
 
     def test_applies_on_error(self, url, holder):
         rules = {"domain": "d", "storage": {"url": url, "timeout": "50ms"}, "rules": [{"name": "a", "limit": 1}]}
