@@ -65,7 +65,9 @@ def replay(
     ] = None,
     rule: Annotated[
         str | None,
-        typer.Option("--rule", metavar="NAME", help="Show only this rule. All rules are replayed."),
+        typer.Option(
+            "--rule", metavar="NAME", help="Show only this rule, and try other limits for it. All rules are replayed."
+        ),
     ] = None,
     form: LogFormat = "auto",
     field: Field = None,
@@ -121,6 +123,7 @@ def replay(
             disorder=disorder,
             spread=spread,
             hashed=names == "hashed",
+            what_if=rule,
             on_denial=on_denial,
             on_progress=on_progress,
         )

@@ -7,6 +7,7 @@ from ratelimit_mw.cli.common import bars, say, say_table
 from ratelimit_mw.foresight.clients import printable
 from ratelimit_mw.foresight.replay import Difference, Result
 from ratelimit_mw.foresight.results import MINUTE, DeniedClient, Heaviest, RuleResult
+from ratelimit_mw.foresight.what_if.limits import rows_to_show
 from ratelimit_mw.foresight.wording import notes, sentence, spelled, utc
 
 UNITS = {"minute": 1, "hour": 60, "day": 1440}
@@ -14,6 +15,9 @@ UNITS = {"minute": 1, "hour": 60, "day": 1440}
 
 _WIDEST = 32
 """The most characters of a sparkline."""
+
+_MOST_CURVES = 3
+"""The most limits whose what-if is shown, those that deny most."""
 
 
 def say_result(result: Result, logs: Sequence[str], *, by: str, most: int, rule: str | None) -> None:
@@ -40,6 +44,7 @@ def say_result(result: Result, logs: Sequence[str], *, by: str, most: int, rule:
     if clients:
         say("\nmost limited clients")
         _say_clients(clients)
+    _say_what_if(result)
     if result.difference is not None:
         _say_difference(result.difference, most)
     gaps = [gap.text for gap in result.gaps if rule is None or gap.rule in ("", rule)]
@@ -103,6 +108,37 @@ def _say_clients(clients: Sequence[DeniedClient]) -> None:
     say_table(("client", "rule", ">denied", "first denial", "last denial"), rows)
 
 
+def _say_what_if(result: Result) -> None:
+    by_denials = sorted(result.curves, key=lambda curve: -curve.denied[curve.in_force])
+    for curve in by_denials[:_MOST_CURVES]:
+        how = f"replayed, because {curve.why_replayed}" if curve.why_replayed else "exact"
+        name = f"{'○ ' if curve.shadow else ''}{curve.rule}"
+        say(f"\nwhat if {printable(name)} had another limit than {curve.quota} ({printable(how)})")
+        places = rows_to_show(curve.limits, curve.limit, curve.denied, curve.requests)
+        rows = [
+            (
+                f"{'→ ' if place == curve.in_force else ''}{curve.limits[place]:,}",
+                f"{curve.denied[place]:,}",
+                _share(curve.denied[place], curve.requests),
+                f"{curve.clients[place]:,}",
+                _share(curve.clients[place], curve.all_clients),
+            )
+            for place in places
+        ]
+        say_table((">limit", ">denied", ">of requests", ">limited", ">of clients"), rows)
+    further = len(by_denials) - _MOST_CURVES
+    if further > 0:
+        several = "limits have" if further > 1 else "limit has"
+        say(f"\n{further:,} more {several} a what-if: --rule NAME shows that of one rule")
+    if result.without_curve:
+        say("\n" + "\n".join(printable(text) for text in result.without_curve))
+
+
+def _share(part: int, whole: int) -> str:
+    """Return a share in percent. One that is small, but not zero, does not look like zero."""
+    return "<0.01%" if 0 < part * 20_000 < whole else f"{part / max(whole, 1):.2%}"
+
+
 def _say_difference(difference: Difference, most: int) -> None:
     say("\ncompared with the rules of --against")
     for word, number, clients in _changes(difference):
@@ -134,6 +170,8 @@ def as_mapping(result: Result, *, by: str, most: int, rule: str | None) -> dict[
         "reasons": dict(outcome.reasons),
         "rules": [_rule_as_mapping(each, UNITS[by]) for each in _shown(result, rule)],
         "most_limited": [_client_as_mapping(each) for each in outcome.most_limited(most, rule)],
+        "curves": result.curves,
+        "without_curve": result.without_curve,
         "gaps": [gap for gap in result.gaps if rule is None or gap.rule in ("", rule)],
         "lines": {
             "all": result.lines,

@@ -40,8 +40,8 @@ class Options:
         disorder: The seconds by which a line may be behind the lines before it.
         spread: Distribute the requests of a second over it.
         hashed: Show clients only as hashes.
-        what_if: The rule that is replayed at further limits for its what-if curve, if the curve cannot be calculated.
-            This takes up to eight times as long. None: only curves that can be calculated are made.
+        what_if: The only rule to make what-if curves of. If its decisions may be coupled with others, it is replayed at
+            further limits, which takes up to eight times as long. None: the curves of all rules that can be calculated.
         on_denial: Is called with each denial.
         on_progress: Is called after each part of a log, with the numbers of lines and of bytes that were read so far.
     """

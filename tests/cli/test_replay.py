@@ -47,8 +47,47 @@ def test_the_result_begins_with_a_sentence_and_has_a_row_for_each_rule(replay):
         "ip=192.0.2.1  ○ pages          4  2026-03-01 12:00:01  2026-03-01 12:00:04",
         "ip=192.0.2.1  everything       3  2026-03-01 12:00:02  2026-03-01 12:00:04",
         "",
+        "what if ○ pages had another limit than 1 per minute (exact)",
+        "limit  denied  of requests  limited  of clients",
+        "  → 1       4       80.00%        1     100.00%",
+        "    2       3       60.00%        1     100.00%",
+        "    3       0        0.00%        0       0.00%",  # it is charged only for what `everything` admits
+        "",
+        "what if everything had another limit than 2 per minute (exact)",
+        "limit  denied  of requests  limited  of clients",
+        "    1       4       80.00%        1     100.00%",
+        "  → 2       3       60.00%        1     100.00%",
+        "    3       2       40.00%        1     100.00%",
+        "    4       1       20.00%        1     100.00%",
+        "    5       0        0.00%        0       0.00%",
+        "",
         OBEDIENT,
     ]
+
+
+def test_the_three_limits_that_deny_most_have_a_what_if(replay):
+    rules = [
+        f"  - {{name: r{number}, match: {{path: /p/{number}}}, limit: {number} per minute}}" for number in range(4)
+    ]
+    Path("rules.yaml").write_text("\n".join(["domain: shop", "client: {secret: s}", "rules:", *rules]))
+    _, out, _ = replay()
+    shown = [line for line in out.splitlines() if line.startswith("what if")]
+    assert [line.split()[2] for line in shown] == ["r0", "r1", "r2"]
+    assert "1 more limit has a what-if: --rule NAME shows that of one rule" in out
+    _, out, _ = replay("access.log", "--rule", "r3")
+    assert "what if r3 had another limit than 3 per minute (exact)" in out
+    assert "more limit" not in out
+
+
+def test_a_rule_that_decides_with_others_has_a_what_if_if_it_is_named(replay):
+    Path("rules.yaml").write_text(f"{RULES}  - {{name: slow, limit: 3 per hour}}\n")
+    reason = "'everything' (it decides together with slow) and 'slow' (it decides together with everything)"
+    _, out, _ = replay()
+    assert f"no what-if for {reason}: `--rule NAME` replays the log at eight limits of a rule" in out.splitlines()
+    _, out, _ = replay("access.log", "--rule", "slow")
+    head = "what if slow had another limit than 3 per hour (replayed, because it decides together with everything)"
+    assert head in out.splitlines()
+    assert "no what-if" not in out
 
 
 def test_json_has_the_whole_result(replay):
@@ -59,6 +98,9 @@ def test_json_has_the_whole_result(replay):
     (rule,) = found["rules"]
     assert (rule["rule"], rule["denied"], rule["denials"]) == ("everything", 3, {"2026-03-01T12:00:00Z": 3})
     assert [client["rule"] for client in found["most_limited"]] == ["everything"]
+    (curve,) = found["curves"]
+    assert (curve["rule"], curve["limits"], curve["denied"]) == ("everything", [1, 2, 3, 4, 5], [4, 3, 2, 1, 0])
+    assert found["without_curve"] == []
     assert found["lines"] == {
         "all": 5,
         "skipped": 0,

@@ -350,4 +350,4 @@ def test_the_rows_to_show_have_the_limit_in_force_and_the_first_that_denies_noth
     limits = [1, 2, 5, 10, 20, 30, 40, 50, 60, 80, 100, 120]
     denied = [90, 80, 60, 40, 30, 20, 9, 5, 1, 0, 0, 0]
     rows = [limits[place] for place in rows_to_show(limits, 20, denied, 100)]
-    assert rows == [1, 10, 20, 40, 60, 80, 120]
+    assert rows == [2, 10, 20, 40, 50, 60, 80]

@@ -27,16 +27,16 @@ class Collection:
 
     Args:
         rules: The rules of the replay.
-        name: The name of the rule that is replayed at other limits, unless its curve can be calculated for certain.
-            None: no rule is.
+        name: The only rule to make curves of. It is replayed at other limits, unless its curve can be calculated for
+            certain. None: all rules, and none is replayed.
         simulation: Returns a new simulation of the rules, for a replay at another limit.
     """
 
     def __init__(self, rules: Rules, name: str | None, simulation: Callable[[], Simulation]) -> None:
         self.arrivals = Arrivals([rule for part in rules.parts for rule in part.rules])
-        self._subjects = subjects_of(rules)
-        chosen = [] if decides_alone(rules) else [each for each in self._subjects if each.rule.name == name]
-        variants = [variant for subject in chosen for variant in subject.variants()]
+        self._subjects = [each for each in subjects_of(rules) if name in (None, each.rule.name)]
+        replayed = [] if name is None or decides_alone(rules) else self._subjects
+        variants = [variant for subject in replayed for variant in subject.variants()]
         self._replays = Replays(variants, simulation) if variants else None
 
     def add(self, entry: Entry, charges: Sequence[Charge], verdict: Verdict) -> None:

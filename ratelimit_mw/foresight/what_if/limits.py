@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from itertools import count
+from itertools import count, pairwise
 
 MOST_LIMITS = 50
 """The most limits of an exact curve."""
@@ -70,16 +70,23 @@ def _median(peaks: Sequence[tuple[int, int]]) -> int:
 def rows_to_show(limits: Sequence[int], limit: int, denied: Sequence[int], requests: int, most: int = 7) -> list[int]:
     """Return the indices of the limits that inform most, ascending, for a short table.
 
-    These are the limit in force, about half of it and twice of it, and the smallest limits that deny nothing and at
-    most 0.1 %, 1 % and 10 % of the requests.
+    These are the limit in force, half and twice of it, and the smallest limits that deny nothing and at most 0.1 %, 1 %
+    and 10 % of the requests. Limits between them fill the table.
     """
-    found = [limits.index(limit)]
-    wanted = [
-        next((place for place, number in enumerate(denied) if number <= share * requests), len(limits) - 1)
-        for share in (0, 0.01, 0.1, 0.001)
-    ]
-    nearby = [min(bisect_left(limits, each), len(limits) - 1) for each in (limit // 2, 2 * limit)]
-    for place in (wanted[0], *nearby, *wanted[1:], 0, len(limits) - 1):
-        if place not in found and len(found) < most:
-            found.append(place)
+    in_force = limits.index(limit)
+    end = len(limits) - 1
+
+    def denying(share: float) -> int:
+        return next((place for place, number in enumerate(denied) if number <= share * requests), end)
+
+    last = max(denying(0), in_force)  # limits beyond it deny nothing, either
+    found = {in_force, denying(0)}
+    near = [min(bisect_left(limits, each), last) for each in (limit // 2, 2 * limit)]
+    for place in (*near, denying(0.01), denying(0.1), denying(0.001)):
+        if len(found) < most:
+            found.add(place)
+    while len(found) < min(most, last + 1):
+        held = [-1, *sorted(found)]
+        gap, before = max((after - before, before) for before, after in pairwise(held))
+        found.add(before + gap // 2 if before >= 0 else gap // 2 - 1)
     return sorted(found)
