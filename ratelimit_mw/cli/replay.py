@@ -42,7 +42,7 @@ from ratelimit_mw.cli.replayed import as_mapping, say_result
 from ratelimit_mw.errors import ConfigurationError, StoreUnavailable, TemplateError
 from ratelimit_mw.foresight.clients import printable
 from ratelimit_mw.foresight.logs.formats import UnknownFormat
-from ratelimit_mw.foresight.replay import Denial, Options, Result
+from ratelimit_mw.foresight.replay import Denial, JobFailed, Options, Result
 from ratelimit_mw.foresight.replay import replay as replayed
 from ratelimit_mw.foresight.wording import utc
 
@@ -84,6 +84,10 @@ def replay(
         int, typer.Option(min=0, max=86_400, metavar="SECONDS", help="By how much lines may be out of order.")
     ] = 60,
     lenient: Lenient = False,
+    jobs: Annotated[
+        int,
+        typer.Option(min=1, max=256, metavar="N", help="Use N processes, if all counters share a part of their key."),
+    ] = 1,
     by: Annotated[By, typer.Option("--by", help="The unit of time of denials over time.")] = "hour",
     names: ClientNames = "plain",
     most: Most = 10,
@@ -124,10 +128,13 @@ def replay(
             spread=spread,
             hashed=names == "hashed",
             what_if=rule,
+            jobs=jobs,
             on_denial=on_denial,
             on_progress=on_progress,
         )
         result = _run(options)
+    if result.without_jobs:
+        typer.echo(result.without_jobs, err=True)
     if rule is not None and rule not in [each.name for each in result.outcome.rules.values()]:
         raise typer.BadParameter(f"there is no rule {rule!r}", param_hint="--rule")
     if as_json:
@@ -158,6 +165,8 @@ def _run(options: Options) -> Result:
         fail(f"the rules can't be fetched: {error}", Exit.STORE_AWAY)
     except UnknownFormat as error:
         fail(printable_lines(str(error)), Exit.USAGE if error.usage else Exit.PROBLEMS)
+    except JobFailed as error:
+        fail(printable_lines(str(error)), Exit.PROBLEMS)
     except TemplateError as error:
         fail(f"--match: {error}", Exit.USAGE)
     except ValueError as error:

@@ -167,7 +167,7 @@ def as_mapping(result: Result, *, by: str, most: int, rule: str | None) -> dict[
         "denied": outcome.denied,
         "clients_denied": len(outcome.limited),
         "exact": not outcome.clients.full,
-        "reasons": dict(outcome.reasons),
+        "reasons": dict(sorted(outcome.reasons.items())),
         "rules": [_rule_as_mapping(each, UNITS[by]) for each in _shown(result, rule)],
         "most_limited": [_client_as_mapping(each) for each in outcome.most_limited(most, rule)],
         "curves": result.curves,

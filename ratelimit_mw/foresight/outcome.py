@@ -2,9 +2,12 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from ratelimit_mw.foresight.gaps import Gap
 from ratelimit_mw.foresight.results import DeniedClient, Heaviest, RuleResult
+from ratelimit_mw.foresight.what_if.curve import Curve
 from ratelimit_mw.model import Rule
 
 
@@ -58,6 +61,17 @@ class Outcome:
         self.limited: Heaviest[str] = Heaviest()
         self.names: dict[tuple[int, str], str] = {}
 
+    def merge(self, other: "Outcome") -> None:
+        """Add what the same rules did with other requests, of clients that no counter counts in both."""
+        self.requests += other.requests
+        self.denied += other.denied
+        self.reasons.update(other.reasons)
+        for place, result in self.rules.items():
+            result.merge(other.rules[place])
+        self.clients.merge(other.clients)
+        self.limited.merge(other.limited)
+        self.names = {key: name for names in (self.names, other.names) for key, name in names.items()}
+
     def most_limited(self, number: int, rule: str | None = None) -> list[DeniedClient]:
         """Return the clients that were denied most, each with the rule that denied them.
 
@@ -99,3 +113,74 @@ class Difference:
         """Count a request that is newly allowed, by the name of the client that the rules to compare with deny."""
         self.allowed += 1
         self.newly_allowed.add(client, at)
+
+    def merge(self, other: "Difference") -> None:
+        """Add how the outcomes of other requests differ."""
+        self.denied += other.denied
+        self.allowed += other.allowed
+        self.newly_denied.merge(other.newly_denied)
+        self.newly_allowed.merge(other.newly_allowed)
+
+
+@dataclass(kw_only=True)
+class Result:
+    """The result of a replay.
+
+    Attributes:
+        formats: The formats of the logs, in their order.
+        outcome: What the rules did.
+        gaps: What could not be replayed.
+        first: The time of the first request, in microseconds since the epoch. 0 without requests.
+        last: The time of the last request.
+        skipped: The requests that `since`, `until` or `match` left out.
+        unreadable: The number of unreadable lines.
+        shown: The first unreadable lines.
+        without_request: The lines without a request that could be read.
+        late: The requests that were further behind than `disorder`.
+        limited_before: The requests with the status 429: the app, or a proxy, limited them already.
+        against: What the rules to compare with did. None without them.
+        difference: How both differ. None without rules to compare with.
+        curves: What other limits would deny, one curve for each limit of a rule, in the order of the file.
+        without_jobs: Why one process did the work of several, as a sentence. "" if this was not so.
+        without_curve: Why there is no curve, or why rules have none: sentences.
+    """
+
+    formats: list[str]
+    outcome: Outcome
+    gaps: list[Gap] = field(default_factory=list)
+    first: int = 0
+    last: int = 0
+    skipped: int = 0
+    unreadable: int = 0
+    shown: list[str] = field(default_factory=list)
+    without_request: int = 0
+    late: int = 0
+    limited_before: int = 0
+    against: Outcome | None = None
+    difference: Difference | None = None
+    curves: list[Curve] = field(default_factory=list)
+    without_curve: list[str] = field(default_factory=list)
+    without_jobs: str = ""
+
+    @property
+    def lines(self) -> int:
+        """All lines: requests, and those that could not be read."""
+        return self.outcome.requests + self.skipped + self.unreadable + self.without_request
+
+    @property
+    def unasked(self) -> bool:
+        """True if no rule was asked."""
+        return not any(rule.asked for rule in self.outcome.rules.values())
+
+    def merge(self, other: "Result") -> None:
+        """Add the result of a process that read the same logs and decided on other requests."""
+        if other.first:
+            self.first = min(self.first or other.first, other.first)
+            self.last = max(self.last, other.last)
+        self.skipped += other.skipped
+        self.limited_before += other.limited_before
+        self.outcome.merge(other.outcome)
+        if self.against is not None and other.against is not None:
+            self.against.merge(other.against)
+        if self.difference is not None and other.difference is not None:
+            self.difference.merge(other.difference)

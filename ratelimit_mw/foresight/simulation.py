@@ -80,6 +80,7 @@ class Simulation:
         self._retriever = retriever = Retriever(config, clock)
         storage = Storage(retriever.rules, "memory://", clock)
         storage.in_flight = LogInFlight(storage.store, clock)
+        self._storage = storage
         self._engine = Engine(retriever, storage, clock)
         self._engine.tally.due = repeat(False).__next__  # measure no decision: no one reads it
         self.rules: Rules = retriever.rules
@@ -122,6 +123,13 @@ class Simulation:
                 if lasted <= 0:
                     self._end_until(at)
         return verdict
+
+    def advance(self, at: int) -> None:
+        """Note that another request came at this time: what is in flight ends, or stays in flight."""
+        if self.rules.settling:
+            self._end_until(at)
+            self._clock.at = at
+            self._storage.renew()
 
     def _end_until(self, at: int) -> None:
         """End the requests in flight whose end is at this time or before it, at the time of their end."""

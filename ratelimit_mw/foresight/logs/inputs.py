@@ -37,13 +37,16 @@ class Log:
 
     Args:
         path: The path of the file, or "-" for standard input.
+        most: The most bytes that are read of a file that is not compressed, because a server may be writing to it.
+            None: all.
 
     Raises:
         OSError: The file cannot be opened.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, most: int | None = None) -> None:
         self.path = path
+        self._most = most
         self._raw: IO[bytes] = sys.stdin.buffer if path == STANDARD_INPUT else Path(path).open("rb")  # noqa: SIM115
         self.size = 0 if path == STANDARD_INPUT else Path(path).stat().st_size
         """The bytes of the file. 0 if they are unknown."""
@@ -120,12 +123,17 @@ class Log:
             start = self._raw.read(8)
             self._raw.seek(0)
         opener = next((opener for magic, opener in _DECOMPRESSORS if start.startswith(magic)), None)
-        opened: IO[bytes] = self._raw if opener is None else opener(self._raw)
+        if opener is None:
+            return self._raw
+        self._most = None
+        opened: IO[bytes] = opener(self._raw)
         return opened
 
     def _lines(self, stream: IO[bytes]) -> Iterator[bytes]:
         rest, skipping = b"", False
-        while chunk := stream.read(_BLOCK):
+        while chunk := stream.read(_BLOCK if self._most is None else min(_BLOCK, self._most)):
+            if self._most is not None:
+                self._most -= len(chunk)
             if skipping:  # the rest of a line that is too long
                 _, newline, chunk = chunk.partition(b"\n")
                 skipping = not newline

@@ -1,0 +1,202 @@
+"""One replay in one process: it opens the logs and the rules, and takes the requests in order of time."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Protocol
+
+from ratelimit_mw.decision.verdict import Verdict
+from ratelimit_mw.errors import near
+from ratelimit_mw.foresight.decider import Decider
+from ratelimit_mw.foresight.gaps import answerable, find_gaps, needs_filter
+from ratelimit_mw.foresight.logs.entry import BASIC, DURATIONS, FIELDS, Entry
+from ratelimit_mw.foresight.logs.inputs import Log
+from ratelimit_mw.foresight.logs.order import Order, merged
+from ratelimit_mw.foresight.options import Options
+from ratelimit_mw.foresight.outcome import Denial, Difference, Result
+from ratelimit_mw.foresight.requests import Reading, Requests, readings_of
+from ratelimit_mw.foresight.shares import Share, Takes, takes_of
+from ratelimit_mw.foresight.simulation import Simulation, quiet
+from ratelimit_mw.foresight.what_if.collection import NEEDS_NUMPY, collection_of
+from ratelimit_mw.rules.path_matcher import PathMatcher
+from ratelimit_mw.rules.path_templates import parse
+
+_REPORTED = 10_000
+"""The lines between two reports of the progress."""
+
+
+class DenialWriter(Protocol):
+    """Keeps the denials of one process, each with the place of its request in the log."""
+
+    place: int
+    """The place of the current request among all requests in order of time."""
+
+    def write(self, denial: Denial) -> None:
+        """Keep a denial of the current request."""
+        ...
+
+
+class Run:
+    """The logs and the rules of one replay, ready to play.
+
+    Args:
+        options: What to replay.
+        stack: Closes what is opened.
+        sizes: The most bytes that are read of each log, see `Log`. None: all.
+
+    Attributes:
+        simulations: The rules, and those to compare with.
+        readings: How the attributes of each are read.
+        seen: The fields that at least one line had.
+        collection: What the what-if curves need. None without numpy.
+
+    Raises:
+        ConfigurationError, StoreUnavailable, UnknownFormat, ValueError, OSError: See `replay`.
+    """
+
+    def __init__(self, options: Options, stack: ExitStack, sizes: Sequence[int] | None = None) -> None:
+        self._options = options
+        self.simulations = [Simulation(options.rules)]
+        stack.callback(self.simulations[0].close)
+        if options.against is not None:
+            self.simulations.append(Simulation(options.against))
+            stack.callback(self.simulations[1].close)
+        _check_fields(options.places, self.simulations)
+        self._logs = [
+            stack.enter_context(Log(path, None if sizes is None else sizes[place]))
+            for place, path in enumerate(options.logs)
+        ]
+        self._formats = [log.detect(options.form, options.places) for log in self._logs]
+        stack.enter_context(quiet())
+        self.readings = [readings_of(each.rules, self._has, options.places.keys()) for each in self.simulations]
+        self._fields = _fields(self.simulations, self.readings)
+        extras = [each for each in self._fields if each not in BASIC]
+        self._requests = [Requests(each.values(), extras) for each in self.readings]
+        self.seen = self._requests[0].seen
+        for simulation in self.simulations:
+            if needs_filter(simulation.rules, self._has):
+                simulation.only_answerable(answerable(self._has))
+        self.collection = collection_of(self.simulations[0].rules, options.what_if, lambda: Simulation(options.rules))
+        if self.collection is not None:
+            stack.callback(self.collection.close)
+
+    def play(self, share: Share | None = None, denials: DenialWriter | None = None) -> Result:
+        """Replay the logs once.
+
+        Args:
+            share: The requests to decide on. None: all.
+            denials: Keeps the denials with their places, in place of `Options.on_denial`.
+
+        Returns:
+            The result, without what `conclude` adds.
+        """
+        options = self._options
+        deciders = [
+            Decider(simulation, requests, hashed=options.hashed)
+            for simulation, requests in zip(self.simulations, self._requests, strict=True)
+        ]
+        deciders[0].on_denial = options.on_denial if denials is None else denials.write
+        deciders[0].collection = self.collection
+        result = Result(formats=[form.name for form in self._formats], outcome=deciders[0].outcome)
+        if len(deciders) > 1:
+            result.against, result.difference = deciders[1].outcome, Difference()
+        orders = [Order(options.disorder, spread=options.spread) for _ in self._logs]
+        streams = [order.ordered(log.entries(self._fields)) for order, log in zip(orders, self._logs, strict=True)]
+        takes = None if share is None else takes_of(share, self.simulations[0], self._requests[0])
+        self._take(deciders, result, merged(streams), takes, denials)
+        for log in self._logs:
+            result.unreadable += log.unreadable.count
+            result.shown += log.unreadable.shown
+            result.without_request += log.unreadable.without_request
+        result.shown = result.shown[:3]
+        result.late = sum(order.late for order in orders)
+        return result
+
+    def conclude(self, result: Result) -> None:
+        """Add to a result of all requests what could not be replayed, and the what-if curves."""
+        asked = {rule.name: rule.asked for rule in result.outcome.rules.values()}
+        result.gaps = find_gaps(self.simulations[0].rules, self._has, self.readings[0], self.seen.__contains__, asked)
+        if self.collection is None:
+            result.without_curve = [NEEDS_NUMPY]
+        else:
+            result.curves, result.without_curve = self.collection.curves(result.outcome.rules)
+
+    def _has(self, name: str) -> bool:
+        """Return True if a log has a field."""
+        names = tuple(DURATIONS) if name == "duration" else (name,)
+        return any(form.has(each) for form in self._formats for each in names)
+
+    def _take(
+        self,
+        deciders: Sequence[Decider],
+        result: Result,
+        batches: Iterable[list[Entry]],
+        takes: Takes | None,
+        denials: DenialWriter | None,
+    ) -> None:
+        """Take each request in order of time."""
+        options = self._options
+        decider, outcome = deciders[0], result.outcome
+        until = options.until if options.until is not None else float("inf")
+        since, progress = options.since, options.on_progress
+        hits = _hits(options.match, decider) if options.match else None
+        settling = any(each.rules.settling for each in self.simulations)
+        place = reported = 0
+        for batch in batches:
+            for entry in batch:
+                place += 1
+                at = entry[0]
+                if takes is not None and not takes(entry[1], entry[6]):
+                    if settling and since <= at < until and (hits is None or hits(entry)):
+                        for simulation in self.simulations:
+                            simulation.advance(at)
+                    continue
+                if at < since or at >= until or (hits is not None and not hits(entry)):
+                    result.skipped += 1
+                    continue
+                if denials is not None:
+                    denials.place = place
+                result.limited_before += entry[4] == 429
+                verdict = decider.decide(entry)
+                if result.difference is not None:
+                    _compare(deciders, result.difference, entry, verdict)
+                if not result.first:
+                    result.first = at
+                result.last = at
+            if progress is not None and place - reported >= _REPORTED:
+                reported = place
+                progress(outcome.requests + result.skipped, sum(log.position for log in self._logs))
+
+
+def _compare(deciders: Sequence[Decider], difference: Difference, entry: Entry, verdict: Verdict) -> None:
+    """Decide on a request by the rules to compare with, and count how the verdict differs."""
+    decider, against = deciders
+    old = against.decide(entry)
+    if old.allowed and not verdict.allowed:
+        difference.deny(decider.name_of(verdict, entry), entry.at)
+    elif verdict.allowed and not old.allowed:
+        difference.allow(against.name_of(old, entry), entry.at)
+
+
+def _hits(template: str, decider: Decider) -> Callable[[Entry], bool]:
+    """Return a function that returns True if the path of a request matches a template."""
+    matcher = PathMatcher([(0, parse(template))])
+    return lambda entry: bool(matcher.hits(decider.request_of(entry)))
+
+
+def _check_fields(places: Mapping[str, str], simulations: Sequence[Simulation]) -> None:
+    """Raise ValueError for a field that no log can have and no rule can use."""
+    custom = [name for each in simulations for part in each.rules.parts for name in part.attributes.custom]
+    for name in places:
+        if name not in (*FIELDS, *custom) and not name.startswith(("header:", "cookie:")):
+            known = (*FIELDS, *custom)
+            hint = near(name, known) or f"known: {', '.join(known)}, header:NAME and cookie:NAME"
+            raise ValueError(f"--field: there is no field {name!r} ({hint})")
+
+
+def _fields(simulations: Sequence[Simulation], readings: Sequence[Mapping[str, Reading]]) -> list[str]:
+    """Return the fields of the logs that are read, in addition to those of every request."""
+    found = {reading.field: None for each in readings for reading in each.values() if reading.field}
+    names = list(found)
+    if any(each.rules.settling for each in simulations):
+        names.append("duration")
+    return [*names, "status"]
