@@ -26,8 +26,9 @@ def test_the_sample_report_is_the_one_that_is_made_of_the_log():
 def test_the_sample_report_and_its_picture_are_small_and_linked():
     made = script()
     assert made.REPORT.stat().st_size <= 150_000
-    assert 10_000 <= made.PICTURE.stat().st_size <= 150_000
+    for picture, name in ((made.PICTURE, "replay.md"), (made.GAP, "find-the-right-limits.md")):
+        assert 10_000 <= picture.stat().st_size <= 150_000
+        assert f"](pictures/{picture.name})" in (DOCS / name).read_text("utf-8")
     page = (DOCS / "replay.md").read_text("utf-8")
     assert f'href="{made.REPORT.name}"' in page
-    assert f"pictures/{made.PICTURE.name}" in page
     assert f'html_extra_path = ["{made.REPORT.name}"]' in (DOCS / "conf.py").read_text("utf-8")

@@ -35,7 +35,8 @@ def spelled(number: int, *, at_least: bool = False) -> str:
 
 def notes(result: Result) -> list[str]:
     """Return what must be known to read the result, as lines."""
-    found = [CAVEAT] if result.outcome.denied else []
+    outcome = result.outcome
+    found = [CAVEAT] if outcome.denied or any(rule.denied for rule in outcome.rules.values()) else []
     if result.limited_before:
         found.append(
             f"{result.limited_before:,} requests have the status 429 in the log: a limit was in force already."

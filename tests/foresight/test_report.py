@@ -257,6 +257,7 @@ def test_every_mark_of_a_curve_is_within_its_chart(windows, limits, width):
         assert all(0 <= x <= width and 0 <= y <= 400 for x, y in points)
         for values in zip(*points, strict=True):  # rightwards, and downwards: a higher limit denies no more
             assert list(values) == sorted(values)
+    assert min(float(y) for y in re.findall(r"V([0-9.]+)h", chart)) >= 330  # bars stay below the curves
     assert all(0 <= float(x) <= width for x in re.findall(r' x\d?="([^"]*)"', chart))
 
 

@@ -178,7 +178,7 @@ def what_if(curve: Curve, width: int, *, hints: bool) -> Markup:
         above.append(_circle(*points[curve.in_force], 5, "dot", data_dot=True))
         top += 140
     if curve.peaks:
-        scale = _with_zero(1, max(clients for _, clients in curve.peaks) * 1.2, top + 84, top)
+        scale = _with_zero(1, max(clients for _, _, clients in spans_of(curve.peaks)) * 1.2, top + 84, top)
         above.append(_text(left, top - 10, "clients by their busiest window", "title"))
         shapes.append(
             element("rect", x=limit, y=top, width=right - limit, height=84, class_="beyond", data_beyond=right)
