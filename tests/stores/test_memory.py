@@ -10,6 +10,7 @@ import pytest
 from ratelimit_mw.model import SECOND, Ask, Ban, Quota
 from ratelimit_mw.stores import memory
 from ratelimit_mw.stores.bans import quota_of
+from ratelimit_mw.stores.counters import BARELY_USED, USED_UP, evicted
 from ratelimit_mw.stores.memory import MemoryStore
 from tests.stores.contract import ALL, MINUTE, quota
 from tests.support.processes import in_child
@@ -247,3 +248,21 @@ def test_an_expired_counter_is_as_if_unused_even_while_it_is_still_there(clock):
     clock.advance(60)
     assert len(store) == 1
     assert store.decide(bucket).outcomes[0].remaining == 4
+
+
+FLOOD = [(USED_UP, f"d:login={number}") for number in range(12)]
+
+
+@pytest.mark.parametrize(
+    ("sample", "key"),
+    [
+        pytest.param([*FLOOD, (BARELY_USED - 1, "d:other=x")], "d:other=x", id="a barely used one goes first"),
+        pytest.param([*FLOOD, (BARELY_USED, "d:other=x")], "d:login=0", id="then one of three quarters of a kind"),
+        pytest.param([(BARELY_USED, "d:other=x"), *FLOOD[:3]], "d:login=0", id="or of exactly three quarters"),
+        pytest.param([(BARELY_USED, "d:other=x"), *FLOOD[:2]], "d:other=x", id="not if there are fewer"),
+        pytest.param([(USED_UP, "d:other=x"), *FLOOD[:2]], "d:login=0", id="but if all are used up"),
+        pytest.param([*FLOOD, (USED_UP - 1, "d:login=x")], "d:login=x", id="which is the least used of its kind"),
+    ],
+)
+def test_the_counter_that_goes_is_the_least_used_unless_one_kind_floods_the_store(sample, key):
+    assert evicted(sample)[1] == key
