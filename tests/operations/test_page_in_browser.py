@@ -194,6 +194,13 @@ def test_a_failed_fetch_is_said_and_its_old_numbers_are_marked(visit):
     assert visitor.tab.locator("#trouble").is_hidden()
 
 
+def test_data_that_cannot_be_read_are_said(visit):
+    visitor = visit()
+    visitor.tab.route("**/state.json", lambda route: route.fulfill(body="{}", content_type="application/json"))
+    visitor.log_in()
+    visitor.wait("#trouble", "The answer of the server cannot be read.")
+
+
 def test_a_login_that_has_ended_is_said_and_no_more_is_fetched(visit):
     visitor = visit()
     visitor.tab.clock.install()

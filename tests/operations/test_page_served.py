@@ -58,3 +58,10 @@ def test_the_page_answers_without_its_store(serve, trouble, fresh_server):
         assert state["store"]["up"] is False
         assert [each["denials"] for each in state["limited"]] == [1]
         assert http.get("/_limits/", headers=BEARER).status_code == 200
+
+
+def test_the_example_has_a_page():
+    with uvicorn("examples.live_page:app", env={"LIMITS_TOKEN": TOKEN}) as app:
+        assert httpx.get(f"{app.url}/").json() == {"hello": "world"}
+        state = httpx.get(f"{app.url}/_limits/state.json", headers=BEARER, timeout=60).json()
+        assert "everything" in [rule["name"] for rule in state["rules"]]

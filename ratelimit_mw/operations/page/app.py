@@ -100,11 +100,9 @@ class Page:
         """
         if scope["type"] == "http":
             visit = AsgiVisit(scope, receive, self._running)
-            try:
-                answer = await visit.answer(self._steps(visit))
-            except ConnectionResetError:
-                return
-            await send_asgi(answer, documents.SECURITY_HEADERS, visit.method, send)
+            answer = await visit.answer(self._steps(visit))
+            if answer is not None:
+                await send_asgi(answer, documents.SECURITY_HEADERS, visit.method, send)
         elif scope["type"] == "websocket":
             await receive()
             await send({"type": "websocket.close", "code": 1000})  # before it is accepted, so the server answers 403

@@ -108,7 +108,7 @@
     const named = (domain, rule) => several && domain ? domain + "/" + rule : rule;
     say("domain", state.domain);
     document.title = "Rate limits: " + clean(state.domain);
-    say("version", state.version ? state.version.slice(0, 12) : "without a version");
+    say("version", state.version === "given" ? "given in code" : (state.version || "without a version").slice(0, 20));
     say("processes", state.shared
       ? state.processes + (state.processes === 1 ? " process" : " processes")
       : "only this process is shown");
@@ -184,18 +184,18 @@
     if (busy || document.hidden) return;
     busy = true;
     let again = true;
+    trouble = "The server does not answer.";
     try {
       const answer = await fetch("state.json", { cache: "no-store", redirect: "error", signal: AbortSignal.timeout(LATE) });
+      trouble = answer.ok ? "The answer of the server cannot be read." : await refusal(answer);
+      again = answer.status !== 401;  // otherwise each try would count as a wrong attempt
       if (answer.ok) {
         show(await answer.json());
         shown = performance.now();
         trouble = "";
-      } else {
-        trouble = await refusal(answer);
-        again = answer.status !== 401;  // otherwise each try would count as a wrong attempt
       }
     } catch {
-      trouble = "The server does not answer.";
+      // `trouble` says how far it came
     }
     busy = false;
     note();

@@ -122,8 +122,8 @@ class AsgiVisit(Visit):
         self._receive = receive
         self._running = running
 
-    async def answer(self, steps: Steps) -> Answer:
-        """Run the steps. Raises ConnectionResetError if the client is gone before the end of its body."""
+    async def answer(self, steps: Steps) -> Answer | None:
+        """Run the steps. Return None if the client is gone before the end of its body."""
         result: object = None
         while True:
             try:
@@ -136,7 +136,10 @@ class AsgiVisit(Visit):
                 admits = step.guard(self.request.context)
                 result = (await admits if isinstance(admits, Awaitable) else admits) is True
             else:
-                result = await self._body()
+                try:
+                    result = await self._body()
+                except ConnectionResetError:
+                    return None
 
     async def _body(self) -> bytes | None:
         if _length(self.request.header("content-length")) > LONGEST_BODY:
