@@ -60,6 +60,7 @@ ROWS = (
         "`lmdb://`: counters that the processes of one machine share",
         ("shared.cost", "shared.rates", "shared.pacing", "shared.size"),
     ),
+    Row("page", "The live page: its data, and its calls to Redis", ("page.state_json", "page.viewers")),
     Row(
         "elastic", "An elastic limit of 40 a second, up to 200 % below a load of 0.7", ("elastic.figures",), held=False
     ),
@@ -67,5 +68,5 @@ ROWS = (
     Row("memory-layouts", "One million counters in other layouts", ("memory_layouts.figures",), held=False),
 )
 
-UNMEASURED: set[str] = {"replay-jobs", "what-if"}
+UNMEASURED: set[str] = {"page", "replay-jobs", "what-if"}
 """Rows that came after the last full run. The next one measures them."""
