@@ -184,19 +184,20 @@
     if (busy || document.hidden) return;
     busy = true;
     let again = true;
-    trouble = "The server does not answer.";
+    let problem = "The server does not answer.";
     try {
       const answer = await fetch("state.json", { cache: "no-store", redirect: "error", signal: AbortSignal.timeout(LATE) });
-      trouble = answer.ok ? "The answer of the server cannot be read." : await refusal(answer);
+      problem = answer.ok ? "The answer of the server cannot be read." : await refusal(answer);
       again = answer.status !== 401;  // otherwise each try would count as a wrong attempt
       if (answer.ok) {
         show(await answer.json());
         shown = performance.now();
-        trouble = "";
+        problem = "";
       }
     } catch {
-      // `trouble` says how far it came
+      // `problem` says how far it came
     }
+    trouble = problem;
     busy = false;
     note();
     clearTimeout(timer);
