@@ -10,14 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ratelimit_mw.algorithms import ALGORITHMS, DECIDE
+from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.foresight.replay import Options, replay
 from ratelimit_mw.foresight.simulation import Simulation
-from ratelimit_mw.foresight.what_if import arrivals, collection, exact
+from ratelimit_mw.foresight.what_if import arrivals, collection, exact, peaks
 from ratelimit_mw.foresight.what_if.curves import find_curves
 from ratelimit_mw.foresight.what_if.limits import MOST_LIMITS, candidates, replayed_candidates, rows_to_show
 from ratelimit_mw.foresight.what_if.peaks import TooLong, busiest, distribution, in_sequence
 from ratelimit_mw.foresight.what_if.subjects import subjects_of
-from ratelimit_mw.model import Quota
+from ratelimit_mw.model import Ask, Charge, Quota, Rule
 
 FORM = '$msec $request_time $remote_addr $request_method "$request_uri" $status'
 NOON = 1_772_366_400
@@ -270,6 +271,77 @@ def test_a_curve_that_differs_from_the_replay_is_not_shown(log):
     result = replay(Options(logs=[str(log)], rules=rules, form=FORM))
     assert result.curves == []
     assert "'limited' (its counters did not fit into memory)" in result.without_curve[0]
+
+
+def test_numbers_that_are_too_large_for_the_arithmetic_are_replayed(log, monkeypatch):
+    monkeypatch.setattr(exact, "_LARGEST", 1)
+    assert "'limited' (its window is too long)" in replayed(log, LIMITED).without_curve[0]
+    rules = [LIMITED, {"name": "other", "limit": "9 per 2s", "match": {"path": "/c"}}]  # it may be coupled
+    curve = assert_equals_replays(log, rules, "limited", method="replayed", every=3)
+    assert (curve.why_replayed, curve.all_clients, curve.peaks[-1][0]) == ("its window is too long", 3, 10)
+    monkeypatch.setattr(peaks, "_LARGEST", 1)
+    assert replayed(log, *rules, what_if="limited").curves[0].peaks == ()
+
+
+def test_an_algorithm_that_is_not_known_has_no_exact_curve(log, monkeypatch):
+    monkeypatch.delitem(exact._ALGORITHMS, "sliding_window")
+    assert "'limited' (its algorithm is not one of the package)" in replayed(log, LIMITED).without_curve[0]
+
+
+def test_a_sentence_names_five_rules_without_a_curve(log):
+    result = replayed(log, *(LIMITED | {"name": f"r{number}"} for number in range(7)))
+    assert result.without_curve[0].count("it decides together") == 5
+    assert "and 2 more: `--rule NAME`" in result.without_curve[0]
+
+
+def test_blocked_clients_and_other_limits_of_clients_are_replayed(log):
+    override = {"client": {"ip": "192.0.2.1"}, "rule": "limited", "limit": "2 per second"}
+    overrides = [override, {"client": {"ip": "192.0.2.2"}, "block": True}]
+
+    def run(number, what_if=None):
+        rules = {"domain": "d", "overrides": overrides, "rules": [LIMITED | {"limit": f"{number} per second"}]}
+        return replay(Options(logs=[str(log)], rules=rules, form=FORM, what_if=what_if))
+
+    (curve,) = run(4, "limited").curves
+    assert (curve.method, curve.why_replayed) == ("replayed", "its limit depends on the client")
+    found = run(2).outcome.rules[0]
+    assert (curve.denied[curve.limits.index(2)], curve.clients[curve.limits.index(2)]) == (found.denied, found.clients)
+
+
+def test_an_override_that_ends_changes_the_limit_of_one_counter(log):
+    rules = Simulation({"domain": "d", "rules": [LIMITED]}).rules
+    (rule,) = rules.rules
+    collected = arrivals.Arrivals([rule])
+    verdict = Verdict((), None)
+    for limit in (4, 5):
+        collected.add(NOON, (Charge(rule, Ask("d:limited:{ip=1}", Quota("fixed_window", limit, 10**6))),), verdict)
+    assert collected.coupled == {0: "its limit depends on the request"}
+
+
+def test_a_limit_from_a_function_has_no_curve(log):
+    result = replayed(log, LIMITED | {"limit": "python:tests.foresight.test_what_if:limit_of"}, what_if="limited")
+    assert (result.curves, result.without_curve) == ([], [])
+    assert result.outcome.rules[0].asked
+
+
+def limit_of(_request):
+    return "3 per second"
+
+
+@pytest.mark.parametrize("bounded", [0, 1])
+def test_parts_with_too_many_arrivals_have_no_curve_together(bounded, monkeypatch):
+    rule = Rule("limited")
+    charges = (Charge(rule, Ask("d:limited:{ip=1}", Quota("fixed_window", 4, 10**6))),)
+    parts = [arrivals.Arrivals([rule]), arrivals.Arrivals([rule])]
+    for each in parts:
+        each.add(NOON, charges, Verdict((), None))
+    monkeypatch.setattr(arrivals, "MOST_ARRIVALS", 1)
+    parts[bounded].add(NOON, charges, Verdict((), None))
+    parts[0].merge(parts[1])
+    assert (parts[0].too_many, len(parts[0].times)) == (
+        "there is no what-if: the log has more than 1 requests at rules",
+        0,
+    )
 
 
 def test_parts_of_the_clients_are_merged_to_all_clients(tmp_path):

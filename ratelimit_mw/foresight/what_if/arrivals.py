@@ -14,6 +14,12 @@ MOST_ARRIVALS = 10_000_000
 MOST_COUNTERS = 1_000_000
 """The most counters whose arrivals are kept."""
 
+_MOST_PLANS = 1 << 15
+"""The most charges whose counters are remembered."""
+
+_Plan = tuple[Sequence[Charge], "array[int]", "array[int]"]
+"""Charges, and what is appended to `Arrivals.counters` if the request is allowed, and if it is denied."""
+
 
 class Series(NamedTuple):
     """The counters of one limit: the place of its rule in the order of the files, and its quota."""
@@ -51,6 +57,7 @@ class Arrivals:
         self._numbers: dict[str, int] = {}
         self._quotas: list[Quota] = []
         self._known: dict[Series, int] = {}
+        self._plans: dict[int, _Plan] = {}
 
     @property
     def keys(self) -> list[str]:
@@ -59,23 +66,51 @@ class Arrivals:
 
     def add(self, at: int, charges: Sequence[Charge], verdict: Verdict) -> None:
         """Add a request that asked these counters at a time. Requests must be in order of time."""
-        if self.too_many or not charges or charges is BLOCKED:
+        if self.too_many or not charges:
             return
-        if len(self.times) >= MOST_ARRIVALS:
+        known = self._plans.get(id(charges))
+        if known is None or known[0] is not charges:
+            known = self._plan(charges)
+        numbers = known[1] if verdict.allowed else known[2]
+        self.counters.extend(numbers)
+        if len(numbers) == 1:
+            self.times.append(at)
+        else:
+            self.times.extend((at,) * len(numbers))
+        if len(self.times) > MOST_ARRIVALS:
             self._stop(f"more than {MOST_ARRIVALS:,} requests at rules")
-        elif len(charges) == 1:
-            rule, (key, quota, cost, _) = charges[0]
+        elif len(self._quotas) > MOST_COUNTERS:
+            self._stop(f"more than {MOST_COUNTERS:,} counters")
+
+    def _plan(self, charges: Sequence[Charge]) -> _Plan:
+        """Return what is appended for these charges, and keep it: most requests of a client have the same charges."""
+        allowed, denied = array("i"), array("i")
+        enforced, repeated, grouped = 0, False, False
+        last = None
+        for rule, (key, quota, cost, shadow) in () if charges is BLOCKED else charges:
+            place = self._places[id(rule)]
             number = self._numbers.get(key)
             if number is None:
-                number = self._counter(rule, key, quota)
-            if cost != 1 or quota is not self._quotas[number]:
-                self._odd(rule, number, quota, cost)
-            self.times.append(at)
-            self.counters.append(number)
-        else:
-            self._add_several(at, charges, allowed=verdict.allowed)
-        if len(self._quotas) > MOST_COUNTERS:
-            self._stop(f"more than {MOST_COUNTERS:,} counters")
+                number = self._numbered(key, Series(place, quota))
+            if cost != 1:
+                self.coupled.setdefault(place, "a request may cost more or less than 1")
+            elif quota is not self._quotas[number] and quota != self._quotas[number]:
+                self.coupled.setdefault(place, "its limit depends on the request")
+            allowed.append(number)
+            # A shadow rule is not charged for a request that another rule denies.
+            denied.append(~number if shadow else number)
+            enforced += not shadow
+            repeated |= rule is last
+            grouped |= rule.quota_group != ""
+            last = rule
+        if len(allowed) == 1:
+            denied = allowed  # no other rule denies it
+        elif enforced > 1 or repeated or grouped:
+            self._couple(charges, grouped=grouped)
+        if len(self._plans) >= _MOST_PLANS:
+            self._plans.clear()
+        self._plans[id(charges)] = plan = charges, allowed, denied
+        return plan
 
     def merge(self, other: "Arrivals") -> None:
         """Add the arrivals of another process, which replayed other clients of the same rules and log."""
@@ -101,28 +136,11 @@ class Arrivals:
         del self.times[:], self.counters[:], self.series[:], self.series_of[:], self._quotas[:]
         self._numbers.clear()
         self._known.clear()
+        self._plans.clear()
 
-    def _add_several(self, at: int, charges: Sequence[Charge], *, allowed: bool) -> None:
-        """Add a request with several counters. A shadow rule is not charged for a request that another rule denies."""
-        times, counters = self.times, self.counters
-        enforced, last, repeated, grouped = 0, None, False, False
-        for rule, (key, quota, cost, shadow) in charges:
-            number = self._numbers.get(key)
-            if number is None:
-                number = self._counter(rule, key, quota)
-            if cost != 1 or quota is not self._quotas[number]:
-                self._odd(rule, number, quota, cost)
-            times.append(at)
-            if shadow:
-                counters.append(number if allowed else ~number)
-            else:
-                enforced += 1
-                counters.append(number)
-            repeated |= rule is last
-            grouped |= rule.quota_group != ""
-            last = rule
-        if enforced > 1 or repeated or grouped:
-            self._couple(charges, grouped=grouped)
+    def __getstate__(self) -> dict[str, object]:
+        # The plans are found by the addresses of objects of this process.
+        return {**self.__dict__, "_plans": {}}
 
     def _couple(self, charges: Sequence[Charge], *, grouped: bool) -> None:
         """Note which rules of a request depend on each other."""
@@ -139,11 +157,8 @@ class Arrivals:
                 other = next(each for n, each in enumerate(places) if n != index and coupled[n])
                 self.coupled[place] = f"it decides together with {self._names[other]}"
 
-    def _counter(self, rule: Rule, key: str, quota: Quota) -> int:
-        """Return the number of a new counter."""
-        return self._numbered(key, Series(self._places[id(rule)], quota))
-
     def _numbered(self, key: str, series: Series) -> int:
+        """Return the number of a new counter."""
         place = self._known.get(series)
         if place is None:
             place = self._known[series] = len(self.series)
@@ -152,9 +167,3 @@ class Arrivals:
         self._quotas.append(series.quota)
         self.series_of.append(place)
         return number
-
-    def _odd(self, rule: Rule, number: int, quota: Quota, cost: int) -> None:
-        if cost != 1:
-            self.coupled.setdefault(self._places[id(rule)], "a request may cost more or less than 1")
-        elif quota != self._quotas[number]:
-            self.coupled.setdefault(self._places[id(rule)], "its limit depends on the request")

@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from itertools import count, pairwise
+from itertools import accumulate, count, pairwise
 
 MOST_LIMITS = 50
 """The most limits of an exact curve."""
@@ -46,25 +46,15 @@ def replayed_candidates(limit: int) -> list[int]:
 
 def _written(highest: int) -> list[int]:
     """Return the numbers that people write, up to the first that is at least `highest`."""
-    found: list[int] = []
-    for decade in count():
-        for digits in _DIGITS:
-            number, rest = divmod(digits * 10**decade, 10)
-            if not rest:
-                found.append(number)
-                if number >= highest:
-                    return found
-    return found
+    decades = range(len(str(highest)) + 1)
+    numbers = [digits * 10**decade for decade in decades for digits in _DIGITS]
+    found = [number // 10 for number in numbers if number % 10 == 0]
+    return found[: bisect_left(found, highest) + 1]
 
 
 def _median(peaks: Sequence[tuple[int, int]]) -> int:
-    clients = sum(number for _, number in peaks)
-    seen = 0
-    for peak, number in peaks:
-        seen += number
-        if 2 * seen >= clients:
-            return peak
-    return 1
+    seen = list(accumulate(number for _, number in peaks))
+    return peaks[bisect_left(seen, seen[-1] / 2)][0] if peaks else 1
 
 
 def rows_to_show(limits: Sequence[int], limit: int, denied: Sequence[int], requests: int, most: int = 7) -> list[int]:
