@@ -1,4 +1,4 @@
-"""What metrics cost: counting a request beside `labels().inc()`, and counting and logging a denial."""
+"""What metrics cost: counting a request beside `labels().inc()`, and counting, logging and showing a denial."""
 
 import logging
 import time
@@ -12,6 +12,7 @@ from ratelimit_mw import RateLimiter
 from ratelimit_mw.decision.engine import Engine
 from ratelimit_mw.decision.planning import Plan
 from ratelimit_mw.decision.verdict import Verdict
+from ratelimit_mw.operations.live import Live
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.stores.base import DECIDE
 
@@ -54,7 +55,10 @@ def checks(requests: int, counted: bool, limit: str, logged: bool) -> Run:
     logger.setLevel(logging.INFO if logged else logging.WARNING)
     logger.addHandler(logging.NullHandler())
     logger.propagate = False
-    check = _limiter(counted, limit).check
+    limiter = _limiter(counted, limit)
+    if logged:
+        Live(limiter).start()  # the table of denied clients
+    check = limiter.check
 
     def run() -> float:
         start = time.process_time()
@@ -96,7 +100,7 @@ def counting(effort: Effort) -> Iterator[Figure]:
 
 
 def denial(effort: Effort) -> Iterator[Figure]:
-    """The counts and the log of a denial, most of whose records are left out."""
+    """The counts, the log and the table of a denial. Most of its records are left out of the log."""
     requests = effort.part(REQUESTS)
     contestants = {
         "counted": (checks, requests, True, "1 per day", True),
@@ -104,4 +108,4 @@ def denial(effort: Effort) -> Iterator[Figure]:
     }
     took = in_turn(contestants, effort.rounds(ROUNDS))
     added = [one - other for one, other in zip(took["counted"], took["uncounted"], strict=True)]
-    yield alone("a denial: its metrics and its log", added, "us", at_most=1.5)
+    yield alone("a denial: its metrics, its log and the table of the live page", added, "us", at_most=1.5)

@@ -38,7 +38,7 @@ def test_a_request_that_is_shed_is_recorded_with_its_wait(records):
 def test_the_rules_whose_records_are_counted_are_bounded():
     log = DenialLog(ManualClock(START))
     for number in range(1_500):
-        log._count(f"shop/rule{number}", 10)
+        log._count(f"shop/rule{number}", 10, START)
     assert len(log._counts) <= 1_000
 
 

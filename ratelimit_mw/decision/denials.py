@@ -64,7 +64,13 @@ class DenialLog:
         """
         charge = verdict.charges[verdict.binding] if verdict.binding >= 0 else None
         observe = rules.observe
-        omitted = self._count(reason if charge is None else charge.rule.label, observe.denials)
+        subject = reason if charge is None else charge[0].label
+        now = verdict.now or self._now()  # the time of the decision takes no further call
+        count = self._counts.get(subject)
+        if count is not None and count[1] >= observe.denials and abs(now - count[0]) < _MINUTE:
+            count[1] += 1  # without the lock, as in `ratelimit_mw.tally`
+            return
+        omitted = self._count(subject, observe.denials, now)
         if omitted < 0:
             return
         key = charge.ask.key if charge is not None else ""
@@ -101,16 +107,14 @@ class DenialLog:
                 self._failed = True
                 _log.error("a handler of the denials failed: %s (logged once)", described(error))
 
-    def _count(self, subject: str, most: int) -> int:
+    def _count(self, subject: str, most: int, now: int) -> int:
         """Count a denial. Returns how many were omitted since the last record; -1 if this one is omitted, too.
 
-        `most`: the most records in a minute.
+        Args:
+            subject: what is counted: the label of a rule, or a reason without a rule.
+            most: the most records in a minute.
+            now: the time in microseconds.
         """
-        now = self._now()
-        count = self._counts.get(subject)
-        if count is not None and count[1] >= most and abs(now - count[0]) < _MINUTE:
-            count[1] += 1  # without the lock, as in `ratelimit_mw.tally`
-            return -1
         with self._counting:
             began, number = self._counts.get(subject, (now, 0))
             omitted = 0

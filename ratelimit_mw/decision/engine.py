@@ -291,11 +291,12 @@ class Engine:
             rules: the rules that decided.
             given: the request, or the attributes of `check()`.
         """
-        tally, rule = self.tally, verdict.rule
-        passes = tally.passes.get(rule.label) if rule is not None and len(verdict.charges) == 1 else None
+        tally, charges, place = self.tally, verdict.charges, verdict.binding
+        rule = charges[place][0] if place >= 0 else None
+        passes = tally.passes.get(rule.label) if rule is not None and len(charges) == 1 else None
         if passes is None:
             reason: str = verdict.reason or "limited"
-            tally.refused(verdict.charges, verdict.outcomes, verdict.over, rule=rule, reason=reason)
+            tally.refused(charges, verdict.outcomes, verdict.over, rule=rule, reason=reason)
         else:  # the common case, without a call: the only counter that was asked denies
             tally.denied += 1
             cell = passes.cells[0]

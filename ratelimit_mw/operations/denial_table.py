@@ -19,21 +19,21 @@ class Denied:
         count: The number of denials.
         first: The time of the first denial.
         last: The time of the last denial.
-        until: When the limit opens again, `NEVER` if it does not.
+        wait: How long after it the limit opens again, `NEVER` if it does not.
         reason: Why the last request was denied, as in `Decision.reason`.
     """
 
-    __slots__ = ("count", "first", "last", "reason", "rule", "until")
+    __slots__ = ("count", "first", "last", "reason", "rule", "wait")
 
     def __init__(self, rule: Rule, now: int) -> None:
         self.rule = rule
-        self.count = 0
-        self.first = self.last = self.until = now
+        self.count = self.wait = 0
+        self.first = self.last = now
         self.reason = ""
 
     def limits(self, now: int) -> bool:
         """Return True if the client is limited at this time. If the limit never opens, for a minute."""
-        return now < (self.last + LINGER if self.until == NEVER else self.until)
+        return now < self.last + (LINGER if self.wait == NEVER else self.wait)
 
 
 class DenialTable:
@@ -63,14 +63,13 @@ class DenialTable:
         place = verdict.binding
         if place < 0:
             return
-        rule, (key, _, _, _) = verdict.charges[place]  # unpacking is faster than the names of the fields
-        now, wait = verdict.now, verdict.outcomes[place][3]
+        key = verdict.charges[place][1][0]  # indices are faster than the names of the fields
         entry = self.entries.get(key)
         if entry is None:
-            entry = self._begin(key, rule, now)
+            entry = self._begin(key, verdict.charges[place].rule, verdict.now)
         entry.count += 1
-        entry.last = now
-        entry.until = NEVER if wait == NEVER else now + wait
+        entry.last = verdict.now
+        entry.wait = verdict.outcomes[place][3]
         entry.reason = reason
 
     def _begin(self, key: str, rule: Rule, now: int) -> Denied:
@@ -88,7 +87,7 @@ class DenialTable:
         """
         with self._changing:
             for key, entry in list(self.entries.items()):
-                if not entry.limits(now) and abs(now - max(entry.last, entry.until)) >= LINGER:
+                if not entry.limits(now) and abs(now - entry.last - max(entry.wait, 0)) >= LINGER:
                     del self.entries[key]
 
     def limited(self, now: int, most: int) -> list[tuple[str, Denied]]:

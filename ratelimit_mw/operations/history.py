@@ -1,7 +1,8 @@
 """The last 15 minutes of one process: samples of its tally, and from them its rates and its series."""
 
-from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from heapq import nlargest
 from typing import NamedTuple
 
 from ratelimit_mw.model import SECOND
@@ -16,6 +17,9 @@ STEPS = 90
 
 MOST_LIMITED = 50
 """The most limited clients that are shown."""
+
+MOST_SERIES = 100
+"""The most rules whose series a process reports: those with the most denials in 15 minutes."""
 
 _WINDOW = 10 * SECOND
 """Rates are those of this time, in microseconds."""
@@ -37,7 +41,7 @@ class RuleReport(NamedTuple):
 
     Attributes:
         rates: Requests a second, in the order of `OUTCOMES`.
-        denials: The denied requests of each step.
+        denials: The denied requests of each step. Empty unless the rule is one of those with the most denials.
         bans: The bans that began in the last 15 minutes.
     """
 
@@ -152,13 +156,14 @@ class History:
         """
         mark, found = self._marks[0], self._last
         seconds = max(self._at - mark.at, SECOND) / SECOND
+        series = self._most_denials()
         rules = {}
         for rule, counts in found.rules.items():
             before = mark.totals.rules.get(rule, _NOTHING)
-            denials, bans = self._denials.get(rule), self._bans.get(rule)
-            if counts != before or denials or bans:
-                rates = tuple([(count - less) / seconds for count, less in zip(counts, before, strict=True)])
-                rules[rule] = RuleReport(rates, dict(denials or {}), sum((bans or {}).values()))
+            bans = self._bans.get(rule)
+            if counts != before or bans or self._denials.get(rule):
+                rates = _divided(counts, before, seconds) if counts != before else _NO_RATES
+                rules[rule] = RuleReport(rates, series.get(rule, _NO_SERIES), sum(bans.values()) if bans else 0)
         return Report(
             (found.requests - mark.totals.requests) / seconds,
             (found.denials - mark.totals.denials) / seconds,
@@ -168,8 +173,22 @@ class History:
             load,
         )
 
+    def _most_denials(self) -> Mapping[RuleId, Series]:
+        """Return copies of the series of the rules with the most denials."""
+        found: Iterable[tuple[RuleId, Series]] = self._denials.items()
+        if len(self._denials) > MOST_SERIES:
+            found = nlargest(MOST_SERIES, found, key=lambda item: sum(item[1].values()))
+        return {rule: dict(series) for rule, series in found if series}
+
 
 _NOTHING = (0,) * len(OUTCOMES)
+_NO_RATES = (0.0,) * len(OUTCOMES)
+_NO_SERIES: Series = {}
+
+
+def _divided(counts: Sequence[int], before: Sequence[int], seconds: float) -> tuple[float, ...]:
+    differences = [count - less for count, less in zip(counts, before, strict=True)]
+    return tuple([number / seconds if number else 0.0 for number in differences])
 
 
 def _add(series: Series, step: int, number: int) -> None:
@@ -188,8 +207,8 @@ def together(reports: Sequence[Report]) -> Report:
     """Return what several processes did together. There must be one report at least."""
     if len(reports) == 1:
         return reports[0]
-    rules: dict[RuleId, RuleReport] = {}
-    for report in reports:
+    rules: dict[RuleId, RuleReport] = dict(reports[0].rules)
+    for report in reports[1:]:
         for rule, one in report.rules.items():
             other = rules.get(rule)
             rules[rule] = one if other is None else _sum(one, other)
@@ -205,14 +224,18 @@ def together(reports: Sequence[Report]) -> Report:
 
 
 def _sum(one: RuleReport, other: RuleReport) -> RuleReport:
-    rates = tuple([each + another for each, another in zip(one.rates, other.rates, strict=True)])
-    return RuleReport(rates, _series(one.denials, other.denials), one.bans + other.bans)
+    # Three times as fast as with names. There may be a thousand rules of a hundred processes.
+    (a, b, c, d, e), denials, bans = one
+    (f, g, h, i, j), further, more = other
+    series = _series(denials, further) if denials and further else denials or further
+    return RuleReport((a + f, b + g, c + h, d + i, e + j), series, bans + more)
 
 
 def _series(*parts: Series) -> Series:
-    found: Counter[int] = Counter()
-    for part in parts:
-        found.update(part)
+    found = dict(parts[0])
+    for part in parts[1:]:
+        for step, number in part.items():
+            found[step] = found.get(step, 0) + number
     return found
 
 

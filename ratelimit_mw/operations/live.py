@@ -2,7 +2,9 @@
 
 import logging
 import threading
+import time
 from itertools import count
+from typing import NamedTuple
 from weakref import WeakKeyDictionary, ref
 
 from ratelimit_mw.identity.sources import described
@@ -10,11 +12,25 @@ from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.model import SECOND
 from ratelimit_mw.operations.history import together
 from ratelimit_mw.operations.observer import Observer, process_name
-from ratelimit_mw.operations.sharing import Sharing
+from ratelimit_mw.operations.sharing import Others, Sharing
 from ratelimit_mw.operations.state import Outline, State, StoreState, state_of
 from ratelimit_mw.process_local import lazy, lock, reset_after_fork
 
 _log = logging.getLogger("ratelimit_mw")
+
+
+_MANY = 100
+"""If more rules than this did anything, the thread makes the state for the next looks: that takes some milliseconds."""
+
+_LASTS = 1.5
+"""Seconds for which such a state is shown. The thread makes one in each second."""
+
+
+class _Made(NamedTuple):
+    """A state, and when it was made, by the monotonic clock."""
+
+    at: float
+    state: State
 
 
 class Live:
@@ -43,8 +59,8 @@ class Live:
     def state(self) -> State:
         """Return what the page shows, as values of JSON. The module `state` has the fields.
 
-        It begins to report. The first call may wait for the store, for at most 300 ms, so an event loop should call it
-        in a thread. It never raises.
+        The caller must not change it. It begins to report, and never raises. The first call may wait for the store, for
+        at most 300 ms, so an event loop should call it in a thread.
         """
         self._reporter.begin(self._number)
         return self._reporter.state(self._limiter)
@@ -72,6 +88,7 @@ class _Reporter:
         self._sharing: Sharing | None = None
         self._thread: threading.Thread | None = None
         self._outline: Outline | None = None
+        self._made: _Made | None = None
         self._failed = False
 
     def begin(self, user: int) -> None:
@@ -97,18 +114,25 @@ class _Reporter:
             self._stop()
 
     def state(self, limiter: RateLimiter) -> State:
-        """Return the state."""
+        """Return the state. If it has many rules, it may be the one that the thread has made, a second ago."""
         self._start()
         sharing = self._sharing
         others = None if sharing is None else sharing.look()
+        made = self._made
+        if made is not None and time.monotonic() - made.at < _LASTS:
+            return made.state
+        return self._make(limiter, sharing, others)
+
+    def _make(self, limiter: RateLimiter, sharing: Sharing | None, others: Others | None) -> State:
         observer, rules = self._observer or Observer(limiter), limiter.rules
         outline = self._outline
         if outline is None or outline.rules_of is not rules:
             outline = self._outline = Outline(rules)
+        observer.sample()
         report = observer.report(limiter)
         if others is not None and others.together is not None:
             report = together([report, others.together])
-        return state_of(
+        state = state_of(
             report,
             outline,
             version=limiter.state.version,
@@ -118,12 +142,14 @@ class _Reporter:
             processes=len({process_name(), *(told.process for told in (others.told if others else ()))}),
             shared=others is not None,
         )
+        self._made = _Made(time.monotonic(), state) if len(report.rules) > _MANY else None
+        return state
 
     def after_fork(self) -> None:
         """Begin again in the child of a fork, which does not have the parent's thread."""
         vars(self).pop("_starting", None)
         _abandoned.append(self._sharing)
-        self._thread = self._sharing = None
+        self._thread = self._sharing = self._made = None
         limiter = self._limiter()
         if self._observer is not None and limiter is not None:
             self._observer.reset(limiter)
@@ -164,6 +190,8 @@ class _Reporter:
         try:
             observer.sample()
             sharing.exchange(lambda: observer.told(limiter, sharing.latency_ms))
+            if self._made is not None and sharing.watched:
+                self._make(limiter, sharing, sharing.others)
         except Exception as error:  # noqa: BLE001 - the app must not notice, and the next round may succeed
             if not self._failed:
                 self._failed = True

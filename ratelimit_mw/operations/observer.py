@@ -65,12 +65,11 @@ class Observer:
             self._history.sample(now)
 
     def report(self, limiter: RateLimiter) -> Report:
-        """Return what this process did until now."""
+        """Return what this process did until the last sample."""
         now, rules = self.now(), limiter.rules
         clients = [_client(key, entry, rules) for key, entry in self.table.limited(now, MOST_LIMITED)]
         load = limiter.engine.load(rules) if rules.metered else None
         with self._lock:
-            self._history.sample(now)
             return self._history.report(tuple(clients), load)
 
     def told(self, limiter: RateLimiter, latency_ms: float | None) -> ProcessReport:
@@ -93,5 +92,5 @@ def _client(key: str, entry: Denied, rules: Rules) -> LimitedClient:
         client = rules.attributes.digest(client)
     if len(client) > _LONGEST:
         client = client[: _LONGEST - 1] + "…"
-    name, until = SENT if rule.sent else rule.name, None if entry.until == NEVER else entry.until / SECOND
+    name, until = SENT if rule.sent else rule.name, None if entry.wait == NEVER else (entry.last + entry.wait) / SECOND
     return LimitedClient(client, rule.domain, name, entry.reason, entry.count, entry.first / SECOND, until)

@@ -79,11 +79,18 @@ class Sharing:
             return None
         return round(sorted(self._latencies)[len(self._latencies) // 2], 2)
 
-    def look(self) -> Others | None:
-        """Return what the other processes have told, at most 2.5 seconds ago. None if it is not known.
+    @property
+    def others(self) -> Others | None:
+        """What the other processes have told, at most 2.5 seconds ago. None if it is not known."""
+        return self._others if self._is_fresh() else None
 
-        The first look waits for a fifth of a second.
-        """
+    @property
+    def watched(self) -> bool:
+        """True if there was a look in the last seconds."""
+        return time.monotonic() - self._looked < _WATCHED
+
+    def look(self) -> Others | None:
+        """Return `others`. The first look waits for them, for a fifth of a second at most."""
         self._looked = time.monotonic()
         if not self.possible or self.stopped:
             return None
@@ -91,8 +98,7 @@ class Sharing:
             self._wake.set()
             with self._news:
                 self._news.wait_for(self._known, _PATIENCE)
-        others = self._others
-        return others if self._is_fresh() else None
+        return self.others
 
     def stop(self) -> None:
         """Make the thread end."""
@@ -111,7 +117,7 @@ class Sharing:
             tell: Returns what this process tells.
         """
         now = time.monotonic()
-        due, wanted = now >= self._due, now - self._looked < _WATCHED
+        due, wanted = now >= self._due, self.watched
         if due:
             self._due = now + EVERY
         if not self.possible or not (due or (wanted and not self._is_fresh())):

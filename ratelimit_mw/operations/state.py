@@ -13,11 +13,11 @@
   rule decided. `bans` and `denials` (a series as above, empty if there were none) are those of the last 15 minutes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ratelimit_mw.decision.explanation import limit_in_words
-from ratelimit_mw.operations.history import STEP, STEPS, Report, RuleId, Series
+from ratelimit_mw.operations.history import STEP, STEPS, Report, RuleId, RuleReport, Series
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.tally import OUTCOMES
 
@@ -123,24 +123,20 @@ def _rules(report: Report, outline: Mapping[RuleId, Shown], end: int) -> list[St
 
 
 _UNKNOWN = Shown((), shadow=False)
-_QUIET = dict.fromkeys(OUTCOMES, 0.0)
+_NOTHING = RuleReport((0.0,) * len(OUTCOMES), {}, 0)
 
 
 def _rule(rule: RuleId, shown: Shown, report: Report, end: int, first: int) -> State:
-    did = report.rules.get(rule)
+    did = report.rules.get(rule, _NOTHING)
     return {
         "domain": rule[0],
         "name": rule[1],
         "limits": list(shown.limits),
         "shadow": shown.shadow,
-        "rates": dict(_QUIET) if did is None else dict(zip(OUTCOMES, _rounded(did.rates), strict=True)),
-        "bans": 0 if did is None else did.bans,
-        "denials": _numbers(did.denials, end, first) if did is not None and did.denials else [],
+        "rates": {name: rate and round(rate, 2) for name, rate in zip(OUTCOMES, did.rates, strict=True)},
+        "bans": did.bans,
+        "denials": _numbers(did.denials, end, first) if did.denials else [],
     }
-
-
-def _rounded(rates: Sequence[float]) -> list[float]:
-    return [round(rate, 2) for rate in rates]
 
 
 def _numbers(series: Series, end: int, first: int) -> list[int]:

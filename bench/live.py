@@ -1,0 +1,98 @@
+"""The data of the live page: the time of one look at four processes, and the commands that fifty viewers cause."""
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+
+from bench.measure import Effort, Figure, Run, alone, in_turn
+from ratelimit_mw import RateLimiter
+from ratelimit_mw.operations.live import Live
+from tests.support.servers import BINARIES, Server
+
+RULES = 1_000
+PROCESSES = 4
+ROUNDS = 25
+LOOKS = 5  # in each round
+VIEWERS = 50
+PAUSE = 0.5  # seconds between two looks of a viewer
+SECONDS = 20  # in which commands are counted
+
+
+def looks(effort: Effort) -> Iterator[Figure]:
+    """`Live.state()` where all rules of four processes have denied requests."""
+    with Server(BINARIES[0]) as server:
+        others = {f"process {number}": (process, server.url, None) for number in range(2, PROCESSES)}
+        contestants = {"look": (process, server.url, "look"), "make": (process, server.url, "make"), **others}
+        took = in_turn(contestants, effort.rounds(ROUNDS))
+    note = f"{RULES} rules, each with denials in each of {PROCESSES} processes"
+    yield alone("the state of the live page", took["look"], "ms", at_most=5, note=note)
+    yield alone("making it, once a second in a thread: CPU", took["make"], "ms", detail=True)
+
+
+def process(url: str, measured: str | None) -> Run:
+    """A function that denies a request by each rule. It returns the milliseconds of what is measured."""
+    limiter, live = _started(url)
+    reporter = live._reporter  # noqa: SLF001 - the thread does this
+    live.state()
+    sharing = reporter._sharing  # noqa: SLF001
+    measure = {"look": live.state, "make": lambda: reporter._make(limiter, sharing, sharing.look())}.get(measured)
+
+    def run() -> float:
+        for number in range(RULES):
+            limiter.check({"ip": "203.0.113.7", "path": f"/items/{number}"})
+        if measure is None:
+            return 0.0
+        deadline = time.monotonic() + 30
+        while live.state()["processes"] < PROCESSES:  # they begin with the round that warms up
+            if time.monotonic() > deadline:
+                return 0.0  # of the round that warms up
+            time.sleep(0.05)
+        timer = time.perf_counter if measured == "look" else time.thread_time
+        start = timer()
+        for _ in range(LOOKS):
+            measure()
+        return (timer() - start) / LOOKS * 1e3
+
+    return run
+
+
+def commands(effort: Effort) -> Iterator[Figure]:
+    """The commands that one process sends for its report and for its viewers."""
+    seconds = effort.part(SECONDS)
+    with Server(BINARIES[0]) as server:
+        limiter, live = _started(server.url)
+        limiter.check({"ip": "203.0.113.7", "path": "/items/1"})
+        stop = threading.Event()
+
+        def view() -> None:
+            while not stop.wait(PAUSE):
+                live.state()
+
+        viewers = [threading.Thread(target=view) for _ in range(VIEWERS)]
+        for viewer in viewers:
+            viewer.start()
+        time.sleep(2)
+        before = server.calls("set") + server.calls("mget")
+        time.sleep(seconds)
+        found = server.calls("set") + server.calls("mget") - before
+        stop.set()
+        for viewer in viewers:
+            viewer.join()
+        searches = server.calls("scan") + server.calls("keys")
+        limiter.close()
+    note = f"{VIEWERS} viewers for {seconds} s; {searches} searches for keys"
+    yield alone("commands of a process with a live page", [found / seconds], "/s", at_most=2, note=note)
+
+
+def _started(url: str) -> tuple[RateLimiter, Live]:
+    logging.getLogger("ratelimit_mw").setLevel(logging.ERROR)
+    rules = [
+        {"name": f"rule{number}", "by": "ip", "limit": "0 per day", "match": {"path": f"/items/{number}"}}
+        for number in range(RULES)
+    ]
+    storage = {"url": url, "timeout": "5s"}
+    limiter = RateLimiter({"domain": "bench", "client": {"secret": "s"}, "storage": storage, "rules": rules})
+    live = Live(limiter)
+    live.start()
+    return limiter, live
