@@ -129,6 +129,20 @@ def test_unreadable_lines_are_counted_and_three_are_kept(tmp_path):
     assert (len(found), log.unreadable.count, log.unreadable.shown) == (88, 4, ["one", "two", "three"])
 
 
+def test_a_line_that_is_not_json_is_unreadable(tmp_path):
+    path = tmp_path / "access.log"
+    path.write_text((LOGS / "caddy.json").read_text() * 10 + "one\n{}\n")
+    found, log = entries(path)
+    assert (len(found), log.unreadable.count, log.unreadable.shown) == (80, 2, ["one", "{}"])
+
+
+def test_only_texts_and_numbers_in_json_are_values():
+    line = '{"time": 1772366400, "target": "/", "a": true, "b": {"c": 1}, "d": [true, "x", 7], "e": 1.5, "f": null}'
+    form = find_format("json", [line], {"time": "time", "target": "target", **{name: name for name in "abdef"}})
+    (found,) = form.reader([*"abdef"], Unreadable()).read(line.encode() + b"\n")
+    assert found.extra == (None, None, "x, 7", "1.5", None)
+
+
 def test_a_line_that_is_no_request_is_not_unreadable(tmp_path):
     path = tmp_path / "access.log"
     tls = '192.0.2.9 - - [01/Mar/2026:12:00:00 +0000] "\\x16\\x03\\x01" 400 0 "-" "-"\n'
@@ -179,6 +193,7 @@ def test_a_format_is_compiled_with_its_time(text, line, at):
         ("[$time_local]", "no known variable for the request"),
         ("nothing", "neither one of auto"),
         ('$time_local $host$remote_addr "$request"', "no text between"),
+        ("$time_local $remote_addr $uri$host", "no text between"),
     ],
 )
 def test_a_format_that_cannot_be_used_is_refused(text, problem):

@@ -237,6 +237,7 @@ def test_what_the_log_does_not_have_is_reported(log):
         {"name": "asked", "limit": "5 per minute", "on_demand": True},
         {"name": "nowhere", "match": {"path": "/nowhere"}, "limit": "5 per minute"},
         {"name": "dear", "limit": "5 per minute", "cost": "response:X-Cost"},
+        {"name": "chat", "limit": "5 per minute", "messages": "close"},
     )
     client = {"user": "header:Authorization", "tier": "header:X-Plan", "secret": "s"}
     result = replayed(log(line(0), line(1)), *rules, sections={"client": client})
@@ -251,10 +252,11 @@ def test_what_the_log_does_not_have_is_reported(log):
         ("rule 'asked' applies only where the app asks for it, which a log does not have", ""),
         ("rule 'nowhere' matched no request", ""),
         ("rule 'dear' reads the cost from the response, which a log does not have: each request cost 1", ""),
+        ("rule 'chat' counts the messages of WebSockets, which a log does not have", ""),
     ]
     asked = {name for name, (requests, _) in counts(result).items() if requests}
     assert asked == {"either", "both", "tiers", "dear"}
-    assert {gap.rule for gap in result.gaps if gap.never_asked} == {"api", "busy", "gold", "asked", "nowhere"}
+    assert {gap.rule for gap in result.gaps if gap.never_asked} == {"api", "busy", "gold", "asked", "nowhere", "chat"}
     assert not result.unasked
 
 
@@ -371,6 +373,12 @@ def test_a_blocked_client_is_denied_without_a_rule(log):
     result = replayed(log(line(0), line(1, "192.0.2.2")), rule, sections=sections, on_denial=found.append)
     assert (result.outcome.denied, dict(result.outcome.reasons)) == (1, {"blocked": 1})
     assert [(each.client, each.rule, each.reason) for each in found] == [("ip=192.0.2.1", "", "blocked")]
+
+
+def test_a_path_is_shown_as_the_client_has_sent_it(log):
+    path = log(line(0, path="/a%20b=c"), line(1, path="/a%20b=c"))
+    result = replayed(path, {"name": "p", "by": "path", "limit": "1 per minute"})
+    assert result.outcome.most_limited(1)[0].client == "path=/a b=c"
 
 
 def test_text_of_clients_is_shown_without_control_characters(log):

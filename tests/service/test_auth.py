@@ -356,6 +356,15 @@ def test_a_store_that_waits_is_awaited(server):
     assert [client.get("/auth", headers=nginx()).status_code for _ in range(3)] == [200, 200, 429]
 
 
+def test_a_function_that_must_be_awaited_finds_the_user(server, tmp_path, monkeypatch):
+    (tmp_path / "service_users.py").write_text("async def user(scope):\n    return 'ann'\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    rule = {"name": "r", "by": "user", "limit": "1 per minute"}
+    client = server.use(file([rule], client={**CLIENT, "user": "python:service_users:user"}))
+    answers = [client.get("/auth", headers=nginx(ip=f"203.0.113.{number}")) for number in range(2)]
+    assert [answer.status_code for answer in answers] == [200, 429]
+
+
 def test_services_that_share_a_redis_share_their_counters(server, any_server):
     statuses = []
     for _ in range(3):

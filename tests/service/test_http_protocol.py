@@ -71,3 +71,13 @@ def test_clients_cannot_fill_the_log_with_what_is_not_http(caplog):
     made.limiter.close()
     messages = [record.getMessage() for record in caplog.records]
     assert len(messages) == len({*messages})
+
+
+def test_errors_of_the_server_are_logged_each_time(caplog):
+    made = service()
+    protocol_of(made)
+    made.limiter.close()
+    for level in (logging.WARNING, logging.ERROR):
+        for _ in range(2):
+            logging.getLogger("uvicorn.error").log(level, "of the test")
+    assert [record.levelname for record in caplog.records] == ["WARNING", "ERROR", "ERROR"]

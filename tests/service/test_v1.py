@@ -106,6 +106,7 @@ def test_reset_resets_the_counters_of_a_client(client):
         ({"attributes": {"user": "x" * 4097}}, ["attributes.user: the value is longer than 4096 bytes"]),
         ({"attributes": {"user": "\ud800"}}, ["attributes.user: the value has half of a surrogate pair"]),
         ({"attributes": {f"header:x{n}": "x" for n in range(33)}}, ["attributes: must be an object of at most 32"]),
+        ({"entries": {"k": "v"}}, ["entries: must be a list of 1 to 32 entries"]),
         ({"entries": []}, ["entries: must be a list of 1 to 32 entries"]),
         ({"entries": [["k", "v"]] * 33}, ["entries: must be a list of 1 to 32 entries"]),
         ({"entries": [["k"], "kv", ["k", 1]]}, ["entries[0]: must", "entries[1]: must", "entries[2]: the value must"]),
