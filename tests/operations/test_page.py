@@ -150,7 +150,7 @@ def test_a_body_above_4_kb_is_refused(visit):
 
 @EACH_SHELL
 @pytest.mark.parametrize(
-    "body", [b"", b"&&&", b"token", b"token=%", b"token=%ff%fe\xff", b"a=1&" * 11, "tokén=é".encode()]
+    "body", [b"", b"&&&", b"token", b"token=%", b"token=%ff%fe\xff", b"a=1&" * 999, "tokén=é".encode()]
 )
 def test_no_form_raises(visit, body):
     headers = {"Content-Type": "application/x-www-form-urlencoded; charset=utf-8"}
@@ -264,10 +264,14 @@ def test_a_websocket_is_refused():
     assert sent == [{"type": "websocket.close", "code": 1000}]
 
 
-def test_a_page_that_is_not_mounted_has_a_lifespan():
+def test_a_page_that_is_not_mounted_reports_until_its_lifespan_ends():
+    engine = limiter()
+    page = page_of(engine)
+    assert engine.engine.on_denial is not None
     incoming = [{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}]
-    sent = asyncio.run(exchange(page_of(), {"type": "lifespan"}, incoming))
+    sent = asyncio.run(exchange(page, {"type": "lifespan"}, incoming))
     assert [message["type"] for message in sent] == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+    assert engine.engine.on_denial is None
 
 
 def test_an_unknown_scope_is_an_error():
