@@ -1,6 +1,7 @@
 """The page of a replay: it is safe, small, and the same for the same result."""
 
 import re
+from collections import Counter
 from html.parser import HTMLParser
 
 import pytest
@@ -140,6 +141,12 @@ def test_the_report_says_how_a_curve_was_made(result):
     assert "The log was replayed at 3 limits, because it bans." in text
 
 
+def test_the_head_counts_denials_by_reason_if_there_are_bans_or_blocks(result):
+    assert "limited" not in words(page(result, ["access.log"])).partition("Rules")[0]
+    result.outcome.reasons = Counter(limited=18, banned=2)
+    assert ": 2 banned, 18 limited." in words(page(result, ["access.log"]))
+
+
 def test_one_rule_is_shown_alone(result):
     result.gaps = [Gap("everything", "everything lacks x"), Gap("users <b>", "users lack y"), Gap("", "all lack z")]
     text = words(page(result, ["access.log"], rule="everything"))
@@ -156,6 +163,14 @@ def test_a_result_without_denials_and_curves_has_no_empty_charts(tmp_path):
     assert "<svg" not in text
     assert "0 of 1 requests would have been denied." in words(text)
     assert "install numpy" in words(text)
+
+
+def test_the_limits_that_deny_most_have_a_curve_in_the_order_of_the_file(result):
+    made = curve()
+    result.curves = [made._replace(rule=f"r{n}", denied=(n,) * len(made.limits)) for n in (1, 9, 2, 8, 3, 7, 4, 6, 5)]
+    text = page(result, ["access.log"])
+    assert re.findall(r"<h3><span[^>]*>(r\d)</span>", text) == ["r9", "r8", "r7", "r4", "r6", "r5"]
+    assert "Not shown: 3 limits" in words(text)
 
 
 def test_a_curve_of_one_limit_and_no_clients_is_drawn(result):
