@@ -106,6 +106,25 @@ def test_the_limit_of_a_login_does_not_grow_with_the_clients_that_guess(gap, sta
         assert found[None] <= 1.3 * alone[None], percent
 
 
+@pytest.mark.parametrize("exponent", [0.8, 1.0, 1.2])
+def test_the_busiest_clients_of_a_zipf_distribution_are_ordinary(exponent, tmp_path):
+    chance = random.Random(8)
+    shares = [rank**-exponent for rank in range(1, 601)]
+    requests = [
+        traffic.Sent(traffic.START + each / 3, f"10.0.{rank >> 8}.{rank & 255}", "GET", "/", 200)
+        for each, rank in enumerate(chance.choices(range(600), shares, k=12_000))
+    ]
+    log = traffic.write(tmp_path / "a.log", requests)
+    proposal = proposed(log)
+    assert len(proposal.ordinary) == proposal.clients
+    assert sum(denials(log, proposal).values()) <= 0.001 * len(requests)
+    # The same clients, and a program that sends far more than the busiest of them
+    crawler = traffic.crawler(chance, "192.0.2.1", 2000)
+    again = proposed(traffic.write(tmp_path / "b.log", requests, crawler))
+    assert [client for client, _ in again.beyond] == ["192.0.2.1"]
+    assert limits(again)[None] == limits(proposal)[None]
+
+
 def test_a_route_of_which_many_clients_are_one_track_gets_a_convention(tmp_path):
     log = traffic.write(tmp_path / "a.log", traffic.site(1, 300), *guessers(42, 5))
     rule = next(rule for rule in proposed(log).rules if rule.route == LOGIN)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from ratelimit_mw.foresight.suggest.history import Request
+from ratelimit_mw.foresight.suggest.history import TRACK, Request, route_of, status_of
 from ratelimit_mw.units import SECOND
 
 WRITING = ("POST", "PUT", "PATCH", "DELETE")
@@ -46,11 +46,12 @@ def track_of(requests: Sequence[Request]) -> Track | None:
     """
     if len(requests) < LEAST_REQUESTS:
         return None
-    ((track, number),) = Counter(request.track for request in requests).most_common(1)
+    ((track, number),) = Counter(packed & TRACK for _, packed in requests).most_common(1)
     if number < _SHARE * len(requests):
         return None
-    own = [request for request in requests if request.track == track]
-    return Track(own[0].route, own[0].status, number, _period([request.at for request in own]))
+    own = [(at, packed) for at, packed in requests if packed & TRACK == track]
+    _, packed = own[0]
+    return Track(route_of(packed), status_of(packed), number, _period([at for at, _ in own]))
 
 
 def _period(times: Sequence[int]) -> int:

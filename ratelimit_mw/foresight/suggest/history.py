@@ -1,15 +1,16 @@
 """The requests of a log by client, in bounded memory.
 
-At most four million requests of half a million clients are kept, and a quarter of a million paths. This takes less
-than 400 MB. If a log has more, only every second client is kept, then every fourth, and so on. Which ones depends on
-a hash of the client alone, so neither the order of the lines nor their division into files changes the result.
+At most three million requests of a quarter of a million clients are kept, and 125 000 paths. This takes about 400 MB.
+If a log has more, only every second client is kept, then every fourth, and so on. Which ones depends on a hash of the
+client alone, so neither the order of the lines nor their division into files changes the result.
 """
 
 import re
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 from zlib import crc32
@@ -28,28 +29,30 @@ OTHER = (ANY,) * 17
 
 _MOST_SEGMENTS = 16
 _LONGEST_SEGMENT = 60
-_MOST_REQUESTS = 4_000_000
-_MOST_CLIENTS = 500_000
+_SHORTEST_UUID = 32
+_MOST_REQUESTS = 3_000_000
+_MOST_CLIENTS = 250_000
 _MOST_OF_A_CLIENT = 100_000
 """The most requests of one client that are kept. A client with more is far beyond all others."""
 
-_MOST_PATHS = 200_000
-_MOST_PARENTS = 50_000
+_MOST_PATHS = 100_000
+_MOST_PARENTS = 25_000
 """The places for paths without their last segment, when there is no place left for whole paths."""
 
-_MOST_CACHED = 100_000
+_MOST_CACHED = 50_000
 
-_INT = re.compile("[0-9]+")
 _UUID = re.compile("[0-9a-fA-F]{8}-?(?:[0-9a-fA-F]{4}-?){3}[0-9a-fA-F]{12}")
 _HEX = re.compile("(?=.*[0-9])[0-9a-fA-F]{8,}")
 _TOKEN = re.compile("(?=.*[0-9])(?=.*[a-z])(?=.*[A-Z])[A-Za-z0-9_=-]{20,}")
 # What a template cannot hold as a text: braces, stars, other dialects, escapes (paths are decoded once), `?` and `#`.
 _NOT_LITERAL = re.compile(r"[{}*?#<>\\^$]|^:|%[0-9A-Fa-f]{2}|://|\A\.{1,2}\Z")
 
+_NEVER = 1 << 63
+
 _STATUS = 32
 _PATH = 42
 TRACK = (1 << _PATH) - 1
-"""Masks what a request has in common with others of its track: the hash of method and path, and the status."""
+"""Masks what the requests of one track have in common: the hash of method and path, and the status."""
 
 IPV6_PREFIX = ClientSettings("").ipv6_prefix
 """The bits of an IPv6 address that identify a client, as in a rules file that does not set them."""
@@ -62,20 +65,21 @@ class Route(NamedTuple):
     path: tuple[str, ...]
 
 
-class Request(NamedTuple):
-    """One request that was kept.
+Request = tuple[int, int]
+"""One request that was kept: its time in microseconds since the epoch, and the rest, packed in one number.
 
-    Attributes:
-        at: Its time, in microseconds since the epoch.
-        route: The index of its route in `History.routes`.
-        status: The status. 0 if the log does not have it.
-        track: Equal for requests with the same method, path and status.
-    """
+The rest has the index of its route in `History.routes`, its status, and the hash of its method and path.
+"""
 
-    at: int
-    route: int
-    status: int
-    track: int
+
+def route_of(packed: int) -> int:
+    """Return the index of the route of a request."""
+    return packed >> _PATH
+
+
+def status_of(packed: int) -> int:
+    """Return the status of a request. 0 if the log does not have it."""
+    return packed >> _STATUS & 1023
 
 
 class UnsuitableLog(ValueError):
@@ -118,7 +122,7 @@ class History:
         self.routes: list[Route] = [Route("", OTHER)]
         self.one_of = 1
         """One of so many clients was kept."""
-        self._since, self._until = since, until if until is not None else 1 << 63
+        self._since, self._until = since, until if until is not None else _NEVER
         self._most_requests, self._most_clients = most_requests, most_clients
         self._kept = 0
         self._clients: dict[str, array[int]] = {}
@@ -172,19 +176,19 @@ class History:
                 self.unreadable += log.unreadable.count
                 self.without_request += log.unreadable.without_request
 
-    def add(self, batch: Iterable[Entry]) -> None:
+    def add(self, batch: Sequence[Entry]) -> None:
         """Add requests, in any order."""
         since, until, by_text, tracks = self._since, self._until, self._by_text, self._tracks
-        for at, ip, method, target, status, _, _ in batch:
-            if at < since or at >= until:
-                self.skipped += 1
-                continue
-            self.requests += 1
-            self.last = max(self.last, at)
-            if at < self.first or not self.first:
-                self.first = at
-            if status == 429:
-                self.limited_before += 1
+        used = batch if since <= 0 and until >= _NEVER else [each for each in batch if since <= each[0] < until]
+        self.skipped += len(batch) - len(used)
+        if not used:
+            return
+        times = [each[0] for each in used]
+        self.first = min(self.first or until, *times)
+        self.last = max(self.last, *times)
+        self.requests += len(used)
+        self.limited_before += sum([each[4] == 429 for each in used])
+        for at, ip, method, target, status, _, _ in used:
             held = by_text[ip] if ip in by_text else self._client(ip)
             if held is None:
                 if not ip:
@@ -198,17 +202,14 @@ class History:
             held.append(at)
             held.append(track | status << _STATUS)
             self._kept += 1
-            if self._kept > self._most_requests:
-                self._thin()
+        if self._kept > self._most_requests:
+            self._thin()
 
     def of(self, client: str) -> list[Request]:
-        """Return the requests of a client, in order of time. Equal times are in the order of their tracks."""
+        """Return the requests of a client, in order of time. Equal times are in the order of what was requested."""
         held = self._clients[client]
-        found = [
-            Request(at, packed >> _PATH, packed >> _STATUS & 1023, packed & TRACK)
-            for at, packed in zip(held[::2], held[1::2], strict=True)
-        ]
-        found.sort(key=lambda request: (request.at, request.track))
+        found = list(zip(held[::2], held[1::2], strict=True))
+        found.sort()
         return found
 
     def counts(self) -> Counter[tuple[int, int]]:
@@ -279,7 +280,9 @@ def path_of(written: str) -> str:
     path = written
     if "%" in path or not path.isascii():
         path = unquote_to_bytes(path.encode("latin-1", "replace")).decode("utf-8", "replace")
-    return cleaned(readings(path or "/", "")[0])
+    if not path.startswith("/"):  # a proxy may have logged a whole URL
+        path = readings(path or "/", "")[0]
+    return cleaned(path)
 
 
 def segments_of(path: str) -> tuple[str, ...]:
@@ -287,13 +290,13 @@ def segments_of(path: str) -> tuple[str, ...]:
     pieces = path[1:].split("/") if len(path) > 1 else []
     if len(pieces) > _MOST_SEGMENTS:
         return OTHER
-    return tuple(map(_kind, pieces))
+    return tuple([INT if piece.isdigit() and piece.isascii() else _kind(piece) for piece in pieces])
 
 
+@lru_cache(maxsize=65_536)
 def _kind(piece: str) -> str:
-    if _INT.fullmatch(piece):
-        return INT
-    if _UUID.fullmatch(piece):
+    """Return the kind of a segment that is no whole number."""
+    if len(piece) >= _SHORTEST_UUID and _UUID.fullmatch(piece):
         return UUID
     if (
         len(piece) > _LONGEST_SEGMENT

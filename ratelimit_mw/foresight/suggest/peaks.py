@@ -22,6 +22,10 @@ _LEAST_RATIO = 2
 and without this, every client with two requests would be beyond the fence."""
 
 
+_GAP = 3
+"""The ratio of two neighboring peaks above the fence, from which on the larger one is far beyond."""
+
+
 def busiest(times: Iterable[int]) -> int:
     """Return the number of requests in the busiest minute, as the algorithm `sliding_window` counts them.
 
@@ -60,6 +64,24 @@ def fence(ascending: Sequence[int]) -> int:
     lower, upper = quantile(ascending, 250), quantile(ascending, 750)
     ratio = max(Fraction(upper, lower), Fraction(_LEAST_RATIO))
     return int(upper * ratio**3)
+
+
+def extended(edge: int, ascending: Iterable[int]) -> int:
+    """Return the largest peak that is reached from `edge` without a gap: each is at most three times the one before.
+
+    The requests of clients often follow Zipf's law, and the busiest clients are then beyond any fence. They are still
+    the end of one distribution. What is far beyond comes after a gap.
+
+    Args:
+        edge: The fence.
+        ascending: The peaks in ascending order.
+    """
+    reached = edge
+    for peak in ascending:
+        if peak > _GAP * reached:
+            break
+        reached = max(reached, peak)
+    return reached
 
 
 def round_limit(number: Fraction) -> int:

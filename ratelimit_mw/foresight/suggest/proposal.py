@@ -9,8 +9,25 @@ from typing import NamedTuple
 
 from ratelimit_mw.config.load import examine
 from ratelimit_mw.foresight.suggest.behaviour import WRITING, Track, track_of
-from ratelimit_mw.foresight.suggest.history import OTHER, History, Route, UnsuitableLog, statuses_by_route
-from ratelimit_mw.foresight.suggest.peaks import HEADROOM, MOST, busiest, fence, next_round, quantile, round_limit
+from ratelimit_mw.foresight.suggest.history import (
+    OTHER,
+    History,
+    Route,
+    UnsuitableLog,
+    route_of,
+    status_of,
+    statuses_by_route,
+)
+from ratelimit_mw.foresight.suggest.peaks import (
+    HEADROOM,
+    MOST,
+    busiest,
+    extended,
+    fence,
+    next_round,
+    quantile,
+    round_limit,
+)
 from ratelimit_mw.foresight.suggest.routes import Path, fold, is_login, matches, rule_name, template
 
 DOMAIN = "app"
@@ -129,7 +146,7 @@ def _rule_mapping(rule: ProposedRule, *, enforce: bool) -> dict[str, object]:
 
 
 class _Uses:
-    """How clients use the requests of one rule, in columns: a log has up to half a million clients.
+    """How clients use the requests of one rule, in columns: there may be 250 000 clients.
 
     Attributes:
         clients: The indexes of the clients.
@@ -153,13 +170,21 @@ class _Uses:
             if failed >= _FAILED and failed >= _MOSTLY * requests:
                 yield client
 
-    def measure(self, left_out: Container[int]) -> Measure | None:
-        """Return the limit that ordinary clients need. None if too few clients are not `left_out`."""
+    def measure(self, left_out: Container[int], *, strict: bool = False) -> Measure | None:
+        """Return the limit that ordinary clients need. None if too few clients are not `left_out`.
+
+        Args:
+            left_out: The clients that are not ordinary, however busy they are.
+            strict: Leave out all clients above the fence. Otherwise only those that come after a gap.
+        """
         columns = zip(self.peaks, self.requests, self.clients, strict=True)
         kept = sorted(each for each in columns if each[2] not in left_out)
         if len(kept) < LEAST_CLIENTS:
             return None
-        edge = fence([peak for peak, _, _ in kept])
+        everything = [peak for peak, _, _ in kept]
+        edge = fence(everything)
+        if not strict:
+            edge = extended(edge, everything)
         ordinary = [each for each in kept if each[0] <= edge]
         peaks = [peak for peak, _, _ in ordinary]
         most = quantile(peaks, MOST)
@@ -219,16 +244,16 @@ class _Analysis:
         asked = self._rules_by_route()
         for index, client in enumerate(clients):
             requests = history.of(client)
-            self._overall.add(index, [request.at for request in requests])
+            self._overall.add(index, [at for at, _ in requests])
             track = track_of(requests)
             if track is not None:
                 self._tracks[index] = track
             own: dict[int, list[int]] = {}
             failed: dict[int, int] = {}
-            for at, route, status, _ in requests:
-                for place in asked[route]:
+            for at, packed in requests:
+                for place in asked[route_of(packed)]:
                     own.setdefault(place, []).append(at)
-                    failed[place] = failed.get(place, 0) + (status >= 400)
+                    failed[place] = failed.get(place, 0) + (status_of(packed) >= 400)
             for place, times in own.items():
                 self._uses[place].add(index, times, failed[place])
         self._guessing = {index for index, track in self._tracks.items() if self._guesses(track)}
@@ -291,7 +316,7 @@ class _Analysis:
         left_out = set(self._guessing)
         if route.method in WRITING:
             left_out.update(uses.mostly_failing())
-        measure = uses.measure(left_out)
+        measure = uses.measure(left_out, strict=login)
         if measure is not None and (route.method in WRITING or 2 * measure.limit <= overall.limit):
             return ProposedRule("", route, measure.limit, measure) if measure.limit < overall.limit else None
         if measure is None and login and overall.limit > CONVENTION:
