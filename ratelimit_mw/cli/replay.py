@@ -4,8 +4,8 @@ import csv
 import json
 import math
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Literal, TextIO
 
@@ -114,6 +114,7 @@ def replay(
     require_one_standard_input(logs)
     if html is not None and not (html.parent.is_dir() and not html.is_dir()):
         raise typer.BadParameter(f"{str(html)!r} is not a file in a folder that exists", param_hint="--html")
+    _require_apart({"--html": html, "--denials": denials}, {"log": logs, "rules": [rules, against]})
     with _denials_to(denials, rule) as on_denial, progress_of("replay", logs) as on_progress:
         options = Options(
             logs=logs,
@@ -135,8 +136,6 @@ def replay(
         result = _run(options)
     if result.without_jobs:
         typer.echo(result.without_jobs, err=True)
-    if rule is not None and rule not in [each.name for each in result.outcome.rules.values()]:
-        raise typer.BadParameter(f"there is no rule {rule!r}", param_hint="--rule")
     if as_json:
         say_json(as_mapping(result, by=by, most=most, rule=rule))
     else:
@@ -146,6 +145,18 @@ def replay(
 
         _write(html, page(result, logs, most=most, rule=rule))
     _conclude(result, limit, rule, lenient=lenient)
+
+
+def _require_apart(outputs: Mapping[str, Path | None], inputs: Mapping[str, Sequence[str | None]]) -> None:
+    """Raise typer.BadParameter if an output would replace an input or another output."""
+    taken = [(Path(each), f"the {what}") for what, paths in inputs.items() for each in paths if each is not None]
+    for option, path in outputs.items():
+        if path is not None:
+            for other, what in taken:
+                with suppress(OSError):  # a file that does not exist is none of the others
+                    if path.absolute() == other.absolute() or path.samefile(other):
+                        raise typer.BadParameter(f"{str(path)!r} is also {what}", param_hint=option)
+            taken.append((path, f"the file of {option}"))
 
 
 def _write(path: Path, text: str) -> None:

@@ -134,7 +134,7 @@ class Result:
         last: The time of the last request.
         skipped: The requests that `since`, `until` or `match` left out.
         unreadable: The number of unreadable lines.
-        shown: The first unreadable lines.
+        shown: The first unreadable lines. They may name clients, so there are none if clients are hashed.
         without_request: The lines without a request that could be read.
         late: The requests that were further behind than `disorder`.
         limited_before: The requests with the status 429: the app, or a proxy, limited them already.

@@ -61,6 +61,7 @@ class Run:
             self.simulations.append(Simulation(options.against))
             stack.callback(self.simulations[1].close)
         _check_fields(options.places, self.simulations)
+        _check_rule(options.what_if, self.simulations[0])
         self._logs = [
             stack.enter_context(Log(path, None if sizes is None else sizes[place]))
             for place, path in enumerate(options.logs)
@@ -107,7 +108,7 @@ class Run:
             result.unreadable += log.unreadable.count
             result.shown += log.unreadable.shown
             result.without_request += log.unreadable.without_request
-        result.shown = result.shown[:3]
+        result.shown = [] if options.hashed else result.shown[:3]
         result.late = sum(order.late for order in orders)
         return result
 
@@ -191,6 +192,14 @@ def _check_fields(places: Mapping[str, str], simulations: Sequence[Simulation]) 
             known = (*FIELDS, *custom)
             hint = near(name, known) or f"known: {', '.join(known)}, header:NAME and cookie:NAME"
             raise ValueError(f"--field: there is no field {name!r} ({hint})")
+
+
+def _check_rule(name: str | None, simulation: Simulation) -> None:
+    """Raise ValueError if the rules have none with this name. None stands for all rules."""
+    names = [rule.name for part in simulation.rules.parts for rule in part.rules]
+    if name is not None and name not in names:
+        hint = near(name, names, {})
+        raise ValueError(f"--rule: there is no rule {name!r}{f' ({hint})' if hint else ''}")
 
 
 def _fields(simulations: Sequence[Simulation], readings: Sequence[Mapping[str, Reading]]) -> list[str]:

@@ -46,6 +46,6 @@ def notes(result: Result) -> list[str]:
     if result.without_request:
         found.append(f"{result.without_request:,} lines have no request, for example after a failed TLS handshake.")
     if result.unreadable:
-        found.append(f"{result.unreadable:,} of {result.lines:,} lines could not be read:")
+        found.append(f"{result.unreadable:,} of {result.lines:,} lines could not be read{':' if result.shown else '.'}")
         found += [f"  {printable(line)}" for line in result.shown]
     return found

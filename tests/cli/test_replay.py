@@ -219,7 +219,8 @@ def test_without_an_asked_rule_the_exit_code_is_1(replay):
         (("access.log", "--field", "user"), 2, "NAME=PLACE"),
         (("access.log", "--since", "yesterday"), 2, "is not a time"),
         (("access.log", "--match", "items"), 2, "--match"),
-        (("access.log", "--rule", "none"), 2, "there is no rule 'none'"),
+        (("none.log", "--rule", "none"), 2, "there is no rule 'none'"),  # found before a log is read
+        (("none.log", "--rule", "everythin"), 2, "did you mean 'everything'?"),
         (("access.log", "--denials", "d.txt"), 2, "must end in .csv or .jsonl"),
         (("-", "--jobs", "2"), 2, "standard input can't be read by several processes; save it to a file first"),
         (("access.log", "--since", "2030-01-01"), 1, "there is no request to replay"),
@@ -246,6 +247,33 @@ def test_times_select_requests(replay):
 def test_a_client_can_be_named_by_a_hash(replay):
     _, out, _ = replay("access.log", "--names", "hashed", "--against", "rules.yaml")
     assert "192.0.2.1" not in out
+
+
+def test_hashed_names_hide_unreadable_lines_which_may_name_clients(replay):
+    Path("access.log").write_text(line(0) * 20 + "192.0.2.7 is not a line\n")
+    for words in ((), ("--json",)):
+        code, out, _ = replay("access.log", "--names", "hashed", "--html", "report.html", *words)
+        assert (code, "192.0.2.7" in out + Path("report.html").read_text("utf-8")) == (0, False)
+    assert "1 of 21 lines could not be read.\n" in replay("access.log", "--names", "hashed")[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (("--html", "./access.log"), "the log"),
+        (("--denials", "link.csv"), "the log"),
+        (("--html", "rules.yaml"), "the rules"),
+        (("--html", "other.yaml", "--against", "other.yaml"), "the rules"),
+        (("--html", "new.csv", "--denials", "new.csv"), "the file of --html"),
+    ],
+)
+def test_an_output_never_replaces_an_input_or_another_output(replay, words, what):
+    Path("link.csv").symlink_to("access.log")
+    Path("other.yaml").write_text(RULES)
+    before = {path: path.read_bytes() for path in Path().iterdir()}
+    code, _, err = replay("access.log", *words)
+    assert (code, f"is also {what}" in " ".join(err.replace("│", "").split())) == (2, True), err
+    assert {path: path.read_bytes() for path in Path().iterdir()} == before
 
 
 def test_standard_input_is_a_log(tmp_path):

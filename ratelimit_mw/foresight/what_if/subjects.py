@@ -16,7 +16,7 @@ from ratelimit_mw.units import spell_period
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """One limit of one rule: that of clients without a tier.
+    """One limit of one rule: that of clients without a tier, and of tiers that have the same limit.
 
     Attributes:
         rule: The rule.
