@@ -70,8 +70,8 @@ class Run:
         stack.enter_context(quiet())
         self.readings = [readings_of(each.rules, self._has, options.places.keys()) for each in self.simulations]
         self._fields = _fields(self.simulations, self.readings)
-        extras = [each for each in self._fields if each not in BASIC]
-        self._requests = [Requests(each.values(), extras) for each in self.readings]
+        self._extras = [each for each in self._fields if each not in BASIC]
+        self._requests = [Requests(each.values(), self._extras) for each in self.readings]
         self.seen = self._requests[0].seen
         for simulation in self.simulations:
             if needs_filter(simulation.rules, self._has):
@@ -102,7 +102,10 @@ class Run:
             result.against, result.difference = deciders[1].outcome, Difference()
         orders = [Order(options.disorder, spread=options.spread) for _ in self._logs]
         streams = [order.ordered(log.entries(self._fields)) for order, log in zip(orders, self._logs, strict=True)]
-        takes = None if share is None else takes_of(share, self.simulations[0], self._requests[0])
+        takes = None
+        if share is not None:  # its own requests: `seen` has only the fields of lines that are replayed
+            requests = Requests(self.readings[0].values(), self._extras)
+            takes = takes_of(share, self.simulations[0], requests)
         self._take(deciders, result, merged(streams), takes, denials)
         for log in self._logs:
             result.unreadable += log.unreadable.count

@@ -96,6 +96,16 @@ def test_clients_with_a_common_value_are_decided_in_one_process(tmp_path):
         assert one[1][0][0] > 100
 
 
+def test_a_field_that_only_skipped_lines_have_is_absent_for_several_processes_too(tmp_path):
+    path = tmp_path / "access.log"
+    path.write_text("".join(line(n, ADDRESSES[n % 37], user="ann" if n < 9 else "-") for n in range(99)))
+    rules = shop({"name": "pair", "by": "user+ip", "limit": "1 per minute"}, client={"secret": "s"})
+    options = {"logs": [str(path)], "rules": rules, "since": 1_772_366_409_000_000}
+    one = seen_in(options, 1)
+    assert "which this log does not have" in one[0]["gaps"][0].text
+    assert seen_in(options, 2) == one
+
+
 DESCRIPTORS = [{"key": "remote_address", "rate_limit": {"unit": "minute", "requests_per_unit": 2}}]
 BY_IP = {"name": "a", "limit": "2 per minute"}
 UNDIVIDED = [
