@@ -76,8 +76,9 @@ def test_durations_are_in_microseconds(name):
     assert {each.duration for each in found} == {250_000}
 
 
-def test_a_header_is_read_from_the_headers_in_json_whatever_its_case():
-    found, _ = entries(LOGS / "caddy.json", ["header:user-agent", "header:cookie", "header:x-none"])
+@pytest.mark.parametrize("name", ["caddy.json", "traefik.json"])
+def test_a_header_is_read_from_the_headers_in_json_whatever_its_case(name):
+    found, _ = entries(LOGS / name, ["header:user-agent", "header:cookie", "header:x-none"])
     assert {each.extra for each in found} == {("curl/8.5.0", None, None)}
 
 
@@ -127,6 +128,14 @@ def test_unreadable_lines_are_counted_and_three_are_kept(tmp_path):
     path.write_text(good * 10 + "one\ntwo\n\n" + good + "three\nfour\n")
     found, log = entries(path)
     assert (len(found), log.unreadable.count, log.unreadable.shown) == (88, 4, ["one", "two", "three"])
+
+
+def test_a_method_in_json_has_ascii_letters(tmp_path):
+    path = tmp_path / "access.log"
+    good = (LOGS / "caddy.json").read_text()
+    path.write_text(good + good.splitlines()[0].replace('"GET"', '"G\\u00c9T"') + "\n")
+    found, log = entries(path)
+    assert (len(found), log.unreadable.count, log.unreadable.without_request) == (8, 0, 1)
 
 
 def test_a_line_that_is_not_json_is_unreadable(tmp_path):

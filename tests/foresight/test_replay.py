@@ -1,6 +1,7 @@
 """A replay decides as production does, and reports what a log does not tell."""
 
 import json
+import logging
 import socket
 import threading
 from contextlib import contextmanager
@@ -373,6 +374,19 @@ def test_a_blocked_client_is_denied_without_a_rule(log):
     result = replayed(log(line(0), line(1, "192.0.2.2")), rule, sections=sections, on_denial=found.append)
     assert (result.outcome.denied, dict(result.outcome.reasons)) == (1, {"blocked": 1})
     assert [(each.client, each.rule, each.reason) for each in found] == [("ip=192.0.2.1", "", "blocked")]
+
+
+@pytest.mark.parametrize(("name", "has"), [("csv.csv", False), ("nginx.json", False), ("caddy.json", True)])
+def test_a_header_is_missing_only_in_logs_without_headers(name, has):
+    result = replayed(LOGS / name, {"name": "h", "by": "header:user-agent", "limit": "1 per minute"})
+    assert [gap.rule for gap in result.gaps] == ([] if has else ["h"])
+
+
+def test_the_level_of_the_log_is_the_same_after_a_replay(log):
+    logger = logging.getLogger("ratelimit_mw")
+    logger.setLevel(logging.INFO)  # reset before the next test
+    replayed(log(line(0)), {"name": "a", "limit": "1 per minute"})
+    assert logger.level == logging.INFO
 
 
 def test_a_path_is_shown_as_the_client_has_sent_it(log):

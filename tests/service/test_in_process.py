@@ -106,16 +106,30 @@ def test_all_ports_are_served_until_a_signal(tmp_path):
             lines.wait_for("rules: version")
             codes += [ask(request("shop", [("user", "one")]), timeout=WITHIN).overall_code for _ in range(3)]
         ready = httpx.get(f"http://{addresses['http']}/readyz", timeout=WITHIN)
-        metrics = httpx.get(f"http://{addresses['admin']}/metrics", timeout=WITHIN)
-        return codes, too_long, refused.value.code(), unknown.value.code(), statuses, ready.text, metrics.text
+        metrics = httpx.get(f"http://{addresses['admin']}/metrics", timeout=WITHIN).text
+        asked = httpx.get(f"http://{addresses['admin']}/stats", timeout=WITHIN).json()["asked"]
+        return codes, too_long, refused.value.code(), unknown.value.code(), statuses, ready.text, metrics, asked
 
-    codes, too_long, refused, unknown, statuses, ready, metrics = served(read(rules), client)
+    codes, too_long, refused, unknown, statuses, ready, metrics, asked = served(read(rules), client)
+    assert asked == {"ShouldRateLimit": len(codes) + 2}
     assert codes == [OK, OVER_LIMIT, OK, OK, OVER_LIMIT]
     assert too_long == OVER_LIMIT
     assert (refused, unknown) == (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND)
     assert statuses == [health_pb2.HealthCheckResponse.SERVING] * 2
     assert ready == "ready\n"
     assert "ratelimit_service_rate_limit_total_hits" in metrics
+
+
+def test_the_server_does_not_take_the_address_of_a_client_for_that_of_its_proxy(tmp_path):
+    """uvicorn would do so by itself, and `/auth` would no longer know which proxy asks."""
+    rules = rules_at(tmp_path, RULES + "rules: [{name: all, by: ip, limit: 1 per year}]\n")
+
+    def client(addresses, _lines):
+        headers = {"X-Original-Method": "GET", "X-Original-URI": "/", "X-Forwarded-For": "203.0.113.7"}
+        url = f"http://{addresses['http']}/auth"
+        return [httpx.get(url, headers=headers, timeout=WITHIN).status_code for _ in range(2)]
+
+    assert served(read(rules, strict_proxies="true"), client) == [200, 429]
 
 
 def test_a_caller_needs_a_token_if_there_is_a_token_file(tmp_path):

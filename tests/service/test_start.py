@@ -1,5 +1,6 @@
 """When the service refuses to start: every reason at once, before a port is opened."""
 
+import math
 import socket
 import subprocess
 import sys
@@ -170,6 +171,7 @@ def test_the_command_prints_the_reasons_and_exits_with_1(tmp_path, taken):
         ({"client_ca": __file__}, "--client-ca: needs --tls-cert and --tls-key"),
         ({"token_file": "/none"}, "--token-file: '/none' can't be read"),
         ({"max_message": "10"}, "--max-message: '10' is not a size from 1KiB to 64MiB"),
+        ({"max_message": "large"}, "--max-message: 'large' is not a size from 1KiB to 64MiB"),
         ({"max_message": "65MiB"}, "--max-message: '65MiB' is not a size from 1KiB to 64MiB"),
         ({"drain": "5 parsecs"}, "--drain: 'parsecs' is not a unit of time (known: "),
         ({"near": "1.1"}, "--near: '1.1' is not a number above 0 and at most 1"),
@@ -203,6 +205,10 @@ def test_settings_are_read_as_on_the_command_line():
     assert (read.grpc, read.http, read.admin) == (Address("", 0, "/run/rl.sock"), Address("::1", 8080), None)
     assert (read.max_message, read.drain, read.grace, read.max_connection_age) == (131072, 0.0, 0.5, 3600.0)
     assert [str(each) for each in read.addresses.values()] == ["unix:/run/rl.sock", "[::1]:8080"]
+
+
+def test_an_age_that_is_off_has_no_end():
+    assert Settings.read(rules="r.yaml", max_connection_age="Off").max_connection_age == math.inf
 
 
 def test_the_ports_are_on_loopback_by_default():
