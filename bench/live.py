@@ -1,7 +1,6 @@
-"""The data of the live page: the time of one look at four processes, and the commands that fifty viewers cause."""
+"""The data of the live page: the time of a look at four processes that have a thousand rules."""
 
 import logging
-import threading
 import time
 from collections.abc import Iterator
 
@@ -14,9 +13,6 @@ RULES = 1_000
 PROCESSES = 4
 ROUNDS = 25
 LOOKS = 5  # in each round
-VIEWERS = 50
-PAUSE = 0.5  # seconds between two looks of a viewer
-SECONDS = 20  # in which commands are counted
 
 
 def looks(effort: Effort) -> Iterator[Figure]:
@@ -44,7 +40,7 @@ def process(url: str, measured: str | None) -> Run:
         if measure is None:
             return 0.0
         deadline = time.monotonic() + 30
-        while live.state()["processes"] < PROCESSES:  # they begin with the round that warms up
+        while live.state()["processes"] < PROCESSES:  # the others have not reported yet
             if time.monotonic() > deadline:
                 return 0.0  # of the round that warms up
             time.sleep(0.05)
@@ -55,34 +51,6 @@ def process(url: str, measured: str | None) -> Run:
         return (timer() - start) / LOOKS * 1e3
 
     return run
-
-
-def commands(effort: Effort) -> Iterator[Figure]:
-    """The commands that one process sends for its report and for its viewers."""
-    seconds = effort.part(SECONDS)
-    with Server(BINARIES[0]) as server:
-        limiter, live = _started(server.url)
-        limiter.check({"ip": "203.0.113.7", "path": "/items/1"})
-        stop = threading.Event()
-
-        def view() -> None:
-            while not stop.wait(PAUSE):
-                live.state()
-
-        viewers = [threading.Thread(target=view) for _ in range(VIEWERS)]
-        for viewer in viewers:
-            viewer.start()
-        time.sleep(2)
-        before = server.calls("set") + server.calls("mget")
-        time.sleep(seconds)
-        found = server.calls("set") + server.calls("mget") - before
-        stop.set()
-        for viewer in viewers:
-            viewer.join()
-        searches = server.calls("scan") + server.calls("keys")
-        limiter.close()
-    note = f"{VIEWERS} viewers for {seconds} s; {searches} searches for keys"
-    yield alone("commands of a process with a live page", [found / seconds], "/s", at_most=2, note=note)
 
 
 def _started(url: str) -> tuple[RateLimiter, Live]:

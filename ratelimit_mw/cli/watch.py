@@ -61,7 +61,7 @@ def watch(config: str, storage: str | None, *, denied: bool, most: int, as_json:
             if as_json:
                 say_json(_first(viewer))
             elif sys.stdout.isatty():
-                _show_each_second(viewer, denied=denied, most=most)
+                _show_each_second(viewer, Console(highlight=False), denied=denied, most=most)
             else:
                 state = _first(viewer)
                 console = Console(file=sys.stdout, highlight=False, width=_WIDE, no_color=True)
@@ -75,11 +75,11 @@ def _first(viewer: "Viewer") -> State | None:
     return with_retries(viewer.state)
 
 
-def _show_each_second(viewer: "Viewer", *, denied: bool, most: int) -> None:
+def _show_each_second(viewer: "Viewer", console: Console, *, denied: bool, most: int) -> None:
     """Draw a frame each second, until KeyboardInterrupt. A store that goes away is said above the last frame."""
     state = _first(viewer)
     away = False
-    with Live(console=Console(highlight=False), screen=True, auto_refresh=False) as screen:
+    with Live(console=console, screen=True, auto_refresh=False) as screen:
         while True:
             shown: RenderableType = Text(NO_REPORT) if state is None else frame(state, denied=denied, most=most)
             screen.update(Group(Text("the store does not answer", "bold red"), shown) if away else shown, refresh=True)

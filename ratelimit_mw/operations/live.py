@@ -129,7 +129,7 @@ class _Reporter:
         if outline is None or outline.rules_of is not rules:
             outline = self._outline = Outline(rules)
         observer.sample()
-        report = observer.report(limiter)
+        own = report = observer.report(limiter)
         if others is not None and others.together is not None:
             report = together([report, others.together])
         state = state_of(
@@ -138,7 +138,7 @@ class _Reporter:
             version=limiter.state.version,
             switch=limiter.switch.setting.word,
             at=observer.now() / SECOND,
-            store=_store(limiter, sharing),
+            store=_store(limiter, sharing, deciding=own.requests > 0),
             processes=len({process_name(), *(told.process for told in (others.told if others else ()))}),
             shared=others is not None,
         )
@@ -199,11 +199,11 @@ class _Reporter:
         return True
 
 
-def _store(limiter: RateLimiter, sharing: Sharing | None) -> StoreState:
-    """Return what is known of the store: by the last decision, and by the last exchange."""
+def _store(limiter: RateLimiter, sharing: Sharing | None, *, deciding: bool) -> StoreState:
+    """Return what is known of the store: by the last exchange, and by the last decision if there were some lately."""
     if sharing is None or not sharing.possible:
         return StoreState(limiter.tally.store, limiter.tally.store_up, None)
-    up = not sharing.away and limiter.tally.store_up
+    up = not sharing.away and (limiter.tally.store_up or not deciding)
     return StoreState(limiter.tally.store, up, sharing.latency_ms if up else None)
 
 

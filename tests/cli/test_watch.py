@@ -1,5 +1,6 @@
 """`top --watch`: one frame without a terminal, a frame each second with one, and no report at all."""
 
+import io
 import json
 import os
 import pty
@@ -12,7 +13,8 @@ import pytest
 from rich.console import Console
 
 from ratelimit_mw import RateLimiter
-from ratelimit_mw.cli.watch import frame
+from ratelimit_mw.cli.watch import _show_each_second, frame
+from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.operations.board import Board
 from ratelimit_mw.operations.history import LimitedClient, Report
 from ratelimit_mw.operations.live import Live
@@ -173,3 +175,28 @@ def test_a_terminal_gets_frames_until_ctrl_c(shop, any_server):
     assert b"ip=203.0.113.7" in read
     assert b"Traceback" not in read
     assert b"Aborted" not in read
+
+
+class Scripted:
+    """A viewer that returns one state, then does not reach the store, and then gets Ctrl-C."""
+
+    def __init__(self, state):
+        self._steps = [state, StoreUnavailable("away"), KeyboardInterrupt()]
+
+    def state(self):
+        step = self._steps.pop(0)
+        if isinstance(step, BaseException):
+            raise step
+        return step
+
+
+@pytest.mark.parametrize("reported", [True, False])
+def test_a_store_that_goes_away_is_said_above_the_last_frame(shop, monkeypatch, reported):
+    monkeypatch.setattr("ratelimit_mw.cli.watch._EVERY", 0.01)
+    state = Live(shop).state() if reported else None
+    console = Console(file=io.StringIO(), force_terminal=True, width=160)
+    with pytest.raises(KeyboardInterrupt):
+        _show_each_second(Scripted(state), console, denied=True, most=5)
+    printed = console.file.getvalue()
+    assert "the store does not answer" in printed
+    assert ("ip=203.0.113.7" if reported else "no process reports") in printed

@@ -1,11 +1,12 @@
 """`Live.state()` of one process: its rates, its series, its rules, and who is limited."""
 
 import json
+import threading
 
 import pytest
 
 from ratelimit_mw import ManualClock, RateLimiter
-from ratelimit_mw.operations.live import Live
+from ratelimit_mw.operations.live import Live, _abandoned
 from tests.support.patience import eventually
 
 LOGIN = {"name": "login", "by": "ip", "limit": "2 per hour", "algorithm": "fixed_window"}
@@ -119,3 +120,75 @@ def test_a_reload_begins_and_ends_the_reports(tmp_path):
         assert reload("")  # the page still reports
         page.close()
         assert limiter.engine.on_denial is None
+
+
+def test_descriptors_are_rules_with_their_limits():
+    entry = {"key": "plan", "value": "free", "rate_limit": {"unit": "hour", "requests_per_unit": 1}}
+    unlimited = {"key": "plan", "value": "paid", "rate_limit": {"unlimited": True}}
+    with RateLimiter({"domain": "shop", "descriptors": [entry, unlimited]}, clock=ManualClock()) as limiter:
+        live = Live(limiter)
+        live.start()
+        for _ in range(3):
+            limiter.check([("plan", "free")])
+        state = live.state()
+    assert [rule["limits"] for rule in state["rules"]] == [["1 per hour"], []]
+    assert [rule["rates"]["denied"] for rule in state["rules"]] == [2.0, 0.0]
+    assert [client["denials"] for client in state["limited"]] == [2]
+
+
+def test_a_limit_of_a_function_says_so():
+    rule = {"name": "own", "by": "ip", "limit": "python:tests.operations.test_live:limit_of"}
+    with RateLimiter({"domain": "shop", "rules": [rule]}, clock=ManualClock()) as limiter:
+        (shown,) = Live(limiter).state()["rules"]
+    assert shown["limits"] == ["set by a function"]
+
+
+def limit_of(_request):
+    return "1 per hour"
+
+
+def test_an_error_while_sampling_is_logged_once_and_does_not_end_the_reports(started, caplog):
+    limiter, live, _ = started()
+    samples = []
+
+    def fail():
+        samples.append(1)
+        raise ValueError("no sample")
+
+    live._reporter._observer.sample = fail
+    limiter.check({"ip": "192.0.2.1"})  # the thread begins
+    eventually(lambda: len(samples) > 1)
+    (message,) = caplog.messages
+    assert message.startswith("the live page can't be kept up to date: ValueError")
+    del live._reporter._observer.sample
+    assert live.state()["rates"]["requests"] == 1.0
+
+
+def test_a_process_that_can_start_no_thread_shows_itself(started, monkeypatch):
+    limiter, live, _ = started()
+
+    def refuse(_thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert limiter.check({"ip": "192.0.2.1"}).allowed
+    assert live.state()["rates"]["requests"] == 1.0
+
+
+def test_what_a_forked_process_inherits_is_dropped(started):
+    limiter, live, _ = started()
+    for _ in range(3):
+        limiter.check({"ip": "192.0.2.1"})
+    parent = live._reporter._thread
+    assert len(live.state()["limited"]) == 1
+    limiter.tally.after_fork()
+    live._reporter.after_fork()  # as in the child, which does not have the thread
+    state = live.state()
+    assert state["limited"] == []
+    assert state["rates"]["requests"] == 0.0
+    assert live._reporter._thread is not parent
+    limiter.check({"ip": "192.0.2.1"})
+    assert live.state()["rates"]["requests"] == 1.0
+    live._reporter._stop()
+    _abandoned.pop().stop()
+    eventually(lambda: not parent.is_alive())

@@ -1,0 +1,172 @@
+"""The last 15 minutes of a process, and several processes together."""
+
+from ratelimit_mw import ManualClock, RateLimiter
+from ratelimit_mw.operations.history import (
+    MOST_LIMITED,
+    MOST_SERIES,
+    NO_COUNTS,
+    STEPS,
+    History,
+    LimitedClient,
+    Report,
+    RuleReport,
+    together,
+)
+from ratelimit_mw.operations.live import Live
+from ratelimit_mw.operations.texts import ProcessReport, report_in, text_of
+from tests.support.patience import eventually
+
+LOGIN = {"name": "login", "by": "ip", "limit": "0 per hour"}
+RULE = ("shop", "login")
+
+
+def history(clock, *rules):
+    limiter = RateLimiter({"domain": "shop", "client": {"secret": "s"}, "rules": list(rules or [LOGIN])}, clock=clock)
+    return limiter, History(limiter.tally, clock.now(), NO_COUNTS)
+
+
+def ask(limiter, number=1, path="/"):
+    for _ in range(number):
+        limiter.check({"ip": "192.0.2.1", "path": path})
+
+
+def test_rates_are_those_of_the_last_ten_seconds(clock):
+    limiter, found = history(clock)
+    for second in range(30):
+        ask(limiter, 5 if second < 15 else 1)
+        clock.advance(1)
+        found.sample(clock.now())
+    report = found.report((), None)
+    assert (report.requests, report.denials) == (1.0, 1.0)
+    assert report.rules[RULE].rates == (0.0, 0.0, 0.0, 1.0, 0.0)
+
+
+def test_a_series_ends_after_fifteen_minutes(clock):
+    limiter, found = history(clock)
+    for _ in range(2 * STEPS):
+        ask(limiter, 3)
+        found.sample(clock.now())
+        clock.advance(10)
+    found.sample(clock.now())
+    report = found.report((), None)
+    assert len(report.rules[RULE].denials) == STEPS
+    assert set(report.rules[RULE].denials.values()) == {3}
+    assert report.steps == (report.rules[RULE].denials,) * 2
+    clock.advance(3_600)
+    found.sample(clock.now())
+    assert found.report((), None).steps == ({}, {})
+    assert found.report((), None).rules == {}
+
+
+def test_a_clock_that_is_set_back_begins_again(clock):
+    limiter, found = history(clock)
+    ask(limiter, 4)
+    found.sample(clock.now())
+    clock.advance(-100)
+    ask(limiter, 2)
+    found.sample(clock.now())
+    assert found.report((), None).steps == ({}, {})
+    ask(limiter)
+    clock.advance(1)
+    found.sample(clock.now())
+    assert found.report((), None).denials == 1.0
+
+
+def test_counts_that_a_test_has_reset_begin_again(clock):
+    limiter, found = history(clock)
+    ask(limiter, 4)
+    found.sample(clock.now())
+    limiter.engine.forget_reports()
+    ask(limiter)
+    clock.advance(1)
+    found.sample(clock.now())
+    assert found.report((), None).requests == 0.0
+
+
+def test_the_rules_with_the_most_denials_have_a_series(clock):
+    rules = [{**LOGIN, "name": f"r{n}", "match": {"path": f"/{n}"}} for n in range(MOST_SERIES + 20)]
+    limiter, found = history(clock, *rules)
+    for number in range(MOST_SERIES + 20):
+        ask(limiter, 1 + (number >= 20), f"/{number}")
+    clock.advance(1)
+    found.sample(clock.now())
+    report = found.report((), None)
+    assert len(report.rules) == MOST_SERIES + 20
+    with_series = {rule for (_, rule), did in report.rules.items() if did.denials}
+    assert with_series == {f"r{n}" for n in range(20, MOST_SERIES + 20)}
+
+
+def client(name, denials, since, until):
+    return LimitedClient(name, "shop", "login", "limited", denials, since, until)
+
+
+def test_several_processes_are_added_up():
+    one = Report(2.0, 1.0, ({1: 2, 2: 3}, {1: 1}), {RULE: RuleReport((1.0, 0, 0, 1.0, 0), {1: 1}, 2)}, (), 0.2)
+    other = Report(
+        1.0,
+        0.5,
+        ({2: 4}, {3: 7}),
+        {RULE: RuleReport((0.5, 1, 2, 3, 4), {1: 4, 5: 6}, 1), ("shop", "api"): RuleReport((1.0, 0, 0, 0, 0), {}, 0)},
+        (),
+        0.7,
+    )
+    assert together([one, other]) == Report(
+        3.0,
+        1.5,
+        ({1: 2, 2: 7}, {1: 1, 3: 7}),
+        {RULE: RuleReport((1.5, 1, 2, 4.0, 4), {1: 5, 5: 6}, 3), ("shop", "api"): RuleReport((1.0, 0, 0, 0, 0), {}, 0)},
+        (),
+        0.7,
+    )
+    assert one.rules[RULE].bans == 2  # neither is changed
+    assert one.rules[RULE].denials == {1: 1}
+
+
+def test_a_client_of_several_processes_is_one_with_the_latest_end():
+    empty = Report(0.0, 0.0, ({}, {}), {}, (), None)
+    one = empty._replace(limited=(client("a", 3, 10.0, 50.0), client("b", 9, 1.0, 2.0)))
+    other = empty._replace(limited=(client("a", 4, 7.0, 60.0), client("c", 1, 1.0, None)))
+    report = together([one, other])
+    assert report.limited == (client("b", 9, 1.0, 2.0), client("a", 7, 7.0, 60.0), client("c", 1, 1.0, None))
+    assert report.load is None
+    many = empty._replace(limited=tuple(client(str(n), n, 1.0, 2.0) for n in range(MOST_LIMITED + 5)))
+    assert [each.denials for each in together([many, one]).limited][-1] == 6
+
+
+def test_a_text_has_all_of_a_report():
+    steps = ({100: 5, 103: 1}, {101: 2})
+    rules = {
+        RULE: RuleReport((1.5, 0.0, 0.25, 3.0, 0.001), {7: 1, 9: 3}, 2),
+        ("shop", "x"): RuleReport((0.0,) * 5, {}, 0),
+    }
+    report = Report(2.5, 0.125, steps, rules, (client("ip=192.0.2.1", 3, 10.5, None),), 0.5)
+    told = ProcessReport("p", "v", "on", 0.4, report)
+    assert report_in(text_of(told)) == told
+
+
+def test_many_rules_are_shown_from_a_state_that_the_thread_makes():
+    clock = ManualClock()
+    rules = [{**LOGIN, "name": f"r{n}", "match": {"path": f"/{n}"}} for n in range(150)]
+    with RateLimiter({"domain": "shop", "client": {"secret": "s"}, "rules": rules}, clock=clock) as limiter:
+        live = Live(limiter)
+        live.start()
+        for number in range(150):
+            ask(limiter, 1, f"/{number}")
+        state = live.state()
+        assert sum(rule["rates"]["denied"] for rule in state["rules"]) == 150.0
+        assert live.state() is state
+        eventually(lambda: live.state() is not state)
+
+
+def test_a_rule_that_the_file_no_longer_has_is_the_last(tmp_path):
+    path = tmp_path / "ratelimits.yaml"
+    path.write_text("domain: shop\nreload: 1h\nrules: [{name: old, by: ip, limit: 0 per hour}]\n", "utf-8")
+    with RateLimiter(path) as limiter:
+        live = Live(limiter)
+        live.start()
+        ask(limiter)
+        path.write_text("domain: shop\nreload: 1h\nrules: [{name: new, by: ip, limit: 'unlimited'}]\n", "utf-8")
+        limiter.reload()
+        rules = live.state()["rules"]
+    assert [(rule["name"], rule["limits"]) for rule in rules] == [("new", []), ("old", [])]
+    assert rules[1]["rates"]["denied"] == 1.0
