@@ -262,6 +262,12 @@ def test_the_memory_for_paths_and_for_one_client_is_bounded(monkeypatch):
     assert history.requests == 20
 
 
+def test_requests_that_began_before_1970_are_skipped():
+    history = History()
+    history.add([Entry(-1, "192.0.2.1", "GET", "/"), Entry(-(10**30), "192.0.2.1", "GET", "/")])
+    assert (history.requests, history.skipped) == (0, 2)
+
+
 def test_requests_outside_of_the_times_are_skipped():
     history = History(NOON + SECOND, NOON + 3 * SECOND)
     entries = [Entry(NOON + each * SECOND, "192.0.2.1", "GET", "/") for each in range(5)]

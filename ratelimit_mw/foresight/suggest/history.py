@@ -179,7 +179,7 @@ class History:
     def add(self, batch: Sequence[Entry]) -> None:
         """Add requests, in any order."""
         since, until, by_text, tracks = self._since, self._until, self._by_text, self._tracks
-        used = batch if since <= 0 and until >= _NEVER else [each for each in batch if since <= each[0] < until]
+        used = [each for each in batch if since <= each[0] < until]
         self.skipped += len(batch) - len(used)
         if not used:
             return
