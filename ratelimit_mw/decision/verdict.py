@@ -92,20 +92,25 @@ class Verdict:
             self.delay = self._longest_delay() if self.allowed else 0
 
     def _bind_plainly(self) -> bool:
-        """Bind the counter with the least remaining, if all counters are enforced and simply admit the request.
+        """Bind the enforced counter with the least remaining, if all counters simply admit the request.
 
-        Returns False if one is not like this. Most requests with several counters are, and take one loop.
+        Returns False if one does not. Most requests with several counters are like this, and take one loop.
         """
-        least, longest = math.inf, 0
+        least, longest, shadowed = math.inf, 0, False
+        self.binding = -1
         pairs = zip(self.charges, self.outcomes, strict=True)
-        for place, ((_, (_, quota, _, shadow)), (allowed, remaining, _, _, delay)) in enumerate(pairs):
-            if shadow or quota.spare or not allowed:
+        for place, ((rule, (_, quota, _, shadow)), (allowed, remaining, _, _, delay)) in enumerate(pairs):
+            if quota.spare or not allowed:
                 return False
-            if remaining < least:
+            if shadow:
+                if rule.quota_group:
+                    return False
+                shadowed = True
+            elif remaining < least:
                 self.binding, least = place, remaining
-            if delay > longest:  # noqa: PLR1730 - a call of max() takes longer
+            if delay > longest and not shadow:
                 longest = delay
-        self.allowed, self.shadowed, self.delay = True, False, longest
+        self.allowed, self.shadowed, self.delay = True, shadowed, longest
         return True
 
     def show(self, place: int, remaining: int) -> None:

@@ -71,13 +71,27 @@ class Counters:
         return outcome
 
     def _decide(self, asks: Sequence[Ask], commit: bool, now: int) -> Sequence[Outcome]:
-        found = [self._ask(ask, ask.cost, now) for ask in asks]
-        denied = not all(outcome.allowed for outcome, _ in found)
+        found: list[_Found] = []
+        denied = False
+        for key, quota, cost, _ in asks:  # `_ask` and `_save` without their calls: most requests take only this path
+            decided = DECIDE_ALL[quota.decided_by](self.load(key)[STAMP_SIZE:], quota, cost, now)
+            found.append(decided)
+            if not decided[0][0]:
+                denied = True
+        if commit and not denied:
+            for (key, quota, cost, shadow), (outcome, state) in zip(asks, found, strict=True):
+                if state is not None:
+                    self.save(key, stamp(quota, cost, shadow, outcome, now) + state, now)
+            return [outcome for outcome, _ in found]
+        return self._decide_otherwise(asks, found, commit, now, denied=denied)
+
+    def _decide_otherwise(
+        self, asks: Sequence[Ask], found: list[_Found], commit: bool, now: int, *, denied: bool
+    ) -> Sequence[Outcome]:
+        """Conclude a decision that does not charge every counter: one denies, or there is no `commit`."""
         if denied:
             self._withhold(asks, found, now)
-        charged = commit and (
-            not denied or all(outcome.allowed or ask.shadow for ask, (outcome, _) in zip(asks, found, strict=True))
-        )
+        charged = commit and all(outcome.allowed or ask.shadow for ask, (outcome, _) in zip(asks, found, strict=True))
         if not charged:
             for place, ask in enumerate(asks):
                 if found[place][0].allowed:
@@ -86,8 +100,7 @@ class Counters:
             for ask, (outcome, state) in zip(asks, found, strict=True):
                 if state is not None:
                     self._save(ask, outcome, state, now)
-            if denied:
-                self._count_denials(asks, found, now)
+            self._count_denials(asks, found, now)
         return [outcome for outcome, _ in found]
 
     def _charge(self, asks: Sequence[Ask], now: int) -> None:
