@@ -395,6 +395,16 @@ def test_a_path_is_shown_as_the_client_has_sent_it(log):
     assert result.outcome.most_limited(1)[0].client == "path=/a b=c"
 
 
+def test_a_user_that_may_be_a_token_is_shown_as_a_hash(log):
+    form = '$msec $remote_addr "$request" $status "$http_authorization"'
+    path = log(*[f'{NOON + second}.0 192.0.2.1 "GET / HTTP/1.1" 200 "Bearer hunter2"\n' for second in range(2)])
+    sections = {"client": {"user": "header:Authorization", "secret": "s"}}
+    result = replayed(path, {"name": "u", "by": "user", "limit": "1 per minute"}, sections=sections, form=form)
+    (found,) = result.outcome.most_limited(5)
+    assert found.client.startswith("user=")
+    assert "hunter2" not in str(found)
+
+
 def test_text_of_clients_is_shown_without_control_characters(log):
     path = log(line(0, user="\\x1b[31mred\\x07"), line(1, user="\\x1b[31mred\\x07"))
     result = replayed(path, {"name": "u", "by": "user", "limit": "1 per minute"})
