@@ -12,6 +12,8 @@ has its module behind it:
     │   ├── BodyTooLong             the body of a request to the service is too long (service.api)
     │   ├── _DuplicateKey           an object in such a body has a key twice (service.checks)
     │   ├── UnknownFormat           the format of a log is not known (foresight.logs.formats)
+    │   ├── TooLong                 the times of a log are too far apart for the curve (foresight.what_if.peaks)
+    │   ├── NoShare                 the requests of a log cannot be divided among jobs (foresight.shares)
     │   ├── UnsuitableLog           nothing can be proposed for a log (foresight.suggest.history)
     │   └── _Hinted                 a text cannot be read
     │       ├── DurationError       a text is not a duration
@@ -34,6 +36,9 @@ has its module behind it:
     ├── UnknownApp                  the routes of an app cannot be read (cli.frameworks)
     ├── _Unreadable                 the rest of a YAML document cannot be read (config.yaml)
     └── _Unsafe                     the cache of last good rules may be another user's (reload.last_good)
+
+    RuntimeError
+    └── JobFailed                   a process of a replay has ended without a result (foresight.jobs)
 
     fastapi.HTTPException
     └── RateLimited                 public: a rule denied the request (fastapi)
