@@ -133,6 +133,37 @@ def test_a_route_of_which_many_clients_are_one_track_gets_a_convention(tmp_path)
     assert rule.reason.endswith(" addresses send this and little else, and are refused")
 
 
+def test_a_login_that_few_addresses_need_often_has_no_rule_and_is_named(tmp_path):
+    partners = [
+        traffic.Sent(traffic.START + 600 * one + 2 * each, f"192.0.2.{one}", "GET" if each % 2 else "POST", path, 200)
+        for one in range(12)
+        for each, path in enumerate(("/token", "/status") * 30)
+    ]
+    log = traffic.write(tmp_path / "a.log", [each for each in traffic.site(1, 120) if each.path != "/login"], partners)
+    proposal = proposed(log)
+    token = Route("POST", ("token",))
+    assert token not in limits(proposal)
+    assert (
+        dict(proposal.unruled)[token] == "fewer than 20 ordinary addresses send this, and often more than 5 per minute"
+    )
+    found = denials(log, proposal)
+    assert sum(found.get(f"ip={client}", 0) for client in proposal.ordinary) <= 0.001 * history_of(log).requests
+
+
+def test_a_client_that_mostly_fails_at_a_route_with_a_rule_is_not_ordinary(tmp_path):
+    failing = [
+        traffic.Sent(traffic.START + 60 * one + each, f"192.0.2.{one}", "POST", "/orders", 400)
+        for one in range(15)
+        for each in range(19)
+    ]
+    log = traffic.write(tmp_path / "a.log", traffic.site(1, 300), failing)
+    proposal = proposed(log)
+    assert Route("POST", ("orders",)) in limits(proposal)
+    assert not [client for client in proposal.ordinary if client.startswith("192.0.2.")]
+    found = denials(log, proposal)
+    assert sum(found.get(f"ip={client}", 0) for client in proposal.ordinary) <= 0.001 * history_of(log).requests
+
+
 def test_guesses_are_found_at_a_route_with_any_name(tmp_path):
     log = traffic.write(tmp_path / "a.log", traffic.site(1, 300), *guessers(42, 2, path="/gate/7", status=403))
     found = limits(proposed(log))

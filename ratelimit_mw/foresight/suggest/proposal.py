@@ -291,7 +291,10 @@ class _Analysis:
                 if _is_useful(rules, rule):
                     names.add(rule.name)
                     rules.append(rule)
-                    far |= {client for client, _ in (rule.measure.beyond if rule.measure else ())}
+                    if rule.measure is not None:
+                        far |= {client for client, _ in rule.measure.beyond}
+                    if route.method in WRITING:
+                        far.update(uses.mostly_failing())
         clients = self._clients
         return Proposal(
             rules=rules,
@@ -320,8 +323,11 @@ class _Analysis:
         if measure is not None and (route.method in WRITING or 2 * measure.limit <= overall.limit):
             return ProposedRule("", route, measure.limit, measure) if measure.limit < overall.limit else None
         if measure is None and login and overall.limit > CONVENTION:
-            few = f"not derived from ordinary use: fewer than {LEAST_CLIENTS} ordinary addresses send this"
-            return ProposedRule("", route, CONVENTION, reason=few)
+            few = f"fewer than {LEAST_CLIENTS} ordinary addresses send this"
+            left_out.update(client for client, _ in overall.beyond)
+            if uses.above(CONVENTION, left_out) > _DENIED * sum(uses.requests):
+                return f"{few}, and often more than {CONVENTION} per minute"
+            return ProposedRule("", route, CONVENTION, reason=f"not derived from ordinary use: {few}")
         return None
 
     def _convention(
