@@ -37,7 +37,7 @@ NO_REPORT = (
 
 
 def watch(config: str, storage: str | None, *, denied: bool, most: int, as_json: bool) -> None:
-    """Show what all processes report, each second, until Ctrl-C. One frame if the output is not a terminal.
+    """Show what all processes report, once a second, until Ctrl-C. If the output is not a terminal, print one frame.
 
     Args:
         config: The rules.
@@ -76,7 +76,10 @@ def _first(viewer: "Viewer") -> State | None:
 
 
 def _show_each_second(viewer: "Viewer", console: Console, *, denied: bool, most: int) -> None:
-    """Draw a frame each second, until KeyboardInterrupt. A store that goes away is said above the last frame."""
+    """Draw a frame each second, until KeyboardInterrupt.
+
+    If the store does not answer, the last frame stays, below a line that says so.
+    """
     state = _first(viewer)
     away = False
     with Live(console=console, screen=True, auto_refresh=False) as screen:
@@ -91,12 +94,12 @@ def _show_each_second(viewer: "Viewer", console: Console, *, denied: bool, most:
 
 
 def frame(state: State, *, denied: bool, most: int) -> RenderableType:
-    """Return what is drawn of a state. Every text of it is printable.
+    """Return one frame of the display. All of its texts are printable.
 
     Args:
         state: The state.
-        denied: Only who is limited.
-        most: The most clients and rules.
+        denied: Show only who is limited.
+        most: The most clients and rules to show.
     """
     several = len({rule["domain"] for rule in state["rules"]}) > 1
     limited = _limited(state, most, several=several)
@@ -110,13 +113,18 @@ def _heading(state: State) -> Text:
     latency = "" if store["latency_ms"] is None else f", {store['latency_ms']:g} ms"
     parts = [
         printable(state["domain"]),
-        f"rules {printable(state['version'] or 'unknown')}",
+        f"rules {_version(state['version'])}",
         f"switch {printable(state['switch'])}",
         f"{store['kind']} {'up' if store['up'] else 'away'}{latency}",
         *([] if state["load"] is None else [f"load {state['load']:.0%}"]),
         f"{processes} process{'es' * (processes != 1)}",
     ]
     return Text(" · ".join(parts), "bold" if state["switch"] == "on" else "bold red")
+
+
+def _version(version: str | None) -> str:
+    """Return the version of the rules for the heading. Rules in a mapping, not in a file, have the version "given"."""
+    return "from code" if version == "given" else printable(version or "of unknown version")
 
 
 def _traffic(state: State) -> Text:
@@ -131,17 +139,17 @@ def _limited(state: State, most: int, *, several: bool) -> RenderableType:
     clients, at = state["limited"], state["at"]
     if not clients:
         return Text("no client is limited now")
-    table = _table("client", "rule", "reason", ">denials", ">for", ">opens in")
+    table = _table("client", "rule", "reason", ">denials", ">since", ">limited for")
     for client in clients[:most]:
-        ends = "never" if client["until"] is None else seconds(max(client["until"] - at, 0.0))
+        remaining = "no end" if client["until"] is None else seconds(max(client["until"] - at, 0.0))
         table.add_row(
             *_texts(
                 client["client"],
                 _name(client["domain"], client["rule"], several=several),
                 client["reason"],
                 client["denials"],
-                seconds(max(at - client["since"], 0.0)),
-                ends,
+                f"{seconds(max(at - client['since'], 0.0))} ago",
+                remaining,
             )
         )
     return _with_rest(table, len(clients) - most)
@@ -184,7 +192,7 @@ def _with_rest(table: Table, rest: int) -> RenderableType:
 
 
 def _texts(*cells: object) -> Iterable[Text]:
-    """Return cells without markup. A client, or what another process has written, must not colour the terminal."""
+    """Return cells without markup. No text of a client or of another process may colour the terminal."""
     return [Text(printable(str(cell))) for cell in cells]
 
 
@@ -193,7 +201,7 @@ def _name(domain: str, rule: str, *, several: bool) -> str:
 
 
 def _spark(counts: Sequence[int]) -> str:
-    """Return a sparkline of a series, whose last point is the last character."""
+    """Return a sparkline of a series. Each character stands for `_POINTS` steps, the last one for the newest."""
     start = len(counts) % _POINTS
     groups = [counts[:start]] if start else []
     groups += [counts[place : place + _POINTS] for place in range(start, len(counts), _POINTS)]

@@ -61,11 +61,11 @@ def test_one_frame_is_printed_without_a_terminal(run, shop, any_server):
     code, printed, _ = run("top", "--watch", "--storage", any_server.url)
     assert code == 0
     lines = [line.strip() for line in masked(printed).splitlines()]
-    assert re.fullmatch(r"shop · rules \w+ · switch on · redis up, T · 1 process", lines[0])
+    assert lines[0] == "shop · rules from code · switch on · redis up, T · 1 process"
     assert lines[1] == "N requests/s N denials/s"
-    assert lines[3] == "client rule reason denials for opens in"
-    assert re.fullmatch(r"ip=203\.0\.113\.7 login limited 4 T T", lines[4])
-    assert re.fullmatch(r"user=A-HASH-OF-20-LETTERS api limited 2 T T", lines[5])
+    assert lines[3] == "client rule reason denials since limited for"
+    assert re.fullmatch(r"ip=203\.0\.113\.7 login limited 4 T ago T", lines[4])
+    assert re.fullmatch(r"user=A-HASH-OF-20-LETTERS api limited 2 T ago T", lines[5])
     assert lines[7] == "rule limit allowed/s denied/s bans denials in 15 minutes"
     assert lines[8].startswith("login 5 per minute, 20 per hour ")
     assert {line.split()[0] for line in lines[8:]} == {"login", "api", "everything"}
@@ -129,7 +129,7 @@ def test_what_a_client_has_written_does_not_reach_the_terminal(run, any_server):
     assert code == 0
     assert not set("\x1b\u202e") & set(printed)
     assert "\\x1b[31mred[bold]\\u202e\\n" in printed
-    assert "never" in printed
+    assert "no end" in printed
 
 
 def test_a_frame_says_what_is_away_switched_off_and_measured(run):
@@ -145,7 +145,7 @@ def test_a_frame_says_what_is_away_switched_off_and_measured(run):
     with console.capture() as captured:
         console.print(frame({**state, **changed}, denied=False, most=20))
     printed = captured.get()
-    assert "shop · rules unknown · switch off · redis away · load 25% · 1 process" in printed
+    assert "shop · rules of unknown version · switch off · redis away · load 25% · 1 process" in printed
     assert "no client is limited now" in printed
     assert "○ trial" in printed
     assert "○ a shadow rule" in printed
@@ -160,7 +160,7 @@ def test_a_terminal_gets_frames_until_ctrl_c(shop, any_server):
     os.close(terminal)
     read = b""
     try:
-        while read.count(b"opens in") < 2:  # two frames
+        while read.count(b"limited for") < 2:  # two frames
             read += os.read(main, 65536)
         process.send_signal(signal.SIGINT)
         while True:

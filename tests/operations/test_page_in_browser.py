@@ -95,7 +95,7 @@ def test_a_denied_client_appears_after_a_login(serve, visit):
         visitor.log_in()
         visitor.wait("#domain", "shop")
         assert visitor.text("#limited-none") == "No client is limited."
-        assert visitor.text("#switch") == "Limits hold"
+        assert visitor.text("#switch") == "Limits are enforced"
         assert visitor.text("#store") == "Memory"
         for _ in range(5):
             visitor.tab.request.get(f"{served.url}/items")

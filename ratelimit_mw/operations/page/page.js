@@ -4,15 +4,15 @@
   const id = name => document.getElementById(name);
   const SVG = "http://www.w3.org/2000/svg";
   const SWITCH = {
-    on: ["good", "Limits hold"],
+    on: ["good", "Limits are enforced"],
     shadow: ["warn", "Switched to shadow: nothing is denied"],
     off: ["bad", "Switched off: all requests pass"],
   };
   const STORES = { redis: "Redis", rediss: "Redis", unix: "Redis", memory: "Memory", lmdb: "lmdb" };
   const HIDDEN = /[\u0000-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]/g;
 
-  // Clients write names. Only textContent takes them, and characters that are not seen or that turn the direction of
-  // writing are shown as escapes.
+  // Names may come from clients. They are set through textContent only. Invisible characters, and those that change
+  // the direction of writing, are shown as escapes.
   const clean = text => String(text).replace(HIDDEN, each => "\\u" + each.charCodeAt(0).toString(16).padStart(4, "0"));
   const set = (element, text) => { if (element.textContent !== text) element.textContent = text; };
   const say = (name, text) => set(id(name), clean(text));
@@ -108,7 +108,7 @@
     const named = (domain, rule) => several && domain ? domain + "/" + rule : rule;
     say("domain", state.domain);
     document.title = "Rate limits: " + clean(state.domain);
-    say("version", state.version === "given" ? "given in code" : (state.version || "without a version").slice(0, 20));
+    say("version", state.version === "given" ? "from code" : (state.version || "without a version").slice(0, 20));
     say("processes", state.shared
       ? state.processes + (state.processes === 1 ? " process" : " processes")
       : "only this process is shown");
@@ -141,7 +141,7 @@
       { text: each.reason, badge: each.reason === "banned" ? "bad" : "warn" },
       { text: number(each.denials, 0), look: "n" },
       { text: duration(state.at - each.since) + " ago", look: "n" },
-      { text: each.until == null ? "never" : duration(each.until - state.at), look: "n" },
+      { text: each.until == null ? "no end" : duration(each.until - state.at), look: "n" },
     ]));
 
     const figure = (value, look = "n") => ({ text: value ? rate(value) : "0", look: value ? look : "n zero" });
@@ -195,7 +195,7 @@
         problem = "";
       }
     } catch {
-      // `problem` says how far it came
+      // `problem` has the reason already
     }
     trouble = problem;
     busy = false;
