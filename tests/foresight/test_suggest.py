@@ -84,6 +84,31 @@ def test_the_enforced_proposal_denies_at_most_one_in_a_thousand_requests_of_ordi
     assert sum(found.get(f"ip={client}", 0) for client in people) <= 0.001 * requests_of(history, people)
 
 
+@pytest.mark.parametrize(("others", "limit"), [(0, CONVENTION), (8, None)])
+def test_refused_programs_on_a_route_for_reading_bring_a_convention_unless_others_need_it(others, limit, tmp_path):
+    people = traffic.site(1, 120)
+    requests = [sent._replace(method="GET", path="/me") for each in guessers(42, 9) for sent in each]
+    for address in sorted({sent.ip for sent in people}):
+        requests += [traffic.Sent(traffic.START + each, address, "GET", "/me", 200) for each in range(others)]
+    proposal = proposed(traffic.write(tmp_path / "a.log", people, requests))
+    me = Route("GET", ("me",))
+    assert limits(proposal).get(me) == limit
+    if limit is None:
+        assert dict(proposal.unruled)[me].endswith(
+            "send this and little else, and are refused; but others often need it"
+        )
+
+
+def test_a_rule_that_could_never_deny_beside_another_one_is_not_proposed(tmp_path):
+    posts = [
+        traffic.Sent(traffic.START + 20 * each, f"10.0.0.{each % 100}", "POST", f"/a/{place}", 201)
+        for each in range(1000)
+        for place in ("me", f"u{each % 61}")
+    ]
+    routes = limits(proposed(traffic.write(tmp_path / "a.log", traffic.site(1, 120), posts)))
+    assert len({Route("POST", ("a", "me")), Route("POST", ("a", "{any}"))} & set(routes)) == 1
+
+
 @pytest.mark.skipif(not SAMPLE.exists(), reason="the sample log is not part of the project")
 def test_the_proposal_for_the_sample_log_has_its_numbers_and_denies_nothing():
     proposal = proposed(str(SAMPLE))
@@ -204,9 +229,8 @@ def test_static_files_and_paths_that_do_not_exist_have_no_rule(tmp_path):
     assert not [path for path in paths if "static" in path]
 
 
-def test_rules_that_check_warns_of_are_not_proposed(tmp_path):
+def test_check_finds_nothing_wrong_with_the_text(tmp_path):
     people = traffic.site(1, 300)
-    # The templates of these routes overlap, and the limit of one of them could never deny.
     posts = [
         traffic.Sent(traffic.START + 60 * place, f"10.0.0.{place % 200}", "POST", f"/users/{place % 3}/{end}", 201)
         for place in range(3000)
