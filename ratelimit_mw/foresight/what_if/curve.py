@@ -31,7 +31,8 @@ class Curve(NamedTuple):
         all_clients: The clients that it was asked for: the different identities that it counts.
         peaks: How many clients have how many requests in their busiest window, as (requests, clients), ascending by
             requests. For a fixed window, windows are those of the rule. Otherwise a window is any span of one period.
-            If there are very many different numbers, neighbours are joined under the greatest of them.
+            If there are very many different numbers, neighbours are joined under the greatest of them. Empty if the
+            window is too long for the arithmetic.
     """
 
     rule: str
