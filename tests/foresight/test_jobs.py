@@ -106,6 +106,16 @@ def test_a_field_that_only_skipped_lines_have_is_absent_for_several_processes_to
     assert seen_in(options, 2) == one
 
 
+def test_the_reason_why_a_rule_is_coupled_does_not_depend_on_the_number_of_processes(tmp_path):
+    path = tmp_path / "access.log"
+    path.write_text("".join(line(n, ADDRESSES[n], f"/{n % 2}") for n in range(8)))
+    others = [{"name": f"r{n}", "match": {"path": f"/{n}"}, "limit": "2 per minute"} for n in range(2)]
+    options = {"logs": [str(path)], "rules": shop({"name": "all", "limit": "1 per minute"}, *others)}
+    one = seen_in(options, 1)
+    assert "'all' (it decides together with r0)" in one[0]["without_curve"][0]
+    assert [seen_in(options, jobs) for jobs in (2, 3)] == [one] * 2
+
+
 DESCRIPTORS = [{"key": "remote_address", "rate_limit": {"unit": "minute", "requests_per_unit": 2}}]
 BY_IP = {"name": "a", "limit": "2 per minute"}
 UNDIVIDED = [

@@ -40,8 +40,9 @@ class Arrivals:
             because another rule denied the request.
         series: The limits whose counters were asked.
         series_of: The number of the series of each counter.
-        coupled: Why the decisions of a rule depend on more than one counter, as a phrase, by the place of the rule.
-            This is what happened in the log: a rule may also be coupled by its own words.
+        coupled: Why the decisions of a rule depend on more than one counter, by the place of the rule: a rank and a
+            phrase. This is what happened in the log: a rule may also be coupled by its own words. Of several reasons,
+            the one with the lowest rank is kept, so that the order of the requests does not matter.
         too_many: Why no arrivals are kept, as a sentence. "" if they are.
     """
 
@@ -50,7 +51,7 @@ class Arrivals:
         self.counters = array("i")
         self.series: list[Series] = []
         self.series_of = array("i")
-        self.coupled: dict[int, str] = {}
+        self.coupled: dict[int, tuple[int, str]] = {}
         self.too_many = ""
         self._places = {id(rule): place for place, rule in enumerate(rules)}
         self._names = [rule.name for rule in rules]
@@ -93,9 +94,9 @@ class Arrivals:
             if number is None:
                 number = self._numbered(key, Series(place, quota))
             if cost != 1:
-                self.coupled.setdefault(place, "a request may cost more or less than 1")
+                self._note(place, -3, "a request may cost more or less than 1")
             elif quota is not self._quotas[number] and quota != self._quotas[number]:
-                self.coupled.setdefault(place, "its limit depends on the request")
+                self._note(place, -2, "its limit depends on the request")
             allowed.append(number)
             # A shadow rule is not charged for a request that another rule denies.
             denied.append(~number if shadow else number)
@@ -124,8 +125,8 @@ class Arrivals:
             numbers.append(self._numbered(key, Series(other.series[place].rule, quota)) if number is None else number)
         self.times += other.times
         self.counters.extend(numbers[each] if each >= 0 else ~numbers[~each] for each in other.counters)
-        for rule, why in other.coupled.items():
-            self.coupled.setdefault(rule, why)
+        for place, (rank, why) in other.coupled.items():
+            self._note(place, rank, why)
 
     def _stop(self, what: str) -> None:
         self.too_many = f"there is no what-if: the log has {what}"
@@ -149,13 +150,16 @@ class Arrivals:
         if coupled.count(True) < 2:
             coupled = [False] * len(charges)
         for index, place in enumerate(places):
-            if place in self.coupled:
-                continue
             if places.count(place) > 1:
-                self.coupled[place] = "it asks several counters for a request"
+                self._note(place, -1, "it asks several counters for a request")
             elif coupled[index]:
-                other = next(each for n, each in enumerate(places) if n != index and coupled[n])
-                self.coupled[place] = f"it decides together with {self._names[other]}"
+                other = min(each for n, each in enumerate(places) if n != index and coupled[n])
+                self._note(place, other, f"it decides together with {self._names[other]}")
+
+    def _note(self, place: int, rank: int, why: str) -> None:
+        """Note why a rule is coupled. The rank of another rule is its place. Further reasons have negative ranks."""
+        reason = rank, why
+        self.coupled[place] = min(self.coupled.get(place, reason), reason)
 
     def _numbered(self, key: str, series: Series) -> int:
         """Return the number of a new counter."""

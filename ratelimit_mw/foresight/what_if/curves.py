@@ -48,7 +48,7 @@ def find_curves(
         for subject in limits:
             if Series(place, subject.quota) not in collected.series:
                 continue
-            why = subject.coupled or arrivals.coupled.get(place) or collected.coupled(place)
+            why = subject.coupled or arrivals.coupled.get(place, (0, ""))[1] or collected.coupled(place)
             curve: Curve | str = why or _exact(subject, results[place], collected)
             if isinstance(curve, str):
                 curve = _replayed(subject, results[place], collected, replays, curve) or curve
