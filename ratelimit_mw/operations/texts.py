@@ -3,12 +3,25 @@
 import json
 import math
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
-from ratelimit_mw.operations.history import STEPS, LimitedClient, Report, RuleReport, Series
+from ratelimit_mw.operations.history import MOST_LIMITED, STEPS, LimitedClient, Report, RuleReport, Series
 
 _PARTS = 1_000
 """Rates are whole numbers in a text, of this part of a request a second. They take less time than fractions."""
+
+_LARGEST = 10**15
+"""The largest number that is read. Every browser reads it exactly, and sums of it stay finite."""
+
+_LONGEST = 1_000_000
+"""The most bytes of a text that is read."""
+
+_MOST_RULES = 2_000
+"""The most rules of a text that are read. A process reports about half of them at most."""
+
+_LONGEST_NAME = 500
+"""The most characters of a name that are read."""
 
 _FORM = 1
 """The number of the form of a text. A text of another form is of another release, and is not read."""
@@ -56,29 +69,37 @@ def text_of(told: ProcessReport) -> str:
 
 
 def report_in(text: str | bytes) -> ProcessReport | None:
-    """Return the report in a text. None if it cannot be read: another release or program may have written it."""
+    """Return the report in a text. None if it cannot be read: another release or program may have written it.
+
+    The numbers, the names and their count are bounded, so that no text makes a page or a terminal unusable.
+    """
+    if len(text) > _LONGEST:
+        return None
     try:
         told = json.loads(text, parse_float=_finite, parse_constant=_finite)
         if told["form"] != _FORM:
             return None
-        requests, denials = map(float, told["rates"])
+        requests, denials = map(float, _bounded(told["rates"]))
         first, second = told["steps"]
+        rules = told["rules"][:_MOST_RULES]
+        # All at once, which takes a third of the time.
+        _bounded([0, *chain.from_iterable([rule[2] for rule in rules]), *[rule[3] for rule in rules]])
         report = Report(
             requests,
             denials,
             (_unpacked(first), _unpacked(second)),
             {
-                (str(domain), str(rule)): RuleReport(
+                (_name(domain), _name(rule)): RuleReport(
                     (a / _PARTS, b / _PARTS, c / _PARTS, d / _PARTS, e / _PARTS), _unpacked(series), int(bans)
                 )
-                for domain, rule, (a, b, c, d, e), bans, series in told["rules"]
+                for domain, rule, (a, b, c, d, e), bans, series in rules
             },
-            tuple([_client(client) for client in told["limited"]]),
+            tuple([_client(client) for client in told["limited"][:MOST_LIMITED]]),
             _optional(told["load"]),
         )
         latency = _optional(told["latency_ms"])
-        return ProcessReport(str(told["process"]), str(told["version"]), str(told["switch"]), latency, report)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
+        return ProcessReport(_name(told["process"]), _name(told["version"]), _name(told["switch"]), latency, report)
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError):
         return None
 
 
@@ -93,7 +114,7 @@ def _packed(series: Series) -> list[int]:
 def _unpacked(packed: Sequence[Any]) -> Series:
     if not packed:
         return {}
-    first, *counts = map(int, packed[: STEPS + 2])
+    first, *counts = map(int, _bounded(packed[: STEPS + 2]))
     return {step: count for step, count in enumerate(counts, first) if count}
 
 
@@ -105,10 +126,28 @@ def _finite(number: str) -> float:
     return found
 
 
+def _bounded(numbers: Sequence[Any]) -> Sequence[Any]:
+    """Return the numbers. Raise ValueError if one is negative or too large, and TypeError for a text."""
+    if not 0 <= min(numbers) <= max(numbers) <= _LARGEST:
+        raise ValueError("the number is out of bounds")
+    return numbers
+
+
+def _name(value: Any) -> str:
+    """Return a name without its end if it is too long, and without what cannot be written as UTF-8."""
+    text = str(value)
+    if text.isascii() and len(text) <= _LONGEST_NAME:
+        return text
+    return text[:_LONGEST_NAME].encode("utf-8", "replace").decode()
+
+
 def _optional(value: Any) -> float | None:
-    return None if value is None else float(value)
+    return None if value is None else float(_bounded([value])[0])
 
 
 def _client(fields: Sequence[Any]) -> LimitedClient:
     client, domain, rule, reason, denials, since, until = fields
-    return LimitedClient(str(client), str(domain), str(rule), str(reason), int(denials), float(since), _optional(until))
+    _bounded([denials, since])
+    return LimitedClient(
+        _name(client), _name(domain), _name(rule), _name(reason), int(denials), float(since), _optional(until)
+    )
