@@ -42,7 +42,7 @@ def deciding(name: str, requests: int) -> Run:
     import numpy as np
 
     from ratelimit_mw.foresight.what_if.exact import Asked, decide_all
-    from ratelimit_mw.foresight.what_if.peaks import in_sequence
+    from ratelimit_mw.foresight.what_if.windows import in_sequence
 
     times, clients = arrivals(requests)
     quotas = [_quota(name, limit) for limit in range(2, 2 + 2 * LIMITS, 2)]

@@ -1,8 +1,8 @@
-"""What a limiter has counted, as frozen values: the counts of all requests, of each rule and of each descriptor.
+"""What a limiter has counted: the counts of all requests, of each rule and of each descriptor.
 
-`RateLimiter.tally.snapshot()` returns a `Snapshot`. `ratelimit_mw.tally` does the counting. Only a `Histogram` changes.
+`RateLimiter.tally.snapshot()` returns a `Snapshot`. Apps only read these values. Constructing them is internal.
 
-Apps get these values from there. Constructing them is internal.
+The values are frozen, except `Histogram`: `ratelimit_mw.tally`, which does the counting, adds to it.
 """
 
 from collections.abc import Mapping, Sequence

@@ -202,7 +202,7 @@ ADDED = {
     "foresight/what_if/__init__.py": "a package's docstring",
     **{
         f"foresight/what_if/{name}.py": "what a rule would deny at other limits"
-        for name in ("arrivals", "collection", "curve", "curves", "exact", "limits", "peaks", "replays", "subjects")
+        for name in ("arrivals", "collection", "curve", "curves", "exact", "limits", "replays", "subjects", "windows")
     },
     "foresight/wording.py": "a result in words, which was in cli/replayed.py",
     "http/handler.py": "the handler of denials",
@@ -210,7 +210,17 @@ ADDED = {
     "operations/__init__.py": "the live page",
     **{
         f"operations/{name}.py": "the same"
-        for name in ("board", "denial_table", "history", "live", "observer", "sharing", "state", "texts", "viewer")
+        for name in (
+            "activity",
+            "board",
+            "denial_table",
+            "live",
+            "observer",
+            "report_codec",
+            "sharing",
+            "state",
+            "viewer",
+        )
     },
     **{
         f"operations/page/{name}.py": "the same"

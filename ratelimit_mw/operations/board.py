@@ -1,8 +1,8 @@
-"""The board in Redis on which processes put their texts, and read those of the others. Keys are never searched for.
+"""The board: keys in Redis to which processes write their reports as text, and from which they read those of others.
 
-The board has a fixed number of places, each of which is a key. A process occupies one that is free, and writes its text
-there once a second. The key expires if the process does not. All keys have one hash tag, so a cluster has them on one
-node, and one MGET reads the board.
+The board has a fixed number of places. Each place is a key, so no command has to search for keys. A process occupies a
+free place and writes its text there once a second. If it stops writing, the key expires. All keys have one hash tag, so
+a cluster has them on one node, and one MGET reads the board.
 """
 
 import random
@@ -14,14 +14,14 @@ from ratelimit_mw.rules.compiled import escaped
 from ratelimit_mw.stores.redis.records import CommandClient
 
 PLACES = 128
-"""The most limiters that can report at the same time, in all processes."""
+"""The most limiters of all processes that can report at the same time."""
 
 LASTS = 8
-"""The seconds after which a text disappears that is not written again."""
+"""A text that is not written again disappears after so many seconds."""
 
 _MINE = 5.0
-"""The seconds after a write for which this process writes to the same place. It is less than `LASTS`, because a write
-may arrive a second late, when the place may already belong to another process."""
+"""For so many seconds after a write, this process relies on its place. It is less than `LASTS`, because a write may
+arrive a second late. The place may then belong to another process already."""
 
 _WITHIN = 1.0
 """The seconds that a call may take. No request waits for it."""
@@ -53,13 +53,13 @@ class Board:
         self.leave()
 
     def leave(self) -> None:
-        """Occupy no place any more, but leave the text there. The child of a fork must call it."""
+        """Give up the place without removing its text. The child of a fork must call this."""
         self._place: int | None = None
         self._written = 0.0
         self._text = b""
 
     @property
-    def settled(self) -> bool:
+    def has_place(self) -> bool:
         """True if this process occupies a place, so that each call takes one round trip."""
         return self._mine() is not None
 
@@ -85,7 +85,7 @@ class Board:
         texts, _ = self._ask(self._read(), self._write(place, text))
         others = self._others(texts)
         if texts[place] not in (None, before):
-            # The server has lost its keys, and before this process wrote again, a new one has occupied the place.
+            # The server has lost its keys, and another process was first to occupy the place.
             self.leave()
         return others
 

@@ -8,10 +8,10 @@ MOST = 1_024
 """The most entries. If one more is needed, the lower half (the clients with the fewest denials) is removed at once."""
 
 LINGER = 60 * SECOND
-"""How long an entry stays after its limit has opened again, in microseconds. Until then its denials go on counting."""
+"""How long an entry stays after its limit has opened again, in microseconds. Denials in this time add to its count."""
 
 
-class Denied:
+class ClientDenials:
     """The denials of one client by one rule. All times are in microseconds since the epoch, by the store's clock.
 
     Attributes:
@@ -19,7 +19,7 @@ class Denied:
         count: The number of denials.
         first: The time of the first denial.
         last: The time of the last denial.
-        wait: How long after it the limit opens again, `NEVER` if it does not.
+        wait: The time from `last` until the limit opens again. `NEVER` if it does not.
         reason: Why the last request was denied, as in `Decision.reason`.
     """
 
@@ -32,7 +32,7 @@ class Denied:
         self.reason = ""
 
     def limits(self, now: int) -> bool:
-        """Return True if the client is limited at this time. If the limit never opens, for a minute."""
+        """Return True if the client is limited at this time. A limit that never opens counts for a minute."""
         return now < self.last + (LINGER if self.wait == NEVER else self.wait)
 
 
@@ -45,7 +45,7 @@ class DenialTable:
     _changing = lazy(lock)
 
     def __init__(self) -> None:
-        self.entries: dict[str, Denied] = {}
+        self.entries: dict[str, ClientDenials] = {}
         """The entries by the key of the counter that denies, which has the rule and the client."""
 
     def clear(self) -> None:
@@ -72,15 +72,15 @@ class DenialTable:
         entry.wait = verdict.outcomes[place][3]
         entry.reason = reason
 
-    def _begin(self, key: str, rule: Rule, now: int) -> Denied:
+    def _begin(self, key: str, rule: Rule, now: int) -> ClientDenials:
         with self._changing:
             if len(self.entries) >= MOST:
                 kept = sorted(self.entries.items(), key=lambda item: item[1].count, reverse=True)
                 self.entries = dict(kept[: MOST // 2])
-            return self.entries.setdefault(key, Denied(rule, now))
+            return self.entries.setdefault(key, ClientDenials(rule, now))
 
     def prune(self, now: int) -> None:
-        """Remove the clients that are limited no longer, a minute after their limit has opened.
+        """Remove the clients whose limit opened at least a minute ago.
 
         Args:
             now: The time in microseconds.
@@ -90,7 +90,7 @@ class DenialTable:
                 if not entry.limits(now) and abs(now - entry.last - max(entry.wait, 0)) >= LINGER:
                     del self.entries[key]
 
-    def limited(self, now: int, most: int) -> list[tuple[str, Denied]]:
+    def limited(self, now: int, most: int) -> list[tuple[str, ClientDenials]]:
         """Return the clients that are limited at this time, each with its key. The most denied is the first.
 
         Args:

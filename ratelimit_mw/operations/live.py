@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary, ref
 from ratelimit_mw.identity.sources import described
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.model import SECOND
-from ratelimit_mw.operations.history import together
+from ratelimit_mw.operations.activity import together
 from ratelimit_mw.operations.observer import Observer, process_name
 from ratelimit_mw.operations.sharing import Others, Sharing
 from ratelimit_mw.operations.state import Outline, State, StoreState, state_of
@@ -20,7 +20,7 @@ _log = logging.getLogger("ratelimit_mw")
 
 
 _MANY = 100
-"""If more rules than this did anything, the thread makes the state for the next looks: that takes some milliseconds."""
+"""If more rules than this did anything, the thread makes the state in advance, because it takes some milliseconds."""
 
 _LASTS = 1.5
 """Seconds for which such a state is shown. The thread makes one in each second."""
@@ -67,7 +67,12 @@ class Live:
 
 
 def follow(limiter: RateLimiter, *, reporting: bool) -> None:
-    """Report to the live page because the rules of a limiter say so (`observe: {live: true}`), or do not any more."""
+    """Begin or end the reports of a limiter, as its rules say (`observe: {live: true}`).
+
+    Args:
+        limiter: The limiter.
+        reporting: True to begin, False to end.
+    """
     limiter.reporting = reporting
     reporter = _REPORTERS.setdefault(limiter, _Reporter(limiter))
     if reporting:
@@ -129,20 +134,20 @@ class _Reporter:
         if outline is None or outline.rules_of is not rules:
             outline = self._outline = Outline(rules)
         observer.sample()
-        own = report = observer.report(limiter)
+        own = activity = observer.activity(limiter)
         if others is not None and others.together is not None:
-            report = together([report, others.together])
+            activity = together([own, others.together])
         state = state_of(
-            report,
+            activity,
             outline,
             version=limiter.state.version,
             switch=limiter.switch.setting.word,
             at=observer.now() / SECOND,
             store=_store(limiter, sharing, deciding=own.requests > 0),
-            processes=len({process_name(), *(told.process for told in (others.told if others else ()))}),
+            processes=len({process_name(), *(each.process for each in (others.reports if others else ()))}),
             shared=others is not None,
         )
-        self._made = _Made(time.monotonic(), state) if len(report.rules) > _MANY else None
+        self._made = _Made(time.monotonic(), state) if len(activity.rules) > _MANY else None
         return state
 
     def after_fork(self) -> None:
@@ -189,7 +194,7 @@ class _Reporter:
             return False
         try:
             observer.sample()
-            sharing.exchange(lambda: observer.told(limiter, sharing.latency_ms))
+            sharing.exchange(lambda: observer.report(limiter, sharing.latency_ms))
             if self._made is not None and sharing.watched:
                 self._make(limiter, sharing, sharing.others)
         except Exception as error:  # noqa: BLE001 - the app must not notice, and the next round may succeed

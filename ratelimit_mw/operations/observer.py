@@ -5,9 +5,9 @@ import secrets
 from ratelimit_mw.clock import Clock, SystemClock
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.model import NEVER, SECOND, SENT
-from ratelimit_mw.operations.denial_table import DenialTable, Denied
-from ratelimit_mw.operations.history import MOST_LIMITED, NO_COUNTS, History, LimitedClient, Report
-from ratelimit_mw.operations.texts import ProcessReport
+from ratelimit_mw.operations.activity import MOST_LIMITED, NO_COUNTS, Activity, LimitedClient, Recorder
+from ratelimit_mw.operations.denial_table import ClientDenials, DenialTable
+from ratelimit_mw.operations.report_codec import ProcessReport
 from ratelimit_mw.process_local import lazy, lock, reset_after_fork
 from ratelimit_mw.rules.domains import Rules
 
@@ -45,13 +45,13 @@ class Observer:
         self.table = DenialTable()
         """Who was denied. The engine adds to it while the limiter is observed."""
         self._clock: Clock = limiter.clock or SystemClock()
-        self._history = History(limiter.tally, self._clock.now(), limiter.tally.totals())
+        self._recorder = Recorder(limiter.tally, self._clock.now(), limiter.tally.totals())
 
     def reset(self, limiter: RateLimiter) -> None:
         """Begin again in the child of a fork, where the tally counts from 0."""
         vars(self).pop("_lock", None)
         self.table.clear()
-        self._history = History(limiter.tally, self._clock.now(), NO_COUNTS)
+        self._recorder = Recorder(limiter.tally, self._clock.now(), NO_COUNTS)
 
     def now(self) -> int:
         """Return the time in microseconds."""
@@ -62,20 +62,20 @@ class Observer:
         now = self.now()
         self.table.prune(now)
         with self._lock:
-            self._history.sample(now)
+            self._recorder.sample(now)
 
-    def report(self, limiter: RateLimiter) -> Report:
+    def activity(self, limiter: RateLimiter) -> Activity:
         """Return what this process did until the last sample."""
         now, rules = self.now(), limiter.rules
         clients = [_client(key, entry, rules) for key, entry in self.table.limited(now, MOST_LIMITED)]
         load = limiter.engine.load(rules) if rules.metered else None
         with self._lock:
-            return self._history.report(tuple(clients), load)
+            return self._recorder.activity(tuple(clients), load)
 
-    def told(self, limiter: RateLimiter, latency_ms: float | None) -> ProcessReport:
-        """Return what this process tells the others."""
+    def report(self, limiter: RateLimiter, latency_ms: float | None) -> ProcessReport:
+        """Return the report of this process for the others."""
         switch = limiter.switch.setting.word
-        return ProcessReport(_process.text, limiter.state.version, switch, latency_ms, self.report(limiter))
+        return ProcessReport(_process.text, limiter.state.version, switch, latency_ms, self.activity(limiter))
 
 
 def process_name() -> str:
@@ -83,7 +83,7 @@ def process_name() -> str:
     return _process.text
 
 
-def _client(key: str, entry: Denied, rules: Rules) -> LimitedClient:
+def _client(key: str, entry: ClientDenials, rules: Rules) -> LimitedClient:
     """Return what is shown of a denied client. `key` is that of its counter, which ends with `{client}`."""
     client, rule = key[key.index("{") + 1 : -1], entry.rule
     if rules.observe.identity == "none":

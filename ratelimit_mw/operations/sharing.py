@@ -1,4 +1,4 @@
-"""Sharing: what this process tells the others once a second, and what they have told it."""
+"""Shares the reports of processes: sends the one of this process once a second, and reads those of the others."""
 
 import logging
 import time
@@ -8,8 +8,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from ratelimit_mw.errors import ErrorReply, StoreUnavailable
-from ratelimit_mw.operations.history import Report, together
-from ratelimit_mw.operations.texts import ProcessReport, report_in, text_of
+from ratelimit_mw.operations.activity import Activity, together
+from ratelimit_mw.operations.report_codec import ProcessReport, decode_report, encode_report
 from ratelimit_mw.process_local import condition, event, lazy
 from ratelimit_mw.stores.records import SERVER_SCHEMES
 
@@ -22,31 +22,33 @@ EVERY = 1.0
 """Seconds between two reports."""
 
 _FRESH = 2.5
-"""Seconds for which what others have told is shown. They tell it once a second, and a call may take a second."""
+"""Seconds for which the reports of others are shown. They are sent once a second, and a call may take a second."""
 
 _WATCHED = 5.0
-"""Seconds after a look during which this process goes on reading what others tell."""
+"""Seconds for which this process goes on reading the reports of others after a viewer has asked for them."""
 
 _PATIENCE = 0.2
-"""Seconds that a look waits for the first reading."""
+"""Seconds that the first viewer waits until the reports of others are read."""
 
 
 class Others(NamedTuple):
-    """What the other processes have told.
+    """The reports of the other processes.
 
     Attributes:
-        at: When it was read, by the monotonic clock.
-        told: One for each limiter of another process.
-        together: What they did together. None if there are none.
+        at: When they were read, in seconds of the monotonic clock.
+        reports: One for each limiter of another process.
+        together: What these processes did together. None if there are none.
     """
 
     at: float
-    told: Sequence[ProcessReport]
-    together: Report | None
+    reports: Sequence[ProcessReport]
+    together: Activity | None
 
 
 class Sharing:
-    """The exchange of one limiter with other processes. One thread calls `exchange` and `end`, others look.
+    """Exchanges the reports of one limiter with other processes.
+
+    One thread calls `exchange` and `end`. Any thread may call the other methods.
 
     Args:
         url: The URL of the storage.
@@ -81,16 +83,16 @@ class Sharing:
 
     @property
     def others(self) -> Others | None:
-        """What the other processes have told, at most 2.5 seconds ago. None if it is not known."""
+        """The reports of the other processes, at most 2.5 seconds old. None if they are not known."""
         return self._others if self._is_fresh() else None
 
     @property
     def watched(self) -> bool:
-        """True if there was a look in the last seconds."""
+        """True if a viewer has asked in the last 5 seconds."""
         return time.monotonic() - self._looked < _WATCHED
 
     def look(self) -> Others | None:
-        """Return `others`. The first look waits for them, for a fifth of a second at most."""
+        """Return `others` for a viewer. The first call waits for them, at most 0.2 seconds."""
         self._looked = time.monotonic()
         if not self.possible or self.stopped:
             return None
@@ -106,15 +108,15 @@ class Sharing:
         self._wake.set()
 
     def wait(self) -> None:
-        """Wait until the next exchange. It comes after a second, or as soon as one is needed for a look."""
+        """Wait until the next exchange. It comes after a second, or as soon as a viewer needs it."""
         self._wake.wait(max(self._due - time.monotonic(), 0.0))
         self._wake.clear()
 
-    def exchange(self, tell: Callable[[], ProcessReport]) -> None:
-        """Tell the others what this process did, if a second has passed, and read what they tell, if someone looks.
+    def exchange(self, make_report: Callable[[], ProcessReport]) -> None:
+        """Send the report of this process if a second has passed, and read those of the others if there is a viewer.
 
         Args:
-            tell: Returns what this process tells.
+            make_report: Returns the report of this process.
         """
         now = time.monotonic()
         due, wanted = now >= self._due, self.watched
@@ -122,7 +124,7 @@ class Sharing:
             self._due = now + EVERY
         if not self.possible or not (due or (wanted and not self._is_fresh())):
             return
-        text = text_of(tell()) if due else None
+        text = encode_report(make_report()) if due else None
         try:
             texts = self._carried(text, wanted=wanted)
         except StoreUnavailable as error:
@@ -132,9 +134,9 @@ class Sharing:
             self._note(None, away=not refused)
         else:
             if wanted:
-                told = [found for found in map(report_in, texts) if found is not None]
-                reports = [each.report for each in told]
-                self._note(Others(time.monotonic(), told, together(reports) if reports else None))
+                reports = [found for found in map(decode_report, texts) if found is not None]
+                activities = [each.activity for each in reports]
+                self._note(Others(time.monotonic(), reports, together(activities) if activities else None))
             else:
                 self.away = self._failed = False
 
@@ -151,7 +153,7 @@ class Sharing:
             from ratelimit_mw.operations.board import Board  # imported late: redis-py is slow to import
 
             self._board = Board(self._url, self._domain)
-        settled, began = self._board.settled, time.perf_counter()
+        has_place, began = self._board.has_place, time.perf_counter()
         if text is None:
             texts = self._board.read()
         elif wanted:
@@ -160,7 +162,7 @@ class Sharing:
             texts = []
             if not self._board.put(text):
                 self._log_once("too many processes report to the live page; it does not show this one")
-        if settled:  # otherwise it took several round trips
+        if has_place:  # otherwise it took several round trips
             self._latencies.append((time.perf_counter() - began) * 1_000)
         return texts
 
@@ -170,7 +172,7 @@ class Sharing:
             self._news.notify_all()
 
     def _known(self) -> bool:
-        """Whether a look need not wait: the others have told, or the last exchange has failed."""
+        """Return True if a viewer need not wait: the reports are known, or the last exchange has failed."""
         return self._failed or self._is_fresh()
 
     def _is_fresh(self) -> bool:

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ratelimit_mw.decision.explanation import limit_in_words
-from ratelimit_mw.operations.history import STEP, STEPS, Report, RuleId, RuleReport, Series
+from ratelimit_mw.operations.activity import STEP, STEPS, Activity, RuleActivity, RuleId, Series
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.tally import OUTCOMES
 
@@ -64,7 +64,7 @@ class Outline:
 
 
 def state_of(
-    report: Report,
+    activity: Activity,
     outline: Outline,
     *,
     version: str | None,
@@ -77,14 +77,14 @@ def state_of(
     """Return the state.
 
     Args:
-        report: What the processes did together.
+        activity: What the processes did together.
         outline: The rules in force.
         version: The version of the rules in force.
         switch: The setting of the kill switch.
         at: The time in epoch seconds.
         store: What is known of the store.
-        processes: The number of processes that the report is about.
-        shared: True if the report is about all processes, not only about this one.
+        processes: The number of processes that the state is about.
+        shared: True if the state is about all processes, not only about this one.
     """
     end = int(at // STEP)  # the step that has not ended is left out: its counts would look like a fall
     return {
@@ -93,41 +93,41 @@ def state_of(
         "switch": switch,
         "at": at,
         "store": {"kind": store.kind, "up": store.up, "latency_ms": store.latency_ms},
-        "load": None if report.load is None else round(report.load, 3),
+        "load": None if activity.load is None else round(activity.load, 3),
         "processes": processes,
         "shared": shared,
-        "rates": {"requests": round(report.requests, 2), "denials": round(report.denials, 2)},
+        "rates": {"requests": round(activity.requests, 2), "denials": round(activity.denials, 2)},
         "series": {
             "step": STEP,
             "end": end * STEP,
-            "requests": _numbers(report.steps[0], end, _first(report, end)),
-            "denials": _numbers(report.steps[1], end, _first(report, end)),
+            "requests": _numbers(activity.steps[0], end, _first(activity, end)),
+            "denials": _numbers(activity.steps[1], end, _first(activity, end)),
         },
-        "limited": [client._asdict() for client in report.limited if client.until is None or client.until > at],
-        "rules": _rules(report, outline.rules, end),
+        "limited": [client._asdict() for client in activity.limited if client.until is None or client.until > at],
+        "rules": _rules(activity, outline.rules, end),
     }
 
 
-def _first(report: Report, end: int) -> int:
+def _first(activity: Activity, end: int) -> int:
     """Return the number of the first step that is shown: that of the first request, at most 90 before the end."""
-    return max(min(report.steps[0], default=end), end - STEPS)
+    return max(min(activity.steps[0], default=end), end - STEPS)
 
 
-def _rules(report: Report, outline: Mapping[RuleId, Shown], end: int) -> list[State]:
-    first = _first(report, end)
+def _rules(activity: Activity, outline: Mapping[RuleId, Shown], end: int) -> list[State]:
+    first = _first(activity, end)
     known = list(outline)
     return [
-        _rule(rule, outline.get(rule, _UNKNOWN), report, end, first)
-        for rule in (*known, *(rule for rule in report.rules if rule not in outline))
+        _rule(rule, outline.get(rule, _UNKNOWN), activity, end, first)
+        for rule in (*known, *(rule for rule in activity.rules if rule not in outline))
     ]
 
 
 _UNKNOWN = Shown((), shadow=False)
-_NOTHING = RuleReport((0.0,) * len(OUTCOMES), {}, 0)
+_NOTHING = RuleActivity((0.0,) * len(OUTCOMES), {}, 0)
 
 
-def _rule(rule: RuleId, shown: Shown, report: Report, end: int, first: int) -> State:
-    did = report.rules.get(rule, _NOTHING)
+def _rule(rule: RuleId, shown: Shown, activity: Activity, end: int, first: int) -> State:
+    did = activity.rules.get(rule, _NOTHING)
     return {
         "domain": rule[0],
         "name": rule[1],

@@ -1,14 +1,14 @@
-"""A look at the reports of all processes, by a process that does not report. For `top --watch`."""
+"""Reads the reports of all processes, for `top --watch`. The process that reads does not report itself."""
 
 import time
 from collections import Counter
 from collections.abc import Iterable
 
 from ratelimit_mw.limiter import RateLimiter
+from ratelimit_mw.operations.activity import together
 from ratelimit_mw.operations.board import Board
-from ratelimit_mw.operations.history import together
+from ratelimit_mw.operations.report_codec import decode_report
 from ratelimit_mw.operations.state import Outline, State, StoreState, state_of
-from ratelimit_mw.operations.texts import report_in
 
 
 class Viewer:
@@ -18,7 +18,7 @@ class Viewer:
         limiter: A limiter with the rules. It need not decide anything.
 
     Raises:
-        ValueError: The storage is not a server.
+        ValueError: The storage is not Redis, Sentinels or a cluster.
     """
 
     def __init__(self, limiter: RateLimiter) -> None:
@@ -35,17 +35,17 @@ class Viewer:
         began = time.perf_counter()
         texts = self._board.read()
         latency = round((time.perf_counter() - began) * 1_000, 2)
-        told = [found for found in map(report_in, texts) if found is not None]
-        if not told:
+        reports = [found for found in map(decode_report, texts) if found is not None]
+        if not reports:
             return None
         return state_of(
-            together([each.report for each in told]),
+            together([each.activity for each in reports]),
             self._outline,
-            version=_usual(each.version for each in told),
-            switch=_usual(each.switch for each in told),
+            version=_usual(each.version for each in reports),
+            switch=_usual(each.switch for each in reports),
             at=time.time(),
             store=StoreState(self._kind, up=True, latency_ms=latency),
-            processes=len({each.process for each in told}),
+            processes=len({each.process for each in reports}),
             shared=True,
         )
 

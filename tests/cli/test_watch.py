@@ -15,10 +15,10 @@ from rich.console import Console
 from ratelimit_mw import RateLimiter
 from ratelimit_mw.cli.watch import _show_each_second, frame
 from ratelimit_mw.errors import StoreUnavailable
+from ratelimit_mw.operations.activity import Activity, LimitedClient
 from ratelimit_mw.operations.board import Board
-from ratelimit_mw.operations.history import LimitedClient, Report
 from ratelimit_mw.operations.live import Live
-from ratelimit_mw.operations.texts import ProcessReport, text_of
+from ratelimit_mw.operations.report_codec import ProcessReport, encode_report
 from tests.cli.conftest import app_limiter
 from tests.support.apps import ROOT
 from tests.support.patience import eventually
@@ -121,9 +121,9 @@ def test_a_server_that_does_not_answer_has_its_exit_code(run, fresh_server):
 def test_what_a_client_has_written_does_not_reach_the_terminal(run, any_server):
     evil = "\x1b[31mred[bold]\u202e\n"
     client = LimitedClient(evil, evil, evil, evil, 3, time.time(), None)
-    report = Report(1.0, 1.0, ({}, {}), {}, (client,), None)
+    report = Activity(1.0, 1.0, ({}, {}), {}, (client,), None)
     board = Board(any_server.url, "shop")
-    board.put(text_of(ProcessReport("p", evil, evil, None, report)))
+    board.put(encode_report(ProcessReport("p", evil, evil, None, report)))
     code, printed, _ = run("top", "--watch", "--storage", any_server.url)
     board.close()
     assert code == 0

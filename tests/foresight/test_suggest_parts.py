@@ -12,7 +12,7 @@ from ratelimit_mw.foresight.logs.entry import Entry
 from ratelimit_mw.foresight.suggest import history as histories
 from ratelimit_mw.foresight.suggest.behaviour import track_of
 from ratelimit_mw.foresight.suggest.history import ANY, INT, OTHER, UUID, History, path_of, segments_of
-from ratelimit_mw.foresight.suggest.peaks import busiest, extended, fence, next_round, quantile, round_limit
+from ratelimit_mw.foresight.suggest.peaks import busiest_minute, extended, fence, next_round, quantile, round_limit
 from ratelimit_mw.foresight.suggest.proposal import _Uses
 from ratelimit_mw.foresight.suggest.routes import fold, is_login, matches, rule_name, template
 from ratelimit_mw.rules.path_templates import parse
@@ -36,7 +36,7 @@ def denied_at(limit, times):
 @given(st.lists(st.integers(0, 400), min_size=1, max_size=25))
 def test_the_busiest_minute_is_the_smallest_limit_that_denies_nothing(seconds):
     times = sorted(NOON + second * SECOND // 2 for second in seconds)
-    peak = busiest(times)
+    peak = busiest_minute(times)
     assert denied_at(peak, times) == 0
     assert peak == 1 or denied_at(peak - 1, times) > 0
 

@@ -13,11 +13,11 @@ from ratelimit_mw.algorithms import ALGORITHMS, DECIDE
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.foresight.replay import Options, replay
 from ratelimit_mw.foresight.simulation import Simulation
-from ratelimit_mw.foresight.what_if import arrivals, collection, exact, peaks
+from ratelimit_mw.foresight.what_if import arrivals, collection, exact, windows
 from ratelimit_mw.foresight.what_if.curves import find_curves
 from ratelimit_mw.foresight.what_if.limits import MOST_LIMITS, candidates, replayed_candidates, rows_to_show
-from ratelimit_mw.foresight.what_if.peaks import TooLong, busiest, distribution, in_sequence
 from ratelimit_mw.foresight.what_if.subjects import subjects_of
+from ratelimit_mw.foresight.what_if.windows import TooLong, busiest_windows, distribution, in_sequence
 from ratelimit_mw.model import Ask, Charge, Quota, Rule
 
 FORM = '$msec $request_time $remote_addr $request_method "$request_uri" $status'
@@ -287,7 +287,7 @@ def test_numbers_that_are_too_large_for_the_arithmetic_are_replayed(log, monkeyp
     rules = [LIMITED, {"name": "other", "limit": "9 per 2s", "match": {"path": "/c"}}]  # it may be coupled
     curve = assert_equals_replays(log, rules, "limited", method="replayed", every=3)
     assert (curve.why_replayed, curve.all_clients, curve.peaks[-1][0]) == ("its window is too long", 3, 10)
-    monkeypatch.setattr(peaks, "_LARGEST", 1)
+    monkeypatch.setattr(windows, "_LARGEST", 1)
     assert replayed(log, *rules, what_if="limited").curves[0].peaks == ()
 
 
@@ -396,13 +396,13 @@ def test_the_busiest_window_is_that_of_a_search(requests, window, aligned):
         if aligned:
             inside = [1 for other, owner in requests if owner == client and begin <= other < begin + window]
         expected[client] = max(expected[client], len(inside))
-    assert busiest(times, clients, window, aligned=aligned).tolist() == expected
+    assert busiest_windows(times, clients, window, aligned=aligned).tolist() == expected
 
 
 def test_a_window_beyond_64_bits_has_no_peak():
     times = np.arange(3, dtype=np.int64) * 2**61
     with pytest.raises(TooLong):
-        busiest(times, np.array([0, 1, 2]), 2**62)
+        busiest_windows(times, np.array([0, 1, 2]), 2**62)
 
 
 def test_many_peaks_are_joined_under_the_greatest():

@@ -11,10 +11,10 @@ from contextlib import contextmanager
 import pytest
 
 from ratelimit_mw import RateLimiter
+from ratelimit_mw.operations.activity import MOST_LIMITED
 from ratelimit_mw.operations.board import PLACES, Board
-from ratelimit_mw.operations.history import MOST_LIMITED
 from ratelimit_mw.operations.live import Live
-from ratelimit_mw.operations.texts import report_in
+from ratelimit_mw.operations.report_codec import decode_report
 from tests.support.apps import ROOT
 from tests.support.patience import at_most, eventually
 from tests.support.processes import end, spawn
@@ -220,8 +220,8 @@ READABLE = {
     ],
 )
 def test_a_text_that_a_page_or_a_terminal_cannot_show_is_left_out(hostile):
-    assert report_in(json.dumps(READABLE)) is not None
-    assert report_in(json.dumps({**READABLE, **hostile})) is None
+    assert decode_report(json.dumps(READABLE)) is not None
+    assert decode_report(json.dumps({**READABLE, **hostile})) is None
 
 
 def test_the_names_of_a_text_and_their_number_are_bounded():
@@ -233,7 +233,7 @@ def test_the_names_of_a_text_and_their_number_are_bounded():
             "rules": [["shop", f"r{number}", *rule[2:]] for number in range(5_000)],
         }
     )
-    report = report_in(text).report
+    report = decode_report(text).activity
     assert len(report.limited) == MOST_LIMITED
     assert len(report.limited[0].client) == 500
     assert report.limited[1].client == "?"
@@ -274,7 +274,7 @@ def test_a_place_that_another_process_has_taken_is_left(any_server):
     any_server.flush()
     any_server.admin.set(key, "second")
     assert one.put_and_read("first") == []
-    assert not one.settled
+    assert not one.has_place
     any_server.admin.set(key, "second")
     assert one.put_and_read("first") == [b"second"]
     assert other.read() == [b"second", b"first"] or other.read() == [b"first", b"second"]

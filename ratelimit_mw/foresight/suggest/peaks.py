@@ -26,7 +26,7 @@ _GAP = 3
 """The ratio of two neighboring peaks above the fence, from which on the larger one is far beyond."""
 
 
-def busiest(times: Iterable[int]) -> int:
+def busiest_minute(times: Iterable[int]) -> int:
     """Return the number of requests in the busiest minute, as the algorithm `sliding_window` counts them.
 
     This is the smallest limit per minute that denies none of these requests.

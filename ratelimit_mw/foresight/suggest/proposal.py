@@ -21,7 +21,7 @@ from ratelimit_mw.foresight.suggest.history import (
 from ratelimit_mw.foresight.suggest.peaks import (
     HEADROOM,
     MOST,
-    busiest,
+    busiest_minute,
     extended,
     fence,
     next_round,
@@ -160,7 +160,7 @@ class _Uses:
 
     def add(self, client: int, times: Sequence[int], failed: int = 0) -> None:
         self.clients.append(client)
-        self.peaks.append(busiest(times))
+        self.peaks.append(busiest_minute(times))
         self.requests.append(len(times))
         self.failed.append(failed)
 

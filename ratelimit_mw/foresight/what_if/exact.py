@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ratelimit_mw.foresight.what_if.peaks import Bools, Ints, Sequences, TooLong, changes, first_within, spread
+from ratelimit_mw.foresight.what_if.windows import Bools, Ints, Sequences, TooLong, changes, first_within, spread
 from ratelimit_mw.model import Quota
 
 _CELLS = 30_000_000

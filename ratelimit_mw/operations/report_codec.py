@@ -1,4 +1,4 @@
-"""The text in which a process reports what it did, for the processes that show it."""
+"""Encodes the report of a process as JSON text, and decodes those of others."""
 
 import json
 import math
@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
-from ratelimit_mw.operations.history import MOST_LIMITED, STEPS, LimitedClient, Report, RuleReport, Series
+from ratelimit_mw.operations.activity import MOST_LIMITED, STEPS, Activity, LimitedClient, RuleActivity, Series
 
 _PARTS = 1_000
-"""Rates are whole numbers in a text, of this part of a request a second. They take less time than fractions."""
+"""Rates are encoded as whole numbers of 1/1000 request a second, which takes less time than fractions."""
 
 _LARGEST = 10**15
 """The largest number that is read. Every browser reads it exactly, and sums of it stay finite."""
@@ -24,7 +24,7 @@ _LONGEST_NAME = 500
 """The most characters of a name that are read."""
 
 _FORM = 1
-"""The number of the form of a text. A text of another form is of another release, and is not read."""
+"""The version of the format. Texts of another version come from another release and are ignored."""
 
 
 class ProcessReport(NamedTuple):
@@ -35,70 +35,71 @@ class ProcessReport(NamedTuple):
         version: The version of the rules in force.
         switch: The setting of the kill switch.
         latency_ms: The time of a round trip to the store, in milliseconds. None if it is unknown.
-        report: What the process did.
+        activity: What the process did.
     """
 
     process: str
     version: str
     switch: str
     latency_ms: float | None
-    report: Report
+    activity: Activity
 
 
-def text_of(told: ProcessReport) -> str:
-    """Return the text of a report. That of 1 000 rules has 50 to 80 kB."""
-    report = told.report
+def encode_report(report: ProcessReport) -> str:
+    """Return a report as text. A report of 1 000 rules has 50 to 80 kB."""
     return json.dumps(
         {
             "form": _FORM,
-            "process": told.process,
-            "version": told.version,
-            "switch": told.switch,
-            "latency_ms": told.latency_ms,
-            "load": report.load,
-            "rates": [round(report.requests, 3), round(report.denials, 3)],
-            "steps": [_packed(series) for series in report.steps],
+            "process": report.process,
+            "version": report.version,
+            "switch": report.switch,
+            "latency_ms": report.latency_ms,
+            "load": report.activity.load,
+            "rates": [round(report.activity.requests, 3), round(report.activity.denials, 3)],
+            "steps": [_packed(series) for series in report.activity.steps],
             "rules": [
                 (*rule, [round(rate * _PARTS) for rate in did.rates], did.bans, _packed(did.denials))
-                for rule, did in report.rules.items()
+                for rule, did in report.activity.rules.items()
             ],
-            "limited": report.limited,
+            "limited": report.activity.limited,
         },
         separators=(",", ":"),
     )
 
 
-def report_in(text: str | bytes) -> ProcessReport | None:
-    """Return the report in a text. None if it cannot be read: another release or program may have written it.
+def decode_report(text: str | bytes) -> ProcessReport | None:
+    """Return the report in a text. None if it cannot be decoded: another release or program may have written it.
 
     The numbers, the names and their count are bounded, so that no text makes a page or a terminal unusable.
     """
     if len(text) > _LONGEST:
         return None
     try:
-        told = json.loads(text, parse_float=_finite, parse_constant=_finite)
-        if told["form"] != _FORM:
+        found = json.loads(text, parse_float=_finite, parse_constant=_finite)
+        if found["form"] != _FORM:
             return None
-        requests, denials = map(float, _bounded(told["rates"]))
-        first, second = told["steps"]
-        rules = told["rules"][:_MOST_RULES]
+        requests, denials = map(float, _bounded(found["rates"]))
+        first, second = found["steps"]
+        rules = found["rules"][:_MOST_RULES]
         # All at once, which takes a third of the time.
         _bounded([0, *chain.from_iterable([rule[2] for rule in rules]), *[rule[3] for rule in rules]])
-        report = Report(
+        activity = Activity(
             requests,
             denials,
             (_unpacked(first), _unpacked(second)),
             {
-                (_name(domain), _name(rule)): RuleReport(
+                (_name(domain), _name(rule)): RuleActivity(
                     (a / _PARTS, b / _PARTS, c / _PARTS, d / _PARTS, e / _PARTS), _unpacked(series), int(bans)
                 )
                 for domain, rule, (a, b, c, d, e), bans, series in rules
             },
-            tuple([_client(client) for client in told["limited"][:MOST_LIMITED]]),
-            _optional(told["load"]),
+            tuple([_client(client) for client in found["limited"][:MOST_LIMITED]]),
+            _optional(found["load"]),
         )
-        latency = _optional(told["latency_ms"])
-        return ProcessReport(_name(told["process"]), _name(told["version"]), _name(told["switch"]), latency, report)
+        latency = _optional(found["latency_ms"])
+        return ProcessReport(
+            _name(found["process"]), _name(found["version"]), _name(found["switch"]), latency, activity
+        )
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError):
         return None
 

@@ -1,4 +1,4 @@
-"""The last 15 minutes of one process: samples of its tally, and from them its rates and its series."""
+"""What one process did in the last 15 minutes: its rates and series, made from samples of its tally."""
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,10 +22,10 @@ MOST_SERIES = 100
 """The most rules whose series a process reports: those with the most denials in 15 minutes."""
 
 _WINDOW = 10 * SECOND
-"""Rates are those of this time, in microseconds."""
+"""Rates are means over this time, in microseconds."""
 
 _APART = SECOND * 9 // 10
-"""The shortest time between two samples that rates begin with, so that their number is bounded."""
+"""The shortest time between two samples that are kept for rates, in microseconds. It bounds their number."""
 
 _DENIED = OUTCOMES.index("denied")
 
@@ -36,7 +36,7 @@ Series = dict[int, int]
 """Counts by the number of their step since the epoch. A step without a count is left out."""
 
 
-class RuleReport(NamedTuple):
+class RuleActivity(NamedTuple):
     """What one rule did.
 
     Attributes:
@@ -72,22 +72,22 @@ class LimitedClient(NamedTuple):
     until: float | None
 
 
-class Report(NamedTuple):
+class Activity(NamedTuple):
     """What one process did, or what several did together.
 
     Attributes:
         requests: Decisions a second.
         denials: Denied requests a second.
         steps: The decisions and the denials of each step.
-        rules: The reports of the rules that did anything in the last 15 minutes.
+        rules: What each rule did, without those that did nothing in the last 15 minutes.
         limited: The clients that are limited now, the most denied first.
-        load: The load, from 0 to 1. The largest of several processes. None if it is not measured.
+        load: The load, from 0 to 1. Of several processes, the largest load. None if it is not measured.
     """
 
     requests: float
     denials: float
     steps: tuple[Series, Series]
-    rules: Mapping[RuleId, RuleReport]
+    rules: Mapping[RuleId, RuleActivity]
     limited: tuple[LimitedClient, ...]
     load: float | None
 
@@ -97,14 +97,14 @@ NO_COUNTS = Totals(0, 0, {}, {})
 
 
 class _Mark(NamedTuple):
-    """A sample with which rates may begin, and its time in microseconds."""
+    """A sample that is kept as the beginning of rates, and its time in microseconds."""
 
     at: int
     totals: Totals
 
 
-class History:
-    """Keeps what a process counted in the last 15 minutes. One thread at a time may use it.
+class Recorder:
+    """Records what a process counted in the last 15 minutes. One thread at a time may use it.
 
     Args:
         tally: The counts of the process.
@@ -147,7 +147,7 @@ class History:
             self._marks.popleft()
         _forget(step - STEPS, self._steps[0], self._steps[1], *self._denials.values(), *self._bans.values())
 
-    def report(self, limited: tuple[LimitedClient, ...], load: float | None) -> Report:
+    def activity(self, limited: tuple[LimitedClient, ...], load: float | None) -> Activity:
         """Return what the process did, as of the last sample.
 
         Args:
@@ -163,8 +163,8 @@ class History:
             bans = self._bans.get(rule)
             if counts != before or bans or self._denials.get(rule):
                 rates = _divided(counts, before, seconds) if counts != before else _NO_RATES
-                rules[rule] = RuleReport(rates, series.get(rule, _NO_SERIES), sum(bans.values()) if bans else 0)
-        return Report(
+                rules[rule] = RuleActivity(rates, series.get(rule, _NO_SERIES), sum(bans.values()) if bans else 0)
+        return Activity(
             (found.requests - mark.totals.requests) / seconds,
             (found.denials - mark.totals.denials) / seconds,
             (dict(self._steps[0]), dict(self._steps[1])),
@@ -203,32 +203,35 @@ def _forget(before: int, *all_series: Series) -> None:
             del series[first]
 
 
-def together(reports: Sequence[Report]) -> Report:
-    """Return what several processes did together. There must be one report at least."""
-    if len(reports) == 1:
-        return reports[0]
-    rules: dict[RuleId, RuleReport] = dict(reports[0].rules)
-    for report in reports[1:]:
-        for rule, one in report.rules.items():
+def together(activities: Sequence[Activity]) -> Activity:
+    """Return what several processes did together. There must be at least one."""
+    if len(activities) == 1:
+        return activities[0]
+    rules: dict[RuleId, RuleActivity] = dict(activities[0].rules)
+    for activity in activities[1:]:
+        for rule, one in activity.rules.items():
             other = rules.get(rule)
             rules[rule] = one if other is None else _sum(one, other)
-    loads = [report.load for report in reports if report.load is not None]
-    return Report(
-        sum(report.requests for report in reports),
-        sum(report.denials for report in reports),
-        (_series(*(report.steps[0] for report in reports)), _series(*(report.steps[1] for report in reports))),
+    loads = [one.load for one in activities if one.load is not None]
+    return Activity(
+        sum(one.requests for one in activities),
+        sum(one.denials for one in activities),
+        (
+            _series(*(one.steps[0] for one in activities)),
+            _series(*(one.steps[1] for one in activities)),
+        ),
         rules,
-        _clients(reports),
+        _clients(activities),
         max(loads, default=None),
     )
 
 
-def _sum(one: RuleReport, other: RuleReport) -> RuleReport:
-    # Three times as fast as with names. There may be a thousand rules of a hundred processes.
+def _sum(one: RuleActivity, other: RuleActivity) -> RuleActivity:
+    # Unpacking is three times as fast as access by name. A hundred processes may have a thousand rules each.
     (a, b, c, d, e), denials, bans = one
     (f, g, h, i, j), further, more = other
     series = _series(denials, further) if denials and further else denials or further
-    return RuleReport((a + f, b + g, c + h, d + i, e + j), series, bans + more)
+    return RuleActivity((a + f, b + g, c + h, d + i, e + j), series, bans + more)
 
 
 def _series(*parts: Series) -> Series:
@@ -239,10 +242,10 @@ def _series(*parts: Series) -> Series:
     return found
 
 
-def _clients(reports: Sequence[Report]) -> tuple[LimitedClient, ...]:
+def _clients(activities: Sequence[Activity]) -> tuple[LimitedClient, ...]:
     """Return the clients of all processes. One that several processes deny is one client, with its latest reason."""
     found: dict[tuple[str, str, str], LimitedClient] = {}
-    for one in (client for report in reports for client in report.limited):
+    for one in (client for activity in activities for client in activity.limited):
         key = (one.domain, one.rule, one.client)
         other = found.get(key)
         if other is None:

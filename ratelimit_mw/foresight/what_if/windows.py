@@ -72,7 +72,7 @@ def first_within(arrivals: Sequences, back: Ints) -> Ints:
     return np.searchsorted(line, line - back, side="left")
 
 
-def busiest(times: Ints, clients: Ints, window: int, *, aligned: bool = False) -> Ints:
+def busiest_windows(times: Ints, clients: Ints, window: int, *, aligned: bool = False) -> Ints:
     """Return the most requests of each client in any window.
 
     Args:

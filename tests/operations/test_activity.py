@@ -1,19 +1,19 @@
 """The last 15 minutes of a process, and several processes together."""
 
 from ratelimit_mw import ManualClock, RateLimiter
-from ratelimit_mw.operations.history import (
+from ratelimit_mw.operations.activity import (
     MOST_LIMITED,
     MOST_SERIES,
     NO_COUNTS,
     STEPS,
-    History,
+    Activity,
     LimitedClient,
-    Report,
-    RuleReport,
+    Recorder,
+    RuleActivity,
     together,
 )
 from ratelimit_mw.operations.live import Live
-from ratelimit_mw.operations.texts import ProcessReport, report_in, text_of
+from ratelimit_mw.operations.report_codec import ProcessReport, decode_report, encode_report
 from tests.support.patience import eventually
 
 LOGIN = {"name": "login", "by": "ip", "limit": "0 per hour"}
@@ -22,7 +22,7 @@ RULE = ("shop", "login")
 
 def history(clock, *rules):
     limiter = RateLimiter({"domain": "shop", "client": {"secret": "s"}, "rules": list(rules or [LOGIN])}, clock=clock)
-    return limiter, History(limiter.tally, clock.now(), NO_COUNTS)
+    return limiter, Recorder(limiter.tally, clock.now(), NO_COUNTS)
 
 
 def ask(limiter, number=1, path="/"):
@@ -36,7 +36,7 @@ def test_rates_are_those_of_the_last_ten_seconds(clock):
         ask(limiter, 5 if second < 15 else 1)
         clock.advance(1)
         found.sample(clock.now())
-    report = found.report((), None)
+    report = found.activity((), None)
     assert (report.requests, report.denials) == (1.0, 1.0)
     assert report.rules[RULE].rates == (0.0, 0.0, 0.0, 1.0, 0.0)
 
@@ -48,14 +48,14 @@ def test_a_series_ends_after_fifteen_minutes(clock):
         found.sample(clock.now())
         clock.advance(10)
     found.sample(clock.now())
-    report = found.report((), None)
+    report = found.activity((), None)
     assert len(report.rules[RULE].denials) == STEPS
     assert set(report.rules[RULE].denials.values()) == {3}
     assert report.steps == (report.rules[RULE].denials,) * 2
     clock.advance(3_600)
     found.sample(clock.now())
-    assert found.report((), None).steps == ({}, {})
-    assert found.report((), None).rules == {}
+    assert found.activity((), None).steps == ({}, {})
+    assert found.activity((), None).rules == {}
 
 
 def test_a_clock_that_is_set_back_begins_again(clock):
@@ -65,11 +65,11 @@ def test_a_clock_that_is_set_back_begins_again(clock):
     clock.advance(-100)
     ask(limiter, 2)
     found.sample(clock.now())
-    assert found.report((), None).steps == ({}, {})
+    assert found.activity((), None).steps == ({}, {})
     ask(limiter)
     clock.advance(1)
     found.sample(clock.now())
-    assert found.report((), None).denials == 1.0
+    assert found.activity((), None).denials == 1.0
 
 
 def test_counts_that_a_test_has_reset_begin_again(clock):
@@ -80,7 +80,7 @@ def test_counts_that_a_test_has_reset_begin_again(clock):
     ask(limiter)
     clock.advance(1)
     found.sample(clock.now())
-    assert found.report((), None).requests == 0.0
+    assert found.activity((), None).requests == 0.0
 
 
 def test_the_rules_with_the_most_denials_have_a_series(clock):
@@ -90,7 +90,7 @@ def test_the_rules_with_the_most_denials_have_a_series(clock):
         ask(limiter, 1 + (number >= 20), f"/{number}")
     clock.advance(1)
     found.sample(clock.now())
-    report = found.report((), None)
+    report = found.activity((), None)
     assert len(report.rules) == MOST_SERIES + 20
     with_series = {rule for (_, rule), did in report.rules.items() if did.denials}
     assert with_series == {f"r{n}" for n in range(20, MOST_SERIES + 20)}
@@ -101,20 +101,26 @@ def client(name, denials, since, until):
 
 
 def test_several_processes_are_added_up():
-    one = Report(2.0, 1.0, ({1: 2, 2: 3}, {1: 1}), {RULE: RuleReport((1.0, 0, 0, 1.0, 0), {1: 1}, 2)}, (), 0.2)
-    other = Report(
+    one = Activity(2.0, 1.0, ({1: 2, 2: 3}, {1: 1}), {RULE: RuleActivity((1.0, 0, 0, 1.0, 0), {1: 1}, 2)}, (), 0.2)
+    other = Activity(
         1.0,
         0.5,
         ({2: 4}, {3: 7}),
-        {RULE: RuleReport((0.5, 1, 2, 3, 4), {1: 4, 5: 6}, 1), ("shop", "api"): RuleReport((1.0, 0, 0, 0, 0), {}, 0)},
+        {
+            RULE: RuleActivity((0.5, 1, 2, 3, 4), {1: 4, 5: 6}, 1),
+            ("shop", "api"): RuleActivity((1.0, 0, 0, 0, 0), {}, 0),
+        },
         (),
         0.7,
     )
-    assert together([one, other]) == Report(
+    assert together([one, other]) == Activity(
         3.0,
         1.5,
         ({1: 2, 2: 7}, {1: 1, 3: 7}),
-        {RULE: RuleReport((1.5, 1, 2, 4.0, 4), {1: 5, 5: 6}, 3), ("shop", "api"): RuleReport((1.0, 0, 0, 0, 0), {}, 0)},
+        {
+            RULE: RuleActivity((1.5, 1, 2, 4.0, 4), {1: 5, 5: 6}, 3),
+            ("shop", "api"): RuleActivity((1.0, 0, 0, 0, 0), {}, 0),
+        },
         (),
         0.7,
     )
@@ -123,7 +129,7 @@ def test_several_processes_are_added_up():
 
 
 def test_a_client_of_several_processes_is_one_with_the_latest_end():
-    empty = Report(0.0, 0.0, ({}, {}), {}, (), None)
+    empty = Activity(0.0, 0.0, ({}, {}), {}, (), None)
     one = empty._replace(limited=(client("a", 3, 10.0, 50.0), client("b", 9, 1.0, 2.0)))
     other = empty._replace(limited=(client("a", 4, 7.0, 60.0), client("c", 1, 1.0, None)))
     report = together([one, other])
@@ -136,12 +142,12 @@ def test_a_client_of_several_processes_is_one_with_the_latest_end():
 def test_a_text_has_all_of_a_report():
     steps = ({100: 5, 103: 1}, {101: 2})
     rules = {
-        RULE: RuleReport((1.5, 0.0, 0.25, 3.0, 0.001), {7: 1, 9: 3}, 2),
-        ("shop", "x"): RuleReport((0.0,) * 5, {}, 0),
+        RULE: RuleActivity((1.5, 0.0, 0.25, 3.0, 0.001), {7: 1, 9: 3}, 2),
+        ("shop", "x"): RuleActivity((0.0,) * 5, {}, 0),
     }
-    report = Report(2.5, 0.125, steps, rules, (client("ip=192.0.2.1", 3, 10.5, None),), 0.5)
-    told = ProcessReport("p", "v", "on", 0.4, report)
-    assert report_in(text_of(told)) == told
+    activity = Activity(2.5, 0.125, steps, rules, (client("ip=192.0.2.1", 3, 10.5, None),), 0.5)
+    report = ProcessReport("p", "v", "on", 0.4, activity)
+    assert decode_report(encode_report(report)) == report
 
 
 def test_many_rules_are_shown_from_a_state_that_the_thread_makes():
