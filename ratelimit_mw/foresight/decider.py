@@ -23,6 +23,9 @@ _admitted = itemgetter(0)
 _MOST_PLANS = 1 << 15
 """The most plans that are kept: about 50 MB with five rules."""
 
+_LONGEST = 1000
+"""The most characters of a path whose plan is kept. Clients may write much longer ones, all of them different."""
+
 Planned = tuple[Plan, Sequence[RuleResult]]
 """The plan of a request, and the results of the rules that it asks."""
 
@@ -114,7 +117,8 @@ class Decider:
         """Return the plan of a request, and keep it for similar requests if it depends on nothing else."""
         request = self._requests.make(entry)
         planned = self._planned(request)
-        if self._plans is not None and request.method != "OPTIONS" and not (request.readings or request.ambiguous):
+        plain = request.method != "OPTIONS" and not (request.readings or request.ambiguous)
+        if self._plans is not None and plain and len(key[2]) <= _LONGEST:
             self._plans.put(key, planned)
         return planned
 

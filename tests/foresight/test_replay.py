@@ -4,6 +4,7 @@ import json
 import logging
 import socket
 import threading
+import tracemalloc
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -435,3 +436,15 @@ def test_the_logs_of_the_tests_are_the_same_eight_requests():
     assert {path.name for path in LOGS.iterdir()} == set(FORMATS)
     assert json.loads((LOGS / "caddy.json").read_text().splitlines()[0])["request"]["uri"] == "/"
     assert Path(LOGS / "combined.log").read_text().count("\n") == 8
+
+
+def test_long_paths_are_not_kept_in_memory(log):
+    lines = [*(line(0) for _ in range(1000)), *(line(at, path=f"/{at}{'p' * 20_000}") for at in range(1500))]
+    path = log(*lines)
+    tracemalloc.start()
+    try:
+        result = replayed(path, {"name": "a", "match": {"path": "/a"}, "limit": "1 per minute"}, disorder=0)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (result.outcome.requests, peak < 15_000_000) == (2500, True), peak

@@ -4,6 +4,7 @@ import os
 import random
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -187,6 +188,24 @@ def test_a_client_that_mostly_fails_at_a_route_with_a_rule_is_not_ordinary(tmp_p
     assert not [client for client in proposal.ordinary if client.startswith("192.0.2.")]
     found = denials(log, proposal)
     assert sum(found.get(f"ip={client}", 0) for client in proposal.ordinary) <= 0.001 * history_of(log).requests
+
+
+def test_long_targets_are_not_kept_in_memory():
+    history = History()
+    tracemalloc.start()
+    try:
+        for at in range(2000):
+            history.add([Entry(traffic.START + at, "192.0.2.1", "GET", f"/{at}?{'q' * 20_000}", 200)])
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (history.requests, peak < 5_000_000) == (2000, True), peak
+
+
+def test_head_counts_as_get_as_in_rules():
+    history = History()
+    history.add([Entry(traffic.START, "192.0.2.1", method, "/a", 200) for method in ("HEAD", "GET")])
+    assert history.routes[1:] == [Route("GET", ("a",))]
 
 
 def test_guesses_are_found_at_a_route_with_any_name(tmp_path):

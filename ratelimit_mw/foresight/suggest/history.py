@@ -40,6 +40,8 @@ _MOST_PARENTS = 25_000
 """The places for paths without their last segment, when there is no place left for whole paths."""
 
 _MOST_CACHED = 50_000
+_LONGEST_CACHED = 300
+"""The most characters of a target that is remembered. Clients may write much longer ones, all of them different."""
 
 _UUID = re.compile("[0-9a-fA-F]{8}-?(?:[0-9a-fA-F]{4}-?){3}[0-9a-fA-F]{12}")
 _HEX = re.compile("(?=.*[0-9])[0-9a-fA-F]{8,}")
@@ -258,7 +260,8 @@ class History:
         track = number << _PATH | crc32(f"{verb} {whole}".encode("utf-8", "replace"))
         if len(self._tracks) >= _MOST_CACHED:
             self._tracks.clear()
-        self._tracks[method, target] = track
+        if len(target) <= _LONGEST_CACHED:
+            self._tracks[method, target] = track
         return track
 
     def _number(self, route: Route) -> int:
