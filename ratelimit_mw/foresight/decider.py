@@ -21,7 +21,7 @@ _admitted = itemgetter(0)
 """Reads `Outcome.allowed` of a counter, in a fifth of the time of its name."""
 
 _MOST_PLANS = 1 << 15
-"""The most plans that are kept: about 50 MB with five rules."""
+"""The most plans that are kept. With five rules, they take about 50 MB."""
 
 _LONGEST = 1000
 """The most characters of a path whose plan is kept. Clients may write much longer ones, all of them different."""

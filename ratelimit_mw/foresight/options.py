@@ -1,4 +1,4 @@
-"""What to replay."""
+"""The options of a replay."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -25,8 +25,9 @@ class Options:
         disorder: The seconds by which a line may be behind the lines before it.
         spread: Distribute the requests of a second over it.
         hashed: Show clients only as hashes.
-        what_if: The only rule to make what-if curves of. If its decisions may be coupled with others, it is replayed at
-            further limits, which takes up to eight times as long. None: the curves of all rules that can be calculated.
+        what_if: The name of the only rule to make what-if curves of. If its decisions may be coupled with others, it is
+            replayed at further limits, which takes up to eight times as long. None: the curves of all rules that can be
+            calculated.
         jobs: The number of processes. The result is the same for each number.
         on_denial: Is called with each denial.
         on_progress: Is called after each part of a log, with the numbers of lines and of bytes that were read so far.

@@ -71,7 +71,7 @@ def test_top_for_programs(ask):
     ("words", "clients"),
     [
         pytest.param(["login"], ["ip=203.0.113.7", "ip=203.0.113.7"], id="a rule's"),
-        pytest.param(["login", "--ip", "203.0.113.8"], ["ip=203.0.113.8", "ip=203.0.113.8"], id="of nobody yet"),
+        pytest.param(["login", "--ip", "203.0.113.8"], ["ip=203.0.113.8", "ip=203.0.113.8"], id="unused"),
         pytest.param(["api", "--user", "ada"], ["user=A-HASH-OF-20-LETTERS"], id="a user's, under its hash"),
         pytest.param(["api", "--ip", "::1", "--user", "ada"], ["user=A-HASH-OF-20-LETTERS"], id="the first of a|b"),
         pytest.param(["everything", "-n", "2"], ["ip=203.0.113.0", "ip=203.0.113.1"], id="no more than asked for"),
@@ -101,7 +101,7 @@ def test_reset_of_one_client(ask, shop):
     ("typed", "code", "left"),
     [
         pytest.param("n\n", 1, 90, id="no"),
-        pytest.param("", 1, 90, id="nobody there"),
+        pytest.param("", 1, 90, id="no client"),
         pytest.param("y\n", 0, 100, id="yes"),
     ],
 )

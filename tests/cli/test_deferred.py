@@ -63,7 +63,7 @@ def test_parked_requests_are_listed_and_queued_again(run, any_server):
         ]
         assert run("deferred", "retry", *here)[0] == 2
         assert run("deferred", "retry", "--all", *here)[:2] == (0, f"{'a' * 36}: queued again\n")
-        assert list(queue.parked()) == ["b" * 36], "what nobody knows is queued again by its name alone"
+        assert list(queue.parked()) == ["b" * 36], "an unknown request is queued again by its name alone"
         assert run("deferred", "retry", "b" * 36, *here)[:2] == (0, f"{'b' * 36}: queued again\n")
         assert run("deferred", "retry", "b" * 36, *here)[:2] == (1, f"{'b' * 36}: is not parked\n")
 

@@ -92,7 +92,7 @@ What would change that, each by itself:
             ["GET", "/"],
             "GET / from an unknown address: would pass; 'everything' has 100 of 100 left",
             None,
-            id="nobody in particular",
+            id="no client",
         ),
     ],
 )

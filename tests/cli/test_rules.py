@@ -132,7 +132,7 @@ class TestOverride:
         ("words", "said"),
         [
             pytest.param(("--ip", "203.0.113.7"), "one of limit, block and exempt", id="nothing to set"),
-            pytest.param(("--block",), "an override needs a client", id="nobody"),
+            pytest.param(("--block",), "an override needs a client", id="no client"),
             pytest.param(("--ip", "x", "--block"), "'x' is not an address", id="no address"),
             pytest.param(
                 ("--ip", "203.0.113.7", "--rule", "logn", "--limit", "1/h"), "did you mean 'login'", id="rule"

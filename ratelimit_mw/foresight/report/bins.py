@@ -1,4 +1,4 @@
-"""What shares a bar of a chart: the denials of a span of time, and clients with similar numbers of requests."""
+"""Groups values into the bars of a chart: denials by spans of time, and clients by their numbers of requests."""
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence

@@ -42,7 +42,7 @@ class Track(NamedTuple):
 def track_of(requests: Sequence[Request]) -> Track | None:
     """Return what a client does if it is one-track, otherwise None.
 
-    One-track is a client with at least 20 requests of which at least 90 % have one method, path and status.
+    A client is one-track if it has at least 20 requests, and at least 90 % of them have one method, path and status.
     """
     if len(requests) < LEAST_REQUESTS:
         return None

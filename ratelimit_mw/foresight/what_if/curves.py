@@ -1,4 +1,4 @@
-"""Makes the what-if curves of a replay, of what was collected while it ran. This module needs numpy."""
+"""Makes the what-if curves of a replay from what was collected while it ran. This module needs numpy."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby

@@ -1,4 +1,4 @@
-"""Which other limits a what-if curve has. Reading them needs no numpy."""
+"""Chooses the limits of a what-if curve. This module needs no numpy."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ MOST_LIMITS = 50
 """The most limits of an exact curve."""
 
 REPLAYED_LIMITS = 8
-"""The limits of a replayed curve, that in force included."""
+"""The number of limits of a replayed curve. One of them is the limit in force."""
 
 _DIGITS = (10, 12, 15, 18, 20, 25, 30, 35, 40, 45, 50, 60, 70, 80, 90)
 """The numbers of each decade that people write, in tenths."""
@@ -60,7 +60,7 @@ def _median(peaks: Sequence[tuple[int, int]]) -> int:
 def rows_to_show(limits: Sequence[int], limit: int, denied: Sequence[int], requests: int, most: int = 7) -> list[int]:
     """Return the indices of the limits that inform most, ascending, for a short table.
 
-    These are the limit in force, half and twice of it, and the smallest limits that deny nothing and at most 0.1 %, 1 %
+    These are the limit in force, half of it, twice it, and the smallest limits that deny nothing and at most 0.1 %, 1 %
     and 10 % of the requests. Limits between them fill the table.
     """
     in_force = limits.index(limit)

@@ -34,7 +34,7 @@ _MAX_REMEMBERED = 1_000
 
 
 class Entry(Enum):
-    """What the credentials of a request are."""
+    """The result of testing the credentials of a request."""
 
     ADMITTED = "admitted"
     MISSING = "missing"
@@ -45,10 +45,10 @@ class Entry(Enum):
 
 
 class Admission(NamedTuple):
-    """What follows for a request.
+    """Whether a request is admitted.
 
     Attributes:
-        entry: What its credentials are.
+        entry: The result of testing its credentials.
         retry_after: With `TOO_MANY`, the seconds until credentials are tested again. At least 1.
     """
 
@@ -65,11 +65,11 @@ _WRONG = Admission(Entry.WRONG)
 class Access:
     """Tests credentials. Threads and event loops may share it.
 
-    Ten wrong attempts a minute of one address, or a hundred of all addresses, and no more credentials are tested. The
-    limits hold for the right token, too, because otherwise they would not slow a guesser. Wrong attempts of others
-    therefore must not lock out the operators:
+    After ten wrong attempts from one address within a minute, or a hundred from all addresses, no more credentials are
+    tested. The right token is refused then, too, because otherwise the limits would not slow down a guesser. But the
+    wrong attempts of others must not lock out the operators:
 
-    * A cookie that this process has found right is not tested again, so a login goes on.
+    * A cookie that this process has found right is not tested again, so a logged-in visitor stays logged in.
     * An address that has sent the right token within `LASTS` is not subject to the limit of all addresses.
 
     The counters are those of this process.

@@ -1,7 +1,7 @@
 """One request for the live page, under ASGI and under WSGI, and the answer to it.
 
-The page itself is written once, as a generator of steps (`Steps`). A step is what only one of the two sides can do: ask
-the guard, read the body, or work that may take a while. Under ASGI such work runs in a thread.
+The page itself is written once, as a generator of steps (`Steps`). A step is work that ASGI and WSGI do
+differently: call the guard, read the body, or call a function that may take a while (in a thread under ASGI).
 
 This module is internal: its names may change in any release.
 """
@@ -28,7 +28,7 @@ LONGEST_BODY = 4096
 
 
 class Answer(NamedTuple):
-    """A response. `headers` are those that not every response has."""
+    """A response. `headers` has only the headers of this response, not those that all responses share."""
 
     status: int
     headers: list[tuple[str, str]]
