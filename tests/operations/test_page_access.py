@@ -32,7 +32,7 @@ def guess(access, address, times, token="wrong"):
     [
         ({}, "the live page needs a token of at least 16 characters"),
         ({"token": None}, "or a guard"),
-        ({"token": ""}, "the token has 0 characters: it must have 16 at least"),
+        ({"token": ""}, "the token has 0 characters: it must have at least 16"),
         ({"token": "x"}, "the token has 1 character: it"),
         ({"token": "fifteen letters"}, "the token has 15 characters"),
         ({"token": 1234567890123456}, "the token is int, not a text"),

@@ -182,7 +182,7 @@ def fault_of(token: object) -> str:
     if not isinstance(token, str):
         return f"the token is {type(token).__name__}, not a text"
     if len(token) < SHORTEST:
-        return f"the token has {len(token)} character{'s' * (len(token) != 1)}: it must have {SHORTEST} at least"
+        return f"the token has {len(token)} character{'s' * (len(token) != 1)}: it must have at least {SHORTEST}"
     if not (token.isascii() and token.isprintable()) or token != token.strip():
         return "the token has a character that a header cannot send: only printable ASCII without spaces around it can"
     return ""

@@ -139,13 +139,13 @@ class Page:
         if self._guard is not None and not (yield AskGuard(self._guard)):
             return text_answer(403, "You may not see this page.")
         if visit.path == "":
-            return text_answer(307, "The page is at its address with a slash.", ("Location", visit.with_slash))
+            return text_answer(307, "The address of the page ends with a slash.", ("Location", visit.with_slash))
         if self._access is not None and visit.path in ("/login", "/logout"):
             return (yield from self._steps_of_login(visit, self._access))
         if visit.path not in ("/", "/state.json", "/metrics"):
             return text_answer(404, "There is no such page. The live page is at /, its data are at /state.json.")
         if visit.method not in ("GET", "HEAD"):
-            return text_answer(405, "This page only reads.", ("Allow", "GET, HEAD"))
+            return text_answer(405, "Only GET and HEAD are allowed: this page changes nothing.", ("Allow", "GET, HEAD"))
         if self._access is not None:
             refused = self._refused(visit, self._access)
             if refused is not None:
@@ -174,7 +174,7 @@ class Page:
         the attempts of the visitor's address.
         """
         if visit.method != "POST":
-            return text_answer(405, "This address takes the form of the live page.", ("Allow", "POST"))
+            return text_answer(405, "Only POST is allowed here.", ("Allow", "POST"))
         if (visit.request.header("sec-fetch-site") or "same-origin") not in ("same-origin", "none"):
             return text_answer(403, "The form of another site is refused.")
         if visit.path == "/logout":
