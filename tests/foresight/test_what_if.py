@@ -153,6 +153,13 @@ def test_the_arithmetic_equals_the_algorithms(data):
     assert found.clients == tuple(map(len, limited.values()))
 
 
+@pytest.mark.parametrize(("apart", "denied"), [(6999, 1), (7000, 0)])
+def test_an_arrival_of_a_whole_period_ago_does_not_count(apart, denied):
+    arrivals_of_one = in_sequence(np.array([10**12, 10**12 + apart]), np.zeros(2, np.int64))
+    asked = exact.Asked(arrivals_of_one, np.zeros(1, np.int64))
+    assert exact.decide_all(asked, [Quota("sliding_log", 1, 7000, 0, 60)]).denied == (denied,)
+
+
 REQUESTS = [
     (137 * step % 9000, 1 + step % 7 % 3, "/a" if step % 3 else "/b", 401 if step % 4 == 0 else 200, step % 5 * 200)
     for step in range(160)
