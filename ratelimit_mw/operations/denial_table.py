@@ -32,7 +32,12 @@ class ClientDenials:
         self.reason = ""
 
     def limits(self, now: int) -> bool:
-        """Return True if the client is limited at this time. A limit that never opens counts for a minute."""
+        """Return True if the client is limited at this time. A limit that never opens counts for a minute.
+
+        False if the last denial is more than a minute ahead, because the clock was set back.
+        """
+        if self.last - now > LINGER:
+            return False
         return now < self.last + (LINGER if self.wait == NEVER else self.wait)
 
 

@@ -64,6 +64,16 @@ def deny(limiter, checks):
         limiter.check({"ip": "192.0.2.1"})
 
 
+def test_a_client_is_forgotten_when_the_clock_is_set_back(started, clock):
+    limiter, live = started({"name": "all", "by": "ip", "limit": "1 per minute", "algorithm": "fixed_window"})
+    deny(limiter, 3)
+    clock.advance(-2 * 60 * MINUTE)
+    assert limited(live) == []
+    deny(limiter, 2)
+    (client,) = live.state()["limited"]
+    assert (client["denials"], client["since"]) == (1, clock.now() / 1e6)
+
+
 def test_a_client_of_a_limit_that_never_opens_is_shown_for_a_minute(started, clock):
     limiter, live = started({"name": "none", "by": "ip", "limit": "0 per hour"})
     deny(limiter, 1)
