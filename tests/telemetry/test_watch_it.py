@@ -5,6 +5,8 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 from ratelimit_mw.telemetry.measures import MEASURES
 from tests.support.apps import ROOT
 
@@ -28,20 +30,20 @@ def test_the_alerts_of_the_page_are_those_of_the_file():
 _PROJECT = """
 SECRET_KEY = "of the test"
 ALLOWED_HOSTS = ["*"]
-ROOT_URLCONF = "settings"
+ROOT_URLCONF = "mysite.settings"
 RATELIMIT = {"domain": "django", "rules": [{"name": "all", "by": "ip", "limit": "2 per hour"}]}
 urlpatterns = []
 """
 
-_CHECK = """
-from tests.operations.visiting import visit_asgi, visit_wsgi
+_VISIT_ASGI = """
+from tests.operations.visiting import visit_asgi
+print(visit_asgi(app, "/_limits/state.json", root="", headers={"Authorization": "Bearer the token of this test"}).body)
+"""
 
-def visit_dispatched(app):
-    return visit_wsgi(type("App", (), {"wsgi": staticmethod(app)}), "/_limits/state.json", root="", headers=headers)
-
-headers = {"Authorization": "Bearer the token of this test"}
-print("Django", visit_dispatched(application).body)
-print("Flask", visit_dispatched(app.wsgi_app).body)
+_VISIT_WSGI = """
+from tests.operations.visiting import visit_wsgi
+app = type("App", (), {"wsgi": staticmethod(%s)})
+print(visit_wsgi(app, "/_limits/state.json", root="", headers={"Authorization": "Bearer the token of this test"}).body)
 """
 
 
@@ -66,15 +68,17 @@ def test_the_examples_run_and_print_what_the_page_says(tmp_path):
     assert set(TEXT[0].splitlines()) <= set(printed.splitlines())
 
 
-def test_the_page_is_mounted_as_the_examples_say(tmp_path):
-    (tmp_path / "settings.py").write_text(_PROJECT)
-    fastapi, *others = (each for each in PYTHON if "Page(" in each)
-    check = 'print("FastAPI", visit_asgi(app, "/_limits/state.json", root="", headers=headers).body)'
-    imports, _, rest = _CHECK.partition("print(")
-    environment = {"LIMITS_TOKEN": "the token of this test", "DJANGO_SETTINGS_MODULE": "settings"}
-    printed = run("\n".join([imports, fastapi, check, *others, f"print({rest}"]), tmp_path, **environment)
-    assert re.findall(r"^(\w+) b'{\"domain\":\"(\w+)\"", printed, re.MULTILINE) == [
-        ("FastAPI", "shop"),
-        ("Django", "django"),
-        ("Flask", "shop"),
-    ]
+@pytest.mark.parametrize(
+    ("example", "visit", "domain"),
+    [
+        pytest.param(0, _VISIT_ASGI, "shop", id="FastAPI"),
+        pytest.param(1, _VISIT_WSGI % "app.wsgi_app", "shop", id="Flask"),
+        pytest.param(2, _VISIT_WSGI % "application", "django", id="Django"),
+    ],
+)
+def test_each_example_of_the_page_runs_alone(tmp_path, example, visit, domain):
+    (tmp_path / "mysite").mkdir()
+    (tmp_path / "mysite" / "settings.py").write_text(_PROJECT)
+    code = [each for each in PYTHON if "Page(" in each][example]
+    printed = run(code + visit, tmp_path, LIMITS_TOKEN="the token of this test")
+    assert f'{{"domain":"{domain}"' in printed
