@@ -4,9 +4,11 @@ import csv
 import json
 import math
 import re
+import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+from shutil import copymode
 from typing import Annotated, Literal, TextIO
 
 import typer
@@ -115,7 +117,11 @@ def replay(
     if html is not None and not (html.parent.is_dir() and not html.is_dir()):
         raise typer.BadParameter(f"{str(html)!r} is not a file in a folder that exists", param_hint="--html")
     _require_apart({"--html": html, "--denials": denials}, {"log": logs, "rules": [rules, against]})
-    with _denials_to(denials, rule) as on_denial, progress_of("replay", logs) as on_progress:
+    with (
+        nullcontext() if html is None else _output(html, "--html") as report,
+        _denials_to(denials, rule) as on_denial,
+        progress_of("replay", logs) as on_progress,
+    ):
         options = Options(
             logs=logs,
             rules=rules,
@@ -134,16 +140,16 @@ def replay(
             on_progress=on_progress,
         )
         result = _run(options)
+        if report is not None:
+            from ratelimit_mw.foresight.report.html import page  # imported late: few replays need it
+
+            report.write(page(result, logs, most=most, rule=rule))
     if result.without_jobs:
         typer.echo(result.without_jobs, err=True)
     if as_json:
         say_json(as_mapping(result, by=by, most=most, rule=rule))
     else:
         say_result(result, logs, by=by, most=most, rule=rule)
-    if html is not None:
-        from ratelimit_mw.foresight.report.html import page  # imported late: few replays need it
-
-        _write(html, page(result, logs, most=most, rule=rule))
     _conclude(result, limit, rule, lenient=lenient)
 
 
@@ -159,11 +165,38 @@ def _require_apart(outputs: Mapping[str, Path | None], inputs: Mapping[str, Sequ
             taken.append((path, f"the file of {option}"))
 
 
-def _write(path: Path, text: str) -> None:
+@contextmanager
+def _output(path: Path, option: str) -> Iterator[TextIO]:
+    """Yield a file that takes the place of `path` at the end of the block.
+
+    After an error or Ctrl-C, `path` is as it was before the block.
+
+    Raises:
+        typer.BadParameter: The file cannot be written. This is known before the block.
+    """
+    target = path.resolve()  # the file that a symbolic link names, not the link
+    new = target.with_name(f".ratelimit-mw-{secrets.token_hex(8)}")
     try:
-        path.write_text(text, "utf-8", newline="\n")
+        if path.exists():
+            if path.is_file():
+                path.open("r+").close()  # raises if its permissions do not allow writing
+            else:
+                new = target = path  # a pipe or a terminal cannot be replaced
+        file = new.open("w" if new is target else "x", encoding="utf-8", newline="")
     except OSError as error:
-        fail(f"the report can't be written: {error}", Exit.PROBLEMS)
+        raise typer.BadParameter(f"{str(path)!r} can't be written: {error.strerror}", param_hint=option) from None
+    try:
+        with file:
+            if new is not target and target.exists():
+                copymode(target, new)
+            yield file
+        if new is not target:
+            new.replace(target)
+    except OSError as error:
+        fail(f"{str(path)!r} can't be written: {error}", Exit.PROBLEMS)
+    finally:
+        if new is not target:
+            new.unlink(missing_ok=True)
 
 
 def _run(options: Options) -> Result:
@@ -218,11 +251,7 @@ def _denials_to(path: Path | None, rule: str | None) -> Iterator[Callable[[Denia
     writers = {".csv": _csv_writer, ".jsonl": _json_writer}
     if path.suffix not in writers:
         raise typer.BadParameter(f"{path.name!r} must end in .csv or .jsonl", param_hint="--denials")
-    try:
-        file = path.open("w", encoding="utf-8", newline="")
-    except OSError as error:
-        raise typer.BadParameter(str(error), param_hint="--denials") from None
-    with file:
+    with _output(path, "--denials") as file:
         write = writers[path.suffix](file)
         yield lambda denial: write(denial) if rule is None or denial.rule == rule else None
 
