@@ -22,6 +22,7 @@ from ratelimit_mw.model import Ask, Charge, Quota, Rule
 
 FORM = '$msec $request_time $remote_addr $request_method "$request_uri" $status'
 NOON = 1_772_366_400
+ADMITTED = Verdict((), None)
 WINDOWS = [name for name, algorithm in ALGORITHMS.items() if not algorithm.in_flight]
 
 
@@ -253,6 +254,26 @@ def test_a_descriptor_has_a_curve(log):
     assert dict(zip(curve.limits, curve.denied, strict=True))[5] == run(5).outcome.rules[0].denied
 
 
+def test_a_quota_denies_at_other_limits_only_what_no_other_quota_admits(log):
+    mine = {"unit": "minute", "requests_per_unit": 6}
+    descriptors = [
+        {"key": "remote_address", "quota_mode": True, "rate_limit": mine},
+        {"key": "method", "quota_mode": True, "rate_limit": {"unit": "minute", "requests_per_unit": 9}},
+    ]
+
+    def run(number, what_if=None):
+        mine["requests_per_unit"] = number
+        rules = {"domain": "d", "descriptors": descriptors}
+        return replay(Options(logs=[str(log)], rules=rules, form=FORM, what_if=what_if))
+
+    name = run(6).outcome.rules[0].name
+    (curve,) = run(6, name).curves
+    assert curve.method == "replayed"
+    found = [run(number).outcome.rules[0].denied for number in curve.limits]
+    assert list(curve.denied) == found
+    assert max(found) > 0
+
+
 def test_a_limit_that_the_algorithm_cannot_have_is_left_out(tmp_path):
     path = tmp_path / "access.log"
     path.write_text(lines((0, 1, "/", 200, 0) for _ in range(30)))
@@ -327,7 +348,7 @@ def test_an_override_that_ends_changes_the_limit_of_one_counter(log):
     rules = Simulation({"domain": "d", "rules": [LIMITED]}).rules
     (rule,) = rules.rules
     collected = arrivals.Arrivals([rule])
-    verdict = Verdict((), None)
+    verdict = ADMITTED
     for limit in (4, 5):
         collected.add(NOON, (Charge(rule, Ask("d:limited:{ip=1}", Quota("fixed_window", limit, 10**6))),), verdict)
     assert [why for _, why in collected.coupled.values()] == ["its limit depends on the request"]
@@ -349,14 +370,28 @@ def test_parts_with_too_many_arrivals_have_no_curve_together(bounded, monkeypatc
     charges = (Charge(rule, Ask("d:limited:{ip=1}", Quota("fixed_window", 4, 10**6))),)
     parts = [arrivals.Arrivals([rule]), arrivals.Arrivals([rule])]
     for each in parts:
-        each.add(NOON, charges, Verdict((), None))
+        each.add(NOON, charges, ADMITTED)
     monkeypatch.setattr(arrivals, "MOST_ARRIVALS", 1)
-    parts[bounded].add(NOON, charges, Verdict((), None))
+    parts[bounded].add(NOON, charges, ADMITTED)
     parts[0].merge(parts[1])
     assert (parts[0].too_many, len(parts[0].times)) == (
         "there is no what-if: the log has more than 1 requests at rules",
         0,
     )
+
+
+@pytest.mark.parametrize(("bound", "what"), [("MOST_ARRIVALS", "2 requests at rules"), ("MOST_COUNTERS", "2 counters")])
+def test_parts_with_too_many_arrivals_in_sum_have_no_curve(bound, what, monkeypatch):
+    monkeypatch.setattr(arrivals, bound, 2)
+    rule = Rule("limited")
+    parts = [arrivals.Arrivals([rule]) for _ in range(3)]
+    for number, each in enumerate(parts):
+        each.add(NOON, (Charge(rule, Ask(f"d:limited:{{ip={number}}}", Quota("fixed_window", 4, 10**6))),), ADMITTED)
+    whole, *others = parts
+    whole.merge(others[0])
+    assert (whole.too_many, len(whole.times)) == ("", 2)
+    whole.merge(others[1])
+    assert (whole.too_many, len(whole.times)) == (f"there is no what-if: the log has more than {what}", 0)
 
 
 def test_parts_of_the_clients_are_merged_to_all_clients(tmp_path):

@@ -78,10 +78,8 @@ class Arrivals:
             self.times.append(at)
         else:
             self.times.extend((at,) * len(numbers))
-        if len(self.times) > MOST_ARRIVALS:
-            self._stop(f"more than {MOST_ARRIVALS:,} requests at rules")
-        elif len(self._quotas) > MOST_COUNTERS:
-            self._stop(f"more than {MOST_COUNTERS:,} counters")
+        if len(self.times) > MOST_ARRIVALS or len(self._quotas) > MOST_COUNTERS:
+            self._stop()
 
     def _plan(self, charges: Sequence[Charge]) -> _Plan:
         """Return what is appended for these charges, and keep it: most requests of a client have the same charges."""
@@ -127,8 +125,12 @@ class Arrivals:
         self.counters.extend(numbers[each] if each >= 0 else ~numbers[~each] for each in other.counters)
         for place, (rank, why) in other.coupled.items():
             self._note(place, rank, why)
+        if len(self.times) > MOST_ARRIVALS or len(self._quotas) > MOST_COUNTERS:
+            self._stop()  # so that the result does not depend on the number of processes
 
-    def _stop(self, what: str) -> None:
+    def _stop(self) -> None:
+        many = len(self.times) > MOST_ARRIVALS
+        what = f"more than {MOST_ARRIVALS:,} requests at rules" if many else f"more than {MOST_COUNTERS:,} counters"
         self.too_many = f"there is no what-if: the log has {what}"
         self._clear()
 
