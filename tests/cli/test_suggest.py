@@ -84,7 +84,7 @@ def test_times_select_requests(suggest):
     [
         (("none.log",), 1, "the log can't be read"),
         (("short.log",), 1, "the log has 40 requests, but 1,000 are needed"),
-        (("few.log",), 1, "the log has 1 clients, but 20 are needed. Behind a proxy"),
+        (("few.log",), 1, "the log has 1 client, but 20 are needed. Behind a proxy"),
         (("noise.log",), 1, "the format of the log is unknown"),
         (("bad.log",), 1, "more than 10 % of the lines can't be read"),
         (("anonymous.log", "--format", '[$time_local] "$request" $status'), 1, "has no address of the client"),
@@ -92,6 +92,7 @@ def test_times_select_requests(suggest):
         (("access.log", "--field", "usr=x"), 2, "there is no field 'usr'"),
         (("access.log", "--since", "yesterday"), 2, "is not a time"),
         (("access.log", "--since", "2030-01-01"), 1, "the log has 0 requests"),
+        (("one.log",), 1, "the log has 1 request, but"),
         (("access.log", "--output", "access.log"), 2, "exists already"),
         (("access.log", "--output", "none/a.yaml"), 2, "No such file"),
         (("-", "-"), 2, "once only"),
@@ -100,6 +101,7 @@ def test_times_select_requests(suggest):
 def test_an_unusable_argument_is_reported(suggest, words, code, text):
     lines = Path("access.log").read_text().splitlines(keepends=True)
     Path("short.log").write_text("".join(lines[:40]))
+    Path("one.log").write_text(lines[0])
     Path("few.log").write_text("".join(map(traffic.line, traffic.poller("192.0.2.7", 1000, 1))))
     Path("noise.log").write_text("what\n" * 1000)
     Path("bad.log").write_text("".join(lines[:1000]) + "what\n" * 500)

@@ -221,13 +221,18 @@ def propose(history: History) -> Proposal:
     """
     clients = history.clients
     if history.requests < LEAST_REQUESTS:
-        raise UnsuitableLog(f"the log has {history.requests:,} requests, but {LEAST_REQUESTS:,} are needed")
+        found = _counted(history.requests, "request")
+        raise UnsuitableLog(f"the log has {found}, but {LEAST_REQUESTS:,} are needed")
     if len(clients) < LEAST_CLIENTS:
         raise UnsuitableLog(
-            f"the log has {len(clients):,} clients, but {LEAST_CLIENTS} are needed. Behind a proxy, a log may have the "
-            "address of the proxy: `--field ip=…` says where that of the client is"
+            f"the log has {_counted(len(clients), 'client')}, but {LEAST_CLIENTS} are needed. Behind a proxy, a log "
+            "may have the address of the proxy: `--field ip=…` says where that of the client is"
         )
     return _Analysis(history, clients).proposal()
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}{'s' * (number != 1)}"
 
 
 class _Analysis:
