@@ -8,7 +8,7 @@ from typing import NamedTuple
 from weakref import WeakKeyDictionary, ref
 
 from ratelimit_mw.identity.sources import described
-from ratelimit_mw.limiter import RateLimiter
+from ratelimit_mw.limiter import LIMITERS, RateLimiter
 from ratelimit_mw.model import SECOND
 from ratelimit_mw.operations.activity import together
 from ratelimit_mw.operations.observer import Observer, process_name
@@ -46,23 +46,27 @@ class Live:
     def __init__(self, limiter: RateLimiter) -> None:
         self._limiter = limiter
         self._number = next(_numbers)
+        self._closed = False
         self._reporter = _REPORTERS.setdefault(limiter, _Reporter(limiter))
 
     def start(self) -> None:
         """Begin to report. The thread starts with the first request of each process, or with the first `state`."""
+        self._closed = False
         self._reporter.begin(self._number)
 
     def close(self) -> None:
         """Stop reporting, unless another `Live` of the limiter reports. May be called twice."""
+        self._closed = True
         self._reporter.end(self._number)
 
     def state(self) -> State:
         """Return what the page shows, as values of JSON. The module `state` has the fields.
 
-        The caller must not change it. It begins to report, and never raises. The first call may wait for the store, for
-        at most 300 ms, so an event loop should call it in a thread.
+        The caller must not change it. It begins to report, unless this object or the limiter is closed. It never
+        raises. The first call may wait for the store, for at most 300 ms, so an event loop should call it in a thread.
         """
-        self._reporter.begin(self._number)
+        if not self._closed and LIMITERS[self._limiter]:
+            self._reporter.begin(self._number)
         return self._reporter.state(self._limiter)
 
 
@@ -120,7 +124,8 @@ class _Reporter:
 
     def state(self, limiter: RateLimiter) -> State:
         """Return the state. If it has many rules, it may be the one that the thread has made, a second ago."""
-        self._start()
+        if LIMITERS[limiter]:  # after its end, only a request starts the thread
+            self._start()
         sharing = self._sharing
         others = None if sharing is None else sharing.look()
         made = self._made

@@ -122,6 +122,36 @@ def test_a_reload_begins_and_ends_the_reports(tmp_path):
         assert limiter.engine.on_denial is None
 
 
+def test_a_look_after_the_end_only_reads(started):
+    limiter, live, _ = started()
+    limiter.check({"ip": "192.0.2.1"})
+    assert live._reporter._thread is not None
+    live.close()
+    assert live.state()["rates"]["requests"] == 1.0
+    assert (live._reporter._thread, limiter.engine.on_denial) == (None, None)
+    live.start()
+    live.state()
+    assert live._reporter._thread is not None  # `start` begins again
+    limiter.close()
+    assert live.state()["rates"]["requests"] == 1.0
+    assert live._reporter._thread is None
+
+
+def test_a_first_look_at_a_closed_limiter_only_reads():
+    with RateLimiter({"domain": "shop", "rules": [LOGIN]}) as limiter:
+        live = Live(limiter)
+    assert live.state()["processes"] == 1
+    assert (live._reporter._thread, limiter.engine.on_denial) == (None, None)
+
+
+def test_a_closed_limiter_that_is_used_again_reports(started):
+    limiter, live, _ = started()
+    limiter.check({"ip": "192.0.2.1"})
+    limiter.close()
+    limiter.check({"ip": "192.0.2.1"})
+    assert live._reporter._thread is not None
+
+
 def test_descriptors_are_rules_with_their_limits():
     entry = {"key": "plan", "value": "free", "rate_limit": {"unit": "hour", "requests_per_unit": 1}}
     unlimited = {"key": "plan", "value": "paid", "rate_limit": {"unlimited": True}}
