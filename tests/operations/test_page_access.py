@@ -196,34 +196,64 @@ def test_an_address_is_known_for_as_long_as_a_login(access, clock):
 def test_a_login_goes_on_whatever_its_address_attempts(access):
     cookie = access.cookie()
     guess(access, "a", 11)
-    assert access.admit("a", bearer=None, cookie=cookie).entry is Entry.ADMITTED
+    assert access.admit("a", bearer=None, cookies=[cookie]).entry is Entry.ADMITTED
 
 
 def test_a_cookie_of_another_process_is_tested_within_the_limits(access, clock):
     cookie = Access(TOKEN, clock).cookie()
     guess(access, "a", 10)
-    assert access.admit("a", bearer=None, cookie=cookie).entry is Entry.TOO_MANY
-    assert access.admit("b", bearer=None, cookie=cookie).entry is Entry.ADMITTED
-    assert access.admit("a", bearer=None, cookie=cookie).entry is Entry.ADMITTED  # now it is known
+    assert access.admit("a", bearer=None, cookies=[cookie]).entry is Entry.TOO_MANY
+    assert access.admit("b", bearer=None, cookies=[cookie]).entry is Entry.ADMITTED
+    assert access.admit("a", bearer=None, cookies=[cookie]).entry is Entry.ADMITTED  # now it is known
 
 
 def test_a_cookie_that_is_signed_for_a_guessed_token_is_a_wrong_attempt(access):
     forged = [Access(f"guess number {each:>5}", ManualClock(START)).cookie() for each in range(3)] * 4
-    entries = [access.admit("a", bearer=None, cookie=cookie).entry for cookie in forged]
+    entries = [access.admit("a", bearer=None, cookies=[cookie]).entry for cookie in forged]
     assert entries == [Entry.WRONG] * 10 + [Entry.TOO_MANY] * 2
+
+
+@EACH_SHELL
+def test_a_login_goes_on_beside_cookies_of_others(visit):
+    page = page_of()
+    login = cookie_of(log_in(visit, page))["Cookie"]
+    tossed = {"Cookie": f"ratelimit_page=1.x; ratelimit_page={'y' * 50}; {login}"}
+    assert {visit(page, "/state.json", headers=tossed).status for _ in range(12)} == {200}
+    other = page_of()  # as another process, which does not know the cookie
+    assert {visit(other, "/state.json", headers=tossed).status for _ in range(12)} == {200}
+
+
+def test_wrong_cookies_of_one_request_are_one_attempt(access):
+    tossed = ["1.x", "2.y", "3.z"]
+    entries = [access.admit("a", bearer=None, cookies=tossed).entry for _ in range(11)]
+    assert entries == [Entry.WRONG] * 10 + [Entry.TOO_MANY]
+
+
+def test_only_five_cookies_of_a_request_are_tested(access, clock):
+    for right in (access.cookie(), Access(TOKEN, clock).cookie()):
+        assert access.admit("a", bearer=None, cookies=["1.x"] * 4 + [right]).entry is Entry.ADMITTED
+        assert access.admit("a", bearer=None, cookies=["1.x"] * 5 + [right]).entry is Entry.WRONG
+
+
+def test_a_wrong_cookie_beside_an_expired_one_is_an_attempt(access, clock):
+    old = access.cookie()
+    clock.advance(LASTS)
+    entries = [access.admit("a", bearer=None, cookies=[old, "1.x"]).entry for _ in range(11)]
+    assert entries == [Entry.WRONG] * 10 + [Entry.TOO_MANY]
+    assert access.admit("b", bearer=None, cookies=[old, old]).entry is Entry.EXPIRED
 
 
 def test_an_expired_cookie_is_not_a_wrong_attempt(access, clock):
     cookie = access.cookie()
     clock.advance(LASTS - 1)
-    assert access.admit("a", bearer=None, cookie=cookie).entry is Entry.ADMITTED
+    assert access.admit("a", bearer=None, cookies=[cookie]).entry is Entry.ADMITTED
     clock.advance(1)
-    assert {access.admit("a", bearer=None, cookie=cookie).entry for _ in range(20)} == {Entry.EXPIRED}
+    assert {access.admit("a", bearer=None, cookies=[cookie]).entry for _ in range(20)} == {Entry.EXPIRED}
 
 
 @pytest.mark.parametrize("change", [lambda text: "9" + text, lambda text: text[:-1], lambda text: text + "A"])
 def test_a_changed_cookie_is_wrong(access, change):
-    assert access.admit("a", bearer=None, cookie=change(access.cookie())).entry is Entry.WRONG
+    assert access.admit("a", bearer=None, cookies=[change(access.cookie())]).entry is Entry.WRONG
 
 
 def test_a_cookie_is_signed_with_a_key_derived_from_the_token(access):
@@ -235,20 +265,20 @@ def test_a_cookie_is_signed_with_a_key_derived_from_the_token(access):
 
 
 def test_a_token_takes_precedence_over_a_cookie(access):
-    assert access.admit("a", bearer="wrong", cookie=access.cookie()).entry is Entry.WRONG
+    assert access.admit("a", bearer="wrong", cookies=[access.cookie()]).entry is Entry.WRONG
 
 
 @pytest.mark.parametrize("text", ["", "é", "\udcff", "\x00", "😀" * 50, "1." + "é" * 43, "."])
 def test_no_text_raises(access, text):
     assert access.test_token("a", text).entry is Entry.WRONG
-    assert access.admit("a", bearer=None, cookie=text).entry is Entry.WRONG
+    assert access.admit("a", bearer=None, cookies=[text]).entry is Entry.WRONG
 
 
 def test_few_cookies_and_addresses_are_remembered(access):
     first = access.cookie()
     for each in range(1_000):
         access.test_token(f"address {each}", TOKEN)
-        access.admit("a", bearer=None, cookie=first)
+        access.admit("a", bearer=None, cookies=[first])
     access.test_token("address 0", TOKEN)
     access.test_token("one more", TOKEN)
     assert len(access._addresses) == 1_000

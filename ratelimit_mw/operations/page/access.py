@@ -11,6 +11,7 @@ import hashlib
 import hmac
 from base64 import urlsafe_b64encode
 from collections import OrderedDict
+from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple, TypeVar
 
@@ -29,6 +30,7 @@ _OF_ALL = Quota("sliding_log", limit=100, period=60 * SECOND)
 Key = TypeVar("Key")
 
 _ROUNDS = 20_000
+_MOST_COOKIES = 5
 _MAX_COUNTERS = 10_000
 _MAX_REMEMBERED = 1_000
 
@@ -97,33 +99,38 @@ class Access:
         """Replace the lock in the child of a fork: a thread that had locked it may not exist here."""
         vars(self).pop("_lock", None)
 
-    def admit(self, address: str, *, bearer: str | None, cookie: str | None) -> Admission:
+    def admit(self, address: str, *, bearer: str | None, cookies: Sequence[str]) -> Admission:
         """Test the credentials of a request. A token takes precedence over a cookie.
+
+        Another app of the site can set cookies of the same name, which browsers may send before that of the page. One
+        right cookie is therefore enough. If none is right, they are one wrong attempt together, so only the first
+        `_MOST_COOKIES` are tested.
 
         Args:
             address: The identity of the client's address.
             bearer: The token of the header Authorization, if the request has one.
-            cookie: The value of the cookie, if the request has one.
+            cookies: The values of all cookies that have the name of the page's cookie.
         """
         if bearer is not None:
             return self.test_token(address, bearer)
-        if cookie is None:
+        if not cookies:
             return _MISSING
-        now = self._seconds()
-        if self._cookies.get(_hash(cookie), 0) > now:
+        tested, now = cookies[:_MOST_COOKIES], self._seconds()
+        if any(self._cookies.get(_hash(cookie), 0) > now for cookie in tested):
             return _ADMITTED
         with self._lock:
             wait = self._wait(address)
             if wait:
                 return wait
-            expires = self._expiry(cookie)
-            if expires is None:
+            ends = [self._expiry(cookie) for cookie in tested]
+            for cookie, expires in zip(tested, ends, strict=True):
+                if expires is not None and expires > now:
+                    _remember(self._cookies, _hash(cookie), expires)
+                    return _ADMITTED
+            if None in ends:
                 self._charge(address)
                 return _WRONG
-            if expires <= now:
-                return _EXPIRED
-            _remember(self._cookies, _hash(cookie), expires)
-        return _ADMITTED
+        return _EXPIRED
 
     def test_token(self, address: str, token: str) -> Admission:
         """Test a token that was sent in a header or in the form."""

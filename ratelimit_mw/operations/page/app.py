@@ -157,7 +157,7 @@ class Page:
 
     def _refused(self, visit: Visit, access: Access) -> Answer | None:
         """Return the refusal of a visitor whose credentials are not right."""
-        admission = access.admit(self._address(visit), bearer=visit.bearer, cookie=visit.cookie(_COOKIE))
+        admission = access.admit(self._address(visit), bearer=visit.bearer, cookies=visit.cookies(_COOKIE))
         if admission.entry is Entry.ADMITTED:
             return None
         status, message, headers = _refusal(admission)

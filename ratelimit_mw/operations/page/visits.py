@@ -83,14 +83,11 @@ class Visit:
         scheme, _, token = (self.request.header("authorization") or "").strip().partition(" ")
         return token if scheme.lower() == "bearer" else None
 
-    def cookie(self, name: str) -> str | None:
-        """Return the first cookie of this name, which is the one with the longest path."""
-        for line in self.request.header_lines("cookie"):
-            for pair in line.split(";"):
-                key, _, value = pair.strip().partition("=")
-                if key == name:
-                    return value
-        return None
+    def cookies(self, name: str) -> list[str]:
+        """Return the values of all cookies of this name, in the order of the request."""
+        lines = self.request.header_lines("cookie")
+        pairs = [pair.strip().partition("=") for line in lines for pair in line.split(";")]
+        return [value for key, _, value in pairs if key == name]
 
     @property
     def cookie_path(self) -> str:
