@@ -8,7 +8,7 @@ from ratelimit_mw.foresight.clients import printable
 from ratelimit_mw.foresight.replay import Difference, Result
 from ratelimit_mw.foresight.results import MINUTE, DeniedClient, Heaviest, RuleResult
 from ratelimit_mw.foresight.what_if.limits import rows_to_show
-from ratelimit_mw.foresight.wording import notes, sentence, spelled, utc
+from ratelimit_mw.foresight.wording import notes, sentence, share, spelled, utc
 
 UNITS = {"minute": 1, "hour": 60, "day": 1440}
 """The minutes of each unit of `--by`."""
@@ -72,7 +72,7 @@ def _say_rules(result: Result, rules: Sequence[RuleResult], by: str) -> None:
                 f"{'○ ' if each.shadow else ''}{each.name}",
                 f"{each.asked:,}",
                 f"{each.denied:,}",
-                f"{each.denied / each.asked:.2%}" if each.asked else "",
+                share(each.denied, each.asked) if each.asked else "",
                 spelled(each.clients, at_least=result.outcome.clients.full) if each.denied else "",
                 *(f"{getattr(each, name):,}" for name in extra),
                 "" if worst is None else f"{worst[0]:,} at {utc(worst[1])[:-3]}",
@@ -119,9 +119,9 @@ def _say_what_if(result: Result) -> None:
             (
                 f"{'→ ' if place == curve.in_force else ''}{curve.limits[place]:,}",
                 f"{curve.denied[place]:,}",
-                _share(curve.denied[place], curve.requests),
+                share(curve.denied[place], curve.requests),
                 f"{curve.clients[place]:,}",
-                _share(curve.clients[place], curve.all_clients),
+                share(curve.clients[place], curve.all_clients),
             )
             for place in places
         ]
@@ -132,11 +132,6 @@ def _say_what_if(result: Result) -> None:
         say(f"\n{further:,} more {several} a what-if: --rule NAME shows that of one rule")
     if result.without_curve:
         say("\n" + "\n".join(printable(text) for text in result.without_curve))
-
-
-def _share(part: int, whole: int) -> str:
-    """Return a share in percent. One that is small, but not zero, does not look like zero."""
-    return "<0.01%" if 0 < part * 20_000 < whole else f"{part / max(whole, 1):.2%}"
 
 
 def _say_difference(difference: Difference, most: int) -> None:

@@ -33,6 +33,11 @@ def spelled(number: int, *, at_least: bool = False) -> str:
     return f"{'≥ ' if at_least else ''}{number:,}"
 
 
+def share(part: int, whole: int) -> str:
+    """Return a share in percent. One that is small, but not zero, does not look like zero."""
+    return "<0.01 %" if 0 < part * 20_000 < whole else f"{100 * part / max(whole, 1):.2f} %"
+
+
 def notes(result: Result) -> list[str]:
     """Return what must be known to read the result, as lines."""
     outcome = result.outcome

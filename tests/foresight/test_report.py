@@ -16,6 +16,7 @@ from ratelimit_mw.foresight.report.html import page
 from ratelimit_mw.foresight.report.markup import element
 from ratelimit_mw.foresight.report.svg import Scale, what_if
 from ratelimit_mw.foresight.results import MINUTE
+from ratelimit_mw.foresight.wording import share
 from tests.foresight.reports import HOSTILE, curve, small
 from tests.foresight.test_replay import NOON, replayed, shop
 
@@ -129,7 +130,7 @@ def test_each_limit_of_a_curve_has_a_row_and_the_limit_in_force_is_said(tmp_path
         for limit, denied, clients in zip(held.limits, held.denied, held.clients, strict=True)
     ]
     place = held.in_force
-    assert cells[place][2] == f"{100 * held.denied[place] / held.requests:.1f} %"
+    assert cells[place][2] == f"{100 * held.denied[place] / held.requests:.2f} %"
     assert f"At 5 per minute, {cells[place][2]} of the requests would be denied ({held.denied[place]} of" in words(
         "<div>" + text[text.index(">") + 1 :] + "</div>"
     )
@@ -176,7 +177,7 @@ def test_the_limits_that_deny_most_have_a_curve_in_the_order_of_the_file(result)
 def test_a_curve_of_one_limit_and_no_clients_is_drawn(result):
     result.curves = [curve(limits=(5,), windows=[1], peaks=())]
     text = page(result, ["access.log"])
-    assert "At 5 per minute, 0 % of the requests would be denied (0 of 1)" in words(text)
+    assert "At 5 per minute, 0.00 % of the requests would be denied (0 of 1)" in words(text)
     assert "clients by their busiest window" not in text
 
 
@@ -300,3 +301,11 @@ def test_an_element_escapes_texts_and_attributes():
     assert element("p", "<&>", element("b", "x"), title='"<') == '<p title="&quot;&lt;">&lt;&amp;&gt;<b>x</b></p>'
     assert element("input", hidden=True, value=None, aria_label="a") == '<input hidden aria-label="a">'
     assert element("line", x1=1.0, x2=2.25, class_="c") == '<line x1="1" x2="2.2" class="c"/>'
+
+
+@pytest.mark.parametrize(
+    ("part", "whole", "text"),
+    [(87, 10_000, "0.87 %"), (1, 3, "33.33 %"), (1, 20_001, "<0.01 %"), (1, 20_000, "0.01 %"), (0, 0, "0.00 %")],
+)
+def test_a_small_share_does_not_look_like_none(part, whole, text):
+    assert share(part, whole) == text

@@ -17,7 +17,7 @@ from ratelimit_mw.foresight.report.bins import bars_of
 from ratelimit_mw.foresight.report.markup import Markup, cut, element, joined
 from ratelimit_mw.foresight.results import MINUTE, Heaviest, RuleResult
 from ratelimit_mw.foresight.what_if.curve import Curve
-from ratelimit_mw.foresight.wording import notes, sentence, spelled, utc
+from ratelimit_mw.foresight.wording import notes, sentence, share, spelled, utc
 from ratelimit_mw.units import spell_period
 
 MOST_PANELS = 5
@@ -107,7 +107,7 @@ def _head(result: Result, logs: Sequence[str], rules: Sequence[RuleResult]) -> M
     formats = ", ".join(dict.fromkeys(result.formats))
     span = f", {utc(result.first)} to {utc(result.last)} UTC" if result.first else ""
     reasons = result.outcome.reasons
-    shares = f"{_share(result.outcome.denied, result.outcome.requests)} of the requests"
+    shares = f"{share(result.outcome.denied, result.outcome.requests)} of the requests"
     if set(reasons) - {"limited"}:
         shares += ": " + ", ".join(f"{number:,} {reason}" for reason, number in sorted(reasons.items()))
     shadows = sorted((each for each in rules if each.shadow and each.denied), key=lambda each: -each.denied)
@@ -134,7 +134,7 @@ def _rules(outcome: Outcome, rules: Sequence[RuleResult]) -> Markup:
             _name(each.name, shadow=each.shadow),
             f"{each.asked:,}",
             f"{each.denied:,}",
-            _share(each.denied, each.asked) if each.asked else "",
+            share(each.denied, each.asked) if each.asked else "",
             spelled(each.clients, at_least=outcome.clients.full) if each.denied else "",
             *(f"{getattr(each, name):,}" for name in extra),
             "" if each.worst is None else f"{each.worst[0]:,} at {utc(each.worst[1])[:-3]}",
@@ -215,9 +215,9 @@ def _curve(curve: Curve) -> Markup:
         (
             f"{limit:,}{unit}",
             f"{denied:,}",
-            _share(denied, curve.requests),
+            share(denied, curve.requests),
             f"{clients:,}",
-            _share(clients, curve.all_clients),
+            share(clients, curve.all_clients),
         )
         for limit, denied, clients in zip(curve.limits, curve.denied, curve.clients, strict=True)
     ]
@@ -359,9 +359,3 @@ def _name(rule: str, *, shadow: bool) -> Markup:
 
 def _client(name: str) -> Markup:
     return element("span", cut(name, _LONGEST_NAME), class_="client")
-
-
-def _share(part: int, whole: int) -> str:
-    """Return a share in percent, with two digits that count."""
-    percent = 100 * part / max(whole, 1)
-    return f"{percent:.1f} %" if percent >= 10 else f"{percent:.2g} %"
