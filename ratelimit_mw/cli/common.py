@@ -5,6 +5,7 @@ import importlib
 import json
 import math
 import os
+import re
 import sys
 import time
 import traceback
@@ -111,9 +112,20 @@ def say(text: str) -> None:
     typer.echo(text)
 
 
+_UNUSUAL = re.compile(r"[^\n -~]")
+"""Characters that may have to be escaped. A line break in JSON is one between values."""
+
+
+def _escaped(unusual: re.Match[str]) -> str:
+    """Return the character as JSON has it. Letters of other languages stay as they are."""
+    character = unusual.group()
+    return character if character.isprintable() else json.dumps(character)[1:-1]
+
+
 def say_json(value: object) -> None:
-    """Print `value` as JSON."""
-    typer.echo(json.dumps(plain(value), indent=2, ensure_ascii=False))
+    """Print `value` as JSON. Characters that a terminal would obey are escaped, as JSON allows it."""
+    text = json.dumps(plain(value), indent=2, ensure_ascii=False)
+    typer.echo(_UNUSUAL.sub(_escaped, text))
 
 
 def say_table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> None:

@@ -132,6 +132,19 @@ def test_what_a_client_has_written_does_not_reach_the_terminal(run, any_server):
     assert "no end" in printed
 
 
+def test_json_has_escapes_for_what_a_terminal_would_obey(run, any_server):
+    evil = "é\x1b[31m\x9b31m\x7f\u202e\U000e0001\n"
+    report = Activity(1.0, 1.0, ({}, {}), {}, (LimitedClient(evil, "d", "r", "limited", 3, time.time(), None),), None)
+    board = Board(any_server.url, "shop")
+    board.put(encode_report(ProcessReport("p", "v", "on", None, report)))
+    code, printed, _ = run("top", "--watch", "--json", "--storage", any_server.url)
+    board.close()
+    assert code == 0
+    assert [each for each in printed if not each.isprintable() and each != "\n"] == []
+    assert json.loads(printed)["limited"][0]["client"] == evil
+    assert '"é\\u001b[31m\\u009b31m\\u007f\\u202e\\udb40\\udc01\\n"' in printed
+
+
 def test_a_frame_says_what_is_away_switched_off_and_measured(run):
     rules = [{"name": "trial", "by": "ip", "limit": "0 per hour", "shadow": True}]
     with RateLimiter({"domain": "shop", "rules": rules}) as limiter:
