@@ -457,9 +457,10 @@ def _reporting(limiter: "ref[RateLimiter]") -> Callable[[Rules], None]:
     def check(rules: Rules) -> None:
         known = limiter()
         if known is not None and known.reporting != rules.observe.live:
-            from ratelimit_mw.operations.live import follow  # imported late: it is above, and most apps do not use it
+            # Imported late: it is above, and most apps do not use it.
+            from ratelimit_mw.operations.live import set_reporting
 
-            follow(known, reporting=rules.observe.live)
+            set_reporting(known, reporting=rules.observe.live)
 
     return check
 

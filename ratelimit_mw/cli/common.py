@@ -26,7 +26,7 @@ from ratelimit_mw.config.documents import A_PATH
 from ratelimit_mw.errors import ConfigurationError, Problem, StoreUnavailable, near
 from ratelimit_mw.identity.address import canonical
 from ratelimit_mw.limiter import RateLimiter
-from ratelimit_mw.operations.live import follow
+from ratelimit_mw.operations.live import set_reporting
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.stores import Store, open_store, with_domain
 from ratelimit_mw.stores.shards import Shards
@@ -298,7 +298,7 @@ def open_limiter(config: str, storage: str | None) -> RateLimiter:
     except StoreUnavailable as error:
         fail(f"the rules can't be fetched: {error}", Exit.STORE_AWAY)
     if limiter.reporting:
-        follow(limiter, reporting=False)  # a command serves no requests
+        set_reporting(limiter, reporting=False)  # a command serves no requests
     # Without the overrides, the command still works. It reports an unavailable store when it reads the counters.
     with suppress(StoreUnavailable, ConfigurationError):
         limiter.reload()

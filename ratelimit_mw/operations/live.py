@@ -70,7 +70,7 @@ class Live:
         return self._reporter.state(self._limiter)
 
 
-def follow(limiter: RateLimiter, *, reporting: bool) -> None:
+def set_reporting(limiter: RateLimiter, *, reporting: bool) -> None:
     """Begin or end the reports of a limiter, as its rules say (`observe: {live: true}`).
 
     Args:

@@ -8,7 +8,7 @@ import pytest
 
 from ratelimit_mw import ManualClock
 from ratelimit_mw.operations.page import Page
-from ratelimit_mw.operations.page.access import LASTS, Access, Entry
+from ratelimit_mw.operations.page.access import LASTS, Access, CredentialCheck
 from tests.operations.visiting import BEARER, EACH_SHELL, TOKEN, WRONG, cookie_of, log_in, page_of
 from tests.shells.asking import START, limiter
 
@@ -24,7 +24,7 @@ def access(clock):
 
 
 def guess(access, address, times, token="wrong"):
-    return [access.test_token(address, token).entry for _ in range(times)]
+    return [access.test_token(address, token).check for _ in range(times)]
 
 
 @pytest.mark.parametrize(
@@ -165,52 +165,52 @@ def test_a_wrong_or_expired_cookie_is_removed(visit, clock):
 
 
 def test_wrong_attempts_are_forgotten_after_a_minute(access, clock):
-    assert guess(access, "a", 11) == [Entry.WRONG] * 10 + [Entry.TOO_MANY]
+    assert guess(access, "a", 11) == [CredentialCheck.WRONG] * 10 + [CredentialCheck.TOO_MANY]
     clock.advance(58.5)
-    assert access.test_token("a", TOKEN) == (Entry.TOO_MANY, 2)
+    assert access.test_token("a", TOKEN) == (CredentialCheck.TOO_MANY, 2)
     clock.advance(1.5)
-    assert access.test_token("a", TOKEN).entry is Entry.ADMITTED
+    assert access.test_token("a", TOKEN).check is CredentialCheck.ADMITTED
 
 
 def test_right_attempts_do_not_count(access):
-    assert {access.test_token("a", TOKEN).entry for _ in range(200)} == {Entry.ADMITTED}
+    assert {access.test_token("a", TOKEN).check for _ in range(200)} == {CredentialCheck.ADMITTED}
 
 
 def test_many_addresses_have_a_hundred_wrong_attempts_together(access):
-    assert access.test_token("operator", TOKEN).entry is Entry.ADMITTED
-    assert {entry for each in range(100) for entry in guess(access, f"bot {each}", 1)} == {Entry.WRONG}
-    assert access.test_token("another", TOKEN).entry is Entry.TOO_MANY
+    assert access.test_token("operator", TOKEN).check is CredentialCheck.ADMITTED
+    assert {check for each in range(100) for check in guess(access, f"bot {each}", 1)} == {CredentialCheck.WRONG}
+    assert access.test_token("another", TOKEN).check is CredentialCheck.TOO_MANY
     # An address that has sent the right token before is not locked out by those of others, but by its own.
-    assert access.test_token("operator", TOKEN).entry is Entry.ADMITTED
-    assert guess(access, "operator", 11) == [Entry.WRONG] * 10 + [Entry.TOO_MANY]
+    assert access.test_token("operator", TOKEN).check is CredentialCheck.ADMITTED
+    assert guess(access, "operator", 11) == [CredentialCheck.WRONG] * 10 + [CredentialCheck.TOO_MANY]
 
 
 def test_an_address_is_known_for_as_long_as_a_login(access, clock):
     access.test_token("operator", TOKEN)
     clock.advance(LASTS)
     guesses = [guess(access, f"bot {each}", 1) for each in range(100)]
-    assert guesses[-1] == [Entry.WRONG]
-    assert access.test_token("operator", TOKEN).entry is Entry.TOO_MANY
+    assert guesses[-1] == [CredentialCheck.WRONG]
+    assert access.test_token("operator", TOKEN).check is CredentialCheck.TOO_MANY
 
 
 def test_a_login_goes_on_whatever_its_address_attempts(access):
     cookie = access.cookie()
     guess(access, "a", 11)
-    assert access.admit("a", bearer=None, cookies=[cookie]).entry is Entry.ADMITTED
+    assert access.admit("a", bearer=None, cookies=[cookie]).check is CredentialCheck.ADMITTED
 
 
 def test_a_cookie_of_another_process_is_tested_within_the_limits(access, clock):
     cookie = Access(TOKEN, clock).cookie()
     guess(access, "a", 10)
-    assert access.admit("a", bearer=None, cookies=[cookie]).entry is Entry.TOO_MANY
-    assert access.admit("b", bearer=None, cookies=[cookie]).entry is Entry.ADMITTED
-    assert access.admit("a", bearer=None, cookies=[cookie]).entry is Entry.ADMITTED  # now it is known
+    assert access.admit("a", bearer=None, cookies=[cookie]).check is CredentialCheck.TOO_MANY
+    assert access.admit("b", bearer=None, cookies=[cookie]).check is CredentialCheck.ADMITTED
+    assert access.admit("a", bearer=None, cookies=[cookie]).check is CredentialCheck.ADMITTED  # now it is known
 
 
 def test_a_cookie_that_is_signed_for_a_guessed_token_is_a_wrong_attempt(access):
     forged = [Access(f"guess number {each:>5}", ManualClock(START)).cookie() for each in range(3)] * 4
-    entries = [access.admit("a", bearer=None, cookies=[cookie]).entry for cookie in forged]
-    assert entries == [Entry.WRONG] * 10 + [Entry.TOO_MANY] * 2
+    checks = [access.admit("a", bearer=None, cookies=[cookie]).check for cookie in forged]
+    assert checks == [CredentialCheck.WRONG] * 10 + [CredentialCheck.TOO_MANY] * 2
 
 
 @EACH_SHELL
@@ -225,35 +225,35 @@ def test_a_login_goes_on_beside_cookies_of_others(visit):
 
 def test_wrong_cookies_of_one_request_are_one_attempt(access):
     tossed = ["1.x", "2.y", "3.z"]
-    entries = [access.admit("a", bearer=None, cookies=tossed).entry for _ in range(11)]
-    assert entries == [Entry.WRONG] * 10 + [Entry.TOO_MANY]
+    checks = [access.admit("a", bearer=None, cookies=tossed).check for _ in range(11)]
+    assert checks == [CredentialCheck.WRONG] * 10 + [CredentialCheck.TOO_MANY]
 
 
 def test_only_five_cookies_of_a_request_are_tested(access, clock):
     for right in (access.cookie(), Access(TOKEN, clock).cookie()):
-        assert access.admit("a", bearer=None, cookies=["1.x"] * 4 + [right]).entry is Entry.ADMITTED
-        assert access.admit("a", bearer=None, cookies=["1.x"] * 5 + [right]).entry is Entry.WRONG
+        assert access.admit("a", bearer=None, cookies=["1.x"] * 4 + [right]).check is CredentialCheck.ADMITTED
+        assert access.admit("a", bearer=None, cookies=["1.x"] * 5 + [right]).check is CredentialCheck.WRONG
 
 
 def test_a_wrong_cookie_beside_an_expired_one_is_an_attempt(access, clock):
     old = access.cookie()
     clock.advance(LASTS)
-    entries = [access.admit("a", bearer=None, cookies=[old, "1.x"]).entry for _ in range(11)]
-    assert entries == [Entry.WRONG] * 10 + [Entry.TOO_MANY]
-    assert access.admit("b", bearer=None, cookies=[old, old]).entry is Entry.EXPIRED
+    checks = [access.admit("a", bearer=None, cookies=[old, "1.x"]).check for _ in range(11)]
+    assert checks == [CredentialCheck.WRONG] * 10 + [CredentialCheck.TOO_MANY]
+    assert access.admit("b", bearer=None, cookies=[old, old]).check is CredentialCheck.EXPIRED
 
 
 def test_an_expired_cookie_is_not_a_wrong_attempt(access, clock):
     cookie = access.cookie()
     clock.advance(LASTS - 1)
-    assert access.admit("a", bearer=None, cookies=[cookie]).entry is Entry.ADMITTED
+    assert access.admit("a", bearer=None, cookies=[cookie]).check is CredentialCheck.ADMITTED
     clock.advance(1)
-    assert {access.admit("a", bearer=None, cookies=[cookie]).entry for _ in range(20)} == {Entry.EXPIRED}
+    assert {access.admit("a", bearer=None, cookies=[cookie]).check for _ in range(20)} == {CredentialCheck.EXPIRED}
 
 
 @pytest.mark.parametrize("change", [lambda text: "9" + text, lambda text: text[:-1], lambda text: text + "A"])
 def test_a_changed_cookie_is_wrong(access, change):
-    assert access.admit("a", bearer=None, cookies=[change(access.cookie())]).entry is Entry.WRONG
+    assert access.admit("a", bearer=None, cookies=[change(access.cookie())]).check is CredentialCheck.WRONG
 
 
 def test_a_cookie_is_signed_with_a_key_derived_from_the_token(access):
@@ -265,13 +265,13 @@ def test_a_cookie_is_signed_with_a_key_derived_from_the_token(access):
 
 
 def test_a_token_takes_precedence_over_a_cookie(access):
-    assert access.admit("a", bearer="wrong", cookies=[access.cookie()]).entry is Entry.WRONG
+    assert access.admit("a", bearer="wrong", cookies=[access.cookie()]).check is CredentialCheck.WRONG
 
 
 @pytest.mark.parametrize("text", ["", "é", "\udcff", "\x00", "😀" * 50, "1." + "é" * 43, "."])
 def test_no_text_raises(access, text):
-    assert access.test_token("a", text).entry is Entry.WRONG
-    assert access.admit("a", bearer=None, cookies=[text]).entry is Entry.WRONG
+    assert access.test_token("a", text).check is CredentialCheck.WRONG
+    assert access.admit("a", bearer=None, cookies=[text]).check is CredentialCheck.WRONG
 
 
 def test_few_cookies_and_addresses_are_remembered(access):
@@ -289,4 +289,4 @@ def test_few_cookies_and_addresses_are_remembered(access):
 def test_the_child_of_a_fork_takes_a_lock_of_its_own(access):
     with access._lock:  # as a thread of the parent may have done
         access.after_fork()
-        assert access.test_token("a", TOKEN).entry is Entry.ADMITTED
+        assert access.test_token("a", TOKEN).check is CredentialCheck.ADMITTED

@@ -35,7 +35,7 @@ _MAX_COUNTERS = 10_000
 _MAX_REMEMBERED = 1_000
 
 
-class Entry(Enum):
+class CredentialCheck(Enum):
     """The result of testing the credentials of a request."""
 
     ADMITTED = "admitted"
@@ -50,18 +50,18 @@ class Admission(NamedTuple):
     """Whether a request is admitted.
 
     Attributes:
-        entry: The result of testing its credentials.
+        check: The result of testing its credentials.
         retry_after: With `TOO_MANY`, the seconds until credentials are tested again. At least 1.
     """
 
-    entry: Entry
+    check: CredentialCheck
     retry_after: int = 0
 
 
-_ADMITTED = Admission(Entry.ADMITTED)
-_MISSING = Admission(Entry.MISSING)
-_EXPIRED = Admission(Entry.EXPIRED)
-_WRONG = Admission(Entry.WRONG)
+_ADMITTED = Admission(CredentialCheck.ADMITTED)
+_MISSING = Admission(CredentialCheck.MISSING)
+_EXPIRED = Admission(CredentialCheck.EXPIRED)
+_WRONG = Admission(CredentialCheck.WRONG)
 
 
 class Access:
@@ -168,7 +168,7 @@ class Access:
         """Return the refusal if no credentials of this address may be tested now."""
         reply = self._store.decide(self._asks(address), commit=False)
         longest = max(outcome.retry_after for outcome in reply.outcomes)
-        return Admission(Entry.TOO_MANY, -(-longest // SECOND)) if longest else None
+        return Admission(CredentialCheck.TOO_MANY, -(-longest // SECOND)) if longest else None
 
     def _charge(self, address: str) -> None:
         """Count a wrong attempt."""

@@ -14,7 +14,7 @@ from ratelimit_mw.identity.address import UNKNOWN_ADDRESS
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.operations.live import Live
 from ratelimit_mw.operations.page import documents
-from ratelimit_mw.operations.page.access import LASTS, SHORTEST, Access, Admission, Entry, fault_of
+from ratelimit_mw.operations.page.access import LASTS, SHORTEST, Access, Admission, CredentialCheck, fault_of
 from ratelimit_mw.operations.page.visits import (
     Answer,
     AsgiVisit,
@@ -158,10 +158,10 @@ class Page:
     def _refused(self, visit: Visit, access: Access) -> Answer | None:
         """Return the refusal of a visitor whose credentials are not right."""
         admission = access.admit(self._address(visit), bearer=visit.bearer, cookies=visit.cookies(_COOKIE))
-        if admission.entry is Entry.ADMITTED:
+        if admission.check is CredentialCheck.ADMITTED:
             return None
         status, message, headers = _refusal(admission)
-        if admission.entry in (Entry.WRONG, Entry.EXPIRED) and visit.bearer is None:
+        if admission.check in (CredentialCheck.WRONG, CredentialCheck.EXPIRED) and visit.bearer is None:
             headers.append(self._cookie(visit, "", 0))  # so that it is not sent again, and counted again
         if visit.path == "/":
             return documents.login(status, message, *headers)
@@ -185,7 +185,7 @@ class Page:
         if body is None:
             return text_answer(413, "The body is longer than 4 kB.")
         admission = access.test_token(self._address(visit), _token_of(body))
-        if admission.entry is Entry.ADMITTED:
+        if admission.check is CredentialCheck.ADMITTED:
             return text_answer(303, "You are logged in.", _TO_PAGE, self._cookie(visit, access.cookie(), LASTS))
         status, message, headers = _refusal(admission)
         return documents.login(status, message, *headers)
@@ -227,11 +227,15 @@ class Page:
 
 def _refusal(admission: Admission) -> tuple[int, str, list[tuple[str, str]]]:
     """Return the status, the message and the headers of a refusal."""
-    if admission.entry is Entry.TOO_MANY:
+    if admission.check is CredentialCheck.TOO_MANY:
         wait = admission.retry_after
         return 429, f"Too many wrong attempts. Try again in {wait} s.", [("Retry-After", str(wait))]
-    messages = {Entry.MISSING: "", Entry.EXPIRED: "Your login has expired.", Entry.WRONG: "The token is not right."}
-    return 401, messages[admission.entry], [_CHALLENGE]
+    messages = {
+        CredentialCheck.MISSING: "",
+        CredentialCheck.EXPIRED: "Your login has expired.",
+        CredentialCheck.WRONG: "The token is not right.",
+    }
+    return 401, messages[admission.check], [_CHALLENGE]
 
 
 def _token_of(body: bytes) -> str:
