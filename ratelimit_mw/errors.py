@@ -14,7 +14,7 @@ has its module behind it:
     │   ├── UnknownFormat           the format of a log is not known (foresight.logs.formats)
     │   ├── TooLong                 the times of a log are too far apart for the curve (foresight.what_if.windows)
     │   ├── NoShare                 the requests of a log cannot be divided among jobs (foresight.shares)
-    │   ├── UnsuitableLog           nothing can be proposed for a log (foresight.suggest.history)
+    │   ├── UnsuitableLog           nothing can be proposed for a log (foresight.suggest.traffic)
     │   └── _Hinted                 a text cannot be read
     │       ├── DurationError       a text is not a duration
     │       └── TemplateError       a text is not a path template

@@ -183,7 +183,7 @@ ADDED = {
     "cli/suggest.py": "the command that proposes limits",
     **{
         f"foresight/suggest/{name}.py": "limits that are proposed for a log"
-        for name in ("__init__", "behaviour", "history", "peaks", "proposal", "routes", "text")
+        for name in ("__init__", "behaviour", "peaks", "proposal", "routes", "text", "traffic")
     },
     "foresight/logs/__init__.py": "a package's docstring",
     "foresight/logs/entry.py": "one request as a log tells it",

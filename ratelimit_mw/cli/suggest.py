@@ -25,9 +25,9 @@ from ratelimit_mw.cli.log_options import (
 from ratelimit_mw.errors import near
 from ratelimit_mw.foresight.logs.entry import FIELDS
 from ratelimit_mw.foresight.logs.formats import UnknownFormat
-from ratelimit_mw.foresight.suggest.history import History, UnsuitableLog
 from ratelimit_mw.foresight.suggest.proposal import propose
-from ratelimit_mw.foresight.suggest.text import Source, written
+from ratelimit_mw.foresight.suggest.text import Source, as_yaml
+from ratelimit_mw.foresight.suggest.traffic import Traffic, UnsuitableLog
 
 
 def suggest(
@@ -58,13 +58,13 @@ def suggest(
     _require_known(places)
     if output is not None and output.exists():
         raise typer.BadParameter(f"{str(output)!r} exists already", param_hint="--output")
-    history = History(time_of(since, "--since") or 0, time_of(until, "--until"))
+    traffic = Traffic(time_of(since, "--since") or 0, time_of(until, "--until"))
     try:
         with progress_of("suggest", logs) as on_progress:
-            history.read(logs, form, places, on_progress)
-        if not lenient and mostly_unreadable(history.unreadable, history.lines):
+            traffic.read(logs, form, places, on_progress)
+        if not lenient and mostly_unreadable(traffic.unreadable, traffic.lines):
             fail(TOO_MANY_UNREADABLE, Exit.PROBLEMS)
-        proposal = propose(history)
+        proposal = propose(traffic)
     except UnknownFormat as error:
         fail(printable_lines(str(error)), Exit.USAGE if error.usage else Exit.PROBLEMS)
     except UnsuitableLog as error:
@@ -81,7 +81,7 @@ def suggest(
         enforce=enforce,
         hashed=names == "hashed",
     )
-    _write(written(proposal, history, source), output)
+    _write(as_yaml(proposal, traffic, source), output)
 
 
 def _require_known(places: dict[str, str]) -> None:

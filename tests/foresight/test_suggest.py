@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from ratelimit_mw.config.load import examine
 from ratelimit_mw.foresight.logs.entry import Entry
 from ratelimit_mw.foresight.replay import Options, replay
-from ratelimit_mw.foresight.suggest.history import History, Route, UnsuitableLog
 from ratelimit_mw.foresight.suggest.proposal import CONVENTION, propose
-from ratelimit_mw.foresight.suggest.text import Source, written
+from ratelimit_mw.foresight.suggest.text import Source, as_yaml
+from ratelimit_mw.foresight.suggest.traffic import Route, Traffic, UnsuitableLog
 from tests.foresight import traffic
 from tests.foresight.test_replay import SAMPLE
 from tests.support.apps import ROOT
@@ -25,14 +25,14 @@ from tests.support.apps import ROOT
 LOGIN = Route("POST", ("login",))
 
 
-def history_of(*paths, **bounds):
-    history = History(**bounds)
-    history.read(paths)
-    return history
+def traffic_of(*paths, **bounds):
+    seen = Traffic(**bounds)
+    seen.read(paths)
+    return seen
 
 
 def proposed(*paths):
-    return propose(history_of(*paths))
+    return propose(traffic_of(*paths))
 
 
 def limits(proposal):
@@ -58,8 +58,8 @@ def guessers(number, gap, *, each=30, status=401, path="/login"):
     ]
 
 
-def requests_of(history, clients):
-    return sum(len(history.of(client)) for client in clients)
+def requests_of(seen, clients):
+    return sum(len(seen.of(client)) for client in clients)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -73,16 +73,16 @@ def test_the_enforced_proposal_denies_at_most_one_in_a_thousand_requests_of_ordi
         *(traffic.poller(f"192.0.2.{each}", 300, gap) for each, gap in enumerate((10, 30, 60))),
         traffic.crawler(chance, "198.51.100.1", 2000),
     )
-    history = history_of(log)
-    proposal = propose(history)
+    seen = traffic_of(log)
+    proposal = propose(seen)
     found = denials(log, proposal)
     ordinary = sum(found.get(f"ip={client}", 0) for client in proposal.ordinary)
-    assert ordinary <= 0.001 * requests_of(history, proposal.ordinary)
+    assert ordinary <= 0.001 * requests_of(seen, proposal.ordinary)
     assert found["ip=198.51.100.1"] > 1000  # the crawler, which is far beyond
     # Only programs were left out: people are ordinary, but for one in a hundred.
-    people = [client for client in history.clients if client.startswith("10.")]
+    people = [client for client in seen.clients if client.startswith("10.")]
     assert len(proposal.ordinary.intersection(people)) >= 0.99 * len(people)
-    assert sum(found.get(f"ip={client}", 0) for client in people) <= 0.001 * requests_of(history, people)
+    assert sum(found.get(f"ip={client}", 0) for client in people) <= 0.001 * requests_of(seen, people)
 
 
 @pytest.mark.parametrize(("others", "limit"), [(0, CONVENTION), (8, None)])
@@ -173,7 +173,7 @@ def test_a_login_that_few_addresses_need_often_has_no_rule_and_is_named(tmp_path
         dict(proposal.unruled)[token] == "fewer than 20 ordinary addresses send this, and often more than 5 per minute"
     )
     found = denials(log, proposal)
-    assert sum(found.get(f"ip={client}", 0) for client in proposal.ordinary) <= 0.001 * history_of(log).requests
+    assert sum(found.get(f"ip={client}", 0) for client in proposal.ordinary) <= 0.001 * traffic_of(log).requests
 
 
 def test_a_client_that_mostly_fails_at_a_route_with_a_rule_is_not_ordinary(tmp_path):
@@ -187,25 +187,25 @@ def test_a_client_that_mostly_fails_at_a_route_with_a_rule_is_not_ordinary(tmp_p
     assert Route("POST", ("orders",)) in limits(proposal)
     assert not [client for client in proposal.ordinary if client.startswith("192.0.2.")]
     found = denials(log, proposal)
-    assert sum(found.get(f"ip={client}", 0) for client in proposal.ordinary) <= 0.001 * history_of(log).requests
+    assert sum(found.get(f"ip={client}", 0) for client in proposal.ordinary) <= 0.001 * traffic_of(log).requests
 
 
 def test_long_targets_are_not_kept_in_memory():
-    history = History()
+    seen = Traffic()
     tracemalloc.start()
     try:
         for at in range(2000):
-            history.add([Entry(traffic.START + at, "192.0.2.1", "GET", f"/{at}?{'q' * 20_000}", 200)])
+            seen.add([Entry(traffic.START + at, "192.0.2.1", "GET", f"/{at}?{'q' * 20_000}", 200)])
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert (history.requests, peak < 5_000_000) == (2000, True), peak
+    assert (seen.requests, peak < 5_000_000) == (2000, True), peak
 
 
 def test_head_counts_as_get_as_in_rules():
-    history = History()
-    history.add([Entry(traffic.START, "192.0.2.1", method, "/a", 200) for method in ("HEAD", "GET")])
-    assert history.routes[1:] == [Route("GET", ("a",))]
+    seen = Traffic()
+    seen.add([Entry(traffic.START, "192.0.2.1", method, "/a", 200) for method in ("HEAD", "GET")])
+    assert seen.routes[1:] == [Route("GET", ("a",))]
 
 
 def test_guesses_are_found_at_a_route_with_any_name(tmp_path):
@@ -259,7 +259,7 @@ def test_check_finds_nothing_wrong_with_the_text(tmp_path):
     proposal = proposed(log)
     path = tmp_path / "rules.yaml"
     for enforce in (True, False):
-        path.write_text(written(proposal, history_of(log), Source(logs=[log], enforce=enforce)))
+        path.write_text(as_yaml(proposal, traffic_of(log), Source(logs=[log], enforce=enforce)))
         examined = examine(path)
         assert (examined.problems, examined.warnings) == ((), ())
         assert {rule.shadow for rule in examined.rules.rules} == {not enforce}
@@ -270,26 +270,24 @@ def test_check_finds_nothing_wrong_with_the_text(tmp_path):
     [(999, 30, "999 requests, but 1,000"), (1000, 19, "19 clients, but 20"), (1000, 20, "")],
 )
 def test_a_log_with_too_little_is_refused(requests, clients, text):
-    history = History()
-    history.add(
-        [Entry(traffic.START * 10**6 + each, f"192.0.2.{each % clients}", "GET", "/") for each in range(requests)]
-    )
+    seen = Traffic()
+    seen.add([Entry(traffic.START * 10**6 + each, f"192.0.2.{each % clients}", "GET", "/") for each in range(requests)])
     if not text:
-        assert limits(propose(history))
+        assert limits(propose(seen))
         return
     with pytest.raises(UnsuitableLog, match=text):
-        propose(history)
+        propose(seen)
 
 
 SCRIPT = """
 import sys
-from ratelimit_mw.foresight.suggest.history import History
+from ratelimit_mw.foresight.suggest.traffic import Traffic
 from ratelimit_mw.foresight.suggest.proposal import propose
-from ratelimit_mw.foresight.suggest.text import Source, written
-history = History()
-history.read(sys.argv[1:])
-history.formats.clear()
-sys.stdout.write(written(propose(history), history, Source(logs=[])))
+from ratelimit_mw.foresight.suggest.text import Source, as_yaml
+seen = Traffic()
+seen.read(sys.argv[1:])
+seen.formats.clear()
+sys.stdout.write(as_yaml(propose(seen), seen, Source(logs=[])))
 """
 
 
@@ -316,15 +314,15 @@ def test_the_text_is_the_same_with_other_hashes_and_for_lines_in_two_files_in_an
 
 def test_half_of_the_clients_say_the_same_where_a_log_has_too_many(tmp_path):
     log = traffic.write(tmp_path / "a.log", traffic.site(1, 800))
-    whole = history_of(log)
+    whole = traffic_of(log)
     most = 6 * whole.requests // 10
-    half = history_of(log, most_requests=most)
+    half = traffic_of(log, most_requests=most)
     assert (whole.one_of, half.one_of) == (1, 2)
     assert requests_of(half, half.clients) <= most
     assert 300 < len(half.clients) < 500
     assert set(half.clients) < set(whole.clients)
     assert half.requests == whole.requests
-    fewer = history_of(log, most_clients=300)
+    fewer = traffic_of(log, most_clients=300)
     assert fewer.one_of > 2
     assert 100 < len(fewer.clients) <= 300
     one, other = limits(propose(whole)), limits(propose(half))
@@ -357,12 +355,12 @@ def test_no_text_of_a_log_leaves_its_comment_or_its_string(tmp_path_factory, one
             entries.append(Entry(at, f"203.0.113.{client}", "GET", "/" + wired(other), 200))
             entries.append(Entry(at, "192.0.2.200", wired(method), "/", 200))
             entries.append(Entry(at, wired(other), "GET", "/", 200))
-    history = History()
-    history.formats.append(other)
-    history.add(entries)
-    proposal = propose(history)
+    seen = Traffic()
+    seen.formats.append(other)
+    seen.add(entries)
+    proposal = propose(seen)
     source = Source(logs=[one + other], options=["--field", other], file=method, enforce=True)
-    text = written(proposal, history, source)
+    text = as_yaml(proposal, seen, source)
     assert all(character.isprintable() or character == "\n" for character in text)
     assert yaml.safe_load(text) == proposal.mapping(enforce=True)
     path = tmp_path_factory.mktemp("rules") / "rules.yaml"

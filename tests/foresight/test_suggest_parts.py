@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from ratelimit_mw import ManualClock, RateLimiter
 from ratelimit_mw.config.load import examine
 from ratelimit_mw.foresight.logs.entry import Entry
-from ratelimit_mw.foresight.suggest import history as histories
+from ratelimit_mw.foresight.suggest import traffic
 from ratelimit_mw.foresight.suggest.behaviour import track_of
-from ratelimit_mw.foresight.suggest.history import ANY, INT, OTHER, UUID, History, path_of, segments_of
 from ratelimit_mw.foresight.suggest.peaks import busiest_minute, extended, fence, next_round, quantile, round_limit
 from ratelimit_mw.foresight.suggest.proposal import _Uses
 from ratelimit_mw.foresight.suggest.routes import fold, is_login, matches, rule_name, template
+from ratelimit_mw.foresight.suggest.traffic import ANY, INT, OTHER, UUID, Traffic, path_of, segments_of
 from ratelimit_mw.rules.path_templates import parse
 
 SECOND = 10**6
@@ -194,16 +194,16 @@ def test_rules_have_different_names_of_letters_and_digits():
     assert not examine({"domain": "d", "rules": [{"name": name, "limit": "1 per day"} for name in taken]}).problems
 
 
-def history_of(*requests):
-    history = History()
-    history.add([Entry(NOON + int(at * SECOND), ip, method, path, status) for at, ip, method, path, status in requests])
-    return history
+def traffic_of(*requests):
+    traffic = Traffic()
+    traffic.add([Entry(NOON + int(at * SECOND), ip, method, path, status) for at, ip, method, path, status in requests])
+    return traffic
 
 
 def track(*requests):
-    history = history_of(*((at, "192.0.2.1", method, path, status) for at, method, path, status in requests))
-    found = track_of(history.of("192.0.2.1"))
-    return found and (history.routes[found.route].path, found.status, found.requests, found.period / SECOND)
+    traffic = traffic_of(*((at, "192.0.2.1", method, path, status) for at, method, path, status in requests))
+    found = track_of(traffic.of("192.0.2.1"))
+    return found and (traffic.routes[found.route].path, found.status, found.requests, found.period / SECOND)
 
 
 def test_a_client_is_one_track_if_ninety_percent_of_its_requests_are_the_same():
@@ -237,7 +237,7 @@ def test_a_period_is_the_usual_time_between_requests(gaps, period):
 
 
 def test_addresses_are_clients_as_in_the_rules():
-    history = history_of(
+    traffic = traffic_of(
         (0, "192.0.2.1", "GET", "/", 200),
         (1, "::ffff:192.0.2.1", "GET", "/", 200),
         (2, "2001:db8::1", "GET", "/", 200),
@@ -246,32 +246,32 @@ def test_addresses_are_clients_as_in_the_rules():
         (5, "unknown", "GET", "/", 200),
         (6, "unknown", "GET", "/", 200),
     )
-    assert history.clients == ["192.0.2.1", "2001:db8::/64"]
-    assert (history.requests, history.without_address, history.limited_before) == (7, 3, 1)
+    assert traffic.clients == ["192.0.2.1", "2001:db8::/64"]
+    assert (traffic.requests, traffic.without_address, traffic.limited_before) == (7, 3, 1)
 
 
 def test_the_memory_for_paths_and_for_one_client_is_bounded(monkeypatch):
-    monkeypatch.setattr(histories, "_MOST_PATHS", 3)
-    monkeypatch.setattr(histories, "_MOST_PARENTS", 1)
-    monkeypatch.setattr(histories, "_MOST_CACHED", 2)
-    monkeypatch.setattr(histories, "_MOST_OF_A_CLIENT", 10)
-    history = history_of(*((each, "192.0.2.1", "GET", f"/{'ab'[each % 2]}/p{each}", 200) for each in range(20)))
-    paths = [route.path for route in history.routes]
+    monkeypatch.setattr(traffic, "_MOST_PATHS", 3)
+    monkeypatch.setattr(traffic, "_MOST_PARENTS", 1)
+    monkeypatch.setattr(traffic, "_MOST_CACHED", 2)
+    monkeypatch.setattr(traffic, "_MOST_OF_A_CLIENT", 10)
+    seen = traffic_of(*((each, "192.0.2.1", "GET", f"/{'ab'[each % 2]}/p{each}", 200) for each in range(20)))
+    paths = [route.path for route in seen.routes]
     assert paths == [OTHER, ("a", "p0"), ("b", "p1"), ("a", "p2"), ("b", ANY)]
-    assert len(history.of("192.0.2.1")) == 10
-    assert history.requests == 20
+    assert len(seen.of("192.0.2.1")) == 10
+    assert seen.requests == 20
 
 
 def test_requests_that_began_before_1970_are_skipped():
-    history = History()
-    history.add([Entry(-1, "192.0.2.1", "GET", "/"), Entry(-(10**30), "192.0.2.1", "GET", "/")])
-    assert (history.requests, history.skipped) == (0, 2)
+    traffic = Traffic()
+    traffic.add([Entry(-1, "192.0.2.1", "GET", "/"), Entry(-(10**30), "192.0.2.1", "GET", "/")])
+    assert (traffic.requests, traffic.skipped) == (0, 2)
 
 
 def test_requests_outside_of_the_times_are_skipped():
-    history = History(NOON + SECOND, NOON + 3 * SECOND)
+    traffic = Traffic(NOON + SECOND, NOON + 3 * SECOND)
     entries = [Entry(NOON + each * SECOND, "192.0.2.1", "GET", "/") for each in range(5)]
-    history.add(entries[:1])
-    history.add(entries[1:])
-    assert (history.requests, history.skipped, history.lines) == (2, 3, 5)
-    assert (history.first, history.last) == (NOON + SECOND, NOON + 2 * SECOND)
+    traffic.add(entries[:1])
+    traffic.add(entries[1:])
+    assert (traffic.requests, traffic.skipped, traffic.lines) == (2, 3, 5)
+    assert (traffic.first, traffic.last) == (NOON + SECOND, NOON + 2 * SECOND)

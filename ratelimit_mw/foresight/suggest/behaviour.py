@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from ratelimit_mw.foresight.suggest.history import TRACK, Request, route_of, status_of
+from ratelimit_mw.foresight.suggest.traffic import TRACK, Request, route_of, status_of
 from ratelimit_mw.units import SECOND
 
 WRITING = ("POST", "PUT", "PATCH", "DELETE")
@@ -22,7 +22,7 @@ class Track(NamedTuple):
     """What a one-track client does.
 
     Attributes:
-        route: The index of the route in the history.
+        route: The index of the route in the traffic.
         status: The status of its requests.
         requests: The number of these requests.
         period: The time between two of them in microseconds, if it is regular. 0 if it is not.

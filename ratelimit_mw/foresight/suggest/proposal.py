@@ -9,15 +9,6 @@ from typing import NamedTuple
 
 from ratelimit_mw.config.load import examine
 from ratelimit_mw.foresight.suggest.behaviour import WRITING, Track, track_of
-from ratelimit_mw.foresight.suggest.history import (
-    OTHER,
-    History,
-    Route,
-    UnsuitableLog,
-    route_of,
-    status_of,
-    statuses_by_route,
-)
 from ratelimit_mw.foresight.suggest.peaks import (
     HEADROOM,
     MOST,
@@ -29,6 +20,15 @@ from ratelimit_mw.foresight.suggest.peaks import (
     round_limit,
 )
 from ratelimit_mw.foresight.suggest.routes import Path, fold, is_login, matches, rule_name, template
+from ratelimit_mw.foresight.suggest.traffic import (
+    OTHER,
+    Route,
+    Traffic,
+    UnsuitableLog,
+    route_of,
+    status_of,
+    statuses_by_route,
+)
 
 DOMAIN = "app"
 """The domain of the proposal."""
@@ -213,22 +213,22 @@ def _covering(ordinary: Sequence[tuple[int, int, int]]) -> int:
     return 1
 
 
-def propose(history: History) -> Proposal:
+def propose(traffic: Traffic) -> Proposal:
     """Return the rules for the traffic of a log.
 
     Raises:
         UnsuitableLog: The log has fewer than 1 000 requests or 20 clients.
     """
-    clients = history.clients
-    if history.requests < LEAST_REQUESTS:
-        found = _counted(history.requests, "request")
+    clients = traffic.clients
+    if traffic.requests < LEAST_REQUESTS:
+        found = _counted(traffic.requests, "request")
         raise UnsuitableLog(f"the log has {found}, but {LEAST_REQUESTS:,} are needed")
     if len(clients) < LEAST_CLIENTS:
         raise UnsuitableLog(
             f"the log has {_counted(len(clients), 'client')}, but {LEAST_CLIENTS} are needed. Behind a proxy, a log "
             "may have the address of the proxy: `--field ip=…` says where that of the client is"
         )
-    return _Analysis(history, clients).proposal()
+    return _Analysis(traffic, clients).proposal()
 
 
 def _counted(number: int, what: str) -> str:
@@ -238,17 +238,17 @@ def _counted(number: int, what: str) -> str:
 class _Analysis:
     """Looks at each client once, and then at each route that may need a rule."""
 
-    def __init__(self, history: History, clients: Sequence[str]) -> None:
-        self._routes = history.routes
+    def __init__(self, traffic: Traffic, clients: Sequence[str]) -> None:
+        self._routes = traffic.routes
         self._clients = clients
-        self._total = history.requests
-        self._candidates = _candidates(history)
+        self._total = traffic.requests
+        self._candidates = _candidates(traffic)
         self._overall = _Uses()
         self._uses = [_Uses() for _ in self._candidates]
         self._tracks: dict[int, Track] = {}
         asked = self._rules_by_route()
         for index, client in enumerate(clients):
-            requests = history.of(client)
+            requests = traffic.of(client)
             self._overall.add(index, [at for at, _ in requests])
             track = track_of(requests)
             if track is not None:
@@ -264,7 +264,7 @@ class _Analysis:
         self._guessing = {index for index, track in self._tracks.items() if self._guesses(track)}
 
     def _rules_by_route(self) -> list[tuple[int, ...]]:
-        """Return the places of the candidates that match the requests of each route of the history."""
+        """Return the places of the candidates that match the requests of each route of the traffic."""
         groups: dict[tuple[str, int], list[tuple[int, Path]]] = {}
         for place, (candidate, _) in enumerate(self._candidates):
             groups.setdefault((candidate.method, len(candidate.path)), []).append((place, candidate.path))
@@ -363,19 +363,19 @@ def _is_useful(rules: Sequence[ProposedRule], rule: ProposedRule) -> bool:
     return not examined.problems and not examined.warnings
 
 
-def _candidates(history: History) -> list[tuple[Route, bool]]:
+def _candidates(traffic: Traffic) -> list[tuple[Route, bool]]:
     """Return the routes that may need a rule, and if clients log in there: logins, routes for writing, busy ones."""
     weights: dict[Path, int] = {}
-    statuses = dict(statuses_by_route(history.counts()))
+    statuses = dict(statuses_by_route(traffic.counts()))
     for index, by_status in statuses.items():
-        path = history.routes[index].path
+        path = traffic.routes[index].path
         existing = sum(number for status, number in by_status.items() if status not in _NO_ROUTE)
         if existing and path != OTHER and not _is_static(path):
             weights[path] = weights.get(path, 0) + existing
     folded = fold(weights)
     totals: dict[Route, list[int]] = {}  # requests, and those that were refused
     for index, by_status in statuses.items():
-        method, path = history.routes[index]
+        method, path = traffic.routes[index]
         if path in folded and any(status not in _NO_ROUTE for status in by_status):
             total = totals.setdefault(Route(method, folded[path]), [0, 0])
             total[0] += by_status.total()
@@ -386,7 +386,7 @@ def _candidates(history: History) -> list[tuple[Route, bool]]:
             logins.append((route, True))
         elif route.method in WRITING and requests >= _LEAST_WRITES:
             writes.append((route, False))
-        elif route.method == "GET" and requests >= _BUSY * history.requests:
+        elif route.method == "GET" and requests >= _BUSY * traffic.requests:
             reads.append((route, False))
     return [*logins[:_MOST_RULES], *writes[:_MOST_RULES], *reads[:_MOST_RULES]]
 

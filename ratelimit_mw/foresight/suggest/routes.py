@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 
-from ratelimit_mw.foresight.suggest.history import ANY, INT, UUID
+from ratelimit_mw.foresight.suggest.traffic import ANY, INT, UUID
 
 Path = tuple[str, ...]
 

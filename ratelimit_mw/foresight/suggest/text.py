@@ -12,10 +12,10 @@ from textwrap import wrap
 
 from ratelimit_mw.foresight.clients import printable
 from ratelimit_mw.foresight.suggest.behaviour import Track
-from ratelimit_mw.foresight.suggest.history import IPV6_PREFIX, OTHER, History, Route
 from ratelimit_mw.foresight.suggest.peaks import HEADROOM, round_limit
 from ratelimit_mw.foresight.suggest.proposal import DOMAIN, Measure, Proposal, ProposedRule
 from ratelimit_mw.foresight.suggest.routes import template
+from ratelimit_mw.foresight.suggest.traffic import IPV6_PREFIX, OTHER, Route, Traffic
 from ratelimit_mw.foresight.wording import utc
 from ratelimit_mw.identity.attributes import digester
 from ratelimit_mw.units import SECOND, spell_duration
@@ -47,11 +47,11 @@ class Source:
     hashed: bool = False
 
 
-def written(proposal: Proposal, history: History, source: Source) -> str:
+def as_yaml(proposal: Proposal, traffic: Traffic, source: Source) -> str:
     """Return the text of the rules file."""
     name = _namer(hashed=source.hashed)
     lines = [
-        *_head(proposal, history, source),
+        *_head(proposal, traffic, source),
         "",
         f"domain: {DOMAIN}  # begins the keys of all counters",
         "",
@@ -67,7 +67,7 @@ def written(proposal: Proposal, history: History, source: Source) -> str:
         ),
         (
             "These clients ask at regular intervals. Exempt them, or replay the rules to see that they have room:",
-            list(_pollers(proposal, history, name)),
+            list(_pollers(proposal, traffic, name)),
         ),
     ):
         if entries:
@@ -94,23 +94,23 @@ def _comment(text: str, indent: str = "", *, hanging: bool = False) -> list[str]
     )
 
 
-def _head(proposal: Proposal, history: History, source: Source) -> Iterator[str]:
+def _head(proposal: Proposal, traffic: Traffic, source: Source) -> Iterator[str]:
     yield "# Limits that `ratelimit-mw suggest` proposes for the traffic of"
-    for log, form in zip(source.logs, history.formats, strict=True):
+    for log, form in zip(source.logs, traffic.formats, strict=True):
         yield f"#   {printable(log)} ({printable(form)})"
-    span = f"{utc(history.first)} to {utc(history.last)} UTC"
-    size = f"{history.requests:,} requests of {proposal.clients:,} clients"
+    span = f"{utc(traffic.first)} to {utc(traffic.last)} UTC"
+    size = f"{traffic.requests:,} requests of {proposal.clients:,} clients"
     yield from _comment(f"{span}: {size}. A client is an address, or a /{IPV6_PREFIX} network of IPv6.")
-    if history.one_of > 1:
-        yield from _comment(f"The log is large: these are one of {history.one_of} clients, chosen by a hash.")
-    if history.limited_before:
-        text = f"{history.limited_before:,} requests have the status 429: a limit was in force already."
+    if traffic.one_of > 1:
+        yield from _comment(f"The log is large: these are one of {traffic.one_of} clients, chosen by a hash.")
+    if traffic.limited_before:
+        text = f"{traffic.limited_before:,} requests have the status 429: a limit was in force already."
         yield from _comment(text)
-    if history.unreadable:
-        yield from _comment(f"{history.unreadable:,} lines could not be read.")
-    if history.without_address:
+    if traffic.unreadable:
+        yield from _comment(f"{traffic.unreadable:,} lines could not be read.")
+    if traffic.without_address:
         yield from _comment(
-            f"{history.without_address:,} requests have no address that can be read. They are not used."
+            f"{traffic.without_address:,} requests have no address that can be read. They are not used."
         )
     yield "#"
     yield "# Next step: see what these rules would have denied:"
@@ -162,17 +162,17 @@ def _unruled(proposal: Proposal) -> Iterator[str]:
         yield f"{_shown(route)}: {reason}"
 
 
-def _pollers(proposal: Proposal, history: History, name: Callable[[str], str]) -> Iterator[str]:
-    found = [(client, track) for client, track in proposal.tracks.items() if _polls(track, history)]
+def _pollers(proposal: Proposal, traffic: Traffic, name: Callable[[str], str]) -> Iterator[str]:
+    found = [(client, track) for client, track in proposal.tracks.items() if _polls(track, traffic)]
     for client, track in sorted(found, key=lambda item: (-item[1].requests, item[0])):
         period = spell_duration((track.period + SECOND // 2) // SECOND * SECOND)
-        shown = _shown(history.routes[track.route])
+        shown = _shown(traffic.routes[track.route])
         yield f"{name(client)}: {shown} every {period}, {track.requests:,} requests"
 
 
-def _polls(track: Track, history: History) -> bool:
+def _polls(track: Track, traffic: Traffic) -> bool:
     """Return True if a one-track client reads with success at regular intervals."""
-    return bool(track.period) and not track.fails and history.routes[track.route].method == "GET"
+    return bool(track.period) and not track.fails and traffic.routes[track.route].method == "GET"
 
 
 def _shown(route: Route) -> str:

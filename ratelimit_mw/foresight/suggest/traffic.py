@@ -70,7 +70,7 @@ class Route(NamedTuple):
 Request = tuple[int, int]
 """One request that was kept: its time in microseconds since the epoch, and the rest, packed in one number.
 
-The rest has the index of its route in `History.routes`, its status, and the hash of its method and path.
+The rest has the index of its route in `Traffic.routes`, its status, and the hash of its method and path.
 """
 
 
@@ -88,7 +88,7 @@ class UnsuitableLog(ValueError):
     """Nothing can be proposed for a log: it has no addresses, or too little. The text says it to the user."""
 
 
-class History:
+class Traffic:
     """The requests of each client.
 
     Args:
