@@ -10,7 +10,7 @@ from ratelimit_mw.errors import quoted
 from ratelimit_mw.foresight.results import RuleResult
 from ratelimit_mw.foresight.what_if.arrivals import Arrivals, Series
 from ratelimit_mw.foresight.what_if.curve import Curve
-from ratelimit_mw.foresight.what_if.exact import Asked, can_decide, decide_all
+from ratelimit_mw.foresight.what_if.exact import Asked, aligned, can_decide, decide_all
 from ratelimit_mw.foresight.what_if.limits import candidates
 from ratelimit_mw.foresight.what_if.replays import Replays
 from ratelimit_mw.foresight.what_if.subjects import Subject
@@ -109,9 +109,7 @@ class _Collected:
 
 def _peaks(subject: Subject, asked: Asked) -> tuple[tuple[int, int], ...]:
     arrivals, quota = asked.arrivals, subject.quota
-    by_counter = busiest_windows(
-        arrivals.times, arrivals.clients, quota.period, aligned=quota.algorithm == "fixed_window"
-    )
+    by_counter = busiest_windows(arrivals.times, arrivals.clients, quota.period, aligned=aligned(quota))
     by_client = np.zeros(int(asked.clients.max()) + 1, np.int64)
     np.maximum.at(by_client, asked.clients, by_counter)
     return distribution(by_client)

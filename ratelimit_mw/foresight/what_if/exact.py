@@ -53,8 +53,13 @@ class Decided(NamedTuple):
 
 
 def can_decide(quota: Quota) -> bool:
-    """Return True if `decide_all` knows the algorithm."""
-    return quota.algorithm == "fixed_window" or quota.algorithm in _ALGORITHMS
+    """Return True if `decide_all` knows the algorithm. The limits of other algorithms must be replayed."""
+    return aligned(quota) or quota.algorithm in _ALGORITHMS
+
+
+def aligned(quota: Quota) -> bool:
+    """Return True if the windows of the algorithm begin at multiples of the period, at the same time for all."""
+    return quota.algorithm == "fixed_window"
 
 
 def decide_all(asked: Asked, quotas: Sequence[Quota]) -> Decided:
@@ -70,7 +75,7 @@ def decide_all(asked: Asked, quotas: Sequence[Quota]) -> Decided:
     tally = _Tally(int(asked.clients.max(initial=-1)) + 1, len(quotas))
     if not len(asked.arrivals.times):
         pass
-    elif quotas[0].algorithm == "fixed_window":
+    elif aligned(quotas[0]):
         _fixed_window(asked, quotas, tally)
     else:
         prepare, decide = _ALGORITHMS[quotas[0].algorithm]
