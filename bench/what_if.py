@@ -1,10 +1,12 @@
 """The what-if of a replay: fifty limits at once for a million requests of fifty thousand clients, by each algorithm."""
 
 import random
-import resource
+import subprocess
+import sys
 import time
 from array import array
 from collections.abc import Iterator
+from pathlib import Path
 
 from bench.measure import Effort, Figure, Run, alone, in_turn
 from ratelimit_mw.model import SECOND, Quota
@@ -32,8 +34,8 @@ def curves(effort: Effort) -> Iterator[Figure]:
     contestants = {name: (deciding, name, effort.part(REQUESTS)) for name in BARS}
     for name, taken in in_turn(contestants, effort.rounds(3)).items():
         yield alone(name, taken, "ms", at_most=BARS[name])
-    largest = in_turn({name: (taking, name, effort.part(REQUESTS)) for name in BARS}, 1)
-    for name, taken in largest.items():
+    memory = in_turn({name: (taking, name, effort.part(REQUESTS)) for name in BARS}, 1)
+    for name, taken in memory.items():
         yield alone(f"{name}: memory of the process", taken, "MB", at_most=400, detail=True)
 
 
@@ -58,14 +60,20 @@ def deciding(name: str, requests: int) -> Run:
 
 
 def taking(name: str, requests: int) -> Run:
-    """The largest memory of the process that makes a curve, once it has made one."""
-    make = deciding(name, requests)
+    """The largest memory of a new process that makes one curve. The child of a fork begins with that of its parent."""
+    code = f"from bench.what_if import deciding, largest; deciding({name!r}, {requests})(); print(largest())"
 
     def run() -> float:
-        make()
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        command = [sys.executable, "-c", code]
+        return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
     return run
+
+
+def largest() -> float:
+    """Return the largest memory that this program has had, in MB. That of `getrusage` is kept over an exec."""
+    status = Path("/proc/self/status").read_text("utf-8")
+    return int(status.partition("VmHWM:")[2].split()[0]) / 1024
 
 
 def arrivals(requests: int) -> tuple[array, array]:
