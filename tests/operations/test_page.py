@@ -123,6 +123,11 @@ def test_the_page_knows_where_it_is_mounted(visit, root):
     assert visit(page, "/_limits/state.json", root=root, headers=BEARER).status == 404
 
 
+def test_a_mount_point_with_a_slash_at_its_end_is_one_without_it():
+    page = page_of()
+    assert "Path=/_limits;" in log_in(visit_wsgi, page, root="/_limits/").headers["set-cookie"]
+
+
 def test_a_path_without_the_root_path_is_read_too():
     """As old versions of Starlette and some servers send it."""
     scope = http_scope("/state.json", root_path="/_limits", headers=[(b"authorization", f"Bearer {TOKEN}".encode())])
