@@ -21,6 +21,7 @@ has its module behind it:
     ├── StoreUnavailable            public: the store does not answer within the deadline
     │   ├── NoAnswer                there is no answer at all, or no connection
     │   ├── Late                    one request has no answer, others have
+    │   ├── PermanentFault          waiting cannot heal it: the store, or its URL, must be changed
     │   ├── CounterError            one request's counters cannot be used
     │   └── WrongNode               another node of the cluster must be asked
     │       └── Redirected          as above, and that node is known
@@ -152,6 +153,25 @@ class NoAnswer(StoreUnavailable):
 
 class Late(StoreUnavailable):
     """One request has no answer within the deadline. Other requests are answered, so the store itself is well."""
+
+
+class PermanentFault(StoreUnavailable):
+    """A fault that waiting cannot heal, such as a wrong password. It is logged as an error, and again each minute.
+
+    Args:
+        fault: What is wrong.
+        remedy: What the operator can do, as one sentence without a full stop.
+    """
+
+    remedy: str
+    """What the operator can do, as one sentence without a full stop."""
+
+    def __init__(self, fault: str, remedy: str) -> None:
+        super().__init__(fault, remedy)
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class CounterError(StoreUnavailable):

@@ -4,11 +4,13 @@ import contextlib
 import logging
 import random
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
 from ratelimit_mw.algorithms import NOTHING
+from ratelimit_mw.errors import PermanentFault
 from ratelimit_mw.model import Ask
 from ratelimit_mw.process_local import event, lazy
 
@@ -31,6 +33,10 @@ _MAX_PAUSE = 1.0
 """The longest pause between two probes, in seconds."""
 
 
+_REMINDER = 60.0
+"""Seconds between two log lines about a fault that waiting cannot heal."""
+
+
 class Breaker:
     """A circuit breaker: while it is closed, the store is asked; while it is open, requests fail at once.
 
@@ -49,6 +55,7 @@ class Breaker:
         self.watching: dict[None, threading.Thread] = {}
         """Empty while it is closed, so that the usual request needs no call of `open`. Changed only in atomic steps."""
         self.period = Period(self, 0)
+        self._logged_at = -_REMINDER  # when a fault that waiting cannot heal was last logged
 
     @property
     def closings(self) -> int:
@@ -77,7 +84,7 @@ class Breaker:
         watch = threading.Thread(target=self._watch, args=(probe, seen), name="ratelimit_mw probe", daemon=True)
         try:
             if self.watching.setdefault(None, watch) is watch:  # otherwise another thread was first
-                _log.warning("store %s is away (%s): each rule's on_error applies until it is back", self._name, reason)
+                self._log(reason)
                 watch.start()
         except BaseException as error:
             self._end(watch)  # if the thread did start, it ends by itself
@@ -95,6 +102,15 @@ class Breaker:
             self.period = Period(self, self.closings + 1)  # first, so that failures until now do not open it again
             if self._end(watch):
                 _log.warning("store %s is back: limits hold again", self._name)
+
+    def _log(self, reason: object) -> None:
+        """Log that the store is away. A fault that waiting cannot heal is an error, with its remedy."""
+        line = "store %s is away (%s): each rule's on_error applies until it is back"
+        if isinstance(reason, PermanentFault):
+            self._logged_at = time.monotonic()
+            _log.error(f"{line}. Waiting does not help: %s", self._name, reason, reason.remedy)
+        else:
+            _log.warning(line, self._name, reason)
 
     def _end(self, watch: threading.Thread) -> bool:
         """Close; False if another thread has closed it or opened it again."""
@@ -120,6 +136,8 @@ class Breaker:
         try:
             probe()
         except Exception as error:  # noqa: BLE001  any failure means that the store is not back
+            if isinstance(error, PermanentFault) and time.monotonic() - self._logged_at >= _REMINDER:
+                self._log(error)
             _log.debug("store %s is still away: %s", self._name, error)
         else:
             self.close(seen)

@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from ratelimit_mw.errors import PermanentFault
 from ratelimit_mw.stores.breaker import Breaker
 from tests.support.patience import WITHIN, eventually
 
@@ -103,3 +104,11 @@ def test_a_failed_probe_is_logged_for_debugging_only(breaker, caplog):
         breaker.trip("a test", unavailable, 0)
         eventually(lambda: "store the test's is still away: away" in caplog.messages)
     assert [record.levelname for record in caplog.records][:2] == ["WARNING", "DEBUG"]
+
+
+def test_a_fault_that_waiting_cannot_heal_is_an_error_with_its_remedy(breaker, caplog):
+    fault = PermanentFault("WRONGPASS", "set the right password in storage.url")
+    breaker.trip(fault, unavailable, 0)
+    (record,) = caplog.records
+    line = "store the test's is away (WRONGPASS): each rule's on_error applies until it is back. Waiting does not help: "
+    assert (record.levelname, record.getMessage()) == ("ERROR", line + "set the right password in storage.url")
