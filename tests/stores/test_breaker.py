@@ -110,5 +110,5 @@ def test_a_fault_that_waiting_cannot_heal_is_an_error_with_its_remedy(breaker, c
     fault = PermanentFault("WRONGPASS", "set the right password in storage.url")
     breaker.trip(fault, unavailable, 0)
     (record,) = caplog.records
-    line = "store the test's is away (WRONGPASS): each rule's on_error applies until it is back. Waiting does not help: "
-    assert (record.levelname, record.getMessage()) == ("ERROR", line + "set the right password in storage.url")
+    away = "store the test's is away (WRONGPASS): each rule's on_error applies until it is back"
+    assert (record.levelname, record.getMessage()) == ("ERROR", f"{away}. Waiting does not help: {fault.remedy}")
