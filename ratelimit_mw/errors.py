@@ -35,8 +35,7 @@ has its module behind it:
     │   └── TooLong                 as above, because a text or the message is too long (service.messages)
     ├── Unanswered                  the service does not answer (service.client)
     ├── UnknownApp                  the routes of an app cannot be read (cli.frameworks)
-    ├── _Unreadable                 the rest of a YAML document cannot be read (config.yaml)
-    └── _Unsafe                     the cache of last good rules may be another user's (reload.last_good)
+    └── _Unreadable                 the rest of a YAML document cannot be read (config.yaml)
 
     RuntimeError
     └── JobFailed                   a process of a replay has ended without a result (foresight.jobs)

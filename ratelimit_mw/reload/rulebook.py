@@ -169,16 +169,10 @@ class Rulebook:
         self.used = Kept(None if self._is_mapping else frame, snapshot)
         return rules
 
-    def store_last_good(self, kept: Kept, *, overwrite: bool) -> None:
-        """Store usable rules for workers that the same server starts later.
-
-        With `overwrite`, they replace the rules that another worker has stored.
-        """
-        self._last_good.store(kept, self._database_url, overwrite=overwrite)
-
-    def refresh_last_good(self) -> None:
-        """Prevent the removal of the stored rules."""
-        self._last_good.refresh(self._database_url)
+    def store_last_good(self) -> None:
+        """Store the rules that were returned last, for workers that the same server starts later."""
+        if self.used is not None:
+            self._last_good.store(self.used, self._database_url)
 
     def load_last_good(self, *checks: Callable[[Rules], None]) -> Rules | None:
         """Return the rules that another worker of the same server has stored. None if there are no usable ones.

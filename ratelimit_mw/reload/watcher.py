@@ -147,11 +147,8 @@ class Retriever:
         self._inherited = False
         """True if the rules in force are those of a fork's parent. Other workers may have newer rules."""
         self._base = self.rules = rules = self._begin_rules()
-        self._kept = self._rulebook.used
-        self._stored = False
         self._storage = rules.storage
         self._compose()
-        self._store_last_good(overwrite=False)
         reset_after_fork(self)
 
     @property
@@ -189,7 +186,8 @@ class Retriever:
         """Start watching for newer rules and overrides, unless this process already does."""
         with self._starting:
             if not self.watching:
-                self._store_last_good(overwrite=not self._inherited and self._refused is None)
+                if not self._inherited and self._refused is None:
+                    self._rulebook.store_last_good()  # now, because the app has accepted the rules
                 self._watch_sources()
                 if not isinstance(self.records, MemoryRecords) and not self._is_watched(None):
                     self._begin(Watch(self.look_for_overrides, self.pause, None, self.records.listener()))
@@ -222,7 +220,6 @@ class Retriever:
     def look_for_rules(self) -> None:
         """Fetch the newest rules. Raises ConfigurationError if they are unusable; the last good ones stay in force."""
         with self._lock:
-            self._rulebook.refresh_last_good()
             try:
                 rules = self._rulebook.load()
                 if rules is not None:
@@ -236,7 +233,7 @@ class Retriever:
                 raise
             if rules is not None:
                 self._adopt(rules)
-                self._store_last_good(overwrite=True)
+                self._rulebook.store_last_good()
                 with self._starting:
                     if self.watching:
                         self._watch_sources()
@@ -296,7 +293,7 @@ class Retriever:
         domains = {part.domain for part in self._base.parts}
         large = [each for part in self._base.parts for each in part.large_parts]
         self._base = rules
-        self._kept, self._stored, self._inherited = self._rulebook.used, False, False
+        self._inherited = False
         self._note(self._rulebook.behind)
         if any(part.domain not in domains for part in rules.parts):
             try:
@@ -360,12 +357,6 @@ class Retriever:
             )
             logger.error(message, self._rulebook.name, self._rulebook.version, behind)
 
-    def _store_last_good(self, *, overwrite: bool) -> None:
-        """Store the rules in force for workers that the same server starts later."""
-        if self._kept is not None and not self._stored:
-            self._rulebook.store_last_good(self._kept, overwrite=overwrite)
-            self._stored = overwrite
-
     def _compose(self) -> None:
         """Put the rules, with their overrides, into force in one step."""
         changes = self._controls.changes
@@ -380,7 +371,6 @@ class Retriever:
         vars(self).pop("_starting", None)
         self._watches = {}
         self.watching = False
-        self._stored = False
         self._inherited = True
 
 
