@@ -230,6 +230,7 @@ ADDED = {
     "cli/frameworks.py": "the routes of apps",
     "cli/routes.py": "routes beside the rules that apply to them",
     "logs.py": "the name of the logger in lines without a handler",
+    "identity/path_forms.py": "the forms of a path, which were in identity/decoding.py",
     "rules/coverage.py": "the rules that apply to a route",
     "rules/sample_paths.py": "paths that some templates match and others do not",
     "http/setup.py": "what middlewares check when they are made, which was in http/handle.py",

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from ratelimit_mw.errors import TemplateError
 from ratelimit_mw.http.asked import RULES_OF_VIEW
 from ratelimit_mw.http.views import rules_of_throttles
-from ratelimit_mw.identity.decoding import apps_inside
+from ratelimit_mw.identity.path_forms import apps_inside
 from ratelimit_mw.rules.inline import InlineLimit
 from ratelimit_mw.rules.path_templates import KINDS, Template, parse
 

@@ -10,7 +10,8 @@ import httpx
 
 from ratelimit_mw.deferral.stored_request import StoredRequest
 from ratelimit_mw.errors import Lost, NotSent, Unsendable
-from ratelimit_mw.identity.decoding import cookies_named, parameters_named, with_invalid_bytes_dropped
+from ratelimit_mw.identity.decoding import cookies_named, parameters_named
+from ratelimit_mw.identity.path_forms import with_invalid_bytes_dropped
 from ratelimit_mw.identity.request import Alternative, FrameworkReader
 
 

@@ -10,7 +10,8 @@ from typing import Any
 from ratelimit_mw.errors import nearest, quoted
 from ratelimit_mw.identity import sources
 from ratelimit_mw.identity.address import ClientAddress, canonical
-from ratelimit_mw.identity.decoding import cleaned, host_name
+from ratelimit_mw.identity.decoding import host_name
+from ratelimit_mw.identity.path_forms import cleaned
 from ratelimit_mw.identity.request import Alternative, FrameworkReader, MappingRequest, Request
 from ratelimit_mw.settings import ClientSettings
 

@@ -5,16 +5,12 @@ from functools import lru_cache
 from typing import Any
 
 from ratelimit_mw.identity import decoding
-from ratelimit_mw.identity.decoding import (
-    Framework,
+from ratelimit_mw.identity.decoding import Framework, host_is_plain, parameters_named, plain_cookie, utf8
+from ratelimit_mw.identity.path_forms import (
     forced_root,
     framework_of,
-    host_is_plain,
     is_utf8,
-    parameters_named,
-    plain_cookie,
     readings,
-    utf8,
     with_empty_values,
     with_invalid_bytes_dropped,
     without_invalid_bytes,

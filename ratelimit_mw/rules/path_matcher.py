@@ -6,9 +6,9 @@ Templates without parameters are in a dict. The others share a tree with one lev
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from ratelimit_mw.identity.decoding import EMPTY_SEGMENT, without_empty_segments
-from ratelimit_mw.identity.decoding import cleaned as clean
 from ratelimit_mw.identity.identifier import PARSED_PATH
+from ratelimit_mw.identity.path_forms import EMPTY_SEGMENT, without_empty_segments
+from ratelimit_mw.identity.path_forms import cleaned as clean
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.process_local import checkpoint
 from ratelimit_mw.rules.path_templates import (

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ratelimit_mw.algorithms import DECIDE
 from ratelimit_mw.config.lint import covers, never_full
 from ratelimit_mw.config.load import examine
-from ratelimit_mw.identity.decoding import cleaned
+from ratelimit_mw.identity.path_forms import cleaned
 from ratelimit_mw.model import SECOND, Quota
 from ratelimit_mw.rules.compiled import Matching
 from ratelimit_mw.rules.path_matcher import PathMatcher

@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 
 from ratelimit_mw import ManualClock, RateLimiter
 from ratelimit_mw.asgi import RateLimitMiddleware as Asgi
-from ratelimit_mw.identity.decoding import framework_of
 from ratelimit_mw.identity.http_request import asgi_requests_of
+from ratelimit_mw.identity.path_forms import framework_of
 from tests.shells.asking import exchange
 from tests.support.routers import ASGI, WSGI, Routed, ran, requests_to, scopes
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from starlette.routing import compile_path
 
 from ratelimit_mw.errors import TemplateError
-from ratelimit_mw.identity.decoding import cleaned as clean
+from ratelimit_mw.identity.path_forms import cleaned as clean
 from ratelimit_mw.rules.path_matcher import PathMatcher
 from ratelimit_mw.rules.path_templates import parse, parts_of
 

@@ -14,7 +14,7 @@ from ratelimit_mw.config.words.limit import LIMIT
 from ratelimit_mw.config.words.messages import MESSAGES
 from ratelimit_mw.config.words.selection import ON_DEMAND, SHADOW
 from ratelimit_mw.errors import quoted
-from ratelimit_mw.identity.decoding import cleaned
+from ratelimit_mw.identity.path_forms import cleaned
 from ratelimit_mw.settings import DeferSettings
 from ratelimit_mw.units import SECOND
 

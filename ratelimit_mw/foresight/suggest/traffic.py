@@ -18,7 +18,7 @@ from zlib import crc32
 from ratelimit_mw.foresight.logs.entry import Entry
 from ratelimit_mw.foresight.logs.inputs import Log
 from ratelimit_mw.identity.address import canonical, masked
-from ratelimit_mw.identity.decoding import cleaned, readings
+from ratelimit_mw.identity.path_forms import cleaned, readings
 from ratelimit_mw.settings import ClientSettings
 
 INT, UUID, ANY = "{int}", "{uuid}", "{any}"
