@@ -60,6 +60,26 @@ def test_the_compose_file_mounts_files_of_the_folder():
     assert (EXAMPLES / rules).is_file()
 
 
+ENVOY = sorted(EXAMPLES.glob("envoy*.yaml"))
+CLEAN = {
+    "normalize_path": True,
+    "merge_slashes": True,
+    "path_with_escaped_slashes_action": "UNESCAPE_AND_REDIRECT",
+}
+
+
+@pytest.mark.parametrize("path", ENVOY, ids=lambda path: path.name)
+def test_every_file_for_envoy_limits_all_spellings_of_a_path(path):
+    (listener,) = yaml.safe_load(path.read_text("utf-8"))["static_resources"]["listeners"]
+    edge = listener["filter_chains"][0]["filters"][0]["typed_config"]
+    assert {key: edge.get(key) for key in CLEAN} == CLEAN
+    (host,) = edge["route_config"]["virtual_hosts"]
+    matches = [route["match"] for route in host["routes"]]
+    assert matches.pop() == {"prefix": "/"}
+    assert [match for match in matches if match.keys() != {"prefix", "case_sensitive"}] == []
+    assert [match for match in matches if match["case_sensitive"]] == []
+
+
 SNIPPETS = re.findall(r"^```\w+\n# examples/service/(\S+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 
