@@ -1,7 +1,7 @@
 """No spelling of a path avoids its limit behind a real proxy with the files of examples/service.
 
-A client that has used up the limit of `/login` sends each spelling. It must not reach the login: it is denied, refused or
-redirected, or it is another path for the app. Real apps decide which spellings are the login.
+A client that has used up the limit of `/login` sends each spelling. It must not reach the login: it is denied, refused
+or redirected, or it is another path for the app. Real apps decide which spellings are the login.
 """
 
 import contextlib
