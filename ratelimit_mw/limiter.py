@@ -28,9 +28,8 @@ from ratelimit_mw.rules.compiled import BLOCKED, escaped
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.rules.preflights import preflight_key, sent_with_preflights
 from ratelimit_mw.settings import ResponseSettings
-from ratelimit_mw.stores import Store
+from ratelimit_mw.stores import Store, open_records
 from ratelimit_mw.stores.base import Steps, adrive, drive
-from ratelimit_mw.stores.records import RECORD_SCHEMES, open_records
 from ratelimit_mw.tally import Tally
 
 if TYPE_CHECKING:
@@ -73,9 +72,8 @@ class RateLimiter:
         self.clock = clock
         """Internal. The user's clock. None for that of the store."""
         self._storage = Storage(retriever.rules, storage, clock)
-        if self._storage.url.partition(":")[0] in RECORD_SCHEMES:
-            # Overrides are stored with the counters. With a store object, they are stored at the URL of the rules.
-            retriever.keep_overrides(open_records(self._storage.url))
+        # Overrides are stored with the counters. With a store object, they are stored at the URL of the rules.
+        retriever.keep_overrides(open_records(self._storage.url))
         self.engine = Engine(retriever, self._storage, clock)
         """Internal. The engine that the middlewares ask."""
         self.deferrals = DeferralService(self._storage.url, clock, self._storage.tally)

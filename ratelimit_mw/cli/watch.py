@@ -16,7 +16,7 @@ from ratelimit_mw.decision.explanation import seconds
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.foresight.clients import printable
 from ratelimit_mw.operations.state import State
-from ratelimit_mw.stores.records import SERVER_SCHEMES
+from ratelimit_mw.stores import STORES
 
 if TYPE_CHECKING:
     from ratelimit_mw.operations.viewer import Viewer
@@ -47,11 +47,11 @@ def watch(config: str, storage: str | None, *, denied: bool, most: int, as_json:
         as_json: Print the state once, as JSON.
     """
     with suppress(KeyboardInterrupt), open_limiter(config, storage) as limiter:
-        kind = limiter.storage_url.partition(":")[0]
-        if kind not in SERVER_SCHEMES:
+        scheme = limiter.storage_url.partition(":")[0]
+        if not STORES[scheme].server:
             fail(
-                f"the processes of {kind}:// do not share what they report; mount the page in the app, which shows its "
-                "own process, or name a Redis server with --storage",
+                f"the processes of {scheme}:// do not share what they report; mount the page in the app, which shows "
+                "its own process, or name a Redis server with --storage",
                 Exit.USAGE,
             )
         from ratelimit_mw.operations.viewer import Viewer  # imported late: redis-py is slow to import

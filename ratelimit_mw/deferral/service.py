@@ -14,6 +14,7 @@ from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import NEVER, SECOND
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.settings import DeferSettings
+from ratelimit_mw.stores import STORES
 from ratelimit_mw.tally import Tally
 
 if TYPE_CHECKING:
@@ -105,7 +106,6 @@ def _content(answer: bytes | None) -> dict[str, str]:
 
 
 _NEVER_DEFERRED = frozenset({"HEAD", "OPTIONS", "TRACE", "CONNECT"})
-_WITHOUT_QUEUE = frozenset({"memory", "lmdb"})  # the schemes of storages that have no queue
 _PAUSE = 1.0  # seconds for which the queue is not asked after it did not answer
 
 
@@ -123,7 +123,7 @@ class DeferralService:
     def require(self, rules: Rules) -> None:
         """Check that rules that defer have a queue. Raises ConfigurationError if the storage is not a Redis."""
         scheme = self.url.partition(":")[0]
-        if rules.deferring and scheme in _WITHOUT_QUEUE:
+        if rules.deferring and not STORES[scheme].server:
             names = ", ".join(rule.name for rule in rules.rules if rule.defers)
             message = f"on_limit: defer ({names}) needs a queue that outlives this process and that workers can reach"
             raise ConfigurationError([Problem(message, hint=f"set storage.url to a Redis; it is {scheme}:// now")])

@@ -11,7 +11,7 @@ from ratelimit_mw.errors import ErrorReply, StoreUnavailable
 from ratelimit_mw.operations.activity import Activity, together
 from ratelimit_mw.operations.report_codec import ProcessReport, decode_report, encode_report
 from ratelimit_mw.process_local import condition, event, lazy
-from ratelimit_mw.stores.records import SERVER_SCHEMES
+from ratelimit_mw.stores import kind_of
 
 if TYPE_CHECKING:
     from ratelimit_mw.operations.board import Board
@@ -59,7 +59,7 @@ class Sharing:
     _wake = lazy(event)
 
     def __init__(self, url: str, domain: str) -> None:
-        self.possible = url.partition(":")[0] in SERVER_SCHEMES
+        self.possible = kind_of(url).server
         """True if the storage can be shared: it is a server."""
         self.away = False
         """True if the server did not answer the last time."""

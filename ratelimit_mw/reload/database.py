@@ -13,7 +13,8 @@ from ratelimit_mw.config.load import load_documents
 from ratelimit_mw.config.tree import Problems
 from ratelimit_mw.errors import ConfigurationError, Conflict, Problem, StoreUnavailable
 from ratelimit_mw.reload.source import Snapshot
-from ratelimit_mw.stores.records import SERVER_SCHEMES, Listener, Records, open_records
+from ratelimit_mw.stores import STORES, open_records
+from ratelimit_mw.stores.records import Listener, Records
 
 _chance = random.Random()  # separate, so that the app's seeded random numbers are not disturbed
 
@@ -51,7 +52,7 @@ class RulesDatabase:
     def __init__(self, url: str) -> None:
         address, _, name = url.partition("#")
         scheme = address.partition(":")[0]
-        if scheme not in SERVER_SCHEMES:
+        if not STORES[scheme].server:
             raise ValueError(f"rules can't be in {scheme}://; use redis://")
         self._records: Records = open_records(address)
         self._key = f"ratelimit_mw:rules:{{{name}}}" if name else "ratelimit_mw:rules"

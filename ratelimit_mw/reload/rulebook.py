@@ -1,4 +1,4 @@
-"""Loads the newest usable rules. `SCHEMES` is the table of the sources that a URL may name."""
+"""Loads the newest usable rules."""
 
 import logging
 import os
@@ -13,21 +13,9 @@ from ratelimit_mw.process_local import in_slices
 from ratelimit_mw.reload.last_good import Kept, LastGood
 from ratelimit_mw.reload.source import FilesSource, MappingSource, Snapshot, Source
 from ratelimit_mw.rules.domains import Rules
+from ratelimit_mw.stores import STORES
 
-__all__ = ["SCHEMES", "Snapshot", "Source", "open_source"]
-
-
-def _database(url: str) -> Source:
-    from ratelimit_mw.reload.database import RulesDatabase  # imported late: redis-py takes a while
-
-    return RulesDatabase(url)
-
-
-SCHEMES: dict[str, Callable[[str], Source]] = dict.fromkeys(
-    ("redis", "rediss", "unix", "redis+sentinel", "redis+cluster", "lmdb"),
-    _database,  # which refuses lmdb://
-)
-"""The functions that open a source, by the scheme of its URL."""
+__all__ = ["Snapshot", "Source", "open_source"]
 
 
 def open_source(config: Config) -> Source:
@@ -36,10 +24,12 @@ def open_source(config: Config) -> Source:
         return MappingSource(config)
     path = os.fspath(config)
     scheme, separator, _ = path.partition("://")
-    if not separator or scheme not in SCHEMES:
+    if not separator or scheme not in STORES:
         return FilesSource(path)
+    from ratelimit_mw.reload.database import RulesDatabase  # imported late: redis-py takes a while
+
     try:
-        return SCHEMES[scheme](path)
+        return RulesDatabase(path)
     except ValueError as error:
         raise ConfigurationError([Problem(f"rules: {error}")]) from None
 

@@ -1,11 +1,11 @@
-"""Stores of counters: the table of their URL schemes, and the functions that open and wrap them.
+"""Stores of counters: the table of their kinds, and the functions that open and wrap them.
 
 This package is internal: its names may change in any release.
 """
 
 from collections.abc import Iterable, Sequence
-from importlib import import_module
-from typing import TYPE_CHECKING
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
 
 from ratelimit_mw.clock import Clock
@@ -14,31 +14,64 @@ from ratelimit_mw.settings import StorageSettings
 from ratelimit_mw.stores.bans import BanBegun, Bans
 from ratelimit_mw.stores.base import Store
 from ratelimit_mw.stores.deny_cache import DenyCache
+from ratelimit_mw.stores.records import MemoryRecords, Records
 
 if TYPE_CHECKING:
     from ratelimit_mw.stores.lease_store import Leases
 
 __all__ = ["Store"]
 
-SCHEMES = {
-    "memory": "ratelimit_mw.stores.memory",
-    "redis": "ratelimit_mw.stores.redis.store",
-    "rediss": "ratelimit_mw.stores.redis.store",
-    "unix": "ratelimit_mw.stores.redis.store",
-    "redis+sentinel": "ratelimit_mw.stores.redis.store",
-    "redis+cluster": "ratelimit_mw.stores.redis.cluster",
-    "lmdb": "ratelimit_mw.stores.shared",
+
+class StoreKind(NamedTuple):
+    """One row of the table of stores.
+
+    Attributes:
+        opens: The function `(settings, clock)` that opens the store, as "package.module:name".
+        records: The function `(url)` that opens the overrides and the switch, in the same form. "" if each process
+            has its own, in its memory.
+        server: Whether the store is a server. A server can also keep the rules database, deferred requests and what
+            the live page shows.
+        named_by_domain: Whether a URL without a name gets the domain of the rules as its name.
+    """
+
+    opens: str
+    records: str = ""
+    server: bool = False
+    named_by_domain: bool = False
+
+
+_SERVER = StoreKind(
+    "ratelimit_mw.stores.redis.store:open_store", "ratelimit_mw.stores.redis.records:RedisRecords", True
+)
+
+STORES = {
+    "memory": StoreKind("ratelimit_mw.stores.memory:open_store"),
+    "redis": _SERVER,
+    "rediss": _SERVER,
+    "unix": _SERVER,
+    "redis+sentinel": _SERVER,
+    "redis+cluster": _SERVER._replace(opens="ratelimit_mw.stores.redis.cluster:open_store"),
+    "lmdb": StoreKind(
+        "ratelimit_mw.stores.shared:open_store", "ratelimit_mw.stores.shared.records:FileRecords", named_by_domain=True
+    ),
 }
-"""The schemes of storage URLs. Each value is a module whose `open_store(settings, clock)` opens the store."""
+"""The kinds of stores, by the scheme of their URLs."""
 
 
-_NAMED_BY_DOMAIN = frozenset({"lmdb"})
+def kind_of(url: str) -> StoreKind:
+    """The kind of the store that a URL names. Raises ValueError if there is none."""
+    scheme, separator, _ = url.partition("://")
+    if separator and scheme in STORES:
+        return STORES[scheme]
+    begins = f"begins with {scheme!r}" if separator else "has no '://'"  # the rest may have a password
+    known = ", ".join(f"{each}://" for each in STORES)
+    raise ValueError(f"storage url {begins}: it must begin with one of {known}")
 
 
 def with_domain(url: str, domain: str) -> str:
     """The URL of a storage, with the domain of the rules as its name if it must have one and has none."""
     scheme, separator, rest = url.partition("://")
-    if separator and scheme in _NAMED_BY_DOMAIN and rest[:1] in ("", "?"):
+    if separator and rest[:1] in ("", "?") and kind_of(url).named_by_domain:
         return f"{scheme}://{quote(domain, safe='')}{rest}"
     return url
 
@@ -49,14 +82,15 @@ def open_store(settings: StorageSettings, clock: Clock | None = None) -> Store:
     Raises:
         ValueError: the URL does not name a store.
     """
-    scheme, separator, _ = settings.url.partition("://")
-    if scheme not in SCHEMES:
-        begins = f"begins with {scheme!r}" if separator else "has no '://'"  # the rest may have a password
-        known = ", ".join(f"{each}://" for each in SCHEMES)
-        raise ValueError(f"storage url {begins}: it must begin with one of {known}")
-    module = import_module(SCHEMES[scheme])  # imported on demand: redis-py is slow to import
-    store: Store = module.open_store(settings, clock)
+    store: Store = resolve_name(kind_of(settings.url).opens)(settings, clock)  # late: redis-py is slow to import
     return DenyCache(store, clock=clock) if store.remote else store
+
+
+def open_records(url: str) -> Records:
+    """Records at a storage URL. They connect on first use. Raises ValueError for a malformed URL."""
+    opens = kind_of(url).records
+    records: Records = resolve_name(opens)(url) if opens else MemoryRecords()
+    return records
 
 
 def with_leases_and_shards(

@@ -90,23 +90,3 @@ class MemoryRecords:
 
     def close(self) -> None:
         """Do nothing: there are no connections."""
-
-
-SERVER_SCHEMES = frozenset({"redis", "rediss", "unix", "redis+sentinel", "redis+cluster"})
-"""The schemes of storage URLs that name a server. Only a server can keep the rules database and deferred requests."""
-
-RECORD_SCHEMES = SERVER_SCHEMES | {"lmdb"}
-"""The schemes of storage URLs that have shared records. With any other scheme, overrides apply to this process only."""
-
-
-def open_records(url: str) -> Records:
-    """Records at a storage URL. They connect on first use. Raises ValueError for a malformed URL."""
-    if url.startswith("memory:"):
-        return MemoryRecords()
-    if url.startswith("lmdb:"):
-        from ratelimit_mw.stores.shared.records import FileRecords
-
-        return FileRecords(url)
-    from ratelimit_mw.stores.redis.records import RedisRecords  # imported on demand: redis-py is slow to import
-
-    return RedisRecords(url)

@@ -14,8 +14,7 @@ from ratelimit_mw import RateLimiter
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import Ask, Quota
 from ratelimit_mw.settings import StorageSettings
-from ratelimit_mw.stores import open_store
-from ratelimit_mw.stores.records import open_records
+from ratelimit_mw.stores import open_records, open_store
 from tests.cluster.nodes import keys_in
 from tests.support.apps import LONG
 from tests.support.patience import eventually

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from ratelimit_mw.errors import ErrorReply, StoreUnavailable
 from ratelimit_mw.model import Ask, Quota
 from ratelimit_mw.settings import StorageSettings
-from ratelimit_mw.stores import open_store
-from ratelimit_mw.stores.records import open_records
+from ratelimit_mw.stores import open_records, open_store
 from ratelimit_mw.stores.redis.codec import only_text
 from ratelimit_mw.stores.redis.connection import PENDING, Replies
 from tests.support.apps import LONG

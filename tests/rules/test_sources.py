@@ -13,8 +13,9 @@ from ratelimit_mw.config.documents import Document
 from ratelimit_mw.config.load import load_documents, load_rules
 from ratelimit_mw.errors import Conflict, StoreUnavailable
 from ratelimit_mw.reload.database import KEPT, RulesDatabase
-from ratelimit_mw.reload.rulebook import SCHEMES, open_source
+from ratelimit_mw.reload.rulebook import open_source
 from ratelimit_mw.reload.source import FilesSource
+from ratelimit_mw.stores import STORES
 from tests.rules.corpus import request
 from tests.rules.living import limit_of, text
 from tests.support.patience import eventually
@@ -260,9 +261,10 @@ class TestFiles:
 
 
 class TestTable:
-    def test_a_file_of_counters_is_no_source(self):
-        with pytest.raises(ConfigurationError, match="rules can't be in lmdb://; use redis://"):
-            open_source("lmdb://shop")
+    @pytest.mark.parametrize("scheme", ["lmdb", "memory"])
+    def test_a_store_that_is_no_server_is_no_source(self, scheme):
+        with pytest.raises(ConfigurationError, match=f"rules can't be in {scheme}://; use redis://"):
+            open_source(f"{scheme}://shop")
 
     def test_each_scheme_opens_a_source_without_connecting(self):
         urls = {
@@ -272,7 +274,7 @@ class TestTable:
             "redis+sentinel": "redis+sentinel://h:1/main/0",
             "redis+cluster": "redis+cluster://h:1",
         }
-        assert set(urls) == set(SCHEMES) - {"lmdb"}
+        assert set(urls) == {scheme for scheme, kind in STORES.items() if kind.server}
         for url in urls.values():
             source = open_source(url)
             assert "hunter2" not in source.name

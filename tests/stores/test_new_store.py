@@ -1,6 +1,5 @@
 """A new store, added as docs/add-a-store.md says: its file and its line are taken from that page."""
 
-import ast
 import asyncio
 import importlib
 import re
@@ -26,10 +25,10 @@ def added(tmp_path, monkeypatch):
     (tmp_path / "metered.py").write_text(MODULE, "utf-8")
     monkeypatch.setattr(stores, "__path__", [*stores.__path__, str(tmp_path)])
     importlib.invalidate_caches()
-    ((scheme, module),) = ast.literal_eval(f"{{{LINE}}}").items()
-    monkeypatch.setitem(stores.SCHEMES, scheme, module)
+    ((scheme, kind),) = eval(f"{{{LINE}}}", {"StoreKind": stores.StoreKind}).items()
+    monkeypatch.setitem(stores.STORES, scheme, kind)
     yield
-    sys.modules.pop(module, None)
+    sys.modules.pop(kind.opens.partition(":")[0], None)
 
 
 class TestContract(Contract):

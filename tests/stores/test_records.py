@@ -7,8 +7,8 @@ import time
 import pytest
 
 from ratelimit_mw.errors import Conflict, StoreUnavailable
+from ratelimit_mw.stores import open_records
 from ratelimit_mw.stores.base import Timer
-from ratelimit_mw.stores.records import open_records
 from tests.support.patience import eventually
 from tests.support.processes import in_child
 

@@ -8,7 +8,7 @@ from ratelimit_mw import ConfigurationError, RateLimiter
 from ratelimit_mw.config.documents import Document
 from ratelimit_mw.errors import Conflict, StoreUnavailable
 from ratelimit_mw.reload.database import RulesDatabase
-from ratelimit_mw.stores.records import open_records
+from ratelimit_mw.stores import open_records
 from tests.rules.living import limit_of, text
 from tests.support.patience import eventually
 from tests.support.proxy import Proxy

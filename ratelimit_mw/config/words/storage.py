@@ -8,8 +8,7 @@ from ratelimit_mw.config.word import Section, Values, Word, section_word
 from ratelimit_mw.config.words.limit import MOST
 from ratelimit_mw.errors import nearest, quoted
 from ratelimit_mw.settings import StorageSettings
-from ratelimit_mw.stores import SCHEMES
-from ratelimit_mw.stores.records import SERVER_SCHEMES
+from ratelimit_mw.stores import STORES
 from ratelimit_mw.units import SECOND
 
 POLICIES = ("allow", "deny", "local")
@@ -24,9 +23,9 @@ def read_url(node: Node) -> str:
         raise Invalid.at(None, "is not a storage URL", "to read a variable of the environment, write ${NAME}")
     if not separator:
         raise Invalid.at(None, "is not a storage URL", "for example memory:// or redis://localhost:6379/0")
-    if scheme not in SCHEMES:
+    if scheme not in STORES:
         meant = scheme.replace("rediss+", "redis+")
-        hint = f"for TLS write {meant}://…?tls=true" if meant in SCHEMES else nearest(scheme, SCHEMES)
+        hint = f"for TLS write {meant}://…?tls=true" if meant in STORES else nearest(scheme, STORES)
         raise Invalid.at(None, f"unknown storage scheme {quoted(scheme)}", hint)
     return address
 
@@ -35,7 +34,7 @@ def read_source_url(node: Node) -> str:
     """Read the URL of a rules database. It is a storage URL, but only a server can keep the rules."""
     address = read_url(node)
     scheme = address.partition(":")[0]
-    if scheme not in SERVER_SCHEMES:
+    if not STORES[scheme].server:
         raise Invalid.at(None, f"rules can't be in {scheme}://", "for example redis://localhost:6379/0")
     return address
 
