@@ -37,6 +37,8 @@ class Watch:
         pause: Returns how to wait until the next check, see `Pause`.
         source: The source that is watched. None for the overrides.
         listener: Waits for changes. The thread closes it when it ends.
+        close: Closes the connections that `look` uses. The thread calls it when it ends, because a `look` that runs
+            while the watch is stopped may connect again.
     """
 
     def __init__(
@@ -45,8 +47,10 @@ class Watch:
         pause: Callable[[Source | None], Pause],
         source: Source | None,
         listener: Listener,
+        close: Callable[[], None],
     ) -> None:
         self.source = source
+        self._close = close
         self._look = weakref.WeakMethod(look)
         self._pause = weakref.WeakMethod(pause)
         self._listener = listener
@@ -76,6 +80,7 @@ class Watch:
                 self._listener.wait(*pause)
         finally:
             self._listener.close()
+            self._close()
 
     def _round(self) -> Pause:
         """Check once. Return how to wait until the next check."""
@@ -190,7 +195,9 @@ class Retriever:
                     self._rulebook.store_last_good()  # now, because the app has accepted the rules
                 self._watch_sources()
                 if not isinstance(self.records, MemoryRecords) and not self._is_watched(None):
-                    self._begin(Watch(self.look_for_overrides, self.pause, None, self.records.listener()))
+                    self._begin(
+                        Watch(self.look_for_overrides, self.pause, None, self.records.listener(), self.records.close)
+                    )
                 for begun in self._begun:
                     begun()
                 self.watching = True  # last, so that after an asynchronous exception the next request starts it
@@ -276,7 +283,7 @@ class Retriever:
         for source in self._rulebook.sources:
             listener = None if self._is_watched(source) else source.listener()
             if listener is not None:
-                self._begin(Watch(self.look_for_rules, self.pause, source, listener))
+                self._begin(Watch(self.look_for_rules, self.pause, source, listener, source.close))
 
     def _is_watched(self, source: Source | None) -> bool:
         watch = self._watches.get(source)

@@ -14,7 +14,8 @@ from ratelimit_mw import ConfigurationError, RateLimiter, process_local
 from ratelimit_mw.config.documents import Document
 from ratelimit_mw.config.load import load_documents
 from ratelimit_mw.reload.database import RulesDatabase
-from ratelimit_mw.reload.watcher import Retriever
+from ratelimit_mw.reload.watcher import Retriever, Watch
+from ratelimit_mw.stores.base import Timer
 from tests.rules.living import limit_of, text
 from tests.support.patience import eventually
 from tests.support.processes import Forked
@@ -52,6 +53,35 @@ def replaced(file, content):
     new = file.with_suffix(".new")
     new.write_text(content)
     new.replace(file)
+
+
+class Slow:
+    """A source whose look lasts until the test ends it."""
+
+    def __init__(self):
+        self.looking, self.end, self.done = threading.Event(), threading.Event(), []
+
+    def look(self):
+        self.looking.set()
+        self.end.wait(60)
+        self.done.append("connected again")
+
+    def pause(self, _source):
+        return 60, ()
+
+    def close(self):
+        self.done.append("closed")
+
+
+def test_a_look_that_runs_when_its_watch_is_stopped_leaves_no_connection():
+    slow = Slow()
+    watch = Watch(slow.look, slow.pause, None, Timer(), slow.close)
+    watch.begin()
+    assert slow.looking.wait(60)
+    watch.stop()
+    slow.end.set()
+    eventually(lambda: not watch.alive)
+    assert slow.done == ["connected again", "closed"]
 
 
 class TestReload:
