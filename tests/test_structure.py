@@ -142,6 +142,7 @@ ADDED = {
         f"stores/shared/{name}.py": "the store for lmdb://"
         for name in ("__init__", "file", "handle", "location", "records", "store", "table")
     },
+    "identity/credentials.py": "the spellings of a credential, which were in identity/sources.py",
     "config/inline.py": "the limits in decorators, read by the words of a file",
     "decision/acquiring.py": "waiting for a place, and blocks of code",
     "config/words/limit_correction.py": "the hints for limits in the notation of other limiters",

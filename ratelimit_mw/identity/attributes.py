@@ -10,6 +10,7 @@ from typing import Any
 from ratelimit_mw.errors import nearest, quoted
 from ratelimit_mw.identity import sources
 from ratelimit_mw.identity.address import ClientAddress, canonical
+from ratelimit_mw.identity.credentials import is_session, reduced
 from ratelimit_mw.identity.decoding import host_name
 from ratelimit_mw.identity.path_forms import cleaned
 from ratelimit_mw.identity.request import Alternative, FrameworkReader, MappingRequest, Request
@@ -32,6 +33,10 @@ def digester(secret: str, domain: str) -> Callable[[str], str]:
         state.update(text.encode("utf-8", "surrogatepass"))
         return urlsafe_b64encode(state.digest()).decode("ascii")
 
+    return _cached(digest)
+
+
+def _cached(digest: Callable[[str], str]) -> Callable[[str], str]:
     cached = lru_cache(maxsize=2048)(digest)
     return lambda text: cached(text) if len(text) <= _MAX_CACHED_LENGTH else digest(text)
 
@@ -89,6 +94,8 @@ class Attributes:
         """Reads the attribute `ip`."""
         self.digest = digester(client.secret, client.domain)
         """Hashes values that must not be readable in a counter's key. See `digester`."""
+        self.digest_of = lru_cache(maxsize=1024)(self._digest_of)
+        """Returns the function that hashes the values of an attribute: one hash for all spellings of a credential."""
         self.identifiers: dict[str, Callable[..., str | None]] = {}
         """The functions that `identifier` has compiled, by the text of `by`."""
         self.identifiers_of: dict[tuple[str, ...], tuple[Callable[..., str | None], ...]] = {}
@@ -292,6 +299,29 @@ class Attributes:
                 _EXAMINED,
                 self._client.user or "not set",
             )
+
+    def _digest_of(self, name: str) -> Callable[[str], str]:
+        raw = name.startswith(_RAW_PREFIXES) and self.known(name)
+        source = sources.compiled(name) if raw else self._sources.get(name)
+        if source is None or not source.from_client:
+            return self.digest
+
+        def digest(value: str) -> str:
+            spelling = reduced(value)
+            if "session" not in self._logged and is_session(spelling):
+                self._warn_of_session(name)
+            return self.digest(spelling)
+
+        return _cached(digest)
+
+    def _warn_of_session(self, name: str) -> None:
+        self._logged.add("session")
+        logger.warning(
+            "the attribute %s is a signed session cookie, which changes while its user stays: each new cookie has "
+            "counters of its own. Count by the user in it: scope:session.user, or a python: function that reads the "
+            "session (logged once)",
+            name,
+        )
 
     def _headers_of(self, name: str) -> tuple[str, ...] | None:
         if name in ("ip", "method", "path") or name.startswith("path:"):

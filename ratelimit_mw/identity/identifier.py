@@ -178,7 +178,7 @@ def encoder(name: str, attributes: Attributes) -> Callable[[str], str]:
     could stand. The name need not be a known attribute, because the entries that `check()` takes have any key.
     """
     name = canonical_name(name)
-    digest, prefix = attributes.digest, f"{_escaped(name)}="
+    digest, prefix = attributes.digest_of(name), f"{_escaped(name)}="
     if name == "ip":
         network = attributes.network
         return lambda value: prefix + (network(value) or f"~{digest(value)}")

@@ -4,16 +4,15 @@ A source is compiled once. Reading it never raises. The first error of each sour
 type and the place of an exception, because its message may contain a secret token.
 """
 
-import binascii
 import importlib
 import inspect
 import logging
-from base64 import b64decode
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
+from ratelimit_mw.identity.credentials import credential
 from ratelimit_mw.identity.http_request import AsgiRequest, WsgiRequest
 from ratelimit_mw.identity.request import FrameworkReader, Request
 
@@ -22,7 +21,6 @@ logger = logging.getLogger("ratelimit_mw")
 _MISSING = object()
 # Attributes that identify a user object, most reliable first.
 _IDENTITY_OF_USER = ("identity", "pk", "id", "username", "display_name")
-_SCHEMES = frozenset({"apikey", "basic", "bearer", "digest", "negotiate", "token"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +35,8 @@ class AttributeSource:
     """The only header that is read, in lower case. None if anything else is read."""
     read_as: FrameworkReader | None = None
     """Reads the value as a given framework does. None if all frameworks read it alike."""
+    from_client: bool = False
+    """The client writes the value, which may be a signed credential. See `identity.credentials`."""
 
 
 class _FirstError:
@@ -88,6 +88,7 @@ def _header(name: str, _: _FirstError) -> AttributeSource:
         lambda request: value(request.header(lower)),
         header=lower,
         read_as=lambda request, framework: value(request.header_as(framework, lower)),
+        from_client=True,
     )
 
 
@@ -100,6 +101,7 @@ def _cookie(name: str, _: _FirstError) -> AttributeSource:
         lambda request: request.cookie(name) or None,
         header="cookie",
         read_as=lambda request, framework: request.cookie_as(framework, name) or None,
+        from_client=True,
     )
 
 
@@ -107,28 +109,8 @@ def _query(name: str, _: _FirstError) -> AttributeSource:
     return AttributeSource(
         lambda request: request.query(name) or None,
         read_as=lambda request, framework: request.query_as(framework, name) or None,
+        from_client=True,
     )
-
-
-def credential(authorization: str | None) -> str | None:
-    """Return the credential of an Authorization header in a canonical spelling, or None if there is none.
-
-    A bearer token is returned without its scheme. Other schemes keep their name in lower case, so that credentials of
-    two schemes never collide. Basic credentials are decoded, because decoders skip stray characters: many spellings
-    are one credential.
-    """
-    words = (authorization or "").split(None, 1)
-    if len(words) < 2:
-        return words[0] if words and words[0].lower() not in _SCHEMES else None
-    scheme, value = words[0].lower(), words[1].strip()
-    if scheme == "bearer" and len(value.split(None, 1)) == 1:
-        return value
-    if scheme == "basic":
-        try:
-            value = b64decode(value.encode("latin-1", "replace")).decode("latin-1")
-        except binascii.Error:
-            return f"basic? {value}"  # not base64; the "?" keeps it apart from a decoded credential
-    return f"{scheme} {value}"
 
 
 def _scope(path: str, errors: _FirstError) -> AttributeSource:

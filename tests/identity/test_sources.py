@@ -1,7 +1,6 @@
 """Where attributes come from, and that no source raises or tells a secret."""
 
 import asyncio
-import base64
 import logging
 from types import SimpleNamespace
 from uuid import UUID
@@ -16,35 +15,6 @@ from tests.identity.functions import TOKEN
 from tests.identity.requests import asgi, attributes, wsgi
 
 FUNCTIONS = "python:tests.identity.functions"
-
-
-def basic(text: str) -> str:
-    return base64.b64encode(text.encode()).decode()
-
-
-@pytest.mark.parametrize(
-    ("header", "expected"),
-    [
-        pytest.param("Bearer abc", "abc", id="bearer"),
-        pytest.param("bEARER  abc ", "abc", id="any case, any space"),
-        pytest.param("Token abc", "token abc", id="token"),
-        pytest.param("abc", "abc", id="no scheme"),
-        pytest.param("Bearer token abc", "bearer token abc", id="a bearer's token that looks like a scheme"),
-        pytest.param(f"Basic {basic('a:b')}", "basic a:b", id="basic"),
-        pytest.param(f"basic {basic('a:b')[:2]}!{basic('a:b')[2:]}", "basic a:b", id="basic with a stray character"),
-        pytest.param("Basic a", "basic? a", id="basic that can't be decoded"),
-        pytest.param("Digest username=a, nonce=b", "digest username=a, nonce=b", id="digest"),
-        pytest.param("Bearer", None, id="a scheme without a credential"),
-        pytest.param("Bearer   ", None, id="a scheme and spaces"),
-        pytest.param("", None, id="empty"),
-        pytest.param("  ", None, id="spaces"),
-        pytest.param(None, None, id="absent"),
-    ],
-)
-@pytest.mark.parametrize("interface", [asgi, wsgi])
-def test_authorization(interface, header, expected):
-    request = interface([] if header is None else [("Authorization", header)])
-    assert attributes(user="header:Authorization").reader("user")(request) == expected
 
 
 @pytest.mark.parametrize("interface", [asgi, wsgi])
