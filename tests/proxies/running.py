@@ -205,7 +205,7 @@ class App(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers with the method, the path and the body of the request."""
+    """Answers with the method, the path and the body of the request. `/hangs-up` gets no answer."""
 
     protocol_version = "HTTP/1.1"
     server: App
@@ -214,6 +214,9 @@ class Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         text = f"{self.command} {self.path} {body.decode()}".strip().encode()
         self.server.served += 1
+        if self.path == "/hangs-up":
+            self.close_connection = True
+            return
         self.send_response(200)
         self.send_header("Content-Length", str(len(text)))
         self.end_headers()

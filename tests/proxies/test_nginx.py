@@ -130,29 +130,38 @@ def test_a_rule_that_denies_without_its_store_answers_503():
 
 
 @pytest.mark.parametrize(
-    ("closed", "status"),
+    ("line", "frozen", "killed"),
     [
-        pytest.param(False, 200, id="requests pass"),
-        pytest.param(True, 500, id="requests are denied without the line that fails open"),
+        pytest.param("", 503, 200, id="requests are denied if the service is late, and pass if it is away"),
+        pytest.param(
+            "error_page 500 = @undecided;", 500, 500, id="requests get a 500 without the line that fails open"
+        ),
     ],
 )
-def test_nginx_decides_while_the_service_is_frozen_or_killed(closed, status):
+def test_nginx_decides_while_the_service_is_frozen_or_killed(line, frozen, killed):
     with project(patience=None) as here, here.app():
-        if closed:
-            here.edit("nginx.conf", "error_page 500 502 504 = @app;", "")
+        here.edit("nginx.conf", line, "")
         service = here.serve("ratelimits-nginx.yaml")
         try:
             with here.nginx() as url, client(url, "127.0.0.2") as http:
                 eventually(lambda: http.get("/").status_code == 429)
                 service.signal(signal.SIGSTOP)
-                assert http.get("/").status_code == status
+                late = http.get("/")
+                assert (late.status_code, late.headers.get("Retry-After")) == (frozen, "1" if frozen == 503 else None)
                 service.signal(signal.SIGCONT)
                 eventually(lambda: http.get("/").status_code == 429)
                 service.signal(signal.SIGKILL)
                 service.child.wait()
-                assert http.get("/").status_code == status
+                assert http.get("/").status_code == killed
         finally:
             service.end()
+
+
+def test_a_request_that_the_app_does_not_answer_is_not_sent_again(here, nginx):
+    before = here.upstream.served
+    with client(nginx, "127.0.0.10") as http:
+        answer = http.post("/hangs-up", content=b"order=1")
+    assert (answer.status_code, here.upstream.served - before) == (502, 1)
 
 
 def test_the_curl_command_of_the_page_is_decided_by_the_same_rules(here, nginx):
