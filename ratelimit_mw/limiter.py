@@ -26,7 +26,7 @@ from ratelimit_mw.reload.override_list import OverrideList
 from ratelimit_mw.reload.watcher import Retriever, State
 from ratelimit_mw.rules.compiled import BLOCKED, escaped
 from ratelimit_mw.rules.domains import Rules
-from ratelimit_mw.rules.preflights import preflight_key, sent_with_preflights
+from ratelimit_mw.rules.preflights import preflight_key
 from ratelimit_mw.settings import ResponseSettings
 from ratelimit_mw.stores import Store, open_records
 from ratelimit_mw.stores.base import Steps, adrive, drive
@@ -440,13 +440,9 @@ class RateLimiter:
 
     def _keys(self, attributes: Arguments, domain: str | None) -> list[str]:
         rules = self._rules_of(domain)
-        keys = _keys_asked(rules, attributes)
-        preflights = list(keys)
-        if isinstance(attributes, Mapping):  # the preflights of this client have no credentials
-            preflights += _keys_asked(
-                rules, {name: text for name, text in attributes.items() if sent_with_preflights(name)}
-            )
-        return list(dict.fromkeys([*keys, *map(preflight_key, preflights)]))
+        charges = planned(rules, request_of(rules, attributes), 1)
+        keys = [] if charges is BLOCKED else [charge.ask.key for charge in charges]
+        return list(dict.fromkeys([*keys, *map(preflight_key, keys)]))
 
 
 def _reporting(limiter: "ref[RateLimiter]") -> Callable[[Rules], None]:
@@ -461,8 +457,3 @@ def _reporting(limiter: "ref[RateLimiter]") -> Callable[[Rules], None]:
             set_reporting(known, reporting=rules.observe.live)
 
     return check
-
-
-def _keys_asked(rules: Rules, attributes: Arguments) -> list[str]:
-    charges = planned(rules, request_of(rules, attributes), 1)
-    return [] if charges is BLOCKED else [charge.ask.key for charge in charges]

@@ -279,6 +279,7 @@ def test_the_numbers_on_the_wire_are_those_of_the_release_before():
 KNOWN = {
     "config/words/limit.py": "the default of a rule",
     "rules/descriptors.py": "what descriptors are counted by",
+    "rules/preflights.py": "what preflights are counted by",
     "foresight/what_if/exact.py": "arithmetic for many limits at once; other algorithms are replayed",
     "operations/page/access.py": "a limit of the page itself",
 }

@@ -186,8 +186,5 @@ for _module in (
 IN_FLIGHT = next(name for name, algorithm in ALGORITHMS.items() if algorithm.in_flight)
 """The algorithm of limits such as `20 concurrent`, whatever `algorithm` the rule has."""
 
-BUCKET = next(name for name, algorithm in ALGORITHMS.items() if algorithm.has_burst and not algorithm.queue)
-"""The algorithm of a bucket that does not delay requests."""
-
 NOTHING = Quota(next(iter(ALGORITHMS)), 0, 1)
 """A quota that admits nothing. It is a placeholder in asks whose quota is never read."""

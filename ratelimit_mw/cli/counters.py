@@ -4,7 +4,7 @@ import heapq
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, islice
+from itertools import islice
 from typing import Annotated
 from urllib.parse import unquote
 
@@ -42,13 +42,7 @@ from ratelimit_mw.model import SECOND, Ask, Outcome, Quota
 from ratelimit_mw.rules.compiled import CompiledRule
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.rules.path_templates import text_of
-from ratelimit_mw.rules.preflights import (
-    falls_back,
-    is_preflight_key,
-    preflight_key,
-    preflight_quota,
-    sent_with_preflights,
-)
+from ratelimit_mw.rules.preflights import is_preflight_key, preflight_key, preflight_quota
 from ratelimit_mw.rules.ruleset import RuleSet
 from ratelimit_mw.stores import Store
 from ratelimit_mw.stores.bans import quota_of
@@ -100,7 +94,7 @@ class CounterIndex:
             for limit in part.descriptors.limits if part.descriptors else ():
                 if limit.quota is not None:
                     self._known[limit.key] = part, limit.rule.name, None, limit.quota
-                    self._known[preflight_key(limit.key)] = part, limit.rule.name, None, limit.quota
+                    self._known[preflight_key(limit.key)] = part, limit.rule.name, None, preflight_quota(limit.quota)
         self._names = {encoded: name for part in rules.parts for encoded, name in _names(part)}
 
     def client(self, identity: str) -> str:
@@ -125,8 +119,7 @@ class CounterIndex:
         if rule is not None:
             own = dict(part.counters_of(rule, identity))
             if is_preflight_key(key):
-                eased = falls_back(rule.by, identity)
-                own = {preflight_key(each): preflight_quota(limit, eased=eased) for each, limit in own.items()}
+                own = {preflight_key(each): preflight_quota(limit) for each, limit in own.items()}
             quota = own.get(prefix + brace, quota)
         return name, identity, quota
 
@@ -154,28 +147,16 @@ def nearest_full(counters: Iterable[Found], most: int) -> list[Found]:
 
 
 def chosen(index: CounterIndex, rules: Rules, rule: str, client: Mapping[str, str]) -> list[str]:
-    """Return the keys of a rule's counters for the client with these attributes. End the command if there are none.
+    """Return the keys of a rule's counters for the client with these attributes, those of its preflights included.
 
-    The counters of its preflights are not included, see `chosen_preflights`.
+    End the command if there are none.
     """
-    keys = [key for key in _chosen(index, rules, rule, client) if not is_preflight_key(key)]
-    if not keys:
-        fail(f"no counter of '{rule}' depends on {' or '.join(client)}: {_counted_by(index, rule)}", Exit.USAGE)
-    return keys
-
-
-def chosen_preflights(index: CounterIndex, rules: Rules, rule: str, client: Mapping[str, str]) -> list[str]:
-    """Return the keys of a rule's counters for the CORS preflights of that client, which have no credentials."""
-    sent = {name: text for name, text in client.items() if sent_with_preflights(name)}
-    keys = [*_chosen(index, rules, rule, client), *_chosen(index, rules, rule, sent)]
-    return list(dict.fromkeys(filter(is_preflight_key, keys)))
-
-
-def _chosen(index: CounterIndex, rules: Rules, rule: str, client: Mapping[str, str]) -> list[str]:
     keys: list[str] = []
     for prefix, compiled in index.prefixes(rule).items():
         if compiled is not None:
             keys += [f"{prefix}{identity}}}" for identity in _identities(rules, compiled, client)]
+    if not keys:
+        fail(f"no counter of '{rule}' depends on {' or '.join(client)}: {_counted_by(index, rule)}", Exit.USAGE)
     return keys
 
 
@@ -272,10 +253,8 @@ def show(
         store = shared_store(limiter.rules, storage)
         try:
             found = read(store, index, scanned(store, stems(index, rule)) if keys is None else keys)
-            if keys is not None:
-                preflights = read(store, index, chosen_preflights(index, limiter.rules, rule, client))
-                found = chain(found, (each for each in preflights if each.used and each.reset_after))
-            print_counters(nearest_full(found, most), as_json=as_json)
+            shown = (each for each in found if (each.used and each.reset_after) or not is_preflight_key(each.key))
+            print_counters(nearest_full(shown, most), as_json=as_json)
         finally:
             store.close()
 
@@ -365,15 +344,13 @@ def reset(
         if rule is not None:
             require_rule(index, rule)
         keys = chosen(index, limiter.rules, rule, client) if rule is not None and client else None
-        preflights = chosen_preflights(index, limiter.rules, rule, client) if rule is not None and client else []
         store = shared_store(limiter.rules, storage)
         try:
             if keys is None:
                 keys = list(scanned(store, stems(index, rule)))
                 _confirm(f"Reset {len(keys)} counters of {f'{rule!r}' if rule else 'all rules'}?", yes=yes, keys=keys)
-            forgotten = [*keys, *preflights]
-            for start in range(0, len(forgotten), _RESET_BATCH):
-                with_retries(partial(store.forget, forgotten[start : start + _RESET_BATCH]))
+            for start in range(0, len(keys), _RESET_BATCH):
+                with_retries(partial(store.forget, keys[start : start + _RESET_BATCH]))
         finally:
             store.close()
     if as_json:

@@ -19,6 +19,7 @@ from ratelimit_mw.rules.compiled import BLOCKED, CompiledRule, Condition, Matchi
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.rules.matching import Candidate
 from ratelimit_mw.rules.path_templates import text_of
+from ratelimit_mw.rules.preflights import counts_options
 from ratelimit_mw.rules.ruleset import RuleSet, Selection
 from ratelimit_mw.units import spell_period
 
@@ -105,7 +106,7 @@ class _Reading:
     def __init__(self, rules: RuleSet, request: Request, selection: Selection) -> None:
         self._rules = rules
         self._request = request
-        _, self._replaced, self._exemption, self._preflight = selection
+        _, self._replaced, self._exemption, self._announced = selection
         self.free = self._free()
         """Why the request is exempt from all rules; empty if it is not."""
 
@@ -123,13 +124,12 @@ class _Reading:
     @property
     def apart(self) -> str:
         """A note if the request is a CORS preflight; empty for other requests."""
-        preflight = self._preflight
-        return "" if preflight is None else f"a CORS preflight for {preflight.view.method}: it has counters of its own"
+        view = self._announced
+        return "" if view is None else f"a CORS preflight for {view.method}: it has counters of its own"
 
     def reason(self, rule: CompiledRule) -> Reason:
         """The reason for one rule, still without its charges."""
-        preflight = self._preflight
-        request = self._request if preflight is None else preflight.view_for(rule)
+        request = self._request if self._announced is None or counts_options(rule) else self._announced
         candidate = self._rules.candidate(rule, self._request)
         address = self._rules.attributes.address
         looked_up, tried = rule.match.split()
@@ -160,7 +160,7 @@ class _Reading:
             return "no counter", f"it matches, but has nothing to count by: {absent}"
         if self._charges(candidate, None):
             return "unlimited", "it matches, and an override makes it unlimited for this client"
-        if self._preflight and any(ALGORITHMS[quota.algorithm].in_flight for quota in rule.quotas):
+        if self._announced and any(ALGORITHMS[quota.algorithm].in_flight for quota in rule.quotas):
             return "unlimited", "it matches, but a CORS preflight takes no place in flight"
         if rule.read_limit is not None:
             return "unlimited", "it matches, but its function sets no limit for this request"

@@ -272,7 +272,7 @@ class Attributes:
             value = source(request)
             if value is not None:
                 read = source
-            elif request.context is not None and request.method != "OPTIONS":  # preflights have no credentials
+            elif request.context is not None:
                 left -= 1
                 if left <= 0:
                     read = source

@@ -68,17 +68,6 @@ def attributes_of(by: str) -> list[str]:
     return [part.strip() for choice in by.split("|") for part in choice.split("+")]
 
 
-def names_in(identity: str) -> tuple[str, ...]:
-    """Return the names of the attributes in an identity, in their escaped form."""
-    return tuple(part.partition("=")[0] for part in identity.split("+"))
-
-
-def names_of(choice: str) -> tuple[str, ...]:
-    """Return what `names_in` returns for an identity that was built by `choice`: "a" or "a+b"."""
-    names = [canonical_name(part) for part in choice.split("+")]
-    return tuple(GLOBAL if name == "global" else _escaped(name) for name in names)
-
-
 def _joined(parts: list[Identifier]) -> Identifier:
     """Join the texts of all parts with "+". The identity is None if one part is absent."""
     if len(parts) == 1:

@@ -13,7 +13,7 @@ from ratelimit_mw.identity.attributes import Reader
 from ratelimit_mw.identity.identifier import GLOBAL
 from ratelimit_mw.identity.request import Entry, Request
 from ratelimit_mw.model import Ask, Charge, Quota, Rule
-from ratelimit_mw.rules.preflights import as_announced, preflight_key
+from ratelimit_mw.rules.preflights import apart
 
 DEFAULT = "fixed_window"
 """The algorithm of limits that name none, as in envoyproxy/ratelimit."""
@@ -83,7 +83,7 @@ class Found(NamedTuple):
     @property
     def key(self) -> str:
         """The key of the counter."""
-        return f"{preflight_key(self.limit.key) if self.apart else self.limit.key}{self.identity}}}"
+        return f"{self.limit.key}{self.identity}}}"
 
 
 class Descriptors:
@@ -111,12 +111,11 @@ class Descriptors:
                 found += self.match(entries)
         return _charges(found, cost) if found else ()
 
-    def plan_preflight(self, request: Request, method: str, cost: int) -> tuple[Charge, ...]:
-        """Return the charges of a CORS preflight for `method`.
+    def plan_preflight(self, request: Request, view: Request, cost: int) -> tuple[Charge, ...]:
+        """Return the charges of a CORS preflight. `view` is the request that it announces.
 
         A list counts the preflight like any request if a descriptor names OPTIONS as the method.
         """
-        view = as_announced(request, method)
         found: list[Found] = []
         for sources in self._lists:
             own, entries = _entries(sources, request), _entries(sources, view)
@@ -180,12 +179,12 @@ def asked(charges: Sequence[Charge]) -> tuple[Charge, ...]:
 def _charges(found: list[Found], cost: int) -> tuple[Charge, ...]:
     """Return a charge for each limit that is neither replaced nor unlimited."""
     replaced = replaced_among(found)
-    charges = []
+    charges: list[Charge] = []
     for match in found:
         limit = match.limit
         if limit.quota is not None and limit.name not in replaced:
-            charged = min(cost, 1) if match.apart else cost
-            charges.append(Charge(limit.rule, Ask(match.key, limit.quota, charged, limit.rule.shadow)))
+            charge = Charge(limit.rule, Ask(match.key, limit.quota, cost, limit.rule.shadow))
+            charges += apart([charge], cost) if match.apart else [charge]
     return asked(charges)
 
 

@@ -36,14 +36,7 @@ from ratelimit_mw.rules.matching import (
     replaced_by,
 )
 from ratelimit_mw.rules.path_matcher import NO_PARAMETERS, PathMatcher
-from ratelimit_mw.rules.preflights import (
-    Preflight,
-    Preflights,
-    announced,
-    as_announced,
-    counts_options,
-    needs_credentials,
-)
+from ratelimit_mw.rules.preflights import announced, apart, replaced_for_preflight, split
 from ratelimit_mw.settings import (
     ClientSettings,
     DeferSettings,
@@ -88,12 +81,13 @@ class Features:
         """A request takes more than one decision before the app is called."""
 
 
-Selection = tuple[Sequence[Candidate], Mapping[int, str], int | None, Preflight | None]
+Selection = tuple[Sequence[Candidate], Mapping[int, str], int | None, Request | None]
 """The rules that apply to one reading of a request. The plan charges them, and an explanation reads it.
 
 First the candidates that the index found. Then those which do not apply: their ranks, each with the name of the rule
 that replaces it. Then None, unless no rule is asked: the (negative) rank of an exemption, or `EXEMPTED` or `REFUSED`.
-Last what decides on a CORS preflight; None for other requests. It is a plain tuple, which is made for each request.
+Last the request that a CORS preflight announces; None for other requests. It is a plain tuple, which is made for each
+request.
 """
 
 EXEMPTED, REFUSED = 0, 1
@@ -152,7 +146,6 @@ class RuleSet(Features):
         self.defer = defer or DeferSettings()
         self.classifier = classifier
         """The rules that find the priority of a request. None if no rule has a priority."""
-        self._priorities_need_credentials = any(map(needs_credentials, classifier.compiled if classifier else ()))
         self.recompiler = recompiler
         self.reload = reload
         """Seconds between two looks for newer rules; None for never."""
@@ -172,7 +165,6 @@ class RuleSet(Features):
         self.inline = InlineLimits(self._named, inline)
         """The limits that the app declares. `plan_rule` knows their names."""
         self._with_limit = with_limits(self._named, recompiler)
-        self._preflights = Preflights(self._named, self._tier)
         self._demanded = {
             rule.rank: PathMatcher([(rule.rank, template) for template in rule.match.templates])
             for rule in rules
@@ -298,34 +290,49 @@ class RuleSet(Features):
         candidates = self._index.candidates(request)
         if self._exempting and (rank := exemption(candidates, request)) is not None:
             return (), _NONE, rank, None
-        if request.method == "OPTIONS" and (method := announced(request)) is not None:
-            preflight = self._preflights.select(candidates, request, method)
-            return candidates, preflight.replaced, None, preflight
-        replaced = replaced_by(candidates, request) if self._replacing else _NONE
-        return candidates, replaced, None, None
+        view = announced(request)
+        if not self._replacing:
+            return candidates, _NONE, None, view
+        if view is None:
+            return candidates, replaced_by(candidates, request), None, None
+        return candidates, replaced_for_preflight(candidates, request, view, self._named), None, view
 
     def _charges(self, selection: Selection, request: Request, cost: int) -> tuple[Charge, ...]:
         """Return the charges of the selected rules and of the descriptors for one alternative of a request."""
-        candidates, replaced, free, preflight = selection
+        candidates, replaced, free, view = selection
         if free is not None:
             return BLOCKED if free == REFUSED else ()
-        if preflight is not None:
-            counted, further = self._preflights.charges(preflight, cost, self.overrides), self.descriptors
-            return (*counted, *(further.plan_preflight(request, preflight.view.method, cost) if further else ()))
         if replaced:
             candidates = [candidate for candidate in candidates if candidate[0] not in replaced]
-        charges = charges_of(candidates, request, cost, self._tier, self.overrides)
-        return charges if self.descriptors is None else (*charges, *self.descriptors.plan(request, cost))
+        charges = self._counted(candidates, request, view, cost, self.overrides)
+        if self.descriptors is None:
+            return charges
+        if view is not None:
+            return (*charges, *self.descriptors.plan_preflight(request, view, cost))
+        return (*charges, *self.descriptors.plan(request, cost))
+
+    def _counted(
+        self,
+        candidates: Sequence[Candidate],
+        request: Request,
+        view: Request | None,
+        cost: int,
+        overrides: Overrides | None,
+    ) -> tuple[Charge, ...]:
+        """Return the charges of rules. `view` is the request that `request`, a CORS preflight, announces."""
+        if view is None:
+            return charges_of(candidates, request, cost, self._tier, overrides)
+        like_any, others = split(candidates, self._named)
+        return (
+            *charges_of(like_any, request, cost, self._tier, overrides),
+            *apart(charges_of(others, view, cost, self._tier, overrides), cost),
+        )
 
     def charges_alone(
         self, candidate: Candidate, request: Request, cost: int, overrides: Overrides | None
     ) -> tuple[Charge, ...]:
         """Return the charges of one rule for one alternative of a request, as if there were no other rule."""
-        if request.method == "OPTIONS" and (method := announced(request)) is not None:
-            return tuple(
-                self._preflights.charges(self._preflights.select([candidate], request, method), cost, overrides)
-            )
-        return charges_of([candidate], request, cost, self._tier, overrides)
+        return self._counted([candidate], request, announced(request), cost, overrides)
 
     def plan_rule(self, asked: str | NamedRule, request: Request, cost: int = 1) -> Sequence[Charge] | None:
         """Return the charges of the rule of that name, whether or not its `match` holds. None for an unknown name.
@@ -372,28 +379,14 @@ class RuleSet(Features):
     def classify(self, request: Request, name: str | None = None) -> Sequence[Charge] | None:
         """What is said of the priority of `request`: see `priorities`. () where it is exempt, `BLOCKED` as ever.
 
-        With `name`, what the rule of that name says of it; None where there is no such rule. A CORS preflight is as
-        important as the request that it announces; () where credentials, which it has not, would tell that.
+        With `name`, what the rule of that name says of it; None where there is no such rule.
         """
         classifier = self.classifier
         if name is None:
-            charges = classifier.plan(request) if classifier is not None else ()
-            if request.method != "OPTIONS" or not charges or charges is BLOCKED:
-                return charges
-            method = announced(request)
-            return charges if method is None else self._classify_preflight(charges, request, method)
+            return classifier.plan(request) if classifier is not None else ()
         if name not in self._named:
             return None
         return (classifier.plan_rule(name, request) if classifier is not None else None) or ()
-
-    def _classify_preflight(self, counted: Sequence[Charge], request: Request, method: str) -> Sequence[Charge]:
-        """As `classify`, where `counted` are the rules that would count the preflight."""
-        classifier = self.classifier
-        if classifier is None or self._priorities_need_credentials:
-            return ()
-        said = classifier.plan(as_announced(request, method))
-        by_options = [each for each in counted if each.rule.name and counts_options(self._named[each.rule.name])]
-        return (*said, *by_options) or counted  # no client is exempt by the method that it announces
 
     def counters_of(self, rule: CompiledRule, identity: str) -> tuple[Counter, ...]:
         """Return the counters of a rule for an identity without a tier."""

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ratelimit_mw.identity import WsgiRequest
-from ratelimit_mw.model import Quota
-from ratelimit_mw.rules.preflights import is_preflight_key, preflight_key, preflight_quota
+from ratelimit_mw.model import SECOND, Quota
+from ratelimit_mw.rules.preflights import is_preflight_key, preflight_key
 from tests.rules.corpus import request, rules
 
 case = pytest.param
@@ -19,8 +19,7 @@ def preflight(method="PUT", **headers):
 
 
 def planned(rule_set, path="/", *, method="OPTIONS", headers=None, cost=1, **more):
-    asked = request(path, method, preflight() if headers is None else headers, **more)
-    return rule_set.plan(asked, cost)
+    return rule_set.plan(request(path, method, preflight() if headers is None else headers, **more), cost)
 
 
 def keys(*args, **kwargs):
@@ -52,11 +51,11 @@ def test_what_no_browser_sends_is_counted_like_any_request(method, headers, apar
 
 
 def test_two_lines_of_a_header_come_from_no_browser():
-    asked = request(method="OPTIONS", headers=ASKED)
+    sent = request(method="OPTIONS", headers=ASKED)
     for line in ((b"origin", b"x"), (b"access-control-request-method", b"PUT")):
-        asked.context["headers"].append(line)
-        assert [charge.ask.key for charge in rules({}).plan(asked)] == ["d:r0:sw60:{ip=192.0.2.1}"]
-        asked.context["headers"].remove(line)
+        sent.context["headers"].append(line)
+        assert [charge.ask.key for charge in rules({}).plan(sent)] == ["d:r0:sw60:{ip=192.0.2.1}"]
+        sent.context["headers"].remove(line)
 
 
 @pytest.mark.parametrize(
@@ -100,53 +99,95 @@ def test_no_identity_and_no_name_forges_the_key_of_a_preflight(text):
     assert list(map(preflight_key, requests)) == preflights == list(map(preflight_key, preflights))
 
 
-USER = {"client": {"user": "header:x-user", "tier": "header:x-tier", "secret": "s"}, "attributes": {"own": "header:x"}}
+CLIENT = {
+    "client": {"user": "header:x-user", "tier": "header:x-tier", "secret": "s"},
+    "attributes": {"own": "header:x"},
+}
+TIERS = {"limit": {"default": "5/m", "gold": "9/m"}}
+BAN = {"after": "3 denials in 1 minute", "for": "1 hour"}
 
 
-def limits(rule_set, **kwargs):
-    return [(charge.rule.name, charge.ask.quota.limit) for charge in planned(rule_set, **kwargs)]
+def of_app(_scope):
+    """A limit that is a function, see the table."""
+    return "7 per hour"
+
+
+def asked(rule_set, **kwargs):
+    return [
+        (key.removeprefix("d:"), quota.limit, quota.period // SECOND)
+        for _, (key, quota, _, _) in planned(rule_set, **kwargs)
+    ]
+
+
+IP = "{ip=192.0.2.1}"
+WINDOW = (f"r0:preflight-sw60:{IP}", 50, 60)
 
 
 @pytest.mark.parametrize(
     ("rule", "headers", "expected"),
     [
-        case({"by": "ip"}, {}, [5], id="by address"),
-        case({"by": "user|ip"}, {}, [50], id="for want of a user"),
-        case({"by": "user | remote_address"}, {}, [50], id="spelled otherwise"),
-        case({"by": "own|ip"}, {}, [50], id="for want of a header"),
-        case({"by": "cookie:sid|header:a+path|ip+path"}, {}, [50], id="of several choices"),
-        case({"by": "user|ip"}, {"x-user": "ann"}, [5], id="with a user"),
-        case({"by": ["user|ip", "ip"]}, {}, [5], id="where the address has a counter anyway"),
-        case({"by": ["user", "ip"]}, {}, [5], id="a counter that is left out"),
-        case({"by": "query:q|ip"}, {}, [5], id="what a preflight has is no credential"),
-        case({"by": "user|global"}, {}, [5], id="a fallback that is no address"),
-        case({"limit": {"default": "5/m", "gold": "9/m"}}, {}, [50], id="for want of a tier"),
-        case({"limit": {"default": "5/m", "gold": "9/m"}}, {"x-tier": "gold"}, [9], id="with a tier"),
-        case({"limit": {"default": "5/m", "gold": "9/m"}}, {"x-tier": "tin"}, [5], id="with an unknown tier"),
-        case({"by": "user|ip", "limit": "0 per day"}, {}, [0], id="ten times nothing"),
-        case({"by": "user|ip", "limit": "5000/h", "algorithm": "sliding_log"}, {}, [10_000], id="as a log remembers"),
-        case({"by": "user|ip", "limit": "900000000/h"}, {}, [10**9], id="as a limit may be"),
+        case({}, {}, [WINDOW], id="by address"),
+        case({"by": "user"}, {}, [], id="by user: left out"),
+        case({"by": "user|ip"}, {}, [WINDOW], id="by user or address: by address"),
+        case({"by": ["user", "ip"]}, {}, [WINDOW], id="of several counters: those whose attribute it has"),
+        case({"by": ["ip", "global"]}, {}, [WINDOW, ("r0:preflight-sw60:{*}", 50, 60)], id="each counter"),
+        case({"match": {"user": "ann"}}, {}, [], id="of a user that it does not name"),
+        case({"limit": ["5/m", "20/h"]}, {}, [WINDOW, (f"r0:preflight-sw3600:{IP}", 200, 3600)], id="each limit"),
+        case({"limit": "0 per day"}, {}, [(f"r0:preflight-sw86400:{IP}", 0, 86400)], id="ten times nothing"),
+        case({"limit": "900000000/m"}, {}, [(WINDOW[0], 2**32 - 1, 60)], id="as a window can count"),
+        case({"limit": "unlimited"}, {}, [], id="unlimited"),
+        case({"limit": "5 concurrent"}, {}, [], id="requests in flight"),
+        case(TIERS, {}, [WINDOW], id="without a tier"),
+        case(TIERS, {"x-tier": "gold"}, [(WINDOW[0], 90, 60)], id="with a tier"),
+        case(
+            {"limit": "python:tests.preflights.test_plans:of_app"},
+            {},
+            [(f"r0:preflight-sw3600:{IP}", 70, 3600)],
+            id="the limit of a function",
+        ),
+        case({"algorithm": "token_bucket", "burst": 9}, {}, [(f"r0:preflight-tb60:{IP}", 50, 60)], id="a bucket"),
+        case({"algorithm": "leaky_bucket"}, {}, [(f"r0:preflight-lb60:{IP}", 50, 60)], id="a queue"),
+        case({"throttle": {"soft": "10%"}}, {}, [WINDOW], id="a soft throttle"),
+        case({"throttle": {"elastic": {"up_to": "200%", "below": 0.5}}}, {}, [WINDOW], id="an elastic throttle"),
+        case({"algorithm": "fixed_window", "shards": 2}, {}, [(f"r0:preflight-fw60x2:{IP}", 50, 60)], id="shards"),
+        case({"shadow": True}, {}, [WINDOW], id="in shadow"),
+        case({"on_limit": "defer"}, {}, [WINDOW], id="deferred requests"),
+        case({"ban": BAN}, {}, [WINDOW], id="bans"),
+        case({"cost": "response:x"}, {}, [WINDOW], id="a cost that is known afterwards"),
     ],
 )
-def test_a_preflight_counted_by_address_for_want_of_credentials_has_ten_times_the_limit(rule, headers, expected):
-    assert [limit for _, limit in limits(rules(rule, **USER), headers=preflight(**headers))] == expected
+def test_a_rule_counts_preflights_in_a_window_with_ten_times_its_limit(rule, headers, expected):
+    rule_set = rules(rule, **CLIENT)
+    assert asked(rule_set, headers=preflight(**headers)) == expected
+    for charge in planned(rule_set, headers=preflight(**headers), cost=7):
+        (key, quota, cost, shadow), told = charge.ask, charge.rule
+        plain = Quota("fixed_window", quota.limit, quota.period, refundable=quota.refundable, ban=quota.ban)
+        assert (quota, quota.elastic, cost) == (plain, None, 1), key
+        assert quota.ban is None or quota.ban.after == 0, "no step towards a ban"
+        assert (shadow, told.cost_after, told.defers) == ("shadow" in rule, None, False)
+
+
+def test_a_cost_of_nothing_charges_nothing():
+    assert [charge.ask.cost for charge in planned(rules({"cost": 5}), cost=0)] == [0]
 
 
 @pytest.mark.parametrize(
     ("rule", "expected"),
     [
-        case({"by": "ip", "limit": "9 per minute"}, [("r1", 9)], id="one that counts"),
+        case({"limit": "9 per minute"}, [("r1", 90)], id="one that counts"),
         case({"limit": "unlimited"}, [], id="an unlimited one"),
-        case({"by": "user"}, [("r0", 50)], id="one that lacks its user: ten times"),
-        case({"by": "query:q"}, [("r0", 5)], id="one that lacks what its requests lack, too"),
+        case({"by": "user"}, [("r0", 50)], id="one that lacks its user"),
+        case({"limit": "unlimited", "match": {"methods": "GET"}}, [("r0", 50)], id="one that does not match"),
+        case({"limit": "9 per minute", "match": {"methods": "PUT"}}, [("r1", 90)], id="one of the method announced"),
         case({"limit": "unlimited", "match": {"methods": "PUT"}}, [("r0", 50)], id="unlimited by what is announced"),
         case({"limit": "9 concurrent"}, [("r0", 50)], id="one that gives preflights no place"),
-        case({"limit": "unlimited", "match": {"methods": "GET"}}, [("r0", 5)], id="one that does not match"),
         case({"limit": "unlimited", "match": {"methods": "OPTIONS"}}, [], id="unlimited for OPTIONS"),
+        case({"limit": "9 per minute", "match": {"methods": "OPTIONS"}}, [("r1", 9)], id="one that names OPTIONS"),
     ],
 )
 def test_a_client_turns_no_rule_off_by_what_it_announces(rule, expected):
-    assert limits(rules({}, {"replaces": "r0", **rule}, **USER)) == expected
+    found = planned(rules({}, {"replaces": "r0", **rule}, **CLIENT))
+    assert [(charge.rule.name, charge.ask.quota.limit) for charge in found] == expected
 
 
 @pytest.mark.parametrize(
@@ -154,67 +195,17 @@ def test_a_client_turns_no_rule_off_by_what_it_announces(rule, expected):
     [
         case({"path": "/"}, [], id="a path"),
         case({"methods": "OPTIONS"}, [], id="OPTIONS"),
-        case({"methods": "PUT"}, [("r0", 50)], id="the method announced: ten times the limit"),
-        case({"methods": "GET"}, [("r0", 5)], id="another method"),
+        case({"methods": "PUT"}, [WINDOW], id="the method announced, which any client may write"),
     ],
 )
 def test_what_is_exempt(entry, expected):
-    assert limits(rules({}, exempt=[entry])) == expected
-
-
-def test_its_cost_is_one():
-    rule_set = rules({"cost": 5}, {"cost": "header:x"}, {"cost": "response:X-Cost"}, **USER)
-    for cost, expected in ((1, 1), (7, 1), (0, 0)):
-        charges = planned(rule_set, headers=preflight(x="3"), cost=cost)
-        assert [charge.ask.cost for charge in charges] == [expected] * 3
-        assert not any(charge.rule.cost_after for charge in charges)
-
-
-def test_it_takes_no_concurrent_place():
-    rule_set = rules({"limit": ["2 concurrent"]}, {"by": "global"})
-    assert [charge.rule.name for charge in planned(rule_set)] == ["r1"]
-
-
-@pytest.mark.parametrize("rule", [{"algorithm": "leaky_bucket"}, {"algorithm": "token_bucket", "max_wait": "9s"}])
-def test_it_waits_for_no_turn(rule):
-    (charge,) = planned(rules({**rule, "burst": 7}))
-    quota = charge.ask.quota
-    assert (quota.algorithm, quota.limit, quota.burst, quota.max_wait) == ("token_bucket", 5, 7, 0)
-
-
-def test_a_throttle_holds_for_preflights_too():
-    soft = Quota("sliding_window", 110, 60, spare=10, over="soft")
-    wide = preflight_quota(soft, eased=True)
-    assert (wide.limit, wide.spare, wide.shown_limit) == (1100, 100, 1000)
-    bucket = Quota("token_bucket", 100, 10**8, burst=22, spare=2, over="soft")
-    wide = preflight_quota(bucket, eased=True)
-    assert (wide.limit, wide.burst, wide.spare) == (1000, 220, 20)
-    (charge,) = planned(rules({"throttle": {"elastic": {"up_to": "200%", "below": 0.5}}}))
-    open_quotas = charge.ask.quota.elastic.quotas
-    assert [open_quotas[0].limit, open_quotas[-1].limit] == [5, 10]
-
-
-def test_elastic_rules_that_differ_only_in_when_they_open_stay_apart():
-    rule_set = rules(*({"throttle": {"elastic": {"up_to": "200%", "below": below}}} for below in (0.5, 0.7)))
-    for _ in range(2):
-        assert [charge.ask.quota.elastic.below for charge in planned(rule_set)] == [0.5, 0.7]
-
-
-def test_rules_in_shadow_and_windows_of_one_rule():
-    charges = planned(rules({"shadow": True, "limit": ["5 per minute", "20 per hour"], "by": ["ip", "global"]}))
-    assert [charge.ask.key for charge in charges] == [
-        "d:r0:preflight-sw60:{ip=192.0.2.1}",
-        "d:r0:preflight-sw3600:{ip=192.0.2.1}",
-        "d:r0:preflight-sw60:{*}",
-        "d:r0:preflight-sw3600:{*}",
-    ]
-    assert all(charge.ask.shadow for charge in charges)
+    assert asked(rules({}, exempt=[entry])) == expected
 
 
 def test_a_rule_asked_for_by_its_name_counts_preflights_apart():
     rule_set = rules({"match": {"path": "/p", "methods": "GET"}}, {"match": {"methods": "OPTIONS"}})
-    asked = request("/", "OPTIONS", ASKED)
-    (apart,), (plain,) = rule_set.plan_rule("r0", asked, 3), rule_set.plan_rule("r1", asked, 3)
+    sent = request("/", "OPTIONS", ASKED)
+    (apart,), (plain,) = rule_set.plan_rule("r0", sent, 3), rule_set.plan_rule("r1", sent, 3)
     assert (apart.ask.key, apart.ask.cost) == ("d:r0:preflight-sw60:{ip=192.0.2.1}", 1)
     assert (plain.ask.key, plain.ask.cost) == ("d:r1:sw60:{ip=192.0.2.1}", 3)
 
@@ -243,7 +234,8 @@ def test_descriptors_count_preflights_apart(descriptors, expected):
     rule_set = rules(descriptors=descriptors, entries=entries)
     charges = planned(rule_set, cost=4)
     assert [charge.ask.key for charge in charges] == expected
-    assert [charge.ask.cost for charge in charges] == [1 if is_preflight_key(key) else 4 for key in expected]
+    wanted = [(1, 50) if is_preflight_key(key) else (4, 5) for key in expected]
+    assert [(charge.ask.cost, charge.ask.quota.limit) for charge in charges] == wanted
 
 
 names = st.sampled_from(["origin", "Origin", "access-control-request-method", "upgrade", "x-http-method-override", "x"])
@@ -256,15 +248,17 @@ verbs = st.sampled_from(["OPTIONS", "options", "GET", "head", "TRACE", "CONNECT"
 def test_whatever_a_client_writes_one_of_two_counters_is_asked(method, headers):
     encoded = [(name.encode(), text.encode("latin-1")) for name, text in headers]
     environ = {f"HTTP_{name.upper().replace('-', '_')}": text for name, text in headers}
-    asked = [
+    sent = [
         request(method=method),
         WsgiRequest({"REQUEST_METHOD": method, "REMOTE_ADDR": "192.0.2.1", "PATH_INFO": "/", **environ}),
     ]
-    asked[0].context["headers"] = encoded
-    for each in asked:
+    sent[0].context["headers"] = encoded
+    for each in sent:
         (charge,) = EVERYBODY.plan(each)
-        assert charge.ask.key in ("d:r0:sw60:{ip=192.0.2.1}", "d:r0:preflight-sw60:{ip=192.0.2.1}")
-        assert charge.ask.quota.limit == 5
+        assert (charge.ask.key, charge.ask.quota.limit) in (
+            ("d:r0:sw60:{ip=192.0.2.1}", 5),
+            ("d:r0:preflight-sw60:{ip=192.0.2.1}", 50),
+        )
 
 
 EVERYBODY = rules({})
