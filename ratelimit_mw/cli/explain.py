@@ -27,7 +27,7 @@ from ratelimit_mw.cli.common import (
     say_lines,
     with_retries,
 )
-from ratelimit_mw.cli.routes import Comparison, app_routes, compare
+from ratelimit_mw.cli.routes import Comparison, compare, read_app
 from ratelimit_mw.config.load import examine
 from ratelimit_mw.decision.explanation import Explanation
 from ratelimit_mw.errors import StoreUnavailable
@@ -57,14 +57,15 @@ def check(
     them, or they can never deny because a stricter rule always denies first.
 
     With `--app`, a rule whose path matches no route of the app is a warning, and the routes are listed that no rule
-    has a path for. A name in a decorator or dependency that no rule has is an error.
+    has a path for. A name in a decorator or dependency that no rule has is an error. A rule that counts by a signed
+    session cookie is a warning, because the cookie changes while its user stays.
     """
     examined = {file: examine(file) for file in files or [os.environ.get(CONFIG_VARIABLE) or DEFAULT_CONFIG]}
     compared: dict[str, Comparison] = {}
     if app is not None:
-        routes = app_routes(app)
+        read = read_app(app)
         known = {name for found in examined.values() if found.rules for name in rule_names(found.rules)}
-        compared = {file: compare(app, routes, found, known) for file, found in examined.items()}
+        compared = {file: compare(read, found, known) for file, found in examined.items()}
         examined = {file: comparison.examined for file, comparison in compared.items()}
     if as_json:
         mappings = [_as_mapping(file, found, compared.get(file)) for file, found in examined.items()]

@@ -323,6 +323,24 @@ def django_knows_users() -> bool:
     return project is not None and bool(project.settings.configured and project.has_middleware())
 
 
+def session_cookies(app: Any) -> set[str]:
+    """Return the names of the cookies in which an app keeps signed sessions. They change while their user stays."""
+    found: set[str] = set()
+    conf: Any = sys.modules.get("django.conf")
+    if conf is not None and conf.settings.configured and conf.settings.SESSION_ENGINE.endswith("signed_cookies"):
+        found.add(conf.settings.SESSION_COOKIE_NAME)
+    for each in apps_inside(app):
+        for middleware in getattr(each, "user_middleware", ()):  # of Starlette and FastAPI
+            if middleware.cls.__name__ == "SessionMiddleware":
+                found.add(middleware.kwargs.get("session_cookie", "session"))
+        if (
+            type(getattr(each, "session_interface", None)).__name__ == "SecureCookieSessionInterface"
+            and each.secret_key
+        ):
+            found.add(each.config["SESSION_COOKIE_NAME"])  # of Flask
+    return found
+
+
 def _from_django(pattern: Any, *, whole: bool) -> tuple[str, str, bool]:
     """A pattern of Django: how it is shown, its template, and whether that is exact.
 

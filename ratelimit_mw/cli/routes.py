@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -18,7 +18,7 @@ from ratelimit_mw.cli.common import (
     say_json,
     say_table,
 )
-from ratelimit_mw.cli.frameworks import ANY, Route, UnknownApp, django_knows_users, routes_of
+from ratelimit_mw.cli.frameworks import ANY, Route, UnknownApp, django_knows_users, routes_of, session_cookies
 from ratelimit_mw.errors import ConfigurationError, Problem, near
 from ratelimit_mw.rules.coverage import Coverage, covered
 from ratelimit_mw.rules.domains import Examined, Rules, unknown_rule
@@ -38,13 +38,21 @@ def _is_factory(app: Any) -> bool:
     )
 
 
-def app_routes(name: str) -> list[Route]:
-    """Return the routes of the app with this name. End the command if they cannot be read."""
+class ReadApp(NamedTuple):
+    """What is read of an app: its name, its routes, and the names of the cookies in which it keeps signed sessions."""
+
+    name: str
+    routes: Sequence[Route]
+    sessions: Collection[str]
+
+
+def read_app(name: str) -> ReadApp:
+    """Read the app with this name. End the command if its routes cannot be read."""
     app = imported(name)
     if _is_factory(app):
         fail(f"{name!r} is a function that makes an app; write --app '{name}()'", Exit.USAGE)
     try:
-        return routes_of(app)
+        return ReadApp(name, routes_of(app), session_cookies(app))
     except ConfigurationError as error:  # a limit with a mistake, as the scope of a throttle
         fail(f"the routes of {name!r} can't be read: {error}", Exit.PROBLEMS)
     except UnknownApp as unknown:
@@ -178,25 +186,25 @@ class Comparison:
             yield ""
 
 
-def compare(app: str, found: Sequence[Route], examined: Examined, known: Collection[str]) -> Comparison:
-    """Compare the routes of an app with the rules of a file.
+def compare(app: ReadApp, examined: Examined, known: Collection[str]) -> Comparison:
+    """Compare an app with the rules of a file.
 
     Args:
-        app: The name of the app.
-        found: The routes of the app.
+        app: The app.
         examined: What `check` found in the file.
         known: The names of the rules of all files that are checked.
     """
     rules = examined.rules
     if rules is None or rules.source is not None:  # the rules themselves are in a database
-        return Comparison(app, examined, ())
-    rows = list(rows_of(found, rules))
-    names = sorted({name for route in found for name in route.asked if isinstance(name, str)} - set(known))
+        return Comparison(app.name, examined, ())
+    rows = list(rows_of(app.routes, rules))
+    names = sorted({name for route in app.routes for name in route.asked if isinstance(name, str)} - set(known))
     problems = (*examined.problems, *(unknown_rule(name, known) for name in names))
     unneeded = [each for part in rules.parts for each in part.without_user] if django_knows_users() else []
-    warnings = (*(each for each in examined.warnings if each not in unneeded), *_unmatched(app, found, rules, examined))
+    warnings = [each for each in examined.warnings if each not in unneeded]
+    warnings += [*_unmatched(app.name, app.routes, rules, examined), *_changing(app, rules)]
     without_path = tuple(row for row in rows if not row.protected)
-    return Comparison(app, examined._replace(problems=problems, warnings=warnings), without_path)
+    return Comparison(app.name, examined._replace(problems=problems, warnings=tuple(warnings)), without_path)
 
 
 def _unmatched(app: str, found: Sequence[Route], rules: Rules, examined: Examined) -> Iterator[Problem]:
@@ -220,6 +228,18 @@ def _unmatched(app: str, found: Sequence[Route], rules: Rules, examined: Examine
                     yield replace(place, message=message, hint=f"it takes {', '.join(served)}")
 
 
+def _changing(app: ReadApp, rules: Rules) -> Iterator[Problem]:
+    """Yield a warning for each attribute in use that is a signed session of the app."""
+    for part in rules.parts:
+        named = {**part.client.attributes, "user": part.client.user, "tier": part.client.tier}
+        for name in sorted(part.attributes.used):
+            kind, _, cookie = (named.get(name) or name).partition(":")
+            if kind.strip() == "cookie" and cookie.strip() in app.sessions:
+                message = f"{name} is a signed session of {app.name}, which changes while its user stays"
+                hint = "count by the user in it: scope:session.user, or a python: function that reads the session"
+                yield Problem(message, hint=hint)
+
+
 def _meets(route: Route, template: Template) -> bool:
     return any(sample_path((each, template)) is not None for each in route.templates)
 
@@ -237,7 +257,7 @@ def routes(
     "in the code": a decorator or a dependency declares the limit. "if": what else a request must have. Calls inside the
     code of a view are not found.
     """
-    found = app_routes(app)
+    found = read_app(app).routes
     with open_limiter(config, None) as limiter:
         rows = list(rows_of(found, limiter.rules))
     if as_json:

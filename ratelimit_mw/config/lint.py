@@ -11,7 +11,7 @@ from ratelimit_mw.config.file import RULES
 from ratelimit_mw.config.tree import Place, Problems
 from ratelimit_mw.config.word import Values
 from ratelimit_mw.config.words.charging import COST
-from ratelimit_mw.config.words.client import BY, CLIENT, TIER, USER
+from ratelimit_mw.config.words.client import ATTRIBUTES, BY, CLIENT, TIER, USER
 from ratelimit_mw.config.words.limit import LIMIT
 from ratelimit_mw.config.words.load import PRIORITY
 from ratelimit_mw.config.words.match import EXEMPT
@@ -123,6 +123,9 @@ def _segment(wider: Segment, narrower: Segment) -> bool:
 _ANY_ONE = Segment(("", ""), ("str",))
 
 
+_CLAIM = "header:authorization"
+"""The header in which a client claims to be a user, before the app has verified it."""
+
 _ALWAYS_THERE = ("global", "ip")
 _ESCAPED = re.compile("%[0-9A-Fa-f]{2}")
 
@@ -155,6 +158,13 @@ class _Lint:
             and rule.read_limit is None
         ]
         self._comparable = {rule.rank for rule in comparable}
+        sources = {_CLAIM: _CLAIM, "user": file[CLIENT][USER] or "", **file[ATTRIBUTES]}
+        self._claims = {name for name, source in sources.items() if canonical_name(source) == _CLAIM}
+        by_address = [rule for rule in rules.compiled if any(canonical_name(entry) == "ip" for entry in rule.by)]
+        lost = {rank for rule in rules.compiled if rule not in by_address for rank in rule.replaces}
+        self._by_address = [
+            rule for rule in by_address if not (rule.rule.shadow or rule.on_demand or rule.rank in lost)
+        ]
         self._strict = [
             rule for rule in comparable if not rule.rule.shadow and rule.tiers is None and rule.rank not in replaced
         ]
@@ -162,6 +172,7 @@ class _Lint:
             section = self._sections[rule.rank]
             if self._applies(rule, section):
                 self._attributes(rule, section)
+                self._claimed(rule)
                 self._paths(rule)
                 if section[LIMIT].all() and not section[COST].fixed:
                     self._warn(rule, "cost", "a cost of 0 charges nothing, so the limit is never reached")
@@ -209,6 +220,19 @@ class _Lint:
                 why = "client.tier is not set" if lost[0] == "tier" else "only a rule with match.path has parameters"
                 place = self._sections[rule.rank].place("by", index)
                 self.warnings.add(place, f"counts by {lost[0]}, but {why}: no request is counted")
+
+    def _claimed(self, rule: CompiledRule) -> None:
+        """Warn about a claim that takes the place of the address, unless a rule counts the same requests by address."""
+        for index, entry in enumerate(rule.by):
+            *choices, last = [{canonical_name(part) for part in choice.split("+")} for choice in entry.split("|")]
+            claims = sorted(self._claims & set().union(*choices)) if "ip" in last else []
+            if claims and not any(covers(other.match, rule.match) for other in self._by_address):
+                self.warnings.add(
+                    self._sections[rule.rank].place("by", index),
+                    f"{claims[0]} is only claimed, in the header Authorization: a client that claims another one each "
+                    "time is never counted by its address",
+                    f"write [ip, {claims[0]}], or add a rule by: ip for these requests",
+                )
 
     def _paths(self, rule: CompiledRule) -> None:
         for index, template in enumerate(rule.match.templates):

@@ -175,6 +175,51 @@ application = get_wsgi_application()
     assert (ran.returncode, "counts by user" in ran.stdout) == (0, warned), ran.stdout + ran.stderr
 
 
+SESSIONS = {
+    "Starlette": """
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.sessions import SessionMiddleware
+application = Starlette(middleware=[Middleware(SessionMiddleware, secret_key="s", session_cookie="own")])
+""",
+    "Flask": """
+from flask import Flask
+application = Flask(__name__)
+application.config.update(SECRET_KEY="s", SESSION_COOKIE_NAME="own")
+""",
+    "Django": """
+from django.conf import settings
+settings.configure(
+    SECRET_KEY="s", ROOT_URLCONF="project", SESSION_COOKIE_NAME="own",
+    SESSION_ENGINE="django.contrib.sessions.backends.signed_cookies",
+)
+from django.core.asgi import get_asgi_application
+urlpatterns = []
+application = get_asgi_application()
+""",
+}
+
+
+@pytest.mark.parametrize("framework", SESSIONS)
+@pytest.mark.parametrize(
+    ("client", "by", "warned"),
+    [
+        pytest.param("{user: cookie:own}", "user", "user", id="as the user"),
+        pytest.param("{}", "cookie:own", "cookie:own", id="by name"),
+        pytest.param("{user: cookie:own}", "ip", "", id="not counted by"),
+        pytest.param("{user: cookie:other}", "user", "", id="another cookie"),
+    ],
+)
+def test_a_rule_by_a_signed_session_is_a_warning(framework, client, by, warned, tmp_path):
+    (tmp_path / "project.py").write_text(SESSIONS[framework], "utf-8")
+    (tmp_path / "rules.yaml").write_text(
+        f"domain: d\nclient: {client}\nrules: [{{name: a, by: '{by}', limit: 5 per hour}}]\n", "utf-8"
+    )
+    ran = command("check", "rules.yaml", "--app", "project:application", cwd=tmp_path)
+    said = f"{warned} is a signed session of project:application, which changes while its user stays"
+    assert (ran.returncode, said in ran.stdout) == (0, bool(warned)), ran.stdout + ran.stderr
+
+
 @pytest.mark.parametrize(
     ("app", "message"),
     [

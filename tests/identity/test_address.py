@@ -12,6 +12,7 @@ from tests.identity.requests import asgi, attributes, identity, settings, wsgi
 
 PROXY = "10.0.0.1"
 CLIENT = "203.0.113.9"
+FULL = "1111:2222:3333:4444:5555:6666:7777:8888"
 XFF = "X-Forwarded-For"
 
 SPELLINGS = [
@@ -39,6 +40,9 @@ SPELLINGS = [
     pytest.param("fe80::1%eth0", "fe80::1", id="zone id"),
     pytest.param("fe80::1%anything at all", "fe80::1", id="invented zone id"),
     pytest.param("[fe80::1%25eth0]:80", "fe80::1", id="zone id in brackets"),
+    pytest.param("[1111:2222:3333:4444:5555:6666:7777:8888%ethernet0]:65535", FULL, id="all parts at their longest"),
+    pytest.param("fe80::1%" + "x" * 56, "fe80::1", id="64 characters"),
+    pytest.param("fe80::1%" + "x" * 57, None, id="65 characters"),
     pytest.param("203.0.113.9%1", None, id="zone id on ipv4"),
     pytest.param("fe80::1%" + "x" * 8000, None, id="zone id of 8 KB"),
     pytest.param("1" * 8000, None, id="8 KB of digits"),
