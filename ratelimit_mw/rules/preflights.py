@@ -29,15 +29,13 @@ RulesByName = Mapping[str, CompiledRule]
 
 
 def announced(request: Request) -> Request | None:
-    """Return a view of a CORS preflight in which rules read the announced request. None for any other request.
+    """Return a view of a CORS preflight in which rules read the announced request. None for other OPTIONS requests.
 
     A browser sends one origin and one method. An OPTIONS request with several of them, or with a method that is not a
     token, is not from a browser. It is counted like any other request.
 
     All uncommon methods are one identity for `by: method`. A client could otherwise invent any number of counters.
     """
-    if request.method != "OPTIONS":
-        return None
     origins, methods = request.header_lines("origin"), request.header_lines("access-control-request-method")
     if len(origins) != 1 or len(methods) != 1:
         return None

@@ -290,7 +290,7 @@ class RuleSet(Features):
         candidates = self._index.candidates(request)
         if self._exempting and (rank := exemption(candidates, request)) is not None:
             return (), _NONE, rank, None
-        view = announced(request)
+        view = announced(request) if request.method == "OPTIONS" else None
         if not self._replacing:
             return candidates, _NONE, None, view
         if view is None:
@@ -332,7 +332,8 @@ class RuleSet(Features):
         self, candidate: Candidate, request: Request, cost: int, overrides: Overrides | None
     ) -> tuple[Charge, ...]:
         """Return the charges of one rule for one alternative of a request, as if there were no other rule."""
-        return self._counted([candidate], request, announced(request), cost, overrides)
+        view = announced(request) if request.method == "OPTIONS" else None
+        return self._counted([candidate], request, view, cost, overrides)
 
     def plan_rule(self, asked: str | NamedRule, request: Request, cost: int = 1) -> Sequence[Charge] | None:
         """Return the charges of the rule of that name, whether or not its `match` holds. None for an unknown name.
