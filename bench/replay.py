@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from bench.measure import Effort, Figure, Run, alone, beside, in_turn
+from bench.measure import Effort, Figure, Run, alone, in_turn
 from ratelimit_mw.foresight.logs.entry import Unreadable
 from ratelimit_mw.foresight.logs.formats import NAMED
 from ratelimit_mw.foresight.logs.patterns import PatternFormat
@@ -29,7 +29,6 @@ FIVE = [
     {"name": "exact", "by": "ip", "limit": "30 per 10 seconds", "algorithm": "sliding_log"},
     {"name": "all", "by": "global", "limit": "5000 per second", "algorithm": "fixed_window", "shadow": True},
 ]
-FOUR = FIVE[:4]  # all of them count by ip
 SAMPLE = next(
     (path for above in Path(__file__).parents if (path := above / "shared/logs/semicomplete.log.gz").is_file()), None
 )
@@ -117,29 +116,6 @@ def million_lines(effort: Effort) -> Iterator[Figure]:
             taken = in_turn(contestants, 1)
         yield alone(f"one rule by ip, {name}", taken["one"], "ms", at_most=15_000)
         yield alone(f"five rules, {name}", taken["five"], "ms", at_most=50_000)
-
-
-def two_jobs(effort: Effort) -> Iterator[Figure]:
-    """Time of a replay in two processes, beside one. Each has a processor for itself."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "access.log"
-        with path.open("w", encoding="latin-1") as file:
-            file.writelines(generated(effort.part(LINES)))
-        for name, rules in (("one rule", ONE), ("four rules", FOUR)):
-            taken: dict[int, list[float]] = {1: [], 2: []}
-            for _ in range(effort.rounds(3)):
-                for jobs, times in taken.items():
-                    times.append(elapsed(str(path), rules, jobs))
-            note = "elapsed time, with the start of the processes"
-            yield beside(f"two jobs, {name} by ip", taken[2], "one job", taken[1], "ms", at_most=0.65, note=note)
-
-
-def elapsed(path: str, rules: list[dict[str, object]], jobs: int) -> float:
-    """The milliseconds that a replay takes."""
-    begun = time.perf_counter()
-    result = replay(Options(logs=[path], rules={"domain": "shop", "rules": rules}, jobs=jobs))
-    assert not result.without_jobs
-    return (time.perf_counter() - begun) * 1000
 
 
 def replaying(path: str, rules: str) -> Run:

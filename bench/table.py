@@ -44,7 +44,6 @@ ROWS = (
     Row("reload", "Reload of 1 000 rules, in a process with 100 000 objects of its own", ("rules.reload",)),
     Row("import", "Import beyond the framework: CPU", ("footprint.importing",)),
     Row("replay", "Replay of a log of a million lines: CPU of one process", ("replay.reading", "replay.million_lines")),
-    Row("replay-jobs", "The same in two processes, where all counters share a part of their key", ("replay.two_jobs",)),
     Row(
         "what-if",
         "The what-if of a replay: 50 limits for a million requests of 50 000 clients, CPU",
@@ -68,5 +67,5 @@ ROWS = (
     Row("memory-layouts", "One million counters in other layouts", ("memory_layouts.figures",), held=False),
 )
 
-UNMEASURED: set[str] = {"page", "replay-jobs", "what-if"}
+UNMEASURED: set[str] = {"page", "what-if"}
 """Rows that came after the last full run. The next one measures them."""

@@ -13,7 +13,6 @@ has its module behind it:
     │   ├── _DuplicateKey           an object in such a body has a key twice (service.checks)
     │   ├── UnknownFormat           the format of a log is not known (foresight.logs.formats)
     │   ├── TooLong                 the times of a log are too far apart for the curve (foresight.what_if.windows)
-    │   ├── NoShare                 the requests of a log cannot be divided among jobs (foresight.shares)
     │   ├── UnsuitableLog           nothing can be proposed for a log (foresight.suggest.traffic)
     │   └── _Hinted                 a text cannot be read
     │       ├── DurationError       a text is not a duration
@@ -36,9 +35,6 @@ has its module behind it:
     ├── Unanswered                  the service does not answer (service.client)
     ├── UnknownApp                  the routes of an app cannot be read (cli.frameworks)
     └── _Unreadable                 the rest of a YAML document cannot be read (config.yaml)
-
-    RuntimeError
-    └── JobFailed                   a process of a replay has ended without a result (foresight.jobs)
 
     fastapi.HTTPException
     └── RateLimited                 public: a rule denied the request (fastapi)

@@ -44,7 +44,7 @@ from ratelimit_mw.cli.replayed import as_mapping, say_result
 from ratelimit_mw.errors import ConfigurationError, StoreUnavailable, TemplateError
 from ratelimit_mw.foresight.clients import printable
 from ratelimit_mw.foresight.logs.formats import UnknownFormat
-from ratelimit_mw.foresight.replay import Denial, JobFailed, Options, Result
+from ratelimit_mw.foresight.replay import Denial, Options, Result
 from ratelimit_mw.foresight.replay import replay as replayed
 from ratelimit_mw.foresight.wording import utc
 
@@ -86,10 +86,6 @@ def replay(
         int, typer.Option(min=0, max=86_400, metavar="SECONDS", help="By how much lines may be out of order.")
     ] = 60,
     lenient: Lenient = False,
-    jobs: Annotated[
-        int,
-        typer.Option(min=1, max=256, metavar="N", help="Use N processes, if all counters share a part of their key."),
-    ] = 1,
     by: Annotated[By, typer.Option("--by", help="The unit of time of denials over time.")] = "hour",
     names: ClientNames = "plain",
     most: Most = 10,
@@ -135,7 +131,6 @@ def replay(
             spread=spread,
             hashed=names == "hashed",
             what_if=rule,
-            jobs=jobs,
             on_denial=on_denial,
             on_progress=on_progress,
         )
@@ -144,8 +139,6 @@ def replay(
             from ratelimit_mw.foresight.report.html import page  # imported late: few replays need it
 
             report.write(page(result, logs, most=most, rule=rule))
-    if result.without_jobs:
-        typer.echo(result.without_jobs, err=True)
     if as_json:
         say_json(as_mapping(result, by=by, most=most, rule=rule))
     else:
@@ -209,8 +202,6 @@ def _run(options: Options) -> Result:
         fail(f"the rules can't be fetched: {error}", Exit.STORE_AWAY)
     except UnknownFormat as error:
         fail(printable_lines(str(error)), Exit.USAGE if error.usage else Exit.PROBLEMS)
-    except JobFailed as error:
-        fail(printable_lines(str(error)), Exit.PROBLEMS)
     except TemplateError as error:
         fail(f"--match: {error}", Exit.USAGE)
     except ValueError as error:

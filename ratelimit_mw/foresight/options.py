@@ -28,7 +28,6 @@ class Options:
         what_if: The name of the only rule to make what-if curves of. If its decisions may be coupled with others, it is
             replayed at further limits, which takes up to eight times as long. None: the curves of all rules that can be
             calculated.
-        jobs: The number of processes. The result is the same for each number.
         on_denial: Is called with each denial.
         on_progress: Is called after each part of a log, with the numbers of lines and of bytes that were read so far.
     """
@@ -45,6 +44,5 @@ class Options:
     spread: bool = False
     hashed: bool = False
     what_if: str | None = None
-    jobs: int = 1
     on_denial: Callable[[Denial], None] | None = None
     on_progress: Callable[[int, int], None] | None = None

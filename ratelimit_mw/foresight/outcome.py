@@ -61,17 +61,6 @@ class Outcome:
         self.limited: Heaviest[str] = Heaviest()
         self.names: dict[tuple[int, str], str] = {}
 
-    def merge(self, other: "Outcome") -> None:
-        """Add what the same rules did with other requests, of clients that no counter counts in both."""
-        self.requests += other.requests
-        self.denied += other.denied
-        self.reasons.update(other.reasons)
-        for place, result in self.rules.items():
-            result.merge(other.rules[place])
-        self.clients.merge(other.clients)
-        self.limited.merge(other.limited)
-        self.names = {key: name for names in (self.names, other.names) for key, name in names.items()}
-
     def most_limited(self, number: int, rule: str | None = None) -> list[DeniedClient]:
         """Return the clients that were denied most, each with the rule that denied them.
 
@@ -114,13 +103,6 @@ class Difference:
         self.allowed += 1
         self.newly_allowed.add(client, at)
 
-    def merge(self, other: "Difference") -> None:
-        """Add how the outcomes of other requests differ."""
-        self.denied += other.denied
-        self.allowed += other.allowed
-        self.newly_denied.merge(other.newly_denied)
-        self.newly_allowed.merge(other.newly_allowed)
-
 
 @dataclass(kw_only=True)
 class Result:
@@ -141,7 +123,6 @@ class Result:
         against: What the rules to compare with did. None without them.
         difference: How both differ. None without rules to compare with.
         curves: What other limits would deny, one curve for each limit of a rule, in the order of the file.
-        without_jobs: Why one process did the work of several, as a sentence. "" if this was not so.
         without_curve: Why there is no curve, or why rules have none: sentences.
     """
 
@@ -160,7 +141,6 @@ class Result:
     difference: Difference | None = None
     curves: list[Curve] = field(default_factory=list)
     without_curve: list[str] = field(default_factory=list)
-    without_jobs: str = ""
 
     @property
     def lines(self) -> int:
@@ -171,16 +151,3 @@ class Result:
     def unasked(self) -> bool:
         """True if no rule was asked."""
         return not any(rule.asked for rule in self.outcome.rules.values())
-
-    def merge(self, other: "Result") -> None:
-        """Add the result of a process that read the same logs and decided on other requests."""
-        if other.first:
-            self.first = min(self.first or other.first, other.first)
-            self.last = max(self.last, other.last)
-        self.skipped += other.skipped
-        self.limited_before += other.limited_before
-        self.outcome.merge(other.outcome)
-        if self.against is not None and other.against is not None:
-            self.against.merge(other.against)
-        if self.difference is not None and other.difference is not None:
-            self.difference.merge(other.difference)

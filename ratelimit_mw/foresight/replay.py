@@ -1,27 +1,28 @@
 """Runs a log through the rules, by the log's own clock: who would have been limited, when, and by which rule."""
 
-import heapq
-import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
-from operator import itemgetter
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import IO, Any, NamedTuple, Self
 
-from ratelimit_mw.foresight.jobs import JobFailed, Progress, in_processes
+from ratelimit_mw.decision.verdict import Verdict
+from ratelimit_mw.errors import near
+from ratelimit_mw.foresight.decider import Decider
+from ratelimit_mw.foresight.gaps import answerable, find_gaps, needs_filter
+from ratelimit_mw.foresight.logs.entry import BASIC, DURATIONS, FIELDS, Entry
+from ratelimit_mw.foresight.logs.inputs import Log
+from ratelimit_mw.foresight.logs.order import Order, merged
 from ratelimit_mw.foresight.options import Options
 from ratelimit_mw.foresight.outcome import Denial, Difference, Outcome, Result
-from ratelimit_mw.foresight.run import Run
-from ratelimit_mw.foresight.shares import NoShare, Share, shared_attribute
-from ratelimit_mw.foresight.what_if.arrivals import Arrivals
-from ratelimit_mw.foresight.what_if.replays import Count
+from ratelimit_mw.foresight.requests import Reading, Requests, readings_of
+from ratelimit_mw.foresight.simulation import Simulation, quiet
+from ratelimit_mw.foresight.what_if.collection import NEEDS_NUMPY, collection_of
+from ratelimit_mw.rules.path_matcher import PathMatcher
+from ratelimit_mw.rules.path_templates import parse
 
-__all__ = ["Denial", "Difference", "JobFailed", "Options", "Outcome", "Result", "replay"]
+_REPORTED = 10_000
+"""The lines between two reports of the progress."""
 
-_KEPT = 1000
-"""The denials that a process writes at once."""
+
+__all__ = ["Denial", "Difference", "Options", "Outcome", "Result", "replay"]
 
 
 def replay(options: Options) -> Result:
@@ -32,142 +33,156 @@ def replay(options: Options) -> Result:
         StoreUnavailable: The rules are in a database that does not answer.
         UnknownFormat: The format of a log is not known.
         ValueError: A field that `places` names does not exist, or `match` is not a template.
-            Or there are several jobs, and a log can be read only once.
         OSError: A log cannot be read.
-        JobFailed: A process was killed, or failed for a reason that is none of these.
     """
-    sizes = _sizes_of(options.logs) if options.jobs > 1 else ()
     with ExitStack() as stack:
-        run = Run(options, stack)
-        attribute = without = ""
-        if options.jobs > 1:
-            try:
-                attribute = shared_attribute(run.simulations, run.readings)
-            except NoShare as reason:
-                without = f"--jobs has no effect: {reason}"
-        result = _in_shares(options, run, attribute, sizes) if attribute else run.play()
-        result.without_jobs = without
-        run.conclude(result)
-    return result
+        return _Run(options, stack).play()
 
 
-def _sizes_of(logs: Sequence[str]) -> tuple[int, ...]:
-    """Return the sizes of the logs at this moment. All processes must read the same, also while servers write.
+class _Run:
+    """The logs and the rules of one replay, ready to play.
 
-    Raises ValueError for standard input and pipes, which can be read only once.
-    """
-    for log in logs:
-        if log == "-" or (Path(log).exists() and not Path(log).is_file()):
-            name = "standard input" if log == "-" else log
-            raise ValueError(f"--jobs: {name} can't be read by several processes; save it to a file first")
-    return tuple(Path(log).stat().st_size for log in logs)
-
-
-class _Task(NamedTuple):
-    """What one process replays.
+    Args:
+        options: What to replay.
+        stack: Closes what is opened.
 
     Attributes:
-        options: What to replay.
-        share: The requests that it decides on.
-        sizes: The bytes of each log.
-        rules: The names of the rules.
-        denials: The file for the denials. "" if they are not wanted.
+        simulations: The rules, and those to compare with.
+        readings: How the attributes of each are read.
+        seen: The fields that at least one line had.
+        collection: What the what-if curves need. None without numpy.
+
+    Raises:
+        ConfigurationError, StoreUnavailable, UnknownFormat, ValueError, OSError: See `replay`.
     """
 
-    options: Options
-    share: Share
-    sizes: tuple[int, ...]
-    rules: list[str]
-    denials: str
+    def __init__(self, options: Options, stack: ExitStack) -> None:
+        self._options = options
+        self.simulations = [Simulation(options.rules)]
+        stack.callback(self.simulations[0].close)
+        if options.against is not None:
+            self.simulations.append(Simulation(options.against))
+            stack.callback(self.simulations[1].close)
+        _check_fields(options.places, self.simulations)
+        _check_rule(options.what_if, self.simulations[0])
+        self._logs = [stack.enter_context(Log(path)) for path in options.logs]
+        self._formats = [log.detect(options.form, options.places) for log in self._logs]
+        stack.enter_context(quiet())
+        self.readings = [readings_of(each.rules, self._has, options.places.keys()) for each in self.simulations]
+        self._fields = _fields(self.simulations, self.readings)
+        extras = [each for each in self._fields if each not in BASIC]
+        self._requests = [Requests(each.values(), extras) for each in self.readings]
+        self.seen = self._requests[0].seen
+        for simulation in self.simulations:
+            if needs_filter(simulation.rules, self._has):
+                simulation.only_answerable(answerable(self._has))
+        self.collection = collection_of(self.simulations[0].rules, options.what_if, lambda: Simulation(options.rules))
+        if self.collection is not None:
+            stack.callback(self.collection.close)
 
-
-class _Played(NamedTuple):
-    """What one process has replayed: the result, the fields that were seen, and what it collected for the curves."""
-
-    result: Result
-    seen: set[str]
-    arrivals: Arrivals | None
-    counts: list[Count]
-
-
-def _in_shares(options: Options, run: Run, attribute: str, sizes: tuple[int, ...]) -> Result:
-    """Replay logs in several processes, by a run that is not played itself. Return the sum of their results."""
-    wanted, progress = options.on_denial, options.on_progress
-    plain = replace(options, on_denial=None, on_progress=None)  # what can be sent to a process
-    names = _names_of(run)
-    with TemporaryDirectory(prefix="replay-") as folder:
-        tasks = [
-            _Task(
-                plain,
-                Share(attribute, number, options.jobs),
-                sizes,
-                names,
-                str(Path(folder) / str(number)) if wanted is not None else "",
-            )
-            for number in range(options.jobs)
+    def play(self) -> Result:
+        """Replay the logs once, and return the result."""
+        options = self._options
+        deciders = [
+            Decider(simulation, requests, hashed=options.hashed)
+            for simulation, requests in zip(self.simulations, self._requests, strict=True)
         ]
-        played = in_processes(_play, tasks, progress)
-        if wanted is not None:
-            with ExitStack() as stack:
-                kept = [_denials_in(stack.enter_context(Path(task.denials).open("rb"))) for task in tasks]
-                for _, denial in heapq.merge(*kept, key=itemgetter(0)):
-                    wanted(Denial._make(denial))
-    result = played[0].result
-    for each in played:
-        if each is not played[0]:
-            result.merge(each.result)
-        run.seen.update(each.seen)
-        if run.collection is not None and each.arrivals is not None:
-            run.collection.merge(each.arrivals, each.counts)
-    return result
+        deciders[0].on_denial = options.on_denial
+        deciders[0].collection = self.collection
+        result = Result(formats=[form.name for form in self._formats], outcome=deciders[0].outcome)
+        if len(deciders) > 1:
+            result.against, result.difference = deciders[1].outcome, Difference()
+        orders = [Order(options.disorder, spread=options.spread) for _ in self._logs]
+        streams = [order.ordered(log.entries(self._fields)) for order, log in zip(orders, self._logs, strict=True)]
+        self._take(deciders, result, merged(streams))
+        for log in self._logs:
+            result.unreadable += log.unreadable.count
+            result.shown += log.unreadable.shown
+            result.without_request += log.unreadable.without_request
+        result.shown = [] if options.hashed else result.shown[:3]
+        result.late = sum(order.late for order in orders)
+        self._conclude(result)
+        return result
+
+    def _conclude(self, result: Result) -> None:
+        """Add to a result what could not be replayed, and the what-if curves."""
+        asked = {rule.name: rule.asked for rule in result.outcome.rules.values()}
+        result.gaps = find_gaps(self.simulations[0].rules, self._has, self.readings[0], self.seen.__contains__, asked)
+        if self.collection is None:
+            result.without_curve = [NEEDS_NUMPY]
+        else:
+            result.curves, result.without_curve = self.collection.curves(result.outcome.rules)
+
+    def _has(self, name: str) -> bool:
+        """Return True if a log has a field."""
+        names = tuple(DURATIONS) if name == "duration" else (name,)
+        return any(form.has(each) for form in self._formats for each in names)
+
+    def _take(self, deciders: Sequence[Decider], result: Result, batches: Iterable[list[Entry]]) -> None:
+        """Take each request in order of time."""
+        options = self._options
+        decider, outcome = deciders[0], result.outcome
+        until = options.until if options.until is not None else float("inf")
+        since, progress = options.since, options.on_progress
+        hits = _hits(options.match, decider) if options.match else None
+        place = reported = 0
+        for batch in batches:
+            for entry in batch:
+                place += 1
+                at = entry[0]
+                if at < since or at >= until or (hits is not None and not hits(entry)):
+                    result.skipped += 1
+                    continue
+                result.limited_before += entry[4] == 429
+                verdict = decider.decide(entry)
+                if result.difference is not None:
+                    _compare(deciders, result.difference, entry, verdict)
+                if not result.first:
+                    result.first = at
+                result.last = at
+            if progress is not None and place - reported >= _REPORTED:
+                reported = place
+                progress(outcome.requests + result.skipped, sum(log.position for log in self._logs))
 
 
-def _play(task: _Task, progress: Progress) -> _Played:
-    """Replay one share, in a process of its own."""
-    options = replace(task.options, on_progress=progress)
-    with ExitStack() as stack:
-        run = Run(options, stack, task.sizes)
-        if _names_of(run) != task.rules:
-            raise JobFailed("the rules have changed while the replay began")
-        denials = stack.enter_context(_DenialFile(task.denials)) if task.denials else None
-        result = run.play(task.share, denials)
-        collected = run.collection
-        if collected is None:
-            return _Played(result, run.seen, None, [])
-        return _Played(result, run.seen, collected.arrivals, collected.counts)
+def _compare(deciders: Sequence[Decider], difference: Difference, entry: Entry, verdict: Verdict) -> None:
+    """Decide on a request by the rules to compare with, and count how the verdict differs."""
+    decider, against = deciders
+    old = against.decide(entry)
+    if old.allowed and not verdict.allowed:
+        difference.deny(decider.name_of(verdict, entry), entry.at)
+    elif verdict.allowed and not old.allowed:
+        difference.allow(against.name_of(old, entry), entry.at)
 
 
-def _names_of(run: Run) -> list[str]:
-    return [rule.name for each in run.simulations for part in each.rules.parts for rule in part.rules]
+def _hits(template: str, decider: Decider) -> Callable[[Entry], bool]:
+    """Return a function that returns True if the path of a request matches a template."""
+    matcher = PathMatcher([(0, parse(template))])
+    return lambda entry: bool(matcher.hits(decider.request_of(entry)))
 
 
-class _DenialFile:
-    """Writes the denials of one process to a file, each with the place of its request in the log."""
-
-    def __init__(self, path: str) -> None:
-        self.place = 0
-        self._file = Path(path).open("wb")  # noqa: SIM115  closed by __exit__
-        self._kept: list[tuple[int, tuple[Any, ...]]] = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pickle.dump(self._kept, self._file)
-        self._file.close()
-
-    def write(self, denial: Denial) -> None:
-        """Keep a denial of the request at `place`."""
-        self._kept.append((self.place, tuple(denial)))
-        if len(self._kept) >= _KEPT:
-            pickle.dump(self._kept, self._file)
-            self._kept.clear()
+def _check_fields(places: Mapping[str, str], simulations: Sequence[Simulation]) -> None:
+    """Raise ValueError for a field that no log can have and no rule can use."""
+    custom = [name for each in simulations for part in each.rules.parts for name in part.attributes.custom]
+    for name in places:
+        if name not in (*FIELDS, *custom) and not name.startswith(("header:", "cookie:")):
+            known = (*FIELDS, *custom)
+            hint = near(name, known) or f"known: {', '.join(known)}, header:NAME and cookie:NAME"
+            raise ValueError(f"--field: there is no field {name!r} ({hint})")
 
 
-def _denials_in(file: IO[bytes]) -> Iterator[tuple[int, tuple[Any, ...]]]:
-    """Yield the denials in a file with their places."""
-    while True:
-        try:
-            yield from pickle.load(file)  # noqa: S301  our own file
-        except EOFError:
-            return
+def _check_rule(name: str | None, simulation: Simulation) -> None:
+    """Raise ValueError if the rules have none with this name. None stands for all rules."""
+    names = [rule.name for part in simulation.rules.parts for rule in part.rules]
+    if name is not None and name not in names:
+        hint = near(name, names, {})
+        raise ValueError(f"--rule: there is no rule {name!r}{f' ({hint})' if hint else ''}")
+
+
+def _fields(simulations: Sequence[Simulation], readings: Sequence[Mapping[str, Reading]]) -> list[str]:
+    """Return the fields of the logs that are read, in addition to those of every request."""
+    found = {reading.field: None for each in readings for reading in each.values() if reading.field}
+    names = list(found)
+    if any(each.rules.settling for each in simulations):
+        names.append("duration")
+    return [*names, "status"]

@@ -86,20 +86,6 @@ class Heaviest(Generic[K]):
         best = heapq.nsmallest(number, self._counts.items(), key=lambda item: (-item[1][0], item[1][2], item[0]))
         return [(key, Seen(*held)) for key, held in best]
 
-    def merge(self, other: "Heaviest[K]") -> None:
-        """Add the counts of another table, which counted other keys, or the same ones at other times."""
-        for key, (count, error, first, last) in other._counts.items():  # noqa: SLF001  one of our own
-            held = self._counts.get(key)
-            if held is None:
-                self._counts[key] = [count, error, first, last]
-            else:
-                held[:] = held[0] + count, held[1] + error, min(held[2], first), max(held[3], last)
-        self.full |= other.full or len(self._counts) > self._size
-        if self.full:
-            kept = heapq.nlargest(self._size, self._counts, key=lambda key: self._counts[key][0])
-            self._counts = {key: self._counts[key] for key in kept}
-            self._index()
-
     def _index(self) -> None:
         """Find the keys of each count."""
         self._by_count = {}
@@ -154,15 +140,6 @@ class RuleResult:
         """Count a denial."""
         self.denied += 1
         self.minutes[at // MINUTE] += 1
-
-    def merge(self, other: "RuleResult") -> None:
-        """Add what the same rule did with other requests."""
-        self.asked += other.asked
-        self.denied += other.denied
-        self.delayed += other.delayed
-        self.over += other.over
-        self.clients += other.clients
-        self.minutes.update(other.minutes)
 
     @property
     def worst(self) -> tuple[int, int] | None:

@@ -124,13 +124,6 @@ class Simulation:
                     self._end_until(at)
         return verdict
 
-    def advance(self, at: int) -> None:
-        """Note that another request came at this time: what is in flight ends, or stays in flight."""
-        if self.rules.settling:
-            self._end_until(at)
-            self._clock.at = at
-            self._storage.renew()
-
     def _end_until(self, at: int) -> None:
         """End the requests in flight whose end is at this time or before it, at the time of their end."""
         settlement = self._engine.settlement

@@ -1,7 +1,6 @@
 """`ratelimit-mw replay`."""
 
 import csv
-import gzip
 import io
 import json
 import os
@@ -126,29 +125,6 @@ def test_fail_above_decides_on_the_exit_code(replay, words, code):
     assert replay("access.log", "--fail-above", *words)[0] == code
 
 
-def test_several_jobs_print_and_write_what_one_does(replay):
-    one = replay("access.log", "--json", "--denials", "one.csv")
-    assert replay("access.log", "--json", "--denials", "two.csv", "--jobs", "2") == one
-    assert Path("one.csv").read_bytes() == Path("two.csv").read_bytes()
-    assert Path("one.csv").read_text().count("\n") == 1 + 7
-
-
-def test_jobs_without_effect_are_explained(replay):
-    Path("rules.yaml").write_text(RULES + "  - {name: all, by: global, limit: 3 per minute}\n")
-    code, out, err = replay("access.log", "--json", "--jobs", "2")
-    assert (code, err) == (0, "--jobs has no effect: rule 'all' counts by global\n")
-    assert out == replay("access.log", "--json")[1]
-
-
-def test_a_process_that_fails_is_reported(replay):
-    with gzip.open("damaged.gz", "wt") as file:
-        file.writelines(line(number % 3000, f"192.0.2.{number % 250}") for number in range(50_000))
-    data = Path("damaged.gz").read_bytes()
-    Path("damaged.gz").write_bytes(data[: len(data) // 2])
-    code, _, err = replay("damaged.gz", "--jobs", "2")
-    assert (code, "the log can't be read: damaged.gz is damaged" in err) == (1, True)
-
-
 def test_fail_above_counts_only_the_denials_of_the_named_rule(replay):
     assert replay("access.log", "--rule", "pages", "--fail-above", "0%")[0] == 0
     code, _, err = replay("access.log", "--rule", "everything", "--fail-above", "1%")
@@ -228,7 +204,6 @@ def test_without_an_asked_rule_the_exit_code_is_1(replay):
         (("none.log", "--rule", "none"), 2, "there is no rule 'none'"),  # found before a log is read
         (("none.log", "--rule", "everythin"), 2, "did you mean 'everything'?"),
         (("access.log", "--denials", "d.txt"), 2, "must end in .csv or .jsonl"),
-        (("-", "--jobs", "2"), 2, "standard input can't be read by several processes; save it to a file first"),
         (("access.log", "--since", "2030-01-01"), 1, "there is no request to replay"),
         (("-", "-"), 2, "once only"),
     ],

@@ -1,6 +1,5 @@
 """A what-if curve has, at each limit, what a replay with that limit denies."""
 
-import pickle
 import sys
 from collections import Counter
 
@@ -14,7 +13,6 @@ from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.foresight.replay import Options, replay
 from ratelimit_mw.foresight.simulation import Simulation
 from ratelimit_mw.foresight.what_if import arrivals, collection, exact, windows
-from ratelimit_mw.foresight.what_if.curves import find_curves
 from ratelimit_mw.foresight.what_if.limits import MOST_LIMITS, candidates, replayed_candidates, rows_to_show
 from ratelimit_mw.foresight.what_if.subjects import subjects_of
 from ratelimit_mw.foresight.what_if.windows import TooLong, busiest_windows, distribution, in_sequence
@@ -364,63 +362,15 @@ def limit_of(_request):
     return "3 per second"
 
 
-@pytest.mark.parametrize("bounded", [0, 1])
-def test_parts_with_too_many_arrivals_have_no_curve_together(bounded, monkeypatch):
-    rule = Rule("limited")
-    charges = (Charge(rule, Ask("d:limited:{ip=1}", Quota("fixed_window", 4, 10**6))),)
-    parts = [arrivals.Arrivals([rule]), arrivals.Arrivals([rule])]
-    for each in parts:
-        each.add(NOON, charges, ADMITTED)
-    monkeypatch.setattr(arrivals, "MOST_ARRIVALS", 1)
-    parts[bounded].add(NOON, charges, ADMITTED)
-    parts[0].merge(parts[1])
-    assert (parts[0].too_many, len(parts[0].times)) == (
-        "there is no what-if: the log has more than 1 requests at rules",
-        0,
-    )
-
-
 @pytest.mark.parametrize(("bound", "what"), [("MOST_ARRIVALS", "2 requests at rules"), ("MOST_COUNTERS", "2 counters")])
-def test_parts_with_too_many_arrivals_in_sum_have_no_curve(bound, what, monkeypatch):
+def test_too_many_arrivals_have_no_curve(bound, what, monkeypatch):
     monkeypatch.setattr(arrivals, bound, 2)
     rule = Rule("limited")
-    parts = [arrivals.Arrivals([rule]) for _ in range(3)]
-    for number, each in enumerate(parts):
-        each.add(NOON, (Charge(rule, Ask(f"d:limited:{{ip={number}}}", Quota("fixed_window", 4, 10**6))),), ADMITTED)
-    whole, *others = parts
-    whole.merge(others[0])
-    assert (whole.too_many, len(whole.times)) == ("", 2)
-    whole.merge(others[1])
-    assert (whole.too_many, len(whole.times)) == (f"there is no what-if: the log has more than {what}", 0)
-
-
-def test_parts_of_the_clients_are_merged_to_all_clients(tmp_path):
-    rules = {"domain": "d", "rules": [LIMITED, LIMITED | {"name": "other", "shadow": True}]}
-    parts = []
-    for name, chosen in (("all", {1, 2, 3}), ("some", {2}), ("others", {1, 3})):
-        path = tmp_path / name
-        path.write_text(lines(request for request in REQUESTS if request[1] in chosen))
-        parts.append(_collected(path, rules))
-    (whole, results), (first, _), (second, _) = parts
-    other = pickle.loads(pickle.dumps(second.arrivals))
-    first.merge(other, [])
-    assert find_curves(first._subjects, results, first.arrivals, None).curves == whole.curves(results)[0]
-    assert len(whole.curves(results)[0]) == 2
-
-
-def _collected(path, rules):
-    """What a replay has collected, and the results of its rules."""
-    found = []
-    with pytest.MonkeyPatch.context() as patch:
-        made = collection.Collection.__init__
-
-        def note(self, *args):
-            made(self, *args)
-            found.append(self)
-
-        patch.setattr(collection.Collection, "__init__", note)
-        result = replay(Options(logs=[str(path)], rules=rules, form=FORM))
-    return found[0], result.outcome.rules
+    kept = arrivals.Arrivals([rule])
+    for number in range(3):
+        assert kept.too_many == ""
+        kept.add(NOON, (Charge(rule, Ask(f"d:limited:{{ip={number}}}", Quota("fixed_window", 4, 10**6))),), ADMITTED)
+    assert (kept.too_many, len(kept.times)) == (f"there is no what-if: the log has more than {what}", 0)
 
 
 @given(

@@ -37,16 +37,13 @@ class Log:
 
     Args:
         path: The path of the file, or "-" for standard input.
-        most: The most bytes that are read of a file that is not compressed, because a server may be writing to it.
-            None: all.
 
     Raises:
         OSError: The file cannot be opened.
     """
 
-    def __init__(self, path: str, most: int | None = None) -> None:
+    def __init__(self, path: str) -> None:
         self.path = path
-        self._most = most
         self._raw: IO[bytes] = sys.stdin.buffer if path == STANDARD_INPUT else Path(path).open("rb")  # noqa: SIM115
         self.size = 0 if path == STANDARD_INPUT else Path(path).stat().st_size
         """The bytes of the file. 0 if they are unknown."""
@@ -125,15 +122,12 @@ class Log:
         opener = next((opener for magic, opener in _DECOMPRESSORS if start.startswith(magic)), None)
         if opener is None:
             return self._raw
-        self._most = None
         opened: IO[bytes] = opener(self._raw)
         return opened
 
     def _lines(self, stream: IO[bytes]) -> Iterator[bytes]:
         rest, skipping = b"", False
-        while chunk := stream.read(_BLOCK if self._most is None else min(_BLOCK, self._most)):
-            if self._most is not None:
-                self._most -= len(chunk)
+        while chunk := stream.read(_BLOCK):
             if skipping:  # the rest of a line that is too long
                 _, newline, chunk = chunk.partition(b"\n")
                 skipping = not newline

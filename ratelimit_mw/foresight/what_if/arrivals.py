@@ -111,23 +111,6 @@ class Arrivals:
         self._plans[id(charges)] = plan = charges, allowed, denied
         return plan
 
-    def merge(self, other: "Arrivals") -> None:
-        """Add the arrivals of another process, which replayed other clients of the same rules and log."""
-        if self.too_many or other.too_many:
-            self.too_many = self.too_many or other.too_many
-            self._clear()
-            return
-        numbers = array("i")
-        for key, quota, place in zip(other._numbers, other._quotas, other.series_of, strict=True):  # noqa: SLF001
-            number = self._numbers.get(key)
-            numbers.append(self._numbered(key, Series(other.series[place].rule, quota)) if number is None else number)
-        self.times += other.times
-        self.counters.extend(numbers[each] if each >= 0 else ~numbers[~each] for each in other.counters)
-        for place, (rank, why) in other.coupled.items():
-            self._note(place, rank, why)
-        if len(self.times) > MOST_ARRIVALS or len(self._quotas) > MOST_COUNTERS:
-            self._stop()  # so that the result does not depend on the number of processes
-
     def _stop(self) -> None:
         many = len(self.times) > MOST_ARRIVALS
         what = f"more than {MOST_ARRIVALS:,} requests at rules" if many else f"more than {MOST_COUNTERS:,} counters"
@@ -140,10 +123,6 @@ class Arrivals:
         self._numbers.clear()
         self._known.clear()
         self._plans.clear()
-
-    def __getstate__(self) -> dict[str, object]:
-        # The plans are found by the addresses of objects of this process.
-        return {**self.__dict__, "_plans": {}}
 
     def _couple(self, charges: Sequence[Charge], *, grouped: bool) -> None:
         """Note which rules of a request depend on each other."""

@@ -14,7 +14,7 @@ from ratelimit_mw.foresight.results import RuleResult
 from ratelimit_mw.foresight.simulation import Simulation
 from ratelimit_mw.foresight.what_if.arrivals import Arrivals
 from ratelimit_mw.foresight.what_if.curve import Curve
-from ratelimit_mw.foresight.what_if.replays import Count, Replays
+from ratelimit_mw.foresight.what_if.replays import Replays
 from ratelimit_mw.foresight.what_if.subjects import decides_alone, subjects_of
 from ratelimit_mw.model import Charge
 from ratelimit_mw.rules.domains import Rules
@@ -44,17 +44,6 @@ class Collection:
         self.arrivals.add(entry[0], charges, verdict)
         if self._replays is not None:
             self._replays.add(entry, charges)
-
-    @property
-    def counts(self) -> list[Count]:
-        """What the replays at other limits denied."""
-        return [] if self._replays is None else self._replays.counts
-
-    def merge(self, arrivals: Arrivals, counts: Sequence[Count]) -> None:
-        """Add what another process has collected, which replayed other clients by the same rules."""
-        self.arrivals.merge(arrivals)
-        for mine, other in zip(self.counts, counts, strict=True):
-            mine.add(other)
 
     def close(self) -> None:
         """Release the simulations."""

@@ -40,11 +40,6 @@ class Count:
         self.denied = 0
         self.clients: set[str] = set()
 
-    def add(self, other: "Count") -> None:
-        """Add what the same variant denied in another process, of other clients."""
-        self.denied += other.denied
-        self.clients |= other.clients
-
 
 class Replays:
     """Replays each request once more for each variant. All other rules stay as they are.
