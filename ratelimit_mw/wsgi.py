@@ -15,7 +15,7 @@ from ratelimit_mw.http.handle import BlockingHandle, FirstRequests
 from ratelimit_mw.http.responses import ClosingIterable, WsgiResponseTracker
 from ratelimit_mw.http.setup import limiter_for, refuse_asgi_app, refuse_awaited
 from ratelimit_mw.http.views import MisplacedLimits, require_names_of_flask, views_of_flask
-from ratelimit_mw.identity.http_request import WsgiRequest, wsgi_requests_of
+from ratelimit_mw.identity.http_request import WsgiRequest
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.stores import Store
@@ -74,7 +74,7 @@ class RateLimitMiddleware:
         self.app = app
         self._request: Callable[[dict[str, Any]], WsgiRequest]
         self._request = FirstRequests(
-            self, wsgi_requests_of(app), used, "ratelimit.decision", lambda: misplaced.look(views_of_flask(app))
+            self, WsgiRequest, used, "ratelimit.decision", lambda: misplaced.look(views_of_flask(app))
         )
         self._limiter = used
         self._engine = used.engine

@@ -37,11 +37,10 @@ from ratelimit_mw.decision.explanation import seconds
 from ratelimit_mw.errors import StoreUnavailable, nearest
 from ratelimit_mw.identity.address import UNKNOWN_ADDRESS
 from ratelimit_mw.identity.attributes import canonical_name
-from ratelimit_mw.identity.identifier import attributes_of, encoder
+from ratelimit_mw.identity.identifier import NO_PARAMETERS, attributes_of, encoder
 from ratelimit_mw.model import SECOND, Ask, Outcome, Quota
 from ratelimit_mw.rules.compiled import CompiledRule
 from ratelimit_mw.rules.domains import Rules
-from ratelimit_mw.rules.path_templates import text_of
 from ratelimit_mw.rules.preflights import is_preflight_key, preflight_key, preflight_quota
 from ratelimit_mw.rules.ruleset import RuleSet
 from ratelimit_mw.stores import Store
@@ -129,7 +128,7 @@ def _names(rules: RuleSet) -> Iterator[tuple[str, str]]:
     by = {canonical_name(name) for rule in rules.compiled for entry in rule.by for name in attributes_of(entry)}
     for rule in rules.compiled:
         values = [(exact.name, value) for exact in rule.match.exact for value in exact.values]
-        values += [("path", text_of(template)) for template in rule.match.templates if "{" not in template]
+        values += [("path", template) for template in rule.match.templates if "{" not in template]
         for name, value in values:
             if canonical_name(name) in by:
                 yield encoder(name, rules.attributes)(value), f"{canonical_name(name)}={value}"
@@ -173,7 +172,7 @@ def _identities(rules: Rules, rule: CompiledRule, client: Mapping[str, str]) -> 
         for by, identify in zip(rule.by, rule.identifiers, strict=True):
             if not names & {canonical_name(name) for name in attributes_of(by)}:
                 continue
-            identity = identify(part.attributes.request_from(client), {}, text_of(template) if template else "")
+            identity = identify(part.attributes.request_from(client), NO_PARAMETERS, template or "")
             if identity is not None and UNKNOWN_ADDRESS not in identity:
                 found[identity] = None
     return list(found)

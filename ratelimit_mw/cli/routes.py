@@ -22,7 +22,7 @@ from ratelimit_mw.cli.frameworks import ANY, Route, UnknownApp, django_knows_use
 from ratelimit_mw.errors import ConfigurationError, Problem, near
 from ratelimit_mw.rules.coverage import Coverage, covered
 from ratelimit_mw.rules.domains import Examined, Rules, unknown_rule
-from ratelimit_mw.rules.path_templates import Template, text_of
+from ratelimit_mw.rules.path_templates import Template
 from ratelimit_mw.rules.sample_paths import sample_path
 
 App = Annotated[str, typer.Option("--app", metavar="MODULE:APP", help="The app, as in shop.main:app.")]
@@ -220,7 +220,7 @@ def _unmatched(app: str, found: Sequence[Route], rules: Rules, examined: Examine
                 meeting = [route for route in found if _meets(route, template)]
                 methods = rule.match.methods
                 if not meeting:
-                    hint = near(text_of(template), paths)
+                    hint = near(template, paths)
                     yield replace(place, message=f"{place.message}: matches no route of {app}", hint=hint)
                 elif methods and not any({ANY, *methods} & set(route.methods) for route in meeting):
                     wanted, served = " or ".join(methods), sorted({each for one in meeting for each in one.methods})

@@ -28,8 +28,6 @@ from ratelimit_mw.config.words.match import (
     EXEMPT,
     MATCH,
     MATCH_SECTION,
-    PATH,
-    apart_from_floats,
     compile_match,
     validate_exempt,
 )
@@ -45,7 +43,6 @@ from ratelimit_mw.identity.attributes import Attributes
 from ratelimit_mw.identity.identifier import attributes_of
 from ratelimit_mw.rules.compiled import CompiledRule, blocks_and_exemptions
 from ratelimit_mw.rules.descriptors import Descriptors
-from ratelimit_mw.rules.path_templates import Template
 from ratelimit_mw.rules.ruleset import RuleSet
 
 DOMAIN = kinds.name("domain", "The first part of every counter's key.")
@@ -173,20 +170,17 @@ def compile_file(
     warnings, without_user = Problems(), Problems()
     names: list[str] = []
     replacing: list[int] = []
-    templates: list[Template] = []
     for rank, rule in enumerate(file[RULES]):
         names.append(rule[NAME])
         replacing += [rank] if rule[REPLACES] else []
-        templates += rule[MATCH][PATH]
     validate_names(file[RULES], names, replacing, problems)
     validate_exempt(file[EXEMPT], problems)
     validate_replaced_kinds(file[RULES], replacing, problems)
-    apart = apart_from_floats((*templates, *(template for entry in file[EXEMPT] for template in entry[PATH])))
     ranks = {name: rank for rank, name in enumerate(names)}
     recompiler = Recompiler(domain)
     compiled: list[CompiledRule] = []
     for rank, rule in enumerate(file[RULES]):
-        match = compile_match(rule[MATCH], apart, attributes, problems)
+        match = compile_match(rule[MATCH], attributes, problems)
         made = compile_rule(rank, with_sample(rule), file, domain, ranks, match, attributes, problems)
         recompiler.add(rule)
         made = with_function(made, rule, recompiler, attributes, problems)
@@ -197,7 +191,7 @@ def compile_file(
         _warn_of_ineffective_throttle(rule, made, warnings)
     _warn_of_unread_header(file, warnings)
     rules = tuple(compiled)
-    exempt = tuple([compile_match(entry, apart, attributes, problems) for entry in file[EXEMPT]])
+    exempt = tuple([compile_match(entry, attributes, problems) for entry in file[EXEMPT]])
     validate_page(file, problems)
     validate_header_names(file, problems)
     descriptors = _descriptors(file, attributes, problems, warnings)

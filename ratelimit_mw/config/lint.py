@@ -21,7 +21,7 @@ from ratelimit_mw.identity.attributes import canonical_name
 from ratelimit_mw.identity.identifier import attributes_of
 from ratelimit_mw.model import Quota
 from ratelimit_mw.rules.compiled import CompiledRule, Matching
-from ratelimit_mw.rules.path_templates import Parts, Segment, Template, cleaned, matcher, parts_of, text_of
+from ratelimit_mw.rules.path_templates import Parts, Segment, Template, cleaned, matcher, parts_of
 from ratelimit_mw.rules.ruleset import RuleSet
 from ratelimit_mw.settings import Network
 from ratelimit_mw.units import spell_period
@@ -238,7 +238,7 @@ class _Lint:
         for index, template in enumerate(rule.match.templates):
             if _ESCAPED.search(template):
                 place = self._sections[rule.rank].place("match", "path", index)
-                decoded = unquote(text_of(template))
+                decoded = unquote(template)
                 self.warnings.add(
                     place,
                     "almost never matches, because paths are decoded before they are matched",

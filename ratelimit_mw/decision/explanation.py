@@ -18,7 +18,6 @@ from ratelimit_mw.model import NEVER, SECOND, Banned, Charge, Decision, Outcome,
 from ratelimit_mw.rules.compiled import BLOCKED, CompiledRule, Condition, Matching, Overrides
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.rules.matching import Candidate
-from ratelimit_mw.rules.path_templates import text_of
 from ratelimit_mw.rules.preflights import counts_options
 from ratelimit_mw.rules.ruleset import RuleSet, Selection
 from ratelimit_mw.units import spell_period
@@ -210,7 +209,7 @@ def _criteria(
     """
     criteria = []
     if match.templates:
-        wanted = tuple(map(text_of, match.templates))
+        wanted = match.templates
         criteria.append(Criterion("the path", wanted, request.path or "not given", found))
     met = dict.fromkeys(looked_up, found) | {each: each.holds(request) for each in tried}
     others = [Criterion(each.name, each.wanted, each.found(request), met[each]) for each in met]

@@ -11,7 +11,6 @@ import httpx
 from ratelimit_mw.deferral.stored_request import StoredRequest
 from ratelimit_mw.errors import Lost, NotSent, Unsendable
 from ratelimit_mw.identity.decoding import cookies_named, parameters_named
-from ratelimit_mw.identity.path_forms import with_invalid_bytes_dropped
 from ratelimit_mw.identity.request import Alternative, FrameworkReader
 
 
@@ -23,14 +22,14 @@ class DeferredRequest:
     parameters of one name, the last one counts. The original scope or environ is gone.
     """
 
-    __slots__ = ("_stored", "alternatives", "ambiguous", "context", "method", "path", "readings", "values")
+    __slots__ = ("_stored", "alternatives", "ambiguous", "context", "forms", "method", "path", "values")
 
     def __init__(self, stored: StoredRequest) -> None:
         self._stored = stored
         self.context: dict[str, Any] = {}  # not None, because the request will have a response
         self.method = stored.method
         self.path = stored.path
-        self.readings = with_invalid_bytes_dropped((stored.path,)) if "\ufffd" in stored.path else ()
+        self.forms = stored.forms
         self.values = dict(stored.values)
         self.alternatives: tuple[Alternative, ...] = stored.alternatives
         self.ambiguous = bool(stored.alternatives)

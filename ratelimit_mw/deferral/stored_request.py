@@ -8,6 +8,7 @@ from hmac import compare_digest
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
+from ratelimit_mw.identity.path_forms import Forms
 from ratelimit_mw.identity.request import Alternative, Request
 
 
@@ -122,7 +123,7 @@ class StoredRequest(NamedTuple):
     `target` is the percent-encoded path and query, as the server received them. `path` is the path as rules see it.
     `values` are the attributes that the rules have read. They are stored because the replay has another client.
     `headers` keep their order and have names in lower case. `peer` is the address of the connection's other end.
-    `alternatives` are those of an ambiguous request, see `identity.request.Request`.
+    `alternatives` are those of an ambiguous request, and `forms` those of its path, see `identity.request.Request`.
     """
 
     method: str
@@ -133,6 +134,7 @@ class StoredRequest(NamedTuple):
     path: str
     values: Mapping[str, str | None]
     alternatives: tuple[Alternative, ...] = ()
+    forms: Forms | None = None
 
     def packed(self) -> bytes:
         """Encode it for the queue."""
@@ -160,7 +162,9 @@ def unpacked(packed: bytes) -> StoredRequest:
         fields = json.loads(packed)
         headers = tuple((str(name), str(value)) for name, value in fields.pop("headers"))
         alternatives = tuple(dict(row) for row in fields.pop("rows", ()))
-        return StoredRequest(headers=headers, alternatives=alternatives, **fields)
+        forms = fields.pop("forms")
+        every = Forms(*map(tuple, forms)) if forms is not None else None
+        return StoredRequest(headers=headers, alternatives=alternatives, forms=every, **fields)
     except (TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"not a deferred request: {error}") from None
 
@@ -205,6 +209,7 @@ def _stored_request(
         request.path,
         dict(request.values),
         request.alternatives,
+        request.forms,
     )
 
 

@@ -6,6 +6,7 @@ from typing import Any
 from django.urls import Resolver404, resolve
 
 from ratelimit_mw.identity.http_request import AsgiRequest, DjangoRequest
+from ratelimit_mw.identity.path_forms import Forms, Routing
 
 _log = logging.getLogger("ratelimit_mw")
 _logged: set[str] = set()
@@ -33,12 +34,8 @@ class Scope(AsgiRequest):
 
     __slots__ = ("_visit",)
 
-    framework = "django"
-
     def __init__(self, visit: Any) -> None:
-        super().__init__(visit.scope)
-        if visit.script_name and visit.script_name != visit.scope.get("root_path"):  # by FORCE_SCRIPT_NAME
-            self._read(visit.scope.get("path") or "/", visit.script_name)
+        super().__init__(visit.scope, Routing(visit.script_name or ""))  # FORCE_SCRIPT_NAME or `root_path`
         self._visit = visit
         _read_changes(self, visit)
 
@@ -55,12 +52,10 @@ def _read_changes(request: Environ | Scope, visit: Any) -> None:
     """
     request.method = (visit.method or "GET").upper()
     path = visit.path_info or "/"
-    found = request.readings or (request.path,)
-    if path not in found:
-        if "\N{REPLACEMENT CHARACTER}" in request.path:
-            request.readings = (*found, path)
-        else:
-            request.path, request.readings = path, (path, *found)
+    if path != request.path:
+        every, _ = request.forms or Forms((request.path,), ())
+        ordered = (*every, path) if "\N{REPLACEMENT CHARACTER}" in request.path else (path, *every)
+        request.path, request.forms = path, Forms(tuple(dict.fromkeys(ordered)), (path,))
 
 
 def visitor(visit: Any) -> Environ | Scope:

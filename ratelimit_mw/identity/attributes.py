@@ -368,7 +368,7 @@ def _method(request: Request) -> str | None:
 
 
 def _path(request: Request) -> str | None:
-    return cleaned(request.readings[0] if request.readings else request.path)
+    return cleaned(request.path if request.forms is None else request.forms.every[0])
 
 
 def _host(request: Request) -> str | None:

@@ -1,20 +1,12 @@
 """Requests of ASGI and WSGI, as rules read them. Both implement `Request`."""
 
-from collections.abc import Mapping, MutableMapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from functools import lru_cache, partial
 from typing import Any
 
 from ratelimit_mw.identity import decoding
 from ratelimit_mw.identity.decoding import Framework, host_is_plain, parameters_named, plain_cookie, utf8
-from ratelimit_mw.identity.path_forms import (
-    forced_root,
-    framework_of,
-    is_utf8,
-    readings,
-    with_empty_values,
-    with_invalid_bytes_dropped,
-    without_invalid_bytes,
-)
+from ratelimit_mw.identity.path_forms import PLAIN, Forms, Routing, decodings, forms_of, routing_of
 from ratelimit_mw.identity.request import Alternative, FrameworkReader, distinct_alternatives
 
 # Lower case, and "-" for "_".
@@ -34,34 +26,25 @@ class AsgiRequest:
     A value that frameworks read differently is read as Starlette reads it, and sets `ambiguous`. See `Request`.
     """
 
-    __slots__ = ("alternatives", "ambiguous", "context", "method", "path", "readings", "values")
+    __slots__ = ("alternatives", "ambiguous", "context", "forms", "method", "path", "values")
 
-    framework = "starlette"
-    """The framework that decides how `root_path` is cut off. See `asgi_requests_of`."""
     frameworks: Sequence[Framework] = decoding.ASGI
     """The frameworks that the app may use. `cookie`, `query` and `header` read as the first one does."""
 
-    def __init__(self, scope: MutableMapping[str, Any]) -> None:
+    def __init__(self, scope: MutableMapping[str, Any], routing: Routing = PLAIN) -> None:
         self.context = scope
         self.values: dict[str, str | None] = {}
         self.ambiguous = False
         self.alternatives: tuple[Alternative, ...] = ()
         self.method: str = scope.get("method", "GET").upper()  # a websocket scope has none
         self.path: str = scope.get("path") or "/"
-        self.readings: tuple[str, ...] = ()
+        self.forms: Forms | None = None
         root = scope.get("root_path")
-        if root or self.path[0] != "/" or not self.path.isascii():
-            self._read(self.path, root or "")
-
-    def _read(self, path: str, root: str) -> None:
-        """Read a path that has a `root_path` or that frameworks may read differently."""
-        if "route_handler" in self.context:  # Litestar has routed the request and has already cut the path
-            root = ""
-        found = readings(path, root, self.framework)
-        self.path = found[0]
-        if not self.path.isascii() and not is_utf8(self.context.get("raw_path")):
-            found = with_invalid_bytes_dropped(found)
-        self.readings = found if len(found) > 1 else ()
+        if root or routing.root or self.path[0] != "/" or not self.path.isascii():
+            prefixes = dict.fromkeys(filter(None, (root, routing.root)))
+            self.forms = forms_of(decodings(self.path), prefixes, cuts=routing.cuts)
+            if self.forms is not None:
+                self.path = self.forms.routed[-1]
 
     def detach(self) -> None:
         """Replace the scope with a copy that does not refer back to this request.
@@ -165,47 +148,18 @@ class AsgiRequest:
         return query.decode("latin-1")
 
 
-class FalconAsgiRequest(AsgiRequest):
-    """A request to a Falcon app. Falcon does not cut off `root_path` and accepts an empty segment as a value."""
-
-    __slots__ = ()
-
-    framework = "falcon"
-
-    def __init__(self, scope: MutableMapping[str, Any]) -> None:
-        super().__init__(scope)
-        if self.path[-1] == "/" or "//" in self.path:
-            self.readings = with_empty_values(self.readings or (self.path,))
+def asgi_requests_of(app: Any) -> Callable[[MutableMapping[str, Any]], AsgiRequest]:
+    """Return the function that makes the requests of `app`. Call it once, because it looks at the apps inside."""
+    routing = routing_of(app)
+    return AsgiRequest if routing == PLAIN else partial(AsgiRequest, routing=routing)
 
 
-class DjangoAsgiRequest(AsgiRequest):
-    """A request to a Django app. `script_name` is its FORCE_SCRIPT_NAME, which replaces `root_path`."""
-
-    __slots__ = ()
-
-    framework = "django"
-    script_name = ""
-
-    def __init__(self, scope: MutableMapping[str, Any]) -> None:
-        super().__init__(scope)
-        if self.script_name and self.script_name != scope.get("root_path"):
-            self._read(scope.get("path") or "/", self.script_name)
-
-
-def asgi_requests_of(app: Any) -> type[AsgiRequest]:
-    """Return the class that reads the requests of `app` as the framework inside `app` reads them.
-
-    Call it once, when the middleware is made, because it searches the app and Django's settings.
-    """
-    name = framework_of(app)
-    if name == "starlette":
-        return AsgiRequest
-    if name == "falcon":
-        return FalconAsgiRequest
-    if script_name := forced_root(name):
-        own = {"__slots__": (), "framework": name, "script_name": script_name}
-        return type("ForcedRequest", (DjangoAsgiRequest,), own)
-    return type("FrameworkRequest", (AsgiRequest,), {"__slots__": (), "framework": name})
+def _without_invalid_bytes(path: str) -> str:
+    """Decode a path of PEP 3333 (bytes as latin-1) as UTF-8, without the bytes that are not UTF-8."""
+    try:
+        return path.encode("latin-1").decode("utf-8", "ignore")
+    except UnicodeEncodeError:  # the server decoded it as UTF-8 already
+        return path
 
 
 class WsgiRequest:
@@ -218,7 +172,7 @@ class WsgiRequest:
     Werkzeug's server drop such names by default.
     """
 
-    __slots__ = ("alternatives", "ambiguous", "context", "method", "path", "readings", "values")
+    __slots__ = ("alternatives", "ambiguous", "context", "forms", "method", "path", "values")
 
     frameworks: Sequence[Framework] = decoding.WSGI
     """The frameworks that the app may use. `cookie` and `query` read as the first one does."""
@@ -230,12 +184,10 @@ class WsgiRequest:
         self.alternatives: tuple[Alternative, ...] = ()
         self.method: str = environ.get("REQUEST_METHOD", "GET").upper()
         path: str = environ.get("PATH_INFO") or "/"
-        self.readings: tuple[str, ...] = ()
-        if not path.isascii():
-            raw, path = path, utf8(path)
-            dropped = without_invalid_bytes(raw)
-            if dropped != path:
-                self.readings = (dropped, path)
+        self.forms: Forms | None = None
+        if path[0] != "/" or not path.isascii():
+            self.forms = forms_of(dict.fromkeys((_without_invalid_bytes(path), utf8(path))))
+            path = self.forms.routed[-1] if self.forms is not None else utf8(path)
         self.path = path
 
     def detach(self) -> None:
@@ -320,20 +272,3 @@ class DjangoRequest(WsgiRequest):
     __slots__ = ()
 
     frameworks = (decoding.WSGI_DJANGO,)
-
-
-class FalconRequest(WsgiRequest):
-    """A request to a Falcon app. Falcon accepts an empty segment of a path as a value."""
-
-    __slots__ = ()
-
-    def __init__(self, environ: dict[str, Any]) -> None:
-        super().__init__(environ)
-        if self.path[-1] == "/" or "//" in self.path:
-            self.readings = with_empty_values(self.readings or (self.path,))
-
-
-def wsgi_requests_of(app: Any) -> type[WsgiRequest]:
-    """Return the class that reads the requests of `app` as the framework inside `app` reads them."""
-    name = framework_of(app)
-    return {"django": DjangoRequest, "falcon": FalconRequest}.get(name, WsgiRequest)

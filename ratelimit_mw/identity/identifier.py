@@ -6,14 +6,28 @@ of attributes that are not secret (`_NOT_SECRET`) are written as they are.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from urllib.parse import quote
 
 from ratelimit_mw.identity.address import UNKNOWN_ADDRESS
 from ratelimit_mw.identity.attributes import Attributes, canonical_name
 from ratelimit_mw.identity.request import Request
 
-Identifier = Callable[[Request, Mapping[str, str], str], str | None]
+
+class Parameters(dict[str, str]):
+    """The values of the path parameters of the template that matched, by name.
+
+    Values of one type that are equal have one text: that of 007 is 7.
+    """
+
+    path: str | None = None
+    """The path with these texts in place of those that the client wrote. None if they are the same."""
+
+
+NO_PARAMETERS = Parameters()
+"""The parameters of a path that matched a template without any. It must not be changed."""
+
+Identifier = Callable[[Request, Parameters, str], str | None]
 """Returns the identity of a request, or None if an attribute is absent.
 
 The arguments are the request, its path parameters, and the template that matched ("" for none).
@@ -27,12 +41,6 @@ KEY = "(key)"
 
 CONNECTION = "connection"
 """The attribute that identifies the WebSocket of a message. Only messages have it. Its value is the whole identity."""
-
-PARSED_PATH = " path"
-"""The key, among the path parameters, of the path that has the parsed values in place of those that the client wrote.
-
-It is absent if the client wrote the parsed values. No parameter name starts with a space.
-"""
 
 _UNESCAPED = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 _NOT_SECRET = ("method", "tier", "host")
@@ -73,7 +81,7 @@ def _joined(parts: list[Identifier]) -> Identifier:
     if len(parts) == 1:
         return parts[0]
 
-    def identify(request: Request, params: Mapping[str, str], route: str) -> str | None:
+    def identify(request: Request, params: Parameters, route: str) -> str | None:
         texts: list[str] = []
         for part in parts:
             text = part(request, params, route)
@@ -90,7 +98,7 @@ def _first_present(choices: list[Identifier]) -> Identifier:
     if len(choices) == 1:
         return choices[0]
 
-    def identify(request: Request, params: Mapping[str, str], route: str) -> str | None:
+    def identify(request: Request, params: Parameters, route: str) -> str | None:
         fallback = None
         for choice in choices:
             text = choice(request, params, route)
@@ -129,7 +137,7 @@ def _by_parameter(name: str, attributes: Attributes) -> Identifier:
     read, digest = attributes.reader(name), attributes.digest
     parameter, prefix = name.removeprefix("path:"), f"{_escaped(name)}="
 
-    def identify(request: Request, params: Mapping[str, str], _route: str) -> str | None:
+    def identify(request: Request, params: Parameters, _route: str) -> str | None:
         value = params.get(parameter)
         if value is None:
             value = read(request)
@@ -141,8 +149,8 @@ def _by_parameter(name: str, attributes: Attributes) -> Identifier:
 def _by_path(attributes: Attributes) -> Identifier:
     read, encode = attributes.reader("path"), encoder("path", attributes)
 
-    def identify(request: Request, params: Mapping[str, str], _route: str) -> str | None:
-        value = params.get(PARSED_PATH) if params else None
+    def identify(request: Request, params: Parameters, _route: str) -> str | None:
+        value = params.path
         if value is None:
             value = read(request)
         return None if value is None else encode(value)
@@ -153,7 +161,7 @@ def _by_path(attributes: Attributes) -> Identifier:
 def _by_attribute(name: str, attributes: Attributes) -> Identifier:
     read, encode = attributes.reader(name), encoder(name, attributes)
 
-    def identify(request: Request, _params: Mapping[str, str], _route: str) -> str | None:
+    def identify(request: Request, _params: Parameters, _route: str) -> str | None:
         value = read(request)
         return None if value is None else encode(value)
 

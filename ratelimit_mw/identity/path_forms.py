@@ -1,23 +1,90 @@
-"""The forms of a request's path: how servers write it, and what routers make of it."""
+"""The forms of a request's path. A rule counts a request if any form matches, whatever the framework is.
+
+Frameworks cut prefixes off paths and clean paths in different ways. The rules do not imitate them: they know the path
+as the server passes it on, the same path without each prefix that an app may cut off, and the spellings of both.
+"""
 
 import posixpath
-import sys
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
-from typing import Any
-from urllib.parse import unquote_to_bytes, urlparse
+from typing import Any, NamedTuple
+from urllib.parse import urlparse
 
-EMPTY_SEGMENT = "\ufdd0"
-"""Replaces an empty segment of a path, because Falcon accepts it as a value. No template holds this noncharacter."""
+_INVALID = "\N{REPLACEMENT CHARACTER}"  # what servers write for bytes that are not UTF-8
 
-# Older versions of CPython's normpath cut a path at a NUL. Each NUL is therefore replaced by a noncharacter, which no
-# template holds. Both are one character, because `str.replace` takes ten times as long if the lengths differ.
+# CPython 3.11's normpath cuts a path at a NUL. Each NUL is therefore replaced by a noncharacter, which no template
+# holds. Both are one character, because `str.replace` takes ten times as long if the lengths differ.
 _NUL, _STAND_IN = "\0", "\uffff"
-_INVALID = "\ufffd"
 
-_KNOWN = frozenset({"bottle", "django", "falcon", "fastapi", "flask", "litestar", "quart", "starlette"})
 _INNER = ("app", "asgi_app", "wsgi_app", "application")  # attributes in which middlewares keep the app
-_MAX_APPS = 32  # apps that `framework_of` looks at
+_MAX_APPS = 32  # apps that `apps_inside` yields
+_LONGEST_SCHEME = 32  # characters
+
+
+class Forms(NamedTuple):
+    """The forms of one path. See `forms_of`."""
+
+    every: tuple[str, ...]
+    """All of them. The first is the one without a prefix, which `by: path` uses."""
+    routed: tuple[str, ...]
+    """Those by which the app may route the request. `exempt` and `replaces` need a match of each.
+
+    Messages show the last one.
+    """
+
+
+class Routing(NamedTuple):
+    """How an app cuts a prefix off paths."""
+
+    root: str = ""
+    """The app's own prefix. It takes the place of the server's `root_path`."""
+    cuts: bool = True
+    """False if the app routes by the whole path."""
+
+
+PLAIN = Routing()
+
+
+def decodings(path: str) -> tuple[str, ...]:
+    """Return the decoded path, preceded by the path that has the bytes dropped that are not UTF-8."""
+    return (path.replace(_INVALID, ""), path) if _INVALID in path else (path,)
+
+
+def forms_of(paths: Iterable[str], prefixes: Iterable[str] = (), *, cuts: bool = True) -> Forms | None:
+    """Return the forms of a path. None if it has only one.
+
+    Args:
+        paths: The path as the server passes it on. Several if it can be decoded in several ways.
+        prefixes: What an app may cut off, none of them empty. The app routes without the last one.
+        cuts: Whether the app routes without a prefix.
+    """
+    every: dict[str, None] = {}
+    routed: dict[str, None] = {}
+    for path in paths:
+        whole = own = path if path.startswith("/") else path_of_target(path)
+        for prefix in prefixes:
+            before, found, rest = whole.partition(prefix)
+            own = whole
+            if found:
+                every[rest or "/"] = None
+                if cuts and not before and rest[:1] in ("", "/"):
+                    own = rest or "/"
+        every |= dict.fromkeys((own, whole, path))
+        routed |= dict.fromkeys((own,) if whole == path else (path, own))
+    return Forms(tuple(every), tuple(routed)) if len(every) > 1 else None
+
+
+def spellings(path: str) -> tuple[str, ...]:
+    """Return what routers may make of one form of a path: its cleaned form, the form itself, and two between them.
+
+    Some routers drop repeated slashes or add a slash at the start, but accept `..` as the value of a parameter. For
+    some, a line feed at the end is part of a value. Others ignore it.
+    """
+    clean = cleaned(path)
+    if clean == path:
+        return (path,)
+    if path.startswith("/") and "/." not in path and path[-1] != "\n":
+        return clean, path
+    return tuple(dict.fromkeys((clean, path, _merged(path), _merged(path.removesuffix("\n")))))
 
 
 def cleaned(path: str) -> str:
@@ -36,89 +103,33 @@ def cleaned(path: str) -> str:
     return posixpath.normpath("/" + path)
 
 
-def without_empty_segments(path: str) -> str:
-    """Return the path without its empty segments. Its dot segments stay.
-
-    Flask, Litestar and Falcon drop repeated slashes, but accept `..` as the value of a parameter.
-    """
-    return "/" + "/".join([segment for segment in path.split("/") if segment])
-
-
-def readings(path: str, root: str, framework: str = "") -> tuple[str, ...]:
-    """Return the ways in which routers may read a path, the shortest reading first.
-
-    `root` is the prefix (`root_path`) that routers cut off. `framework` is the framework of the app, or "" if unknown.
-    """
-    bases = [path]
-    if not path.startswith("/"):
-        with suppress(ValueError):  # invalid brackets in the host; Quart raises it too, and answers 500
-            bases.insert(0, urlparse(path).path)
-    found: dict[str, None] = {}
-    for base in bases:
-        for each in _without_root(base, root, framework) if root else (base,):
-            found[each if each.startswith("/") else "/" + each] = None
-    return tuple(found)
+def _merged(path: str) -> str:
+    """Return the path without its empty segments. Its dot segments stay."""
+    path = "/" + path.strip("/")
+    while "//" in path:  # each round halves the longest run of slashes
+        path = path.replace("//", "/")
+    return path
 
 
-def with_invalid_bytes_dropped(found: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the readings, preceded by each reading without U+FFFD.
-
-    U+FFFD replaces bytes that are not UTF-8. Some servers drop these bytes instead.
-    """
-    if not any(_INVALID in each for each in found):
-        return found
-    return tuple(dict.fromkeys([*(each.replace(_INVALID, "") or "/" for each in found), *found]))
-
-
-def without_invalid_bytes(path: str) -> str:
-    """Decode a path of PEP 3333 (bytes as latin-1) as UTF-8, without the bytes that are not UTF-8. At least "/"."""
+def path_of_target(target: str) -> str:
+    """Return the path of a request target in absolute form, which has a scheme and a host."""
+    if target.find(":") > _LONGEST_SCHEME:  # `urlparse` would look at each character before the colon
+        return target
     try:
-        return path.encode("latin-1").decode("utf-8", "ignore") or "/"
-    except UnicodeEncodeError:  # the server decoded it as UTF-8 already
-        return path
+        return urlparse(target).path or "/"
+    except ValueError:  # invalid brackets in the host
+        return target
 
 
-def is_utf8(raw: bytes | None) -> bool:
-    """Return True if the raw path is known and is UTF-8. A U+FFFD in it was then sent by the client."""
-    try:
-        return bool(raw) and bool(unquote_to_bytes(raw or b"").decode("utf-8"))
-    except UnicodeDecodeError:
-        return False
-
-
-def with_empty_values(found: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the readings, followed by each reading with `EMPTY_SEGMENT` in place of its empty segments.
-
-    The slashes at the start of a path are not replaced.
-    """
-    filled = (
-        "/" + "/".join([part or EMPTY_SEGMENT for part in each.lstrip("/").split("/")]) for each in found if each != "/"
-    )
-    return tuple(dict.fromkeys([*found, *filled]))
-
-
-def _without_root(path: str, root: str, framework: str) -> tuple[str, ...]:
-    """Cut the prefix off a path as the framework does. An unknown framework gets each way."""
-    if framework == "falcon":
-        return (path,)
-    if path.startswith(root) and path[len(root) : len(root) + 1] in {"", "/"}:
-        return (path[len(root) :],)
-    if framework in {"starlette", "fastapi"}:
-        return (path,)
-    if framework == "django":
-        return (path.removeprefix(root),)
-    # Litestar and Quart before 0.21 cut this way. Later versions of Quart have no result that this one has not.
-    rest = path.split(root, 1)[-1]
-    return (rest,) if framework in {"litestar", "quart"} else (rest, path)
-
-
-def framework_of(app: Any) -> str:
-    """Return the framework whose router is inside `app`, as the name of its package, or "" if it is unknown."""
-    found = ""
+def routing_of(app: Any) -> Routing:
+    """Return how the app cuts a prefix off paths. Call it once, because it looks at the apps inside middlewares."""
+    root, cuts = "", True
     for each in apps_inside(app):
-        packages = (kind.__module__.partition(".")[0] for kind in type(each).__mro__)
-        found = next((package for package in packages if package in _KNOWN), found)
-    return found
+        packages = {kind.__module__.partition(".")[0] for kind in type(each).__mro__}
+        if "fastapi" in packages:  # FastAPI(root_path="/api"). In other frameworks, `root_path` is a folder.
+            root = getattr(each, "root_path", "") or root
+        cuts = cuts and "falcon" not in packages
+    return Routing(root, cuts)
 
 
 def apps_inside(app: Any) -> Iterator[Any]:
@@ -136,11 +147,3 @@ def _inside(app: Any) -> Iterable[Any]:
     """Return the apps that a middleware keeps in the usual attributes."""
     held = getattr(app, "__dict__", None) or {}
     return [held[name] for name in _INNER if callable(held.get(name))]
-
-
-def forced_root(framework: str) -> str:
-    """Return Django's FORCE_SCRIPT_NAME, the prefix that its ASGI handler cuts off paths, or "" if it is not set."""
-    conf = sys.modules.get("django.conf") if framework in {"django", ""} else None
-    settings: Any = getattr(conf, "settings", None)
-    configured = settings is not None and settings.configured
-    return str(getattr(settings, "FORCE_SCRIPT_NAME", None) or "") if configured else ""

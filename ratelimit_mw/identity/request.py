@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
 from ratelimit_mw.identity.decoding import Framework
+from ratelimit_mw.identity.path_forms import Forms
 
 T = TypeVar("T")
 
@@ -25,8 +26,8 @@ class Request(Protocol):
     """The method in upper case: "GET" for a WebSocket, "" if `check()` was given none."""
     path: str
     """The path as the app's router sees it: decoded once and without the mount's prefix. "" only in `check()`."""
-    readings: tuple[str, ...]
-    """The different paths that routers may see, including `path`. Counters use the first one. () if all agree."""
+    forms: Forms | None
+    """All forms of the path that rules are matched with. None if `path` is the only one."""
     values: dict[str, str | None]
     """The attributes that were already read, by canonical name ("ip", "user", "header:x-plan")."""
     context: Any
@@ -140,7 +141,7 @@ class MappingRequest:
         path: the path, or "".
     """
 
-    __slots__ = ("alternatives", "ambiguous", "context", "method", "path", "raw", "readings", "values")
+    __slots__ = ("alternatives", "ambiguous", "context", "forms", "method", "path", "raw", "values")
 
     def __init__(
         self,
@@ -157,7 +158,7 @@ class MappingRequest:
         self.raw = raw
         self.method = method
         self.path = path
-        self.readings: tuple[str, ...] = ()
+        self.forms: Forms | None = None
 
     @property
     def peer(self) -> None:

@@ -12,11 +12,10 @@ from ratelimit_mw.clock import Clock
 from ratelimit_mw.errors import nearest
 from ratelimit_mw.identity.address import Networks
 from ratelimit_mw.identity.attributes import Attributes, Reader, canonical_name
-from ratelimit_mw.identity.identifier import Identifier, encoder, identifier
+from ratelimit_mw.identity.identifier import NO_PARAMETERS, Identifier, encoder, identifier
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import NEVER, Ask, Charge, Quota, Rule
 from ratelimit_mw.process_local import checkpoint
-from ratelimit_mw.rules.path_matcher import NO_PARAMETERS
 from ratelimit_mw.rules.path_templates import Template
 from ratelimit_mw.settings import Network
 

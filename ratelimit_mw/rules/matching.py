@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 from ratelimit_mw.identity.address import Networks
 from ratelimit_mw.identity.attributes import Attributes, Reader
-from ratelimit_mw.identity.identifier import Identifier
+from ratelimit_mw.identity.identifier import NO_PARAMETERS, Identifier, Parameters
+from ratelimit_mw.identity.path_forms import Forms
 from ratelimit_mw.identity.request import Request, alternatives_in_order, for_alternative
 from ratelimit_mw.model import Ask, Charge, Rule
 from ratelimit_mw.process_local import checkpoint
@@ -25,7 +26,7 @@ from ratelimit_mw.rules.compiled import (
     Overrides,
     Tiers,
 )
-from ratelimit_mw.rules.path_matcher import NO_PARAMETERS, PathMatcher
+from ratelimit_mw.rules.path_matcher import PathMatcher
 from ratelimit_mw.rules.path_templates import Template
 
 
@@ -46,7 +47,7 @@ class Program(NamedTuple):
     replaces: frozenset[int]
 
 
-Candidate = tuple[int, Program, str, Mapping[str, str], bool]
+Candidate = tuple[int, Program, str, Parameters, bool]
 """A rule that the index found: its rank (candidates are sorted by it), the rule, the template that matched, the path
 parameters, and whether the match is strict (see `Hit`).
 """
@@ -332,15 +333,16 @@ class Plans(OrderedDict[Hashable, Any]):
         # A preflight is known by further headers; what has values already got them from elsewhere, as in check().
         if headers is None or len(method) + len(path) > _LONG or method == "OPTIONS" or request.values:
             return None
-        if request.context is None or request.readings:
+        if request.context is None:
             return None
+        forms: str | Forms = request.forms or path
         if not self.by_path:
-            path = ""  # one object, whose hash is known
+            forms = ""  # one object, whose hash is known
         if not headers:
-            return type(request), method, path, request.peer
+            return type(request), method, forms, request.peer
         lines = [tuple(request.header_lines(name)) for name in headers]
         if request.ambiguous:  # there is more to it than these lines
             return None
         if sum(len(line) + 1 for each in lines for line in each) > _LONG:  # an empty line takes room, too
             return None
-        return type(request), method, path, request.peer, *lines
+        return type(request), method, forms, request.peer, *lines

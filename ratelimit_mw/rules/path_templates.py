@@ -1,15 +1,13 @@
 """Path templates in the syntax of Starlette, and the values that each kind of parameter matches.
 
-A value may have two forms. The narrow form is what Starlette's own converter accepts. The wide form is every text that
-Python's type (or Pydantic) can read. Rules match the wide form; exemptions and `replaces` match only the narrow form.
+A typed parameter matches every text that Python's own type reads. Exemptions and `replaces` match plain texts alone,
+because all routers agree about them: digits, digits with a point, and the 36 characters of a UUID.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
-from math import isfinite
-from typing import NamedTuple, NewType
-from unicodedata import decimal
+from typing import NamedTuple, NewType, TypeVar
 from uuid import UUID
 
 from ratelimit_mw.errors import TemplateError
@@ -23,11 +21,6 @@ _REGULAR = re.compile(r"\A\^|\.\*|\\[dw]|\(\?|\[\^")  # only regular expressions
 
 KINDS = ("str", "int", "float", "uuid", "path")
 """The kinds of parameters that a template may name."""
-
-ONLY_INT = "int_not_float"
-"""The kind of an `int` if the file also has a `float` at the same place. It does not match 7.0; the `float` does."""
-
-_KNOWN = (*KINDS, ONLY_INT)
 
 
 class Segment(NamedTuple):
@@ -63,16 +56,7 @@ class Parts(NamedTuple):
 
 
 Template = NewType("Template", str)
-"""A valid template: its text, in which an `int` beside a `float` has the kind `ONLY_INT`. `parse` makes one.
-
-`parts_of` makes its parts when they are needed. A rule set has thousands of templates, and the garbage collector need
-not visit a text.
-"""
-
-
-def text_of(template: Template) -> str:
-    """Return the text of a template as in the file."""
-    return template.replace(f":{ONLY_INT}}}", ":int}")
+"""A valid template: its text. `parse` makes one, and `parts_of` makes its parts."""
 
 
 def pieces_of(template: Template) -> list[str]:
@@ -103,12 +87,12 @@ def parse(text: str) -> Template:
     """Check a template of a file. Raises `TemplateError`, with a message for the user, if it is invalid."""
     _check_path(text)
     _refuse_other_dialects(text, text.removesuffix("/*"))
-    parts_of(text, KINDS)
+    parts_of(text)
     return Template(text)
 
 
-def parts_of(text: str, known: Sequence[str] = _KNOWN) -> Parts:
-    """Return the parts of a template whose kinds are `known`. Raises `TemplateError` if it is invalid."""
+def parts_of(text: str) -> Parts:
+    """Return the parts of a template. Raises `TemplateError` if it is invalid."""
     body, folder = (text[:-2], True) if text.endswith("/*") else (text, False)
     names: list[str] = []
     kinds: list[str] = []
@@ -116,7 +100,7 @@ def parts_of(text: str, known: Sequence[str] = _KNOWN) -> Parts:
     head: list[Segment] = []
     tail: Tail | None = None
     for piece in body[1:].split("/") if body else ():
-        segment = _segment(piece, names, kinds, known)
+        segment = _segment(piece, names, kinds)
         if "path" not in segment.kinds:
             segments.append(segment)
         elif tail is not None or folder:
@@ -162,19 +146,13 @@ def _refuse_other_dialects(text: str, body: str) -> None:
         raise TemplateError(f"{other[0]} is no parameter here", f"write {path}")
 
 
-@lru_cache(maxsize=256)
-def segment_of(piece: str) -> Segment:
-    """Return one segment of a valid template."""
-    return _segment(piece, [], [], _KNOWN)
-
-
-def _segment(piece: str, names: list[str], kinds: list[str], known: Sequence[str]) -> Segment:
+def _segment(piece: str, names: list[str], kinds: list[str]) -> Segment:
     texts: list[str] = []
     own: list[str] = []
     end = 0
     for parameter in _PARAMETER.finditer(piece):
         name, kind = parameter[1], parameter[2] or "str"
-        if kind not in known:
+        if kind not in KINDS:
             raise TemplateError(f"{{{name}:{kind}}}: there is no kind '{kind}'", f"known: {', '.join(KINDS)}")
         if name in names:
             raise TemplateError(f"the parameter {{{name}}} is there twice")
@@ -189,7 +167,7 @@ def _segment(piece: str, names: list[str], kinds: list[str], known: Sequence[str
     if len(own) > 2:
         raise TemplateError("more than two parameters in one segment")
     if len(own) == 2 and {"int", "float"} & set(own) and (not texts[1] or texts[1][0].isdigit()):
-        # Otherwise the time to split the two could grow with the square of the length of the path.
+        # Otherwise frameworks would divide the digits in different ways.
         raise TemplateError("a number beside another parameter needs a text between them that begins with no digit")
     return _with_parameters(tuple(texts), tuple(own)) if own else Segment(tuple(texts))
 
@@ -197,17 +175,84 @@ def _segment(piece: str, names: list[str], kinds: list[str], known: Sequence[str
 _with_parameters = lru_cache(maxsize=256)(Segment)  # templates share these segments: most are as simple as `{id}`
 
 
-_UUID = re.compile("[0-9a-fA-F]{8}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{12}")
-_CANONICAL_UUID = re.compile("[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
-_DIGITS = "0123456789"
-_MOST_DIGITS = 4300
-"""The largest number of digits of an integer. Python reads no more, because the time grows with their square."""
+# --------------------------------------------------------------------------------------------------------- values
 
-# These patterns exclude most texts that are not numbers. That is cheaper than an exception.
+_UUID = re.compile("[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}")
+_FLOAT = re.compile(r"[0-9]+(?:\.[0-9]+)?")
+_MOST_DIGITS = 4300
+"""The longest text of an int. Python reads no more digits by default, because the time grows with their square."""
+_LONG_INT = 128  # bits; the decimal text of a longer number takes long
+
+# The first characters tell most texts that are not numbers. That is cheaper than an exception.
+_LOOKED_AT = 16
 _MAYBE_INT = re.compile(r"[\s\d+._eE-]+")
 _MAYBE_FLOAT = re.compile(r"[\s\d+._eEinftyaINFTYA-]+")
 
-Matcher = Callable[[str], tuple[str, ...] | None]
+
+N = TypeVar("N", int, float)
+
+
+class Kind(NamedTuple):
+    """A type of parameters."""
+
+    is_plain: Callable[[str], object]
+    """Tests whether a text is plain, so that every router reads it as this type."""
+    read: Callable[[str], str | None]
+    """Reads a text as this type. Returns the text that stands for all with this value, as 7 for 007, or None."""
+
+
+def _is_plain_int(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
+
+
+def _read_int(text: str) -> str | None:
+    if len(text) < 19 and text.isascii() and text.isdigit():
+        return text if text[0] != "0" else text.lstrip("0") or "0"
+    if not _MAYBE_INT.fullmatch(text[:_LOOKED_AT]):
+        return None
+    whole = _number(int, text) if len(text) <= _MOST_DIGITS else None
+    if whole is None:
+        number = _number(float, text)
+        if number is None or not number.is_integer():
+            return None
+        whole = int(number)
+    return str(whole) if whole.bit_length() <= _LONG_INT else hex(whole)
+
+
+def _read_float(text: str) -> str | None:
+    number = _number(float, text) if _MAYBE_FLOAT.fullmatch(text[:_LOOKED_AT]) else None
+    if number is None:
+        return None
+    return str(int(number)) if number.is_integer() else repr(number)
+
+
+def _number(kind: type[N], text: str) -> N | None:
+    try:
+        return kind(text)
+    except ValueError:
+        return None
+
+
+def _read_uuid(text: str) -> str | None:
+    if len(text) < 32:
+        return None
+    try:
+        return str(UUID(text))
+    except ValueError:
+        return None
+
+
+TYPES = {
+    "int": Kind(_is_plain_int, _read_int),
+    "float": Kind(_FLOAT.fullmatch, _read_float),
+    "uuid": Kind(_UUID.fullmatch, _read_uuid),
+}
+"""The kinds of parameters whose values are read. Those of the other kinds stay as they are."""
+
+Value = tuple[str, str]
+"""The value of a parameter: the text that stands for it, and the text in the path."""
+
+Matcher = Callable[[str], tuple[Value, ...] | None]
 
 
 def matcher(segment: Segment) -> Matcher:
@@ -217,232 +262,66 @@ def matcher(segment: Segment) -> Matcher:
         return lambda given: () if given == text else None
     if len(segment.kinds) == 2:
         return _pair(segment)
-    before, after = segment.texts
-    holds = _WIDE[segment.kinds[0]]
-    if not before and not after:
-        return lambda given: (given,) if holds(given) else None
-    shortest = len(before) + len(after)
+    (before, after), read = segment.texts, _reader(segment.kinds[0])
+    if segment == _ANYTHING:
+        return lambda given: ((given, given),) if given else None
 
-    def match(given: str) -> tuple[str, ...] | None:
-        if len(given) > shortest and given.startswith(before) and given.endswith(after):
-            value = given[len(before) : len(given) - len(after)]
-            return (value,) if holds(value) else None
-        return None
+    def match(given: str) -> tuple[Value, ...] | None:
+        if before or after:
+            if len(given) < len(before) + len(after) or not (given.startswith(before) and given.endswith(after)):
+                return None
+            given = given[len(before) : len(given) - len(after)]
+        value = read(given)
+        return ((value, given),) if value else None
 
     return match
+
+
+_ANYTHING = Segment(("", ""), ("str",))
+
+
+def _reader(kind: str) -> Callable[[str], str | None]:
+    return TYPES[kind].read if kind in TYPES else str
+
+
+_MOST_DIVISIONS = 40
+"""The most places that are tried to divide a segment. A UUID and a text beside it have no more."""
 
 
 def _pair(segment: Segment) -> Matcher:
+    """Match two parameters in one segment. The first value is as long as possible, and plain texts come first."""
     before, between, after = segment.texts
-    first, second = segment.kinds
+    kinds = segment.kinds
+    readers = tuple(map(_reader, kinds))
+    plain = tuple(TYPES[kind].is_plain if kind in TYPES else bool for kind in kinds)
 
-    def match(given: str) -> tuple[str, str] | None:
-        if not given.startswith(before) or not given.endswith(after) or len(given) <= len(before) + len(after):
+    def match(given: str) -> tuple[Value, ...] | None:
+        if len(given) < len(before) + len(after) or not (given.startswith(before) and given.endswith(after)):
             return None
         inner = given[len(before) : len(given) - len(after)]
-        found = _divided(inner, first, between, second)
-        if found is None and not inner.isascii():  # Flask's converters accept the digits of any script
-            found = _divided(_with_plain_digits(inner), first, between, second)
-            return found and (inner[: len(found[0])], inner[len(inner) - len(found[1]) :])
-        return found
+        places = _places(inner, between, from_start=kinds[0] in TYPES)
+        for tests in (plain, readers):
+            for place in places:
+                first, second = inner[:place], inner[place + len(between) :]
+                if tests[0](first) and tests[1](second):
+                    one, other = readers[0](first), readers[1](second)
+                    return None if one is None or other is None else ((one, first), (other, second))
+        return None
 
     return match
 
 
-def _divided(given: str, first: str, between: str, second: str) -> tuple[str, str] | None:
-    """Split a text into the values of two parameters. The first value is as long as possible.
-
-    If one of them is a number or a UUID, at most five positions are tried, because `between` begins with no digit.
-    """
-    if first == second == "str":
-        at = given.rfind(between, 1, len(given) - 1)
-        return (given[:at], given[at + len(between) :]) if at > 0 else None
-    if second == "str":
-        ends = _leading(first, given)
+def _places(text: str, between: str, *, from_start: bool) -> list[int]:
+    """Return the first or the last places at which `between` divides a text in two, from right to left."""
+    places: list[int] = []
+    if from_start:
+        place = text.find(between, 1)
+        while 0 < place < len(text) - len(between) and len(places) < _MOST_DIVISIONS:
+            places.insert(0, place)
+            place = text.find(between, place + 1)
     else:
-        digits = len(between) - len(between.rstrip(_DIGITS))
-        ends = [len(given) - size - len(between) for size in _trailing(second, given, digits)]
-    for end in ends:
-        if (
-            given.startswith(between, end)
-            and _NARROW[first](given[:end])
-            and _NARROW[second](given[end + len(between) :])
-        ):
-            return given[:end], given[end + len(between) :]
-    return None
-
-
-def _leading(kind: str, given: str) -> list[int]:
-    """Return the possible lengths of a value of that kind at the start, the longest first."""
-    if kind == "uuid":
-        return [36, 35, 34, 33, 32]
-    run = len(given) - len(given.lstrip(_DIGITS))
-    if kind == "float" and given[run : run + 1] == ".":
-        return [len(given) - len(given[run + 1 :].lstrip(_DIGITS)), run]
-    return [run]
-
-
-def _trailing(kind: str, given: str, taken: int) -> list[int]:
-    """Return the possible lengths of a value of that kind at the end, the shortest first.
-
-    `taken` digits before the value belong to the text before it.
-    """
-    if kind == "uuid":
-        return [32, 33, 34, 35, 36]
-    head = given.rstrip(_DIGITS)
-    run = len(given) - len(head)
-    if kind == "float" and head[-1:] == ".":
-        return [run - taken, len(given) - len(head[:-1].rstrip(_DIGITS)) - taken]
-    return [run - taken]
-
-
-def _with_plain_digits(text: str) -> str:
-    return "".join([str(decimal(sign)) if sign.isdecimal() else sign for sign in text])
-
-
-def _is_whole(value: str) -> bool:
-    return value.isascii() and value.isdigit() and len(value) <= _MOST_DIGITS
-
-
-def _is_float(value: str) -> bool:
-    whole, dot, fraction = value.partition(".")
-    return whole.isascii() and whole.isdigit() and (not dot or (fraction.isascii() and fraction.isdigit()))
-
-
-def _only_int(value: str) -> int | None:
-    """Return the integer that `int()` or Pydantic reads, or None. Pydantic accepts zeros before a sign."""
-    if not _MAYBE_INT.fullmatch(value):
-        return None
-    stripped = value.strip().replace("_", "")
-    digits = stripped.lstrip("0") or stripped[-1:]
-    if len(digits) > _MOST_DIGITS + 1:
-        return None
-    for text in (digits, digits.lstrip("+0")):
-        try:
-            return int(text)
-        except ValueError:
-            continue
-    return None
-
-
-def _int(value: str) -> int | None:
-    """Return the integer that `value` is, or the whole number that it is as a float, or None."""
-    if not _MAYBE_INT.fullmatch(value):
-        return None
-    whole, dot, zeros = value.strip().partition(".")
-    if dot and not zeros.strip("0_"):
-        value = whole or "x"
-    found = _only_int(value)
-    if found is None:
-        number = _float(value)
-        found = int(number) if number is not None and isfinite(number) and number.is_integer() else None
-    return found
-
-
-def _float(value: str) -> float | None:
-    """Return the number that `float()` or Pydantic reads, or None. Pydantic accepts underscores anywhere."""
-    if not _MAYBE_FLOAT.fullmatch(value):
-        return None
-    try:
-        return float(value.replace("_", ""))
-    except ValueError:
-        return None
-
-
-def _uuid(value: str) -> str | None:
-    if len(value) < 32:
-        return None
-    try:
-        return UUID(value).hex
-    except ValueError:
-        return None
-
-
-_NARROW: dict[str, Callable[[str], object]] = {
-    "str": bool,
-    "int": _is_whole,
-    ONLY_INT: _is_whole,
-    "float": _is_float,
-    "uuid": _UUID.fullmatch,
-}
-"""Tests whether a value is in the narrow form of each kind."""
-
-
-def _reads_int(value: str) -> bool:
-    return (value.isascii() and value.isdigit() and len(value) <= _MOST_DIGITS) or _int(value) is not None
-
-
-def _reads_only_int(value: str) -> bool:
-    return _is_whole(value) or _only_int(value) is not None
-
-
-def _reads_float(value: str) -> bool:
-    return _is_float(value) or _float(value) is not None
-
-
-def _reads_uuid(value: str) -> bool:
-    return _UUID.fullmatch(value) is not None or _uuid(value) is not None
-
-
-_WIDE: dict[str, Callable[[str], object]] = {
-    "str": bool,
-    "int": _reads_int,
-    ONLY_INT: _reads_only_int,
-    "float": _reads_float,
-    "uuid": _reads_uuid,
-}
-"""Tests whether a value is in the wide form of each kind."""
-
-
-def is_narrow(kind: str, value: str) -> bool:
-    """Return True if Starlette's own converter accepts a value that has matched."""
-    return kind in ("str", "path") or bool(_NARROW[kind](value))
-
-
-Parser = Callable[[str], tuple[str, str, bool]]
-"""Parses a value that has matched: returns its canonical spelling, how it is written in a path, and if it is narrow.
-
-The app reads 007 and 7 as the same item, so they must have the same counter.
-"""
-
-
-def parser(kind: str) -> Parser | None:
-    """Return the parser for a kind of parameter, or None if values of that kind are not parsed."""
-    return _PARSERS.get(kind)
-
-
-def _parsed_int(value: str) -> tuple[str, str, bool]:
-    if value.isascii() and value.isdigit():
-        spelling = value if value[0] != "0" else value.lstrip("0") or "0"
-        return spelling, spelling, len(value) <= _MOST_DIGITS
-    found = _int(value)
-    spelling = value if found is None else str(found)
-    return spelling, spelling, False
-
-
-def _parsed_float(value: str) -> tuple[str, str, bool]:
-    spelling = _canonical_float(value)
-    return spelling, spelling, _is_float(value)
-
-
-def _parsed_uuid(value: str) -> tuple[str, str, bool]:
-    if _CANONICAL_UUID.fullmatch(value):
-        return value.replace("-", ""), value, True
-    spelling = _uuid(value) or value
-    parts = (spelling[:8], spelling[8:12], spelling[12:16], spelling[16:20], spelling[20:])
-    return spelling, "-".join(parts), _UUID.fullmatch(value) is not None
-
-
-_PARSERS: dict[str, Parser] = {
-    "int": _parsed_int,
-    ONLY_INT: _parsed_int,
-    "float": _parsed_float,
-    "uuid": _parsed_uuid,
-}
-
-
-def _canonical_float(value: str) -> str:
-    number = _float(value)
-    if number is None:
-        return value
-    return str(int(number)) if isfinite(number) and number.is_integer() else repr(number)
+        place = text.rfind(between, 1, len(text) - 1)
+        while place > 0 and len(places) < _MOST_DIVISIONS:
+            places.append(place)
+            place = text.rfind(between, 1, place + len(between) - 1)
+    return places

@@ -8,6 +8,7 @@ from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.clock import Clock, SystemClock
 from ratelimit_mw.errors import Problem
 from ratelimit_mw.identity.attributes import Attributes
+from ratelimit_mw.identity.identifier import NO_PARAMETERS, Parameters
 from ratelimit_mw.identity.request import Entry, Request, alternatives_in_order, for_alternative
 from ratelimit_mw.model import NEVER, Charge
 from ratelimit_mw.rules.compiled import (
@@ -35,7 +36,7 @@ from ratelimit_mw.rules.matching import (
     program,
     replaced_by,
 )
-from ratelimit_mw.rules.path_matcher import NO_PARAMETERS, PathMatcher
+from ratelimit_mw.rules.path_matcher import PathMatcher
 from ratelimit_mw.rules.preflights import announced, apart, replaced_for_preflight, split
 from ratelimit_mw.settings import (
     ClientSettings,
@@ -359,7 +360,7 @@ class RuleSet(Features):
         rule = self._named.get(name)
         return None if rule is None else self._hit(rule, request)[0] or None
 
-    def _hit(self, rule: CompiledRule, request: Request) -> tuple[str, Mapping[str, str]]:
+    def _hit(self, rule: CompiledRule, request: Request) -> tuple[str, Parameters]:
         """Return the path template of a rule that matches a request, "" for none, and the path parameters."""
         paths = self._demanded.get(rule.rank, self._index.paths)
         hits = () if paths is None else reversed(paths.hits(request))

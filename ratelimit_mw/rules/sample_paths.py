@@ -2,7 +2,7 @@
 
 A template is read as an automaton: a list of steps, each of which takes one character. The search goes through the
 automata of all templates at once, one character at a time, and so finds the shortest path. If there is no such path,
-it finds that out, too. A parameter with a type stands for the values in its narrow form (see `path_templates`). Paths
+it finds that out, too. A parameter with a type stands for its plain values (see `path_templates`). Paths
 and templates are compared in their cleaned form, without empty segments.
 
 The search only proposes paths. Which rules apply to a path is decided by `rules.matching`, as for requests.
@@ -52,7 +52,7 @@ def _optional(steps: tuple[_Step, ...]) -> tuple[_Step, ...]:
 def _uuid() -> Iterator[_Step]:
     for length in (8, 4, 4, 4, 12):
         if length != 8:
-            yield _Step("-", skips=1)
+            yield _Step("-")
         yield from [_Step(_HEX)] * length
 
 
@@ -68,7 +68,7 @@ _STEPS: dict[str, tuple[_Step, ...]] = {
 def _segment(segment: Segment) -> Iterator[_Step]:
     yield from map(_Step, segment.texts[0])
     for kind, text in zip(segment.kinds, segment.texts[1:], strict=True):
-        yield from _STEPS.get(kind, _WHOLE)  # an int that is apart from a float
+        yield from _STEPS[kind]
         yield from map(_Step, text)
 
 

@@ -13,7 +13,6 @@ from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.model import Quota
 from ratelimit_mw.rules.compiled import CompiledRule
 from ratelimit_mw.rules.descriptors import DEFAULT, DescriptorLimit
-from ratelimit_mw.rules.path_templates import text_of
 from ratelimit_mw.rules.ruleset import RuleSet
 from ratelimit_mw.units import UNITS
 
@@ -44,7 +43,7 @@ def _lines(part: RuleSet) -> Iterator[str]:
 def _of_rule(rule: CompiledRule) -> str:
     words = [_of_limits(rule), f"by {', '.join(rule.by)}"]
     if rule.match.templates:
-        words.append(f"path {', '.join(map(text_of, rule.match.templates))}")
+        words.append(f"path {', '.join(rule.match.templates)}")
     if rule.match.methods:
         words.append(f"methods {', '.join(rule.match.methods)}")
     words += [word for word, is_set in (("on demand", rule.on_demand), ("shadow", rule.rule.shadow)) if is_set]

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from ipaddress import ip_network
 
 from ratelimit_mw.identity import AsgiRequest, Attributes, WsgiRequest, identifier
+from ratelimit_mw.identity.identifier import Parameters
 from ratelimit_mw.settings import ClientSettings
 
 Headers = Sequence[tuple[str, str]]
@@ -51,4 +52,4 @@ def attributes(**more) -> Attributes:
 
 
 def identity(by, request, known: Attributes | None = None, params=None, route="") -> str | None:
-    return identifier(by, known or attributes())(request, params or {}, route)
+    return identifier(by, known or attributes())(request, Parameters(params or {}), route)

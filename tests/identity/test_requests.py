@@ -9,7 +9,7 @@ from starlette.routing import Mount, Route
 from starlette.testclient import TestClient
 from werkzeug.test import EnvironBuilder
 
-from ratelimit_mw.identity import AsgiRequest, Attributes, MappingRequest, WsgiRequest, cleaned
+from ratelimit_mw.identity import AsgiRequest, Attributes, MappingRequest, WsgiRequest
 from tests.identity.requests import asgi, attributes, environ, scope, settings, wsgi
 
 
@@ -119,28 +119,6 @@ def test_host(interface, host, expected):
 
 
 @pytest.mark.parametrize(
-    ("path", "expected"),
-    [
-        pytest.param("/a/b", "/a/b", id="clean already"),
-        pytest.param("/", "/", id="root"),
-        pytest.param("", "/", id="empty"),
-        pytest.param("//a///b", "/a/b", id="double slashes"),
-        pytest.param("/a/b/", "/a/b", id="a slash at the end"),
-        pytest.param("/a/./b/../c", "/a/c", id="dot segments"),
-        pytest.param("/../../a", "/a", id="above the root"),
-        pytest.param("/a/..", "/", id="back to the root"),
-        pytest.param("/a/.b/c..", "/a/.b/c..", id="names with dots"),
-        pytest.param("a", "/a", id="relative"),
-        pytest.param("/a\n", "/a", id="a line feed at the end"),
-        pytest.param("/a\0//b", "/a\0/b", id="a NUL cuts nothing"),
-        pytest.param("/A/%2e%2e", "/A/%2e%2e", id="case and percent signs are the router's"),
-    ],
-)
-def test_cleaned(path, expected):
-    assert cleaned(path) == expected
-
-
-@pytest.mark.parametrize(
     ("header", "last", "first"),
     [
         pytest.param("s=1", "1", "1", id="plain"),
@@ -232,14 +210,3 @@ def test_no_request_makes_a_reader_raise(headers, path, query, peer):
         for name in NAMES:
             value = KNOWN.reader(name)(request)
             assert value is None or (isinstance(value, str) and value)
-
-
-@pytest.mark.parametrize("make", [asgi, wsgi])
-def test_a_replacement_character_of_the_clients_own_is_no_broken_byte(make):
-    if make is asgi:
-        own = asgi(path="/a\ufffd", raw_path=b"/a%EF%BF%BD")
-        broken = asgi(path="/a\ufffd", raw_path=b"/a%FF")
-    else:
-        own, broken = wsgi(path="/a\xef\xbf\xbd"), wsgi(path="/a\xff")
-    assert (own.path, own.readings) == ("/a\ufffd", ())
-    assert (broken.path, broken.readings) == ("/a\ufffd", ("/a", "/a\ufffd"))

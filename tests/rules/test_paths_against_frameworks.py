@@ -8,13 +8,30 @@ from hypothesis import HealthCheck, given, settings
 
 from ratelimit_mw import ManualClock, RateLimiter
 from ratelimit_mw.asgi import RateLimitMiddleware as Asgi
-from ratelimit_mw.identity.http_request import asgi_requests_of
-from ratelimit_mw.identity.path_forms import framework_of
 from tests.shells.asking import exchange
-from tests.support.routers import ASGI, WSGI, Routed, ran, requests_to, scopes
+from tests.support.routers import (
+    ASGI,
+    TEMPLATES,
+    WSGI,
+    Routed,
+    django_settings,
+    limiter,
+    ran,
+    requests_to,
+    scopes,
+    served,
+)
 
 APPS = [*(("asgi", name) for name in ASGI), *(("wsgi", name) for name in WSGI)]
 UUID = "0e0cbbd4-1a6d-4f23-9c5e-2f8f10a1b2c3"
+
+
+class Wrapper:
+    def __init__(self, app):
+        self.app = app
+
+    async def __call__(self, scope, receive, send):
+        await self.app(scope, receive, send)
 
 
 @pytest.fixture(params=APPS, ids=" ".join)
@@ -54,13 +71,9 @@ NAMED = [
     ("asgi fastapi", "/items/+7", "", "/items/{id:int}"),
     ("asgi fastapi", "/items/7%0D", "", "/items/{id:int}"),
     ("asgi fastapi", "/items/7.0", "", "/items/{id:int}"),
-    ("asgi fastapi", "/items/0-7", "", "/items/{id:int}"),
     ("asgi fastapi", "/items/" + "0" * 5000 + "7", "", "/items/{id:int}"),
-    ("asgi fastapi", "/prices/1_.5", "", "/prices/{x:float}"),
     ("asgi starlette", "/../enter%0A", "", "/{tenant}/enter"),
     ("asgi falcon", "/items/+7", "", "/items/{id:int}"),
-    ("asgi falcon", "/users/", "", "/users/{name}"),
-    ("wsgi falcon", "/users//edit", "", "/users/{name}/edit"),
     ("wsgi falcon", "/items/1_0", "", "/items/{id:int}"),
     ("wsgi falcon", f"/things/{{{UUID}}}", "", "/things/{u:uuid}"),
     ("wsgi flask", "/items/%EF%BC%97", "", "/items/{id:int}"),
@@ -93,14 +106,51 @@ def test_a_handler_that_runs_by_an_unusual_target_is_counted(app, target, root, 
 
 
 @pytest.mark.parametrize("target", ["/login", "/api/login", "/api/items/07", "/items/7"])
-@pytest.mark.parametrize("root", ["", "/api", "/other"])
-def test_djangos_forced_script_name_is_cut_off_as_django_cuts_it(target, root):
-    routed = Routed("asgi", "django", FORCE_SCRIPT_NAME="/api")
-    try:
-        assert root == "/other" or routed.ran(target.encode(), root)
-        assert routed.missed(target.encode(), root) == []
-    finally:
+def test_the_middleware_of_django_cuts_its_forced_script_name_off(target):
+    inside = {"MIDDLEWARE": ["ratelimit_mw.django.RateLimitMiddleware"], "RATELIMIT": limiter()}
+    with django_settings(**inside, FORCE_SCRIPT_NAME="/api"):
+        app = ASGI["django"]()
+        for scope in scopes(target.encode()):
+            ran.clear()
+            first, *_ = asyncio.run(served(app, scope))
+            assert (b"X-RateLimit-Limit" in dict(first["headers"])) == bool(ran)
+            assert ran or not scope["path"].startswith("/api")
+
+
+@pytest.mark.parametrize("wrap", [lambda app: app, Wrapper])
+@pytest.mark.parametrize("target", ["/api/login", "/login", "/api//login", "/api/items/07"])
+def test_the_root_path_of_a_fastapi_app_is_cut_off_from_outside(wrap, target):
+    app = ASGI["fastapi"]()
+    app.root_path = "/api"
+    counting = Asgi(wrap(app), limiter=limiter())
+    for scope in scopes(target.encode()):
+        ran.clear()
+        asyncio.run(exchange(counting, scope))
+        names = [policy.rule for policy in scope["ratelimit"].policies]
+        assert [TEMPLATES[int(name[1:])] for name in names] == (ran or ["/login"])
+        assert ran or "//" in target
+
+
+def exempt_by(path, app, root=""):
+    config = {"domain": "d", "exempt": [{"path": "/health"}], "rules": [{"name": "all", "by": "ip", "limit": "9/s"}]}
+    scope = {**next(iter(scopes(b"/health"))), "path": path, "root_path": root}
+    asyncio.run(exchange(Asgi(app, limiter=RateLimiter(config, clock=ManualClock(1_700_000_000))), scope))
+    return scope["ratelimit"].rule is None
+
+
+def test_an_exemption_holds_where_the_app_routes_without_the_prefix():
+    for name in ("starlette", "fastapi", "litestar", "quart", "django"):
+        routed = Routed("asgi", name)
+        app = routed.app.app
+        assert exempt_by("/api/health", app, "/api")
+        assert exempt_by("/health", app, "/api")
+        assert not exempt_by("/apihealth", app, "/api")
+        assert not exempt_by("/x/api/health", app, "/api")
+        assert not exempt_by("/api//health", app, "/api")
         routed.close()
+    falcon = ASGI["falcon"]()
+    assert not exempt_by("/api/health", falcon, "/api")
+    assert exempt_by("/health", Wrapper(falcon), "/api")
 
 
 def test_litestars_own_middlewares_see_a_path_that_is_cut_already():
@@ -126,32 +176,3 @@ def test_litestars_own_middlewares_see_a_path_that_is_cut_already():
     ran.clear()
     asyncio.run(exchange(app, first))
     assert (ran, counted) == (["/api/login"], ["login"])
-
-
-class Wrapper:
-    def __init__(self, app):
-        self.app = app
-
-    async def __call__(self, scope, receive, send):
-        await self.app(scope, receive, send)
-
-
-@pytest.mark.parametrize(("kind", "name"), APPS)
-@pytest.mark.parametrize("wrap", [lambda app: app, Wrapper, lambda app: Wrapper(Wrapper(app))])
-def test_a_framework_is_recognised_inside_other_middlewares(kind, name, wrap):
-    routed = Routed(kind, name)
-    try:
-        assert framework_of(wrap(routed.app.app)) in {name, "starlette" if name == "fastapi" else name}
-    finally:
-        routed.close()
-
-
-def test_what_no_framework_is_known_of_is_cut_in_every_way():
-    async def app(scope, receive, send):
-        pass
-
-    requests = asgi_requests_of(app)
-    scope = {"type": "http", "path": "/x/api/login", "root_path": "/api"}
-    assert set(requests(scope).readings) == {"/login", "/x/api/login"}
-    assert requests({**scope, "path": "/api/login"}).readings == ()
-    assert requests({**scope, "path": "/api/login"}).path == "/login"

@@ -7,7 +7,7 @@ from starlette.routing import compile_path
 from ratelimit_mw.errors import TemplateError
 from ratelimit_mw.identity.path_forms import cleaned as clean
 from ratelimit_mw.rules.path_matcher import PathMatcher
-from ratelimit_mw.rules.path_templates import parse, parts_of
+from ratelimit_mw.rules.path_templates import TYPES, parse, parts_of
 
 words = st.sampled_from(["a", "b", "a.b", "-", ".", "..", "v1", "", "1", "é", "x\n"])
 parameters = st.sampled_from(["{}", "{}", "{:int}", "{:float}", "{:uuid}", "{:path}", "{:str}"])
@@ -32,6 +32,16 @@ def named(template: str) -> str:
     return template
 
 
+def plain(found):
+    """The entries whose values are plain, with these values as they are in the path."""
+    for entry, values in found:
+        texts = [text for _, text in values]
+        if all(
+            kind not in TYPES or TYPES[kind].is_plain(text) for kind, text in zip(entry.parts.kinds, texts, strict=True)
+        ):
+            yield entry, texts
+
+
 @settings(deadline=None)
 @given(st.lists(templates.map(named), min_size=1, max_size=6), paths)
 def test_finds_exactly_the_templates_that_starlette_matches_and_their_parameters(texts: list[str], path: str) -> None:
@@ -43,8 +53,8 @@ def test_finds_exactly_the_templates_that_starlette_matches_and_their_parameters
             continue
     matcher = PathMatcher(enumerate(known))
     found: dict[int, list[dict[str, str]]] = {}
-    for entry, parameters in matcher.find(path):
-        found.setdefault(entry.owner, []).append(dict(zip(entry.template.names, parameters, strict=True)))
+    for entry, values in plain(matcher.find(path)):
+        found.setdefault(entry.owner, []).append(dict(zip(entry.parts.names, values, strict=True)))
     for owner, template in enumerate(known):
         pattern, _, _ = compile_path(template)
         # `.` stops at a line feed and `$` stands before one; both are looked at on their own below.
@@ -59,7 +69,7 @@ FILLED = {
     "str": st.text("ab1.-é", min_size=1, max_size=5),
     "int": st.text("019", min_size=1, max_size=4),
     "float": st.from_regex(r"[0-9]{1,3}(\.[0-9]{1,3})?", fullmatch=True),
-    "uuid": st.sampled_from([UUID, UUID.replace("-", ""), UUID.upper().replace("-", "", 1)]),
+    "uuid": st.sampled_from([UUID, UUID.upper()]),
     "path": st.text("ab/1.-", max_size=6),
 }
 
@@ -78,7 +88,7 @@ def test_two_parameters_are_divided_as_starlette_divides_them(data):
     for tried in (path, path + data.draw(st.text("ab1.-", max_size=2))):
         match = compile_path(text)[0].fullmatch(tried)
         names = parts_of(template).names
-        found = [dict(zip(names, values, strict=True)) for _, values in PathMatcher([(0, template)]).find(tried)]
+        found = [dict(zip(names, values, strict=True)) for _, values in plain(PathMatcher([(0, template)]).find(tried))]
         assert found == ([match.groupdict()] if match else [])
 
 

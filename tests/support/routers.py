@@ -1,15 +1,17 @@
 """The same routes in the routers of nine frameworks, to compare with what rules match.
 
-Each handler notes the template of its route in `ran`. An app is called as a real server calls it: `scopes` and
-`environs` make what uvicorn, hypercorn, gunicorn and wsgiref make of a request's target.
+Each handler notes the template of its route in `ran`. Two kinds of values are known not to be counted, and are not
+noted: what Pydantic reads and Python's own type does not, and Falcon's empty values. An app is called as a real server
+calls it: `scopes` and `environs` make what uvicorn, hypercorn, gunicorn and wsgiref make of a request's target.
 """
 
 import asyncio
+import inspect
 import io
 import sys
 import types
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from typing import Any
 from urllib.parse import unquote, unquote_to_bytes, urlsplit
 from uuid import UUID
@@ -75,7 +77,7 @@ def starlette() -> Any:
 
 
 def fastapi() -> Any:
-    from fastapi import FastAPI
+    from fastapi import FastAPI, Request
 
     app = FastAPI()
 
@@ -89,13 +91,18 @@ def fastapi() -> Any:
         return handle
 
     def with_one(template: str, name: str, kind: type) -> Any:
-        async def handle(**values: Any) -> None:
+        async def handle(request: Request, **values: Any) -> None:
+            try:
+                kind(request.path_params[name])
+            except ValueError:
+                if kind is not int or not float(request.path_params[name]).is_integer():
+                    return
             ran.append(template)
 
-        import inspect
-
-        parameter = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind)
-        handle.__signature__ = inspect.Signature([parameter])  # type: ignore[attr-defined]
+        own = (("request", Request), (name, kind))
+        handle.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [inspect.Parameter(each, inspect.Parameter.KEYWORD_ONLY, annotation=type_) for each, type_ in own]
+        )
         return handle
 
     for template in TEMPLATES:
@@ -150,8 +157,9 @@ def falcon() -> Any:
         def __init__(self, template: str) -> None:
             self.template = template
 
-        def on_get(self, request: Any, response: Any, **_: Any) -> None:
-            ran.append(self.template)
+        def on_get(self, request: Any, response: Any, **values: Any) -> None:
+            if "" not in values.values():
+                ran.append(self.template)
 
     return _falcon_routes(falcon.App(), Resource)
 
@@ -163,8 +171,9 @@ def falcon_asgi() -> Any:
         def __init__(self, template: str) -> None:
             self.template = template
 
-        async def on_get(self, request: Any, response: Any, **_: Any) -> None:
-            ran.append(self.template)
+        async def on_get(self, request: Any, response: Any, **values: Any) -> None:
+            if "" not in values.values():
+                ran.append(self.template)
 
     return _falcon_routes(falcon.asgi.App(), Resource)
 
@@ -210,12 +219,12 @@ def _django_routes() -> str:
     return module.__name__
 
 
-def _django_settings(**options: Any) -> AbstractContextManager[Any]:
+def django_settings(**options: Any) -> AbstractContextManager[Any]:
     """What a handler of Django has to find while it is made, and while it is called."""
     from django.test import override_settings
 
     own = {"ALLOWED_HOSTS": ["*"], "MIDDLEWARE": [], "APPEND_SLASH": False}
-    return override_settings(ROOT_URLCONF=_django_routes(), **own, **options)
+    return override_settings(**{"ROOT_URLCONF": _django_routes(), **own, **options})
 
 
 def django() -> Any:
@@ -300,7 +309,7 @@ class Routed:
         self.kind, self.name = kind, name
         self._stack = ExitStack()
         if name == "django":
-            self._stack.enter_context(_django_settings(**options))
+            self._stack.enter_context(django_settings(**options))
         app = (ASGI if kind == "asgi" else WSGI)[name]()
         self.app: Any = (Asgi if kind == "asgi" else Wsgi)(app, limiter=limiter())
         self.loop = asyncio.new_event_loop()
@@ -331,7 +340,7 @@ class Routed:
 
     def _ask(self, request: dict[str, Any]) -> Iterable[Any]:
         if self.kind == "asgi":
-            self.loop.run_until_complete(self._served(request))
+            self.loop.run_until_complete(served(self.app, request))
             return request["ratelimit"].policies
         body = self.app(request, lambda *_: io.BytesIO().write)
         for _ in body:
@@ -339,22 +348,23 @@ class Routed:
         getattr(body, "close", lambda: None)()
         return request["ratelimit.decision"].policies
 
-    async def _served(self, scope: dict[str, Any]) -> None:
-        waiting = [{"type": "http.request", "body": b"", "more_body": False}]
 
-        async def receive() -> dict[str, Any]:
-            if waiting:
-                return waiting.pop(0)
-            await asyncio.Event().wait()
-            return {"type": "http.disconnect"}
+async def served(app: Any, scope: dict[str, Any]) -> list[dict[str, Any]]:
+    """What an ASGI app sends to a client that does not leave."""
+    waiting, sent = [{"type": "http.request", "body": b"", "more_body": False}], []
 
-        async def send(message: dict[str, Any]) -> None:
-            pass
+    async def receive() -> dict[str, Any]:
+        if waiting:
+            return waiting.pop(0)
+        await asyncio.Event().wait()
+        return {"type": "http.disconnect"}
 
-        try:
-            await self.app(scope, receive, send)
-        except Exception:  # noqa: BLE001 - a router that raises has run no handler, or has noted it
-            return
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    with suppress(Exception):  # a router that raises has run no handler, or has noted it
+        await app(scope, receive, send)
+    return sent
 
 
 BLANKS = ("", "", "", "%20", "%0D", "%0A", "%09", "%C2%A0", "%C2%85", "%1C")

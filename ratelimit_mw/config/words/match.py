@@ -1,7 +1,7 @@
 """`match` and `exempt`: to which requests a rule applies, by path, method, address, host and any attribute."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 
 from ratelimit_mw.config import kinds, readers
 from ratelimit_mw.config.tree import Invalid, Node, Problems
@@ -10,7 +10,7 @@ from ratelimit_mw.errors import TemplateError, near, nearest, quoted
 from ratelimit_mw.identity.attributes import Attributes
 from ratelimit_mw.process_local import checkpoint
 from ratelimit_mw.rules.compiled import Exact, Matching
-from ratelimit_mw.rules.path_templates import ONLY_INT, Segment, Template, parse, parts_of, pieces_of
+from ratelimit_mw.rules.path_templates import Template, parse
 
 _WITH_PORT = re.compile(r"[^:]:[0-9]+$")
 _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "QUERY")
@@ -43,10 +43,8 @@ def read_method(node: Node) -> str:
     return upper
 
 
-def compile_match(
-    match: Values, apart: Mapping[Template, Template], attributes: Attributes, problems: Problems
-) -> Matching:
-    """Return the compiled conditions of a `match`, or of an entry of `exempt`. See `apart_from_floats` for `apart`."""
+def compile_match(match: Values, attributes: Attributes, problems: Problems) -> Matching:
+    """Return the compiled conditions of a `match`, or of an entry of `exempt`."""
     checkpoint()
     exact: list[Exact] = []
     if match[_HOST]:
@@ -64,32 +62,7 @@ def compile_match(
         found = _attribute(key, value, match, attributes, problems)
         if found is not None:
             exact.append(found)
-    templates = tuple([apart.get(each, each) for each in match[PATH]]) if apart else match[PATH]
-    return Matching(templates, tuple(exact), match[_IP], match[METHODS])
-
-
-def apart_from_floats(templates: Iterable[Template]) -> dict[Template, Template]:
-    """Find the templates of a file that have an int where another template has a float.
-
-    Return each of them with its replacement, which has `ONLY_INT` in place of that int: a parameter `{n:int}` does not
-    match `7.0` if the file has `{n:float}` at its place.
-    """
-    given = [template for template in templates if ":int}" in template or ":float}" in template]
-    floats = {
-        (segments[:place], segment.texts)
-        for segments in (parts_of(template).segments for template in given if ":float}" in template)
-        for place, segment in enumerate(segments)
-        if segment.kinds == ("float",)
-    }
-    return {template: _apart(template, floats) for template in given if floats and ":int}" in template}
-
-
-def _apart(template: Template, floats: set[tuple[tuple[Segment, ...], tuple[str, ...]]]) -> Template:
-    pieces, segments = pieces_of(template), parts_of(template).segments
-    for place, segment in enumerate(segments):
-        if segment.kinds == ("int",) and (segments[:place], segment.texts) in floats:
-            pieces[place] = pieces[place].replace(":int}", f":{ONLY_INT}}}")
-    return Template("/" + "/".join(pieces))
+    return Matching(match[PATH], tuple(exact), match[_IP], match[METHODS])
 
 
 def _attribute(key: str, value: Node, match: Values, attributes: Attributes, problems: Problems) -> Exact | None:

@@ -18,7 +18,7 @@ from zlib import crc32
 from ratelimit_mw.foresight.logs.entry import Entry
 from ratelimit_mw.foresight.logs.inputs import Log
 from ratelimit_mw.identity.address import canonical, masked
-from ratelimit_mw.identity.path_forms import cleaned, readings
+from ratelimit_mw.identity.path_forms import cleaned, path_of_target
 from ratelimit_mw.settings import ClientSettings
 
 INT, UUID, ANY = "{int}", "{uuid}", "{any}"
@@ -284,7 +284,7 @@ def path_of(written: str) -> str:
     if "%" in path or not path.isascii():
         path = unquote_to_bytes(path.encode("latin-1", "replace")).decode("utf-8", "replace")
     if not path.startswith("/"):  # a proxy may have logged a whole URL
-        path = readings(path or "/", "")[0]
+        path = path_of_target(path)
     return cleaned(path)
 
 
