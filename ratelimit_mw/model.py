@@ -207,7 +207,7 @@ class Rule:
     on_error: str = "allow"
     shadow: bool = False
     quota_group: str = ""
-    max_waiting: int = 4
+    max_waiting: int = 1
     priority: Priority | None = None
     defers: bool = False
     several: bool = False

@@ -38,7 +38,7 @@ class RateLimitMiddleware:
     other middlewares if they keep it in `app`, `wsgi_app` or `application`.
 
     A request that must wait for its turn at a bucket waits here, in its thread. At most `max_waiting` threads wait.
-    If they all wait, a request that must wait is denied.
+    If they all wait, or if the server has one thread, a request that must wait is denied.
 
     The iterable of the app is passed to the server unchanged. Nothing is buffered, the server calls `close()`, and
     `wsgi.file_wrapper` works. The iterable is wrapped only for limits that are `N concurrent` or depend on the load,

@@ -14,7 +14,14 @@ from ratelimit_mw.decision.planning import Arguments, Plan, Planner, Refusal
 from ratelimit_mw.decision.settlement import Settlement
 from ratelimit_mw.decision.storage import Shadows, Storage
 from ratelimit_mw.decision.verdict import Verdict
-from ratelimit_mw.decision.waiting import Waiting, WaitingPlace, most_waiting, only_waiting_helps, without_max_wait
+from ratelimit_mw.decision.waiting import (
+    Waiting,
+    WaitingPlace,
+    may_wait,
+    most_waiting,
+    only_waiting_helps,
+    without_max_wait,
+)
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import SECOND, Banned, Charge, Reply
@@ -244,12 +251,11 @@ class Engine:
     ) -> Verdict:
         """Decide on a request and sleep until its turn has come. For servers with a thread for each request.
 
-        If `max_waiting` threads are waiting already, a request that would have to wait is denied.
+        A request that would have to wait is denied if `max_waiting` threads are waiting already, and if the server has
+        one thread alone.
 
-        A thread takes its place before it asks the store, because a turn that a bucket has assigned cannot be
-        returned. A thread without a place asks with charges `without_max_wait`, so that a request that need not
-        wait never blocks. If only waiting would help, the thread blocks until a place is free and asks a second
-        time, or the request is denied.
+        A turn that a bucket has assigned cannot be returned. The store is therefore asked with charges
+        `without_max_wait` first. Only if waiting would help, the thread takes a place and asks a second time.
 
         The arguments and errors are those of `decide`.
         """
@@ -258,18 +264,16 @@ class Engine:
         most = most_waiting(plan.charges) if rules.waiting else None
         if most is None:
             return self.execute(plan, rules)
-        waiting, place, again = self._waiting, WaitingPlace(), False
+        verdict = self.execute(Plan(without_max_wait(plan.charges)), rules)
+        if not (only_waiting_helps(plan.charges, verdict) and may_wait(request.context)):
+            return verdict
+        waiting, place = self._waiting, WaitingPlace()
         try:
-            if not waiting.enter(place, most):
-                verdict = self.execute(Plan(without_max_wait(plan.charges)), rules)
-                again = only_waiting_helps(plan.charges, verdict) and waiting.enter_when_free(place, most)
-                if not again:
-                    return verdict
-            verdict = self.execute(plan, rules, again=again)
-            if verdict.delay:
-                waiting.decided(place)
-                self.settlement.account(verdict)  # keeps the concurrent places of the request while it waits
-                time.sleep(verdict.delay / SECOND)
+            if waiting.enter(place, most):
+                verdict = self.execute(plan, rules, again=True)
+                if verdict.delay:
+                    self.settlement.account(verdict)  # keeps the concurrent places of the request while it waits
+                    time.sleep(verdict.delay / SECOND)
             return verdict
         finally:
             waiting.leave(place)

@@ -1,12 +1,12 @@
-"""Waiting for a turn at a leaky bucket: how many threads may wait, and the charges of a request that must not wait.
+"""Waiting for a turn at a leaky bucket: which threads may wait, and the charges of a request that must not wait.
 
 `Waiting` limits the number of threads that wait (`max_waiting`).
 """
 
-import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 from weakref import WeakSet
 
 from ratelimit_mw.decision.verdict import Verdict
@@ -23,87 +23,42 @@ class WaitingPlace:
 class Waiting:
     """The places for threads that wait for their turn at a bucket, counted for this process.
 
-    A place is taken by a thread that waits, or by a thread that asks the store whether it must wait. If all places
-    are taken, a thread that must wait blocks while asking threads have some of them, because those threads may not
-    have to wait. New threads get no place while a thread blocks. It therefore blocks no longer than the decisions
-    that are running. The child of a fork starts with no places taken.
-
     An asynchronous exception (gevent's timeouts, `PyThreadState_SetAsyncExc`) may be raised at any line. Places are
-    therefore kept in weak sets, so that they end with the request at the latest. `threading.Condition` is not used,
-    because an exception inside it can leave its lock locked.
+    therefore kept in a weak set, so that they end with the request at the latest. The child of a fork starts with no
+    places taken.
     """
 
     _lock = lazy(lock)
 
     def __init__(self) -> None:
-        self._begin()
+        self._taken: WeakSet[WaitingPlace] = WeakSet()
         reset_after_fork(self)
-
-    def _begin(self) -> None:
-        self._asking: WeakSet[WaitingPlace] = WeakSet()
-        self._waiting: WeakSet[WaitingPlace] = WeakSet()
-        self._blocked: WeakSet[WaitingPlace] = WeakSet()
-        self._gates: list[threading.Lock] = []
 
     def after_fork(self) -> None:
         """Reset in the child of a fork. The lock is replaced, because a thread of the parent may have locked it."""
         vars(self).pop("_lock", None)
-        self._begin()
+        self._taken = WeakSet()
 
     def enter(self, place: WaitingPlace, most: int) -> bool:
-        """Take one of `most` places before asking the store.
-
-        Returns False if all places are taken or if a thread is blocked.
-        """
+        """Take one of `most` places. Returns False if all are taken."""
         with self._lock:
-            if self._blocked or len(self._asking) + len(self._waiting) >= most:
+            if len(self._taken) >= most:
                 return False
-            self._asking.add(place)
+            self._taken.add(place)
             return True
 
-    def enter_when_free(self, place: WaitingPlace, most: int) -> bool:
-        """Block until one of `most` places is free, and take it.
-
-        Returns False as soon as waiting threads have all places.
-        """
-        self._blocked.add(place)
-        try:
-            while True:
-                gate = threading.Lock()
-                gate.acquire()
-                with self._lock:
-                    if len(self._waiting) >= most:
-                        return False
-                    if len(self._waiting) + len(self._asking) < most:
-                        self._asking.add(place)
-                        return True
-                    self._gates.append(gate)
-                gate.acquire(timeout=_CHECK_AGAIN)
-        finally:
-            self._blocked.discard(place)
-
-    def decided(self, place: WaitingPlace) -> None:
-        """Record that the asking thread with this place now waits."""
-        with self._lock:
-            self._waiting.add(place)
-            self._asking.discard(place)
-            self._wake()
-
     def leave(self, place: WaitingPlace) -> None:
-        """Give the place back, whether the thread was asking or waiting."""
+        """Give the place back, if it was taken."""
         with self._lock:
-            self._asking.discard(place)
-            self._waiting.discard(place)
-            self._wake()
-
-    def _wake(self) -> None:
-        """Wake all blocked threads, so that they check again."""
-        while self._gates:
-            self._gates.pop().release()
+            self._taken.discard(place)
 
 
-_CHECK_AGAIN = 1.0
-"""Seconds after which a blocked thread checks by itself. A thread may have ended without giving its place back."""
+def may_wait(context: Mapping[str, Any] | None) -> bool:
+    """Whether a request may keep its thread while it waits. `context` is its WSGI environ or its ASGI scope.
+
+    The only thread of a WSGI server may not: no other request would be served.
+    """
+    return context is None or bool(context.get("wsgi.multithread", True))
 
 
 def most_waiting(charges: Sequence[Charge]) -> int | None:

@@ -29,7 +29,12 @@ def client_of(here: Callable[[], AbstractContextManager[httpx.Client]], **server
 def in_process(app):
     """A client of a WSGI app of this process, named as on a command line."""
     module, _, name = app.partition(":")
-    return httpx.Client(transport=httpx.WSGITransport(getattr(import_module(module), name)), base_url="http://app")
+    app = getattr(import_module(module), name)
+
+    def threaded(environ, start_response):
+        return app({**environ, "wsgi.multithread": True}, start_response)
+
+    return httpx.Client(transport=httpx.WSGITransport(threaded), base_url="http://app")
 
 
 def from_address(app, ip):

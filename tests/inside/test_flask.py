@@ -18,7 +18,7 @@ from tests.inside.clients import client_of, in_process
 from tests.inside.rules import DENIED, RULES
 
 APP = "tests.inside.flask_app:app"
-client = client_of(lambda: in_process(APP), gunicorn={"app": APP, "workers": 2})
+client = client_of(lambda: in_process(APP), gunicorn={"app": APP, "workers": 2, "args": ["--threads", "4"]})
 
 
 @pytest.mark.parametrize("path", ["/mail", "/awaited/ann"])

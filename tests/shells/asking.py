@@ -116,7 +116,7 @@ def ask_wsgi(engine, path="/", *, method="GET", ip=IP, own: Iterable[tuple[str, 
         start_response("200 OK", list(own))
         return [b"hello"]
 
-    environ = {"PATH_INFO": path, "REQUEST_METHOD": method, "REMOTE_ADDR": ip or ""}
+    environ = {"PATH_INFO": path, "REQUEST_METHOD": method, "REMOTE_ADDR": ip or "", "wsgi.multithread": True}
     environ |= {} if accept is None else {"HTTP_ACCEPT": accept}
     setup_testing_defaults(environ)
     body = Wsgi(app, limiter=engine)(environ, lambda *arguments: said.append(arguments))

@@ -65,7 +65,8 @@ def under_wsgi(engine, answer, *, times=1, ip=IP, headers=(), at_once=False, laz
 
     def ask(_):
         said = []
-        environ = {"REMOTE_ADDR": ip, **{f"HTTP_{name.upper().replace('-', '_')}": value for name, value in headers}}
+        environ = {f"HTTP_{name.upper().replace('-', '_')}": value for name, value in headers}
+        environ |= {"REMOTE_ADDR": ip, "wsgi.multithread": True}
         setup_testing_defaults(environ)
         body = limited(environ, lambda *arguments: said.append(arguments))
         list(body)

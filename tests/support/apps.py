@@ -88,6 +88,18 @@ def hypercorn(
     return _serve(command, 1, "Running on", env or {}, cwd)
 
 
+def waitress(
+    app: str,
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: Path = ROOT,
+    args: Sequence[str] = (),
+) -> AbstractContextManager[App]:
+    """Run a WSGI app under waitress, in one process. `args` may choose the number of threads."""
+    command = [sys.executable, "-m", "waitress", "--listen", "127.0.0.1:0", *args, app]
+    return _serve(command, 1, "Serving on", env or {}, cwd)
+
+
 LONG = 3_650 * 86_400 * 1_000_000
 """Microseconds of ten years, for windows by the real time: none of them ends before the last day of 2029."""
 
@@ -123,7 +135,7 @@ def _wait(app: App, workers: int, ready: str) -> None:
         text = app.log
         if status is not None:
             raise AppExited(status, text)
-        address = re.search(r"(?:[Rr]unning on|Listening at:) (http://[\d.]+:\d+)", text)
+        address = re.search(r"(?:[Rr]unning on|Serving on|Listening at:) (http://[\d.]+:\d+)", text)
         if address and text.count(ready) >= workers:
             app.url = address[1]
             return

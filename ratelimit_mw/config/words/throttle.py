@@ -207,7 +207,7 @@ MAX_WAITING: Word[int | None] = kinds.optional_number(
     "max_waiting",
     0,
     10_000,
-    "How many threads of a process may wait for their turn at the same time.",
+    "How many threads of a process may wait for their turn at the same time. The only thread of a server never waits.",
     shown_default=Rule("").max_waiting,
     validate=_validate_max_waiting,
     fields=lambda rule, _file: {
