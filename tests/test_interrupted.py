@@ -212,7 +212,7 @@ def test_the_breaker_opens_and_closes():
         eventually(lambda: not breaker.open, every=0.001)
         trip()
         assert breaker.open, place
-        breaker.close()
+        breaker.close(breaker.closings)
         assert not breaker.open, place
 
     assert at_every_line(trip, check) > 3

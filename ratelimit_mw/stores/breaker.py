@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import math
 import random
 import threading
 import time
@@ -12,7 +13,7 @@ from typing import NamedTuple
 from ratelimit_mw.algorithms import NOTHING
 from ratelimit_mw.errors import PermanentFault
 from ratelimit_mw.model import Ask
-from ratelimit_mw.process_local import event, lazy
+from ratelimit_mw.process_local import event, lazy, lock
 
 _chance = random.Random()  # separate, so that the app's seeded random numbers are not disturbed
 
@@ -23,39 +24,91 @@ AWAY = "the store is away"
 
 _PROBE = replace(NOTHING, limit=1_000_000_000, period=1_000_000)
 
+_NEARLY_ALL = 0.9
+"""The share of the timeout that counts as all of it. A store may be asked a little after the requests came."""
+
 _PAUSE = 0.25, 0.4
 """The range of seconds between two probes. Each pause is random, so that processes do not probe at the same time."""
 
 _MANY_PROBES = 4
-"""The number of unfinished probes from which the pauses become longer."""
+"""The number of unfinished probes from which the pauses become longer, up to `_LONG_PAUSE`."""
 
-_MAX_PAUSE = 1.0
-"""The longest pause between two probes, in seconds."""
+_LONG_PAUSE = 1.0
+_LONGEST_PAUSE = 5.0
+"""The longest pause in seconds: without relapses, and with them."""
+
+_RELAPSE = 10.0
+"""Seconds after its return within which a store that leaves again has a relapse."""
+
+_MINUTE = 60.0
+"""Seconds between two log lines about a fault that waiting cannot heal, and about late requests."""
+
+_FIRST_COUNT = 1.0
+"""Seconds in which late requests are counted before the first line about them."""
 
 
-_REMINDER = 60.0
-"""Seconds between two log lines about a fault that waiting cannot heal."""
+def silent(now: float, since: float, timeout: float) -> bool:
+    """Whether a store is away that has decided nothing since `since`. All times are monotonic seconds."""
+    return now - since > timeout * _NEARLY_ALL
+
+
+class Period(NamedTuple):
+    """The time from one return of a store to the next. A request keeps the period in which it began.
+
+    Attributes:
+        breaker: The breaker of the store.
+        closings: How often the store came back.
+        began_at: When it came back, in monotonic seconds.
+        relapses: How often in a row it left within 10 s of its return.
+    """
+
+    breaker: "Breaker"
+    closings: int = 0
+    began_at: float = -math.inf
+    relapses: int = 0
+
+    def left(self, now: float) -> "Period":
+        """The period, after the store has left."""
+        return self._replace(relapses=self.relapses + 1 if now - self.began_at < _RELAPSE else 0)
+
+    def back(self, now: float) -> "Period":
+        """The next period, after the store has come back."""
+        return self._replace(closings=self.closings + 1, began_at=now)
+
+    def pause(self, unfinished: int, chance: float) -> float:
+        """The seconds before the next probe. Each relapse doubles them.
+
+        Args:
+            unfinished: The number of probes that are under way.
+            chance: A random number from 0 to 1.
+        """
+        least, most = _PAUSE
+        pause = min((least + (most - least) * chance) * max(unfinished / _MANY_PROBES, 1), _LONG_PAUSE)
+        return min(pause * 2.0 ** min(self.relapses, 10), _LONGEST_PAUSE)
 
 
 class Breaker:
     """A circuit breaker: while it is closed, the store is asked; while it is open, requests fail at once.
 
-    It closes when a probe succeeds. Probes run in the breaker's own threads, which exist only while it is open, so
-    no request waits for them. A probe that hangs does not delay the next. One line is logged on opening and one on
-    closing. `period` tells a failure from one before the store came back.
+    It closes when a probe succeeds, and for no other reason. Probes run in the breaker's own threads, which exist only
+    while it is open, so no request waits for them. A probe that hangs does not delay the next. One line is logged on
+    opening and one on closing. `period` tells a failure from one before the store came back.
 
-    The breaker is open exactly as long as its watching thread lives, and it has no lock. An asynchronous exception
-    in any thread can therefore not leave it open.
+    The breaker is open exactly as long as its watching thread lives, and it has no lock on the way of a request. An
+    asynchronous exception in any thread can therefore not leave it open.
     """
 
     _stopped = lazy(event)
+    _counting = lazy(lock)
 
     def __init__(self, name: str) -> None:
         self._name = name
         self.watching: dict[None, threading.Thread] = {}
         """Empty while it is closed, so that the usual request needs no call of `open`. Changed only in atomic steps."""
-        self.period = Period(self, 0)
-        self._logged_at = -_REMINDER  # when a fault that waiting cannot heal was last logged
+        self.period = Period(self)
+        self._logged_at = -math.inf  # when a fault that waiting cannot heal was last logged
+        self._late = 0
+        self._reporter: threading.Thread | None = None
 
     @property
     def closings(self) -> int:
@@ -75,7 +128,7 @@ class Breaker:
 
         Args:
             reason: the failure, for the log.
-            probe: tries the store; raises if it is still unavailable.
+            probe: tries the store; raises if it is still unavailable. An answer that came too late is a failure.
             seen: the value of `closings` when the failed request began. If the store has come back since, the failure
                 is outdated and ignored.
         """
@@ -84,6 +137,7 @@ class Breaker:
         watch = threading.Thread(target=self._watch, args=(probe, seen), name="ratelimit_mw probe", daemon=True)
         try:
             if self.watching.setdefault(None, watch) is watch:  # otherwise another thread was first
+                self.period = self.period.left(time.monotonic())
                 self._log(reason)
                 watch.start()
         except BaseException as error:
@@ -91,15 +145,25 @@ class Breaker:
             if not isinstance(error, RuntimeError):  # no thread available: stay closed
                 raise
 
+    def late(self) -> None:
+        """Count a request that had no answer in time while others had. At most once a minute, the number is logged."""
+        with self._counting:
+            self._late += 1
+            if self._stopped.is_set() or (self._reporter is not None and self._reporter.is_alive()):
+                return
+            self._reporter = threading.Thread(target=self._report, name="ratelimit_mw late requests", daemon=True)
+            with contextlib.suppress(RuntimeError):  # no thread available: the next late request tries again
+                self._reporter.start()
+
     def stop(self) -> None:
         """Stop probing, and do not open again."""
         self._stopped.set()
 
-    def close(self, seen: int | None = None) -> None:
-        """Close, because the store has answered. With `seen`, only if `closings` is still that number."""
+    def close(self, seen: int) -> None:
+        """Close, because the store has answered a probe, unless `closings` is no longer `seen`."""
         watch = self.watching.get(None)
-        if watch is not None and seen in (None, self.closings):
-            self.period = Period(self, self.closings + 1)  # first, so that failures until now do not open it again
+        if watch is not None and seen == self.closings:
+            self.period = self.period.back(time.monotonic())  # first: failures until now do not open it again
             if self._end(watch):
                 _log.warning("store %s is back: limits hold again", self._name)
 
@@ -112,6 +176,20 @@ class Breaker:
         else:
             _log.warning(line, self._name, reason)
 
+    def _report(self) -> None:
+        """Log the number of late requests each minute, until there are none."""
+        pause = _FIRST_COUNT
+        while True:
+            self._stopped.wait(pause)
+            with self._counting:
+                number, self._late = self._late, 0
+                if not number:
+                    self._reporter = None
+                    return
+            line = "store %s answered %d requests too late, while it answered others: on_error applied to them"
+            _log.warning(line, self._name, number)
+            pause = _MINUTE
+
     def _end(self, watch: threading.Thread) -> bool:
         """Close; False if another thread has closed it or opened it again."""
         return self.watching.get(None) is watch and self.watching.pop(None, None) is watch
@@ -120,9 +198,7 @@ class Breaker:
         """Start probes until the store is back."""
         probes: list[threading.Thread] = []
         try:
-            while not self._stopped.wait(
-                min(_chance.uniform(*_PAUSE) * max(len(probes) / _MANY_PROBES, 1), _MAX_PAUSE)
-            ):
+            while not self._stopped.wait(self.period.pause(len(probes), _chance.random())):
                 if self.closings != seen or self.watching.get(None) is not threading.current_thread():
                     return
                 thread = threading.Thread(target=self._try, args=(probe, seen), name="ratelimit_mw probe", daemon=True)
@@ -136,18 +212,11 @@ class Breaker:
         try:
             probe()
         except Exception as error:  # noqa: BLE001  any failure means that the store is not back
-            if isinstance(error, PermanentFault) and time.monotonic() - self._logged_at >= _REMINDER:
+            if isinstance(error, PermanentFault) and time.monotonic() - self._logged_at >= _MINUTE:
                 self._log(error)
             _log.debug("store %s is still away: %s", self._name, error)
         else:
             self.close(seen)
-
-
-class Period(NamedTuple):
-    """The time between two closings of a breaker. A request keeps the period in which it began."""
-
-    breaker: Breaker
-    closings: int
 
 
 def probe_ask(key: str) -> Ask:

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from ratelimit_mw.errors import PermanentFault
-from ratelimit_mw.stores.breaker import Breaker
+from ratelimit_mw.stores.breaker import Breaker, Period, silent
 from tests.support.patience import WITHIN, eventually
 
 
@@ -16,6 +16,10 @@ def breaker():
     yield made
     made.stop()
     eventually(lambda: not made.open)
+
+
+def messages(caplog):
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 def unavailable():
@@ -44,7 +48,7 @@ def test_a_failure_opens_it_until_a_probe_succeeds(breaker, caplog):
 def test_a_failure_of_a_request_from_before_the_store_came_back_does_not_open_it(breaker):
     period = breaker.period
     breaker.trip("first", unavailable, period.closings)
-    breaker.close()
+    breaker.close(breaker.closings)
     breaker.trip("of the same time", unavailable, period.closings)
     assert not breaker.open
     breaker.trip("second", unavailable, breaker.closings)
@@ -63,7 +67,7 @@ def test_an_answer_from_before_the_last_closing_does_not_close_it(breaker):
 
 
 def test_a_closed_breaker_does_not_count_answers(breaker):
-    breaker.close()
+    breaker.close(breaker.closings)
     assert breaker.closings == 0
 
 
@@ -112,3 +116,54 @@ def test_a_fault_that_waiting_cannot_heal_is_an_error_with_its_remedy(breaker, c
     (record,) = caplog.records
     away = "store the test's is away (WRONGPASS): each rule's on_error applies until it is back"
     assert (record.levelname, record.getMessage()) == ("ERROR", f"{away}. Waiting does not help: {fault.remedy}")
+
+
+@pytest.mark.parametrize(
+    ("stays", "relapses", "least", "most"),
+    [
+        pytest.param([], 0, 0.25, 0.4, id="the first time"),
+        pytest.param([10.0], 0, 0.25, 0.4, id="after a store that stayed for 10 s"),
+        pytest.param([9.9], 1, 0.5, 0.8, id="a relapse doubles the pause"),
+        pytest.param([9.9, 0.0], 2, 1.0, 1.6, id="each relapse doubles it again"),
+        pytest.param([1.0] * 5, 5, 5.0, 5.0, id="up to 5 s"),
+        pytest.param([1.0] * 5 + [10.0], 0, 0.25, 0.4, id="a long stay ends the relapses"),
+        pytest.param([1.0] * 10_000, 10_000, 5.0, 5.0, id="however many relapses"),
+    ],
+)
+def test_a_relapse_within_10_seconds_doubles_the_pause_between_probes(breaker, stays, relapses, least, most):
+    period, now = Period(breaker).left(0.0), 0.0
+    for stay in stays:
+        period = period.back(now)
+        now += stay
+        period = period.left(now)
+    assert period.relapses == relapses
+    assert [period.pause(0, chance) for chance in (0.0, 1.0)] == pytest.approx([least, most])
+
+
+def test_probes_that_hang_lengthen_the_pause_to_a_second_at_most(breaker):
+    assert [Period(breaker).pause(unfinished, 1.0) for unfinished in (4, 8, 100)] == pytest.approx([0.4, 0.8, 1.0])
+
+
+def test_the_number_of_relapses_is_that_of_the_breaker(breaker):
+    for relapses in range(3):
+        breaker.trip("a test", unavailable, breaker.closings)
+        assert breaker.period.relapses == relapses
+        breaker.close(breaker.closings)
+
+
+def test_a_store_is_away_if_it_decided_nothing_for_a_timeout():
+    assert [silent(now, 100.0, 0.1) for now in (100.05, 100.1, 105.0)] == [False, True, True]
+
+
+def test_late_requests_are_counted_and_logged_in_one_line(breaker, caplog):
+    for _ in range(400):
+        breaker.late()
+    eventually(lambda: caplog.records)
+    for _ in range(100):
+        breaker.late()
+    line = "store the test's answered 400 requests too late, while it answered others: on_error applied to them"
+    assert messages(caplog) == [line]  # the next ones have their line after a minute
+    breaker.stop()
+    eventually(lambda: len(caplog.records) == 2)
+    assert messages(caplog) == [line, line.replace("400", "100")]
+    assert not breaker.open

@@ -268,6 +268,7 @@ _IDLE = 0.05
 
 
 NO_ANSWER = "no answer within the deadline"
+NO_CONNECTION = "no connection within the deadline"
 
 _SOCKET_PACKAGES = ("ratelimit_mw", "socket", "ssl", "gevent", "eventlet")
 """The packages whose exceptions come from the socket."""

@@ -8,11 +8,12 @@ from functools import partial
 from time import monotonic
 from typing import Any
 
-from ratelimit_mw.errors import Late, StoreUnavailable
+from ratelimit_mw.errors import Late, NoAnswer, StoreUnavailable
 from ratelimit_mw.model import Reply
 from ratelimit_mw.stores.base import StoreRequest
+from ratelimit_mw.stores.breaker import silent
 from ratelimit_mw.stores.redis.codec import MOST, Conversation, away
-from ratelimit_mw.stores.redis.connection import GRACE, NO_ANSWER
+from ratelimit_mw.stores.redis.connection import GRACE, NO_ANSWER, NO_CONNECTION
 from ratelimit_mw.stores.redis.streaming import Streaming
 
 _MAX_BATCHES = 2
@@ -21,9 +22,6 @@ _MAX_BATCHES = 2
 _HOLD_BACK = 1 / 50
 """The share of the timeout for which a request waits for one of these batches to return. If none returns, the server
 is far away, and more batches are sent."""
-
-_NEARLY_ALL = 0.9
-"""The share of the timeout that counts as all of it. A batch may be sent a little after its requests came."""
 
 _EARLY = 0.001
 """Seconds by which a timer may fire early."""
@@ -41,9 +39,8 @@ class LoopBatcher:
     The batcher holds no reference to the loop while it has no connection.
 
     Each request has its own deadline. If it passes while other requests are answered in time, this request fails
-    alone. If the connection was silent for the whole timeout, all waiting requests fail, and the store counts as
-    unavailable. The silent connection is kept: when it delivers a reply, `back` is called, and the store is back at
-    once. If requests come earlier, a second connection is made, and the first of the two to answer is used.
+    alone. If the connection was silent for the whole timeout, all waiting requests fail with `NoAnswer`, and the
+    connection is dropped. A reply that comes later is never read.
 
     Args:
         connect: makes a connection. It may take any time, because it runs in the background.
@@ -51,7 +48,6 @@ class LoopBatcher:
         timeout: seconds for a request.
         allowance: returns the seconds for which requests wait beyond their timeout for a new connection. It is called
             when connecting begins.
-        back: called when the store answers after this batcher has reported it as unavailable.
         failed: called for each request that fails, with the failure, the request and its token.
     """
 
@@ -62,22 +58,20 @@ class LoopBatcher:
         timeout: float,
         *,
         allowance: Callable[[], float],
-        back: Callable[[], object],
         failed: Callable[[StoreUnavailable, StoreRequest, Any], object],
     ) -> None:
         self._connect = connect
         self._converse = converse
         self._timeout = timeout
         self._allowance = allowance
-        self._back = back
         self._failed = failed
         self._waiting: deque[_Job] = deque()
         self._under_way: deque[_Batch] = deque()
         self._deadline = 0.0  # of the requests of this iteration of the loop, by the loop's clock
-        self._answered_at = 0.0  # when a request was last answered in time, by the monotonic clock
+        self.answered_at = 0.0
+        """When a request was last answered in time, by the monotonic clock."""
         self._attempted_at = 0.0  # when connecting began, by the monotonic clock
         self._connected_by = 0.0  # until when requests wait for a connection, whatever their own deadlines
-        self._silent = False  # all requests failed because the connection was silent or could not be made in time
         self._flushing = False
         self._pressing = False
         self._watch_timer: asyncio.TimerHandle | None = None
@@ -113,6 +107,15 @@ class LoopBatcher:
             left = self._connected_by - asyncio.get_running_loop().time()
             await asyncio.wait([self._attempt], timeout=max(left, self._timeout))
 
+    def reconnect(self, done: Callable[[], object]) -> None:
+        """Make a connection in the background, if there is none. `done` is called when this has ended."""
+        if self._connection is None and self._attempt is None:
+            self._context.run(self._begin_connecting)
+        if self._attempt:
+            self._attempt.add_done_callback(lambda _: done(), context=self._context)
+        else:
+            done()
+
     async def aclose(self) -> None:
         """Close the connection and fail all waiting requests. The next request makes a new connection."""
         attempt, guard = self._attempt, self._guard
@@ -134,9 +137,9 @@ class LoopBatcher:
         if connection is not None and not connection.usable:
             connection.close(StoreUnavailable("the server closed the connection"))
             connection = self._connection = None
-        if (connection is None or self._silent) and self._attempt is None:
+        if connection is None and self._attempt is None:
             self._begin_connecting()
-        if connection is not None and not self._silent:
+        if connection is not None:
             self._send(connection, _MAX_BATCHES)
             if self._waiting and not self._pressing:
                 self._pressing = True
@@ -147,7 +150,7 @@ class LoopBatcher:
     def _press(self) -> None:
         """Send all waiting requests: the server is too far away to wait for the batches under way."""
         self._pressing = False
-        if self._connection is not None and self._connection.usable and not self._silent:
+        if self._connection is not None and self._connection.usable:
             self._send(self._connection, len(self._under_way) + len(self._waiting))
 
     def _send(self, connection: Streaming, most: int) -> None:
@@ -185,11 +188,7 @@ class LoopBatcher:
             for job in batch[1]:
                 self._fail_job(job, results)
             if connection is self._connection:
-                if self._silent and self._attempt:  # the waiting requests wait for the new connection
-                    self._connection = None
-                    connection.close(results)
-                else:
-                    self._fail(results)  # the waiting requests would fail in the same way
+                self._fail(results)  # the waiting requests would fail in the same way
             return
         jobs = batch[1]
         gone: StoreUnavailable | None = None
@@ -203,24 +202,16 @@ class LoopBatcher:
                 in_time = True
         self._alone = len(jobs) == 1 and not self._waiting
         if in_time:
-            self._answered_at = monotonic()
+            self.answered_at = monotonic()
         if gone:
             self._fail(gone)
             return
-        if self._silent:
-            self._store_answered()
         if self._waiting and not self._flushing:
             self._flush_soon(asyncio.get_running_loop())
-
-    def _store_answered(self) -> None:
-        """Record that the store answers again."""
-        self._silent = False
-        self._back()
 
     def _fail(self, error: StoreUnavailable) -> None:
         """Drop the connection and fail all requests. No later request may receive a late reply."""
         connection, self._connection = self._connection, None
-        self._silent = False
         if connection:
             connection.close(error)  # fails the requests under way
         while self._waiting:
@@ -255,20 +246,12 @@ class LoopBatcher:
         if error is not None:
             self._fail(StoreUnavailable(str(error) or repr(error)))
             return
-        new, old = attempt.result(), self._connection
-        if old is not None and old.usable and not self._silent:
-            new.close(StoreUnavailable("the previous connection works again"))
-            return
-        self._connection = new
-        if old is not None:
-            old.close(Late("the server did not answer on this connection"))
+        self._connection = attempt.result()
         deadline = asyncio.get_running_loop().time() + self._timeout
         if self._connected_by > deadline - self._timeout:  # the allowance of a first connection: extend the deadlines
             self._waiting = deque((request, future, deadline, token) for request, future, _, token in self._waiting)
         self._connected_by = 0.0
         self._stop_watching()  # the timer may be set by deadlines without a connection
-        if self._silent:
-            self._store_answered()
         self._flush()
 
     async def _close_with_the_loop(self) -> AsyncGenerator[None, None]:
@@ -309,33 +292,24 @@ class LoopBatcher:
         for job in self._pending():
             if self._due(job) > now:
                 break
-            if self._store_is_silent():
-                self._fail_all()
+            if self._is_silent():
+                self._fail(NoAnswer(NO_ANSWER if self._connection else NO_CONNECTION))
                 break
             self._fail_job(job, Late(NO_ANSWER))
         self._watch()
 
-    def _store_is_silent(self) -> bool:
-        """Whether the store has answered nothing in time for a whole timeout.
+    def _is_silent(self) -> bool:
+        """Whether nothing was answered in time for a whole timeout.
 
         A request may also be late because the loop was blocked before it was sent. That is not the store's failure.
         """
-        if self._connection is None or self._attempt:
+        if self._connection is None:
             asked_at = self._attempted_at
         elif self._under_way:
             asked_at = self._under_way[0][0]
         else:
             return False
-        return monotonic() - max(asked_at, self._answered_at) > self._timeout * _NEARLY_ALL
-
-    def _fail_all(self) -> None:
-        """Fail all requests but keep the connection: a later reply shows that the store is back."""
-        self._silent = True
-        what = "no answer" if self._connection else "no connection"
-        error = StoreUnavailable(f"{what} within the deadline")
-        for job in self._pending():
-            self._fail_job(job, error)
-        self._waiting.clear()
+        return silent(monotonic(), max(asked_at, self.answered_at), self._timeout)
 
     def _oldest(self) -> "_Job | None":
         """The request that has waited longest; None if none waits."""

@@ -8,7 +8,6 @@ that no other request uses at that moment.
 import time
 from collections.abc import Callable
 
-from ratelimit_mw.errors import Late, NoAnswer
 from ratelimit_mw.model import Reply
 from ratelimit_mw.stores.base import StoreRequest
 from ratelimit_mw.stores.redis.threads import ThreadBatcher
@@ -26,8 +25,6 @@ _LOST = 1.0
 
 class ConnectionPool:
     """Decides on one connection, or on several if the server is far away.
-
-    A request that gets no answer in time while others do fails alone, with `Late`.
 
     Args:
         first: the batcher of the first connection.
@@ -47,13 +44,13 @@ class ConnectionPool:
         """See `ThreadBatcher.decide`."""
         first = self._first
         if first.round_trip < self._far:  # the usual case
-            try:
-                return first.decide(request, timeout)
-            except NoAnswer as error:
-                if first.served_since(time.monotonic() - self._timeout):
-                    raise Late(str(error)) from None
-                raise
+            return first.decide(request, timeout)
         return self._decide_far_away(request, timeout)
+
+    @property
+    def answered_at(self) -> float:
+        """When a request was last answered in time, by the monotonic clock."""
+        return max(lane.answered_at for lane in tuple(self._lanes))
 
     def close(self) -> None:
         """Close all connections."""
@@ -66,10 +63,6 @@ class ConnectionPool:
         lane = self._take(use, began)
         try:
             return lane.decide(request, timeout)
-        except NoAnswer as error:
-            if any(each.served_since(began) for each in tuple(self._lanes)):
-                raise Late(str(error)) from None
-            raise
         finally:
             if self._taken.get(lane) is use:
                 self._taken.pop(lane, None)

@@ -1,6 +1,7 @@
 """The store on one Redis server."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import threading
@@ -9,12 +10,12 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 
 from ratelimit_mw.clock import Clock
-from ratelimit_mw.errors import CounterError, StoreUnavailable
+from ratelimit_mw.errors import CounterError, Late, NoAnswer, StoreUnavailable
 from ratelimit_mw.model import Reply
 from ratelimit_mw.process_local import reset_after_fork
 from ratelimit_mw.settings import StorageSettings
 from ratelimit_mw.stores.base import Intent, Store, StoreRequest
-from ratelimit_mw.stores.breaker import AWAY, Breaker, Period, probe_ask
+from ratelimit_mw.stores.breaker import AWAY, Breaker, Period, probe_ask, silent
 from ratelimit_mw.stores.redis.codec import (
     Conversation,
     away,
@@ -138,7 +139,6 @@ class Server(Store):
                     self._converse,
                     self._timeout,
                     allowance=self._allowance,
-                    back=self._back,
                     failed=self._handle_failure,
                 )
         self._latest = weakref.ref(loop), batcher
@@ -168,19 +168,17 @@ class Server(Store):
         """The seconds for which requests wait for a connection: 0, except for the first of the process."""
         return 0.0 if self._reached else FIRST_CONNECTION
 
-    def _back(self) -> None:
-        """Close the breaker, because the server has answered."""
-        self._breaker.close()
-
     def _converse(self, requests: Sequence[StoreRequest]) -> Conversation:
         return converse(requests, self._clock.now() if self._clock else None, self._scripts)
 
     def _handle_failure(self, error: StoreUnavailable, request: StoreRequest, period: Period) -> None:
-        """Open the breaker if the server is unavailable; log a failing counter once.
+        """Open the breaker if the server is unavailable; count a late request; log a failing counter once.
 
         `period` is that of the breaker when the request began.
         """
-        if away(error):
+        if isinstance(error, Late) or (isinstance(error, NoAnswer) and not self._is_silent()):
+            period.breaker.late()
+        elif away(error):
             self._scripts.clear()  # the server may be replaced by one without the scripts
             asks, _ = request
             domain = asks[0].key.partition(":")[0] if asks else ""
@@ -189,9 +187,33 @@ class Server(Store):
             self._counter_error_logged = True  # once, because every request for this counter fails
             _log.warning("store %s refuses a counter (%s): on_error applies to its requests", self._name, error)
 
+    def _is_silent(self) -> bool:
+        """Whether the server has decided nothing for a whole timeout, on any connection."""
+        batchers = list(self._loops.values())
+        answered_at = max([self._lanes.answered_at, *[each.answered_at for each in batchers]])
+        return silent(time.monotonic(), answered_at, self._timeout)
+
     def _probe(self, domain: str) -> None:
-        """Raise StoreUnavailable while the server is unavailable."""
+        """Raise StoreUnavailable while the server is unavailable. Otherwise make the connections that requests use."""
         self._decide_alone(f"{domain}:probe:{{{os.getpid()}}}")
+        self._reconnect()
+
+    def _reconnect(self) -> None:
+        """Connect threads and loops again, so that the first requests after the return need not wait for that.
+
+        Waits until all are connected, but not longer than connecting takes at most.
+        """
+        until = time.monotonic() + max(HANDSHAKE_TIMEOUT, self._timeout)
+        waits = []
+        for loop, batcher in list(self._loops.items()):
+            done = threading.Event()
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(batcher.reconnect, done.set)
+                waits.append(done)
+        if self._threads.answered_at:  # threads have used the store
+            self._threads.connect()
+        for done in waits:
+            done.wait(max(until - time.monotonic(), 0))
 
     def _decide_alone(self, key: str, slot: int = 0) -> None:
         """Make one decision on a separate connection. A PING is not enough, because the server may refuse to write."""

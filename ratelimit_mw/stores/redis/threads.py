@@ -27,7 +27,7 @@ from ratelimit_mw.errors import NoAnswer, StoreUnavailable
 from ratelimit_mw.model import Reply
 from ratelimit_mw.stores.base import StoreRequest
 from ratelimit_mw.stores.redis.codec import MOST, Batch, Conversation, away
-from ratelimit_mw.stores.redis.connection import GRACE, NO_ANSWER, Blocking, Exchange
+from ratelimit_mw.stores.redis.connection import GRACE, NO_ANSWER, NO_CONNECTION, Blocking, Exchange
 
 _LOST = 1.0
 """Seconds past its deadline after which a job that owns the connection counts as lost."""
@@ -61,7 +61,8 @@ class ThreadBatcher:
         self.round_trip = 0.0
         """The shortest duration of the last three exchanges, in seconds. A busy machine may delay one of them."""
         self._trips = (float("inf"), float("inf"))
-        self._served_at = float("-inf")
+        self.answered_at = 0.0
+        """When a request was last answered in time, by the monotonic clock."""
 
     def decide(self, request: StoreRequest, timeout: float | None = None) -> Reply:
         """The store's reply to `request`. Raises StoreUnavailable, after `timeout` seconds at the latest."""
@@ -86,10 +87,6 @@ class ThreadBatcher:
     def busy(self) -> bool:
         """Whether the connection is in use."""
         return bool(self._leader)
-
-    def served_since(self, time_before: float) -> bool:
-        """Whether a request was answered in time since `time_before`, by the monotonic clock."""
-        return self._served_at > time_before
 
     def connect(self) -> None:
         """Connect before the first request. Waits as long as that request would at most. Never raises."""
@@ -214,9 +211,9 @@ class ThreadBatcher:
         except StoreUnavailable:  # a reply may still come
             self._drop(connection)
             raise
-        self._served_at = time.monotonic()
+        self.answered_at = time.monotonic()
         before, last = self._trips
-        took = self._served_at - began
+        took = self.answered_at - began
         self._trips = last, took
         self.round_trip = min(before, last, took)
         for result in results:
@@ -291,7 +288,7 @@ class ThreadBatcher:
         if isinstance(made, Blocking):
             return made
         if made is None:
-            raise NoAnswer("no connection within the deadline")
+            raise NoAnswer(NO_CONNECTION)
         raise StoreUnavailable(str(made))
 
     def _begin_connecting(self) -> "_Attempt":

@@ -1,0 +1,65 @@
+"""A store whose replies come later than the timeout: no request waits for it, and a late reply brings nothing back."""
+
+import asyncio
+import logging
+import time
+
+from ratelimit_mw.errors import StoreUnavailable
+from ratelimit_mw.stores.breaker import AWAY
+from ratelimit_mw.stores.redis.store import RedisStore
+from tests.faults.faults import ASKS, Tasks, aattempt, hold_again, lines
+from tests.support.patience import aeventually, eventually
+
+TIMEOUT = 0.5
+
+
+def failure(client):
+    """Why one decision is not made."""
+    try:
+        return client._run(client.store.adecide(ASKS)) if isinstance(client, Tasks) else client.store.decide(ASKS)
+    except StoreUnavailable as error:
+        return str(error)
+
+
+def test_a_store_slower_than_the_timeout_leaves_once_and_costs_no_request_any_time(client_of, proxy, caplog):
+    client = client_of(proxy.url, timeout=TIMEOUT)
+    eventually(client.one)
+    caplog.clear()
+    proxy.delay(TIMEOUT)  # each way
+    while failure(client) != AWAY:
+        pass
+    seen = set()
+    for _ in range(150):  # for six round trips, in which many replies come late
+        seen.add(failure(client))
+        time.sleep(6 * 2 * TIMEOUT / 150)
+    assert seen == {AWAY}
+    (line,) = lines(caplog)
+    assert "is away (no answer within the deadline)" in line
+    proxy.heal()
+    hold_again(client)
+    assert None not in client.many()
+    assert [("is away" in line, "is back:" in line) for line in lines(caplog)] == [(True, False), (False, True)]
+
+
+def test_requests_that_were_late_while_others_were_served_leave_one_line(proxy, caplog):
+    """The app itself holds the loop up, so these three are sent when their time is over."""
+
+    async def main():
+        store = RedisStore(proxy.url, timeout=4 * TIMEOUT)
+        while None in await asyncio.gather(aattempt(store), aattempt(store)):  # however slowly the machine connects
+            pass
+        caplog.clear()
+        proxy.delay(TIMEOUT)
+        late = [asyncio.create_task(aattempt(store)) for _ in range(3)]
+        await asyncio.sleep(0)
+        time.sleep(4 * TIMEOUT)  # noqa: ASYNC251  the app holds the loop up
+        assert await asyncio.gather(*late) == [None] * 3
+        assert not store.away
+        assert await aattempt(store) is not None
+        await aeventually(lambda: lines(caplog))
+        await store.aclose()
+
+    asyncio.run(main())
+    (line,) = lines(caplog)
+    assert "answered 3 requests too late, while it answered others: on_error applied to them" in line
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
