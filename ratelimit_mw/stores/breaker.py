@@ -186,8 +186,8 @@ class Breaker:
                 if not number:
                     self._reporter = None
                     return
-            line = "store %s answered %d requests too late, while it answered others: on_error applied to them"
-            _log.warning(line, self._name, number)
+            line = "store %s is not away, but had no answer in time for %d request%s: on_error applied to them"
+            _log.warning(line, self._name, number, "" if number == 1 else "s")
             pause = _MINUTE
 
     def _end(self, watch: threading.Thread) -> bool:

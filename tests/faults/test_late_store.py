@@ -61,5 +61,5 @@ def test_requests_that_were_late_while_others_were_served_leave_one_line(proxy, 
 
     asyncio.run(main())
     (line,) = lines(caplog)
-    assert "answered 3 requests too late, while it answered others: on_error applied to them" in line
+    assert "is not away, but had no answer in time for 3 requests: on_error applied to them" in line
     assert [record.levelno for record in caplog.records] == [logging.WARNING]

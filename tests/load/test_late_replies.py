@@ -100,7 +100,7 @@ def test_a_connection_that_comes_later_than_requests_wait_serves_the_next_ones(p
     first, results = asyncio.run(main())
     assert "within the deadline" in first
     assert results == ["decided"] * 30
-    assert lines(caplog) == []  # the store had less than its time to answer
+    assert not any("is away" in line for line in lines(caplog))  # the store had less than its time to answer
 
 
 def test_a_handshake_longer_than_the_deadline_ends_all_the_same(client_of, proxy):
@@ -212,4 +212,4 @@ def test_a_request_that_the_loop_itself_holds_up_says_nothing_of_the_store(proxy
 
     after = asyncio.run(main())
     assert after == ["decided"] * 10
-    assert lines(caplog) == []
+    assert not any("is away" in line for line in lines(caplog))

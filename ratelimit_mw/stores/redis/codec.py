@@ -18,6 +18,7 @@ from ratelimit_mw.algorithms import ALGORITHMS, LUA_PARTS, LuaPart, lua, widened
 from ratelimit_mw.errors import CounterError, Late, StoreUnavailable, WrongNode
 from ratelimit_mw.model import Outcome, Quota, Reply
 from ratelimit_mw.stores.base import DECIDE, StoreRequest
+from ratelimit_mw.stores.redis.faults import refusal
 
 SEVERAL = 1
 """The bit of `several.lua`, for requests that do more than take from one counter."""
@@ -264,7 +265,7 @@ def decode(reply: Any, message: Message, requests: Sequence[StoreRequest]) -> li
 
 def _failure(first_error: bytes) -> StoreUnavailable:
     text = first_error.decode(errors="replace")
-    return StoreUnavailable(text) if _GENERAL.search(text) else CounterError(text)
+    return refusal(text) if _GENERAL.search(text) else CounterError(text)
 
 
 class _Packed(NamedTuple):
@@ -332,7 +333,7 @@ def converse(requests: Sequence[StoreRequest], now: int | None, known: set[bytes
         if is_unknown_script(reply):
             (reply,) = yield (script_call(message, by_name=False),)
         if isinstance(reply, Exception):
-            raise StoreUnavailable(str(reply))
+            raise refusal(str(reply))
     if digest not in known:
         known.add(digest)
     return decode(reply, message, requests)

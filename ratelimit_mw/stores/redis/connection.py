@@ -19,6 +19,7 @@ from redis.retry import Retry
 from ratelimit_mw.errors import ErrorReply, NoAnswer, StoreUnavailable
 from ratelimit_mw.model import Reply
 from ratelimit_mw.stores.redis.codec import Command, Conversation, only_text, packed
+from ratelimit_mw.stores.redis.faults import refusal, stranger
 
 
 def _drop_reference_to_ssl() -> None:
@@ -103,14 +104,14 @@ def forget_streams(connected: Any) -> None:
 
 def unavailable(error: Exception) -> StoreUnavailable:
     """The StoreUnavailable for an exception of redis-py or of the socket."""
-    return StoreUnavailable(str(error) or type(error).__name__)
+    return refusal(str(error) or type(error).__name__)
 
 
 def check_handshake(replies: Sequence[object]) -> None:
     """Raise StoreUnavailable if the server refuses one of the handshake commands."""
     for reply in replies:
         if isinstance(reply, ErrorReply):
-            raise StoreUnavailable(str(reply))
+            raise refusal(str(reply))
 
 
 def _introduction(options: Mapping[str, Any]) -> list[Command]:
@@ -154,6 +155,7 @@ class Replies:
 
     Attributes:
         data: the bytes that are not read yet.
+        begun: whether a whole reply has come. Before that, the server may be no Redis at all.
         open: the incomplete arrays, the outermost first, each with its expected number of items.
     """
 
@@ -162,6 +164,7 @@ class Replies:
         self.data = bytearray()
         self.open: list[tuple[list[object], int]] = []
         self._left = items
+        self.begun = False
 
     def feed(self, data: bytes) -> None:
         """Add more bytes."""
@@ -191,6 +194,7 @@ class Replies:
                 value = items
             else:
                 self._left = self._items
+                self.begun = True
                 return value
 
     def _begin(self, items: int) -> bool:
@@ -251,6 +255,8 @@ class Replies:
             raise self._garbled() from None
 
     def _garbled(self) -> StoreUnavailable:
+        if not self.begun:
+            return stranger(bytes(self.data[:40]))
         return StoreUnavailable(f"the server sent an invalid reply: {bytes(self.data[:40])!r}")
 
 
@@ -380,6 +386,7 @@ class Blocking:
                 if text is None:
                     parser.feed(received[-1])
                 else:
+                    parser.begun = True
                     replies.append(text)
         except OSError as error:
             if _is_foreign(error):

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
-from ratelimit_mw.errors import ErrorReply, StoreUnavailable
+from ratelimit_mw.errors import ErrorReply, PermanentFault, StoreUnavailable
 from ratelimit_mw.stores.redis.connection import HANDSHAKE_TIMEOUT, Blocking
+from ratelimit_mw.stores.redis.faults import refusal
 from ratelimit_mw.stores.redis.streaming import Streaming
 
 _URL = re.compile(r"(?P<scheme>[^:/?#]*)://(?P<netloc>[^/?#]*)(?P<path>[^?#]*)(?:\?(?P<query>[^#]*))?")
@@ -224,13 +225,14 @@ class Sentinels:
 
 
 def _unknown(failure: StoreUnavailable) -> StoreUnavailable:
-    return StoreUnavailable(f"no Sentinel names a master: {failure}")
+    told = f"no Sentinel names a master: {failure}"
+    return PermanentFault(told, failure.remedy) if isinstance(failure, PermanentFault) else StoreUnavailable(told)
 
 
 def _master_of(service: str) -> Any:
     (reply,) = yield ((b"SENTINEL", b"MASTER", service.encode()),)
     if isinstance(reply, ErrorReply):
-        raise StoreUnavailable(str(reply))
+        raise refusal(str(reply))
     return reply
 
 

@@ -244,7 +244,7 @@ class LoopBatcher:
         self._attempt = None
         error = asyncio.CancelledError("the store was closed") if attempt.cancelled() else attempt.exception()
         if error is not None:
-            self._fail(StoreUnavailable(str(error) or repr(error)))
+            self._fail(error if isinstance(error, StoreUnavailable) else StoreUnavailable(str(error) or repr(error)))
             return
         self._connection = attempt.result()
         deadline = asyncio.get_running_loop().time() + self._timeout

@@ -154,6 +154,7 @@ class _Line(asyncio.Protocol):
         try:
             text = None if self._replies.data or self._replies.open else only_text(data)
             if text is not None:
+                self._replies.begun = True
                 self._receive(text)
                 return
             self._replies.feed(data)

@@ -23,7 +23,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from ratelimit_mw.errors import NoAnswer, StoreUnavailable
+from ratelimit_mw.errors import NoAnswer, PermanentFault, StoreUnavailable
 from ratelimit_mw.model import Reply
 from ratelimit_mw.stores.base import StoreRequest
 from ratelimit_mw.stores.redis.codec import MOST, Batch, Conversation, away
@@ -289,7 +289,7 @@ class ThreadBatcher:
             return made
         if made is None:
             raise NoAnswer(NO_CONNECTION)
-        raise StoreUnavailable(str(made))
+        raise _same(made)
 
     def _begin_connecting(self) -> "_Attempt":
         """Connect in a background thread. Raises StoreUnavailable if no thread can be started."""
@@ -331,7 +331,7 @@ class ThreadBatcher:
 
 def _same(error: Exception) -> StoreUnavailable:
     """A copy of the error, to be raised in another thread."""
-    return type(error)(*error.args) if isinstance(error, NoAnswer) else StoreUnavailable(str(error))
+    return type(error)(*error.args) if isinstance(error, NoAnswer | PermanentFault) else StoreUnavailable(str(error))
 
 
 class _Job:

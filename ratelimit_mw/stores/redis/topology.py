@@ -23,6 +23,7 @@ from ratelimit_mw.stores.redis.codec import (
 )
 from ratelimit_mw.stores.redis.connection import HANDSHAKE_TIMEOUT, Blocking
 from ratelimit_mw.stores.redis.endpoint import Address, redirection
+from ratelimit_mw.stores.redis.faults import refusal
 
 _chance = random.Random()  # separate, so that the app's seeded random numbers are not disturbed
 
@@ -114,7 +115,7 @@ def _refusal(text: str) -> StoreUnavailable:
         return WrongNode(text)
     if "slot not served" in text:
         return CounterError(text)  # no node has this slot, but the other slots are served
-    return StoreUnavailable(text)
+    return refusal(text)
 
 
 _MIN_INTERVAL = 1.0
@@ -208,7 +209,7 @@ class Topology:
 def _cluster_slots() -> Any:
     (reply,) = yield ((b"CLUSTER", b"SLOTS"),)
     if isinstance(reply, Exception):
-        raise StoreUnavailable(str(reply))
+        raise refusal(str(reply))
     return reply
 
 
