@@ -21,6 +21,7 @@ class StorageSettings:
         on_error: The decision while the store is unavailable: `allow`, `deny` or `local`.
         max_counters: The most counters in memory.
         interval: How often a process synchronises its own decisions with the store, in seconds.
+        required: Whether the first start of a server fails if the store is away.
     """
 
     url: str = "memory://"
@@ -28,6 +29,7 @@ class StorageSettings:
     on_error: str = "allow"
     max_counters: int = 1_000_000
     interval: float = 1.0
+    required: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,6 +136,7 @@ def lengths():
 
 
 ADDED = {
+    "stores/redis/faults.py": "faults that waiting cannot heal, each with its remedy",
     "stores/breaker.py": "the circuit breaker, which was in stores/redis/store.py",
     "stores/counters.py": "the decision in Python, which was in stores/memory.py",
     **{

@@ -67,7 +67,11 @@ class Engine:
         retriever.connect(self.planner.switch.turn)
 
     def connect(self) -> None:
-        """Connect to the store at the start of the server, so that the first requests do not wait for it."""
+        """Connect to the store at the start of the server, so that the first requests do not wait for it.
+
+        Raises:
+            StoreUnavailable: the store is required, it is away, and this is the first start of the server.
+        """
         self._storage.connect()
 
     async def aconnect(self) -> None:

@@ -23,6 +23,7 @@ from ratelimit_mw.errors import ConfigurationError, Problem, StoreUnavailable
 from ratelimit_mw.identity.attributes import digester
 from ratelimit_mw.model import SECOND, Ask
 from ratelimit_mw.process_local import lazy, lock, reset_after_fork
+from ratelimit_mw.reload.last_good import starting
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.settings import StorageSettings
 from ratelimit_mw.stores import Store, innermost, open_store, with_bans, with_domain, with_leases_and_shards
@@ -352,6 +353,8 @@ class Storage:
         """The URL of the store. If a store object was given, the URL in the rules."""
         self._owned = given is None or isinstance(given, str)
         self._interval = settings.interval
+        self._required = settings.required
+        self._domain = rules.parts[0].domain
         self._clock = clock
         self._leases: Leases | None = None
         self.tally = Tally()
@@ -383,14 +386,20 @@ class Storage:
         self.local = with_bans(self.local, quotas, self.bans.begun)
 
     def connect(self) -> None:
-        """Connect to the store for threads, if it takes connections. Never raises."""
-        if isinstance(self._server, Connectable):
-            self._server.connect()
+        """Connect to the store for threads, if it takes connections.
+
+        Raises:
+            StoreUnavailable: the store is required, it is away, and this is the first start of the server.
+        """
+        with starting(self.url, required=self._required):
+            if isinstance(self._server, Connectable):
+                self._server.connect(self._domain)
 
     async def aconnect(self) -> None:
-        """Connect the running event loop to the store, if it takes connections. Never raises."""
-        if isinstance(self._server, Connectable):
-            await self._server.aconnect()
+        """The awaitable twin of `connect`, for the running event loop."""
+        with starting(self.url, required=self._required):
+            if isinstance(self._server, Connectable):
+                await self._server.aconnect(self._domain)
 
     def renew(self) -> None:
         """Renew the concurrent places of both stores."""

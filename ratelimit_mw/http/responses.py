@@ -10,7 +10,7 @@ from typing import Any
 from wsgiref.types import StartResponse
 
 from ratelimit_mw.decision.settlement import Account, Move, Settlement
-from ratelimit_mw.errors import ConfigurationError, Problem
+from ratelimit_mw.errors import ConfigurationError, Problem, StoreUnavailable
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.rules.domains import Rules
 
@@ -120,10 +120,14 @@ def lifespan_with(app: App, limiter: RateLimiter, *, owned: bool) -> App:
     """
 
     async def lifespan(scope: Message, receive: Receive, send: Send) -> None:
+        try:
+            await limiter.engine.aconnect()
+        except StoreUnavailable as error:  # the store is required
+            await failing_lifespan(error)(scope, receive, send)
+            return
+
         async def send_after(message: Message) -> None:
-            if message["type"] == "lifespan.startup.complete":
-                await limiter.engine.aconnect()
-            elif owned and message["type"] in _LIFESPAN_ENDS:
+            if owned and message["type"] in _LIFESPAN_ENDS:
                 await limiter.aclose()
             await send(message)
 

@@ -1,6 +1,7 @@
 """Stores the last good rules of a running server, for a worker that starts while the file is broken. Linux only.
 
 They are in a file in `/dev/shm`, which is empty after a boot. Its name identifies the server and the configuration.
+An empty file beside it notes that a worker has started, so that a later one does not fail because of the store.
 """
 
 import contextlib
@@ -8,12 +9,14 @@ import json
 import os
 import stat
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 
 from ratelimit_mw.config.documents import Config, Document
+from ratelimit_mw.errors import PermanentFault, StoreUnavailable
 from ratelimit_mw.reload.source import Snapshot
 
 _FOLDER = Path("/dev/shm")  # noqa: S108  files are opened without following links, and their owner is checked
@@ -74,6 +77,50 @@ class LastGood:
         # The configuration is hashed, because a URL may contain a password.
         digest = blake2b((self._config or database or "").encode("utf-8", "surrogateescape"), digest_size=16)
         return _FOLDER / f"ratelimit_mw-{os.geteuid()}-{server}-{digest.hexdigest()}"
+
+
+_FIRST_STARTS = 60.0
+"""Seconds from the start of a server after which a worker that starts is one that is started again."""
+
+
+@contextlib.contextmanager
+def starting(url: str, *, required: bool) -> Iterator[None]:
+    """Ignore that a store is away when a server starts, unless it is required and the server starts for the first time.
+
+    A process that is no worker is the server itself, so each of its starts is the first. A worker starts for the first
+    time if its server is less than a minute old and no other worker has started. Where a worker cannot be told from a
+    server, or its start cannot be noted, no start fails.
+
+    Args:
+        url: The URL of the store.
+        required: Whether the store is required.
+
+    Raises:
+        StoreUnavailable: The store is away, and the start must fail.
+    """
+    if not required:
+        with contextlib.suppress(StoreUnavailable):
+            yield
+        return
+    server = _server()
+    digest = blake2b(url.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+    mark = _FOLDER / f"ratelimit_mw-{os.geteuid()}-{server}-{digest}.started"
+    try:
+        yield
+    except StoreUnavailable as error:
+        if _starts_first(server, mark):
+            remedy = f": {error.remedy}" if isinstance(error, PermanentFault) else ""
+            raise StoreUnavailable(f"storage.required is true, and the store is away ({error}){remedy}") from error
+    if server is not None:
+        with contextlib.suppress(OSError):
+            mark.touch(0o600)
+
+
+def _starts_first(server: str | None, mark: Path) -> bool:
+    if server is None:
+        return Path("/proc/self/stat").exists()
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - int(server.split("-")[2]) / os.sysconf("SC_CLK_TCK")
+    return age < _FIRST_STARTS and os.access(_FOLDER, os.W_OK) and not mark.exists()
 
 
 def _server() -> str | None:

@@ -3,6 +3,7 @@
 This package is internal: its names may change in any release.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, NamedTuple
@@ -58,9 +59,24 @@ STORES = {
 """The kinds of stores, by the scheme of their URLs."""
 
 
+_NUMBERED = frozenset({"redis", "rediss"})
+
+
+def wrong_database(url: str) -> str | None:
+    """The path of a redis:// URL if it is not the number of a database. None if it is, or for other schemes.
+
+    redis-py uses database 0 for such a path.
+    """
+    scheme, _, rest = url.partition("://")
+    path = re.split(r"[?#]", rest)[0].partition("/")[2].removesuffix("/")
+    return path if scheme in _NUMBERED and path and not (path.isascii() and path.isdigit()) else None
+
+
 def kind_of(url: str) -> StoreKind:
-    """The kind of the store that a URL names. Raises ValueError if there is none."""
+    """The kind of the store that a URL names. Raises ValueError if there is none, or if the URL names no database."""
     scheme, separator, _ = url.partition("://")
+    if (path := wrong_database(url)) is not None:
+        raise ValueError(f"{path!r} is not the number of a database: for example redis://localhost:6379/0")
     if separator and scheme in STORES:
         return STORES[scheme]
     begins = f"begins with {scheme!r}" if separator else "has no '://'"  # the rest may have a password

@@ -64,13 +64,16 @@ def forget_request(keys: Sequence[str]) -> StoreRequest:
 
 @runtime_checkable
 class Connectable(Protocol):
-    """A store that can connect before the first request comes. Both methods return after a second at the latest."""
+    """A store that can connect before the first request comes. Both methods return after three seconds at the latest.
 
-    def connect(self) -> None:
-        """Connect for threads. Never raises: if the store is unavailable, the requests will see that."""
+    Both make a decision, on a key of `domain`. If it fails, they raise StoreUnavailable, after they have logged it.
+    """
 
-    async def aconnect(self) -> None:
-        """Connect the running event loop. Never raises."""
+    def connect(self, domain: str) -> None:
+        """Connect for threads."""
+
+    async def aconnect(self, domain: str) -> None:
+        """Connect the running event loop."""
 
 
 class Store(ABC):

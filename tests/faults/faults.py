@@ -162,6 +162,11 @@ def lines(caplog):
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
+def kinds(logged):
+    """What each line tells: that the store is away, what waiting cannot heal, or that it is back."""
+    return ["back" if "is back:" in line else "fault" if "Waiting does not help" in line else "away" for line in logged]
+
+
 def hold_again(client, within=WITHIN):
     """Return once a decision is made again."""
     eventually(client.one, within=within, every=0.005)

@@ -28,6 +28,7 @@ from tests.faults.faults import (
     forbidden,
     full,
     hold_again,
+    kinds,
     lines,
     master_down,
     never_there,
@@ -50,7 +51,7 @@ SHORT = 1.0
 @pytest.mark.parametrize("fault", FAULTS)
 def test_it_goes_away_and_comes_back(client_of, fresh_server, proxy, caplog, fault):
     logged = away_and_back(client_of, fresh_server, proxy, caplog, fault, timeout=TIMEOUT)
-    assert [("is away" in line, "is back:" in line) for line in logged] == [(True, False), (False, True)]
+    assert kinds(logged) in (["away", "back"], ["fault", "back"], ["away", "fault", "back"])
 
 
 @pytest.mark.parametrize("fault", ["no listener", "black hole", "password", "stopped"])

@@ -62,7 +62,7 @@ def test_requests_that_overlap_are_all_served_in_time(proxy, caplog, database):
 
     async def main():
         store = RedisStore(proxy.url.replace("/0", f"/{database}"), timeout=TIMEOUT)
-        await store.aconnect()
+        await store.aconnect("d")
         results = await overlapping(store)
         await store.aclose()
         return results
@@ -75,7 +75,7 @@ def test_requests_that_overlap_are_all_served_in_time(proxy, caplog, database):
 def test_a_script_that_the_server_has_not_seen_takes_no_second_round_trip(proxy, caplog):
     async def main():
         store = RedisStore(proxy.url, timeout=TIMEOUT)
-        await store.aconnect()
+        await store.aconnect("d")
         other = [Ask("d:s:{x}", Quota("token_bucket", 5, 60_000_000, burst=5))]
         replies = [await store.adecide(asks) for asks in (ASKS, other, [*ASKS, *other])]
         await store.aclose()
@@ -130,7 +130,7 @@ def test_the_very_first_connection_of_a_process_may_take_a_second(fresh_server, 
 def test_threads_that_overlap_are_all_served_in_time(proxy, caplog):
     """Two round trips do not fit into the timeout, so none may wait for another's."""
     store = RedisStore(proxy.url, timeout=TIMEOUT)
-    store.connect()
+    store.connect("d")
     store.decide(ASKS)  # from which it is known how far away the server is
 
     def ask(number):
@@ -147,7 +147,7 @@ def test_threads_that_overlap_are_all_served_in_time(proxy, caplog):
 def test_after_a_stall_all_are_served_again(fresh_server, proxy, stall):
     async def main():
         store = RedisStore(proxy.url, timeout=TIMEOUT)
-        await store.aconnect()
+        await store.aconnect("d")
         before = await overlapping(store, 5)
         if stall == "SIGSTOP":
             fresh_server.pause()
@@ -200,7 +200,7 @@ def test_a_request_that_the_loop_itself_holds_up_says_nothing_of_the_store(proxy
 
     async def main():
         store = RedisStore(proxy.url, timeout=TIMEOUT)
-        await store.aconnect()
+        await store.aconnect("d")
         await store.adecide(ASKS)
         late = [asyncio.create_task(attempt(store)) for _ in range(3)]
         await asyncio.sleep(0)

@@ -38,7 +38,7 @@ class Load:
         if loops:
             self._threads = [threading.Thread(target=lambda: asyncio.run(self._tasks(store))) for _ in range(loops)]
         else:
-            store.connect()
+            store.connect("d")
             self._threads = [threading.Thread(target=self._one_after_the_other, args=(store, n)) for n in range(20)]
         self._store = store
         for thread in self._threads:
@@ -60,7 +60,7 @@ class Load:
         return min(began for began, why in self.seen if began >= after and not why) - after
 
     async def _tasks(self, store):
-        await store.aconnect()
+        await store.aconnect("d")
         async with asyncio.TaskGroup() as group:
             while not self._done.is_set():
                 group.create_task(self._ask(store))

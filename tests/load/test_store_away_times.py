@@ -5,7 +5,7 @@ Limits hold again within 2 s after it came back. `tests/faults/test_store_away.p
 
 import pytest
 
-from tests.faults.faults import FAULTS, away_and_back, never_there
+from tests.faults.faults import FAULTS, away_and_back, kinds, never_there
 
 TIMEOUT = 0.2
 AGAIN = 2.0
@@ -14,7 +14,7 @@ AGAIN = 2.0
 @pytest.mark.parametrize("fault", FAULTS)
 def test_it_goes_away_and_comes_back_in_time(client_of, fresh_server, proxy, caplog, fault):
     logged = away_and_back(client_of, fresh_server, proxy, caplog, fault, timeout=TIMEOUT, back_within=AGAIN)
-    assert [("is away" in line, "is back:" in line) for line in logged] == [(True, False), (False, True)]
+    assert kinds(logged) in (["away", "back"], ["fault", "back"], ["away", "fault", "back"])
 
 
 @pytest.mark.parametrize("fault", ["no listener", "black hole", "password", "stopped"])

@@ -339,7 +339,7 @@ def test_threads_that_connect_at_once_all_return_when_the_connection_is_made(any
         proxy.delay(0.05)  # so that all wait for the same attempt
         store = RedisStore(proxy.url, timeout=100)
         with at_most(50):
-            list(pool.map(lambda _: store.connect(), range(8)))
+            list(pool.map(lambda _: store.connect("d"), range(8)))
         assert proxy.connections == 1
         store.close()
 

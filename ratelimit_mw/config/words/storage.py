@@ -8,7 +8,7 @@ from ratelimit_mw.config.word import Section, Values, Word, section_word
 from ratelimit_mw.config.words.limit import MOST
 from ratelimit_mw.errors import nearest, quoted
 from ratelimit_mw.settings import StorageSettings
-from ratelimit_mw.stores import STORES
+from ratelimit_mw.stores import STORES, wrong_database
 from ratelimit_mw.units import SECOND
 
 POLICIES = ("allow", "deny", "local")
@@ -27,6 +27,9 @@ def read_url(node: Node) -> str:
         meant = scheme.replace("rediss+", "redis+")
         hint = f"for TLS write {meant}://…?tls=true" if meant in STORES else nearest(scheme, STORES)
         raise Invalid.at(None, f"unknown storage scheme {quoted(scheme)}", hint)
+    if (path := wrong_database(address)) is not None:
+        message = f"{quoted(path)} is not the number of a database"
+        raise Invalid.at(None, message, "for example redis://localhost:6379/0; domain: separates apps in one database")
     return address
 
 
@@ -48,6 +51,7 @@ def storage_settings(file: Values) -> StorageSettings:
         on_error=storage[STORAGE_ON_ERROR],
         max_counters=storage[_MAX_COUNTERS],
         interval=storage[_INTERVAL] / SECOND,
+        required=storage[_REQUIRED],
     )
 
 
@@ -61,9 +65,13 @@ _INTERVAL = kinds.duration(
     "interval", "1ms", "1m", "1s", "How often a process synchronises its own decisions with the store."
 )
 
+_REQUIRED = kinds.flag("required", "Whether the first start of a server fails if the store is away.")
+
 STORAGE = section_word(
     "storage",
-    Section("Storage", "Where the counters are.", (_URL, _TIMEOUT, STORAGE_ON_ERROR, _MAX_COUNTERS, _INTERVAL)),
+    Section(
+        "Storage", "Where the counters are.", (_URL, _TIMEOUT, STORAGE_ON_ERROR, _MAX_COUNTERS, _INTERVAL, _REQUIRED)
+    ),
     example="for example {url: redis://localhost:6379/0}",
 )
 

@@ -14,7 +14,7 @@ from ratelimit_mw.model import Outcome, Reply
 from ratelimit_mw.settings import StorageSettings
 from ratelimit_mw.stores.base import Intent, Store, StoreRequest
 from ratelimit_mw.stores.redis.codec import Conversation
-from ratelimit_mw.stores.redis.connection import FIRST_CONNECTION, GRACE, HANDSHAKE_TIMEOUT, Blocking
+from ratelimit_mw.stores.redis.connection import GRACE, HANDSHAKE_TIMEOUT, Blocking
 from ratelimit_mw.stores.redis.endpoint import Address, Direct, Spread
 from ratelimit_mw.stores.redis.store import Server
 from ratelimit_mw.stores.redis.topology import Topology, converse_by_slot, slot_of
@@ -168,6 +168,9 @@ def _refund(request: StoreRequest, reply: Reply) -> StoreRequest:
 
 _PORT = 6379
 
+_START = 3.0
+"""Seconds that connecting at the start of a server may take."""
+
 _PAUSE = 0.004
 """Seconds between two attempts at a slot that is being migrated, from the third attempt on."""
 
@@ -227,24 +230,38 @@ class ClusterStore(Store):
         for address in sorted(self._topology.nodes()):
             yield from self._node(address).keys(prefix)
 
-    def connect(self) -> None:
+    def connect(self, domain: str) -> None:
         """See `Connectable`. Reads the map of slots, and connects to each node that serves a slot."""
-        thread = threading.Thread(target=self._connect_to_all, name="ratelimit_mw connect", daemon=True)
+        failures: list[StoreUnavailable] = []
+        thread = threading.Thread(
+            target=self._connect_to_all, args=(domain, failures), name="ratelimit_mw connect", daemon=True
+        )
         with contextlib.suppress(RuntimeError):  # no thread available
             thread.start()
-            thread.join(FIRST_CONNECTION)
+            thread.join(_START)
+        for failure in failures:
+            raise failure
 
-    def _connect_to_all(self) -> None:
-        with contextlib.suppress(StoreUnavailable):
-            for address in self._topology.nodes():
-                self._node(address).connect()
+    def _connect_to_all(self, domain: str, failures: list[StoreUnavailable]) -> None:
+        for address in self._nodes_at_start():
+            try:
+                self._node(address).connect(domain)
+            except StoreUnavailable as error:
+                failures.append(error)
 
-    async def aconnect(self) -> None:
+    async def aconnect(self, domain: str) -> None:
         """See `Connectable`. Reads the map of slots, and connects to each node that serves a slot."""
-        with contextlib.suppress(StoreUnavailable, TimeoutError):
-            async with asyncio.timeout(FIRST_CONNECTION):
-                nodes = await asyncio.to_thread(self._topology.nodes)
-                await asyncio.gather(*(self._node(address).aconnect() for address in nodes))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_START):
+                nodes = await asyncio.to_thread(self._nodes_at_start)
+                await asyncio.gather(*(self._node(address).aconnect(domain) for address in nodes))
+
+    def _nodes_at_start(self) -> Sequence[Address]:
+        """The nodes to connect to: those that serve a slot, or one of the URL if the map cannot be read."""
+        try:
+            return sorted(self._topology.nodes())
+        except StoreUnavailable:
+            return [min(self._topology.seeds, key=self._is_away)]
 
     def close(self) -> None:
         """See `Store.close`. The connections of event loops close with their loops, or by `aclose`."""

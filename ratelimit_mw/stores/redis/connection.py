@@ -414,6 +414,12 @@ class Blocking:
         """The socket; None if the connection is closed."""
         return socket_of(self._connection)
 
+    @property
+    def address(self) -> tuple[str, int] | None:
+        """The host and the port; None for a Unix socket."""
+        host = getattr(self._connection, "host", None)
+        return None if host is None else (host, self._connection.port)
+
     def close(self) -> None:
         """Close the socket. A thread that waits for its reply fails at once."""
         self._connection.disconnect()

@@ -8,7 +8,7 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from ratelimit_mw.errors import ErrorReply, PermanentFault, StoreUnavailable
 from ratelimit_mw.stores.redis.connection import HANDSHAKE_TIMEOUT, Blocking
-from ratelimit_mw.stores.redis.faults import refusal
+from ratelimit_mw.stores.redis.faults import mismatch, refusal
 from ratelimit_mw.stores.redis.streaming import Streaming
 
 _URL = re.compile(r"(?P<scheme>[^:/?#]*)://(?P<netloc>[^/?#]*)(?P<path>[^?#]*)(?:\?(?P<query>[^#]*))?")
@@ -67,6 +67,10 @@ class Endpoint(Protocol):
         """A connection for the running event loop, ready for use."""
         ...
 
+    def explained(self, error: StoreUnavailable) -> StoreUnavailable:
+        """The failure, or a `PermanentFault` if its reason is a port with TLS, or one without. Takes half a second."""
+        ...
+
 
 class Direct:
     """One server.
@@ -97,6 +101,10 @@ class Direct:
         connection = Streaming(self._url, self._patience, self._place)
         await connection.connect()
         return connection
+
+    def explained(self, error: StoreUnavailable) -> StoreUnavailable:
+        """See `Endpoint`."""
+        return mismatch(self._url, Blocking(self._url, self._patience, **self._place).address, str(error)) or error
 
 
 class Spread(NamedTuple):
@@ -201,6 +209,10 @@ class Sentinels:
             else:
                 return await Direct(self._url, self._patience, master).aconnect()
         raise _unknown(failure)
+
+    def explained(self, error: StoreUnavailable) -> StoreUnavailable:
+        """See `Endpoint`."""
+        return error
 
     def _ask_sentinel(self, sentinel: Address) -> Address:
         """The master that this Sentinel reports as up. Raises StoreUnavailable if it reports none."""

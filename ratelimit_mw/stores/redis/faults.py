@@ -1,8 +1,14 @@
 """Which errors of a server or of a socket are faults that waiting cannot heal, and what heals them."""
 
+import contextlib
 import re
+import socket
+import ssl
 
 from ratelimit_mw.errors import PermanentFault, StoreUnavailable
+
+_NO_TLS = "use redis:// instead of rediss://, or the port for TLS"
+_TLS = "use rediss:// instead of redis://, or the port without TLS"
 
 _REMEDIES = [
     (r"WRONGPASS|invalid password|invalid username-password", "correct the user and the password in the storage URL"),
@@ -26,7 +32,7 @@ _REMEDIES = [
     (r"No such master with that name", "correct the name of the service in the storage URL"),
     (
         r"WRONG_VERSION_NUMBER|RECORD_LAYER_FAILURE|wrong version number|record layer failure",
-        "the port speaks no TLS: use redis:// instead of rediss://, or the port for TLS",
+        _NO_TLS,
     ),
     (
         r"CERTIFICATE_VERIFY_FAILED|certificate verify failed",
@@ -36,6 +42,9 @@ _REMEDIES = [
 """What a message contains, and the remedy. The first that matches counts."""
 
 _KNOWN = [(re.compile(pattern, re.IGNORECASE), remedy) for pattern, remedy in _REMEDIES]
+
+_PATIENCE = 0.5
+"""Seconds in which a server must answer when its kind of port is tried."""
 
 _ALERT = b"\x15\x03"
 """The first bytes of a server that speaks TLS and was sent something else."""
@@ -52,6 +61,40 @@ def refusal(text: str) -> StoreUnavailable:
 def stranger(greeting: bytes) -> PermanentFault:
     """The exception for a server whose first bytes are not Redis's."""
     if greeting.startswith(_ALERT):
-        return PermanentFault("the server speaks TLS", "use rediss:// instead of redis://, or the port without TLS")
+        return PermanentFault("the server speaks TLS", _TLS)
     remedy = "correct the host and the port in the storage URL"
     return PermanentFault(f"the server is no Redis: it sent {greeting[:40]!r}", remedy)
+
+
+def mismatch(url: str, address: tuple[str, int] | None, failure: str) -> PermanentFault | None:
+    """The fault if `url` speaks TLS to a port without it, or the reverse. None if that is not the case.
+
+    Neither server says so: one waits for more, the other closes the connection. The port is tried the other way.
+
+    Args:
+        url: The URL of the server.
+        address: Its host and port; None for a Unix socket.
+        failure: How the connection failed.
+    """
+    if address is None:
+        return None
+    with contextlib.suppress(OSError):
+        if url.startswith("rediss:"):
+            if "refused" not in failure and _answers_plainly(address):
+                return PermanentFault(f"the port speaks no TLS ({failure})", _NO_TLS)
+        elif re.search("closed|reset", failure, re.IGNORECASE) and _answers_tls(address):
+            return PermanentFault(f"the port speaks TLS ({failure})", _TLS)
+    return None
+
+
+def _answers_plainly(address: tuple[str, int]) -> bool:
+    with socket.create_connection(address, _PATIENCE) as plain:
+        plain.sendall(b"PING\r\n")
+        return plain.recv(1) in (b"+", b"-")
+
+
+def _answers_tls(address: tuple[str, int]) -> bool:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # nothing is sent, so the certificate does not matter
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    with socket.create_connection(address, _PATIENCE) as plain, context.wrap_socket(plain):
+        return True

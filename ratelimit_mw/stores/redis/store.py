@@ -8,9 +8,10 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from ratelimit_mw.clock import Clock
-from ratelimit_mw.errors import CounterError, Late, NoAnswer, StoreUnavailable
+from ratelimit_mw.errors import CounterError, Late, NoAnswer, PermanentFault, StoreUnavailable
 from ratelimit_mw.model import Reply
 from ratelimit_mw.process_local import reset_after_fork
 from ratelimit_mw.settings import StorageSettings
@@ -144,13 +145,29 @@ class Server(Store):
         self._latest = weakref.ref(loop), batcher
         return batcher
 
-    def connect(self) -> None:
-        """Connect for threads before the first request. Takes a second at most. Never raises."""
+    def connect(self, domain: str) -> None:
+        """See `Connectable`."""
+        self._threads.begin_connecting()
+        self._check(domain)
         self._threads.connect()
 
-    async def aconnect(self) -> None:
-        """Connect the running loop before the first request. Takes a second at most. Never raises."""
-        await self._batcher(asyncio.get_running_loop()).connect()
+    async def aconnect(self, domain: str) -> None:
+        """See `Connectable`."""
+        batcher = self._batcher(asyncio.get_running_loop())
+        _, failure = await asyncio.gather(
+            batcher.connect(), asyncio.to_thread(self._check, domain), return_exceptions=True
+        )
+        if failure is not None:
+            raise failure
+
+    def _check(self, domain: str) -> None:
+        """Make a decision as a probe does. If it fails, open the breaker, and raise StoreUnavailable."""
+        period = self._breaker.period
+        try:
+            self._probe_and_explain(domain)
+        except StoreUnavailable as error:
+            period.breaker.trip(error, partial(self._probe_and_explain, domain), period.closings)
+            raise
 
     def _connect(self) -> Blocking:
         try:
@@ -182,7 +199,7 @@ class Server(Store):
             self._scripts.clear()  # the server may be replaced by one without the scripts
             asks, _ = request
             domain = asks[0].key.partition(":")[0] if asks else ""
-            period.breaker.trip(error, lambda: self._probe(domain), period.closings)
+            period.breaker.trip(error, partial(self._probe_and_explain, domain), period.closings)
         elif isinstance(error, CounterError) and not self._counter_error_logged:
             self._counter_error_logged = True  # once, because every request for this counter fails
             _log.warning("store %s refuses a counter (%s): on_error applies to its requests", self._name, error)
@@ -192,6 +209,15 @@ class Server(Store):
         batchers = list(self._loops.values())
         answered_at = max([self._lanes.answered_at, *[each.answered_at for each in batchers]])
         return silent(time.monotonic(), answered_at, self._timeout)
+
+    def _probe_and_explain(self, domain: str) -> None:
+        """Probe. Raises StoreUnavailable, which says if the URL is for the wrong kind of port."""
+        try:
+            self._probe(domain)
+        except PermanentFault:
+            raise
+        except StoreUnavailable as error:
+            raise self._endpoint.explained(error) from error
 
     def _probe(self, domain: str) -> None:
         """Raise StoreUnavailable while the server is unavailable. Otherwise make the connections that requests use."""

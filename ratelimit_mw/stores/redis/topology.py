@@ -136,7 +136,7 @@ class Topology:
     def __init__(
         self, seeds: Sequence[Address], connect: Callable[[Address], Blocking], away: Callable[[Address], bool]
     ) -> None:
-        self._seeds = seeds
+        self.seeds = seeds
         self._connect = connect
         self._away = away
         self._slots: list[Address | None] = [None] * SLOTS
@@ -148,7 +148,7 @@ class Topology:
         address = self._slots[slot]
         if address is None:
             self._refresh_soon()
-            return min(self._seeds, key=self._away)
+            return min(self.seeds, key=self._away)
         return address
 
     def nodes(self) -> set[Address]:
@@ -168,7 +168,7 @@ class Topology:
 
     def refresh(self) -> None:
         """Read the map from the first node that answers. Raises StoreUnavailable if no node answers."""
-        known = {*self._seeds, *filter(None, self._slots)}
+        known = {*self.seeds, *filter(None, self._slots)}
         failure = StoreUnavailable("the cluster has no node")
         for address in sorted(known, key=lambda address: (self._away(address), _chance.random())):
             try:
