@@ -12,7 +12,7 @@ from ratelimit_mw.limiter import LIMITERS, RateLimiter
 from ratelimit_mw.model import SECOND
 from ratelimit_mw.operations.activity import together
 from ratelimit_mw.operations.observer import Observer, process_name
-from ratelimit_mw.operations.sharing import Others, Sharing
+from ratelimit_mw.operations.sharing import Seen, Sharing
 from ratelimit_mw.operations.state import Outline, State, StoreState, state_of
 from ratelimit_mw.process_local import lazy, lock, reset_after_fork
 
@@ -127,13 +127,14 @@ class _Reporter:
         if LIMITERS[limiter]:  # after its end, only a request starts the thread
             self._start()
         sharing = self._sharing
-        others = None if sharing is None else sharing.look()
+        seen = Seen() if sharing is None else sharing.look()
         made = self._made
         if made is not None and time.monotonic() - made.at < _LASTS:
             return made.state
-        return self._make(limiter, sharing, others)
+        return self._make(limiter, sharing, seen)
 
-    def _make(self, limiter: RateLimiter, sharing: Sharing | None, others: Others | None) -> State:
+    def _make(self, limiter: RateLimiter, sharing: Sharing | None, seen: Seen) -> State:
+        others = seen.others
         observer, rules = self._observer or Observer(limiter), limiter.rules
         outline = self._outline
         if outline is None or outline.rules_of is not rules:
@@ -148,7 +149,7 @@ class _Reporter:
             version=limiter.state.version,
             switch=limiter.switch.setting.word,
             at=observer.now() / SECOND,
-            store=_store(limiter, sharing, deciding=own.requests > 0),
+            store=_store(limiter, sharing, away=seen.away, deciding=own.requests > 0),
             processes=len({process_name(), *(each.process for each in (others.reports if others else ()))}),
             shared=others is not None,
         )
@@ -201,7 +202,7 @@ class _Reporter:
             observer.sample()
             sharing.exchange(lambda: observer.report(limiter, sharing.latency_ms))
             if self._made is not None and sharing.watched:
-                self._make(limiter, sharing, sharing.others)
+                self._make(limiter, sharing, sharing.seen)
         except Exception as error:  # noqa: BLE001 - the app must not notice, and the next round may succeed
             if not self._failed:
                 self._failed = True
@@ -209,11 +210,11 @@ class _Reporter:
         return True
 
 
-def _store(limiter: RateLimiter, sharing: Sharing | None, *, deciding: bool) -> StoreState:
+def _store(limiter: RateLimiter, sharing: Sharing | None, *, away: bool, deciding: bool) -> StoreState:
     """Return what is known of the store: by the last exchange, and by the last decision if there were some lately."""
     if sharing is None or not sharing.possible:
         return StoreState(limiter.tally.store, limiter.tally.store_up, None)
-    up = not sharing.away and (limiter.tally.store_up or not deciding)
+    up = not away and (limiter.tally.store_up or not deciding)
     return StoreState(limiter.tally.store, up, sharing.latency_ms if up else None)
 
 

@@ -45,6 +45,29 @@ class Others(NamedTuple):
     together: Activity | None
 
 
+class Seen(NamedTuple):
+    """What the last exchange has shown. It is one value, so that a state is about one moment.
+
+    Attributes:
+        others: The reports of the other processes, at most 2.5 seconds old. None if they are not known.
+        away: True if the server did not answer the last time.
+    """
+
+    others: Others | None = None
+    away: bool = False
+
+
+class _Exchange(NamedTuple):
+    """The outcome of one exchange. `failed`: the reports of others could not be read."""
+
+    others: Others | None = None
+    failed: bool = False
+    away: bool = False
+
+    def is_fresh(self) -> bool:
+        return self.others is not None and time.monotonic() - self.others.at < _FRESH
+
+
 class Sharing:
     """Exchanges the reports of one limiter with other processes.
 
@@ -61,14 +84,11 @@ class Sharing:
     def __init__(self, url: str, domain: str) -> None:
         self.possible = kind_of(url).server
         """True if the storage can be shared: it is a server."""
-        self.away = False
-        """True if the server did not answer the last time."""
         self.stopped = False
         """True if the thread has to end."""
         self._url, self._domain = url, domain
         self._board: Board | None = None
-        self._others: Others | None = None
-        self._failed = False
+        self._latest = _Exchange()
         self._looked = float("-inf")
         self._due = float("-inf")
         self._latencies: deque[float] = deque(maxlen=9)
@@ -82,25 +102,26 @@ class Sharing:
         return round(sorted(self._latencies)[len(self._latencies) // 2], 2)
 
     @property
-    def others(self) -> Others | None:
-        """The reports of the other processes, at most 2.5 seconds old. None if they are not known."""
-        return self._others if self._is_fresh() else None
+    def seen(self) -> Seen:
+        """What the last exchange has shown."""
+        latest = self._latest
+        return Seen(latest.others if latest.is_fresh() else None, latest.away)
 
     @property
     def watched(self) -> bool:
         """True if a viewer has asked in the last 5 seconds."""
         return time.monotonic() - self._looked < _WATCHED
 
-    def look(self) -> Others | None:
-        """Return `others` for a viewer. The first call waits for them, at most 0.2 seconds."""
+    def look(self) -> Seen:
+        """Return what is `seen`, for a viewer. The first call waits for it, at most 0.2 seconds."""
         self._looked = time.monotonic()
         if not self.possible or self.stopped:
-            return None
+            return Seen()
         if not self._known():
             self._wake.set()
             with self._news:
                 self._news.wait_for(self._known, _PATIENCE)
-        return self.others
+        return self.seen
 
     def stop(self) -> None:
         """Make the thread end."""
@@ -122,7 +143,7 @@ class Sharing:
         due, wanted = now >= self._due, self.watched
         if due:
             self._due = now + EVERY
-        if not self.possible or not (due or (wanted and not self._is_fresh())):
+        if not self.possible or not (due or (wanted and not self._latest.is_fresh())):
             return
         text = encode_report(make_report()) if due else None
         try:
@@ -131,14 +152,14 @@ class Sharing:
             refused = isinstance(error.__cause__, ErrorReply)
             if refused:
                 self._log_once(f"the server refuses the reports of the live page: {error}")
-            self._note(None, away=not refused)
+            self._note(_Exchange(failed=True, away=not refused))
         else:
             if wanted:
                 reports = [found for found in map(decode_report, texts) if found is not None]
                 activities = [each.activity for each in reports]
-                self._note(Others(time.monotonic(), reports, together(activities) if activities else None))
+                self._note(_Exchange(Others(time.monotonic(), reports, together(activities) if activities else None)))
             else:
-                self.away = self._failed = False
+                self._note(_Exchange(self._latest.others))
 
     def end(self) -> None:
         """Remove the report of this process, and close the connection."""
@@ -166,17 +187,15 @@ class Sharing:
             self._latencies.append((time.perf_counter() - began) * 1_000)
         return texts
 
-    def _note(self, others: Others | None, *, away: bool = False) -> None:
+    def _note(self, latest: _Exchange) -> None:
         with self._news:
-            self._others, self._failed, self.away = others, others is None, away
+            self._latest = latest
             self._news.notify_all()
 
     def _known(self) -> bool:
         """Return True if a viewer need not wait: the reports are known, or the last exchange has failed."""
-        return self._failed or self._is_fresh()
-
-    def _is_fresh(self) -> bool:
-        return self._others is not None and time.monotonic() - self._others.at < _FRESH
+        latest = self._latest
+        return latest.failed or latest.is_fresh()
 
     def _log_once(self, message: str) -> None:
         if message not in self._logged:

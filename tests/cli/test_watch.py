@@ -22,7 +22,7 @@ from ratelimit_mw.operations.report_codec import ProcessReport, encode_report
 from tests.cli.conftest import app_limiter
 from tests.support.apps import ROOT
 from tests.support.patience import eventually
-from tests.support.processes import end, spawn
+from tests.support.processes import end, interruptible, spawn
 
 NO_REPORT = (
     "no process reports: mount the page in the app, or write `observe: {live: true}` into its rules; a process begins "
@@ -169,7 +169,7 @@ def test_a_terminal_gets_frames_until_ctrl_c(shop, any_server):
     main, terminal = pty.openpty()
     command = [sys.executable, "-m", "ratelimit_mw", "top", "--watch", "--storage", any_server.url]
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", "COLUMNS": "120", "LINES": "40"}
-    process = spawn(command, stdin=terminal, stdout=terminal, stderr=terminal, env=environ)
+    process = spawn(interruptible(command), stdin=terminal, stdout=terminal, stderr=terminal, env=environ)
     os.close(terminal)
     read = b""
     try:

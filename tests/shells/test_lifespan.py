@@ -13,6 +13,7 @@ from ratelimit_mw import ConfigurationError
 from ratelimit_mw.asgi import RateLimitMiddleware
 from tests.shells.asking import exchange, http_scope, limiter, rules
 from tests.support.apps import AppExited, uvicorn
+from tests.support.patience import WITHIN, aeventually
 
 BROKEN = {"domain": "d", "rules": [{"name": "a", "limit": "5 per minit"}, {"name": "b", "limt": "1 per hour"}]}
 STARTUP, SHUTDOWN = {"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}
@@ -43,12 +44,10 @@ async def lifespan(app, *incoming):
 
 
 async def connections(server, wanted):
-    """The clients of a server, less the one that asks, as soon as they are as many as wanted, or after a second."""
-    for _ in range(100):
-        if len(server.admin.client_list()) - 1 == wanted:
-            break
-        await asyncio.sleep(0.01)  # a server notices a closed connection when its turn comes
-    return len(server.admin.client_list()) - 1
+    """The clients of a server, less the one that asks, once they are as many as wanted."""
+    # A server notices a closed connection when its turn comes.
+    await aeventually(lambda: len(server.admin.client_list()) - 1 == wanted)
+    return wanted
 
 
 # --------------------------------------------------------------------------------------- a broken config
@@ -172,7 +171,7 @@ def test_uvicorn_starts_with_good_rules_and_stops_cleanly(tmp_path, any_server):
     )
     with uvicorn("served:app", cwd=tmp_path) as app:
         app.process.terminate()
-        app.process.wait(10)
+        app.process.wait(WITHIN)
         assert "Application shutdown complete" in app.log
         assert "Traceback" not in app.log
 

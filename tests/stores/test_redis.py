@@ -275,19 +275,15 @@ def test_a_spoilt_counter_among_several_spoils_its_own_charge_alone(server, stor
     assert store.decide([ask(key="d:r:{y}")]).outcomes[0].remaining == 99
 
 
-def clients_of(server):
-    return sum(client["cmd"].startswith("eval") for client in server.admin.client_list())
-
-
-def test_many_event_loops_leave_nothing_behind(any_server):
-    store = RedisStore(any_server.url, timeout=10)
-    threads = threading.active_count()
+def test_many_event_loops_leave_nothing_behind(fresh_server):
+    store = RedisStore(fresh_server.url, timeout=10)
+    clients, threads = len(fresh_server.admin.client_list()), set(threading.enumerate())
     for _ in range(30):
         asyncio.run(store.adecide([ask()]))
     gc.collect()
-    eventually(lambda: clients_of(any_server) == 0)
+    eventually(lambda: len(fresh_server.admin.client_list()) == clients)
     assert len(store._loops) == 0
-    assert threading.active_count() == threads
+    assert set(threading.enumerate()) <= threads
     store.close()
 
 
@@ -344,12 +340,13 @@ def test_threads_that_connect_at_once_all_return_when_the_connection_is_made(any
         store.close()
 
 
-def test_closed_it_has_no_connection(any_server, store):
-    other = RedisStore(any_server.url, timeout=10)
+def test_closed_it_has_no_connection(fresh_server):
+    before = len(fresh_server.admin.client_list())
+    other = RedisStore(fresh_server.url, timeout=10)
     other.decide([ask()])
-    assert clients_of(any_server) == 1
+    assert len(fresh_server.admin.client_list()) == before + 1
     other.close()
-    eventually(lambda: clients_of(any_server) == 0)
+    eventually(lambda: len(fresh_server.admin.client_list()) == before)
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")

@@ -45,6 +45,18 @@ def spawn(args: Sequence[str | os.PathLike[str]], **options: Any) -> "subprocess
     return process
 
 
+def interruptible(args: Sequence[str | os.PathLike[str]]) -> list[str | os.PathLike[str]]:
+    """Return a command that runs `args` and ends by SIGINT. A child ignores SIGINT if the parent of the tests does."""
+    return [sys.executable, "-IS", "-c", _INTERRUPTIBLE, *args]
+
+
+_INTERRUPTIBLE = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+
+
 def end(process: "subprocess.Popen[bytes]", *, grace: float = 5.0) -> int:
     """Ask a child's group to stop, insist after `grace` seconds, and return the child's exit status."""
     if process.poll() is None:

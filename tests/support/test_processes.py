@@ -7,7 +7,7 @@ import time
 import pytest
 
 from tests.support.apps import ROOT
-from tests.support.processes import end, in_child, spawn
+from tests.support.processes import end, in_child, interruptible, spawn
 
 # That a process is gone is seen by the end of a pipe that it held open.
 
@@ -24,6 +24,21 @@ def test_a_stopped_child_hears_sigterm():
     process = spawn(["sleep", "60"])
     process.send_signal(signal.SIGSTOP)
     assert end(process) == -signal.SIGTERM
+
+
+def test_an_interruptible_child_hears_sigint_although_the_tests_ignore_it():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        process = spawn(interruptible(["sh", "-c", "echo up; exec sleep 60"]), stdout=subprocess.PIPE)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    with process:
+        try:
+            assert process.stdout.readline() == b"up\n"
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == -signal.SIGINT
+        finally:
+            end(process, grace=0)
 
 
 def test_what_a_child_leaves_behind_ends_with_it():
