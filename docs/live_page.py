@@ -80,10 +80,10 @@ def main() -> None:
         server = make_server("127.0.0.1", 0, page, handler_class=Quiet)
         threading.Thread(target=server.serve_forever, daemon=True).start()
         with browser() as chromium:
-            tab = chromium.new_page(viewport={"width": 1100, "height": 720})
+            tab = chromium.new_page(
+                viewport={"width": 1100, "height": 720}, http_credentials={"username": "", "password": TOKEN}
+            )
             tab.goto(f"http://127.0.0.1:{server.server_port}/")
-            tab.fill("#token", TOKEN)
-            tab.click("button")
             tab.wait_for_selector("#rules tbody tr")
             tab.screenshot(path=PICTURE, full_page=True)
         server.shutdown()

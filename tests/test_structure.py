@@ -221,10 +221,7 @@ ADDED = {
             "viewer",
         )
     },
-    **{
-        f"operations/page/{name}.py": "the same"
-        for name in ("__init__", "access", "app", "documents", "metrics", "visits")
-    },
+    **{f"operations/page/{name}.py": "the same" for name in ("__init__", "access", "app", "metrics", "visits")},
     "testing.py": "support for the tests of apps",
     "cli/frameworks.py": "the routes of apps",
     "cli/routes.py": "routes beside the rules that apply to them",

@@ -28,11 +28,8 @@ class Visitor:
         tab.on("request", lambda request: request.url.endswith("state.json") and self.fetched.append(request.url))
         tab.on("dialog", lambda dialog: (self.dialogs.append(dialog.message), dialog.dismiss()))
 
-    def log_in(self, token=TOKEN):
+    def open(self):
         self.tab.goto(f"{self.url}/_limits/")
-        self.said.clear()  # Chromium says that the answer was 401
-        self.tab.get_by_label("Token of this page").fill(token)
-        self.tab.get_by_role("button", name="Log in").click()
 
     def text(self, selector):
         return self.tab.locator(selector).inner_text()
@@ -46,8 +43,8 @@ class Visitor:
 def visit(chromium, app):
     contexts = []
 
-    def visit(url=app.url, **options):
-        contexts.append(chromium.new_context(**options))
+    def visit(url=app.url, token=TOKEN, **options):
+        contexts.append(chromium.new_context(http_credentials={"username": "", "password": token}, **options))
         return Visitor(contexts[-1].new_page(), url)
 
     yield visit
@@ -81,18 +78,19 @@ def with_state(visitor, **changes):
     """Let the page show these data instead of those of its server."""
     body = json.dumps(state(**changes))
     visitor.tab.route("**/state.json", lambda route: route.fulfill(body=body, content_type="application/json"))
-    visitor.log_in()
+    visitor.open()
     visitor.wait("#fresh", "Live")
     return visitor
 
 
 @EACH_SERVER
-def test_a_denied_client_appears_after_a_login(serve, visit):
+def test_a_denied_client_appears(serve, visit):
     with serve() as served:
+        stranger = visit(served.url, "this is not the token")
+        stranger.open()
+        assert stranger.text("body").strip() == "The token is not right."
         visitor = visit(served.url)
-        visitor.log_in("this is not the token")
-        assert visitor.text("[role=alert]") == "The token is not right."
-        visitor.log_in()
+        visitor.open()
         visitor.wait("#domain", "shop")
         assert visitor.text("#limited-none") == "No client is limited."
         assert visitor.text("#switch") == "Limits are enforced"
@@ -106,8 +104,6 @@ def test_a_denied_client_appears_after_a_login(serve, visit):
         assert [name.split() for name in names] == [["everything"], ["paths", "shadow"]]
         assert visitor.tab.locator("#rules tbody").inner_text().count("per 365 days") == 2
         assert visitor.said == []  # no violation of the policy, and no error
-        visitor.tab.get_by_role("button", name="Log out").click()
-        visitor.tab.get_by_label("Token of this page").wait_for()
 
 
 def test_what_clients_have_written_is_inert(visit):
@@ -197,18 +193,18 @@ def test_a_failed_fetch_is_said_and_its_old_numbers_are_marked(visit):
 def test_data_that_cannot_be_read_are_said(visit):
     visitor = visit()
     visitor.tab.route("**/state.json", lambda route: route.fulfill(body="{}", content_type="application/json"))
-    visitor.log_in()
+    visitor.open()
     visitor.wait("#trouble", "The answer of the server cannot be read.")
 
 
-def test_a_login_that_has_ended_is_said_and_no_more_is_fetched(visit):
+def test_a_token_that_is_no_longer_right_is_said_and_no_more_is_fetched(visit):
     visitor = visit()
     visitor.tab.clock.install()
     with_state(visitor)
     visitor.tab.unroute("**/state.json")
-    visitor.tab.context.clear_cookies()
+    visitor.tab.route("**/state.json", lambda route: (visitor.fetched.append(1), route.fulfill(status=401)))
     visitor.tab.clock.run_for(2_100)
-    visitor.wait("#trouble", "Your login has ended. Reload this page to log in.")
+    visitor.wait("#trouble", "The token is no longer right. Reload this page.")
     seen = len(visitor.fetched)
     visitor.tab.clock.run_for(60_000)
     assert len(visitor.fetched) == seen

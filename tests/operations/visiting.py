@@ -1,8 +1,6 @@
 """Requests to the live page, under ASGI and under WSGI, and their answers in one shape."""
 
 import asyncio
-import io
-from urllib.parse import urlencode
 from wsgiref.util import setup_testing_defaults
 from wsgiref.validate import validator
 
@@ -22,22 +20,19 @@ def page_of(engine=None, *, token=TOKEN, **options):
     return Page(engine or limiter(clock=ManualClock(START)), token=token, **options)
 
 
-def visit_asgi(page, path="/", *, method="GET", ip=IP, headers=None, body=b"", root="/_limits", scheme="http"):
+def visit_asgi(page, path="/", *, method="GET", ip=IP, headers=None, root="/_limits"):
     lines = [(name.lower().encode(), value.encode("latin-1")) for name, value in (headers or {}).items()]
-    scope = http_scope(root + path, method=method, ip=ip, headers=lines, root_path=root, scheme=scheme)
-    parts = [{"type": "http.request", "body": body[:3000], "more_body": True}]  # as a server may split it
-    start, end = asyncio.run(exchange(page, scope, [*parts, {"type": "http.request", "body": body[3000:]}]))
+    scope = http_scope(root + path, method=method, ip=ip, headers=lines, root_path=root)
+    start, end = asyncio.run(exchange(page, scope))
     fields = [(name.decode(), value.decode()) for name, value in start["headers"]]
     return Answer(start["status"], fields, end["body"])
 
 
-def visit_wsgi(page, path="/", *, method="GET", ip=IP, headers=None, body=b"", root="/_limits", scheme="http"):
+def visit_wsgi(page, path="/", *, method="GET", ip=IP, headers=None, root="/_limits"):
     environ = {"SCRIPT_NAME": root, "PATH_INFO": path, "REQUEST_METHOD": method, "REMOTE_ADDR": ip or ""}
-    environ |= {"wsgi.input": io.BytesIO(body), "wsgi.url_scheme": scheme, "CONTENT_LENGTH": str(len(body))}
     environ["QUERY_STRING"] = ""
     for name, value in (headers or {}).items():
-        key = name.upper().replace("-", "_")
-        environ[key if key in {"CONTENT_TYPE", "CONTENT_LENGTH"} else f"HTTP_{key}"] = value
+        environ[f"HTTP_{name.upper().replace('-', '_')}"] = value
     setup_testing_defaults(environ)
     said = []
     served = validator(page.wsgi)(environ, lambda *arguments: said.append(arguments))
@@ -50,14 +45,3 @@ def visit_wsgi(page, path="/", *, method="GET", ip=IP, headers=None, body=b"", r
 EACH_SHELL = pytest.mark.parametrize(
     "visit", [pytest.param(visit_asgi, id="ASGI"), pytest.param(visit_wsgi, id="WSGI")]
 )
-
-
-def log_in(visit, page, token=TOKEN, **options):
-    """Send the form of the login."""
-    options["headers"] = {"Content-Type": "application/x-www-form-urlencoded"} | options.get("headers", {})
-    return visit(page, "/login", method="POST", body=urlencode({"token": token}).encode(), **options)
-
-
-def cookie_of(answer):
-    """The header that sends the cookie of a login back."""
-    return {"Cookie": answer.headers["set-cookie"].partition(";")[0]}

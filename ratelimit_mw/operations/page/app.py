@@ -4,22 +4,21 @@ Apps import `Page` from `ratelimit_mw.operations.page`. This module is internal.
 """
 
 import json
+import secrets
 from collections.abc import Awaitable, Callable, Iterable
-from functools import cached_property
+from functools import cache, cached_property
+from importlib import resources
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qs
 from wsgiref.types import StartResponse
 
 from ratelimit_mw.identity.address import UNKNOWN_ADDRESS
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.operations.live import Live
-from ratelimit_mw.operations.page import documents
-from ratelimit_mw.operations.page.access import LASTS, SHORTEST, Access, Admission, CredentialCheck, fault_of
+from ratelimit_mw.operations.page.access import SHORTEST, Access, CredentialCheck, fault_of
 from ratelimit_mw.operations.page.visits import (
     Answer,
     AsgiVisit,
     AskGuard,
-    ReadBody,
     Receive,
     Running,
     Scope,
@@ -38,14 +37,25 @@ if TYPE_CHECKING:
 
 Guard = Callable[[Any], bool | Awaitable[bool]]
 
-_COOKIE = "ratelimit_page"
 _NEEDED = (
     f"the live page needs a token of at least {SHORTEST} characters, as in Page(limiter, token=os.environ['TOKEN']), "
     "or a guard, as in Page(limiter, guard=is_admin): it shows addresses and users of clients, so it has no open mode"
 )
-_FORM = "application/x-www-form-urlencoded"
-_CHALLENGE = ("WWW-Authenticate", 'Bearer realm="live page"')
-_TO_PAGE = ("Location", "./")  # relative, so that it is right behind every proxy
+_CHALLENGE = ("WWW-Authenticate", 'Basic realm="live page", charset="UTF-8"')  # so that browsers ask for the token
+
+_SECURITY_HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+"""The headers of all answers. The page has a Content-Security-Policy of its own."""
+
+_POLICY = (
+    "default-src 'none'; script-src 'nonce-{0}'; style-src 'nonce-{0}'; img-src data:; connect-src 'self'; "
+    "form-action 'none'; base-uri 'none'; frame-ancestors 'none'"
+)
 
 
 class Page:
@@ -55,8 +65,8 @@ class Page:
     Below that path, `/` is the page, `/state.json` its data, and `/metrics` the metrics for Prometheus. The page only
     reads: it cannot change a limit.
 
-    A visitor sends the token as `Authorization: Bearer TOKEN`, or types it into a form, which sets a cookie for 12
-    hours. After ten wrong attempts of one address within a minute, or a hundred of all addresses, the answer is 429.
+    A visitor sends the token as `Authorization: Bearer TOKEN`, or as the password of HTTP Basic, which browsers ask
+    for. After ten wrong attempts of one address within a minute, the answer is 429.
 
     Args:
         limiter: The limiter that the middleware uses. It is not closed with the page.
@@ -99,10 +109,9 @@ class Page:
             send: The function of the server.
         """
         if scope["type"] == "http":
-            visit = AsgiVisit(scope, receive, self._running)
+            visit = AsgiVisit(scope, self._running)
             answer = await visit.answer(self._steps(visit))
-            if answer is not None:
-                await send_asgi(answer, documents.SECURITY_HEADERS, visit.method, send)
+            await send_asgi(answer, _SECURITY_HEADERS, visit.method, send)
         elif scope["type"] == "websocket":
             await receive()
             await send({"type": "websocket.close", "code": 1000})  # before it is accepted, so the server answers 403
@@ -119,7 +128,7 @@ class Page:
             start_response: The function of the server.
         """
         visit = WsgiVisit(environ)
-        return send_wsgi(visit.answer(self._steps(visit)), documents.SECURITY_HEADERS, visit.method, start_response)
+        return send_wsgi(visit.answer(self._steps(visit)), _SECURITY_HEADERS, visit.method, start_response)
 
     def close(self) -> None:
         """Stop sending what this process knows to other processes. The limiter stays open."""
@@ -140,8 +149,6 @@ class Page:
             return text_answer(403, "You may not see this page.")
         if visit.path == "":
             return text_answer(307, "The address of the page ends with a slash.", ("Location", visit.with_slash))
-        if self._access is not None and visit.path in ("/login", "/logout"):
-            return (yield from self._steps_of_login(visit, self._access))
         if visit.path not in ("/", "/state.json", "/metrics"):
             return text_answer(404, "There is no such page. The live page is at /, its data are at /state.json.")
         if visit.method not in ("GET", "HEAD"):
@@ -151,55 +158,28 @@ class Page:
             if refused is not None:
                 return refused
         if visit.path == "/":
-            return documents.page(logout=self._access is not None)
+            return _page()
         found: Answer = yield Work(self._state if visit.path == "/state.json" else self._metrics)
         return found
 
     def _refused(self, visit: Visit, access: Access) -> Answer | None:
-        """Return the refusal of a visitor whose credentials are not right."""
-        admission = access.admit(self._address(visit), bearer=visit.bearer, cookies=visit.cookies(_COOKIE))
-        if admission.check is CredentialCheck.ADMITTED:
+        """Return the refusal of a visitor whose token is not right."""
+        check, retry_after = access.admit(self._address(visit), visit.token)
+        if check is CredentialCheck.ADMITTED:
             return None
-        status, message, headers = _refusal(admission)
-        if admission.check in (CredentialCheck.WRONG, CredentialCheck.EXPIRED) and visit.bearer is None:
-            headers.append(self._cookie(visit, "", 0))  # so that it is not sent again, and counted again
-        if visit.path == "/":
-            return documents.login(status, message, *headers)
-        return text_answer(status, message or "Send the token as 'Authorization: Bearer TOKEN'.", *headers)
-
-    def _steps_of_login(self, visit: Visit, access: Access) -> Steps:
-        """Log in and out. Both change nothing but a cookie of the visitor.
-
-        The forms of other sites are refused. They could not log a visitor in without the token, but they could use up
-        the attempts of the visitor's address.
-        """
-        if visit.method != "POST":
-            return text_answer(405, "Only POST is allowed here.", ("Allow", "POST"))
-        if (visit.request.header("sec-fetch-site") or "same-origin") not in ("same-origin", "none"):
-            return text_answer(403, "The form of another site is refused.")
-        if visit.path == "/logout":
-            return text_answer(303, "You are logged out.", _TO_PAGE, self._cookie(visit, "", 0))
-        if (visit.request.header("content-type") or "").partition(";")[0].strip().lower() != _FORM:
-            return text_answer(415, f"The body must be {_FORM}.")
-        body: bytes | None = yield ReadBody()
-        if body is None:
-            return text_answer(413, "The body is longer than 4 kB.")
-        admission = access.test_token(self._address(visit), _token_of(body))
-        if admission.check is CredentialCheck.ADMITTED:
-            return text_answer(303, "You are logged in.", _TO_PAGE, self._cookie(visit, access.cookie(), LASTS))
-        status, message, headers = _refusal(admission)
-        return documents.login(status, message, *headers)
+        if check is CredentialCheck.TOO_MANY:
+            text = f"Too many wrong attempts. Try again in {retry_after} s."
+            return text_answer(429, text, ("Retry-After", str(retry_after)))
+        if check is CredentialCheck.WRONG:
+            return text_answer(401, "The token is not right.", _CHALLENGE)
+        return text_answer(
+            401, "Send the token as 'Authorization: Bearer TOKEN', or as the password of HTTP Basic.", _CHALLENGE
+        )
 
     def _address(self, visit: Visit) -> str:
         """Return the identity of the visitor's address, by the `client` of the limiter's rules."""
         address = self._limiter.rules.attributes.client_address.network(visit.request)
         return UNKNOWN_ADDRESS if address is None else address
-
-    @staticmethod
-    def _cookie(visit: Visit, value: str, seconds: int) -> tuple[str, str]:
-        secure = "; Secure" if visit.secure else ""
-        attributes = f"Path={visit.cookie_path}; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}"
-        return "Set-Cookie", f"{_COOKIE}={value}; {attributes}"
 
     def _state(self) -> Answer:
         """Return the data of the page. May wait for the store."""
@@ -225,19 +205,16 @@ class Page:
         return Exposition(self._limiter)
 
 
-def _refusal(admission: Admission) -> tuple[int, str, list[tuple[str, str]]]:
-    """Return the status, the message and the headers of a refusal."""
-    if admission.check is CredentialCheck.TOO_MANY:
-        wait = admission.retry_after
-        return 429, f"Too many wrong attempts. Try again in {wait} s.", [("Retry-After", str(wait))]
-    messages = {
-        CredentialCheck.MISSING: "",
-        CredentialCheck.EXPIRED: "Your login has expired.",
-        CredentialCheck.WRONG: "The token is not right.",
-    }
-    return 401, messages[admission.check], [_CHALLENGE]
+def _page() -> Answer:
+    """Return the page. It has no data: its script fetches them. Each answer has a nonce of its own."""
+    nonce = secrets.token_urlsafe(16)
+    html = _text("page.html").replace("{{nonce}}", nonce)
+    html = html.replace("{{style}}", _text("page.css")).replace("{{script}}", _text("page.js"))
+    headers = [("Content-Type", "text/html; charset=utf-8"), ("Content-Security-Policy", _POLICY.format(nonce))]
+    return Answer(200, headers, html.encode())
 
 
-def _token_of(body: bytes) -> str:
-    """Return the field `token` of a form. "" if it has none."""
-    return parse_qs(body.decode("latin-1"), errors="replace").get("token", [""])[0]
+@cache
+def _text(name: str) -> str:
+    """Return a file of this package."""
+    return resources.files("ratelimit_mw.operations.page").joinpath(name).read_text("utf-8")

@@ -175,7 +175,7 @@
   }
 
   async function refusal(answer) {
-    if (answer.status === 401) return "Your login has ended. Reload this page to log in.";
+    if (answer.status === 401) return "The token is no longer right. Reload this page.";
     if (answer.status === 429) return (await answer.text()).slice(0, 200);
     return "The server answered with status " + answer.status + ".";
   }

@@ -1,12 +1,13 @@
 """One request for the live page, under ASGI and under WSGI, and the answer to it.
 
 The page itself is written once, as a generator of steps (`Steps`). A step is work that ASGI and WSGI do
-differently: call the guard, read the body, or call a function that may take a while (in a thread under ASGI).
+differently: call the guard, or call a function that may take a while (in a thread under ASGI).
 
 This module is internal: its names may change in any release.
 """
 
 import asyncio
+from base64 import b64decode
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, MutableMapping
 from inspect import iscoroutine
 from typing import Any, NamedTuple, cast
@@ -23,9 +24,6 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
-LONGEST_BODY = 4096
-"""The most bytes of a body that is read. The form of the login is shorter."""
-
 
 class Answer(NamedTuple):
     """A response. `headers` has only the headers of this response, not those that all responses share."""
@@ -41,10 +39,6 @@ class AskGuard(NamedTuple):
     guard: Callable[[Any], object]
 
 
-class ReadBody(NamedTuple):
-    """A step: read the whole body. Its result is None if the body is longer than `LONGEST_BODY`."""
-
-
 class Work(NamedTuple):
     """A step: call a function that may wait for the store. Its result is what the function returns.
 
@@ -54,7 +48,7 @@ class Work(NamedTuple):
     function: Callable[[], Any]
 
 
-Steps = Generator[AskGuard | ReadBody | Work, Any, Answer]
+Steps = Generator[AskGuard | Work, Any, Answer]
 
 
 class Visit:
@@ -65,34 +59,26 @@ class Visit:
         method: The method.
         root: Where the page is mounted, as in `/_limits`, or "".
         path: The path below that. "" if the request has no slash after the root.
-        secure: Whether the browser has sent the request over https.
     """
 
-    def __init__(self, request: AsgiRequest | WsgiRequest, root: str, path: str, scheme: str) -> None:
+    def __init__(self, request: AsgiRequest | WsgiRequest, root: str, path: str) -> None:
         self.request = request
         self.method = request.method
         self.root = root.rstrip("/")
         self.path = path
-        # No proxy needs to be trusted for this: a client that lies gets a cookie that it does not send back.
-        forwarded = (request.header("x-forwarded-proto") or "").partition(",")[0]
-        self.secure = "https" in (scheme, forwarded.strip().lower())
 
     @property
-    def bearer(self) -> str | None:
-        """The token of the header Authorization. None if there is none, or one for another scheme."""
-        scheme, _, token = (self.request.header("authorization") or "").strip().partition(" ")
-        return token if scheme.lower() == "bearer" else None
-
-    def cookies(self, name: str) -> list[str]:
-        """Return the values of all cookies of this name, in the order of the request."""
-        lines = self.request.header_lines("cookie")
-        pairs = [pair.strip().partition("=") for line in lines for pair in line.split(";")]
-        return [value for key, _, value in pairs if key == name]
-
-    @property
-    def cookie_path(self) -> str:
-        """The path of the page's cookie: where the page is mounted."""
-        return quote(self.root, safe="/~") or "/"
+    def token(self) -> str | None:
+        """The token of the header Authorization: after Bearer, or the password of Basic. None if there is neither."""
+        scheme, _, rest = (self.request.header("authorization") or "").strip().partition(" ")
+        if scheme.lower() == "bearer":
+            return rest
+        if scheme.lower() != "basic":
+            return None
+        try:
+            return b64decode(rest.strip(), validate=True).decode("utf-8", "replace").partition(":")[2]
+        except ValueError:
+            return ""  # it is no token, but an attempt
 
     @property
     def with_slash(self) -> str:
@@ -105,22 +91,20 @@ class AsgiVisit(Visit):
 
     Args:
         scope: The scope of the request.
-        receive: The function of the server.
         running: The work that is under way in threads, by its function. All requests of one page share it.
     """
 
-    def __init__(self, scope: Scope, receive: Receive, running: "Running") -> None:
+    def __init__(self, scope: Scope, running: "Running") -> None:
         path, root = scope.get("path") or "", (scope.get("root_path") or "").rstrip("/")
         if root and (path == root or path.startswith(f"{root}/")):  # most servers and frameworks send the whole path
             path = path[len(root) :]
         elif not root:
             path = path or "/"
-        super().__init__(AsgiRequest(scope), root, path, scope.get("scheme") or "http")
-        self._receive = receive
+        super().__init__(AsgiRequest(scope), root, path)
         self._running = running
 
-    async def answer(self, steps: Steps) -> Answer | None:
-        """Run the steps. Return None if the client is gone before the end of its body."""
+    async def answer(self, steps: Steps) -> Answer:
+        """Run the steps."""
         result: object = None
         while True:
             try:
@@ -129,30 +113,9 @@ class AsgiVisit(Visit):
                 return cast("Answer", end.value)
             if isinstance(step, Work):
                 result = await self._running.result(step.function)
-            elif isinstance(step, AskGuard):
+            else:
                 admits = step.guard(self.request.context)
                 result = (await admits if isinstance(admits, Awaitable) else admits) is True
-            else:
-                try:
-                    result = await self._body()
-                except ConnectionResetError:
-                    return None
-
-    async def _body(self) -> bytes | None:
-        if _length(self.request.header("content-length")) > LONGEST_BODY:
-            return None
-        body = b""
-        part: bytes
-        while True:
-            message = await self._receive()
-            if message["type"] != "http.request":
-                raise ConnectionResetError
-            part = message.get("body", b"")
-            body += part
-            if len(body) > LONGEST_BODY:
-                return None
-            if not message.get("more_body"):
-                return body
 
 
 class WsgiVisit(Visit):
@@ -164,7 +127,7 @@ class WsgiVisit(Visit):
 
     def __init__(self, environ: dict[str, Any]) -> None:
         root, path = utf8(environ.get("SCRIPT_NAME") or ""), environ.get("PATH_INFO") or ""
-        super().__init__(WsgiRequest(environ), root, path if root else path or "/", environ["wsgi.url_scheme"])
+        super().__init__(WsgiRequest(environ), root, path if root else path or "/")
 
     def answer(self, steps: Steps) -> Answer:
         """Run the steps."""
@@ -176,30 +139,12 @@ class WsgiVisit(Visit):
                 return cast("Answer", end.value)
             if isinstance(step, Work):
                 result = step.function()
-            elif isinstance(step, AskGuard):
+            else:
                 admits = step.guard(self.request.context)
                 if iscoroutine(admits):
                     admits.close()
                     raise TypeError("the guard of the live page is an async function, which WSGI cannot await")
                 result = admits is True
-            else:
-                result = self._body()
-
-    def _body(self) -> bytes | None:
-        environ = self.request.context
-        left = _length(environ.get("CONTENT_LENGTH"))
-        if left > LONGEST_BODY:
-            return None
-        if not environ.get("CONTENT_LENGTH") and environ.get("wsgi.input_terminated"):
-            left = LONGEST_BODY + 1  # of a chunked body, which other servers do not end
-        body = b""
-        while left > 0:
-            part: bytes = environ["wsgi.input"].read(left)
-            if not part:
-                break
-            body += part
-            left -= len(part)
-        return None if len(body) > LONGEST_BODY else body
 
 
 class Running:
@@ -223,13 +168,6 @@ class Running:
 def text_answer(status: int, text: str, *headers: tuple[str, str]) -> Answer:
     """Return an answer that is one sentence."""
     return Answer(status, [("Content-Type", "text/plain; charset=utf-8"), *headers], f"{text}\n".encode())
-
-
-def _length(text: str | None) -> int:
-    """Return the length of a body by its header. 0 without one, and more than is read for one that is not a number."""
-    if not text:
-        return 0
-    return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else LONGEST_BODY + 1
 
 
 async def send_asgi(answer: Answer, common: Mapping[str, str], method: str, send: Send) -> None:
