@@ -462,6 +462,36 @@ def test_the_app_charges_and_gives_back(engine, ask, calls, remaining, algorithm
 
 
 @EACH
+def test_what_was_charged_last_comes_back_first(engine, ask, clock):
+    """The first charge was to a window that has ended, where there is nothing to give back."""
+    limiter = engine({"name": "r", "limit": "100 per minute", "algorithm": "fixed_window"})
+    clock.set(START - START % 60)
+
+    async def app(scope, receive, send):
+        clock.advance(60)
+        await scope["ratelimit"].charge(5)
+        await scope["ratelimit"].refund(5)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"x"})
+
+    async def main():
+        await exchange(Asgi(app, limiter=limiter), http_scope())
+        await limiter.aclose()
+
+    def call(handle):
+        clock.advance(60)
+        handle.charge(5)
+        handle.refund(5)
+        return 200, ()
+
+    if ask is under_asgi:
+        asyncio.run(main())
+    else:
+        under_wsgi(limiter, call)
+    assert left(limiter) == 100
+
+
+@EACH
 def test_nobody_gets_back_what_others_took(engine, ask):
     limiter = engine({"name": "r", "limit": "100 per minute", "algorithm": "fixed_window"})
     limiter.check({"ip": IP}, 50)

@@ -121,6 +121,16 @@ def test_a_counter_with_less_left_than_a_request_costs_counts_as_used_up(clock):
     assert not store.decide(search).admits(search)
 
 
+def test_a_counter_that_got_most_of_it_back_goes_before_those_that_are_used(clock):
+    store = MemoryStore(max_counters=100, clock=clock)
+    upload = one("d:upload:fw60:{ip=me}", 100, period=MINUTE, cost=100)
+    charged_at = store.decide(upload).now
+    store.refund(one("d:upload:fw60:{ip=me}", 100, period=MINUTE, cost=90), charged_at)
+    for number in range(1_000):
+        store.decide(one(f"d:filler:fw60:{{ip={number}}}", 10, period=DAY, cost=4))
+    assert store.decide(upload, commit=False).outcomes[0].remaining == 100, "it is as if unused"
+
+
 def test_a_standing_ban_outlives_a_flood(clock):
     ban = quota_of(Ban("d:login:ban:{", 2, MINUTE, HOUR, HOUR))
     store = MemoryStore(max_counters=1_000, clock=clock)
