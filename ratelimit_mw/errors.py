@@ -21,6 +21,7 @@ has its module behind it:
     │   ├── NoAnswer                there is no answer at all, or no connection
     │   ├── Late                    one request has no answer, others have
     │   ├── PermanentFault          waiting cannot heal it: the store, or its URL, must be changed
+    │   │   └── NameTaken           another user has taken the name of the file of lmdb://
     │   ├── CounterError            one request's counters cannot be used
     │   └── WrongNode               another node of the cluster must be asked
     │       └── Redirected          as above, and that node is known
@@ -167,6 +168,10 @@ class PermanentFault(StoreUnavailable):
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+
+class NameTaken(PermanentFault):
+    """Another user has taken the name of the file of `lmdb://`. Each process counts for itself until that changes."""
 
 
 class CounterError(StoreUnavailable):

@@ -66,7 +66,8 @@ def forget_request(keys: Sequence[str]) -> StoreRequest:
 class Connectable(Protocol):
     """A store that can connect before the first request comes. Both methods return after three seconds at the latest.
 
-    Both make a decision, on a key of `domain`. If it fails, they raise StoreUnavailable, after they have logged it.
+    Both make a decision, on a key of `domain`, or check that one can be made. If that fails, they log it and raise
+    StoreUnavailable.
     """
 
     def connect(self, domain: str) -> None:

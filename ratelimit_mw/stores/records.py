@@ -14,8 +14,9 @@ from ratelimit_mw.stores.base import Timer
 class Records(Protocol):
     """Texts by name under each key. Every method may raise StoreUnavailable. Records may be used after a fork."""
 
-    name: str
-    """The name of the storage in logs."""
+    @property
+    def name(self) -> str:
+        """The name of the storage in logs."""
 
     def version(self, key: str) -> int:
         """The number of changes to the texts under `key`; 0 if there are none."""

@@ -16,10 +16,9 @@ from ratelimit_mw.stores.base import Store
 
 
 def open_store(settings: StorageSettings, clock: Clock | None) -> Store:
-    """The store for `lmdb://`. It checks a file that exists, but the first decision creates or opens it.
+    """The store for `lmdb://`. The first decision creates or opens the file.
 
     Raises:
-        ConfigurationError: the file exists and cannot be used.
         ValueError: the URL is malformed, the platform is Windows, or the package `lmdb` is not installed.
     """
     if os.name == "nt":

@@ -6,6 +6,7 @@ when a process ends, however it ends. Neither part is held while a caller waits:
 after a pause. A process that was stopped while it held the lock therefore costs a request its timeout and no more.
 """
 
+import errno
 import logging
 import os
 import threading
@@ -17,9 +18,9 @@ from weakref import WeakValueDictionary
 
 import lmdb
 
-from ratelimit_mw.errors import ConfigurationError, CounterError, StoreUnavailable
+from ratelimit_mw.errors import CounterError, StoreUnavailable
 from ratelimit_mw.process_local import lazy, lock
-from ratelimit_mw.stores.shared.file import DataFile, names, open_data, open_environment
+from ratelimit_mw.stores.shared.file import DataFile, names, open_data, open_environment, set_aside
 from ratelimit_mw.stores.shared.location import Location
 from ratelimit_mw.stores.shared.table import Table
 
@@ -30,7 +31,17 @@ _log = logging.getLogger("ratelimit_mw")
 
 _TRY = LOCK_EX | LOCK_NB
 _CHECK = 1.0  # seconds between two looks at the path
-_SHRINK = 64  # counters that are dropped at once if the map is full
+_ROUNDS = 8  # transactions that one request may use to make room
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})  # EIO: LMDB could write a part of a page
+_DAMAGED = (
+    lmdb.CorruptedError,
+    lmdb.InvalidError,
+    lmdb.MapFullError,  # not even counters can be dropped
+    lmdb.MapResizedError,
+    lmdb.PageNotFoundError,
+    lmdb.ProblemError,
+    lmdb.VersionMismatchError,
+)
 _FORK = 1.0  # seconds that a fork waits for the lock
 
 
@@ -52,7 +63,7 @@ class Handle:
         self._data: DataFile | None = None
         self._table: Table | None = None
         self._check_at = 0.0
-        self._lost = False
+        self._replaced = False
         self._forking: int | None = None
 
     def attempt(self, work: Callable[[Table, A], T], asked: A) -> T | None:
@@ -61,10 +72,12 @@ class Handle:
         It may wait for the mutex, which other threads hold for one transaction at most.
 
         Args:
-            work: uses the table. It may be called twice. It must not return None.
+            work: uses the table. It may be called again. It must not return None.
             asked: its second argument.
 
         Raises:
+            CounterError: the file or its disk has no room for what `work` writes.
+            PermanentFault: the file cannot be used until it is changed.
             StoreUnavailable: the file cannot be used now.
         """
         with self._mutex:
@@ -114,14 +127,26 @@ class Handle:
             flock(fd, _TRY)
             table = self._table
             if table is None:
-                table = self._table = Table(open_environment(data, self._location.path), self._most)
-                self._measure(data.fd, table)
+                environment = open_environment(data, self._location.path)
+                table = self._table = Table(environment, self._most, data.most_written)
+                table.allow(data.usable())
             try:
                 with table.environment.begin(None, None, True) as table.txn:  # to write; a keyword costs 3 %
-                    return work(table, asked)
-            except lmdb.MapFullError:
-                return self._attempt_after_shrinking(table, work, asked)
+                    done = work(table, asked)
+            except lmdb.Error as error:
+                if not _is_full(error):
+                    raise
+                return self._attempt_in_more_room(table, work, asked)
+            if table.crowded:
+                self._make_room(data, table)
+            return done
         except BlockingIOError:
+            return None
+        except _DAMAGED as error:
+            self._drop_table()
+            self._check_at = 0.0
+            set_aside(self._location.path, fd, f"is damaged ({error})")
+            self._replaced = True
             return None
         except (lmdb.Error, OSError) as error:
             self._drop_table()
@@ -135,39 +160,58 @@ class Handle:
             except OSError:  # other code has closed the descriptor
                 pass
 
-    def _attempt_after_shrinking(self, table: Table, work: Callable[[Table, A], T], asked: A) -> T:
-        """Drop some counters, because the map is full, and do the work again."""
-        with table.environment.begin(write=True) as table.txn:
-            table.shrink(_SHRINK, self._now())
+    def _attempt_in_more_room(self, table: Table, work: Callable[[Table, A], T], asked: A) -> T:
+        """Drop counters and do the work again, until the file has room for what it writes."""
+        for _ in range(_ROUNDS):
+            try:
+                self._thin(table)
+                with table.environment.begin(write=True) as table.txn:
+                    return work(table, asked)
+            except lmdb.Error as error:
+                if not _is_full(error):
+                    raise
         try:
-            with table.environment.begin(write=True) as table.txn:
-                return work(table, asked)
-        except lmdb.MapFullError:  # other requests may need less room
-            raise CounterError("the file has no room for the counters: set a larger ?size=") from None
+            self._thin(table)
+        except lmdb.Error as error:
+            if isinstance(error, lmdb.MapFullError) or not _is_full(error):
+                raise
+            raise CounterError(f"the disk has no room for the counters: {error}") from None
+        raise CounterError("the file has no room for the counters: set a larger ?size=")
+
+    def _make_room(self, data: DataFile, table: Table) -> None:
+        """Let the file grow, or drop counters in small transactions, until the pages in use are within their bound."""
+        table.allow(data.usable())  # another process may have let it grow
+        while table.crowded and data.grow():
+            table.allow(data.usable())
+        try:
+            for _ in range(_ROUNDS):
+                if not table.crowded:
+                    return
+                self._thin(table)
+        except lmdb.Error as error:  # the request has been decided, and the next one tries again
+            if not _is_full(error):
+                raise
+
+    def _thin(self, table: Table) -> None:
+        with table.environment.begin(write=True) as table.txn:
+            table.thin(self._now())
 
     def _check(self) -> None:
-        """Open the file, if it is not open or if its path names another file by now. Measure the space on the disk."""
+        """Open the file, if it is not open or if its path names another file by now."""
         path = self._location.path
         if self._data is not None:
-            if names(path, self._data.fd) and self._data.complete():
-                self._check_at = time.monotonic() + _CHECK
-                if self._table is not None:
-                    self._measure(self._data.fd, self._table)
-                return
-            _log.warning("store %s was deleted or replaced: the counters start from zero", path)
+            if not self._replaced:
+                if names(path, self._data.fd) and self._data.complete():
+                    self._check_at = time.monotonic() + _CHECK
+                    return
+                _log.warning("store %s was deleted or replaced: the counters start from zero", path)
             self.close()
+        self._replaced = False
         try:
             self._data = open_data(self._location)
-        except BlockingIOError:  # another process replaces the file of the last boot
+        except BlockingIOError:  # another process replaces the file
             return
-        except ConfigurationError as error:
-            raise StoreUnavailable(str(error)) from None
         self._check_at = time.monotonic() + _CHECK
-
-    def _measure(self, fd: int, table: Table) -> None:
-        disk, found = os.fstatvfs(fd), os.fstat(fd)
-        if disk.f_blocks:  # a tmpfs without a bound reports 0 for everything
-            table.room(found.st_blocks * 512 + disk.f_bavail * disk.f_frsize)
 
     def _drop_table(self) -> None:
         """Close LMDB after an error, because it may refuse all further transactions."""
@@ -211,6 +255,11 @@ class Handle:
             data.close()
 
 
+def _is_full(error: lmdb.Error) -> bool:
+    """Whether the file or the disk has no room for what a transaction writes. Nothing of it was written then."""
+    return isinstance(error, lmdb.MapFullError) or error.code in _NO_ROOM
+
+
 _handles: WeakValueDictionary[str, Handle] = WeakValueDictionary()
 _opening = threading.Lock()
 _inherited: list[Table] = []
@@ -220,9 +269,9 @@ _inherited: list[Table] = []
 def handle_of(location: Location, max_counters: int, now: Callable[[], int]) -> Handle:
     """The handle of this process for the file. Stores of the same file share it, with the options of the first."""
     with _opening:
-        handle = _handles.get(location.path)
+        handle = _handles.get(location.file)
         if handle is None:
-            handle = _handles[location.path] = Handle(location, max_counters, now)
+            handle = _handles[location.file] = Handle(location, max_counters, now)
         return handle
 
 

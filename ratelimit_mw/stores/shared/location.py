@@ -11,6 +11,9 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 DEFAULT_SIZE = 256 << 20
 """The size of the map in bytes. A counter takes about 106 bytes, so it holds the default of a million counters."""
 
+FORMAT = 2
+"""The version of the format of the file."""
+
 _MIN_SIZE = 1 << 20
 _MAX_SIZE = 1 << 40
 _GRANULE = 1 << 16  # a multiple of the page size of all systems
@@ -25,14 +28,17 @@ class Location(NamedTuple):
     """A data file.
 
     Attributes:
-        path: The absolute path.
+        file: The absolute path, without its end if `named`.
         mode: The permissions: 0o600, or 0o660 to share it with the group.
         size: The largest size in bytes.
+        named: Whether the file is in a folder of all users. Its path then ends with the id of its owners and the
+            version of the format, so that neither two users nor two versions of the package want the same file.
     """
 
-    path: str
+    file: str
     mode: int = 0o600
     size: int = DEFAULT_SIZE
+    named: bool = False
 
     @classmethod
     def parse(cls, url: str) -> "Location":
@@ -60,7 +66,15 @@ class Location(NamedTuple):
             raise ValueError(f"the mode of an lmdb URL is 600, or 660 to share the file with the group, not {mode!r}")
         file = Path(path) if path else _folder() / _file_name(name)
         path = str(file.parent.resolve() / file.name)  # a symbolic link may lead to the folder, but not to the file
-        return cls(path, _MODES[mode], _bytes(size) if size else DEFAULT_SIZE)
+        return cls(path, _MODES[mode], _bytes(size) if size else DEFAULT_SIZE, not parts.path)
+
+    @property
+    def path(self) -> str:
+        """The absolute path for the present user, which a server may change after the URL was parsed."""
+        if not self.named:
+            return self.file
+        owner = f"g{os.getegid()}" if self.mode & 0o060 else f"u{os.geteuid()}"
+        return f"{self.file}.{owner}.v{FORMAT}.lmdb"
 
     @property
     def records(self) -> str:
@@ -85,4 +99,4 @@ def _file_name(name: str) -> str:
     quoted = quote(name, safe="")
     if len(quoted) > _MAX_NAME:
         quoted = blake2b(name.encode(), digest_size=16).hexdigest()
-    return f"ratelimit_mw-{quoted}.lmdb" if quoted else "ratelimit_mw.lmdb"
+    return f"ratelimit_mw-{quoted}" if quoted else "ratelimit_mw"

@@ -11,9 +11,9 @@ from collections.abc import Collection, Mapping, Sequence
 from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
 
-from ratelimit_mw.errors import ConfigurationError, Conflict, StoreUnavailable
+from ratelimit_mw.errors import Conflict, StoreUnavailable
 from ratelimit_mw.stores.base import Timer
-from ratelimit_mw.stores.shared.file import create_beside, names, open_checked
+from ratelimit_mw.stores.shared.file import create_beside, names, open_permitted
 from ratelimit_mw.stores.shared.location import Location
 
 _PATIENCE = 1.0  # seconds for one call
@@ -33,10 +33,12 @@ class FileRecords:
     """
 
     def __init__(self, url: str) -> None:
-        location = Location.parse(url)
-        self._path = location.records
-        self._mode = location.mode
-        self.name = self._path
+        self._location = Location.parse(url)
+
+    @property
+    def name(self) -> str:
+        """See `Records`."""
+        return self._location.records
 
     def version(self, key: str) -> int:
         """See `Records`."""
@@ -45,7 +47,7 @@ class FileRecords:
     def read(self, key: str, names: Sequence[str] | None = None) -> tuple[int, dict[str, str]]:
         """See `Records`."""
         try:
-            fd = self._open()
+            fd = open_permitted(self.name, self._location.mode)
         except FileNotFoundError:
             return 0, {}
         with os.fdopen(fd, "rb") as file:
@@ -59,7 +61,7 @@ class FileRecords:
         deadline = time.monotonic() + _PATIENCE
         while True:
             try:
-                fd = self._open()
+                fd = open_permitted(self.name, self._location.mode)
             except FileNotFoundError:
                 self._replace(b"{}", new=True)
                 continue
@@ -68,10 +70,10 @@ class FileRecords:
                     flock(fd, LOCK_EX | LOCK_NB)
                 except BlockingIOError:
                     if time.monotonic() > deadline:
-                        raise StoreUnavailable(f"another process has locked {self._path}") from None
+                        raise StoreUnavailable(f"another process has locked {self.name}") from None
                     time.sleep(_PAUSE)
                     continue
-                if not names(self._path, fd):  # another writer has replaced it
+                if not names(self.name, fd):  # another writer has replaced it
                     continue
                 content = _parsed(file.read())
                 version, texts = content.get(key, (0, {}))
@@ -89,29 +91,21 @@ class FileRecords:
     def close(self) -> None:
         """Do nothing: the file is open only during a call."""
 
-    def _open(self) -> int:
-        try:
-            return open_checked(self._path, self._mode)
-        except ConfigurationError as error:
-            raise StoreUnavailable(str(error)) from None
-
     def _replace(self, content: bytes, *, new: bool = False) -> None:
         """Put a complete file in place. With `new`, a file that another process has just created stays."""
-        try:
-            beside, fd = create_beside(self._path, self._mode)
-        except ConfigurationError as error:
-            raise StoreUnavailable(str(error)) from None
+        path = self.name
+        beside, fd = create_beside(path, self._location.mode)
         try:
             with os.fdopen(fd, "wb") as file:
                 file.write(content)
             if new:
-                os.link(beside, self._path)
+                os.link(beside, path)
             else:
-                Path(beside).replace(self._path)
+                Path(beside).replace(path)
         except FileExistsError:
             pass
         except OSError as error:
-            raise StoreUnavailable(f"{self._path}: {error.strerror}") from None
+            raise StoreUnavailable(f"{path}: {error.strerror}") from None
         finally:
             Path(beside).unlink(missing_ok=True)
 

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from ratelimit_mw.clock import Clock, SystemClock
-from ratelimit_mw.errors import CounterError, Late, StoreUnavailable
+from ratelimit_mw.errors import CounterError, Late, NameTaken, StoreUnavailable
 from ratelimit_mw.model import Reply
 from ratelimit_mw.process_local import reset_after_fork
 from ratelimit_mw.stores.base import DECIDE, Store, StoreRequest
 from ratelimit_mw.stores.breaker import AWAY, Breaker, Period, probe_ask
+from ratelimit_mw.stores.memory import MemoryStore
 from ratelimit_mw.stores.shared.file import check
 from ratelimit_mw.stores.shared.handle import Handle, handle_of
 from ratelimit_mw.stores.shared.location import Location
@@ -24,6 +25,9 @@ T = TypeVar("T")
 A = TypeVar("A")
 
 _log = logging.getLogger("ratelimit_mw")
+
+
+_MINUTE = 60.0
 
 
 def _pauses() -> Iterator[float]:
@@ -40,16 +44,14 @@ class SharedStore(Store):
     """Counters in a file that the processes of one machine share. Decisions are exact across all of them.
 
     The file is created by the first decision, so that a server that loads the app as root and changes the user of its
-    workers has a file that belongs to the workers.
+    workers has a file that belongs to the workers. Where another user has taken the name of the file, the store counts
+    in the memory of this process.
 
     Args:
         location: the file.
         max_counters: the most counters to keep.
         timeout: seconds that one decision may wait for the lock.
         clock: the user's clock; None for the system's.
-
-    Raises:
-        ConfigurationError: the file exists and cannot be used.
     """
 
     remote = False
@@ -58,13 +60,13 @@ class SharedStore(Store):
     def __init__(
         self, location: Location, *, max_counters: int = 1_000_000, timeout: float = 0.1, clock: Clock | None = None
     ) -> None:
-        check(location)
         self._location = location
         self._most = max_counters
         self._timeout = timeout
         self._now = (clock or SystemClock()).now
         self._handle: Handle | None = None
-        self._counter_error_logged = False
+        self._logged: dict[type[StoreUnavailable], float] = {}
+        self._alone = MemoryStore(max_counters=max_counters, clock=clock)
         self._breaker = Breaker(location.path)
         reset_after_fork(self)
 
@@ -75,7 +77,8 @@ class SharedStore(Store):
             reply = (self._handle or self._open()).attempt(Table.reply, asked)
             return self._wait(Table.reply, asked) if reply is None else reply
         except StoreUnavailable as error:
-            self._failed(error, period)
+            if self._failed(error, period):
+                return self._alone.ask(request)
             raise
 
     async def aask(self, request: StoreRequest) -> Reply:
@@ -85,8 +88,21 @@ class SharedStore(Store):
             reply = (self._handle or self._open()).attempt_now(Table.reply, asked)
             return await self._await(Table.reply, asked) if reply is None else reply
         except StoreUnavailable as error:
-            self._failed(error, period)
+            if self._failed(error, period):
+                return self._alone.ask(request)
             raise
+
+    def connect(self, domain: str) -> None:  # noqa: ARG002  a decision would create the file, for another user maybe
+        """See `Connectable`. It checks the file, but makes no decision."""
+        try:
+            check(self._location)
+        except StoreUnavailable as error:
+            self._failed(error, self._breaker.period)
+            raise
+
+    async def aconnect(self, domain: str) -> None:
+        """See `Connectable`."""
+        self.connect(domain)
 
     def keys(self, prefix: str) -> Iterator[str]:
         """See `Store`."""
@@ -95,8 +111,12 @@ class SharedStore(Store):
         start = b"\0"
         while start:
             asked = start, self._now
-            part = self._open().attempt(Table.keys, asked)
-            found, start = self._wait(Table.keys, asked) if part is None else part
+            try:
+                part = self._open().attempt(Table.keys, asked)
+                found, start = self._wait(Table.keys, asked) if part is None else part
+            except NameTaken:
+                yield from self._alone.keys(prefix)
+                return
             yield from (key for key in found if key.startswith(prefix))
 
     def close(self) -> None:
@@ -164,18 +184,33 @@ class SharedStore(Store):
         waited = f"the lock of {self._location.path} was not free within {self._timeout:g} s"
         return Late(waited) if handle.progress() != seen else StoreUnavailable(waited)
 
-    def _failed(self, error: StoreUnavailable, period: Period) -> None:
-        """Open the breaker, unless only this request has failed."""
+    def _failed(self, error: StoreUnavailable, period: Period) -> bool:
+        """Open the breaker, unless only this request has failed. Returns whether this process counts for itself."""
+        path = self._location.path
+        if isinstance(error, NameTaken):
+            if self._due(NameTaken):
+                _log.error("store %s (%s): this process counts for itself: %s", path, error, error.remedy)
+            return True
         if isinstance(error, CounterError):
-            if not self._counter_error_logged:
-                self._counter_error_logged = True  # once, because every request for this counter fails
-                _log.warning("store %s (%s): on_error applies to the request", self._location.path, error)
-        elif not isinstance(error, Late):
+            if self._due(CounterError):
+                _log.warning("store %s (%s): on_error applies to the request", path, error)
+        elif isinstance(error, Late):
+            period.breaker.late()
+        else:
             period.breaker.trip(error, self._probe, period.closings)
+        return False
+
+    def _due(self, kind: type[StoreUnavailable]) -> bool:
+        """Whether such an error was not logged for a minute."""
+        now = time.monotonic()
+        due = now >= self._logged.get(kind, now)
+        if due:
+            self._logged[kind] = now + _MINUTE
+        return due
 
     def _probe(self) -> None:
-        """Raise StoreUnavailable while the file is unavailable."""
-        key = f"probe:{{{os.getpid()}}}"
+        """Raise StoreUnavailable while the file is unavailable. The key is new, because that needs most room."""
+        key = f"probe:{{{os.getpid()}.{time.monotonic_ns()}}}"
         asked = ([probe_ask(key)], DECIDE), [encode(key)], self._now
         if self._open().attempt(Table.reply, asked) is None:
             self._wait(Table.reply, asked)

@@ -7,14 +7,15 @@ the value.
 
 import random
 from binascii import crc32
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from hashlib import blake2b
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import lmdb
 
 from ratelimit_mw.algorithms import DECIDE_ALL
+from ratelimit_mw.errors import CounterError
 from ratelimit_mw.model import Reply
 from ratelimit_mw.stores.base import DECIDE, StoreRequest
 from ratelimit_mw.stores.counters import (
@@ -36,11 +37,12 @@ _MAX_TEXT = 300  # bytes; LMDB takes keys of 511 bytes
 _DIGEST = b"\xff"  # begins no text in UTF-8
 _IS_DIGEST = _DIGEST[0]
 _LENGTH = 4  # bytes for the length of a text
-_FULL = 0.8  # of the map; a change needs free pages
 _BATCH = 4  # expired counters are looked for each time that so many new counters have come
 _CHECKED = 2 * _BATCH
 _KEYS = 256  # the most entries that one transaction looks at to list keys, so that it is short
-_MOST_DROPPED = 4  # counters that give way to a new one, if the file has become too full
+_MOST_DROPPED = 4  # counters that give way to a new one, if there are too many
+_SAMPLES = 4  # that are thinned at once: about the counters of a page
+_KEPT = 2  # counters of a sample of neighbours that is thinned
 
 Asked = tuple[StoreRequest, Sequence[bytes], Callable[[], int]]
 """A request, the entries of its asks as `encode` returns them, and a function that returns the time."""
@@ -51,26 +53,37 @@ _chance = random.Random()  # separate, so that the app's seeded random numbers a
 class Table(Counters):
     """The counters of one file. `txn` is the current transaction, which runs under the lock of the file.
 
+    LMDB never changes a page. It writes a changed copy to a free page, and the old one is free two transactions later.
+    A file without free pages could not even drop counters. Therefore the pages in use have a bound: past it, the table
+    is `crowded`, and `thin` is due.
+
     Args:
         environment: the open file.
         max_counters: the most counters to keep.
+        most_written: the most bytes that one request may write in values larger than half a page.
     """
 
-    def __init__(self, environment: lmdb.Environment, max_counters: int) -> None:
+    crowded = False
+    """Whether more pages are in use than `allow` allows, as the last new counter has found."""
+
+    def __init__(self, environment: lmdb.Environment, max_counters: int, most_written: int) -> None:
         self.environment = environment
         self.txn: Transaction
         self._encoded: dict[str, bytes] = {}
         self._most = max_counters
         self._most_pages = 0
         self._page = int(environment.stat()["psize"])
+        self._large = self._page // 2
+        self._written = 0
+        self._most_written = most_written
         self._missing: set[str] = set()
         self._new = 0
         self._position = _chance.randbytes(_PREFIX)
-        self.room(int(environment.info()["map_size"]))
 
-    def room(self, size: int) -> None:
-        """Set how many bytes of the file may be used. It is less than the map if the disk is full before."""
-        self._most_pages = int(min(size, self.environment.info()["map_size"]) * _FULL) // self._page
+    def allow(self, size: int) -> None:
+        """Set how many bytes the pages in use may take."""
+        self._most_pages = size // self._page
+        self.crowded = _pages(self.environment.stat()) > self._most_pages
 
     def reply(self, asked: Asked) -> Reply:
         """Answer a request."""
@@ -80,12 +93,13 @@ class Table(Counters):
             _, quota, cost, shadow = asks[0]
             entry = encoded[0]
             stored = txn.get(entry)
-            if stored is not None and entry[_PREFIX] != _IS_DIGEST:
+            if stored is not None and entry[_PREFIX] != _IS_DIGEST and len(stored) <= self._large:
                 outcome, state = DECIDE_ALL[quota.decided_by](stored[STAMP_SIZE:], quota, cost, now)
                 if state is not None:
                     txn.put(entry, stamp(quota, cost, shadow, outcome, now) + state)
                 return tuple.__new__(Reply, (now, (outcome,), None))
         self._missing.clear()
+        self._written = 0
         self._encoded = {ask.key: entry for ask, entry in zip(asks, encoded, strict=True)}
         return Reply(now, self.answer(asks, intent, now))
 
@@ -107,16 +121,36 @@ class Table(Counters):
         if encoded[_PREFIX] == _IS_DIGEST:
             text = key.encode("utf-8", "surrogatepass")
             value += text + len(text).to_bytes(_LENGTH)
+        if len(value) > self._large:
+            self._written += len(value)
+            if self._written > self._most_written:
+                raise CounterError("the file has no room for the counters: set a larger ?size=")
+            self.crowded = _pages(self.txn.stat()) > self._most_pages
         self.txn.put(encoded, value)
 
     def drop(self, key: str) -> None:
         """See `Counters`."""
         self.txn.delete(self._encoded[key])
 
-    def shrink(self, count: int, now: int) -> None:
-        """Drop `count` counters because the file is full: expired ones first, then the least used."""
-        for _ in range(count):
-            self._drop_one(now)
+    def thin(self, now: int) -> None:
+        """Drop most counters of about one page: expired ones first, then those that are nearest to unused.
+
+        They are neighbours, because LMDB joins two pages only if both are three quarters empty. Used up counters go
+        only if there are no others, and those of the last request stay.
+        """
+        before, bounded = self._count(), self.crowded
+        for last in (USED_UP - 1, USED_UP):
+            for _ in range(_SAMPLES):
+                sample = self._sample(SAMPLE, now)
+                kept = min(_KEPT, self._count() // SAMPLE)
+                while len(sample) > kept and (least := evicted(list(sample)))[0] <= last:
+                    self.txn.delete(sample.pop(least))
+                    self.crowded = _pages(self.txn.stat()) > self._most_pages
+                    if bounded and not self.crowded:
+                        return
+            if self._count() < before:
+                break
+        self.crowded = _pages(self.txn.stat()) > self._most_pages
 
     def keys(self, asked: tuple[bytes, Callable[[], int]]) -> tuple[list[str], bytes]:
         """The keys of some counters from an entry on, and the entry to continue at, which is empty at the end.
@@ -135,48 +169,47 @@ class Table(Counters):
         return found, cursor.key() if more else b""
 
     def _make_room(self, now: int) -> None:
-        """Drop expired counters as new ones come. If the file is full, drop one that has not expired."""
+        """Drop expired counters as new ones come. If there are too many, drop some that have not expired."""
         self._new += 1
         stat = self.txn.stat()
+        self.crowded = _pages(stat) > self._most_pages
         over = stat["entries"] - self._most + 1
-        pages = stat["leaf_pages"] + stat["branch_pages"] + stat["overflow_pages"]
-        if over <= 0 and pages <= self._most_pages:
-            if self._new % _BATCH == 0:
-                for _ in self._unexpired(_CHECKED, now):
-                    pass
-            return
-        for _ in range(min(max(over, 1), _MOST_DROPPED)):
-            self._drop_one(now)
+        if over > 0:
+            for _ in range(min(over, _MOST_DROPPED)):
+                self._drop_one(now)
+        elif self._new % _BATCH == 0:
+            self._sample(_CHECKED, now)
 
     def _drop_one(self, now: int) -> None:
         """Drop the expired counters of a sample; if there is none, the counter nearest to unused."""
         before = self._count()
-        sample: dict[str, tuple[int, bytes]] = {}
+        sample: dict[tuple[int, str], bytes] = {}
         while len(sample) < MAX_SAMPLE:
             known = len(sample)
-            sample.update(self._unexpired(SAMPLE, now))
+            sample.update(self._sample(SAMPLE, now))
             if self._count() < before:
                 return
-            if len(sample) == known or min(share for share, _ in sample.values()) < USED_UP:
+            if len(sample) == known or min(sample)[0] < USED_UP:
                 break
         if sample:
-            _, text = evicted([(share, text) for text, (share, _) in sample.items()])
-            self.txn.delete(sample[text][1])
+            self.txn.delete(sample[evicted(list(sample))])
 
     def _count(self) -> int:
         return int(self.txn.stat()["entries"])
 
-    def _unexpired(self, count: int, now: int) -> Iterator[tuple[str, tuple[int, bytes]]]:
-        """The next `count` counters, in rounds over the file: the key, the used share and the entry of each.
+    def _sample(self, count: int, now: int) -> dict[tuple[int, str], bytes]:
+        """The entries of the next `count` counters, in rounds over the file, by their used share and their key.
 
-        Those that have expired are dropped.
+        Those that have expired are dropped, and those of the last request are left out.
         """
-        earliest = first_unexpired(now)
+        own = self._encoded.values()
+        earliest, sample = first_unexpired(now), {}
         for encoded, value in self._next(count):
             if value < earliest:
                 self.txn.delete(encoded)
-            else:
-                yield _text(encoded, value), (value[STAMP_SIZE - 1], encoded)
+            elif encoded not in own:
+                sample[value[STAMP_SIZE - 1], _text(encoded, value)] = encoded
+        return sample
 
     def _next(self, count: int) -> list[tuple[bytes, bytes]]:
         cursor = self.txn.cursor()
@@ -196,6 +229,11 @@ def encode(key: str) -> bytes:
     if not 0 < len(text) <= _MAX_TEXT:
         text = _DIGEST + blake2b(text, digest_size=32).digest()
     return crc32(text).to_bytes(_PREFIX) + text
+
+
+def _pages(stat: Mapping[str, Any]) -> int:
+    """The pages that counters are in."""
+    return int(stat["leaf_pages"] + stat["branch_pages"] + stat["overflow_pages"])
 
 
 def _value(encoded: bytes, value: bytes) -> bytes:
