@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from importlib import import_module
 from itertools import count, product
+from types import MappingProxyType
 from typing import Any, NamedTuple
+from uuid import UUID
 
 from ratelimit_mw.errors import TemplateError
 from ratelimit_mw.http.asked import RULES_OF_VIEW
@@ -39,6 +41,7 @@ class Route(NamedTuple):
         asked: What its decorators and dependencies ask for: names of rules, and limits.
         exact: False if `templates` also match paths that the route does not serve, because the framework's template
             has no equivalent in rules (a regular expression, for example).
+        typed: `templates` with the types that the endpoint's own parameters have. () if they are the same.
     """
 
     path: str
@@ -47,6 +50,7 @@ class Route(NamedTuple):
     websocket: bool = False
     asked: tuple[Wanted, ...] = ()
     exact: bool = True
+    typed: tuple[Template, ...] = ()
 
 
 class _Prefix(NamedTuple):
@@ -190,12 +194,15 @@ def _below(prefix: _Prefix, shown: str, text: str) -> _Prefix:
     return _Prefix(prefix.shown + shown.rstrip("/"), prefix.text + text.rstrip("/"), prefix.exact)
 
 
-def _from_starlette(route: Any) -> str:
-    """The template of a route or a mount, with kinds of parameters that rules know. A `path` may be empty."""
+def _from_starlette(route: Any, types: Mapping[str, str] = MappingProxyType({})) -> str:
+    """The template of a route or a mount, with kinds of parameters that rules know. A `path` may be empty.
+
+    `types` has the kinds of parameters that have none in the template.
+    """
     convertors: Mapping[str, Any] = route.param_convertors
 
     def parameter(found: re.Match[str]) -> str:
-        kind = (found[2] or "str").lstrip(":")
+        kind = (found[2] or types.get(found[1], "str")).lstrip(":")
         return f"{{p:{kind if kind in KINDS else _kind_of(convertors[found[1]].regex)[0]}}}"
 
     text = re.sub(r"\{(\w+)(:\w+)?\}", parameter, str(route.path))
@@ -211,7 +218,23 @@ def _endpoint(route: Any, prefix: _Prefix, path: str, *, websocket: bool) -> Ite
             yield _route(prefix, path, text, methods=methods, asked=own)
         return
     methods = ("GET",) if websocket else _methods(getattr(route, "methods", None))
-    yield _route(prefix, path, text, methods=methods, websocket=websocket, asked=tuple(dict.fromkeys(asked)))
+    types = dict(_types(getattr(route, "dependant", None)))
+    typed = (_parsed(prefix.text + _from_starlette(route, types))[0],) if types else ()
+    asked = tuple(dict.fromkeys(asked))
+    yield _route(prefix, path, text, methods=methods, websocket=websocket, asked=asked, typed=typed)
+
+
+def _types(dependant: Any) -> Iterator[tuple[str, str]]:
+    """The path parameters of a FastAPI endpoint that have a type which rules know, each with its kind."""
+    waiting = [dependant] if dependant is not None else []
+    for each in waiting:
+        waiting += each.dependencies
+        for field in each.path_params:
+            if field.field_info.annotation in _KINDS_OF_TYPES:
+                yield field.alias, _KINDS_OF_TYPES[field.field_info.annotation]
+
+
+_KINDS_OF_TYPES: Mapping[Any, str] = {int: "int", float: "float", UUID: "uuid"}
 
 
 def _dependencies(dependant: Any, endpoint: Any) -> Iterator[Wanted]:

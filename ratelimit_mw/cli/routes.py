@@ -1,6 +1,7 @@
 """`ratelimit-mw routes`, and what `check --app` finds: the routes of an app beside the rules that apply to them."""
 
 import inspect
+import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, NamedTuple
@@ -20,9 +21,10 @@ from ratelimit_mw.cli.common import (
 )
 from ratelimit_mw.cli.frameworks import ANY, Route, UnknownApp, django_knows_users, routes_of, session_cookies
 from ratelimit_mw.errors import ConfigurationError, Problem, near
+from ratelimit_mw.identity.identifier import attributes_of
 from ratelimit_mw.rules.coverage import Coverage, covered
 from ratelimit_mw.rules.domains import Examined, Rules, unknown_rule
-from ratelimit_mw.rules.path_templates import Template
+from ratelimit_mw.rules.path_templates import TYPES, Template, pieces_of
 from ratelimit_mw.rules.sample_paths import sample_path
 
 App = Annotated[str, typer.Option("--app", metavar="MODULE:APP", help="The app, as in shop.main:app.")]
@@ -203,6 +205,10 @@ def compare(app: ReadApp, examined: Examined, known: Collection[str]) -> Compari
     unneeded = [each for part in rules.parts for each in part.without_user] if django_knows_users() else []
     warnings = [each for each in examined.warnings if each not in unneeded]
     warnings += [*_unmatched(app.name, app.routes, rules, examined), *_changing(app, rules)]
+    for each in untyped(app.routes, rules):
+        if places := examined.paths.get((each.domain, each.rule)):  # none if the rule is on demand
+            place = places[each.position]
+            warnings.append(replace(place, message=f"{place.message}: {each.message}", hint=f"write {each.typed}"))
     without_path = tuple(row for row in rows if not row.protected)
     return Comparison(app.name, examined._replace(problems=problems, warnings=tuple(warnings)), without_path)
 
@@ -240,6 +246,58 @@ def _changing(app: ReadApp, rules: Rules) -> Iterator[Problem]:
                 yield Problem(message, hint=hint)
 
 
+class Untyped(NamedTuple):
+    """A path of a rule that counts each spelling of one value apart: `by: path:id`, without the type of the app's id.
+
+    Attributes:
+        domain: The domain of the rule.
+        rule: The name of the rule.
+        position: The place of the path in `match.path`.
+        typed: The path with the types that the app has.
+        message: What is wrong.
+    """
+
+    domain: str
+    rule: str
+    position: int
+    typed: str
+    message: str
+
+
+_WITHOUT_TYPE = re.compile(r"\{(\w+)(?::str)?\}")
+_WITH_TYPE = re.compile(rf"\{{\w+:({'|'.join(TYPES)})\}}")
+
+
+def untyped(found: Sequence[Route], rules: Rules) -> Iterator[Untyped]:
+    """Yield each path of a rule whose parameters lack a type that a route of the app has."""
+    for part in rules.parts:
+        for rule in part.compiled:
+            counted = {name for entry in rule.by for name in attributes_of(entry)}
+            for index, template in enumerate(rule.match.templates):
+                for route in found if any(name.startswith("path:") for name in counted) else ():
+                    typed = _with_types(route, template, counted)
+                    if typed != template and _meets(route, template):
+                        message = (
+                            f"rule '{rule.rule.name}' counts each spelling of one value apart, as 7 and 007: "
+                            f"a parameter of {template} has no type, but the route {route.path} has one"
+                        )
+                        yield Untyped(part.domain, rule.rule.name, index, typed, message)
+                        break
+
+
+def _with_types(route: Route, template: Template, counted: Collection[str]) -> str:
+    """Return a template with the types that a route has for those of its parameters that are counted."""
+    pieces = pieces_of(template)
+    for own in route.typed or route.templates:
+        for place, (piece, beside) in enumerate(zip(pieces, pieces_of(own), strict=False)):
+            bare, typed = _WITHOUT_TYPE.fullmatch(piece), _WITH_TYPE.fullmatch(beside)
+            if bare is not None and typed is not None and f"path:{bare[1]}" in counted:
+                pieces[place] = f"{{{bare[1]}:{typed[1]}}}"
+            if "*" in (piece, beside) or ":path}" in piece + beside:  # behind it, the places differ
+                break
+    return "/" + "/".join(pieces)
+
+
 def _meets(route: Route, template: Template) -> bool:
     return any(sample_path((each, template)) is not None for each in route.templates)
 
@@ -260,6 +318,8 @@ def routes(
     found = read_app(app).routes
     with open_limiter(config, None) as limiter:
         rows = list(rows_of(found, limiter.rules))
+        for each in untyped(found, limiter.rules):
+            typer.echo(f"warning: {each.message}; write {each.typed}", err=True)
     if as_json:
         say_json(rows)
     else:

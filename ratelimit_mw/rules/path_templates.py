@@ -284,8 +284,8 @@ def _reader(kind: str) -> Callable[[str], str | None]:
     return TYPES[kind].read if kind in TYPES else str
 
 
-_MOST_DIVISIONS = 40
-"""The most places that are tried to divide a segment. A UUID and a text beside it have no more."""
+_MOST_DIVISIONS, _MOST_DIVISIONS_OF_UUID = 8, 40
+"""The most places that are tried to divide a segment. The values of a type have no more that are plain."""
 
 
 def _pair(segment: Segment) -> Matcher:
@@ -293,13 +293,14 @@ def _pair(segment: Segment) -> Matcher:
     before, between, after = segment.texts
     kinds = segment.kinds
     readers = tuple(map(_reader, kinds))
+    most = _MOST_DIVISIONS_OF_UUID if "uuid" in kinds else _MOST_DIVISIONS
     plain = tuple(TYPES[kind].is_plain if kind in TYPES else bool for kind in kinds)
 
     def match(given: str) -> tuple[Value, ...] | None:
         if len(given) < len(before) + len(after) or not (given.startswith(before) and given.endswith(after)):
             return None
         inner = given[len(before) : len(given) - len(after)]
-        places = _places(inner, between, from_start=kinds[0] in TYPES)
+        places = _places(inner, between, most, from_start=kinds[0] in TYPES)
         for tests in (plain, readers):
             for place in places:
                 first, second = inner[:place], inner[place + len(between) :]
@@ -311,17 +312,17 @@ def _pair(segment: Segment) -> Matcher:
     return match
 
 
-def _places(text: str, between: str, *, from_start: bool) -> list[int]:
+def _places(text: str, between: str, most: int, *, from_start: bool) -> list[int]:
     """Return the first or the last places at which `between` divides a text in two, from right to left."""
     places: list[int] = []
     if from_start:
         place = text.find(between, 1)
-        while 0 < place < len(text) - len(between) and len(places) < _MOST_DIVISIONS:
+        while 0 < place < len(text) - len(between) and len(places) < most:
             places.insert(0, place)
             place = text.find(between, place + 1)
     else:
         place = text.rfind(between, 1, len(text) - 1)
-        while place > 0 and len(places) < _MOST_DIVISIONS:
+        while place > 0 and len(places) < most:
             places.append(place)
             place = text.rfind(between, 1, place + len(between) - 1)
     return places

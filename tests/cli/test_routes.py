@@ -94,6 +94,39 @@ def test_routes_are_listed_as_json_for_programs():
     ]
 
 
+@pytest.mark.parametrize(
+    ("app", "route"),
+    [
+        ("fastapi_app", "/api/items/{number}"),
+        ("starlette_app", "/api/items/{id:int}"),
+        ("flask_app", "/api/items/<int:number>"),
+    ],
+)
+def test_a_rule_that_counts_by_a_parameter_without_the_type_of_the_app_is_a_warning(tmp_path, app, route):
+    rules = tmp_path / "rules.yaml"
+    rules.write_text(
+        """\
+domain: shop
+rules:
+  - {name: each, match: {path: "/api/items/{id}"}, by: "ip+path:id", limit: 3 per minute}
+  - {name: typed, match: {path: "/api/items/{id:int}"}, by: path:id, limit: 3 per minute}
+  - {name: by-path, match: {path: "/api/items/{id}"}, limit: 30 per minute}
+  - {name: mail, limit: 5 per minute, on_demand: true}
+""",
+        "utf-8",
+    )
+    message = (
+        "rule 'each' counts each spelling of one value apart, as 7 and 007: a parameter of /api/items/{id} has no "
+        f"type, but the route {route} has one"
+    )
+    checked = routed(f"{app}:app", "--json", rules=rules, verb="check")
+    (warning,) = [each for each in json.loads(checked.stdout)["files"][0]["warnings"] if "apart" in each["message"]]
+    assert warning["message"] == f"rules[0].match.path: {message}"
+    assert (warning["line"], warning["hint"]) == (3, "write /api/items/{id:int}")
+    shown = routed(f"{app}:app", rules=rules)
+    assert shown.stderr == f"warning: {message}; write /api/items/{{id:int}}\n"
+
+
 def test_check_names_paths_without_a_route_and_routes_without_a_path(tmp_path):
     rules = tmp_path / "rules.yaml"
     rules.write_text(

@@ -1,0 +1,92 @@
+"""What a decision costs on a hostile path, counted in steps of the interpreter and not in time.
+
+A step is a bytecode. No bytecode does more than one pass of a C function over the path.
+"""
+
+import sys
+
+import pytest
+
+from ratelimit_mw import ManualClock, RateLimiter
+from ratelimit_mw.identity.http_request import AsgiRequest, WsgiRequest
+from tests.support.routers import environs, scopes
+
+TEMPLATES = [
+    *("/login", "/static/*", "/v{a}-{b}/x", "/f/{p:path}/e/{i:int}", "/{f:float}", "/{a}.{i:int}", "/{a:float}.{b}"),
+    *("/{a}/{b}/{c}", "/u/{u:uuid}", "/i/{a:int}/{b:int}/{c:float}"),
+]
+CONFIG = {
+    "domain": "d",
+    "client": {"secret": "s"},
+    "exempt": [{"path": "/health/{n:int}"}],
+    "rules": [
+        *({"name": f"r{n}", "match": {"path": each}, "limit": "5/d"} for n, each in enumerate(TEMPLATES)),
+        {"name": "all", "by": "path", "limit": "5 per day"},
+    ],
+}
+REPEATED = {
+    "one segment": ("/", "a"),
+    "segments": ("", "/a"),
+    "slashes": ("", "/"),
+    "dot segments": ("", "/."),
+    "dot segments that lead back": ("", "/a/.."),
+    "everything at once": ("/api", "/a//./b/.."),
+    "what divides two parameters": ("/v", "-"),
+    "digits": ("/", "1"),
+    "almost a number": ("/", "1."),
+    "a long number with a sign": ("/i/1/1/+1.", "9"),
+    "what ends a tail": ("/f", "/e/1"),
+    "bytes that are not UTF-8": ("/", "\ufffd"),
+    "bytes that are not UTF-8 among slashes": ("", "//\ufffd/."),
+    "line feeds": ("/.", "\n"),
+    "an absolute target": ("http://h", "//./a"),
+    "a scheme": ("", "a:"),
+    "no slash at the start": ("", "a/."),
+    "prefixes": ("", "/api"),
+    "prefixes among dot segments": ("", "/api/./"),
+}
+
+
+@pytest.fixture(scope="module")
+def limiter():
+    with RateLimiter(CONFIG, clock=ManualClock(1_700_000_000)) as made:
+        yield made
+
+
+def steps(limiter, make, context):
+    """How many bytecodes a decision runs."""
+    count = 0
+
+    def trace(frame, event, _):
+        nonlocal count
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        count += event == "opcode"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        request = make(context)
+        limiter.engine.execute(limiter.engine.planner.plan(limiter.rules, request), limiter.rules)
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def contexts(path, root):
+    scope = {**next(iter(scopes(b"/"))), "path": path, "root_path": root}
+    environ = {**next(iter(environs(b"/"))), "PATH_INFO": path.replace("\ufffd", "\xff")}
+    return (AsgiRequest, scope), (WsgiRequest, environ)
+
+
+@pytest.mark.parametrize(("start", "repeated"), REPEATED.values(), ids=REPEATED)
+@pytest.mark.parametrize("root", ["", "/api"])
+def test_a_hostile_path_costs_few_steps_whatever_its_length(limiter, start, repeated, root):
+    for place in (0, 1):
+        plain = steps(limiter, *contexts("/a/b/c", root)[place])
+        short, long = (
+            steps(limiter, *contexts(start + repeated * (size // len(repeated)), root)[place])
+            for size in (8 * 1024, 64 * 1024)
+        )
+        assert short <= 6 * plain
+        assert long <= 2 * short, "the interpreter takes no step for each character"
