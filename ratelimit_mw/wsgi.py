@@ -94,8 +94,8 @@ class RateLimitMiddleware:
         answers = self._answers.of(rules)
         if not verdict.allowed:
             return self._deny(rules, verdict, request, start_response)
-        if (verdict.binding >= 0 or rules.demanding) and answers.rated:
-            start_response = partial(_start_with_headers, answers, handle, request, start_response)
+        rated = (verdict.binding >= 0 or rules.demanding) and answers.rated
+        start_response = partial(_start, answers if rated else None, handle, request, start_response)
         return self.app(environ, start_response)
 
     def _serve_special(self, rules: Rules, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
@@ -129,13 +129,11 @@ class RateLimitMiddleware:
                 return respond_wsgi(
                     page,
                     "",
-                    partial(_start_with_headers, answers, handle, request, start_response)
-                    if answers.rated
-                    else start_response,
+                    partial(_start, answers if answers.rated else None, handle, request, start_response),
                 )
             return self._deny(rules, verdict, request, start_response)
-        if (verdict.binding >= 0 or rules.demanding) and answers.rated:
-            start_response = partial(_start_with_headers, answers, handle, request, start_response)
+        rated = (verdict.binding >= 0 or rules.demanding) and answers.rated
+        start_response = partial(_start, answers if rated else None, handle, request, start_response)
         app: WSGIApplication = self.app
         if rules.deferring:
             app = lambda _, start_response: self._deferral.serve(rules, request, start_response)  # noqa: E731
@@ -153,8 +151,8 @@ class RateLimitMiddleware:
         return [body]
 
 
-def _start_with_headers(  # noqa: PLR0917  the last three are those of WSGI
-    answers: Answers[str],
+def _start(  # noqa: PLR0917  the last three are those of WSGI
+    answers: Answers[str] | None,
     handle: BlockingHandle,
     request: WsgiRequest,
     start_response: StartResponse,
@@ -162,8 +160,8 @@ def _start_with_headers(  # noqa: PLR0917  the last three are those of WSGI
     headers: _Headers,
     exc_info: _ExcInfo = None,
 ) -> _Write:
-    """Start the response with the rate-limit headers."""
-    added = answers.add_headers(headers, handle.reported)
+    """Start the response, with the rate-limit headers if there are `answers`."""
+    added = headers if answers is None else answers.add_headers(headers, handle.reported)
     request.detach()  # now, because the app has decided who the client is
     # With as many arguments as the app passed, because a server may treat two and three differently.
     return start_response(status, added, exc_info) if exc_info else start_response(status, added)

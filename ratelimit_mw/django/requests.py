@@ -2,6 +2,7 @@
 
 import logging
 from typing import Any
+from weakref import ref
 
 from django.urls import Resolver404, resolve
 
@@ -20,13 +21,13 @@ class Environ(DjangoRequest):
 
     def __init__(self, visit: Any) -> None:
         super().__init__(visit.environ)
-        self._visit = visit
+        self._visit = ref(visit)  # it refers to the handle, which refers to this request
         _read_changes(self, visit)
 
     @property
     def user(self) -> str | None:
         """The primary key of the logged-in user; None if no user is logged in."""
-        return user_of(self._visit)
+        return user_of(self._visit())
 
 
 class Scope(AsgiRequest):
@@ -36,13 +37,13 @@ class Scope(AsgiRequest):
 
     def __init__(self, visit: Any) -> None:
         super().__init__(visit.scope, Routing(visit.script_name or ""))  # FORCE_SCRIPT_NAME or `root_path`
-        self._visit = visit
+        self._visit = ref(visit)  # it refers to the handle, which refers to this request
         _read_changes(self, visit)
 
     @property
     def user(self) -> str | None:
         """See `Environ.user`."""
-        return user_of(self._visit)
+        return user_of(self._visit())
 
 
 def _read_changes(request: Environ | Scope, visit: Any) -> None:
@@ -67,8 +68,11 @@ def user_of(visit: Any) -> str | None:
     """The primary key of the logged-in user; None if there is none.
 
     The user is found by the session or by the authenticators of a REST framework view. This may query the database, so
-    it blocks. An error is logged once and means that no user is logged in.
+    it blocks. An error is logged once and means that no user is logged in. So does None in place of a request that has
+    ended.
     """
+    if visit is None:
+        return None
     try:
         user: Any = getattr(visit, "user", None)
         if user is None or not user.is_authenticated:

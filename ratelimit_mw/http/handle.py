@@ -15,6 +15,7 @@ from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.http.answers import Denial, LatestAnswers
 from ratelimit_mw.http.asked import UNSET, Key, text_of_key
 from ratelimit_mw.identity.address import canonical
+from ratelimit_mw.identity.http_request import drops_underscores
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.model import SECOND, Decision
@@ -345,6 +346,7 @@ class FirstRequests(Generic[R]):
             look, self._look = self._look, None
             look()
         self._examine_proxy(request)
+        self._examine_server(request)
         self._read_user(request)
         if self._key is not None:
             self._examine_handle(context.get(self._key))
@@ -377,6 +379,23 @@ class FirstRequests(Generic[R]):
                     canonical(peer) or "unknown",  # any other text may be a secret
                 )
                 return
+
+    def _examine_server(self, request: R) -> None:
+        """Log a WSGI server that may take another spelling for the header that the trusted proxies write."""
+        header = self._limiter.engine.current().parts[0].attributes.client_address.header
+        if self._proxied or header is None or "-" not in header or "wsgi.version" not in (request.context or ()):
+            return
+        if request.header(header) is not None:
+            self._proxied = True
+            if not drops_underscores(request.context):
+                _log.warning(
+                    "a proxy is trusted for %s, but this WSGI server is not known to drop header names with '_': it "
+                    "may take a client's %s for the same header, and the client then chooses its address. Let the "
+                    "proxy drop such names (nginx does; Envoy: headers_with_underscores_action: REJECT_REQUEST), or "
+                    "use gunicorn or waitress. If your proxy drops them, ignore this (logged once)",
+                    header.title(),
+                    header.title().replace("-", "_"),
+                )
 
     def _examine_handle(self, around: object) -> None:
         domain = self._limiter.engine.current().domain

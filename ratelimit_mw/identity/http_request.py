@@ -191,9 +191,19 @@ class WsgiRequest:
         self.path = path
 
     def detach(self) -> None:
-        """Replace the environ with a copy that does not refer back to this request. See `AsgiRequest.detach`."""
-        self.context = environ = dict(self.context)
-        environ.pop("ratelimit.decision", None)
+        """Replace the environ with a copy that does not refer back to this request. See `AsgiRequest.detach`.
+
+        The copy also lacks what the app has added and what refers to the environ, such as the request of Flask, which
+        would keep it alive. Such a request takes itself out of the environ, but not out of a copy.
+        """
+        environ = self.context
+        self.context = kept = dict(environ)
+        for name in reversed(environ):
+            if name == "ratelimit.decision":  # the server has added the rest
+                break
+            if getattr(environ[name], "environ", None) is environ:
+                del kept[name]
+        kept.pop("ratelimit.decision", None)
 
     @property
     def peer(self) -> str | None:
@@ -272,3 +282,17 @@ class DjangoRequest(WsgiRequest):
     __slots__ = ()
 
     frameworks = (decoding.WSGI_DJANGO,)
+
+
+_DROPPING = ("gunicorn/", "Werkzeug/", "waitress", "gevent/", "Apache/")
+"""The beginnings of the names of the servers that drop header names with underscores."""
+
+
+def drops_underscores(environ: Mapping[str, Any]) -> bool:
+    """Return whether the server of this environ is known to drop header names with underscores.
+
+    All others may write a client's `X_Forwarded_For` where they write `X-Forwarded-For`. Django's `runserver` has the
+    name of wsgiref's server, which keeps them; only the class of its input is its own.
+    """
+    name = environ.get("SERVER_SOFTWARE") or ""
+    return name.startswith(_DROPPING) or type(environ.get("wsgi.input")).__module__.startswith("django.core.")

@@ -1,7 +1,9 @@
 """The middleware for Django in this process: how it awaits, what stands around it, and what the settings may say."""
 
 import asyncio
+import gc
 import logging
+import weakref
 from contextlib import contextmanager
 from wsgiref.util import setup_testing_defaults
 
@@ -464,3 +466,25 @@ def test_a_redirect_to_a_slash_and_other_spellings_share_the_limit(engine_of, me
         first, second = ask(["/free", spelling], me)
     assert first.status_code == 200
     assert second.status_code == 429
+
+
+def test_a_request_under_wsgi_leaves_no_garbage(engine, me):
+    seen = []
+
+    def remember(get_response):
+        def middleware(request):
+            seen.append(weakref.ref(request))
+            return get_response(request)
+
+        return middleware
+
+    globals()["remember"] = remember
+    with override_settings(MIDDLEWARE=[f"{__name__}.remember", "ratelimit_mw.django.RateLimitMiddleware"]):
+        blocking(["/free"], me)
+        gc.collect()
+        gc.disable()
+        try:
+            blocking(["/free"], me)
+            assert [each() is None for each in seen] == [True, True]
+        finally:
+            gc.enable()
