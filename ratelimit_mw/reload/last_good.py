@@ -103,24 +103,27 @@ def starting(url: str, *, required: bool) -> Iterator[None]:
             yield
         return
     server = _server()
-    digest = blake2b(url.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
-    mark = _FOLDER / f"ratelimit_mw-{os.geteuid()}-{server}-{digest}.started"
     try:
         yield
     except StoreUnavailable as error:
-        if _starts_first(server, mark):
+        if _starts_first(server, url):
             remedy = f": {error.remedy}" if isinstance(error, PermanentFault) else ""
             raise StoreUnavailable(f"storage.required is true, and the store is away ({error}){remedy}") from error
     if server is not None:
         with contextlib.suppress(OSError):
-            mark.touch(0o600)
+            os.close(os.open(_mark(server, url), os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600))
 
 
-def _starts_first(server: str | None, mark: Path) -> bool:
+def _starts_first(server: str | None, url: str) -> bool:
     if server is None:
         return Path("/proc/self/stat").exists()
     age = time.clock_gettime(time.CLOCK_BOOTTIME) - int(server.split("-")[2]) / os.sysconf("SC_CLK_TCK")
-    return age < _FIRST_STARTS and os.access(_FOLDER, os.W_OK) and not mark.exists()
+    return age < _FIRST_STARTS and os.access(_FOLDER, os.W_OK) and not _mark(server, url).exists()
+
+
+def _mark(server: str, url: str) -> Path:
+    digest = blake2b(url.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+    return _FOLDER / f"ratelimit_mw-{os.geteuid()}-{server}-{digest}.started"
 
 
 def _server() -> str | None:

@@ -115,7 +115,7 @@ def _refusal(text: str) -> StoreUnavailable:
         return WrongNode(text)
     if "slot not served" in text:
         return CounterError(text)  # no node has this slot, but the other slots are served
-    return refusal(text)
+    return StoreUnavailable(text) if word == "MOVED" else refusal(text)
 
 
 _MIN_INTERVAL = 1.0
