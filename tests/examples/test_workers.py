@@ -1,13 +1,16 @@
 """The examples in four workers that share an `lmdb://` file, under the servers and workers that apps run in."""
 
+import os
+import signal
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import pytest
 
 from tests.support.apps import ROOT, gunicorn, uvicorn
-from tests.support.patience import WITHIN
+from tests.support.patience import WITHIN, eventually
 
 RULES = """\
 domain: shop
@@ -38,3 +41,54 @@ def test_400_requests_at_once_to_four_workers_pass_100_times(served, tmp_path):
     ):
         statuses = Counter(pool.map(lambda _: client.get("/api/items/7").status_code, range(400)))
     assert statuses == {200: 100, 429: 300}
+
+
+def garbage(path):
+    """Another program replaces the file. It does not write into it: that would end the workers that use it."""
+    path.with_name("other").write_bytes(b"x" * 9_000)
+    path.with_name("other").rename(path)
+
+
+@pytest.mark.parametrize(
+    ("serve", "name"),
+    [
+        pytest.param(uvicorn, "starlette_app:app", id="uvicorn"),
+        pytest.param(gunicorn, "flask_app:app", id="gunicorn"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("spoil", "repair"),
+    [
+        pytest.param(lambda path: path.chmod(0o644), lambda path: path.chmod(0o600), id="a stray chmod"),
+        pytest.param(garbage, Path.unlink, id="garbage"),
+        pytest.param(
+            lambda path: path.parent.rename(f"{path.parent}2"), lambda path: path.parent.mkdir(), id="no folder"
+        ),
+    ],
+)
+def test_a_file_that_cannot_be_used_and_a_dying_worker_do_not_end_a_server(serve, name, spoil, repair, tmp_path):
+    module = name.partition(":")[0]
+    path = tmp_path / "run" / "limits"
+    path.parent.mkdir()
+    (tmp_path / f"{module}.py").write_text((ROOT / "examples" / f"{module}.py").read_text())
+    (tmp_path / "ratelimits.yaml").write_text(RULES.replace("FILE", str(path)))
+    with (
+        serve(name, workers=2, cwd=tmp_path) as app,
+        httpx.Client(base_url=app.url, timeout=WITHIN, limits=httpx.Limits(max_keepalive_connections=0)) as client,
+    ):
+
+        def statuses(times):
+            return Counter(client.get("/api/items/7").status_code for _ in range(times))
+
+        assert statuses(10) == {200: 10}
+        workers = app.pids
+        spoil(path)
+        os.kill(min(workers), signal.SIGKILL)
+        eventually(lambda: app.pids - workers)
+        eventually(lambda: "Waiting does not help" in app.log)
+        assert not statuses(20).keys() - {200, 503}
+        repair(path)
+        eventually(lambda: [statuses(20).keys() - {200, 429} for _ in range(3)] == [set()] * 3)
+        statuses(100)
+        assert statuses(20) == {429: 20}
+        assert app.process.poll() is None
