@@ -12,6 +12,7 @@ Under pytest-xdist each process has servers of its own.
 """
 
 import logging
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 
@@ -19,6 +20,7 @@ import pytest
 from hypothesis import settings
 
 from ratelimit_mw import ManualClock
+from tests.support.patience import eventually
 from tests.support.processes import dismiss
 from tests.support.servers import BINARIES, Binary, Server
 
@@ -74,6 +76,7 @@ def each_server(request: pytest.FixtureRequest, _pool: _Pool) -> Server:
 
 @pytest.fixture
 def server(each_server: Server) -> Server:
+    _await_probes()
     each_server.flush()
     return each_server
 
@@ -101,6 +104,7 @@ def storage(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def any_server(_pool: _Pool) -> Server:
     server = _pool.get(_newest())
+    _await_probes()
     server.flush()
     return server
 
@@ -109,6 +113,11 @@ def any_server(_pool: _Pool) -> Server:
 def fresh_server() -> Iterator[Server]:
     with Server(_newest()) as server:
         yield server
+
+
+def _await_probes() -> None:
+    """Wait for the probes of earlier tests. Their keys and calls would count as those of the next test."""
+    eventually(lambda: not any(thread.name == "ratelimit_mw probe" for thread in threading.enumerate()))
 
 
 def _newest() -> Binary:
