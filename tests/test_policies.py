@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratelimit_mw import ManualClock
+from ratelimit_mw import ManualClock, RateLimiter
 from ratelimit_mw.asgi import RateLimitMiddleware
 from ratelimit_mw.http.answers import Policies
 from ratelimit_mw.identity import AsgiRequest
@@ -52,6 +52,14 @@ def test_limits_that_come_and_go_are_forgotten():
     for limit in range(2_500):
         assert f"q={limit};" in policies.of(Rule("a"), Quota("fixed_window", limit, SECOND)).policy_item
     assert len(policies._known) <= 1_000
+
+
+@pytest.mark.parametrize("throttle", [{}, {"throttle": {"soft": "10%"}}], ids=["plainly", "among others"])
+def test_of_two_limits_with_as_much_left_the_first_of_the_file_binds(throttle):
+    rules = [{"name": name, "limit": limit, **throttle} for name, limit in (("a", "9/h"), ("b", "5/h"), ("c", "5/m"))]
+    with RateLimiter({"domain": "d", "rules": rules}, clock=ManualClock(START)) as engine:
+        decisions = [engine.check({"ip": "192.0.2.1"}) for _ in range(3)]
+    assert [(decision.rule, decision.remaining) for decision in decisions] == [("b", 4), ("b", 3), ("b", 2)]
 
 
 def test_a_websocket_s_handshake_has_them():

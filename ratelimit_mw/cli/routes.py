@@ -19,13 +19,13 @@ from ratelimit_mw.cli.common import (
     say_json,
     say_table,
 )
+from ratelimit_mw.cli.coverage import Coverage, covered
 from ratelimit_mw.cli.frameworks import ANY, Route, UnknownApp, django_knows_users, routes_of, session_cookies
+from ratelimit_mw.cli.sample_paths import sample_path
 from ratelimit_mw.errors import ConfigurationError, Problem, near
 from ratelimit_mw.identity.identifier import attributes_of
-from ratelimit_mw.rules.coverage import Coverage, covered
 from ratelimit_mw.rules.domains import Examined, Rules, unknown_rule
 from ratelimit_mw.rules.path_templates import TYPES, Template, pieces_of
-from ratelimit_mw.rules.sample_paths import sample_path
 
 App = Annotated[str, typer.Option("--app", metavar="MODULE:APP", help="The app, as in shop.main:app.")]
 

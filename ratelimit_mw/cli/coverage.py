@@ -8,11 +8,11 @@ by the same selection as plans and explanations. So a rule that is reported appl
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from ratelimit_mw.cli.sample_paths import sample_path
 from ratelimit_mw.rules.compiled import CompiledRule, Matching
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.rules.path_templates import Template
 from ratelimit_mw.rules.ruleset import RuleSet
-from ratelimit_mw.rules.sample_paths import sample_path
 
 _ADDRESS = "240.0.0.1"  # a reserved address, which no list of exemptions has
 _ALWAYS_THERE = {"global", "ip", "remote_address", "path", "route", "method"}

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ratelimit_mw.cli.sample_paths import sample_path
 from ratelimit_mw.rules.path_matcher import PathMatcher
 from ratelimit_mw.rules.path_templates import parse
-from ratelimit_mw.rules.sample_paths import sample_path
 from tests.rules.corpus import request
 
 SEGMENTS = (

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ratelimit_mw.cli.coverage import covered
+from ratelimit_mw.cli.sample_paths import sample_path
 from ratelimit_mw.config.load import load_rules
-from ratelimit_mw.rules.coverage import covered
 from ratelimit_mw.rules.path_templates import parse
-from ratelimit_mw.rules.sample_paths import sample_path
 
 TEMPLATES = ("/*", "/a/*", "/a/{p}", "/a/{p:int}", "/{p}/b", "/{p}/{q}", "/a/b", "/a", "/{p:int}/*", "/a/{p:path}")
 ROUTES = (*TEMPLATES, "/", "/a/", "/a/{p}/")
