@@ -258,6 +258,9 @@ class _Body:
         except Exception:  # also StopIteration: the status is final
             self._tracker.conclude(_FAILED)
             raise
+        except BaseException:
+            self._parts = None  # the status of an interrupted app is unknown, as before its first part
+            raise
         self._tracker.conclude(_FAILED)
         return part
 
