@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from functools import lru_cache
+from ipaddress import ip_network
 from urllib.parse import unquote
 
 from ratelimit_mw.algorithms import ALGORITHMS
@@ -67,8 +68,15 @@ def _within(narrower: tuple[str, ...], wider: tuple[str, ...]) -> bool:
     return not wider or (bool(narrower) and set(narrower) <= set(wider))
 
 
-def _networks(wider: tuple[Network, ...], narrower: tuple[Network, ...]) -> bool:
-    return not wider or (bool(narrower) and all(any(_contains(own, other) for own in wider) for other in narrower))
+def _networks(wider: tuple[str, ...], narrower: tuple[str, ...]) -> bool:
+    return not wider or (
+        bool(narrower) and all(any(_contains(own, other) for own in _read(wider)) for other in _read(narrower))
+    )
+
+
+@lru_cache(maxsize=4)
+def _read(networks: tuple[str, ...]) -> tuple[Network, ...]:
+    return tuple(map(ip_network, networks))
 
 
 def _contains(wider: Network, narrower: Network) -> bool:

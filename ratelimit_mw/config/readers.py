@@ -9,6 +9,8 @@ from typing import TypeVar
 
 from ratelimit_mw.config.tree import Invalid, Items, Map, Node, Scalar, kind
 from ratelimit_mw.errors import DurationError, near, nearest, quoted
+from ratelimit_mw.identity.address import is_ipv4
+from ratelimit_mw.process_local import checkpoint
 from ratelimit_mw.settings import Network
 from ratelimit_mw.units import parse_duration
 
@@ -129,6 +131,7 @@ def each(read: Callable[[Node], T], *, empty: bool = False) -> Callable[[Node], 
             invalid.add(None, "the list must not be empty")
         found: list[T] = []
         for item in node:
+            checkpoint()
             with invalid.gathering(item.place):
                 found.append(read(item))
         invalid.finish()
@@ -178,6 +181,12 @@ def network(node: Node) -> Network:
         raise _not_a_network(written) from None
     mapped = found.network_address.ipv4_mapped if isinstance(found, IPv6Network) and found.prefixlen >= 96 else None
     return found if mapped is None else IPv4((mapped, found.prefixlen - 96))
+
+
+def network_text(node: Node) -> str:
+    """Read an address or a network, as `network` does, as text: "10.0.0.0/8", or "192.0.2.1/32" for an address."""
+    written = text(node)
+    return f"{written}/32" if is_ipv4(written) else str(network(node))
 
 
 def _not_a_network(written: str) -> Invalid:

@@ -102,18 +102,25 @@ class Scalar(NamedTuple):
 
 
 class Items(Sequence["Node"]):
-    """A list, and the place where it begins. Its mappings are kept packed (see `pack`): each access makes a copy."""
+    """A list, and the place where it begins. Each item is kept as one text or one bytes object: access makes a copy.
 
-    __slots__ = ("_kept", "place")
+    A list may have hundreds of thousands of items. The garbage collector does not visit texts and bytes (see `pack`).
+    """
+
+    __slots__ = ("_count", "_kept", "place")
 
     def __init__(self, place: Place) -> None:
         self.place = place
-        self._kept: list[Scalar | Items | bytes] = []
+        self._kept: list[Items | bytes | str] = []
+        self._count = 0
 
     def put(self, node: "Node") -> None:
         """Add an item, unless it is unusable."""
-        if not (isinstance(node, Scalar) and node.unusable):
-            self._kept.append(pack(node) if isinstance(node, Map) else node)
+        if isinstance(node, Items):
+            self._kept.append(node)
+        elif isinstance(node, Map) or not node.unusable:
+            self._kept.append(self._written(node) or pack(node))
+        self._count += 1
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -126,8 +133,42 @@ class Items(Sequence["Node"]):
         if isinstance(index, slice):
             return [self[each] for each in range(*index.indices(len(self)))]
         kept = self._kept[index]
+        if isinstance(kept, str):
+            return self._read(kept)
         node: Node = unpack(kept) if isinstance(kept, bytes) else kept
         return node
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # One text is copied at once. Copying hundreds of thousands of texts would hold up the other threads.
+        texts = [each for each in self._kept if isinstance(each, str) and "\n" not in each]
+        kept = "\n".join(texts) if texts and len(texts) == len(self._kept) else self._kept
+        return _items, (self.place, kept, self._count)
+
+    def _written(self, node: "Node") -> str | None:
+        """Return a scalar as one text. None for another node, or a scalar that the text would not tell all of."""
+        if not isinstance(node, Scalar):
+            return None
+        text, value, (order, file, line, column, path), _ = node
+        quoted = value == text and isinstance(value, str)
+        if (file, path) != (self.place.file, self._path(self._count)) or not (quoted or value is plain(text)):
+            return None
+        return f"{order} {line} {column} {self._count} {'q' if quoted else 'p'} {text}"
+
+    def _read(self, written: str) -> Scalar:
+        order, line, column, number, style, text = written.split(" ", 5)
+        place = Place(int(order), self.place.file, int(line), int(column), self._path(number))
+        return Scalar(text, text if style == "q" else plain(text), place)
+
+    def _path(self, number: int | str) -> str:
+        return f"{self.place.path}[{number}]"
+
+
+def _items(place: Place, kept: "str | list[Items | bytes | str]", count: int) -> Items:
+    """Return a list that was packed."""
+    items = Items(place)
+    items._kept = [*kept.split("\n")] if isinstance(kept, str) else kept  # noqa: SLF001  one of our own
+    items._count = count  # noqa: SLF001
+    return items
 
 
 class Map(dict[str, "Node"]):

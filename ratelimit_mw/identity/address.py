@@ -10,11 +10,12 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from ipaddress import IPv4Network, IPv6Address, IPv6Network, collapse_addresses
+from ipaddress import IPv4Network, IPv6Address, IPv6Network
 from socket import AF_INET, AF_INET6, inet_ntop, inet_pton
 from typing import Generic, TypeVar
 
 from ratelimit_mw.identity.request import Request
+from ratelimit_mw.process_local import checkpoint
 from ratelimit_mw.settings import ClientSettings, Network
 
 T = TypeVar("T")
@@ -47,6 +48,15 @@ def canonical(text: str | None) -> str | None:
     except (ValueError, OSError):
         return _canonical_of_any(text)
     return text  # an IPv4 address has one spelling only
+
+
+def is_ipv4(text: str) -> bool:
+    """Return True if the text is an IPv4 address in its canonical spelling."""
+    try:
+        _read_ipv4(text)
+    except (ValueError, OSError):
+        return False
+    return True
 
 
 def _canonical_of_any(text: str) -> str | None:
@@ -109,20 +119,28 @@ class Networks(Generic[T]):
     """A table of values by network. Finding an address takes one look-up for each prefix length in the table."""
 
     def __init__(self) -> None:
-        self._ipv4: dict[int, dict[int, list[T]]] = {}
-        self._ipv6: dict[int, dict[int, list[T]]] = {}
+        self._ipv4: dict[int, dict[int, tuple[T, ...]]] = {}
+        self._ipv6: dict[int, dict[int, tuple[T, ...]]] = {}
 
-    def add(self, networks: Iterable[Network], value: T) -> None:
-        """Add `value` for each of these networks. Overlapping networks are merged, so no address finds it twice."""
-        both = list(networks)
-        merged: list[Network] = []
-        merged += collapse_addresses(network for network in both if isinstance(network, IPv4Network))
-        merged += collapse_addresses(network for network in both if isinstance(network, IPv6Network))
-        for network in merged:
-            shift = network.max_prefixlen - network.prefixlen
-            tables = self._ipv4 if network.version == 4 else self._ipv6
+    def add(self, networks: Iterable[str], value: T) -> None:
+        """Add `value` for each of these networks, as ("10.0.0.0/8", "2001:db8::1/128").
+
+        A list may have hundreds of thousands of networks, so they share one tuple: the garbage collector visits no
+        further object for each of them.
+        """
+        alone = (value,)
+        for network in networks:
+            checkpoint()
+            address, _, length = network.partition("/")
+            packed, tables = (_read_ipv6(address), self._ipv6) if ":" in address else (_read_ipv4(address), self._ipv4)
+            shift = len(packed) * 8 - int(length)
             table = tables.setdefault(shift, {})
-            table.setdefault(int(network.network_address) >> shift, []).append(value)
+            number = int.from_bytes(packed) >> shift
+            found = table.get(number)
+            if found is None:
+                table[number] = alone
+            elif value not in found:
+                table[number] = (*found, value)
 
     def __bool__(self) -> bool:
         return bool(self._ipv4 or self._ipv6)
@@ -138,7 +156,9 @@ class Networks(Generic[T]):
             tables, packed = self._ipv4, _read_ipv4(address)
         number = int.from_bytes(packed)
         for shift, table in tables.items():
-            found += table.get(number >> shift, ())
+            for value in table.get(number >> shift, ()):
+                if value not in found:  # a network may contain another one of the same list
+                    found.append(value)
         return found
 
 
@@ -161,7 +181,7 @@ class ClientAddress:
         self._ipv6_prefix = settings.ipv6_prefix
         self._hops = settings.trusted_hops
         self._networks: Networks[bool] = Networks()
-        self._networks.add(map(_unmapped_network, settings.trusted_proxies), True)
+        self._networks.add(map(str, map(_unmapped_network, settings.trusted_proxies)), True)
         header = settings.ip_header.lower()
         self.header = header if self._hops or self._networks else None
         if header == "forwarded":

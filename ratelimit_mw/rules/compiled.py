@@ -17,7 +17,6 @@ from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import NEVER, Ask, Charge, Quota, Rule
 from ratelimit_mw.process_local import checkpoint
 from ratelimit_mw.rules.path_templates import Template
-from ratelimit_mw.settings import Network
 
 T = TypeVar("T")
 
@@ -67,12 +66,11 @@ def values(name: str, read: Reader, wanted: tuple[str, ...]) -> Condition:
     return Condition(name, wanted, lambda request: read(request) in known, read)
 
 
-def within(read: Reader, networks: tuple[Network, ...]) -> Condition:
+def within(read: Reader, networks: tuple[str, ...]) -> Condition:
     """Return a condition that an address is in one of these networks."""
     table: Networks[bool] = Networks()
     table.add(networks, True)
-    wanted = tuple(map(str, networks))
-    return Condition("the address", wanted, lambda request: bool(table.find(read(request))), read, "unknown")
+    return Condition("the address", networks, lambda request: bool(table.find(read(request))), read, "unknown")
 
 
 class Exact(NamedTuple):
@@ -88,7 +86,7 @@ class Matching(NamedTuple):
 
     templates: tuple[Template, ...] = ()
     exact: tuple[Exact, ...] = ()
-    networks: tuple[Network, ...] = ()
+    networks: tuple[str, ...] = ()
     methods: tuple[str, ...] = ()
 
     def conditions(self, address: Reader) -> tuple[Condition, ...]:
@@ -361,7 +359,7 @@ class _Clients:
         for override in overrides:
             identity = override.identity
             if _is_network(identity):
-                self._networks.add([ip_network(identity.removeprefix("ip="))], override)
+                self._networks.add([identity.removeprefix("ip=")], override)
                 continue
             by = "+".join(unquote(part.partition("=")[0]) for part in identity.split("+"))
             if by not in self._groups:

@@ -94,7 +94,7 @@ PATH = kinds.several("path", read_template, "Path templates, such as /items/{id:
 METHODS = kinds.several(
     "methods", read_method, "HTTP methods. HEAD and WebSocket handshakes count as GET.", unset="any"
 )
-_IP = kinds.several("ip", readers.network, "Addresses and networks of clients.", unset="any")
+_IP = kinds.several("ip", readers.network_text, "Addresses and networks of clients.", unset="any")
 _HOST = kinds.several("host", readers.non_blank, "Hosts, without a port.", of=kinds.NON_BLANK, unset="any")
 _TIER: Word[tuple[str, ...]] = kinds.several(
     "tier", readers.non_blank, "Tiers of clients. See client.tier.", of=kinds.NON_BLANK, unset="any"

@@ -1,0 +1,147 @@
+"""A list of very many values is few objects: the garbage collector, which stops every thread, has nothing to visit."""
+
+import gc
+from ipaddress import ip_address, ip_network
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ratelimit_mw.config import yaml
+from ratelimit_mw.config.documents import Document, convert
+from ratelimit_mw.config.load import load_documents, load_rules
+from ratelimit_mw.config.tree import Items, Map, Problems, Scalar, pack, unpack
+from ratelimit_mw.identity.address import Networks
+from tests.identity.requests import asgi
+
+MANY = 10_000
+ADDRESSES = [f"10.{n // 65536}.{n // 256 % 256}.{n % 256}" for n in range(MANY)]
+LINES = "".join(f"      - {address}\n" for address in ADDRESSES)
+EXEMPT = f"domain: d\nexempt:\n  - ip:\n{LINES}rules: [{{name: a, limit: 5/m}}]\n"
+MATCH = f"domain: d\nrules:\n  - name: a\n    limit: 5/m\n    match:\n     ip:\n{LINES}"
+
+
+def visited() -> int:
+    gc.collect()
+    return len(gc.get_objects())
+
+
+@pytest.mark.parametrize("text", [pytest.param(EXEMPT, id="exempt"), pytest.param(MATCH, id="match")])
+def test_ten_thousand_addresses_are_few_objects(text):
+    load_documents([Document("first", text.encode())])  # what the first file of a process makes once
+    before = visited()
+    rules = load_documents([Document("f", text.encode())])
+    assert visited() - before < MANY / 10
+    assert rules.plan(asgi(peer=ADDRESSES[-1])) != rules.plan(asgi(peer="192.0.2.1"))
+
+
+def test_the_tree_of_ten_thousand_addresses_is_few_objects():
+    problems = Problems()
+    before = visited()
+    tree = yaml.parse(EXEMPT, "f", {}, problems)
+    assert visited() - before < 100
+    assert isinstance(tree, Map)
+    copied = unpack(pack(tree["exempt"]))
+    assert visited() - before < 200
+    listed = copied[0]["ip"]
+    assert [item.text for item in listed] == ADDRESSES
+    assert listed[MANY - 1].place._replace(order=0) == (0, "f", MANY + 3, 9, f"exempt[0].ip[{MANY - 1}]")
+
+
+TEXT = """\
+- plain
+- 'quoted'
+- 12
+- '12'
+- true
+- ~
+- ""
+- "two\\nlines"
+- ${UNSET}
+- after an unusable one
+- &anchor {a: [b, c]}
+- *anchor
+- [nested, [more]]
+- &text anchored
+- *text
+- 1.50
+- 010
+- "  blanks  "
+"""
+
+
+def shown(node):
+    if isinstance(node, Scalar):
+        return node
+    if isinstance(node, Map):
+        return node.place, {key: (node.keys_at[key], shown(value)) for key, value in node.items()}
+    return node.place, [shown(item) for item in node]
+
+
+def test_each_item_keeps_its_text_its_type_and_its_place():
+    tree = yaml.parse(TEXT, "f", {}, Problems())
+    assert isinstance(tree, Items)
+    scalars = [(item.text, item.value, item.place.line, item.place.path) for item in tree if isinstance(item, Scalar)]
+    assert scalars == [
+        ("plain", "plain", 1, "[0]"),
+        ("quoted", "quoted", 2, "[1]"),
+        ("12", 12, 3, "[2]"),
+        ("12", "12", 4, "[3]"),
+        ("true", True, 5, "[4]"),
+        ("~", None, 6, "[5]"),
+        ("", "", 7, "[6]"),
+        ("two\nlines", "two\nlines", 8, "[7]"),
+        ("after an unusable one", "after an unusable one", 10, "[9]"),
+        ("anchored", "anchored", 14, "[13]"),
+        ("anchored", "anchored", 14, "[13]"),
+        ("1.50", 1.5, 16, "[15]"),
+        ("010", "010", 17, "[16]"),
+        ("  blanks  ", "  blanks  ", 18, "[17]"),
+    ]
+    assert shown(unpack(pack(tree))) == shown(tree)
+
+
+VALUES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5)
+
+
+@given(st.lists(VALUES | st.lists(VALUES, max_size=3), max_size=6))
+def test_a_list_from_code_keeps_what_it_was_given(values):
+    tree = convert({"list": values}, {"": ""}, Problems())
+    assert isinstance(tree, Map)
+    listed = tree["list"]
+    assert isinstance(listed, Items)
+    again = unpack(pack(listed))
+    assert shown(again) == shown(listed)
+    kept = [item.value for item in again if isinstance(item, Scalar)]
+    expected = [each for each in values if not isinstance(each, list)]
+    assert [str(each) for each in kept] == [str(each) for each in expected if "${" not in str(each)] or "${" in str(
+        values
+    )
+
+
+ADDRESS = st.integers(0, 15).map(lambda n: f"10.0.0.{n}") | st.integers(0, 15).map(lambda n: f"2001:db8::{n:x}")
+
+
+@given(st.lists(st.tuples(ADDRESS, st.integers(0, 4)), max_size=8), ADDRESS)
+def test_an_address_is_found_in_the_networks_that_contain_it(listed, address):
+    networks = [ip_network((each, ip_address(each).max_prefixlen - bits), strict=False) for each, bits in listed]
+    table = Networks()
+    table.add(map(str, networks), "value")
+    assert table.find(address) == ["value"] * any(ip_address(address) in network for network in networks)
+
+
+@pytest.mark.parametrize(
+    ("written", "peer", "found"),
+    [
+        pytest.param("192.0.2.1", "192.0.2.1", True, id="an address"),
+        pytest.param("192.0.2.0/24", "192.0.2.9", True, id="a network"),
+        pytest.param("::ffff:192.0.2.1", "192.0.2.1", True, id="a mapped address"),
+        pytest.param("2001:DB8::1", "2001:db8::1", True, id="another spelling"),
+        pytest.param("192.0.2.1", "192.0.2.2", False, id="another address"),
+    ],
+)
+def test_an_exempt_address_is_found_however_it_is_written(written, peer, found):
+    rules = load_rules(
+        {"domain": "d", "exempt": [{"ip": [written]}], "rules": [{"name": "a", "limit": "5 per minute"}]}
+    )
+    assert (not rules.plan(asgi(peer=peer))) is found
