@@ -18,6 +18,7 @@ from ratelimit_mw.service.ratelimit_pb2 import (
     RateLimitDescriptor,
     RateLimitRequest,
     RateLimitResponse,
+    Unit,
 )
 
 SERVICE = "envoy.service.ratelimit.v3.RateLimitService"
@@ -34,7 +35,6 @@ UNLIMITED = 2**32 - 1
 UNIT_NAMES = ("", "second", "minute", "hour", "day", "month", "year", "week")
 """The units of a limit by their numbers on the wire."""
 
-_UNIT_NUMBERS = {unit: number for number, unit in enumerate(UNIT_NAMES)}
 _OK = RateLimitResponse.OK
 _OVER_LIMIT = RateLimitResponse.OVER_LIMIT
 
@@ -162,12 +162,13 @@ def _fill(made: RateLimitResponse.DescriptorStatus, status: ListStatus) -> None:
 
 def _is_shown(status: ListStatus) -> bool:
     """Whether the limit can be told: there is one, and a unit of the protocol names its period."""
-    return status.limit is not None and not status.unlimited and status.unit in _UNIT_NUMBERS
+    return status.limit is not None and not status.unlimited and status.unit in UNIT_NAMES
 
 
 @lru_cache(maxsize=1024)
 def _current(limit: int, unit: str, name: str) -> RateLimitResponse.RateLimit:
-    return RateLimitResponse.RateLimit(requests_per_unit=min(limit, UNLIMITED), unit=_UNIT_NUMBERS[unit], name=name)
+    number = UNIT_NAMES.index(unit)
+    return RateLimitResponse.RateLimit(requests_per_unit=min(limit, UNLIMITED), unit=Unit.Name(number), name=name)
 
 
 def _seconds(status: ListStatus) -> int | None:

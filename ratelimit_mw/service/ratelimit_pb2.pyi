@@ -1,3 +1,7 @@
+import datetime
+
+from google.protobuf import duration_pb2 as _duration_pb2
+from google.protobuf import wrappers_pb2 as _wrappers_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -7,19 +11,24 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class UInt64Value(_message.Message):
-    __slots__ = ("value",)
-    VALUE_FIELD_NUMBER: _ClassVar[int]
-    value: int
-    def __init__(self, value: _Optional[int] = ...) -> None: ...
-
-class Duration(_message.Message):
-    __slots__ = ("seconds", "nanos")
-    SECONDS_FIELD_NUMBER: _ClassVar[int]
-    NANOS_FIELD_NUMBER: _ClassVar[int]
-    seconds: int
-    nanos: int
-    def __init__(self, seconds: _Optional[int] = ..., nanos: _Optional[int] = ...) -> None: ...
+class Unit(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    UNKNOWN: _ClassVar[Unit]
+    SECOND: _ClassVar[Unit]
+    MINUTE: _ClassVar[Unit]
+    HOUR: _ClassVar[Unit]
+    DAY: _ClassVar[Unit]
+    MONTH: _ClassVar[Unit]
+    YEAR: _ClassVar[Unit]
+    WEEK: _ClassVar[Unit]
+UNKNOWN: Unit
+SECOND: Unit
+MINUTE: Unit
+HOUR: Unit
+DAY: Unit
+MONTH: Unit
+YEAR: Unit
+WEEK: Unit
 
 class HeaderValue(_message.Message):
     __slots__ = ("key", "value")
@@ -43,15 +52,15 @@ class RateLimitDescriptor(_message.Message):
         REQUESTS_PER_UNIT_FIELD_NUMBER: _ClassVar[int]
         UNIT_FIELD_NUMBER: _ClassVar[int]
         requests_per_unit: int
-        unit: int
-        def __init__(self, requests_per_unit: _Optional[int] = ..., unit: _Optional[int] = ...) -> None: ...
+        unit: Unit
+        def __init__(self, requests_per_unit: _Optional[int] = ..., unit: _Optional[_Union[Unit, str]] = ...) -> None: ...
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
     HITS_ADDEND_FIELD_NUMBER: _ClassVar[int]
     entries: _containers.RepeatedCompositeFieldContainer[RateLimitDescriptor.Entry]
     limit: RateLimitDescriptor.RateLimitOverride
-    hits_addend: UInt64Value
-    def __init__(self, entries: _Optional[_Iterable[_Union[RateLimitDescriptor.Entry, _Mapping]]] = ..., limit: _Optional[_Union[RateLimitDescriptor.RateLimitOverride, _Mapping]] = ..., hits_addend: _Optional[_Union[UInt64Value, _Mapping]] = ...) -> None: ...
+    hits_addend: _wrappers_pb2.UInt64Value
+    def __init__(self, entries: _Optional[_Iterable[_Union[RateLimitDescriptor.Entry, _Mapping]]] = ..., limit: _Optional[_Union[RateLimitDescriptor.RateLimitOverride, _Mapping]] = ..., hits_addend: _Optional[_Union[_wrappers_pb2.UInt64Value, _Mapping]] = ...) -> None: ...
 
 class RateLimitRequest(_message.Message):
     __slots__ = ("domain", "descriptors", "hits_addend")
@@ -62,6 +71,32 @@ class RateLimitRequest(_message.Message):
     descriptors: _containers.RepeatedCompositeFieldContainer[RateLimitDescriptor]
     hits_addend: int
     def __init__(self, domain: _Optional[str] = ..., descriptors: _Optional[_Iterable[_Union[RateLimitDescriptor, _Mapping]]] = ..., hits_addend: _Optional[int] = ...) -> None: ...
+
+class JsonRateLimitRequest(_message.Message):
+    __slots__ = ("domain", "descriptors", "hits_addend")
+    class Entry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    class Descriptor(_message.Message):
+        __slots__ = ("entries", "limit", "hits_addend")
+        ENTRIES_FIELD_NUMBER: _ClassVar[int]
+        LIMIT_FIELD_NUMBER: _ClassVar[int]
+        HITS_ADDEND_FIELD_NUMBER: _ClassVar[int]
+        entries: _containers.RepeatedCompositeFieldContainer[JsonRateLimitRequest.Entry]
+        limit: RateLimitDescriptor.RateLimitOverride
+        hits_addend: _wrappers_pb2.UInt64Value
+        def __init__(self, entries: _Optional[_Iterable[_Union[JsonRateLimitRequest.Entry, _Mapping]]] = ..., limit: _Optional[_Union[RateLimitDescriptor.RateLimitOverride, _Mapping]] = ..., hits_addend: _Optional[_Union[_wrappers_pb2.UInt64Value, _Mapping]] = ...) -> None: ...
+    DOMAIN_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTORS_FIELD_NUMBER: _ClassVar[int]
+    HITS_ADDEND_FIELD_NUMBER: _ClassVar[int]
+    domain: str
+    descriptors: _containers.RepeatedCompositeFieldContainer[JsonRateLimitRequest.Descriptor]
+    hits_addend: int
+    def __init__(self, domain: _Optional[str] = ..., descriptors: _Optional[_Iterable[_Union[JsonRateLimitRequest.Descriptor, _Mapping]]] = ..., hits_addend: _Optional[int] = ...) -> None: ...
 
 class RateLimitResponse(_message.Message):
     __slots__ = ("overall_code", "statuses", "response_headers_to_add", "raw_body")
@@ -79,9 +114,9 @@ class RateLimitResponse(_message.Message):
         UNIT_FIELD_NUMBER: _ClassVar[int]
         NAME_FIELD_NUMBER: _ClassVar[int]
         requests_per_unit: int
-        unit: int
+        unit: Unit
         name: str
-        def __init__(self, requests_per_unit: _Optional[int] = ..., unit: _Optional[int] = ..., name: _Optional[str] = ...) -> None: ...
+        def __init__(self, requests_per_unit: _Optional[int] = ..., unit: _Optional[_Union[Unit, str]] = ..., name: _Optional[str] = ...) -> None: ...
     class DescriptorStatus(_message.Message):
         __slots__ = ("code", "current_limit", "limit_remaining", "duration_until_reset")
         CODE_FIELD_NUMBER: _ClassVar[int]
@@ -91,8 +126,8 @@ class RateLimitResponse(_message.Message):
         code: RateLimitResponse.Code
         current_limit: RateLimitResponse.RateLimit
         limit_remaining: int
-        duration_until_reset: Duration
-        def __init__(self, code: _Optional[_Union[RateLimitResponse.Code, str]] = ..., current_limit: _Optional[_Union[RateLimitResponse.RateLimit, _Mapping]] = ..., limit_remaining: _Optional[int] = ..., duration_until_reset: _Optional[_Union[Duration, _Mapping]] = ...) -> None: ...
+        duration_until_reset: _duration_pb2.Duration
+        def __init__(self, code: _Optional[_Union[RateLimitResponse.Code, str]] = ..., current_limit: _Optional[_Union[RateLimitResponse.RateLimit, _Mapping]] = ..., limit_remaining: _Optional[int] = ..., duration_until_reset: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
     OVERALL_CODE_FIELD_NUMBER: _ClassVar[int]
     STATUSES_FIELD_NUMBER: _ClassVar[int]
     RESPONSE_HEADERS_TO_ADD_FIELD_NUMBER: _ClassVar[int]
