@@ -75,7 +75,7 @@ def test_a_uri_that_does_not_begin_with_a_slash_is_read_as_by_the_middleware(uri
     original = [(b"x-original-method", b"GET"), (b"x-original-uri", uri.encode())]
     found = AsgiRequest(original_scope({"asgi": {}, "headers": original}))
     under_a_server = AsgiRequest(http_scope(uri.partition("?")[0]))
-    assert (found.path, found.readings) == (under_a_server.path, under_a_server.readings)
+    assert (found.path, found.forms) == (under_a_server.path, under_a_server.forms)
 
 
 CONFIGS = {
