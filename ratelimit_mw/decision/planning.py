@@ -133,8 +133,8 @@ class Planner:
         plan: Plan | None = known.get(key)
         if plan is None:
             plan = self._planned(rules, request, cost, name)
-            # Do not cache the plan if the switch was turned during the call or if it depends on more than the key.
-            if known.seen(key) and not (self.switch.thrown or request.ambiguous):
+            # Do not cache the plan if the switch was turned during the call.
+            if known.seen(key) and not self.switch.thrown:
                 known.put(key, plan)
         return plan
 

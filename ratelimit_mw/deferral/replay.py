@@ -10,19 +10,19 @@ import httpx
 
 from ratelimit_mw.deferral.stored_request import StoredRequest
 from ratelimit_mw.errors import Lost, NotSent, Unsendable
-from ratelimit_mw.identity.decoding import cookies_named, parameters_named
-from ratelimit_mw.identity.request import Alternative, FrameworkReader
+from ratelimit_mw.identity.fields import MOST_LINES, Values
+from ratelimit_mw.identity.request import HttpFields
 
 
-class DeferredRequest:
+class DeferredRequest(HttpFields):
     """A stored request, as rules read it. See `identity.request.Request`.
 
     Attributes that were read when the request arrived keep their values. A rule that is newer than the request may
-    need other attributes. These are read from the stored headers and the stored target. Of several cookies or query
-    parameters of one name, the last one counts. The original scope or environ is gone.
+    need other attributes. These are read from the stored headers and the stored target. The original scope or environ
+    is gone.
     """
 
-    __slots__ = ("_stored", "alternatives", "ambiguous", "context", "forms", "method", "path", "values")
+    __slots__ = ("_stored", "context", "forms", "method", "path", "several", "values")
 
     def __init__(self, stored: StoredRequest) -> None:
         self._stored = stored
@@ -31,8 +31,7 @@ class DeferredRequest:
         self.path = stored.path
         self.forms = stored.forms
         self.values = dict(stored.values)
-        self.alternatives: tuple[Alternative, ...] = stored.alternatives
-        self.ambiguous = bool(stored.alternatives)
+        self.several: dict[str, Values] = dict(stored.several)
 
     @property
     def peer(self) -> str | None:
@@ -47,23 +46,16 @@ class DeferredRequest:
         """Return the first stored line of a header."""
         return self._stored.header(name)
 
-    def host(self) -> str | None:
-        """Return the Host header."""
-        return self.header("host")
+    def field_lines(self, name: str) -> list[str] | None:
+        """Return every stored line behind a name."""
+        wanted = name.replace("_", "-")
+        lines = [value for key, value in self._stored.headers if key.replace("_", "-") == wanted]
+        return lines if len(lines) <= MOST_LINES else None
 
-    def cookie(self, name: str) -> str | None:
-        """Return the last cookie of that name."""
-        values = cookies_named(name, "; ".join(self.header_lines("cookie")))
-        return values[-1] if values else None
-
-    def query(self, name: str) -> str | None:
-        """Return the last query parameter of that name."""
-        values = parameters_named(name, self._stored.target.partition("?")[2])
-        return values[-1] if values else None
-
-    def read_alternatives(self, readers: Mapping[str, FrameworkReader]) -> tuple[Alternative, ...]:  # noqa: ARG002 - it was read on arrival
-        """Return the alternatives that were found when the request arrived."""
-        return self.alternatives
+    @property
+    def query_string(self) -> str:
+        """The query string of the stored target."""
+        return self._stored.target.partition("?")[2]
 
 
 Message = MutableMapping[str, Any]

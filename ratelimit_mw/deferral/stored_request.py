@@ -5,11 +5,13 @@ import re
 import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping
 from hmac import compare_digest
+from types import MappingProxyType
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
+from ratelimit_mw.identity.fields import Values
 from ratelimit_mw.identity.path_forms import Forms
-from ratelimit_mw.identity.request import Alternative, Request
+from ratelimit_mw.identity.request import Request
 
 
 class Entry(NamedTuple):
@@ -123,7 +125,8 @@ class StoredRequest(NamedTuple):
     `target` is the percent-encoded path and query, as the server received them. `path` is the path as rules see it.
     `values` are the attributes that the rules have read. They are stored because the replay has another client.
     `headers` keep their order and have names in lower case. `peer` is the address of the connection's other end.
-    `alternatives` are those of an ambiguous request, and `forms` those of its path, see `identity.request.Request`.
+    `several` has all values of the attributes that have several, and `forms` those of its path, see
+    `identity.request.Request`.
     """
 
     method: str
@@ -133,13 +136,13 @@ class StoredRequest(NamedTuple):
     peer: str | None
     path: str
     values: Mapping[str, str | None]
-    alternatives: tuple[Alternative, ...] = ()
+    several: Mapping[str, Values] = MappingProxyType({})
     forms: Forms | None = None
 
     def packed(self) -> bytes:
         """Encode it for the queue."""
         fields = self._asdict()
-        fields["rows"] = fields.pop("alternatives")  # the name in the stored form
+        fields["several"] = dict(self.several)
         return json.dumps(fields, separators=(",", ":")).encode()
 
     def replayable(self) -> bool:
@@ -161,10 +164,10 @@ def unpacked(packed: bytes) -> StoredRequest:
     try:
         fields = json.loads(packed)
         headers = tuple((str(name), str(value)) for name, value in fields.pop("headers"))
-        alternatives = tuple(dict(row) for row in fields.pop("rows", ()))
+        several = {name: tuple(values) for name, values in fields.pop("several", {}).items()}
         forms = fields.pop("forms")
         every = Forms(*map(tuple, forms)) if forms is not None else None
-        return StoredRequest(headers=headers, alternatives=alternatives, forms=every, **fields)
+        return StoredRequest(headers=headers, several=several, forms=every, **fields)
     except (TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"not a deferred request: {error}") from None
 
@@ -208,7 +211,7 @@ def _stored_request(
         request.peer,
         request.path,
         dict(request.values),
-        request.alternatives,
+        dict(request.several),
         request.forms,
     )
 

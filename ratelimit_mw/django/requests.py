@@ -6,7 +6,7 @@ from weakref import ref
 
 from django.urls import Resolver404, resolve
 
-from ratelimit_mw.identity.http_request import AsgiRequest, DjangoRequest
+from ratelimit_mw.identity.http_request import AsgiRequest, WsgiRequest
 from ratelimit_mw.identity.path_forms import Forms, Routing
 
 _log = logging.getLogger("ratelimit_mw")
@@ -14,7 +14,7 @@ _logged: set[str] = set()
 """The kinds of exceptions that are logged already."""
 
 
-class Environ(DjangoRequest):
+class Environ(WsgiRequest):
     """A Django request under WSGI. Its user is looked up when a rule needs it."""
 
     __slots__ = ("_visit",)

@@ -117,7 +117,7 @@ class Decider:
         """Return the plan of a request, and keep it for similar requests if it depends on nothing else."""
         request = self._requests.make(entry)
         planned = self._planned(request)
-        plain = request.method != "OPTIONS" and not (request.forms or request.ambiguous)
+        plain = request.method != "OPTIONS" and not (request.forms or request.several)
         if self._plans is not None and plain and len(key[2]) <= _LONGEST:
             self._plans.put(key, planned)
         return planned

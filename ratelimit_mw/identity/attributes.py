@@ -11,9 +11,9 @@ from ratelimit_mw.errors import nearest, quoted
 from ratelimit_mw.identity import sources
 from ratelimit_mw.identity.address import ClientAddress, canonical
 from ratelimit_mw.identity.credentials import is_session, reduced
-from ratelimit_mw.identity.decoding import host_name
+from ratelimit_mw.identity.fields import Values, host_name
 from ratelimit_mw.identity.path_forms import cleaned
-from ratelimit_mw.identity.request import Alternative, FrameworkReader, MappingRequest, Request
+from ratelimit_mw.identity.request import MappingRequest, Request
 from ratelimit_mw.settings import ClientSettings
 
 _MAX_CACHED_LENGTH = 256  # characters; longer texts are not cached, so that clients cannot fill the memory
@@ -82,7 +82,6 @@ class Attributes:
         self._client = client
         self._sources = _compiled(client)
         self._readers: dict[str, Reader] = {}
-        self._framework_readers: dict[str, FrameworkReader] = {}
         self._logged: set[str] = set() if logged is None else logged
         self.used: Collection[str] = self._readers.keys()
         """The names of the attributes that a rule uses."""
@@ -154,10 +153,6 @@ class Attributes:
                 self.source(name[1:])
             else:
                 self.reader(name)
-
-    def read_alternatives(self, request: Request) -> tuple[Alternative, ...]:
-        """Return the alternatives of an ambiguous request. The result is empty if all frameworks agree."""
-        return request.read_alternatives(self._framework_readers) if self._framework_readers else ()
 
     @property
     def headers(self) -> frozenset[str] | None:
@@ -240,7 +235,7 @@ class Attributes:
         if name == "ip":
             return self.client_address.network
         if name == "host":
-            self._framework_readers[name] = lambda request, framework: request.host_as(framework)
+            return _cached_reader(name, _first_of(name, lambda request: request.hosts()))
         if name in _DIRECT:
             return _cached_reader(name, _DIRECT[name])
         if name in self._sources:
@@ -257,9 +252,8 @@ class Attributes:
         return lambda request: request.values.get(name)  # a path parameter
 
     def _source_reader(self, name: str, source: sources.AttributeSource) -> Reader:
-        if source.read_as is not None:
-            self._framework_readers[name] = source.read_as
-        return self._user_reader(source.read) if name == "user" else _cached_reader(name, source.read)
+        read = _first_of(name, source.read)
+        return self._user_reader(read) if name == "user" else _cached_reader(name, read)
 
     def _user_reader(self, source: Reader) -> Reader:
         """Return the reader of the user. It warns once if none of the first requests has a user."""
@@ -337,6 +331,18 @@ class Attributes:
         return canonical, canonical is not None and canonical.startswith(_RAW_PREFIXES)
 
 
+def _first_of(name: str, read: Callable[[Request], Values]) -> Reader:
+    """Return a reader of the first of all values that `read` finds. It notes them in `Request.several`."""
+
+    def reader(request: Request) -> str | None:
+        values = read(request)
+        if len(values) > 1:
+            request.several[name] = values
+        return values[0] if values else None
+
+    return reader
+
+
 def _cached_reader(name: str, read: Reader) -> Reader:
     """Return a reader that keeps the value in `Request.values`."""
 
@@ -371,8 +377,4 @@ def _path(request: Request) -> str | None:
     return cleaned(request.path if request.forms is None else request.forms.every[0])
 
 
-def _host(request: Request) -> str | None:
-    return host_name(request.host() or "")
-
-
-_DIRECT: dict[str, Reader] = {"method": _method, "path": _path, "host": _host}
+_DIRECT: dict[str, Reader] = {"method": _method, "path": _path}

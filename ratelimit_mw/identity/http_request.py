@@ -1,41 +1,34 @@
 """Requests of ASGI and WSGI, as rules read them. Both implement `Request`."""
 
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from functools import lru_cache, partial
+from collections.abc import Callable, Mapping, MutableMapping
+from functools import partial
+from operator import itemgetter
 from typing import Any
 
-from ratelimit_mw.identity import decoding
-from ratelimit_mw.identity.decoding import Framework, host_is_plain, parameters_named, plain_cookie, utf8
+from ratelimit_mw.identity.fields import MOST_LINES, Values, utf8
 from ratelimit_mw.identity.path_forms import PLAIN, Forms, Routing, decodings, forms_of, routing_of
-from ratelimit_mw.identity.request import Alternative, FrameworkReader, distinct_alternatives
+from ratelimit_mw.identity.request import HttpFields
 
 # Lower case, and "-" for "_".
 _FOLD = bytes.maketrans(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ_", b"abcdefghijklmnopqrstuvwxyz-")
 
 
-@lru_cache(maxsize=1024)  # names come from the rules, not from requests
-def _header_name(name: str) -> tuple[bytes, bytes]:
-    """Return a lower-case header name as bytes, and the same with `-` for `_`."""
-    wanted = name.encode("latin-1", "replace")
-    return wanted, wanted.replace(b"_", b"-")
+_NAME = itemgetter(0)
 
 
-class AsgiRequest:
+class AsgiRequest(HttpFields):
     """A request made from an ASGI scope of type http or websocket.
 
-    A value that frameworks read differently is read as Starlette reads it, and sets `ambiguous`. See `Request`.
+    See `Request`.
     """
 
-    __slots__ = ("alternatives", "ambiguous", "context", "forms", "method", "path", "values")
-
-    frameworks: Sequence[Framework] = decoding.ASGI
-    """The frameworks that the app may use. `cookie`, `query` and `header` read as the first one does."""
+    __slots__ = ("_names", "context", "forms", "method", "path", "several", "values")
 
     def __init__(self, scope: MutableMapping[str, Any], routing: Routing = PLAIN) -> None:
         self.context = scope
         self.values: dict[str, str | None] = {}
-        self.ambiguous = False
-        self.alternatives: tuple[Alternative, ...] = ()
+        self.several: dict[str, Values] = {}
+        self._names = 0, b""
         self.method: str = scope.get("method", "GET").upper()  # a websocket scope has none
         self.path: str = scope.get("path") or "/"
         self.forms: Forms | None = None
@@ -61,89 +54,51 @@ class AsgiRequest:
         return client[0] if client else None
 
     def header_lines(self, name: str) -> list[str]:
-        """Return every line of a header, in order. The server may pass its name in any case."""
-        wanted, folded = _header_name(name)
-        length = len(name)
-        lines: list[str] = []
-        for key, value in self.context.get("headers") or ():
-            if len(key) == length:
-                if key == wanted or key.lower() == wanted:
-                    lines.append(value.decode("latin-1"))
-                elif key.translate(_FOLD) == folded:  # some frameworks read `X_User` as `X-User`
-                    self.ambiguous = True
-        return lines
+        """Return the last `MOST_LINES` lines of a header, in order. The server may pass its name in any case."""
+        return self._lines(self._joined_names().lower(), name.encode("latin-1", "replace"))[-MOST_LINES:]
 
     def header(self, name: str) -> str | None:
         """Return the first line of a header."""
         lines = self.header_lines(name)
-        if len(lines) > 1:
-            self.ambiguous = True
         return lines[0] if lines else None
 
-    def host(self) -> str | None:
-        """Return the Host header."""
-        host = self.header("host")
-        if host is None or not host_is_plain(host):
-            self.ambiguous = True
-        return host
-
-    def cookie(self, name: str) -> str | None:
-        """Return a cookie. HTTP/2 may split the Cookie header into several lines."""
-        lines = self.header_lines("cookie")
-        if not lines:
-            return None
-        plain = plain_cookie(name, lines[0]) if len(lines) == 1 else None
-        if plain is not None:
-            return plain[0]
-        self.ambiguous = True
-        return self.frameworks[0].read_cookie(name, lines)
-
-    def query(self, name: str) -> str | None:
-        """Return a query parameter."""
-        query = self._query()
-        if not query:
-            return None
-        values = parameters_named(name, query)
-        if len(values) > 1 or not query.isascii() or ";" in query:
-            self.ambiguous = True
-            return self.frameworks[0].read_query(name, query)
-        return values[0] if values else None
-
-    def read_alternatives(self, readers: Mapping[str, FrameworkReader]) -> tuple[Alternative, ...]:
-        """Return the alternatives of the request. See `Request`."""
-        return distinct_alternatives(self, readers, self.frameworks)
-
-    def cookie_as(self, framework: Framework, name: str) -> str | None:
-        """Return a cookie as a framework reads it."""
-        lines = self.header_lines("cookie")
-        return framework.read_cookie(name, lines) if lines else None
-
-    def query_as(self, framework: Framework, name: str) -> str | None:
-        """Return a query parameter as a framework reads it."""
-        query = self._query()
-        return framework.read_query(name, query) if query else None
-
-    def header_as(self, framework: Framework, name: str) -> str | None:
-        """Return a header as a framework reads it."""
-        lines = self.header_lines(name)
-        if framework.underscores:
-            folded, length = name.encode("latin-1", "replace").translate(_FOLD), len(name)
-            lines = [
-                value.decode("latin-1")
-                for key, value in self.context.get("headers") or ()
-                if len(key) == length and key.translate(_FOLD) == folded
-            ]
-        return framework.join_lines(lines) if lines else None
-
-    def host_as(self, framework: Framework) -> str | None:
-        """Return the host's name as a framework reads it. Without a Host header most use the server's own name."""
-        host = self.header_as(framework, "host")
-        if host is None and framework is not self.frameworks[0]:
+    def field_lines(self, name: str) -> list[str] | None:
+        """Return every line behind a name, as `X_User` for `x-user`. See `Request`."""
+        lines = self._lines(self._joined_names().translate(_FOLD), name.encode("latin-1", "replace").translate(_FOLD))
+        if not lines and name == "host":
             server = self.context.get("server")
-            host = server[0] if server else None
-        return framework.host(host) if host else None
+            return [server[0]] if server and server[0] else []
+        return lines if len(lines) <= MOST_LINES else None
 
-    def _query(self) -> str:
+    def _lines(self, names: bytes, name: bytes) -> list[str]:
+        """Return the last lines of this name, in order, and at most one more than `MOST_LINES`.
+
+        `names` are the names of all lines. They are searched as one text, because a server accepts thousands of lines.
+        """
+        needle, headers, lines = b"\n%b\n" % name, self.context.get("headers") or (), list[str]()
+        end, index = len(names), len(headers) + 1
+        while (place := names.rfind(needle, 0, end)) >= 0 and len(lines) <= MOST_LINES:
+            index -= names.count(b"\n", place, end)
+            lines.append(headers[index][1].decode("latin-1"))
+            end = place + 1
+            index += 1  # the line break at `place` is counted again
+        lines.reverse()
+        return lines
+
+    def _joined_names(self) -> bytes:
+        """Return the names of all header lines, each between two line breaks."""
+        headers = self.context.get("headers") or ()
+        length, names = self._names
+        if length != len(headers):
+            names = b"\n%b\n" % b"\n".join(map(_NAME, headers))
+            if names.count(b"\n") != len(headers) + 1:  # a server that accepts any character in a name
+                names = b"\n%b\n" % b"\n".join([name.replace(b"\n", b" ") for name, _ in headers])
+            self._names = len(headers), names
+        return names
+
+    @property
+    def query_string(self) -> str:
+        """The query string, decoded as latin-1."""
         query: bytes = self.context.get("query_string") or b""
         return query.decode("latin-1")
 
@@ -162,26 +117,22 @@ def _without_invalid_bytes(path: str) -> str:
         return path
 
 
-class WsgiRequest:
+class WsgiRequest(HttpFields):
     """A request made from a WSGI environ.
 
-    A value that frameworks read differently is read as Flask reads it, and sets `ambiguous`. See `Request`.
+    See `Request`.
 
     The environ has the same key for the headers `X-Forwarded-For` and `X_Forwarded_For`. If the server or a proxy
     passes header names with underscores on, a client can forge the headers that the proxy sets. gunicorn, nginx and
     Werkzeug's server drop such names by default.
     """
 
-    __slots__ = ("alternatives", "ambiguous", "context", "forms", "method", "path", "values")
-
-    frameworks: Sequence[Framework] = decoding.WSGI
-    """The frameworks that the app may use. `cookie` and `query` read as the first one does."""
+    __slots__ = ("context", "forms", "method", "path", "several", "values")
 
     def __init__(self, environ: dict[str, Any]) -> None:
         self.context = environ
         self.values: dict[str, str | None] = {}
-        self.ambiguous = False
-        self.alternatives: tuple[Alternative, ...] = ()
+        self.several: dict[str, Values] = {}
         self.method: str = environ.get("REQUEST_METHOD", "GET").upper()
         path: str = environ.get("PATH_INFO") or "/"
         self.forms: Forms | None = None
@@ -221,67 +172,16 @@ class WsgiRequest:
         value: str | None = self.context.get(key if key in {"CONTENT_TYPE", "CONTENT_LENGTH"} else f"HTTP_{key}")
         return value
 
-    def host(self) -> str | None:
-        """Return the Host header."""
-        host = self.header("host")
-        if host is None or not host_is_plain(host):
-            self.ambiguous = len(self.frameworks) > 1 or self.ambiguous
-        return host
+    def field_lines(self, name: str) -> list[str] | None:
+        """Return the line behind a name. See `Request`."""
+        value = self.header(name) or (self.context.get("SERVER_NAME") if name == "host" else None)
+        return [value] if value else []
 
-    def cookie(self, name: str) -> str | None:
-        """Return a cookie."""
-        text = self.header("cookie")
-        if not text:
-            return None
-        plain = plain_cookie(name, text)
-        if plain is not None:
-            return plain[0]
-        self.ambiguous = len(self.frameworks) > 1 or self.ambiguous
-        return self.frameworks[0].read_cookie(name, (text,))
-
-    def query(self, name: str) -> str | None:
-        """Return a query parameter."""
+    @property
+    def query_string(self) -> str:
+        """The query string, decoded as latin-1."""
         query: str = self.context.get("QUERY_STRING") or ""
-        if not query:
-            return None
-        values = parameters_named(name, query)
-        if len(values) > 1 or not query.isascii() or ";" in query:
-            self.ambiguous = len(self.frameworks) > 1 or self.ambiguous
-            return self.frameworks[0].read_query(name, query)
-        return values[0] if values else None
-
-    def read_alternatives(self, readers: Mapping[str, FrameworkReader]) -> tuple[Alternative, ...]:
-        """Return the alternatives of the request. See `Request`."""
-        return distinct_alternatives(self, readers, self.frameworks)
-
-    def cookie_as(self, framework: Framework, name: str) -> str | None:
-        """Return a cookie as a framework reads it."""
-        text = self.header("cookie")
-        return framework.read_cookie(name, (text,)) if text else None
-
-    def query_as(self, framework: Framework, name: str) -> str | None:
-        """Return a query parameter as a framework reads it."""
-        query = self.context.get("QUERY_STRING")
-        return framework.read_query(name, query) if query else None
-
-    def header_as(self, framework: Framework, name: str) -> str | None:  # noqa: ARG002 - the server has joined the lines
-        """Return a header. Every framework reads it alike."""
-        return self.header(name)
-
-    def host_as(self, framework: Framework) -> str | None:
-        """Return the host's name as a framework reads it. Without a Host header most use the server's own name."""
-        host = self.header("host")
-        if host is None and framework is not self.frameworks[0]:
-            host = self.context.get("SERVER_NAME")
-        return framework.host(host) if host else None
-
-
-class DjangoRequest(WsgiRequest):
-    """A request to a Django app. It is read as Django reads it, so it is never ambiguous."""
-
-    __slots__ = ()
-
-    frameworks = (decoding.WSGI_DJANGO,)
+        return query
 
 
 _DROPPING = ("gunicorn/", "Werkzeug/", "waitress", "gevent/", "Apache/")

@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from ratelimit_mw.identity.address import UNKNOWN_ADDRESS
 from ratelimit_mw.identity.attributes import Attributes, canonical_name
+from ratelimit_mw.identity.fields import BY_ADDRESS
 from ratelimit_mw.identity.request import Request
 
 
@@ -159,10 +160,12 @@ def _by_path(attributes: Attributes) -> Identifier:
 
 
 def _by_attribute(name: str, attributes: Attributes) -> Identifier:
-    read, encode = attributes.reader(name), encoder(name, attributes)
+    read, encode, by_address = attributes.reader(name), encoder(name, attributes), attributes.client_address.identify
 
-    def identify(request: Request, _params: Parameters, _route: str) -> str | None:
+    def identify(request: Request, params: Parameters, route: str) -> str | None:
         value = read(request)
+        if value == BY_ADDRESS:
+            return by_address(request, params, route)
         return None if value is None else encode(value)
 
     return identify

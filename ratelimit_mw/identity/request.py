@@ -2,24 +2,27 @@
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import product
+from math import prod
 from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
-from ratelimit_mw.identity.decoding import Framework
+from ratelimit_mw.identity.fields import TOO_MANY, Cookie, Parameter, Values, header_values, host_values
 from ratelimit_mw.identity.path_forms import Forms
 
 T = TypeVar("T")
 
 Alternative = Mapping[str, str | None]
-"""One framework's way to read an ambiguous request: the values of the attributes that frameworks read differently."""
+"""One value for each attribute that has several."""
+
+_MOST_ALTERNATIVES = 16
 
 
 class Request(Protocol):
     """One request, which is read lazily. No method raises, whatever the client sent.
 
-    Frameworks read some requests differently, for example one with two cookies of the same name. Reading such a value
-    sets `ambiguous`. `read_alternatives` then reads the request as each framework does, and the rules are tried with
-    each alternative.
+    Several values may stand behind a name, as in a request with two cookies of the same name. Reading such an attribute
+    notes all of them in `several`. The rules are then tried with each of them, see `alternatives`.
     """
 
     method: str
@@ -30,12 +33,10 @@ class Request(Protocol):
     """All forms of the path that rules are matched with. None if `path` is the only one."""
     values: dict[str, str | None]
     """The attributes that were already read, by canonical name ("ip", "user", "header:x-plan")."""
+    several: dict[str, Values]
+    """All values of the attributes that were read and have several. All views of a request share it."""
     context: Any
     """The ASGI scope or the WSGI environ. None for attributes given to `check()`."""
-    ambiguous: bool
-    """True if a value was read that frameworks read differently."""
-    alternatives: tuple[Alternative, ...]
-    """What the rules got from `read_alternatives` for this request."""
 
     @property
     def peer(self) -> str | None:
@@ -43,86 +44,77 @@ class Request(Protocol):
         ...
 
     def header_lines(self, name: str) -> list[str]:
-        """Return every line of a header, in order. `name` is lower-case."""
+        """Return every line of a header, in order. `name` is lower-case. Of very many lines, the last ones."""
         ...
 
     def header(self, name: str) -> str | None:
-        """Return the first line of a header, which most frameworks read. None if the header is absent."""
+        """Return the first of the header's lines. None if the header is absent."""
         ...
 
-    def host(self) -> str | None:
-        """Return the Host header. None if it is absent."""
-        ...
+    def field_lines(self, name: str) -> list[str] | None:
+        """Return every line behind a name: also those of `X_User` for `x-user`. None if there are too many.
 
-    def cookie(self, name: str) -> str | None:
-        """Return a decoded cookie. Of several, it is the one that most frameworks of the interface read."""
-        ...
-
-    def query(self, name: str) -> str | None:
-        """Return a decoded query parameter. Of several, it is the one that most frameworks of the interface read."""
-        ...
-
-    def read_alternatives(self, readers: "Mapping[str, FrameworkReader]") -> tuple[Alternative, ...]:
-        """Read these attributes as each framework does. Return the distinct results.
-
-        Each result holds only the attributes that frameworks read differently. () if all frameworks agree.
+        Without a Host header, the line is the name of the server.
         """
         ...
 
-
-class FrameworkReadable(Protocol):
-    """A request that can be read as a given framework reads it. Absent values are None."""
-
-    def cookie_as(self, framework: Framework, name: str) -> str | None:
-        """Return a cookie as the framework reads it."""
+    def headers(self, name: str) -> Values:
+        """Return all values of a header."""
         ...
 
-    def query_as(self, framework: Framework, name: str) -> str | None:
-        """Return a query parameter as the framework reads it."""
+    def cookies(self, cookie: Cookie) -> Values:
+        """Return all values of a cookie."""
         ...
 
-    def header_as(self, framework: Framework, name: str) -> str | None:
-        """Return a header as the framework reads it."""
+    def parameters(self, parameter: Parameter) -> Values:
+        """Return all values of a query parameter."""
         ...
 
-    def host_as(self, framework: Framework) -> str | None:
-        """Return the host's name as the framework reads it."""
+    def hosts(self) -> Values:
+        """Return all names that the Host header may have."""
         ...
 
 
-FrameworkReader = Callable[[FrameworkReadable, Framework], str | None]
-"""Reads one attribute as a given framework reads it."""
+class HttpFields:
+    """The named values of a request that has header lines and a query string. See `Request`."""
+
+    __slots__ = ()
+
+    @property
+    def query_string(self) -> str:
+        """The query string, decoded as latin-1."""
+        raise NotImplementedError
+
+    def field_lines(self, name: str) -> list[str] | None:
+        """Return every line behind a name. See `Request`."""
+        raise NotImplementedError
+
+    def headers(self, name: str) -> Values:
+        """Return all values of a header."""
+        return header_values(self.field_lines(name))
+
+    def cookies(self, cookie: Cookie) -> Values:
+        """Return all values of a cookie."""
+        return cookie.values(self.field_lines("cookie"))
+
+    def parameters(self, parameter: Parameter) -> Values:
+        """Return all values of a query parameter."""
+        return parameter.values(self.query_string)
+
+    def hosts(self) -> Values:
+        """Return all names that the Host header may have."""
+        return host_values(self.field_lines("host"))
 
 
-def distinct_alternatives(
-    request: FrameworkReadable, readers: Mapping[str, FrameworkReader], frameworks: Sequence[Framework]
-) -> tuple[Alternative, ...]:
-    """Read attributes as each of the frameworks does. See `Request.read_alternatives`."""
-    columns = {name: [read(request, framework) for framework in frameworks] for name, read in readers.items()}
-    ambiguous = {name: column for name, column in columns.items() if len(set(column)) > 1}
-    rows = dict.fromkeys(zip(*ambiguous.values(), strict=True))
-    return tuple(dict(zip(ambiguous, row, strict=True)) for row in rows)
-
-
-def alternatives_in_order(
-    request: Request, tier: Callable[[Request], str | None] | None
-) -> list[tuple[int, Alternative]]:
-    """Return (number of absent attributes, alternative) for each alternative, the fewest absent first.
-
-    `tier` reads the tier of a request. If the alternatives have different tiers, the tier counts as absent in all.
-    """
-    found: Sequence[Alternative] = request.alternatives
-    if tier is not None and len({for_alternative(each, request, tier) for each in found}) > 1:
-        found = [{**each, "tier": None} for each in found]
-    return sorted(((_absent(each), each) for each in found), key=lambda pair: pair[0])
-
-
-def _absent(alternative: Alternative) -> int:
-    return sum(value is None for name, value in alternative.items() if name != "tier")
+def alternatives(several: Mapping[str, Values]) -> list[Alternative]:
+    """Return each combination of the values. If there are too many, all names have the values `TOO_MANY`."""
+    if prod(map(len, several.values())) > _MOST_ALTERNATIVES:
+        return [dict.fromkeys(several, value) for value in TOO_MANY]
+    return [dict(zip(several, row, strict=True)) for row in product(*several.values())]
 
 
 def for_alternative(alternative: Alternative, request: Request, ask: Callable[[Request], T]) -> T:
-    """Call `ask` with one alternative of a request. Attributes that are not ambiguous are read once for all."""
+    """Call `ask` with one alternative of a request. Attributes that have one value are read once for all."""
     view = copy.copy(request)
     view.values = {**request.values, **alternative}
     answer = ask(view)
@@ -141,7 +133,7 @@ class MappingRequest:
         path: the path, or "".
     """
 
-    __slots__ = ("alternatives", "ambiguous", "context", "forms", "method", "path", "raw", "values")
+    __slots__ = ("context", "forms", "method", "path", "raw", "several", "values")
 
     def __init__(
         self,
@@ -152,8 +144,7 @@ class MappingRequest:
         path: str = "",
     ) -> None:
         self.context = None
-        self.ambiguous = False
-        self.alternatives: tuple[Alternative, ...] = ()
+        self.several: dict[str, Values] = {}
         self.values = values
         self.raw = raw
         self.method = method
@@ -174,21 +165,29 @@ class MappingRequest:
         """Return a header, if it was given as "header:N"."""
         return self.raw.get(f"header:{name}")
 
-    def cookie(self, name: str) -> str | None:
+    def field_lines(self, name: str) -> list[str] | None:
+        """Return the header as one line, if it was given."""
+        return self.header_lines(name)
+
+    def headers(self, name: str) -> Values:
+        """Return a header, if it was given as "header:N"."""
+        return self._given(f"header:{name}")
+
+    def cookies(self, cookie: Cookie) -> Values:
         """Return a cookie, if it was given as "cookie:N"."""
-        return self.raw.get(f"cookie:{name}")
+        return self._given(f"cookie:{cookie.name}")
 
-    def query(self, name: str) -> str | None:
+    def parameters(self, parameter: Parameter) -> Values:
         """Return a query parameter, if it was given as "query:N"."""
-        return self.raw.get(f"query:{name}")
+        return self._given(f"query:{parameter.name}")
 
-    def host(self) -> str | None:
+    def hosts(self) -> Values:
         """Return a host, if it was given as "header:host"."""
-        return self.header("host")
+        return host_values(self.header_lines("host"))
 
-    def read_alternatives(self, readers: Mapping[str, FrameworkReader]) -> tuple[Alternative, ...]:  # noqa: ARG002 - never ambiguous
-        """Return (). Attributes given to `check()` are never ambiguous."""
-        return ()
+    def _given(self, name: str) -> Values:
+        value = self.raw.get(name)
+        return (value,) if value else ()
 
 
 Entry = tuple[str, str]

@@ -13,8 +13,9 @@ from typing import Any
 from uuid import UUID
 
 from ratelimit_mw.identity.credentials import credential
+from ratelimit_mw.identity.fields import TOO_MANY, Cookie, Parameter, Values
 from ratelimit_mw.identity.http_request import AsgiRequest, WsgiRequest
-from ratelimit_mw.identity.request import FrameworkReader, Request
+from ratelimit_mw.identity.request import Request
 
 logger = logging.getLogger("ratelimit_mw")
 
@@ -27,14 +28,12 @@ _IDENTITY_OF_USER = ("identity", "pk", "id", "username", "display_name")
 class AttributeSource:
     """One compiled source."""
 
-    read: Callable[[Request], str | None]
-    """Reads the value from a request. None if it is absent."""
+    read: Callable[[Request], Values]
+    """Reads all values from a request. () if it is absent."""
     fetch: Callable[[Any], Awaitable[str | None]] | None = None
     """Calls an async function with the ASGI scope. None for a source that `read` can read."""
     header: str | None = None
     """The only header that is read, in lower case. None if anything else is read."""
-    read_as: FrameworkReader | None = None
-    """Reads the value as a given framework does. None if all frameworks read it alike."""
     from_client: bool = False
     """The client writes the value, which may be a signed credential. See `identity.credentials`."""
 
@@ -83,34 +82,28 @@ def compiled(text: str) -> AttributeSource:
 
 def _header(name: str, _: _FirstError) -> AttributeSource:
     lower = name.lower()
-    value = credential if lower == "authorization" else _stripped
-    return AttributeSource(
-        lambda request: value(request.header(lower)),
-        header=lower,
-        read_as=lambda request, framework: value(request.header_as(framework, lower)),
-        from_client=True,
-    )
+    if lower != "authorization":
+        return AttributeSource(lambda request: request.headers(lower), header=lower, from_client=True)
 
+    def read(request: Request) -> Values:
+        values = request.headers(lower)
+        return values if values is TOO_MANY else tuple(dict.fromkeys(filter(None, map(credential, values))))
 
-def _stripped(header: str | None) -> str | None:
-    return (header or "").strip() or None
+    return AttributeSource(read, header=lower, from_client=True)
 
 
 def _cookie(name: str, _: _FirstError) -> AttributeSource:
-    return AttributeSource(
-        lambda request: request.cookie(name) or None,
-        header="cookie",
-        read_as=lambda request, framework: request.cookie_as(framework, name) or None,
-        from_client=True,
-    )
+    cookie = Cookie(name)
+    return AttributeSource(lambda request: request.cookies(cookie), header="cookie", from_client=True)
 
 
 def _query(name: str, _: _FirstError) -> AttributeSource:
-    return AttributeSource(
-        lambda request: request.query(name) or None,
-        read_as=lambda request, framework: request.query_as(framework, name) or None,
-        from_client=True,
-    )
+    parameter = Parameter(name)
+    return AttributeSource(lambda request: request.parameters(parameter), from_client=True)
+
+
+def _one(value: str | None) -> Values:
+    return () if value is None else (value,)
 
 
 def _scope(path: str, errors: _FirstError) -> AttributeSource:
@@ -138,7 +131,7 @@ def _from_context(path: str, errors: _FirstError, kind: type[AsgiRequest] | type
             errors.raised(error)
         return None
 
-    return AttributeSource(read)
+    return AttributeSource(lambda request: _one(read(request)))
 
 
 def _followed(value: Any, steps: tuple[str, ...]) -> Any:
@@ -200,9 +193,10 @@ def _python(target: str, errors: _FirstError) -> AttributeSource:
                 errors.raised(error)
                 return None
 
-        def refuse(request: Request) -> None:
+        def refuse(request: Request) -> Values:
             if isinstance(request, WsgiRequest):
                 errors.report("an async function can't be called under WSGI")
+            return ()
 
         return AttributeSource(refuse, fetch)
 
@@ -218,7 +212,7 @@ def _python(target: str, errors: _FirstError) -> AttributeSource:
             errors.raised(error)
             return None
 
-    return AttributeSource(read)
+    return AttributeSource(lambda request: _one(read(request)))
 
 
 def is_async(function: Callable[..., Any]) -> bool:

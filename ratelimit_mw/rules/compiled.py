@@ -12,7 +12,8 @@ from ratelimit_mw.clock import Clock
 from ratelimit_mw.errors import nearest
 from ratelimit_mw.identity.address import Networks
 from ratelimit_mw.identity.attributes import Attributes, Reader, canonical_name
-from ratelimit_mw.identity.identifier import NO_PARAMETERS, Identifier, encoder, identifier
+from ratelimit_mw.identity.fields import TOO_MANY
+from ratelimit_mw.identity.identifier import NO_PARAMETERS, Identifier, attributes_of, encoder, identifier
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import NEVER, Ask, Charge, Quota, Rule
 from ratelimit_mw.process_local import checkpoint
@@ -44,6 +45,8 @@ class Condition:
         value = self.read(request)
         if value is None:
             return self.absent
+        if value in TOO_MANY:
+            return "one of too many values"
         return value if self.name in _SHOWN or value in self.wanted else "another"
 
 
@@ -58,11 +61,8 @@ def _method(request: Request) -> str | None:
 
 
 def values(name: str, read: Reader, wanted: tuple[str, ...]) -> Condition:
-    """Return a condition that the attribute of this name is present and has one of these values."""
-    if len(wanted) == 1:
-        (only,) = wanted
-        return Condition(name, wanted, lambda request: read(request) == only, read)
-    known = frozenset(wanted)
+    """Return a condition that the attribute of this name has one of these values, or too many values."""
+    known = frozenset((*wanted, *TOO_MANY))
     return Condition(name, wanted, lambda request: read(request) in known, read)
 
 
@@ -368,10 +368,12 @@ class _Clients:
 
     def contain(self, request: Request, now: Callable[[], int]) -> bool:
         """Return True if an active override names the client of this request."""
-        for identify, overrides in self._groups.values():
+        for by, (identify, overrides) in self._groups.items():
             override = overrides.get(identify(request, NO_PARAMETERS, "") or "")
             if override is not None and _is_active(override, now):
                 return True
+            if request.several and any(request.values.get(name) in TOO_MANY for name in attributes_of(by)):
+                return any(_is_active(each, now) for each in overrides.values())
         if self._networks:
             return any(_is_active(override, now) for override in self._networks.find(self._address(request)))
         return False

@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 
 from ratelimit_mw.identity.address import Networks
 from ratelimit_mw.identity.attributes import Attributes, Reader
+from ratelimit_mw.identity.fields import TOO_MANY
 from ratelimit_mw.identity.identifier import NO_PARAMETERS, Identifier, Parameters
 from ratelimit_mw.identity.path_forms import Forms
-from ratelimit_mw.identity.request import Request, alternatives_in_order, for_alternative
+from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import Ask, Charge, Rule
 from ratelimit_mw.process_local import checkpoint
 from ratelimit_mw.rules.compiled import (
@@ -134,7 +135,7 @@ def charges_of(
             charged = cost * (own_cost if read_cost is None else read_cost(request))
             counters = default_counters
             if tier is not None and tiers is not None:
-                counters = tiers(request) if callable(tiers) else tiers.get(tier(request), default_counters)
+                counters = tiers(request) if callable(tiers) else _of_tier(tier(request), tiers, default_counters)
             identities: Iterable[str | None]
             if len(identifiers) == 1:
                 identities = (identifiers[0](request, parameters, route),)
@@ -149,32 +150,25 @@ def charges_of(
     return tuple(found)
 
 
-Planning = Callable[[Request], Sequence[Charge]]
+def _of_tier(tier: str | None, tiers: Tiers, default: tuple[Counter, ...]) -> tuple[Counter, ...]:
+    """Return the counters of a tier: those of all tiers, if the request names too many."""
+    return tuple(chain(default, *tiers.values())) if tier in TOO_MANY else tiers.get(tier, default)
 
 
-def plan_alternatives(
-    request: Request, tier: Reader | None, plan: Planning, blocked: Sequence[Charge]
-) -> Sequence[Charge]:
-    """Return the charges of all alternatives of a request, each counter once and at its highest cost.
+def strictest(charges: Iterable[Charge]) -> list[Charge]:
+    """Return each counter once, at its highest cost and with its strictest limit.
 
-    An alternative with an absent attribute adds only charges of rules that no earlier alternative has charged. With
-    `by: user|ip`, a user who is present in one alternative is counted, and the address is not counted as well. If an
-    alternative is blocked, `blocked` is returned.
+    The values of a request may name several tiers, whose limits are of the same counter.
     """
     found: dict[str, Charge] = {}
-    counted: set[str] = set()
-    for absent, alternative in alternatives_in_order(request, tier):
-        charges = for_alternative(alternative, request, plan)
-        if charges is blocked:
-            return charges
-        for charge in charges:
-            known = found.get(charge.ask.key)
-            if known is None and absent and charge.rule.name in counted:
-                continue
-            if known is None or known.ask.cost < charge.ask.cost:
-                found[charge.ask.key] = charge
-        counted.update([charge.rule.name for charge in charges])
-    return tuple(found.values())
+    for charge in charges:
+        key, quota, cost, shadow = charge.ask
+        known = found.get(key)
+        if known is not None:
+            quota = min(known.ask.quota, quota, key=lambda each: (each.limit, each.burst))
+            cost = max(known.ask.cost, cost)
+        found[key] = Charge(charge.rule, Ask(key, quota, cost, shadow))
+    return list(found.values())
 
 
 def applies(rule: Program, request: Request) -> bool:
@@ -273,7 +267,13 @@ class Index:
 
 
 def _by_value(read: Reader, table: Mapping[str | None, Sequence[Candidate]]) -> _Lookup:
-    return lambda request: table.get(read(request), ())
+    def lookup(request: Request) -> Sequence[Candidate]:
+        value = read(request)
+        if value in TOO_MANY:
+            return list({candidate[0]: candidate for found in table.values() for candidate in found}.values())
+        return table.get(value, ())
+
+    return lookup
 
 
 _MOST = 4096  # about 3 MB
@@ -295,9 +295,13 @@ class Plans(OrderedDict[Hashable, Any]):
         super().__init__()
         self.by_path = by_path
         read: set[str] | None = set()
+        addresses: set[str] = set()
         for each in attributes:
             read = None if read is None or each.headers is None else read | each.headers
+            if each.client_address.header is not None:
+                addresses.add(each.client_address.header)
         self._headers = None if read is None else tuple(sorted(read))
+        self._addresses = tuple(sorted(addresses))
         self._marks: set[int] = set()
 
     def seen(self, key: Hashable) -> bool:
@@ -340,9 +344,13 @@ class Plans(OrderedDict[Hashable, Any]):
             forms = ""  # one object, whose hash is known
         if not headers:
             return type(request), method, forms, request.peer
-        lines = [tuple(request.header_lines(name)) for name in headers]
-        if request.ambiguous:  # there is more to it than these lines
-            return None
+        # An address is read from the lines of exactly its header, and another attribute from those of `X_User`, too.
+        lines = [tuple(request.header_lines(name)) for name in self._addresses]
+        for name in headers:
+            found = request.field_lines(name)
+            if found is None:
+                return None
+            lines.append(tuple(found))
         if sum(len(line) + 1 for each in lines for line in each) > _LONG:  # an empty line takes room, too
             return None
         return type(request), method, forms, request.peer, *lines

@@ -1,7 +1,7 @@
 """The compiled rules of one file: from a request to what has to be asked of the store."""
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Self
 
 from ratelimit_mw.algorithms import ALGORITHMS
@@ -9,7 +9,7 @@ from ratelimit_mw.clock import Clock, SystemClock
 from ratelimit_mw.errors import Problem
 from ratelimit_mw.identity.attributes import Attributes
 from ratelimit_mw.identity.identifier import NO_PARAMETERS, Parameters
-from ratelimit_mw.identity.request import Entry, Request, alternatives_in_order, for_alternative
+from ratelimit_mw.identity.request import Entry, Request, alternatives, for_alternative
 from ratelimit_mw.model import NEVER, Charge
 from ratelimit_mw.rules.compiled import (
     BLOCKED,
@@ -28,13 +28,12 @@ from ratelimit_mw.rules.inline import InlineCompiler, InlineLimits, tier_reader,
 from ratelimit_mw.rules.matching import (
     Candidate,
     Index,
-    Planning,
     Plans,
     charges_of,
     exemption,
-    plan_alternatives,
     program,
     replaced_by,
+    strictest,
 )
 from ratelimit_mw.rules.path_matcher import PathMatcher
 from ratelimit_mw.rules.preflights import announced, apart, replaced_for_preflight, split
@@ -93,6 +92,9 @@ request.
 
 EXEMPTED, REFUSED = 0, 1
 """In a `Selection`: an override exempts, or blocks, the client."""
+
+Charging = Callable[[Request, Selection], tuple[Charge, ...]]
+"""Returns the charges of one alternative of a request. The selection is that of `RuleSet._agreed`."""
 
 _NONE: Mapping[int, str] = {}
 _EXEMPTED: Selection = (), _NONE, EXEMPTED, None
@@ -247,21 +249,19 @@ class RuleSet(Features):
             charges = charges_of(self._index.candidates(request), request, cost, self._tier, None)
         else:
             charges = self._charges(self._select(request), request, cost)
-        if request.ambiguous or request.method == "OPTIONS":  # a preflight is planned by way of a copy
-            return self._plan_alternatives(request, lambda view: self._charges(self._select(view), view, cost), charges)
+        if request.several:
+            return self._in_each(request, lambda view, agreed: self._charges(self._select(view, agreed), view, cost))
         return charges
 
     def selections(self, request: Request) -> list[tuple[Request, Selection]]:
         """Return each alternative of a request and the rules that apply to it, as in `plan`. For explanations."""
-        first = self._select(request)
-        if request.ambiguous or request.method == "OPTIONS":
-            request.alternatives = self.attributes.read_alternatives(request)
-            if request.alternatives:
-                ordered = alternatives_in_order(request, self._tier)
-                return [
-                    for_alternative(reading, request, lambda view: (view, self._select(view))) for _, reading in ordered
-                ]
-        return [(request, first)]
+        if self.plan(request) is not None and request.several:  # the plan has read all that the rules need
+            agreed = self._agreed(request)
+            return [
+                for_alternative(each, request, lambda view: (view, self._select(view, agreed)))
+                for each in alternatives(request.several)
+            ]
+        return [(request, self._select(request))]
 
     def candidate(self, rule: CompiledRule, request: Request) -> Candidate | None:
         """Return the candidate of a rule for a request, or None if the index does not find the rule."""
@@ -269,26 +269,46 @@ class RuleSet(Features):
         index = self._index if standing else self._indexed([rule])
         return next((found for found in index.candidates(request) if found[0] == rule.rank), None)
 
-    def _plan_alternatives(self, request: Request, plan: Planning, charges: tuple[Charge, ...]) -> tuple[Charge, ...]:
-        """Do the same as `plan_alternatives`. `charges` are returned if the request has no alternatives."""
-        request.alternatives = self.attributes.read_alternatives(request)
-        if not request.alternatives:
-            return charges
-        found = plan_alternatives(request, self._tier, plan, BLOCKED)
-        if found is BLOCKED:
-            return BLOCKED
-        ranks = {rule.name: rank for rank, rule in enumerate(self.rules)}  # an inline limit is planned alone
-        return tuple(sorted(found, key=lambda charge: ranks.get(charge.rule.name, 0)))
+    def _in_each(self, request: Request, charge: Charging) -> tuple[Charge, ...]:
+        """Return the charges of all alternatives of a request: each counter once, in the order of the file."""
+        while True:
+            known = len(request.several)
+            agreed = self._agreed(request)
+            charges: list[Charge] = []
+            for each in alternatives(request.several):
+                found = for_alternative(each, request, lambda view: charge(view, agreed))  # noqa: B023 - called at once
+                if found is BLOCKED:
+                    return BLOCKED
+                charges += found
+            if len(request.several) == known:  # no further attribute with several values was read
+                break
+        end = len(self.rules)  # descriptors follow the rules
+        return tuple(sorted(strictest(charges), key=lambda each: self._rank(each.rule.name, end)))
 
-    def _select(self, request: Request) -> Selection:
-        """Return the rules that apply to one alternative of a request."""
+    def _rank(self, name: str, default: int) -> int:
+        rule = self._named.get(name)
+        return default if rule is None else rule.rank
+
+    def _agreed(self, request: Request) -> Selection:
+        """Return what applies to a request without the attributes that have several values.
+
+        Its exemption and its replacements hold for all alternatives.
+        """
+        return for_alternative(dict.fromkeys(request.several), request, self._select)
+
+    def _select(self, request: Request, agreed: Selection | None = None) -> Selection:
+        """Return the rules that apply to a request, or to one alternative of it. See `_agreed`."""
         overrides = self.overrides
         if overrides is not None:
             if overrides.blocks(request):
                 return _REFUSED
-            if overrides.exempts(request):
+            if agreed is None and overrides.exempts(request):
                 return _EXEMPTED
+        if agreed is not None and agreed[2] is not None:
+            return agreed
         candidates = self._index.candidates(request)
+        if agreed is not None:
+            return candidates, agreed[1], None, announced(request)
         if self._exempting and (rank := exemption(candidates, request)) is not None:
             return (), _NONE, rank, None
         view = announced(request) if request.method == "OPTIONS" else None
@@ -351,8 +371,8 @@ class RuleSet(Features):
         if key is not None:
             rule = with_key(rule, key, self.attributes)
         charges = self._plan_rule(rule, request, cost)
-        if request.ambiguous or request.method == "OPTIONS":
-            return self._plan_alternatives(request, lambda view: self._plan_rule(rule, view, cost), charges)
+        if request.several:
+            return self._in_each(request, lambda view, agreed: self._plan_rule(rule, view, cost, agreed))
         return charges
 
     def route(self, name: str, request: Request) -> str | None:
@@ -366,17 +386,22 @@ class RuleSet(Features):
         hits = () if paths is None else reversed(paths.hits(request))
         return next((hit[1:3] for hit in hits if hit[0] == rule.rank), ("", NO_PARAMETERS))
 
-    def _plan_rule(self, rule: CompiledRule, request: Request, cost: int) -> tuple[Charge, ...]:
-        if self.overrides is not None:
-            if self.overrides.blocks(request):
-                return BLOCKED
-            if self.overrides.exempts(request):
-                return ()
-        if self._exempting and exemption(self._index.candidates(request), request) is not None:
+    def _plan_rule(
+        self, rule: CompiledRule, request: Request, cost: int, agreed: Selection | None = None
+    ) -> tuple[Charge, ...]:
+        if self.overrides is not None and self.overrides.blocks(request):
+            return BLOCKED
+        if self._frees(request) if agreed is None else agreed[2] is not None:
             return ()
         route, parameters = self._hit(rule, request)
         candidate: Candidate = (rule.rank, program(rule), route, parameters, True)
         return self.charges_alone(candidate, request, cost, self.overrides)
+
+    def _frees(self, request: Request) -> bool:
+        """Return True if an override or an exemption frees a request of all rules."""
+        if self.overrides is not None and self.overrides.exempts(request):
+            return True
+        return self._exempting and exemption(self._index.candidates(request), request) is not None
 
     def classify(self, request: Request, name: str | None = None) -> Sequence[Charge] | None:
         """What is said of the priority of `request`: see `priorities`. () where it is exempt, `BLOCKED` as ever.

@@ -4,6 +4,7 @@ import pytest
 from ratelimit_mw.deferral.replay import DeferredRequest, _request
 from ratelimit_mw.deferral.stored_request import Tokens, of_asgi, of_wsgi, replay_header, unpacked
 from ratelimit_mw.identity.attributes import digester
+from ratelimit_mw.identity.fields import Cookie, Parameter
 from ratelimit_mw.identity.http_request import AsgiRequest, WsgiRequest
 from tests.shells.asking import http_scope
 
@@ -130,13 +131,18 @@ def test_the_rules_find_again_what_they_read_when_it_came():
     request.values["user"] = "ann"
     again = DeferredRequest(of_asgi(request, None))
     assert (again.method, again.path, again.peer, again.values) == ("POST", "/a", "203.0.113.7", {"user": "ann"})
-    assert (again.cookie("s"), again.query("q"), again.header("x-a"), again.header_lines("x-a")) == (
+    assert (
+        *again.cookies(Cookie("s")),
+        *again.parameters(Parameter("q")),
+        again.header("x-a"),
+        again.header_lines("x-a"),
+    ) == (
         "1",
         "2",
         "b",
         ["b"],
     )
-    assert (again.cookie("t"), again.query("r"), again.header("x-b")) == (None, None, None)
+    assert (again.cookies(Cookie("t")), again.parameters(Parameter("r")), again.header("x-b")) == ((), (), None)
 
 
 MARKS = Tokens(digester("secret", "shop"))

@@ -18,6 +18,7 @@ from ratelimit_mw.config.words.limit import MOST, is_concurrent, is_concurrent_o
 from ratelimit_mw.config.words.selection import CHARGED_AT_ONCE, ON_DEMAND
 from ratelimit_mw.errors import near, quoted
 from ratelimit_mw.identity.attributes import Attributes, Reader
+from ratelimit_mw.identity.fields import TOO_MANY
 from ratelimit_mw.identity.sources import SOURCES, described, imported, is_async
 from ratelimit_mw.model import CostAfter, Counts, Quota
 from ratelimit_mw.rules.compiled import CostReader
@@ -104,6 +105,8 @@ class _Number:
         """Return the cost in `text`. 1 if there is none, or if it is invalid."""
         if text is None:
             return 1
+        if text in TOO_MANY:
+            return MOST + 1  # which of them the app reads is unknown, and no limit admits this cost
         digits = text.strip()
         if digits.isascii() and digits.isdigit():
             # No limit admits more than MOST, so a larger cost is cut to one that is denied.

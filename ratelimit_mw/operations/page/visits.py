@@ -16,7 +16,7 @@ from wsgiref.types import StartResponse
 
 from ratelimit_mw.http.answers import phrase
 from ratelimit_mw.http.responses import asyncio_runs
-from ratelimit_mw.identity.decoding import utf8
+from ratelimit_mw.identity.fields import utf8
 from ratelimit_mw.identity.http_request import AsgiRequest, WsgiRequest
 
 Scope = MutableMapping[str, Any]
