@@ -1,4 +1,4 @@
-"""State of one process: locks created lazily, objects reset after a fork, work in slices, and the number of workers.
+"""State of one process: locks created lazily, objects reset after a fork, and the number of workers.
 
 This module is internal: its names may change in any release.
 """
@@ -7,10 +7,8 @@ import os
 import re
 import sys
 import threading
-import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, Generic, Protocol, TypeVar, overload
 
@@ -85,30 +83,6 @@ def _reset_all() -> None:
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
     os.register_at_fork(after_in_child=_reset_all)
-
-
-_SLICE = 0.0005  # seconds of work before a pause
-_PAUSE = 0.0003  # seconds in which other threads can run
-
-_threads = threading.local()
-
-
-def checkpoint() -> None:
-    """Let other threads run, if this thread works in slices. It is cheap enough to call for each value of a file."""
-    due = getattr(_threads, "due", None)
-    if due is not None and time.perf_counter() >= due:
-        time.sleep(_PAUSE)
-        _threads.due = time.perf_counter() + _SLICE
-
-
-@contextmanager
-def in_slices() -> Iterator[None]:
-    """Make this thread work in slices: each call of `checkpoint` may pause it, so that other threads can run."""
-    try:
-        _threads.due = time.perf_counter() + _SLICE
-        yield
-    finally:
-        _threads.due = None
 
 
 _SERVERS = ("gunicorn", "uvicorn", "hypercorn", "granian", "fastapi")

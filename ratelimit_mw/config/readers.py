@@ -10,7 +10,6 @@ from typing import TypeVar
 from ratelimit_mw.config.tree import Invalid, Items, Map, Node, Scalar, kind
 from ratelimit_mw.errors import DurationError, near, nearest, quoted
 from ratelimit_mw.identity.address import is_ipv4
-from ratelimit_mw.process_local import checkpoint
 from ratelimit_mw.settings import Network
 from ratelimit_mw.units import parse_duration
 
@@ -131,7 +130,6 @@ def each(read: Callable[[Node], T], *, empty: bool = False) -> Callable[[Node], 
             invalid.add(None, "the list must not be empty")
         found: list[T] = []
         for item in node:
-            checkpoint()
             with invalid.gathering(item.place):
                 found.append(read(item))
         invalid.finish()

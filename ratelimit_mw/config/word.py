@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 from ratelimit_mw.config import readers
 from ratelimit_mw.config.tree import Invalid, Items, Map, Node, Place, Problems, Scalar, kind, node_at, pack, unpack
 from ratelimit_mw.errors import nearest, quoted
-from ratelimit_mw.process_local import checkpoint
 
 if TYPE_CHECKING:
     from ratelimit_mw.model import Quota
@@ -227,7 +226,6 @@ class Section:
 
     def read(self, node: Map, problems: Problems, key_hint: KeyHint = no_hint) -> Values:
         """Return the values of a mapping. Errors are added to `problems`; the other words are still read."""
-        checkpoint()
         found: dict[str, Any] = {}
         extra: dict[str, Node] = {}
         dropped = set(node.dropped)
@@ -317,7 +315,6 @@ class PackedSections(Sequence[Values]):
     def __getitem__(self, index: int | slice) -> Values | Sequence[Values]:
         if isinstance(index, slice):
             return [self[each] for each in range(*index.indices(len(self)))]
-        checkpoint()  # unpacking thousands of sections takes many milliseconds
         values: Values = unpack(self._packed[index])
         return values
 

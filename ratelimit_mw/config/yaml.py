@@ -22,7 +22,6 @@ from yaml.events import (
 
 from ratelimit_mw.config.tree import DEEPEST, Items, Map, Node, Place, Problems, Scalar, expand, plain
 from ratelimit_mw.errors import quoted
-from ratelimit_mw.process_local import checkpoint
 
 MOST_NODES = 500_000
 """The most values in a file. An alias counts as often as it is used, so that no file can expand without a limit."""
@@ -110,7 +109,6 @@ class _Composer:
         raise _Unreadable
 
     def _node(self, event: Event, events: Iterator[Event], path: str, depth: int) -> Node:
-        checkpoint()
         before = self._nodes, self._characters
         self._count(event, path, 1, len(event.value) if isinstance(event, ScalarEvent) else 0)
         if depth > DEEPEST:

@@ -15,7 +15,6 @@ from socket import AF_INET, AF_INET6, inet_ntop, inet_pton
 from typing import Generic, TypeVar
 
 from ratelimit_mw.identity.request import Request
-from ratelimit_mw.process_local import checkpoint
 from ratelimit_mw.settings import ClientSettings, Network
 
 T = TypeVar("T")
@@ -130,7 +129,6 @@ class Networks(Generic[T]):
         """
         alone = (value,)
         for network in networks:
-            checkpoint()
             address, _, length = network.partition("/")
             packed, tables = (_read_ipv6(address), self._ipv6) if ":" in address else (_read_ipv4(address), self._ipv4)
             shift = len(packed) * 8 - int(length)

@@ -4,12 +4,10 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 
 from ratelimit_mw.config.documents import Config
 from ratelimit_mw.config.load import load_documents
 from ratelimit_mw.errors import ConfigurationError, Problem
-from ratelimit_mw.process_local import in_slices
 from ratelimit_mw.reload.last_good import Kept, LastGood
 from ratelimit_mw.reload.source import FilesSource, MappingSource, Snapshot, Source
 from ratelimit_mw.rules.domains import Rules
@@ -194,8 +192,7 @@ class Rulebook:
     def _compiled(self, snapshot: Snapshot, frame: Snapshot | None = None) -> Rules:
         self.refused = True
         around = frame.documents[0] if frame else None
-        with in_slices() if self.version else nullcontext():  # at the start no requests are served yet
-            rules = load_documents(snapshot.documents, environ=self._environ, frame=around, logged=self._logged)
+        rules = load_documents(snapshot.documents, environ=self._environ, frame=around, logged=self._logged)
         self.refused = False
         return rules
 

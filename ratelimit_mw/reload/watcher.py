@@ -97,8 +97,6 @@ class Watch:
 
 
 _chance = random.Random()  # separate, so that the app's seeded random numbers are not disturbed
-_YIELD_PAUSE = 0.0003
-"""Seconds of a pause in which other threads can run."""
 
 _LONGEST = 0.8
 """The most seconds between two checks of the overrides and the switch: a switch applies within a second, even without
@@ -298,7 +296,6 @@ class Retriever:
         if _fixed_settings(rules.storage) != _fixed_settings(self._storage):
             logger.warning("%s has other storage settings; they apply after a restart", self._rulebook.name)
         domains = {part.domain for part in self._base.parts}
-        large = [each for part in self._base.parts for each in part.large_parts]
         self._base = rules
         self._inherited = False
         self._note(self._rulebook.behind)
@@ -312,9 +309,6 @@ class Retriever:
         # A warning, because only warnings are printed where the app configures no logging.
         version, name = self._rulebook.version, self._rulebook.name
         logger.warning("rules: version %s of %s is in force", version, name, extra={"ratelimit_topic": "reload"})
-        while large:  # free the old rules step by step, because freeing them at once would pause the process
-            large.pop()
-            time.sleep(_YIELD_PAUSE)
 
     def _refuse(self, error: ConfigurationError) -> None:
         self._refused = error

@@ -16,7 +16,6 @@ from ratelimit_mw.identity.fields import TOO_MANY
 from ratelimit_mw.identity.identifier import NO_PARAMETERS, Identifier, attributes_of, encoder, identifier
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import NEVER, Ask, Charge, Quota, Rule
-from ratelimit_mw.process_local import checkpoint
 from ratelimit_mw.rules.path_templates import Template
 
 T = TypeVar("T")
@@ -197,7 +196,6 @@ def quotas_of(rules: Iterable[CompiledRule]) -> tuple[Quota, ...]:
     """Return the quotas and the samples of all rules, each object once. Rules with equal quotas share them."""
     found: dict[int, Quota] = {}
     for rule in rules:
-        checkpoint()
         for quota in rule.quotas:
             found[id(quota)] = quota
         if rule.sample is not None:

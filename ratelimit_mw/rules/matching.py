@@ -16,7 +16,6 @@ from ratelimit_mw.identity.identifier import NO_PARAMETERS, Identifier, Paramete
 from ratelimit_mw.identity.path_forms import Forms
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import Ask, Charge, Rule
-from ratelimit_mw.process_local import checkpoint
 from ratelimit_mw.rules.compiled import (
     CompiledRule,
     Condition,
@@ -176,26 +175,6 @@ def applies(rule: Program, request: Request) -> bool:
     return all(holds(request) for holds in rule.tests)
 
 
-class _Programs(dict[int, Program]):
-    """The programs of the rules and exemptions that have path templates, by rank.
-
-    Each is made when a request first needs it: a reload would otherwise make thousands of objects, of which most are
-    never used. `rules` has the rule of each rank, or the `match` of an exemption.
-    """
-
-    def __init__(self, address: Reader) -> None:
-        super().__init__()
-        self.rules: dict[int, CompiledRule | Matching] = {}
-        self._address = address
-
-    def __missing__(self, rank: int) -> Program:
-        found = self.rules[rank]
-        rule, match = (found, found.match) if isinstance(found, CompiledRule) else (None, found)
-        _, remaining = match.split()
-        made = self[rank] = program(rule, remaining.conditions(self._address))
-        return made
-
-
 _Lookup = Callable[[Request], Sequence[Candidate]]
 
 
@@ -214,18 +193,18 @@ class Index:
         owned: list[tuple[int, Template]] = []
         by_value: dict[Reader, dict[str | None, list[Candidate]]] = {}
         by_network: Networks[Candidate] = Networks()
-        programs = _Programs(address)
+        programs: dict[int, Program] = {}
         for rank, match, rule in chain(
             ((n - len(exempt), match, None) for n, match in enumerate(exempt)),
             ((rule.rank, rule.match, rule) for rule in rules),
         ):
-            checkpoint()
+            indexed, remaining = match.split()
+            made = program(rule, remaining.conditions(address))
             if match.templates:
                 owned += [(rank, template) for template in match.templates]
-                programs.rules[rank] = rule or match
+                programs[rank] = made
                 continue
-            indexed, remaining = match.split()
-            candidate: Candidate = (rank, program(rule, remaining.conditions(address)), "", NO_PARAMETERS, True)
+            candidate: Candidate = (rank, made, "", NO_PARAMETERS, True)
             if indexed.exact:
                 ((read, wanted, _),) = indexed.exact
                 table = by_value.setdefault(read, {})
@@ -259,11 +238,6 @@ class Index:
     def concerns(self, request: Request) -> bool:
         """Return True if a rule may apply to a request of this path."""
         return bool(self._always or self._lookups or (self.paths is not None and self.paths.hits(request)))
-
-    @property
-    def large_parts(self) -> list[object]:
-        """The large parts. They are released step by step, so that freeing them does not pause the loop."""
-        return [self.paths, self._lookups, self._always, self._programs]
 
 
 def _by_value(read: Reader, table: Mapping[str | None, Sequence[Candidate]]) -> _Lookup:

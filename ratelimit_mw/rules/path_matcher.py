@@ -10,7 +10,6 @@ from ratelimit_mw.identity.identifier import NO_PARAMETERS, Parameters
 from ratelimit_mw.identity.path_forms import cleaned as clean
 from ratelimit_mw.identity.path_forms import spellings
 from ratelimit_mw.identity.request import Request
-from ratelimit_mw.process_local import checkpoint
 from ratelimit_mw.rules.path_templates import (
     TYPES,
     Kind,
@@ -95,7 +94,6 @@ class PathMatcher:
         """The most segments that the tree can tell apart. The others stay one text."""
         rank = 0
         for owner, template in owned:
-            checkpoint()
             # The cleaned form of a path has no slash at its end, and must match the template too.
             for form in dict.fromkeys((template, cleaned_template(template))):
                 self._add(form, rank, owner, template)

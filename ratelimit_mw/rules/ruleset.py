@@ -209,11 +209,6 @@ class RuleSet(Features):
         """Whether the candidates alone decide: there are no overrides, exemptions, replacements and descriptors."""
 
     @property
-    def large_parts(self) -> list[object]:
-        """Large parts, released step by step, so that freeing an old rule set does not pause the process."""
-        return [self.recompiler, *self._index.large_parts, self.compiled]
-
-    @property
     def parts(self) -> "tuple[RuleSet, ...]":
         """The rule set of each domain: just this one. See `Domains`."""
         return (self,)

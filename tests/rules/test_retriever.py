@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import itertools
 import logging
 import os
 import threading
@@ -10,7 +9,7 @@ import weakref
 
 import pytest
 
-from ratelimit_mw import ConfigurationError, RateLimiter, process_local
+from ratelimit_mw import ConfigurationError, RateLimiter
 from ratelimit_mw.config.documents import Document
 from ratelimit_mw.config.load import load_documents
 from ratelimit_mw.reload.database import RulesDatabase
@@ -369,28 +368,8 @@ def test_a_retriever_needs_rules_to_begin_with():
         Retriever("no/such/file.yaml")
 
 
-def test_compiling_a_thousand_rules_pauses_often(monkeypatch):
-    rules = "".join(
-        f"  - {{name: r{n}, match: {{path: '/a{n}/{{id}}'}}, by: [ip, path], limit: [1/m, 20/h]}}\n"
-        for n in range(1000)
-    )
-    document = Document("r.yaml", f"domain: d\nclient: {{secret: s}}\nrules:\n{rules}".encode())
-    pauses = []
-    checks = itertools.count()
-    # Each checkpoint is a hundredth of a slice later than the one before.
-    monkeypatch.setattr(process_local.time, "perf_counter", lambda: next(checks) * 0.000_005)
-    monkeypatch.setattr(process_local.time, "sleep", pauses.append)
-    load_documents([document], environ={})
-    assert pauses == []  # at the start there is no request to be held up
-    with process_local.in_slices():
-        made = load_documents([document], environ={})
-    assert len(made.rules) == 1000
-    assert len(pauses) > 100
-
-
 def test_compiling_leaves_the_garbage_collector_alone(monkeypatch):
     for name in ("disable", "enable", "freeze", "unfreeze", "set_threshold", "collect"):
         monkeypatch.setattr(gc, name, None)  # calling it would raise
-    with process_local.in_slices():
-        made = load_documents([Document("r.yaml", text("5/s").encode())], environ={})
+    made = load_documents([Document("r.yaml", text("5/s").encode())], environ={})
     assert len(made.rules) == 1

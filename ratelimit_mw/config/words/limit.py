@@ -21,7 +21,6 @@ from ratelimit_mw.config.tree import Invalid, Items, Map, Node, Place, Problems,
 from ratelimit_mw.config.word import Values, Word
 from ratelimit_mw.config.words.limit_correction import correction
 from ratelimit_mw.errors import DurationError, quoted
-from ratelimit_mw.process_local import checkpoint
 from ratelimit_mw.units import DAY, DURATION_FORM, LONGEST_NUMBER, parse_duration, spell_period
 
 DEFAULT = "sliding_window"
@@ -181,7 +180,6 @@ def _whole(digits: str) -> int:
 
 def read_limits(node: Node) -> Limits:
     """Read the limits of a rule, in any form. Raises `Invalid` with every error in them."""
-    checkpoint()
     if isinstance(node, Scalar) and isinstance(node.value, str) and node.text.strip().startswith(_FUNCTION):
         return Limits((), function=node.text.strip())
     if not isinstance(node, Map) or ("default" not in node and any(key in node for key in (*_KEYS, *_OTHER_KEYS))):

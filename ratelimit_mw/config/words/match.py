@@ -8,7 +8,6 @@ from ratelimit_mw.config.tree import Invalid, Node, Problems
 from ratelimit_mw.config.word import Section, Values, Word, section_word, sections_word
 from ratelimit_mw.errors import TemplateError, near, nearest, quoted
 from ratelimit_mw.identity.attributes import Attributes
-from ratelimit_mw.process_local import checkpoint
 from ratelimit_mw.rules.compiled import Exact, Matching
 from ratelimit_mw.rules.path_templates import Template, parse
 
@@ -45,7 +44,6 @@ def read_method(node: Node) -> str:
 
 def compile_match(match: Values, attributes: Attributes, problems: Problems) -> Matching:
     """Return the compiled conditions of a `match`, or of an entry of `exempt`."""
-    checkpoint()
     exact: list[Exact] = []
     if match[_HOST]:
         for host in match[_HOST]:

@@ -19,7 +19,6 @@ from ratelimit_mw.config.words.match import MATCH, METHODS
 from ratelimit_mw.config.words.selection import NAME, ON_DEMAND, REPLACES
 from ratelimit_mw.errors import quoted
 from ratelimit_mw.identity.identifier import CONNECTION, attributes_of
-from ratelimit_mw.process_local import checkpoint
 
 _REMOVE = "remove this key"
 
@@ -31,7 +30,6 @@ def validate_replaced_kinds(rules: Sequence[Values], replacing: Sequence[int], p
     """
     counting = {rule[NAME]: rule[MESSAGES] is not None for rule in rules} if replacing else {}
     for rank in replacing:
-        checkpoint()
         rule = rules[rank]
         own = rule[MESSAGES] is not None
         for index, name in enumerate(rule[REPLACES]):

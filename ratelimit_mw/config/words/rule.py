@@ -37,7 +37,6 @@ from ratelimit_mw.config.words.selection import NAME, ON_DEMAND, ON_ERROR, REPLA
 from ratelimit_mw.config.words.throttle import MAX_WAIT, MAX_WAITING, THROTTLE, widest
 from ratelimit_mw.identity.attributes import Attributes
 from ratelimit_mw.model import Elastic, Quota, Rule
-from ratelimit_mw.process_local import checkpoint
 from ratelimit_mw.rules.compiled import ANY, NO_RULES, CompiledRule, Counter, Matching, Tiers, escaped
 from ratelimit_mw.units import MILLISECOND, SECOND
 
@@ -95,7 +94,6 @@ def compile_rule(  # noqa: PLR0917 - each argument is needed
         attributes: The attributes that rules may use.
         problems: Receives the errors. If there is one, the result must not be used.
     """
-    checkpoint()
     validate_rule(rule, problems)
     counters, tiers = compile_counters(domain, rule)
     # A shadow rule denies no request, so it must not replace a rule that does. In a shadow file no rule denies.
