@@ -63,3 +63,51 @@ def test_requests_that_were_late_while_others_were_served_leave_one_line(proxy, 
     (line,) = lines(caplog)
     assert "is not away, but had no answer in time for 3 requests: on_error applied to them" in line
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
+
+
+def test_a_loop_that_the_app_blocks_does_not_make_the_store_silent(proxy, caplog):
+    """The requests are sent when their time is over. When their grace ends, the app blocks the loop once more."""
+
+    async def main():
+        store = RedisStore(proxy.url, timeout=TIMEOUT)
+        while await aattempt(store) is None:  # however slowly the machine connects
+            pass
+        caplog.clear()
+        proxy.delay(0.4 * TIMEOUT)
+        tasks = [asyncio.create_task(aattempt(store)) for _ in range(3)]
+        await asyncio.sleep(0)
+        for pause in (2 * TIMEOUT, 0, 0, 0.1 * TIMEOUT, 2 * TIMEOUT):
+            time.sleep(pause)  # noqa: ASYNC251  the app blocks the loop
+            await asyncio.sleep(0)
+        await asyncio.gather(*tasks)
+        assert not store.away
+        assert await aattempt(store) is not None
+        await store.aclose()
+
+    asyncio.run(main())
+    assert [line for line in lines(caplog) if "is away" in line] == []
+
+
+def test_a_loop_that_the_app_blocks_while_connecting_does_not_make_the_store_silent(fresh_server, proxy, caplog):
+    """Connecting takes a round trip for the number of the database, and the app leaves no time for it."""
+
+    async def main():
+        store = RedisStore(proxy.url.replace("/0", "/1"), timeout=TIMEOUT)
+        while await aattempt(store) is None:
+            pass
+        caplog.clear()
+        fresh_server.admin.client_kill_filter(_type="normal", skipme=True)
+        await asyncio.sleep(TIMEOUT)  # the last answer is long ago, and the end of the connection is read
+        proxy.delay(0.1 * TIMEOUT)
+        task = asyncio.create_task(aattempt(store))
+        for pause in (0, 0, 1.5 * TIMEOUT):
+            time.sleep(pause)  # noqa: ASYNC251  the app blocks the loop
+            await asyncio.sleep(0)
+        await task
+        assert not store.away
+        await asyncio.sleep(TIMEOUT)
+        assert await aattempt(store) is not None
+        await store.aclose()
+
+    asyncio.run(main())
+    assert [line for line in lines(caplog) if "is away" in line] == []

@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextvars import Context
 from functools import partial
+from itertools import takewhile
 from time import monotonic
 from typing import Any
 
@@ -40,7 +41,8 @@ class LoopBatcher:
 
     Each request has its own deadline. If it passes while other requests are answered in time, this request fails
     alone. If the connection was silent for the whole timeout, all waiting requests fail with `NoAnswer`, and the
-    connection is dropped. A reply that comes later is never read.
+    connection is dropped. A reply that comes later is never read. What has arrived is read before this is judged, so
+    the time for which the app itself has blocked the loop does not count.
 
     Args:
         connect: makes a connection. It may take any time, because it runs in the background.
@@ -70,7 +72,8 @@ class LoopBatcher:
         self._deadline = 0.0  # of the requests of this iteration of the loop, by the loop's clock
         self.answered_at = 0.0
         """When a request was last answered in time, by the monotonic clock."""
-        self._attempted_at = 0.0  # when connecting began, by the monotonic clock
+        self._judged_at = 0.0  # the latest monotonic time by which a reply must have come, and was looked for
+        self._attempted_at = 0.0  # when connecting began or could go on, by the monotonic clock
         self._connected_by = 0.0  # until when requests wait for a connection, whatever their own deadlines
         self._flushing = False
         self._pressing = False
@@ -192,12 +195,15 @@ class LoopBatcher:
             return
         jobs = batch[1]
         gone: StoreUnavailable | None = None
+        prompt = not silent(self._judged_at, batch[0], self._timeout)  # maybe too late for what was sent late
         in_time = False
         for job, result in zip(jobs, results, strict=True):
             if isinstance(result, StoreUnavailable):
                 self._fail_job(job, result)
                 gone = gone or (result if away(result) else None)
-            elif not job[1].done():
+            elif job[1].done():
+                in_time = in_time or prompt
+            else:
                 job[1].set_result(result)
                 in_time = True
         self._alone = len(jobs) == 1 and not self._waiting
@@ -269,47 +275,47 @@ class LoopBatcher:
         oldest = self._oldest()
         if oldest:
             loop = asyncio.get_running_loop()
-            self._watch_timer = loop.call_at(self._due(oldest) - GRACE, self._look, context=self._context)
+            at = self._due(oldest) - GRACE
+            self._watch_timer = loop.call_at(at, self._look, at, context=self._context)
 
     def _stop_watching(self) -> None:
         if self._watch_timer is not None:
             self._watch_timer.cancel()
             self._watch_timer = None
 
-    def _look(self) -> None:
+    def _look(self, at: float) -> None:
+        """Give requests whose deadline comes near the last grace. `at` is when this should have been called."""
         self._watch_timer = None
         loop, oldest = asyncio.get_running_loop(), self._oldest()
+        if loop.time() - at > GRACE:  # the loop was blocked, and could not go on connecting
+            self._attempted_at = monotonic()
         if oldest and loop.time() >= self._due(oldest) - GRACE:
             # The grace begins now. If the loop was blocked, it handles replies that have arrived first.
-            self._watch_timer = loop.call_later(GRACE, self._expire, context=self._context)
+            due = monotonic() + GRACE
+            self._watch_timer = loop.call_later(GRACE, self._expire, due, context=self._context)
         else:
             self._watch()
 
-    def _expire(self) -> None:
-        """Fail the requests whose deadline has passed; fail all requests if the store was silent for the timeout."""
+    def _expire(self, judged_at: float) -> None:
+        """Fail the requests whose deadline has passed; fail all requests if the store was silent for the timeout.
+
+        `judged_at` is not the time of this call: the loop may have been blocked since it last read.
+        """
         self._watch_timer = None
+        self._judged_at = judged_at
         now = asyncio.get_running_loop().time() + _EARLY
-        for job in self._pending():
-            if self._due(job) > now:
-                break
-            if self._is_silent():
-                self._fail(NoAnswer(NO_ANSWER if self._connection else NO_CONNECTION))
-                break
+        late = list(takewhile(lambda job: self._due(job) <= now, self._pending()))
+        if late and silent(judged_at, max(self._asked_at(judged_at), self.answered_at), self._timeout):
+            self._fail(NoAnswer(NO_ANSWER if self._connection else NO_CONNECTION))
+        for job in late:
             self._fail_job(job, Late(NO_ANSWER))
         self._watch()
 
-    def _is_silent(self) -> bool:
-        """Whether nothing was answered in time for a whole timeout.
-
-        A request may also be late because the loop was blocked before it was sent. That is not the store's failure.
-        """
+    def _asked_at(self, now: float) -> float:
+        """Since when the store owes an answer. `now` if it was sent nothing: the loop was blocked before."""
         if self._connection is None:
-            asked_at = self._attempted_at
-        elif self._under_way:
-            asked_at = self._under_way[0][0]
-        else:
-            return False
-        return silent(monotonic(), max(asked_at, self.answered_at), self._timeout)
+            return self._attempted_at
+        return self._under_way[0][0] if self._under_way else now
 
     def _oldest(self) -> "_Job | None":
         """The request that has waited longest; None if none waits."""
