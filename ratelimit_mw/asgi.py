@@ -127,7 +127,7 @@ class RateLimitMiddleware:
                 engine.report(verdict, rules, request)
                 await _deny(answers, verdict, request, send)
                 return
-            if (verdict.binding >= 0 or rules.demanding) and answers.rated:
+            if answers.rated:  # a rule that the app asks for may bind later
                 send = partial(_send_with_headers, answers, handle, send)
             await self.app(scope, receive, send)
         finally:
@@ -155,7 +155,7 @@ class RateLimitMiddleware:
                 return
             if rules.settling:
                 receive, send = detecting_close(scope, receive, send)
-            if (verdict.binding >= 0 or rules.demanding) and answers.rated:
+            if answers.rated:  # a rule that the app asks for may bind later
                 send = partial(_send_with_headers, answers, handle, send)
             if rules.messages is not None and scope["type"] == "websocket" and rules.messages.concerns(request):
                 messages = Messages(engine, rules, request, receive, send)

@@ -1,21 +1,18 @@
 """Django REST framework: a throttle that asks for rules by name. Requires the extra `drf`."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from django.urls import get_resolver
 from rest_framework.exceptions import Throttled
 from rest_framework.throttling import BaseThrottle
 
 from ratelimit_mw.config.inline import reads_as_limit
 from ratelimit_mw.django.handles import DjangoHandle
-from ratelimit_mw.django.project import FINDERS
 from ratelimit_mw.django.views import ADVICE
-from ratelimit_mw.errors import ConfigurationError, Problem
 from ratelimit_mw.http.asked import asked, name_of_view
 from ratelimit_mw.http.handle import TwinHandle
-from ratelimit_mw.http.views import handle_in, rules_of_throttles
+from ratelimit_mw.http.views import handle_in
 from ratelimit_mw.rules.inline import InlineLimit
 
 __all__ = ["RateLimitThrottle"]
@@ -113,29 +110,3 @@ class RateLimitThrottle(BaseThrottle):
 @lru_cache(maxsize=1024)
 def _rule_of(scope: str, cost: int, by: str | tuple[str, ...] | None, view: type) -> str | InlineLimit:
     return asked(scope, cost, by, None).named(name_of_view(view))
-
-
-def _rules(problems: list[Problem]) -> list[str | InlineLimit]:
-    """What the throttles of this project ask for. A reload must keep these names from now on.
-
-    Args:
-        problems: Receives the mistakes in scopes that begin as a limit.
-    """
-    found: list[str | InlineLimit] = []
-    for view in _views_below(get_resolver()):
-        try:
-            found += rules_of_throttles(view)
-        except ConfigurationError as error:
-            problems += [problem for problem in error.problems if problem not in problems]
-    return found
-
-
-def _views_below(resolver: Any) -> Iterator[Any]:
-    for pattern in resolver.url_patterns:
-        if hasattr(pattern, "url_patterns"):
-            yield from _views_below(pattern)
-        else:
-            yield pattern.callback
-
-
-FINDERS.append(_rules)

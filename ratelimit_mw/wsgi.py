@@ -14,7 +14,7 @@ from ratelimit_mw.http.answers import Answers, LatestAnswers, phrase
 from ratelimit_mw.http.handle import BlockingHandle, FirstRequests
 from ratelimit_mw.http.responses import ClosingIterable, WsgiResponseTracker
 from ratelimit_mw.http.setup import limiter_for, refuse_asgi_app, refuse_awaited
-from ratelimit_mw.http.views import MisplacedLimits, require_names_of_flask, views_of_flask
+from ratelimit_mw.http.views import MisplacedLimits, register_names, require_names_of_flask, views_of_flask
 from ratelimit_mw.identity.http_request import WsgiRequest
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.rules.domains import Rules
@@ -71,11 +71,16 @@ class RateLimitMiddleware:
         require_names_of_flask(used, app)
         misplaced = MisplacedLimits()
         misplaced.look(views_of_flask(app))
+
+        def look_again() -> None:
+            """Look at the views that were added since."""
+            views = views_of_flask(app)
+            misplaced.look(views)
+            register_names(used, views)
+
         self.app = app
         self._request: Callable[[dict[str, Any]], WsgiRequest]
-        self._request = FirstRequests(
-            self, WsgiRequest, used, "ratelimit.decision", lambda: misplaced.look(views_of_flask(app))
-        )
+        self._request = FirstRequests(self, WsgiRequest, used, "ratelimit.decision", look_again)
         self._limiter = used
         self._engine = used.engine
         self._deferral = WsgiDeferral(app, used.deferrals, used.engine.load)
@@ -94,8 +99,7 @@ class RateLimitMiddleware:
         answers = self._answers.of(rules)
         if not verdict.allowed:
             return self._deny(rules, verdict, request, start_response)
-        rated = (verdict.binding >= 0 or rules.demanding) and answers.rated
-        start_response = partial(_start, answers if rated else None, handle, request, start_response)
+        start_response = partial(_start, answers, handle, request, start_response)
         return self.app(environ, start_response)
 
     def _serve_special(self, rules: Rules, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
@@ -129,11 +133,10 @@ class RateLimitMiddleware:
                 return respond_wsgi(
                     page,
                     "",
-                    partial(_start, answers if answers.rated else None, handle, request, start_response),
+                    partial(_start, answers, handle, request, start_response),
                 )
             return self._deny(rules, verdict, request, start_response)
-        rated = (verdict.binding >= 0 or rules.demanding) and answers.rated
-        start_response = partial(_start, answers if rated else None, handle, request, start_response)
+        start_response = partial(_start, answers, handle, request, start_response)
         app: WSGIApplication = self.app
         if rules.deferring:
             app = lambda _, start_response: self._deferral.serve(rules, request, start_response)  # noqa: E731
@@ -152,7 +155,7 @@ class RateLimitMiddleware:
 
 
 def _start(  # noqa: PLR0917  the last three are those of WSGI
-    answers: Answers[str] | None,
+    answers: Answers[str],
     handle: BlockingHandle,
     request: WsgiRequest,
     start_response: StartResponse,
@@ -160,8 +163,8 @@ def _start(  # noqa: PLR0917  the last three are those of WSGI
     headers: _Headers,
     exc_info: _ExcInfo = None,
 ) -> _Write:
-    """Start the response, with the rate-limit headers if there are `answers`."""
-    added = headers if answers is None else answers.add_headers(headers, handle.reported)
+    """Start the response, with the rate-limit headers."""
+    added = answers.add_headers(headers, handle.reported) if answers.rated else headers
     request.detach()  # now, because the app has decided who the client is
     # With as many arguments as the app passed, because a server may treat two and three differently.
     return start_response(status, added, exc_info) if exc_info else start_response(status, added)

@@ -1,5 +1,7 @@
 """The names of rules, domains and attributes that an app uses. A reload must keep them."""
 
+from collections.abc import Iterable
+from contextlib import suppress
 from weakref import ref
 
 from ratelimit_mw.errors import ConfigurationError, Problem, quoted
@@ -7,27 +9,22 @@ from ratelimit_mw.reload.watcher import Retriever
 from ratelimit_mw.rules.domains import Rules, declare, rule_names, unknown_domain, unknown_rule
 from ratelimit_mw.rules.inline import InlineLimit
 
-DECORATED: set[str] = set()
-"""The rule names in the decorators and dependencies of this process. `limited` of each framework adds its name.
-
-A decorator does not know which limiter will decide. So each name binds the limiters of middlewares that have such a
-rule.
-"""
-
 
 class UsedNames:
     """The names that an app has used with one limiter. All of them existed when they were used.
 
     Attributes:
         rules: The names of rules that the app has asked for.
+        registered: The names of rules in the decorators of the app's views. A name that no rule has binds nothing.
         inline: The inline limits that the app has asked for, by their names.
         domains: The domains that were passed to `check()`.
         attributes: The custom attributes that were passed to `check()`.
-        serving: True if the limiter decides for a middleware, so that the names in `DECORATED` may be its rules.
+        serving: True if the limiter decides for a middleware.
     """
 
     def __init__(self) -> None:
         self.rules: set[str] = set()
+        self.registered: set[str] = set()
         self.inline: dict[str, InlineLimit] = {}
         self.domains: set[str] = set()
         self.attributes: set[str] = set()
@@ -44,6 +41,15 @@ class UsedNames:
             declare(rules, rule)
             self.inline[rule.name] = rule
         return rule.name
+
+    def register(self, rules: Rules, wanted: Iterable[str | InlineLimit]) -> None:
+        """Register what the decorators of the app's views ask for. What cannot be used fails in its own view."""
+        for rule in wanted:
+            if isinstance(rule, str):
+                self.registered.add(rule)
+            else:
+                with suppress(ConfigurationError):
+                    self.name_of(rules, rule)
 
     def bind(self, retriever: Retriever) -> None:
         """Make `retriever` refuse rules that lack a used name."""
@@ -62,7 +68,7 @@ class UsedNames:
         The inline limits that were asked for are compiled, so that no request has to do it.
         """
         known = rule_names(rules)
-        needed = self.rules | (DECORATED & rule_names(before) if self.serving else set())
+        needed = self.rules | (self.registered & rule_names(before))
         problems = [unknown_rule(name, known) for name in sorted(needed - known)]
         problems += [unknown_domain(name, rules) for name in sorted(self.domains) if rules.of(name) is None]
         problems += [

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_async
@@ -15,7 +16,7 @@ from ratelimit_mw.decision.load import ASGI_CAPACITY, WSGI_CAPACITY, time_in_que
 from ratelimit_mw.decision.settlement import Account, Move
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.django.handles import DjangoHandle, UnlimitedHandle, add_headers, add_throttled, answer, reads_user
-from ratelimit_mw.django.project import limiter, switched_off
+from ratelimit_mw.django.project import limiter, register_views, switched_off
 from ratelimit_mw.django.requests import Environ, Scope, user_of, visitor
 from ratelimit_mw.http.answers import Answers, LatestAnswers
 from ratelimit_mw.http.handle import FirstRequests, Handle
@@ -66,7 +67,9 @@ class RateLimitMiddleware:
         self._limiter = limiter()
         self._engine = self._limiter.engine
         self._answers = LatestAnswers(name=str, value=str)
-        self._request: Callable[[Any], Environ | Scope] = FirstRequests(self, visitor, self._limiter, None)
+        self._request: Callable[[Any], Environ | Scope] = FirstRequests(
+            self, visitor, self._limiter, None, partial(register_views, self._limiter)
+        )
         if not self._awaits:
             self._limiter.require(refuse_awaited)
             self._engine.connect()

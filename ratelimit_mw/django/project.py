@@ -2,17 +2,18 @@
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from importlib import import_module
 from typing import Any
 
 from django.conf import settings
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
+from django.urls import get_resolver
 from django.utils.module_loading import import_string
 
 from ratelimit_mw.errors import ConfigurationError, Problem
+from ratelimit_mw.http.views import rules_of_throttles, rules_of_view
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.rules.domains import declare, rule_names, unknown_rule
 from ratelimit_mw.rules.inline import InlineLimit
@@ -79,14 +80,43 @@ def _named(wanted: Any) -> str:
     return type(wanted).__name__
 
 
-NAMES: set[str] = set()
-"""The rule names in the decorators of this project."""
+_NOT_A_VIEW = "django.utils.decorators:"
+"""The beginning of the name of a function that `method_decorator` decorates in addition to the view."""
 
-LIMITS: dict[InlineLimit, None] = {}
-"""The limits in the decorators of this project."""
 
-FINDERS: list[Callable[[list[Problem]], Iterable[str | InlineLimit]]] = []
-"""Functions that find further rules and limits in the views of this project. They add the mistakes to the list."""
+def wanted_by_views(problems: list[Problem]) -> list[str | InlineLimit]:
+    """Return what the decorators and the throttles of the project's views ask for.
+
+    The views are those of the URL configuration, which is imported. If that fails, there are none: Django reports it.
+
+    Args:
+        problems: Receives the mistakes in the scopes of throttles.
+    """
+    found: list[str | InlineLimit] = []
+    views: list[Any] = []
+    with suppress(Exception):
+        views += _views_below(get_resolver())
+    for view in views:
+        rules = [rule for _, rule in rules_of_view(view)]
+        found += [rule for rule in rules if isinstance(rule, str) or not rule.name.startswith(_NOT_A_VIEW)]
+        try:
+            found += rules_of_throttles(view)
+        except ConfigurationError as error:
+            problems += [problem for problem in error.problems if problem not in problems]
+    return found
+
+
+def register_views(used: RateLimiter) -> None:
+    """Register what the project's views ask for. Reloads keep it from now on."""
+    used.engine.planner.names.register(used.rules, wanted_by_views([]))
+
+
+def _views_below(resolver: Any) -> Iterator[Any]:
+    for pattern in resolver.url_patterns:
+        if hasattr(pattern, "url_patterns"):
+            yield from _views_below(pattern)
+        else:
+            yield pattern.callback
 
 
 def _check(app_configs: object, **_options: object) -> list[checks.CheckMessage]:  # noqa: ARG001 - Django's interface
@@ -100,10 +130,7 @@ def _check(app_configs: object, **_options: object) -> list[checks.CheckMessage]
     except (ImproperlyConfigured, ImportError) as error:
         return [checks.Error(str(error), id="ratelimit_mw.E002")]
     problems: list[Problem] = []
-    found: set[str | InlineLimit] = set().union(NAMES, LIMITS)
-    with suppress(Exception):  # Django's own check of the URLs reports these errors
-        import_module(settings.ROOT_URLCONF)
-        found = set().union(NAMES, LIMITS, *(find(problems) for find in FINDERS))
+    found = set(wanted_by_views(problems))
     if rules.source is not None:  # the rules are still to be read from their database
         return []
     known = rule_names(rules)

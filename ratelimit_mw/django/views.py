@@ -8,7 +8,6 @@ from asgiref.sync import async_to_sync, iscoroutinefunction
 from django.views import View
 
 from ratelimit_mw.django.handles import answer
-from ratelimit_mw.django.project import LIMITS, NAMES
 from ratelimit_mw.http.asked import UNSET, Placed, asked
 from ratelimit_mw.http.handle import TwinHandle
 from ratelimit_mw.http.views import handle_in, marked
@@ -17,8 +16,6 @@ from ratelimit_mw.rules.inline import InlineLimit
 ADVICE = "add 'ratelimit_mw.django.RateLimitMiddleware' to MIDDLEWARE"
 """How to add the middleware."""
 
-
-_NOT_A_VIEW = "django.utils.decorators:"  # `method_decorator` also decorates a function that is never called
 
 _View = TypeVar("_View", bound=Callable[..., Any])
 
@@ -59,8 +56,6 @@ def limited(
             called.
     """
     wanted = asked(rule, cost, by, shared, key)
-    if not wanted.is_limit:
-        NAMES.add(rule)
 
     def decorate(view: _View) -> _View:
         decorated: Any = of_class(view) if isinstance(view, type) else of_function(view)
@@ -78,8 +73,6 @@ def limited(
 
     def limiting(view: Callable[..., Any], placed: Placed) -> Callable[..., Any]:
         bound = placed.of(placed.view)
-        if isinstance(bound, InlineLimit) and not bound.name.startswith(_NOT_A_VIEW):
-            LIMITS[bound] = None
 
         def rule_of(owner: object) -> str | InlineLimit:
             """The rule or the limit. That of a decorated class is named by the class of its object."""

@@ -15,10 +15,8 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from ratelimit_mw.config.inline import reads_as_limit, validate_inline
-from ratelimit_mw.decision.names import DECORATED
 from ratelimit_mw.errors import ConfigurationError, Problem, quoted
 from ratelimit_mw.rules.inline import InlineLimit
-from ratelimit_mw.rules.ruleset import Features
 
 RULES_OF_VIEW = "ratelimit_rules"
 """The attribute of a decorated view that has what its decorators ask for (`Placed`), the outermost first."""
@@ -182,7 +180,6 @@ def asked(
                 message = f"{argument} belongs to a limit, but {quoted(rule)} is the name of a rule"
                 hint = "write by in the rules file" if argument == "by" else "all views that name a rule share it"
                 raise ConfigurationError([Problem(f"limited({quoted(rule)}): {message}", hint=hint)])
-        DECORATED.add(rule)
         return Asked(rule, key=function)
     entries = () if by is None else (by,) if isinstance(by, str) else tuple(by)
     limit = InlineLimit(shared or "", " ".join(rule.split()), entries, shared is not None)
@@ -192,7 +189,6 @@ def asked(
         message = f"limited({quoted(rule)}): by can't be combined with key, which takes its place"
         raise ConfigurationError([Problem(message, hint="remove by")])
     validate_inline(limit, cost if type(cost) is int else 1)
-    Features.demanding = True
     return Asked(limit.limit, entries, limit.name, is_limit=True, key=function)
 
 

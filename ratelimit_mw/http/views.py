@@ -97,7 +97,9 @@ def rules_of_view(view: Any) -> Iterator[Found]:
     """What the decorators of a view ask for: of a function, or of a class and its methods."""
     while isinstance(view, partial):
         view = view.func
-    kind = view if isinstance(view, type) else getattr(view, "view_class", None)  # Flask and Django set `view_class`
+    kind = view
+    if not isinstance(view, type):  # Flask and Django set `view_class`, view sets of Django REST framework set `cls`
+        kind = getattr(view, "view_class", None) or getattr(view, "cls", None)
     marks: list[Placed] = list(getattr(view, RULES_OF_VIEW, ()))
     for name in dir(kind) if isinstance(kind, type) else ():
         marks += getattr(inspect.getattr_static(kind, name, None), RULES_OF_VIEW, ())
@@ -137,11 +139,17 @@ def require_names_of_flask(limiter: RateLimiter, app: object) -> None:
     Only the views that the app has now are checked. `app` is the Flask app or its `wsgi_app`.
     """
     found = [each for view in views_of_flask(app) for each in rules_of_view(view)]
-    rules = limiter.rules
+    rules, names = limiter.rules, limiter.engine.planner.names
     unknown = {rule for _, rule in found if isinstance(rule, str)} - rule_names(rules)
     if unknown and rules.source is None:
         raise ConfigurationError([unknown_rule(name, rule_names(rules)) for name in sorted(unknown)])
-    _require_limits(limiter.engine.planner.names, found, rules)
+    _require_limits(names, found, rules)
+    names.register(rules, (rule for _, rule in found))
+
+
+def register_names(limiter: RateLimiter, views: Iterable[object]) -> None:
+    """Register what the decorators of these views ask for. Reloads keep it from now on."""
+    limiter.engine.planner.names.register(limiter.rules, (rule for view in views for _, rule in rules_of_view(view)))
 
 
 def require_names(limiter: RateLimiter, found: Iterable[Found]) -> None:
@@ -152,9 +160,10 @@ def require_names(limiter: RateLimiter, found: Iterable[Found]) -> None:
     Raises:
         ConfigurationError: The rules in force are refused.
     """
-    needed = tuple(found)
+    needed, names = tuple(found), limiter.engine.planner.names
+    names.registered.update(rule for _, rule in needed if isinstance(rule, str))
     if needed:
-        limiter.require(partial(_require, limiter.engine.planner.names, needed))
+        limiter.require(partial(_require, names, needed))
 
 
 def _require(names: UsedNames, found: tuple[Found, ...], rules: Rules) -> None:

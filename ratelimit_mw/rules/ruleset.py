@@ -50,11 +50,6 @@ from ratelimit_mw.settings import (
 class Features:
     """The features that at least one rule uses."""
 
-    demanding: bool = False
-    """A rule applies only if the app asks for it. The class has True as soon as the app declares an inline limit: a
-    rule set compiles such a limit when it is first asked for it, which is after the request began.
-    """
-
     def __init__(self, rules: Iterable[CompiledRule], descriptors: Iterable[Descriptors | None] = ()) -> None:
         rules = tuple(rules)
         self.quotas = quotas = quotas_of(rules)
@@ -69,8 +64,6 @@ class Features:
         """A charge is settled only when the response is known or has ended."""
         self.deferring = any(rule.rule.defers for rule in rules)
         """A request may be deferred instead of denied."""
-        if any(rule.on_demand for rule in rules):
-            self.demanding = True
         self.shedding = any(rule.rule.priority for rule in rules)
         """A request may be shed under load."""
         self.metered = self.elastic or self.deferring or self.shedding

@@ -7,6 +7,7 @@ from functools import wraps
 from typing import Annotated
 
 import pytest
+from django.core.checks import run_checks
 from django.http import HttpResponse
 from django.test.utils import override_settings
 from django.urls import path
@@ -28,9 +29,7 @@ from ratelimit_mw import fastapi as in_fastapi
 from ratelimit_mw import flask as in_flask
 from ratelimit_mw import starlette as in_starlette
 from ratelimit_mw.asgi import RateLimitMiddleware as Asgi
-from ratelimit_mw.django import project
 from ratelimit_mw.http.asked import name_of_view
-from ratelimit_mw.http.views import rules_of_view
 from ratelimit_mw.rules.inline import InlineLimit, InlineLimits
 from ratelimit_mw.wsgi import RateLimitMiddleware
 from tests.inside.clients import from_address
@@ -506,13 +505,40 @@ def test_django_views_have_the_limits_of_their_decorators(limiter, ask):
     assert {"plain[1]", "plain[2]", "One.dispatch[1]", "Two.dispatch[1]", "Two.get[1]", "Three.dispatch[1]"} <= names
 
 
+def problems_of_the_project():
+    """What our part of `manage.py check` reports."""
+    return [error.msg for error in run_checks() if str(error.id).startswith("ratelimit_mw")]
+
+
 def test_the_system_check_of_django_reports_limits_that_cannot_be_used(limiter):
-    limit = in_django.limited("1 per hour", by="nothing_like_it")(lambda request: None)
-    with override_settings(RATELIMIT=limiter, ROOT_URLCONF=HERE):
-        found = [error.msg for error in project._check(None)]
-    ((_, wanted),) = rules_of_view(limit)
-    del project.LIMITS[wanted]
+    bad = in_django.limited("1 per hour", by="nothing_like_it")(lambda request: None)
+    with override_settings(RATELIMIT=limiter, ROOT_URLCONF=(path("bad", bad),)):
+        found = problems_of_the_project()
     assert any("there is no attribute 'nothing_like_it'" in message for message in found)
+
+
+def test_a_limit_that_is_in_no_url_configuration_changes_no_limiter(limiter):
+    in_django.limited("1 per hour", shared="of no route")(lambda request: None)
+    with override_settings(RATELIMIT=limiter, ROOT_URLCONF=(path("plain", plain),)):
+        assert problems_of_the_project() == []
+        blocking(["/plain"])
+    names = [rule.name for rule in limiter.explain({"ip": "192.0.2.1"}).rules]
+    assert sorted(names) == ["elsewhere", f"{HERE}:plain[1]", f"{HERE}:plain[2]"]
+
+
+def test_an_inline_limit_of_one_app_changes_no_limiter_of_another(clock):
+    with (
+        RateLimiter(RULES, storage="memory://", clock=clock) as one,
+        RateLimiter({**RULES, "domain": "other"}, storage="memory://", clock=clock) as two,
+    ):
+        before = exposed(two)
+        assert statuses(served(one, mail=mail), "/mail", "/mail", "/mail") == [200, 200, 429]
+        assert exposed(two) == before
+
+
+def exposed(limiter):
+    """What an operator sees of a limiter: its explanation of a request and its counts."""
+    return str(limiter.explain({"ip": "192.0.2.1", "path": "/mail"})), limiter.tally.snapshot()
 
 
 def renamed(view):

@@ -13,7 +13,6 @@ from flask.views import MethodView
 from ratelimit_mw import ConfigurationError, RateLimiter
 from ratelimit_mw import fastapi as in_fastapi
 from ratelimit_mw import flask as in_flask
-from ratelimit_mw.decision.names import DECORATED
 from ratelimit_mw.wsgi import RateLimitMiddleware
 from tests.inside.test_django_middleware import awaited, blocking
 
@@ -121,12 +120,56 @@ def test_a_reload_without_a_rule_that_a_decorator_names_is_refused(file):
         assert app.test_client().get("/mail").headers["X-RateLimit-Remaining"] == "1"
 
 
-def test_a_limiter_without_an_app_may_lose_a_rule_that_a_decorator_names(file):
-    in_flask.limited("mail")
-    with RateLimiter(file, storage="memory://") as limiter:
+def test_a_decorator_of_one_app_changes_no_reload_of_another(file, tmp_path):
+    other = tmp_path / "other.yaml"
+    other.write_text(text("mail", "sms", domain="other"))
+    one, two = flask_app("mail"), flask_app("sms")
+    with RateLimiter(file) as limiter, RateLimiter(other) as others:
+        one.wsgi_app = RateLimitMiddleware(one.wsgi_app, limiter=limiter)
+        two.wsgi_app = RateLimitMiddleware(two.wsgi_app, limiter=others)
+        other.write_text(text("sms", domain="other"))
+        others.reload()
+        assert [rule.name for rule in others.rules.rules] == ["sms"]
+        other.write_text(text("mail", domain="other"))
+        with pytest.raises(ConfigurationError, match=r"the rule 'sms', which does not exist"):
+            others.reload()
+
+
+def test_a_reload_without_a_rule_of_a_view_that_was_added_late_is_refused_after_the_first_request(file):
+    app = flask_app("sms")
+    with RateLimiter(file) as limiter:
+        app.wsgi_app = RateLimitMiddleware(app.wsgi_app, limiter=limiter)
+        app.add_url_rule("/mail", "mail", in_flask.limited("mail")(lambda: "sent"))
+        app.add_url_rule("/mial", "mial", in_flask.limited("mial")(lambda: "sent"))
+        app.test_client().get("/sms")
         file.write_text(text("sms"))
+        with pytest.raises(ConfigurationError, match=r"the rule 'mail', which does not exist[^\n]*$"):
+            limiter.reload()
+
+
+def test_a_decorated_function_that_no_route_shows_is_registered_by_its_first_call(file):
+    app = flask_app("sms")
+    hidden = in_flask.limited("mail")(lambda: "sent")
+    app.add_url_rule("/hidden", "hidden", lambda: hidden() + "!")
+    with RateLimiter(file) as limiter:
+        app.wsgi_app = RateLimitMiddleware(app.wsgi_app, limiter=limiter)
+        app.test_client().get("/sms")
+        file.write_text(text("sms", "mail"))
         limiter.reload()
-        assert [rule.name for rule in limiter.rules.rules] == ["sms"]
+        app.test_client().get("/hidden")
+        file.write_text(text("sms"))
+        with pytest.raises(ConfigurationError, match=r"the rule 'mail', which does not exist"):
+            limiter.reload()
+
+
+@pytest.mark.parametrize("ask", [blocking, awaited])
+def test_a_reload_without_a_rule_of_a_django_view_is_refused_after_the_first_request(file, ask):
+    file.write_text(text("mail", "exports", "unused"))
+    with RateLimiter(file, storage="memory://") as limiter, override_settings(RATELIMIT=limiter):
+        ask(["/nowhere"])
+        file.write_text(text("mail"))
+        with pytest.raises(ConfigurationError, match=r"the rule 'exports', which does not exist[^\n]*$"):
+            limiter.reload()
 
 
 def test_a_reload_without_a_rule_that_was_asked_for_is_refused_and_others_may_go(file):
@@ -160,10 +203,6 @@ def test_a_reload_without_a_domain_or_an_attribute_that_check_was_given_is_refus
         with pytest.raises(ConfigurationError, match=r"the domain 'names'(.|\n)*the attribute 'plan'"):
             limiter.reload()
         assert limiter.check(client, domain="names").allowed
-
-
-def test_the_system_of_a_django_project_knows_the_names_of_its_views():
-    assert {"mail", "exports"} <= DECORATED
 
 
 def test_no_name_is_unknown_until_the_rules_database_has_been_read():

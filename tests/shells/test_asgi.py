@@ -19,7 +19,6 @@ from ratelimit_mw.decision.settlement import Account
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.http.handle import AsyncHandle
 from ratelimit_mw.identity.http_request import AsgiRequest
-from ratelimit_mw.rules.ruleset import Features
 from tests.shells.asking import IP, exchange, http_scope, limiter, rules, serve, websocket_scope
 
 START = {"type": "http.response.start", "status": 200, "headers": []}
@@ -50,21 +49,6 @@ def test_unknown_scopes_pass_untouched(kind):
     asyncio.run(RateLimitMiddleware(app, limiter=limiter("0 per minute"))(scope, receive, send))
     assert [id(each) for each in got] == [id(scope), id(receive), id(send)]
     assert scope == {"type": kind}
-
-
-def test_where_no_limit_applies_the_app_gets_the_server_s_own_callables(monkeypatch):
-    monkeypatch.setattr(Features, "demanding", False)  # True if another test of this process has declared a limit
-    got = []
-
-    async def app(*arguments):
-        got.extend(arguments)
-
-    async def receive(): ...
-    async def send(message): ...
-
-    scope = http_scope("/health")
-    asyncio.run(RateLimitMiddleware(app, limiter=limiter(exempt=[{"path": "/health"}]))(scope, receive, send))
-    assert [id(each) for each in got] == [id(scope), id(receive), id(send)]
 
 
 def test_servers_see_that_it_is_a_single_callable():
