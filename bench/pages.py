@@ -20,7 +20,8 @@ BENCHMARKS = ROOT / "docs" / "benchmarks.md"
 SCALING = ROOT / "docs" / "scaling.md"
 CONSISTENCY = ROOT / "docs" / "consistency.md"
 THROTTLING = ROOT / "docs" / "throttling.md"
-PAGES = BENCHMARKS, SCALING, CONSISTENCY, THROTTLING, README
+FIGURES = JSON.with_name("figures.md")
+PAGES = BENCHMARKS, SCALING, CONSISTENCY, THROTTLING, README, FIGURES
 PICTURE = JSON.with_name("overview.png")
 DEMAND = 10_000_000
 """Requests a second in the example of docs/scaling.md."""
@@ -34,11 +35,12 @@ BLOCK = re.compile(
 def blocks(results: Results) -> dict[Path, dict[str, str]]:
     """What stands between the marks of each page, by the mark's name."""
     return {
-        BENCHMARKS: {"rows": rows(results), "shared": shared_table(results)},
-        SCALING: {"costs": costs(results), "memory": memory(results), "capacity": capacity(results)},
+        BENCHMARKS: {"first": first(results), "shared": shared_table(results)},
+        SCALING: {"costs": costs(results), "capacity": capacity(results)},
         CONSISTENCY: {"leases": leases(results)},
         THROTTLING: {"elastic": elastic(results)},
         README: {"headlines": headlines(results)},
+        FIGURES: {"rows": rows(results)},
     }
 
 
@@ -91,6 +93,27 @@ def _side_by_side(figure: Figure) -> str:
 
 
 # ---------------------------------------------------------------------------------------- docs/benchmarks.md
+
+
+def first(results: Results) -> str:
+    """The first figure of each row that has a bar, how many of its bars are reached, and the conditions of the run."""
+    lines = ["| | ratelimit_mw | beside it | to reach | of its group |", "|---|---|---|---|---|"]
+    for row in ROWS:
+        if row.held and row.name in results.rows:
+            figure = next(each for each in results.rows[row.name] if not each.detail)
+            theirs = f"{figure.peer}: {shown(figure.theirs, figure.unit)}" if figure.theirs else ""
+            met = [each.met for each in results.rows[row.name] if each.met is not None]
+            cells = (
+                f"{row.title.partition(': ')[0]}: {figure.what}",
+                ours(figure),
+                theirs,
+                f"{bar(figure)} {verdict(figure)}",
+            )
+            lines.append(f"| {' | '.join(cells)} | {sum(met)} of {len(met)} |")
+    return "\n".join([*lines, "", f"{sentence(results.conditions)} {summary(results)}.", ""])
+
+
+# ---------------------------------------------------------------------------------- bench/results/figures.md
 
 
 def rows(results: Results) -> str:
@@ -152,7 +175,7 @@ def _cell(results: Results, what: str, peer: str) -> str:
 def costs(results: Results) -> str:
     """What one thing costs."""
     find = results.figure
-    known, new, zipf, one = NAMES["known"], NAMES["new"], NAMES["Zipf"], NAMES["one"]
+    known, new, zipf = NAMES["known"], NAMES["new"], NAMES["Zipf"]
     decision, decision_new = find("redis-asyncio", f"acheck: {zipf}"), find("redis-asyncio", f"acheck: {new}")
     app = find("redis-starlette", zipf, "no limiter")
     thread, threads = (find("wsgi-redis", f"check, {many}: {zipf}") for many in ("1 thread", "32 threads"))
@@ -176,12 +199,6 @@ def costs(results: Results) -> str:
         ),
         "a request from a denied client that keeps sending": _refused(results, "denied"),
         "a request from a banned client that keeps sending": _refused(results, "banned"),
-        "a decision under a lease": (
-            f"{_each(find('leases', f'check on Redis, lease: {one}'))} with threads, "
-            f"{_each(find('leases', f'acheck on Redis, lease: {one}'))} with asyncio, for one busy client. "
-            f"For {zipf}, most of which get no lease, {_each(find('leases', f'check on Redis, lease: {zipf}'))} "
-            f"and {_each(find('leases', f'acheck on Redis, lease: {zipf}'))}, one after the other"
-        ),
         "a counter in Redis (fixed window, token bucket, sliding window)": (
             f"{_bytes(results, 'fixed_window', 'token_bucket', 'sliding_window')} bytes"
         ),
@@ -190,18 +207,6 @@ def costs(results: Results) -> str:
         "a million counters in `memory://`": shown(find("million-counters", "resident memory").ours, "MB"),
     }
     return "".join(["| operation or object | cost |\n|---|---|\n", *(f"| {k} | {v} |\n" for k, v in listed.items())])
-
-
-def memory(results: Results) -> str:
-    """The memory of a million users: a counter's bytes are a million counters' megabytes."""
-    small = _bytes(results, "fixed_window", "token_bucket", "sliding_window")
-    return (
-        "| a million users | measured | original estimate |\n"
-        "|---|---|---|\n"
-        f"| fixed or sliding window, token bucket | {small} MB | 32 MB |\n"
-        f"| sixty counters (`bucketed_window`) | {_bytes(results, 'bucketed_window')} MB | 1 600 MB |\n"
-        f"| a full log of 500 (`sliding_log`) | {_bytes(results, 'sliding_log')} MB | 12 000 MB |\n"
-    )
 
 
 def capacity(results: Results) -> str:
@@ -213,29 +218,17 @@ def capacity(results: Results) -> str:
     masters = _up(DEMAND / rate)
     return f"""\
 **Web processes.** A request takes {number(added)} µs for the limiter and, in this example, {APP} µs for everything
-else. One process then serves {number(1e6 / (added + APP))} requests a second, and ten million requests need
-{number(processes)} processes. The limiter uses {added / (added + APP):.0%} of their time.
+else. Ten million requests a second need {number(processes)} processes.
 
-**Strict counters.** One Redis decided {number(rate)} requests a second in the benchmark. Only one client process sent
-these requests, so this is a lower bound for one Redis. With this figure, a cluster needs {number(masters)} masters, or
-{number(2 * masters)} at half load. The counters of one identity are in one slot, so users are spread evenly. A request
-that counts by user and by address asks two nodes at once. Each of the {number(processes)} processes has one connection
-to each master that it needs. This is well below a server's limit of 10 000 connections. Requests that wait in a process
-at the same time are sent as one batch.
-
-**The deny cache.** It is always on. A client above its limit costs one call per process in five seconds, however many
-requests it sends. An attack therefore adds almost no load to the store.
+**Strict counters.** One Redis decided {number(rate)} requests a second for one client process. With this figure, a
+cluster needs {number(masters)} masters, or {number(2 * masters)} at half load. The counters of one identity are in one
+slot, so users are spread evenly. A denied client costs one call per process in five seconds.
 
 **Leases.** With {number(processes)} processes, ten requests a second from one user mean one request per process in
-{number(processes / 10)} s. A lease saves nothing here, and `consistency: lease` asks the store for each request. If a
-load balancer keeps each user on one process, a lease with an interval of 1 s replaces ten calls by one, and
-{number(_up(2 * masters / 10))} masters at half load are enough. A cluster can't spread a counter that all requests
-share (`by: global`, `by: route`). For such a counter, ten million requests a second are only possible with a lease.
-Each of the {number(processes)} processes then settles once or twice a second, which makes at most
-{number(2 * processes)} calls a second instead of 10 000 000.
-
-**Memory.** A million sliding windows need {_bytes(results, "sliding_window")} MB, shared by all masters. Memory does
-not decide how many masters are needed.
+{number(processes / 10)} s: a lease saves nothing. If a load balancer keeps each user on one process, a lease of 1 s
+replaces ten calls by one, and {number(_up(2 * masters / 10))} masters at half load are enough. A cluster can't spread
+a counter that all requests share (`by: global`). With a lease, each process settles once or twice a second, which makes
+at most {number(2 * processes)} calls a second.
 """
 
 

@@ -67,13 +67,6 @@ def test_wrong_coupons(limiter_of, ask):
 
 
 @EACH
-def test_refused_cards(limiter_of, ask):
-    limiter = limiter_of("cards")
-    assert [status for status, _ in ask(limiter, says(200), times=5)] == [200] * 5
-    assert [status for status, _ in ask(limiter, says(402), times=4)] == [402] * 3 + [429]
-
-
-@EACH
 def test_costs(limiter_of, ask):
     limiter = limiter_of("fixed")
     ask(limiter, says(200, ("X-Cost", "9")), headers=[("X-Cost", "7")])

@@ -239,8 +239,7 @@ def test_failed_logins_are_denied_and_then_banned(tmp_path):
 
 def test_the_log_says_what_the_page_shows(caplog):
     caplog.set_level(logging.INFO, "ratelimit_mw")
-    (text,) = blocks("failure", "text")
-    away = text.splitlines()[0]
+    away = blocks("failure", "text")[0].splitlines()[0]
     rules = {"domain": "shop", "rules": [RULE]}
     with RateLimiter(rules, storage="redis://127.0.0.1:1/0") as limiter:
         assert limiter.check({"ip": CLIENT}).allowed
