@@ -10,6 +10,7 @@ from wsgiref.types import StartResponse, WSGIApplication
 from ratelimit_mw.decision.load import WSGI_CAPACITY, time_in_queue
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.deferral.http import WsgiDeferral, respond_wsgi
+from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.http.answers import Answers, LatestAnswers, phrase
 from ratelimit_mw.http.handle import BlockingHandle, FirstRequests
 from ratelimit_mw.http.responses import ClosingIterable, WsgiResponseTracker
@@ -85,7 +86,12 @@ class RateLimitMiddleware:
         self._engine = used.engine
         self._deferral = WsgiDeferral(app, used.deferrals, used.engine.load)
         self._answers = LatestAnswers(name=str, value=str)
-        used.engine.connect()  # WSGI has no startup event, but most servers import the app in each worker
+        try:
+            used.engine.connect()  # WSGI has no startup event, but most servers import the app in each worker
+        except StoreUnavailable:  # the store is required
+            if limiter is None:
+                used.close()
+            raise
 
     def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         """Serve one request."""

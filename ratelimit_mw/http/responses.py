@@ -120,17 +120,16 @@ def lifespan_with(app: App, limiter: RateLimiter, *, owned: bool) -> App:
     """
 
     async def lifespan(scope: Message, receive: Receive, send: Send) -> None:
-        try:
-            await limiter.engine.aconnect()
-        except StoreUnavailable as error:  # the store is required
-            await failing_lifespan(error)(scope, receive, send)
-            return
-
         async def send_after(message: Message) -> None:
             if owned and message["type"] in _LIFESPAN_ENDS:
                 await limiter.aclose()
             await send(message)
 
+        try:
+            await limiter.engine.aconnect()
+        except StoreUnavailable as error:  # the store is required
+            await failing_lifespan(error)(scope, receive, send_after)
+            return
         await app(scope, receive, send_after)
 
     return lifespan

@@ -5,6 +5,7 @@ import logging
 import re
 import ssl
 import sys
+import threading
 from subprocess import PIPE
 
 import pytest
@@ -15,7 +16,7 @@ from ratelimit_mw.asgi import RateLimitMiddleware as AsgiMiddleware
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.wsgi import RateLimitMiddleware as WsgiMiddleware
 from tests.support.apps import ROOT
-from tests.support.patience import WITHIN
+from tests.support.patience import WITHIN, at_most, eventually
 from tests.support.processes import end, spawn
 from tests.support.proxy import Proxy
 
@@ -39,7 +40,7 @@ def wsgi_app(environ, start_response):
 
 
 def start_wsgi(config):
-    WsgiMiddleware(wsgi_app, limiter=RateLimiter(config))._limiter.close()
+    WsgiMiddleware(wsgi_app, config)._limiter.close()
 
 
 def start_asgi(config):
@@ -129,14 +130,26 @@ def test_a_server_that_is_away_is_a_warning_before_the_first_request(start, capl
     assert "is away" in record.getMessage()
 
 
-def test_a_required_store_that_is_away_fails_the_first_start(start):
+def test_a_required_store_that_is_away_fails_the_first_start_and_nothing_goes_on_trying(start):
     with pytest.raises(StoreUnavailable, match=r"storage\.required is true, and the store is away .*refused"):
         start(config_of("redis://127.0.0.1:1/0", required=True))
+    eventually(lambda: not any(thread.name == "ratelimit_mw probe" for thread in threading.enumerate()))
 
 
 def test_a_required_store_that_answers_lets_the_server_start(any_server, start, caplog):
     start(config_of(any_server.url, required=True))
     assert logged(caplog) == []
+
+
+def test_a_wsgi_app_that_starts_inside_an_event_loop_does_not_wait_for_that_loop(any_server):
+    async def main():
+        async with RateLimiter(config_of(any_server.url, timeout="60s")) as limiter:
+            await limiter.acheck({"ip": "192.0.2.1"})  # the loop has a connection
+            with at_most(30):
+                WsgiMiddleware(wsgi_app, limiter=limiter)
+            return limiter.check({"ip": "192.0.2.1"}).allowed
+
+    assert asyncio.run(main()) is False
 
 
 @pytest.mark.parametrize("given", ["file", "argument", "rules"])

@@ -34,6 +34,9 @@ class Node(Server):
         return converse_by_slot(requests, self._clock.now() if self._clock else None, self._scripts)
 
     def _probe(self, domain: str) -> None:
+        self._decide_and_explain(domain)  # without new connections, because the node may have gone for ever
+
+    def _decide_apart(self, domain: str) -> None:
         self._topology.refresh()
         tag = self._topology.tag_at(self.address)
         if tag is not None:

@@ -195,14 +195,14 @@ class LoopBatcher:
             return
         jobs = batch[1]
         gone: StoreUnavailable | None = None
-        prompt = not silent(self._judged_at, batch[0], self._timeout)  # maybe too late for what was sent late
         in_time = False
         for job, result in zip(jobs, results, strict=True):
             if isinstance(result, StoreUnavailable):
                 self._fail_job(job, result)
                 gone = gone or (result if away(result) else None)
             elif job[1].done():
-                in_time = in_time or prompt
+                # Too late for this request, but maybe not for what was sent later.
+                in_time = in_time or not silent(self._judged_at, batch[0], self._timeout)
             else:
                 job[1].set_result(result)
                 in_time = True

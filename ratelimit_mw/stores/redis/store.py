@@ -161,12 +161,15 @@ class Server(Store):
             raise failure
 
     def _check(self, domain: str) -> None:
-        """Make a decision as a probe does. If it fails, open the breaker, and raise StoreUnavailable."""
+        """Make a decision as a probe does. If it fails, open the breaker, and raise StoreUnavailable.
+
+        The loops are not connected again, because a loop of this thread could not do so while this waits.
+        """
         period = self._breaker.period
         try:
-            self._probe_and_explain(domain)
+            self._decide_and_explain(domain)
         except StoreUnavailable as error:
-            period.breaker.trip(error, partial(self._probe_and_explain, domain), period.closings)
+            period.breaker.trip(error, partial(self._probe, domain), period.closings)
             raise
 
     def _connect(self) -> Blocking:
@@ -199,7 +202,7 @@ class Server(Store):
             self._scripts.clear()  # the server may be replaced by one without the scripts
             asks, _ = request
             domain = asks[0].key.partition(":")[0] if asks else ""
-            period.breaker.trip(error, partial(self._probe_and_explain, domain), period.closings)
+            period.breaker.trip(error, partial(self._probe, domain), period.closings)
         elif isinstance(error, CounterError) and not self._counter_error_logged:
             self._counter_error_logged = True  # once, because every request for this counter fails
             _log.warning("store %s refuses a counter (%s): on_error applies to its requests", self._name, error)
@@ -210,19 +213,23 @@ class Server(Store):
         answered_at = max([self._lanes.answered_at, *[each.answered_at for each in batchers]])
         return silent(time.monotonic(), answered_at, self._timeout)
 
-    def _probe_and_explain(self, domain: str) -> None:
-        """Probe. Raises StoreUnavailable, which says if the URL is for the wrong kind of port."""
+    def _probe(self, domain: str) -> None:
+        """Raise StoreUnavailable while the server is unavailable. Otherwise make the connections that requests use."""
+        self._decide_and_explain(domain)
+        self._reconnect()
+
+    def _decide_and_explain(self, domain: str) -> None:
+        """Decide on separate connections. StoreUnavailable says if the URL is for the wrong kind of port."""
         try:
-            self._probe(domain)
+            self._decide_apart(domain)
         except PermanentFault:
             raise
         except StoreUnavailable as error:
             raise self._endpoint.explained(error) from error
 
-    def _probe(self, domain: str) -> None:
-        """Raise StoreUnavailable while the server is unavailable. Otherwise make the connections that requests use."""
+    def _decide_apart(self, domain: str) -> None:
+        """Make the decisions that show that the server is available."""
         self._decide_alone(f"{domain}:probe:{{{os.getpid()}}}")
-        self._reconnect()
 
     def _reconnect(self) -> None:
         """Connect threads and loops again, so that the first requests after the return need not wait for that.
