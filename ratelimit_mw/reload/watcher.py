@@ -15,7 +15,8 @@ from ratelimit_mw.errors import ConfigurationError, StoreUnavailable
 from ratelimit_mw.process_local import lazy, lock, reset_after_fork, rlock
 from ratelimit_mw.reload.controls import Controls, key_of
 from ratelimit_mw.reload.database import Setting
-from ratelimit_mw.reload.rulebook import Rulebook
+from ratelimit_mw.reload.last_good import Kept
+from ratelimit_mw.reload.loader import Loader
 from ratelimit_mw.reload.source import Source
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.settings import StorageSettings
@@ -98,6 +99,9 @@ class Watch:
 
 _chance = random.Random()  # separate, so that the app's seeded random numbers are not disturbed
 
+_TRIES = 5
+"""How many times an unusable file is read at the start while it keeps changing."""
+
 _LONGEST = 0.8
 """The most seconds between two checks of the overrides and the switch: a switch applies within a second, even without
 pub/sub."""
@@ -137,16 +141,23 @@ class Retriever:
     _starting = lazy(lock)
 
     def __init__(self, config: Config, clock: Clock | None = None, environ: Mapping[str, str] = os.environ) -> None:
-        self._rulebook = Rulebook(config, environ)
+        self._loader = Loader(config, environ)
         self._checks: list[Callable[[Rules], None]] = []
         self._controls = Controls(clock or SystemClock())
         self._switch: Callable[[Setting], None] = _no_switch
         self._begun: list[Callable[[], None]] = []
         self._watches: dict[Source | None, Watch] = {}
+        self._tried: Kept | None = None
+        """The newest documents that were tried."""
+        self._fault: ConfigurationError | None = None
+        """Why these documents are unusable. None if they are in force."""
+        self._used: Kept | None = None
+        """The documents whose rules are in force. None for a frame whose database was never read."""
         self._refused: ConfigurationError | None = None
+        """Why newer rules are not in force: they are unusable or cannot be read. None if the newest are in force."""
         self.watching = False
         self._composed = 0
-        self.state = State(self._rulebook.name, "", time.time())
+        self.state = State(self._loader.name, "", time.time())
         self._inherited = False
         """True if the rules in force are those of a fork's parent. Other workers may have newer rules."""
         self._base = self.rules = rules = self._begin_rules()
@@ -172,8 +183,9 @@ class Retriever:
         try:
             check(self.rules)
         except ConfigurationError as error:
-            if not self._use_last_good(error, check):
+            if not self._use_stored(error, check):
                 raise
+            self._fault = error
         self._checks.append(check)
 
     def at_watch(self, begun: Callable[[], None]) -> None:
@@ -189,8 +201,8 @@ class Retriever:
         """Start watching for newer rules and overrides, unless this process already does."""
         with self._starting:
             if not self.watching:
-                if not self._inherited and self._refused is None:
-                    self._rulebook.store_last_good()  # now, because the app has accepted the rules
+                if not self._inherited and self._refused is None and self._used is not None:
+                    self._loader.store(self._used)  # now, because the app has accepted the rules
                 self._watch_sources()
                 if not isinstance(self.records, MemoryRecords) and not self._is_watched(None):
                     self._begin(
@@ -206,45 +218,40 @@ class Retriever:
             watches, self._watches, self.watching = self._watches, {}, False
         for watch in watches.values():
             watch.stop()
-        self._rulebook.close()
+        self._loader.close()
         self.records.close()
 
     def look(self) -> None:
         """Fetch the newest rules and overrides now. Raises ConfigurationError or StoreUnavailable."""
-        try:
-            self.look_for_rules()
-        except (ConfigurationError, StoreUnavailable):
-            raise
-        except BaseException:  # such as an asynchronous exception: the loaded rules may not be in force
-            self._rulebook.forget()
-            raise
+        self.look_for_rules()
         if self._refused is not None:
             raise self._refused
         self.look_for_overrides()
 
     def look_for_rules(self) -> None:
-        """Fetch the newest rules. Raises ConfigurationError if they are unusable; the last good ones stay in force."""
+        """Fetch the newest rules. Raises ConfigurationError if they are unusable; the last good ones stay in force.
+
+        Unusable rules raise once, until they change.
+        """
         with self._lock:
             try:
-                rules = self._rulebook.load()
-                if rules is not None:
-                    self._rulebook.refused = True
-                    for check in self._checks:
-                        check(rules)
-                    self._rulebook.refused = False
+                found = self._loader.fetch()
+                if found == self._tried:
+                    if self._fault is None and self._refused is not None:
+                        self._refused = None
+                        self.state = replace(self.state, error=None)
+                    return
+                rules = self._usable(found)
             except ConfigurationError as error:
-                if not (self._inherited and self._use_last_good(error)):
+                if not (self._inherited and self._use_stored(error)):
                     self._refuse(error)
                 raise
-            if rules is not None:
-                self._adopt(rules)
-                self._rulebook.store_last_good()
-                with self._starting:
-                    if self.watching:
-                        self._watch_sources()
-            elif not self._rulebook.refused and self._refused is not None:
-                self._refused = None
-                self.state = replace(self.state, error=None)
+            self._adopt(found, rules)
+            self._tried, self._fault = found, None  # last: after an asynchronous exception they are loaded again
+            self._loader.store(found)
+            with self._starting:
+                if self.watching:
+                    self._watch_sources()
 
     @property
     def setting(self) -> Setting:
@@ -272,13 +279,13 @@ class Retriever:
         if source is None:
             longest = _LONGEST if seconds is None else min(seconds, _LONGEST)
             return longest * _chance.uniform(0.8, 1), tuple(key_of(part.domain) for part in self._base.parts)
-        if seconds is None or source not in self._rulebook.sources:
+        if seconds is None or source not in self._loader.sources:
             return None
         return seconds * _chance.uniform(0.8, 1), source.channels
 
     def _watch_sources(self) -> None:
         """Start watching the sources of rules that are not watched yet."""
-        for source in self._rulebook.sources:
+        for source in self._loader.sources:
             listener = None if self._is_watched(source) else source.listener()
             if listener is not None:
                 self._begin(Watch(self.look_for_rules, self.pause, source, listener, source.close))
@@ -292,13 +299,94 @@ class Retriever:
             self._watches[watch.source] = watch
             watch.begin()
 
-    def _adopt(self, rules: Rules) -> None:
+    def _begin_rules(self) -> Rules:
+        """Return the rules to start with. Raises ConfigurationError if there are none.
+
+        These are the newest rules. If a worker of a running server cannot use them, these are the rules that another
+        worker has stored. A worker must start even if the database is unavailable: then no request is limited.
+        """
+        try:
+            found, rules = self._first()
+        except ConfigurationError as error:
+            stored = self._stored()
+            if stored is not None:
+                kept, rules = stored
+                self._note(error, kept)
+                return rules
+            none = self._loader.frame
+            if none is None or self._fault is not None:
+                raise
+            logger.warning("%s: no request is limited until the rules can be read", error)
+            self.state = replace(self.state, source=self._loader.name)
+            return none
+        self._tried = found
+        self._note(None, found)
+        return rules
+
+    def _first(self) -> tuple[Kept, Rules]:
+        """Return the newest rules. Raises ConfigurationError.
+
+        An unusable file may be half written. It is read again after the settling time, as long as it changes, but only
+        a few times.
+        """
+        refused = ConfigurationError([])
+        for _ in range(_TRIES):
+            try:
+                found = self._loader.fetch()
+                if found == self._tried:
+                    break  # the file has not changed since it was refused
+                return found, self._usable(found)
+            except ConfigurationError as error:
+                refused = error
+                if not self._loader.settling or self._loader.frame is not None:
+                    break
+                time.sleep(self._loader.settling)
+        raise refused
+
+    def _usable(self, found: Kept) -> Rules:
+        """Return the rules of these documents. Raises ConfigurationError, and remembers it, if they are unusable."""
+        try:
+            rules = self._loader.compiled(found)
+            for check in self._checks:
+                check(rules)
+        except ConfigurationError as error:
+            self._tried, self._fault = found, error
+            raise
+        return rules
+
+    def _stored(self, *checks: Callable[[Rules], None]) -> tuple[Kept, Rules] | None:
+        """Return the rules that another worker of the same server has stored. None if there are no usable ones."""
+        kept = self._loader.stored()
+        if kept is None or kept.rules.version == self.state.version:
+            return None
+        try:
+            rules = self._loader.compiled(kept)
+            for check in (*self._checks, *checks):
+                check(rules)
+        except ConfigurationError as error:
+            logger.warning("the last good rules can't be used either: %s", error)
+            return None
+        return kept, rules
+
+    def _use_stored(self, error: ConfigurationError, *checks: Callable[[Rules], None]) -> bool:
+        """Put the rules that another worker of this server has stored into force. Return False if there are none.
+
+        `error` says why the newest rules are not used.
+        """
+        self._inherited = False
+        stored = self._stored(*checks)
+        if stored is not None:
+            self._adopt(*stored, error)
+        return stored is not None
+
+    def _adopt(self, found: Kept, rules: Rules, behind: ConfigurationError | None = None) -> None:
+        """Put rules into force. `behind` says why they are not the newest."""
         if _fixed_settings(rules.storage) != _fixed_settings(self._storage):
-            logger.warning("%s has other storage settings; they apply after a restart", self._rulebook.name)
+            logger.warning("%s has other storage settings; they apply after a restart", self._loader.name)
         domains = {part.domain for part in self._base.parts}
         self._base = rules
         self._inherited = False
-        self._note(self._rulebook.behind)
+        self._note(behind, found)
         if any(part.domain not in domains for part in rules.parts):
             try:
                 self._controls.fetch(self._base)
@@ -307,56 +395,26 @@ class Retriever:
             self._switch(self.setting)
         self._compose()
         # A warning, because only warnings are printed where the app configures no logging.
-        version, name = self._rulebook.version, self._rulebook.name
+        version, name = self.state.version, self.state.source
         logger.warning("rules: version %s of %s is in force", version, name, extra={"ratelimit_topic": "reload"})
+
+    def _note(self, behind: ConfigurationError | None, found: Kept) -> None:
+        """Record which rules are in force. `behind` says why they are not the newest, and is logged."""
+        self._used, self._refused = found, behind
+        text = None if behind is None else str(behind)
+        self.state = State(self._loader.name, found.rules.version, time.time(), text)
+        if behind is not None:
+            message = (
+                "rules: %s can't be used; version %s, which another worker of this server stored, is in force:\n%s"
+            )
+            logger.error(message, self.state.source, self.state.version, behind)
 
     def _refuse(self, error: ConfigurationError) -> None:
         self._refused = error
         if str(error) != self.state.error:
             message = "rules: the newest version of %s can't be used; version %s stays in force:\n%s"
-            logger.error(message, self._rulebook.name, self.state.version, error)
+            logger.error(message, self._loader.name, self.state.version, error)
             self.state = replace(self.state, error=str(error))
-
-    def _begin_rules(self) -> Rules:
-        """Return the rules to start with.
-
-        These are the newest rules. If a worker of a running server cannot use them, these are the rules that another
-        worker has stored.
-        """
-        try:
-            rules = self._rulebook.begin()
-        except ConfigurationError as error:
-            stored = self._rulebook.load_last_good()
-            if stored is None:
-                raise
-            self._note(error)
-            return stored
-        self._note(self._rulebook.behind)
-        return rules
-
-    def _use_last_good(self, error: ConfigurationError, *checks: Callable[[Rules], None]) -> bool:
-        """Use the rules that another worker of this server has stored, and return True, if there are usable ones.
-
-        `error` says why the newest rules are not used.
-        """
-        self._inherited = False
-        rules = self._rulebook.load_last_good(*self._checks, *checks)
-        if rules is None:
-            return False
-        self._adopt(rules)
-        self._note(error)
-        return True
-
-    def _note(self, behind: ConfigurationError | None) -> None:
-        """Record which rules are in force. `behind` says why they are not the newest, and is logged."""
-        self._refused = behind
-        text = None if behind is None else str(behind)
-        self.state = State(self._rulebook.name, self._rulebook.version, time.time(), text)
-        if behind is not None:
-            message = (
-                "rules: %s can't be used; version %s, which another worker of this server stored, is in force:\n%s"
-            )
-            logger.error(message, self._rulebook.name, self._rulebook.version, behind)
 
     def _compose(self) -> None:
         """Put the rules, with their overrides, into force in one step."""

@@ -13,7 +13,7 @@ from ratelimit_mw.config.documents import Document
 from ratelimit_mw.config.load import load_documents, load_rules
 from ratelimit_mw.errors import Conflict, StoreUnavailable
 from ratelimit_mw.reload.database import KEPT, RulesDatabase
-from ratelimit_mw.reload.rulebook import open_source
+from ratelimit_mw.reload.loader import open_source
 from ratelimit_mw.reload.source import FilesSource
 from ratelimit_mw.stores import STORES
 from tests.rules.corpus import request
