@@ -31,9 +31,6 @@ below zero. The new state has the expiry of the old one.
 Widen = Callable[[Quota], Quota]
 """Returns the quota for a charge that must not be denied. What it charges beyond the given quota is a debt."""
 
-Admits = Callable[[Quota, int], int]
-"""(quota, span) → the largest cost that the quota admits within any `span` microseconds."""
-
 _MAX_COUNT = 4_000_000_000
 """The largest count that a debt may lead to. Counts are stored in four bytes."""
 
@@ -47,32 +44,6 @@ class LimitCap:
     limit: int
     why: str
     hint: str
-
-
-@dataclass(frozen=True, slots=True)
-class Stricter:
-    """A second limit that is charged for all requests of a first limit. The linter compares the two.
-
-    `admits` and `aligned` are those of the algorithm of the second limit. See `Algorithm`.
-    """
-
-    quota: Quota
-    admits: Admits
-    aligned: bool
-
-    def within(self, span: int) -> int:
-        """Return the largest cost that it admits within any `span` microseconds."""
-        return self.admits(self.quota, span) if self.quota.limit else 0
-
-    def fills(self, period: int) -> bool:
-        """Return True if its windows divide an aligned window of `period` microseconds without a rest."""
-        return self.aligned and period % self.quota.period == 0
-
-    def in_window(self, period: int) -> int:
-        """Return the largest cost that it admits within one aligned window of `period` microseconds."""
-        if self.fills(period):
-            return period // self.quota.period * self.quota.limit
-        return self.within(period)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +68,6 @@ class Algorithm:
         no_shards: Why its counters cannot be spread over several keys. Empty if they can.
         windows: The largest number of windows in which a leased charge counts.
         widen: See `Widen`. None: the usual way for a bucket or a count.
-        admits: See `Admits`. None: the linter makes no assumption.
-        aligned: Its windows begin at multiples of the period since the epoch.
-        never_denies: (quota, stricter limit) → True if `quota` never denies what the stricter limit admits. The
-            linter warns about it. None: the linter does not check.
     """
 
     code: str
@@ -120,25 +87,12 @@ class Algorithm:
     no_shards: str = ""
     windows: int = 2
     widen: Widen | None = None
-    admits: Admits | None = None
-    aligned: bool = False
-    never_denies: Callable[[Quota, Stricter], bool] | None = None
 
     def widened(self, quota: Quota) -> Quota:
         """Return the quota for a charge that must not be denied. See `Widen`."""
         if self.widen is not None:
             return self.widen(quota)
         return _widened_bucket(quota) if self.has_burst else replace(quota, limit=max(quota.limit, _MAX_COUNT))
-
-
-def admitted_anywhere(quota: Quota, span: int) -> int:
-    """The `Admits` of an algorithm that never admits more than the limit within any period."""
-    return -(-span // quota.period) * quota.limit
-
-
-def admitted_in_windows(quota: Quota, span: int) -> int:
-    """The `Admits` of aligned windows. Two full windows may meet, so one more window counts."""
-    return (-(-span // quota.period) + 1) * quota.limit
 
 
 def twice_the_limit(quota: Quota) -> Quota:

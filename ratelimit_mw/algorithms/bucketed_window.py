@@ -8,7 +8,7 @@ that overlaps the window in part counts in full, so the algorithm never admits m
 from functools import cache
 from struct import Struct
 
-from ratelimit_mw.algorithms.algorithm import Algorithm, Stricter, admitted_anywhere
+from ratelimit_mw.algorithms.algorithm import Algorithm
 from ratelimit_mw.model import NEVER, Outcome, Quota
 
 
@@ -83,11 +83,6 @@ def _leaves_at(number: int, width: int, period: int) -> int:
     return (number + 1) * width - 1 + period
 
 
-def _never_denies(quota: Quota, stricter: Stricter) -> bool:
-    # The oldest slice counts in full although it overlaps the window only in part.
-    return stricter.within(quota.period + -(-quota.period // quota.buckets)) <= quota.limit
-
-
 ALGORITHM = Algorithm(
     code="bw",
     decide=decide,
@@ -95,6 +90,4 @@ ALGORITHM = Algorithm(
     has_buckets=True,
     no_lease="",
     no_write_back="it never exceeds its limit, but write_back may",
-    admits=admitted_anywhere,
-    never_denies=_never_denies,
 )

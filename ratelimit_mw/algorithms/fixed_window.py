@@ -6,7 +6,7 @@ windows.
 
 from struct import Struct
 
-from ratelimit_mw.algorithms.algorithm import Algorithm, Stricter, admitted_in_windows
+from ratelimit_mw.algorithms.algorithm import Algorithm
 from ratelimit_mw.model import NEVER, Outcome, Quota
 
 _STATE = Struct("<QI")
@@ -50,10 +50,6 @@ def refund(state: bytes, quota: Quota, cost: int, charged_at: int, _now: int) ->
     return _STATE.pack(window, max(count - cost, 0))
 
 
-def _never_denies(quota: Quota, stricter: Stricter) -> bool:
-    return stricter.in_window(quota.period) <= quota.limit
-
-
 ALGORITHM = Algorithm(
     code="fw",
     decide=decide,
@@ -61,7 +57,4 @@ ALGORITHM = Algorithm(
     no_lease="",
     no_write_back="",
     windows=1,
-    admits=admitted_in_windows,
-    aligned=True,
-    never_denies=_never_denies,
 )

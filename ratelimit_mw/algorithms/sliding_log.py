@@ -8,7 +8,7 @@ requests needs little memory.
 from bisect import bisect_left
 from struct import Struct
 
-from ratelimit_mw.algorithms.algorithm import Algorithm, LimitCap, Stricter, admitted_anywhere, twice_the_limit
+from ratelimit_mw.algorithms.algorithm import Algorithm, LimitCap, twice_the_limit
 from ratelimit_mw.model import NEVER, Outcome, Quota
 
 _HEADER = Struct("<II")
@@ -116,10 +116,6 @@ def _packed(times: bytes, capacity: int) -> bytes:
     return _HEADER.pack(held % capacity, held) + times.ljust(capacity * _TIME.size, b"\0")
 
 
-def _never_denies(quota: Quota, stricter: Stricter) -> bool:
-    return stricter.within(quota.period) <= quota.limit
-
-
 ALGORITHM = Algorithm(
     code="sl",
     decide=decide,
@@ -129,6 +125,4 @@ ALGORITHM = Algorithm(
     no_lease="the log has the time of each request, so requests can't be charged earlier",
     no_write_back="it never exceeds its limit, but write_back may",
     widen=twice_the_limit,
-    admits=admitted_anywhere,
-    never_denies=_never_denies,
 )

@@ -6,7 +6,7 @@ and one period long.
 
 from struct import Struct
 
-from ratelimit_mw.algorithms.algorithm import Algorithm, Stricter, admitted_in_windows
+from ratelimit_mw.algorithms.algorithm import Algorithm
 from ratelimit_mw.model import NEVER, Outcome, Quota
 
 _STATE = Struct("<QII")
@@ -73,20 +73,10 @@ def refund(state: bytes, quota: Quota, cost: int, charged_at: int, _now: int) ->
     return None
 
 
-def _never_denies(quota: Quota, stricter: Stricter) -> bool:
-    # At most the whole previous window and the whole current window count.
-    whole = stricter.in_window(quota.period)
-    before = stricter.quota.limit if stricter.fills(quota.period) else whole
-    return whole + before <= quota.limit
-
-
 ALGORITHM = Algorithm(
     code="sw",
     decide=decide,
     refund=refund,
     no_lease="",
     no_write_back="",
-    admits=admitted_in_windows,
-    aligned=True,
-    never_denies=_never_denies,
 )

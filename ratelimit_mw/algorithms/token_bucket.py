@@ -13,7 +13,7 @@ With `max_wait`, a request may take tokens that are not refilled yet. It then wa
 
 from struct import Struct
 
-from ratelimit_mw.algorithms.algorithm import Algorithm, Stricter
+from ratelimit_mw.algorithms.algorithm import Algorithm
 from ratelimit_mw.model import NEVER, Outcome, Quota
 
 _STATE = Struct("<QQ")
@@ -70,18 +70,6 @@ def refund(state: bytes, quota: Quota, cost: int, _charged_at: int, now: int) ->
     return _STATE.pack(max(full - cost * -(-quota.period // quota.limit), now), written)
 
 
-def _admits(quota: Quota, span: int) -> int:
-    return quota.burst + span // -(-quota.period // quota.limit)
-
-
-def _never_denies(quota: Quota, stricter: Stricter) -> bool:
-    other = stricter.quota
-    if other.algorithm != quota.algorithm or other.burst > quota.burst:
-        return False
-    # The bucket with the longer interval refills more slowly. A bucket with a limit of 0 never refills.
-    return not other.limit or (quota.limit > 0 and -(-other.period // other.limit) >= -(-quota.period // quota.limit))
-
-
 ALGORITHM = Algorithm(
     code="tb",
     decide=decide,
@@ -91,6 +79,4 @@ ALGORITHM = Algorithm(
     can_wait=True,
     no_lease="the refill starts at the time of each charge, so requests can't be charged earlier or later",
     no_write_back="the refill starts at the time of each charge, so requests can't be charged earlier or later",
-    admits=_admits,
-    never_denies=_never_denies,
 )

@@ -7,7 +7,6 @@ from ipaddress import ip_network
 from urllib.parse import unquote
 
 from ratelimit_mw.algorithms import ALGORITHMS
-from ratelimit_mw.algorithms.algorithm import Stricter
 from ratelimit_mw.config.file import RULES
 from ratelimit_mw.config.tree import Place, Problems
 from ratelimit_mw.config.word import Values
@@ -31,20 +30,27 @@ from ratelimit_mw.units import spell_period
 def never_full(quota: Quota, stricter: Quota) -> bool:
     """Return True if `quota` can never deny a request that `stricter` admits. Return False if that is not certain.
 
-    All requests that are charged to `quota` must also be charged to `stricter`. `Algorithm.admits` and
-    `Algorithm.never_denies` say how much each algorithm admits.
+    All requests that are charged to `quota` must also be charged to `stricter`.
     """
     own, other = ALGORITHMS[quota.algorithm], ALGORITHMS[stricter.algorithm]
-    if own.never_denies is None or other.admits is None:
+    both = (quota, stricter)
+    if {(each.consistency, each.shards) for each in both} != {("strict", 1)} or own.in_flight or other.in_flight:
         return False
-    if {(each.consistency, each.shards) for each in (quota, stricter)} != {("strict", 1)}:
+    if own.queue or other.queue or any(each.elastic or each.max_wait for each in both):
         return False
-    if any(each.elastic or each.max_wait for each in (quota, stricter)):
-        return False
-    alike = (quota.algorithm, quota.period, quota.buckets) == (stricter.algorithm, stricter.period, stricter.buckets)
-    if alike and not own.has_burst:
+    if own.has_burst or other.has_burst:
+        slower = not stricter.limit or (quota.limit > 0 and _interval(stricter) >= _interval(quota))
+        return own is other and stricter.burst <= quota.burst and slower
+    if own is other and (quota.period, quota.buckets) == (stricter.period, stricter.buckets):
         return stricter.limit <= quota.limit
-    return own.never_denies(quota, Stricter(stricter, other.admits, other.aligned))
+    # An algorithm of windows looks back over one window and a slice. A sliding window weighs two windows, which the
+    # windows of the stricter limit overlap in part. Together, no more than three further windows of it count.
+    seen = quota.period + -(-quota.period // quota.buckets)
+    return (-(-seen // stricter.period) + 3) * stricter.limit <= quota.limit
+
+
+def _interval(quota: Quota) -> int:
+    return -(-quota.period // quota.limit)
 
 
 def covers(wider: Matching, narrower: Matching) -> bool:
