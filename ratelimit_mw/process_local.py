@@ -21,7 +21,8 @@ class lazy(Generic[T]):  # noqa: N801  a descriptor, as `property` is one
     It is for locks and events on which a thread may wait. Under `gunicorn --preload -k gevent`, an app is loaded and
     forked before `threading` is patched. A lock created at that time does not know greenlets: the first greenlet that
     waited for it would stop the whole worker. `make` must therefore be one of the functions below, which look up the
-    class when they are called. `vars(instance).pop(name, None)` discards the object; the next use creates a new one.
+    class when they are called. The child of a fork discards the object, because a thread that holds the lock may not
+    exist there. The next use creates a new one.
     """
 
     def __init__(self, make: Callable[[], T]) -> None:
@@ -38,6 +39,7 @@ class lazy(Generic[T]):  # noqa: N801  a descriptor, as `property` is one
     def __get__(self, instance: Any, owner: type) -> Any:
         if instance is None:
             return self
+        _lazy.add(instance)
         return vars(instance).setdefault(self._name, self._make())  # atomic, so that all threads get the same object
 
 
@@ -65,19 +67,32 @@ class Forked(Protocol):
     """An object that must be reset in the child of a fork."""
 
     def after_fork(self) -> None:
-        """Reset the object in the child of a fork."""
+        """Reset the object in the child of a fork. All `lazy` attributes are discarded already."""
 
 
 def reset_after_fork(each: Forked) -> None:
     """Call `each.after_fork` in every child of a fork, as long as `each` exists."""
-    _all.add(each)
+    _forked.add(each)
 
 
-_all: weakref.WeakSet[Forked] = weakref.WeakSet()
+def abandon(*inherited: object) -> None:
+    """Keep what the child of a fork has inherited, such as a connection: it must neither be used nor closed there."""
+    _abandoned.append(inherited)
+
+
+_forked: weakref.WeakSet[Forked] = weakref.WeakSet()
+_lazy: weakref.WeakSet[Any] = weakref.WeakSet()  # the objects with attributes that `lazy` has created
+_abandoned: list[object] = []
 
 
 def _reset_all() -> None:
-    for each in _all:
+    for each in _lazy:
+        for kind in type(each).__mro__:
+            for name, value in vars(kind).items():
+                if isinstance(value, lazy):
+                    vars(each).pop(name, None)
+    _lazy.clear()
+    for each in _forked:
         each.after_fork()
 
 

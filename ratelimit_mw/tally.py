@@ -152,7 +152,6 @@ class Tally:
 
     def after_fork(self) -> None:
         """Internal. Count from 0 in the child of a fork."""
-        vars(self).pop("_counting", None)
         self.reset()
 
     def reset(self) -> None:

@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from ratelimit_mw.process_local import condition, event, lazy, lock, rlock, workers_of_server
+from tests.support.processes import in_child
 
 
 class Holder:
@@ -32,6 +33,18 @@ def test_it_is_not_made_before_and_can_be_made_again():
     vars(held).pop("lock", None)
     assert held.lock is not first
     assert Holder().lock is not held.lock
+
+
+def test_the_child_of_a_fork_makes_it_again_because_a_thread_of_the_parent_may_hold_it():
+    held = Holder()
+    with held.lock, held.condition:
+        held.event.set()
+        assert in_child(lambda: [held.lock.locked(), held.condition.acquire(blocking=False), held.event.is_set()]) == [
+            False,
+            True,
+            False,
+        ]
+        assert held.lock.locked()
 
 
 def test_each_maker_looks_up_what_it_calls(monkeypatch):

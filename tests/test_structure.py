@@ -282,6 +282,21 @@ def test_no_text_has_an_archaic_word():
     assert [path.relative_to(ROOT).as_posix() for path in texts if ARCHAIC.search(path.read_text("utf-8"))] == []
 
 
+def files_with(pattern):
+    """The files of the package that have a line of this form."""
+    found = re.compile(pattern, re.MULTILINE)
+    texts = {path.relative_to(PACKAGE).as_posix(): path.read_text("utf-8") for path in PACKAGE.rglob("*.py")}
+    return {name for name, text in texts.items() if found.search(text)}
+
+
+def test_one_file_knows_what_a_fork_is():
+    """All others say what to do after one. A shared file must also be locked before a fork."""
+    assert files_with(r"register_at_fork|getpid\(\) [!=]=|[!=]= os\.getpid") == {
+        "process_local.py",
+        "stores/shared/handle.py",
+    }
+
+
 def calls(function):
     """The names of what a function calls, without the objects that they belong to."""
     found = (node.func for node in ast.walk(function) if isinstance(node, ast.Call))

@@ -42,8 +42,7 @@ class DenialLog:
         reset_after_fork(self)
 
     def after_fork(self) -> None:
-        """Reset in the child of a fork, where another thread of the parent may have held the lock."""
-        vars(self).pop("_counting", None)
+        """Count from 0 in the child of a fork."""
         self._counts = {}
 
     def reset(self) -> None:

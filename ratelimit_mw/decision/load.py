@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import os
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -13,7 +12,7 @@ from weakref import WeakSet
 
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import Charge
-from ratelimit_mw.process_local import lazy, lock
+from ratelimit_mw.process_local import lazy, lock, reset_after_fork
 from ratelimit_mw.settings import Band, LoadSettings
 
 _MIN_INTERVAL = 0.5  # seconds between two readings; the processor's clocks are too coarse for a shorter interval
@@ -255,7 +254,11 @@ class Meter:
         self._lag = self._queued = 0.0
         self._due: float | None = None
         self._failed = False
-        self._process = os.getpid()
+        reset_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Reset in the child of a fork: the requests in flight belong to the parent."""
+        self._here = set()
 
     def arrived(self, capacity: int, request: object | None = None) -> None:
         """Count a request that has come to a middleware.
@@ -264,8 +267,6 @@ class Meter:
             capacity: the number of requests in flight that is a full load, unless `load: {capacity:}` is set.
             request: identifies the request, so that `left` may be called twice for it after an interruption.
         """
-        if self._process != os.getpid():  # forked: the requests in flight are the parent's
-            self._here, self._process = set(), os.getpid()
         self._here.add(object() if request is None else request)
         self._capacity = self.settings.capacity or capacity
         self._asked_at = self._clock()

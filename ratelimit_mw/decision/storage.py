@@ -131,7 +131,6 @@ class InFlight:
         self._begin()
 
     def _begin(self) -> None:
-        vars(self).pop("_lock", None)
         self._places = weakref.WeakSet()
         self._renewer = None
         self._stopped = threading.Event()

@@ -35,8 +35,7 @@ class Waiting:
         reset_after_fork(self)
 
     def after_fork(self) -> None:
-        """Reset in the child of a fork. The lock is replaced, because a thread of the parent may have locked it."""
-        vars(self).pop("_lock", None)
+        """Reset in the child of a fork: the threads that wait belong to the parent."""
         self._taken = WeakSet()
 
     def enter(self, place: WaitingPlace, most: int) -> bool:

@@ -54,8 +54,7 @@ class DenialTable:
         """The entries by the key of the counter that denies, which has the rule and the client."""
 
     def clear(self) -> None:
-        """Begin again in the child of a fork, where another thread of the parent may have held the lock."""
-        vars(self).pop("_changing", None)
+        """Begin again."""
         self.entries = {}
 
     def add(self, verdict: Verdict, reason: str) -> None:

@@ -14,7 +14,7 @@ from ratelimit_mw.operations.activity import together
 from ratelimit_mw.operations.observer import Observer, process_name
 from ratelimit_mw.operations.sharing import Seen, Sharing
 from ratelimit_mw.operations.state import Outline, State, StoreState, state_of
-from ratelimit_mw.process_local import lazy, lock, reset_after_fork
+from ratelimit_mw.process_local import abandon, lazy, lock, reset_after_fork
 
 _log = logging.getLogger("ratelimit_mw")
 
@@ -158,8 +158,7 @@ class _Reporter:
 
     def after_fork(self) -> None:
         """Begin again in the child of a fork, which does not have the parent's thread."""
-        vars(self).pop("_starting", None)
-        _abandoned.append(self._sharing)
+        abandon(self._sharing)
         self._thread = self._sharing = self._made = None
         limiter = self._limiter()
         if self._observer is not None and limiter is not None:
@@ -226,6 +225,3 @@ _THE_RULES = 0
 
 _numbers = count(1)
 """Numbers each `Live`."""
-
-_abandoned: list[object] = []
-"""What the child of a fork inherited. It is kept so that the connection of the parent is not closed."""

@@ -49,7 +49,6 @@ class Observer:
 
     def reset(self, limiter: RateLimiter) -> None:
         """Begin again in the child of a fork, where the tally counts from 0."""
-        vars(self).pop("_lock", None)
         self.table.clear()
         self._recorder = Recorder(limiter.tally, self._clock.now(), NO_COUNTS)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from ratelimit_mw.clock import Clock, SystemClock
 from ratelimit_mw.config.documents import Config
 from ratelimit_mw.errors import ConfigurationError, StoreUnavailable
-from ratelimit_mw.process_local import lazy, lock, reset_after_fork, rlock
+from ratelimit_mw.process_local import abandon, lazy, lock, reset_after_fork, rlock
 from ratelimit_mw.reload.controls import Controls, key_of
 from ratelimit_mw.reload.database import Setting
 from ratelimit_mw.reload.last_good import Kept
@@ -425,9 +425,7 @@ class Retriever:
 
     def after_fork(self) -> None:
         """Reset in the child of a fork, which does not have the parent's threads."""
-        _abandoned.append(self._watches)
-        vars(self).pop("_lock", None)
-        vars(self).pop("_starting", None)
+        abandon(self._watches)
         self._watches = {}
         self.watching = False
         self._inherited = True
@@ -440,7 +438,3 @@ def _no_switch(_setting: Setting) -> None:
 def _fixed_settings(storage: StorageSettings) -> StorageSettings:
     """Return the storage settings that a reload cannot change. `on_error` is in the compiled rules, so it can."""
     return replace(storage, on_error="")
-
-
-_abandoned: list[object] = []
-"""Objects of a fork's parent. The child must neither use nor close them, so it keeps references to them."""

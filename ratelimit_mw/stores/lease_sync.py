@@ -66,7 +66,6 @@ class LeaseSync:
 
     def begin(self) -> None:
         """Reset to no leases and no thread. Called by the constructor and in the child of a fork."""
-        vars(self).pop("guard", None)
         self.ledger = LeaseLedger(round(self._interval * SECOND), self._most)
         self._payments: dict[str, _Payment] = {}
         self.thread = None

@@ -136,8 +136,6 @@ class _Files:
 
     def after_fork(self) -> None:
         """Begin again in the child of a fork, where the limiter counts from 0."""
-        for name in ("_lock", "_stopped"):
-            vars(self).pop(name, None)
         self._thread = None
         self._moved = {}
 

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from ratelimit_mw import ManualClock, RateLimiter
-from ratelimit_mw.operations.live import Live, _abandoned
+from ratelimit_mw.operations.live import Live
 from tests.support.patience import eventually
 
 LOGIN = {"name": "login", "by": "ip", "limit": "2 per hour", "algorithm": "fixed_window"}
@@ -209,7 +209,7 @@ def test_what_a_forked_process_inherits_is_dropped(started):
     limiter, live, _ = started()
     for _ in range(3):
         limiter.check({"ip": "192.0.2.1"})
-    parent = live._reporter._thread
+    parent, sharing = live._reporter._thread, live._reporter._sharing
     assert len(live.state()["limited"]) == 1
     limiter.tally.after_fork()
     live._reporter.after_fork()  # as in the child, which does not have the thread
@@ -220,5 +220,5 @@ def test_what_a_forked_process_inherits_is_dropped(started):
     limiter.check({"ip": "192.0.2.1"})
     assert live.state()["rates"]["requests"] == 1.0
     live._reporter._stop()
-    _abandoned.pop().stop()
+    sharing.stop()
     eventually(lambda: not parent.is_alive())

@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import os
 import re
 import selectors
 import socket
@@ -12,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from ratelimit_mw.errors import Conflict, StoreUnavailable
-from ratelimit_mw.process_local import lazy, lock
+from ratelimit_mw.process_local import abandon, lazy, lock, reset_after_fork
 from ratelimit_mw.stores.redis.codec import Command
 from ratelimit_mw.stores.redis.connection import HANDSHAKE_TIMEOUT, Blocking
 from ratelimit_mw.stores.redis.endpoint import SCHEME as SENTINEL
@@ -72,10 +71,14 @@ class CommandClient:
         self.connect, self._connect_to = _connectors(url)
         """Makes a new connection, which the caller must close."""
         self._begin()
+        reset_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Reset in the child of a fork."""
+        abandon(self._connections)
+        self._begin()
 
     def _begin(self) -> None:
-        self._pid = os.getpid()
-        vars(self).pop("_lock", None)
         self._connections: dict[Address | None, Blocking] = {}
         self._where: dict[str, Address] = {}
 
@@ -105,21 +108,13 @@ class CommandClient:
         Raises:
             StoreUnavailable: no reply, or an error reply (which is the `__cause__`).
         """
-        self._check_process()
         with self._lock:
             return self._send(key, [_encoded(command) for command in commands], within)
 
     def close(self) -> None:
         """Close all connections. May be called twice; the next command connects again."""
-        self._check_process()
         with self._lock:
             self._disconnect()
-
-    def _check_process(self) -> None:
-        """Reset in the child of a fork. The parent's connections are neither used nor closed."""
-        if self._pid != os.getpid():
-            _inherited.append(self._connections)
-            self._begin()
 
     def _send(self, key: str, commands: Sequence[Command], within: float) -> list[Any]:
         try:
@@ -153,10 +148,6 @@ class CommandClient:
         while self._connections:
             self._connections.popitem()[1].close()
         self._where.clear()
-
-
-_inherited: list[object] = []
-"""The connections that the child of a fork inherited. They are kept so that they are not closed."""
 
 
 def send_command(connection: Blocking, command: Command, within: float = HANDSHAKE_TIMEOUT) -> Any:

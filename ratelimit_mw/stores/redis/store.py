@@ -13,7 +13,7 @@ from functools import partial
 from ratelimit_mw.clock import Clock
 from ratelimit_mw.errors import CounterError, Late, NoAnswer, PermanentFault, StoreUnavailable
 from ratelimit_mw.model import Reply
-from ratelimit_mw.process_local import reset_after_fork
+from ratelimit_mw.process_local import abandon, reset_after_fork
 from ratelimit_mw.settings import StorageSettings
 from ratelimit_mw.stores.base import Intent, Store, StoreRequest
 from ratelimit_mw.stores.breaker import AWAY, Breaker, Period, probe_ask, silent
@@ -74,8 +74,8 @@ class Server(Store):
             await batcher.aclose()
 
     def after_fork(self) -> None:
-        """Reset in the child of a fork. The parent's connections are neither used nor closed."""
-        _inherited.append((self._lanes, dict(self._loops)))
+        """Reset in the child of a fork."""
+        abandon(self._lanes, dict(self._loops))
         self._begin()
 
     def _begin(self) -> None:
@@ -259,10 +259,6 @@ class Server(Store):
             connection.close()
         if isinstance(reply, StoreUnavailable):
             raise reply
-
-
-_inherited: list[object] = []
-"""The connections that the child of a fork inherited. They are kept so that they are not closed."""
 
 
 class RedisStore(Server):
