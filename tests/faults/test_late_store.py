@@ -4,10 +4,11 @@ import asyncio
 import logging
 import time
 
+from ratelimit_mw import ManualClock
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.stores.breaker import AWAY
 from ratelimit_mw.stores.redis.store import RedisStore
-from tests.faults.faults import ASKS, Tasks, aattempt, hold_again, lines
+from tests.faults.faults import ASKS, Tasks, aattempt, attempt, hold_again, lines
 from tests.support.patience import aeventually, eventually
 
 TIMEOUT = 0.5
@@ -110,4 +111,30 @@ def test_a_loop_that_the_app_blocks_while_connecting_does_not_make_the_store_sil
         await store.aclose()
 
     asyncio.run(main())
+    assert [line for line in lines(caplog) if "is away" in line] == []
+
+
+class HeldUp(ManualClock):
+    """The clock of an app that is sometimes held up for `seconds`, just before a request is sent."""
+
+    seconds = 0.0
+
+    def now(self):
+        time.sleep(self.seconds)
+        return super().now()
+
+
+def test_a_thread_that_the_app_holds_up_does_not_make_the_store_silent(proxy, caplog):
+    """The request is sent when its time is over, so the store has no time to answer."""
+    clock = HeldUp(0)
+    store = RedisStore(proxy.url, timeout=TIMEOUT, clock=clock)
+    eventually(lambda: attempt(store))
+    caplog.clear()
+    proxy.delay(0.1 * TIMEOUT)
+    clock.seconds = 2 * TIMEOUT
+    assert attempt(store) is None
+    clock.seconds = 0.0
+    assert not store.away
+    eventually(lambda: attempt(store))
+    store.close()
     assert [line for line in lines(caplog) if "is away" in line] == []

@@ -90,22 +90,9 @@ MOST = 128
 """A batch with this many counters takes no further request, so that no call occupies the server for more than 2 ms."""
 
 
-class Batch(list[StoreRequest]):
-    """Requests that are sent together. `nonce` is the first of the numbers that identify the replies.
-
-    A conversation about a batch can be repeated from its beginning, because it uses the same numbers again.
-    """
-
-    __slots__ = ("nonce",)
-
-    def __init__(self, requests: Iterable[StoreRequest]) -> None:
-        super().__init__(requests)
-        self.nonce = next(_nonces)
-
-
-def numbers(requests: Sequence[StoreRequest]) -> "count[int]":
+def numbers() -> "count[int]":
     """Iterates over the numbers for the calls of one conversation."""
-    return count(requests.nonce if isinstance(requests, Batch) else next(_nonces))
+    return count(next(_nonces))
 
 
 class Message(NamedTuple):
@@ -132,10 +119,10 @@ def encode(requests: Sequence[StoreRequest], now: int | None, number: int | None
     Args:
         requests: the requests.
         now: the time in microseconds, or None for the server's clock.
-        number: identifies the reply; None for the number of the batch, or a new one.
+        number: identifies the reply; None for a new one.
     """
     if number is None:
-        number = requests.nonce if type(requests) is Batch else next(_nonces)
+        number = next(_nonces)
     nonce = _NONCE.pack(number)
     time = b"" if now is None else b"%d" % now
     if len(requests) == 1:

@@ -8,7 +8,7 @@ import selectors
 import ssl
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import redis.connection
@@ -280,24 +280,8 @@ _SOCKET_PACKAGES = ("ratelimit_mw", "socket", "ssl", "gevent", "eventlet")
 """The packages whose exceptions come from the socket."""
 
 
-_READ_SIZE = (65536,)
-"""The most bytes to read at once, as the arguments of `recv`."""
-
-
-class Exchange:
-    """The progress of a conversation: what was sent and received, in order.
-
-    `converse` starts the same conversation each time it is called, so an interrupted exchange can be continued.
-    """
-
-    __slots__ = ("began", "connection", "converse", "received", "sent")
-
-    def __init__(self, converse: Callable[[], Conversation]) -> None:
-        self.converse = converse
-        self.connection: Blocking | None = None
-        self.began = False
-        self.sent: list[None] = []
-        self.received: list[bytes] = []
+_READ_SIZE = 65_536
+"""The most bytes to read at once."""
 
 
 class Blocking:
@@ -334,57 +318,48 @@ class Blocking:
         self._used = time.monotonic()
 
     def carry(self, conversation: Conversation, deadline: float) -> list[Reply | StoreUnavailable]:
-        """Carry out `conversation` with the server and return its result. `deadline` is by the monotonic clock."""
-        return self.carry_on(Exchange(lambda: conversation), deadline)
+        """Carry out `conversation` with the server and return its result. `deadline` is by the monotonic clock.
 
-    def carry_on(self, exchange: "Exchange", deadline: float) -> list[Reply | StoreUnavailable]:
-        """As `carry`. If `exchange` was interrupted, continue after what was already sent and received."""
-        if exchange.began:
-            self._replies = Replies()
-            for chunk in exchange.received:
-                self._replies.feed(chunk)
-        exchange.began = True
-        conversation = exchange.converse()
+        If this is interrupted, the connection must be closed, because a reply may still come.
+        """
         pipeline = next(conversation)
-        number = 0
         try:
             while True:
-                pipeline = conversation.send(self._exchange(exchange, number, pipeline, deadline))
-                number += 1
+                pipeline = conversation.send(self._exchange(pipeline, deadline))
         except StopIteration as end:
             result: list[Reply | StoreUnavailable] = end.value
             return result
 
-    def _exchange(
-        self, exchange: "Exchange", number: int, pipeline: Sequence[Command], deadline: float
-    ) -> list[object]:
+    def _exchange(self, pipeline: Sequence[Command], deadline: float) -> list[object]:
         """Send a pipeline of commands in one write and return the replies. Error replies are returned as values."""
-        sock, received = self.socket, exchange.received
+        sock = self.socket
         late = False
         replies: list[object] = []
         try:
-            if len(exchange.sent) == number:
-                sock.settimeout(max(deadline - time.monotonic(), GRACE))
-                # `extend(map(...))` sends and records the send without running bytecode in between, so an
-                # asynchronous exception is raised before or after both.
-                exchange.sent.extend(map(sock.sendall, (packed(pipeline),)))
+            sock.settimeout(max(deadline - time.monotonic(), GRACE))
+            sock.sendall(packed(pipeline))
             while len(replies) < len(pipeline):
                 if (reply := self._replies.get()) is not PENDING:
                     replies.append(reply)
                     continue
-                left = deadline - time.monotonic()
-                if left <= GRACE:
+                left = deadline - GRACE - time.monotonic()
+                if left <= 0:
                     if late:
                         raise NoAnswer(NO_ANSWER)
                     late, left = True, GRACE  # only once, because a slow reply could extend it again and again
                 sock.settimeout(left)
-                received.extend(map(sock.recv, _READ_SIZE))
-                if not received[-1]:
+                try:
+                    data = sock.recv(_READ_SIZE)
+                except TimeoutError as error:
+                    if late or _is_foreign(error):
+                        raise
+                    continue  # with the grace: what has come is read, also if this process was delayed
+                if not data:
                     raise ConnectionError("the server closed the connection")
                 parser = self._replies
-                text = None if parser.data or parser.open else only_text(received[-1])
+                text = None if parser.data or parser.open else only_text(data)
                 if text is None:
-                    parser.feed(received[-1])
+                    parser.feed(data)
                 else:
                     parser.begun = True
                     replies.append(text)

@@ -4,33 +4,32 @@ The first thread becomes the leader. It owns the connection, and sends its reque
 that wait (its followers).
 
 An asynchronous exception may be raised in a thread at any line: by a signal handler, by PyThreadState_SetAsyncExc, or
-by a gevent.Timeout. The store must go on deciding afterwards, also for the other requests of the batch. Four rules
-ensure this:
+by a gevent.Timeout. The store must go on deciding afterwards. Three rules ensure this:
 
 1. There are no locks and no flags. Each change is one atomic step on a dict or a deque, and the step that takes the
    connection records which job took it. It is therefore known what an interrupted thread owned, and can be released.
-2. The leader's job has everything that its batch needs: the followers and the exchange. Each step can be repeated. If
-   the thread is interrupted, another thread repeats the batch from its beginning and skips the steps that are done:
-   nothing is sent twice, and every reply is read.
-3. If this is not certain, the connection is closed, so that no request reads the reply to another.
-4. A job that owns the connection a second past its deadline has lost its thread. The next job takes over.
+2. A leader that is interrupted closes its connection, so that no request reads the reply to another. Its followers
+   fail as late: the store is not at fault.
+3. A job that owns the connection a second past its deadline has lost its thread. The next job takes over.
 """
 
-import _thread
 import contextlib
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from ratelimit_mw.errors import NoAnswer, PermanentFault, StoreUnavailable
+from ratelimit_mw.errors import Late, NoAnswer, PermanentFault, StoreUnavailable
 from ratelimit_mw.model import Reply
 from ratelimit_mw.stores.base import StoreRequest
-from ratelimit_mw.stores.redis.codec import MOST, Batch, Conversation, away
-from ratelimit_mw.stores.redis.connection import GRACE, NO_ANSWER, NO_CONNECTION, Blocking, Exchange
+from ratelimit_mw.stores.breaker import silent
+from ratelimit_mw.stores.redis.codec import MOST, Conversation, away
+from ratelimit_mw.stores.redis.connection import GRACE, NO_ANSWER, NO_CONNECTION, Blocking
 
 _LOST = 1.0
 """Seconds past its deadline after which a job that owns the connection counts as lost."""
+
+_INTERRUPTED = "the thread that had sent this request was interrupted"
 
 
 class ThreadBatcher:
@@ -72,7 +71,7 @@ class ThreadBatcher:
         job = _Job(request, deadline)
         try:
             if not self._waiting and self._become_leader(job):
-                self._run_batch(job)
+                self._lead(job)
             else:
                 self._wait(job)
         except BaseException:
@@ -81,7 +80,7 @@ class ThreadBatcher:
         result = job.result
         if isinstance(result, Reply):
             return result
-        raise result or NoAnswer(NO_ANSWER)
+        raise result or Late(NO_ANSWER)  # what its leader sees says whether the store is silent
 
     @property
     def busy(self) -> bool:
@@ -147,8 +146,8 @@ class ThreadBatcher:
         while job.result is None:
             if self._is_next(job) and self._become_leader(job):
                 self._leave(job)
-                if not job.done:  # a leader may have answered it just before
-                    self._run_batch(job)
+                if job.result is None:  # a leader may have answered it just before
+                    self._lead(job)
                 self._release(job)
                 break
             # If the whole process was delayed, the leader gets time to finish first.
@@ -172,107 +171,66 @@ class ThreadBatcher:
         except ValueError:  # it is a follower by now, or was not added yet
             return
 
-    def _run_batch(self, job: "_Job") -> None:
-        """Ask for the leader and its followers, pass on the results, and release the connection."""
+    def _lead(self, job: "_Job") -> None:
+        """Ask for the job and the waiting ones, pass on the results, and release the connection."""
+        requests, room = [job.request], MOST - len(job.request[0])
+        with contextlib.suppress(IndexError):  # none waits any more
+            while room > 0:
+                job.followers.append(follower := self._waiting.popleft())
+                requests.append(follower.request)
+                room -= len(follower.request[0])
         try:
-            results = self._results(job)
+            job.result, *results = self._results(requests, job.deadline)
         except StoreUnavailable as error:
             self._fail(job, error)
         else:
-            job.result = results[0]
-            for place, follower in enumerate(job.followers, 1):
-                follower.result = results[place]
-                follower.wake()
+            for follower, result in zip(job.followers, results, strict=True):
+                follower.end(result)
         self._release(job)
         self._wake_next()
 
-    def _fail(self, job: "_Job", error: Exception) -> None:
-        """Fail the job, its followers and all waiting jobs, which would fail in the same way."""
-        job.result = job.result or _same(error)
+    def _fail(self, job: "_Job", error: StoreUnavailable) -> None:
+        """Fail the job and its followers, and all waiting jobs if they would fail in the same way."""
+        job.result = _same(error)
         for follower in job.followers:
-            follower.fail(error)
-        with contextlib.suppress(IndexError):  # the last one has left
-            while self._waiting:
-                self._waiting.popleft().fail(error)
+            follower.end(_same(error))
+        if not isinstance(error, Late):
+            with contextlib.suppress(IndexError):  # the last one has left
+                while self._waiting:
+                    self._waiting.popleft().end(_same(error))
 
-    def _results(self, job: "_Job") -> Sequence[Reply | StoreUnavailable]:
-        """The results of the leader's batch."""
-        exchange = job.exchange
-        if exchange is None:
-            exchange = job.exchange = self._new_exchange(job)
-        deadline = max(job.deadline, time.monotonic() + GRACE)  # the job may have become leader late
-        connection = exchange.connection
-        if connection is None:
-            connection = exchange.connection = self._usable_connection(deadline)
+    def _results(self, requests: Sequence[StoreRequest], deadline: float) -> Sequence[Reply | StoreUnavailable]:
+        """The results of one batch."""
+        connection = self._usable_connection(max(deadline, time.monotonic() + GRACE))
+        conversation = self._converse(requests)
         began = time.monotonic()
-        deadline = min(deadline, began + self._timeout)  # the wait for the first connection may exceed the timeout
+        # The job may have become leader late, and the wait for the first connection may exceed the timeout.
+        deadline = min(max(deadline, began + GRACE), began + self._timeout)
         try:
-            results = connection.carry_on(exchange, deadline)
-        except StoreUnavailable:  # a reply may still come
-            self._drop(connection)
+            results = connection.carry(conversation, deadline)
+        except StoreUnavailable as error:
+            self._drop(connection)  # a reply may still come
+            if isinstance(error, NoAnswer) and not silent(deadline, began, self._timeout):
+                raise Late(NO_ANSWER) from error  # it was sent late, so the store had less time than it may take
             raise
         self.answered_at = time.monotonic()
         before, last = self._trips
         took = self.answered_at - began
         self._trips = last, took
         self.round_trip = min(before, last, took)
-        for result in results:
-            if away(result):
-                self._drop(connection)
-                break
+        if any(map(away, results)):
+            self._drop(connection)
         return results
 
-    def _new_exchange(self, job: "_Job") -> Exchange:
-        """An exchange for the job and the waiting jobs, as many as one call to the server may have."""
-        requests = [job.request]
-        if self._waiting:
-            followers: list[_Job] = []
-            job.followers = followers
-            room = MOST - len(job.request[0])
-            waiting = self._waiting
-            while room > 0:
-                try:
-                    follower = waiting[0]
-                    followers.append(follower)  # first, so that the follower is always in one of the two lists
-                    waiting.remove(follower)
-                except IndexError:
-                    break
-                except ValueError:  # it has left
-                    followers.pop()
-                else:
-                    room -= len(follower.request[0])
-            requests += [follower.request for follower in followers]
-        batch = Batch(requests)
-        return Exchange(lambda: self._converse(batch))
-
     def _abandon(self, job: "_Job") -> None:
-        """Clean up after a thread that was interrupted. Its followers may depend on a batch that it has begun."""
+        """Clean up after a thread that was interrupted."""
         self._leave(job)
         if self._leader.get(None) is job:
-            if job.exchange is None:  # nothing was sent yet
-                self._waiting.extendleft([each for each in reversed(job.followers) if each not in self._waiting])
-                self._release(job)
-            elif job.result is not None and not job.followers:
-                self._release(job)
-            else:
-                try:
-                    # Not with `Thread`, whose `start` waits for the thread: a second exception could interrupt it.
-                    _thread.start_new_thread(self._finish, (job,))
-                except RuntimeError:  # no thread available
-                    self._drop(self._connection)
-                    self._release(job)
-        self._wake_next()
-
-    def _finish(self, job: "_Job") -> None:
-        """Finish the batch of a leader that was interrupted."""
-        try:
-            self._run_batch(job)
-        except Exception as error:  # noqa: BLE001  the followers must get a result
             self._drop(self._connection)
-            self._fail(job, error)
-        finally:
+            for follower in job.followers:
+                follower.end(Late(_INTERRUPTED))
             self._release(job)
-            self._wake_next()
+        self._wake_next()
 
     def _usable_connection(self, deadline: float) -> Blocking:
         """Wait for a usable connection and return it. Raises StoreUnavailable if there is none by the deadline."""
@@ -329,9 +287,10 @@ class ThreadBatcher:
             connection.close()
 
 
-def _same(error: Exception) -> StoreUnavailable:
+def _same(error: StoreUnavailable) -> StoreUnavailable:
     """A copy of the error, to be raised in another thread."""
-    return type(error)(*error.args) if isinstance(error, NoAnswer | PermanentFault) else StoreUnavailable(str(error))
+    alike = isinstance(error, NoAnswer | Late | PermanentFault)
+    return type(error)(*error.args) if alike else StoreUnavailable(str(error))
 
 
 class _Job:
@@ -343,23 +302,16 @@ class _Job:
         turn: the lock at which its thread waits; `wake` releases it.
         result: the reply or the failure, once there is one.
         followers: the jobs that a leader sends together with its own.
-        exchange: the progress of a leader's conversation.
     """
 
-    __slots__ = ("deadline", "exchange", "followers", "request", "result", "turn")
+    __slots__ = ("deadline", "followers", "request", "result", "turn")
 
     def __init__(self, request: StoreRequest, deadline: float) -> None:
         self.request = request
         self.deadline = deadline
         self.turn = threading.Lock()
         self.result: Reply | StoreUnavailable | None = None
-        self.followers: Sequence[_Job] = ()
-        self.exchange: Exchange | None = None
-
-    @property
-    def done(self) -> bool:
-        """Whether the job has its result."""
-        return self.result is not None
+        self.followers: list[_Job] = []
 
     def wake(self) -> None:
         """Wake its thread."""
@@ -368,9 +320,9 @@ class _Job:
         except RuntimeError:  # it is awake already
             return
 
-    def fail(self, error: Exception) -> None:
-        """Fail the job, unless it has a result."""
-        self.result = self.result or _same(error)
+    def end(self, result: Reply | StoreUnavailable) -> None:
+        """Set the result, unless there is one, and wake its thread."""
+        self.result = self.result or result
         self.wake()
 
 

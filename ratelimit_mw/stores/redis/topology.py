@@ -49,7 +49,7 @@ def converse_by_slot(requests: Sequence[StoreRequest], now: int | None, known: s
     """
     results: list[Reply | StoreUnavailable] = [StoreUnavailable("the node refuses to load the script")] * len(requests)
     calls = _by_slot(requests)
-    number = numbers(requests)
+    number = numbers()
     for _ in range(_ROUNDS):
         asked = [[requests[place] for place in call] for call in calls]
         messages = [encode(group, now, next(number)) for group in asked]
