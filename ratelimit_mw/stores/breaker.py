@@ -96,13 +96,18 @@ class Breaker:
 
     The breaker is open exactly as long as its watching thread lives, and it has no lock on the way of a request. An
     asynchronous exception in any thread can therefore not leave it open.
+
+    Args:
+        name: the name of the store, for the log.
+        now: the monotonic time in seconds, for the length of absences and the reminders of a permanent fault.
     """
 
     _stopped = lazy(event)
     _counting = lazy(lock)
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, now: Callable[[], float] = time.monotonic) -> None:
         self._name = name
+        self._now = now
         self.watching: dict[None, threading.Thread] = {}
         """Empty while it is closed, so that the usual request needs no call of `open`. Changed only in atomic steps."""
         self.period = Period(self)
@@ -137,7 +142,7 @@ class Breaker:
         watch = threading.Thread(target=self._watch, args=(probe, seen), name="ratelimit_mw probe", daemon=True)
         try:
             if self.watching.setdefault(None, watch) is watch:  # otherwise another thread was first
-                self.period = self.period.left(time.monotonic())
+                self.period = self.period.left(self._now())
                 self._log(reason)
                 watch.start()
         except BaseException as error:
@@ -163,7 +168,7 @@ class Breaker:
         """Close, because the store has answered a probe, unless `closings` is no longer `seen`."""
         watch = self.watching.get(None)
         if watch is not None and seen == self.closings:
-            self.period = self.period.back(time.monotonic())  # first: failures until now do not open it again
+            self.period = self.period.back(self._now())  # first: failures until now do not open it again
             if self._end(watch):
                 _log.warning("store %s is back: limits hold again", self._name)
 
@@ -171,7 +176,7 @@ class Breaker:
         """Log that the store is away. A fault that waiting cannot heal is an error, with its remedy."""
         line = "store %s is away (%s): each rule's on_error applies until it is back"
         if isinstance(reason, PermanentFault):
-            self._logged_at = time.monotonic()
+            self._logged_at = self._now()
             _log.error(f"{line}. Waiting does not help: %s", self._name, reason, reason.remedy)
         else:
             _log.warning(line, self._name, reason)
@@ -212,7 +217,7 @@ class Breaker:
         try:
             probe()
         except Exception as error:  # noqa: BLE001  any failure means that the store is not back
-            if isinstance(error, PermanentFault) and time.monotonic() - self._logged_at >= _MINUTE:
+            if isinstance(error, PermanentFault) and self._now() - self._logged_at >= _MINUTE:
                 self._log(error)
             _log.debug("store %s is still away: %s", self._name, error)
         else:

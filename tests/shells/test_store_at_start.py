@@ -136,6 +136,16 @@ def test_a_required_store_that_is_away_fails_the_first_start_and_nothing_goes_on
     eventually(lambda: not any(thread.name == "ratelimit_mw probe" for thread in threading.enumerate()))
 
 
+def test_a_required_file_that_cannot_be_used_fails_the_first_start(start, tmp_path):
+    with pytest.raises(StoreUnavailable, match=r"storage\.required is true, and the store is away .*folder"):
+        start(config_of(f"lmdb://{tmp_path}/none/shop.lmdb", required=True))
+
+
+def test_a_required_file_is_not_created_at_the_start(start, tmp_path, caplog):
+    start(config_of(f"lmdb://{tmp_path}/shop.lmdb", required=True))
+    assert (logged(caplog), list(tmp_path.iterdir())) == ([], [])
+
+
 def test_a_required_store_that_answers_lets_the_server_start(any_server, start, caplog):
     start(config_of(any_server.url, required=True))
     assert logged(caplog) == []

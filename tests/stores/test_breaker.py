@@ -1,5 +1,6 @@
 """The circuit breaker by itself: what opens it, what closes it, and what it logs."""
 
+import itertools
 import logging
 import threading
 
@@ -116,6 +117,28 @@ def test_a_fault_that_waiting_cannot_heal_is_an_error_with_its_remedy(breaker, c
     (record,) = caplog.records
     away = "store the test's is away (WRONGPASS): each rule's on_error applies until it is back"
     assert (record.levelname, record.getMessage()) == ("ERROR", f"{away}. Waiting does not help: {fault.remedy}")
+
+
+def test_a_fault_that_waiting_cannot_heal_is_an_error_again_each_minute(caplog):
+    fault, times = PermanentFault("WRONGPASS", "set the right password"), [0.0]
+    probed = itertools.count()
+
+    def probe():
+        next(probed)
+        raise fault
+
+    breaker = Breaker("the test's", lambda: times[0])
+    breaker.trip(fault, probe, 0)
+    for now, expected in ((59.9, 1), (60.0, 2), (119.9, 2), (120.0, 3)):
+        times[0], before = now, repr(probed)
+        eventually(lambda before=before: repr(probed) != before)  # a probe at this time has failed …
+        eventually(lambda expected=expected: len(messages(caplog)) >= expected)
+        before = repr(probed)
+        eventually(lambda before=before: repr(probed) != before)  # … and has logged what it logs
+        assert len(messages(caplog)) == expected, now
+    breaker.stop()
+    eventually(lambda: not breaker.open)
+    assert len(set(messages(caplog))) == 1
 
 
 @pytest.mark.parametrize(

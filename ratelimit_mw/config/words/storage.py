@@ -65,7 +65,10 @@ _INTERVAL = kinds.duration(
     "interval", "1ms", "1m", "1s", "How often a process synchronises its own decisions with the store."
 )
 
-_REQUIRED = kinds.flag("required", "Whether the first start of a server fails if the store is away.")
+_REQUIRED = kinds.flag(
+    "required",
+    "Whether the first start of a server fails if the store is away, or if the file of lmdb:// cannot be used.",
+)
 
 STORAGE = section_word(
     "storage",
