@@ -8,7 +8,6 @@ import pytest
 
 from tests.cli.test_command import command
 from tests.foresight import traffic
-from tests.support.apps import ROOT
 
 
 @pytest.fixture
@@ -126,13 +125,6 @@ def test_standard_input_is_a_log(suggest, tmp_path):
         ran.stdout.replace("#   - (combined)", "#   access.log (combined)").replace("replay - ", "replay access.log ")
         == (suggest()[1])
     )
-
-
-def test_the_page_shows_a_proposal_that_the_command_has_made(run):
-    page = (ROOT / "docs" / "suggest.md").read_text("utf-8")
-    shown = page.partition("$ ratelimit-mw suggest access.log\n")[2].partition("```")[0]
-    chance_log(Path("access.log"))
-    assert run("suggest", "access.log") == (0, shown, "")
 
 
 def chance_log(path):
