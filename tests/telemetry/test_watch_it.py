@@ -63,7 +63,7 @@ def run(code, folder, **environment):
 
 
 def test_the_examples_run_and_print_what_the_page_says(tmp_path):
-    assert len(PYTHON) == 9
+    assert len(PYTHON) == 8
     printed = run("\n".join(each for each in PYTHON if "Page(" not in each), tmp_path)
     assert set(TEXT[0].splitlines()) <= set(printed.splitlines())
 
