@@ -27,13 +27,14 @@ from ratelimit_mw.cli.common import (
     say_lines,
     with_retries,
 )
+from ratelimit_mw.cli.lint import check as examined_file
 from ratelimit_mw.cli.routes import Comparison, compare, read_app
-from ratelimit_mw.config.load import examine
+from ratelimit_mw.config.load import Examined
 from ratelimit_mw.decision.explanation import Explanation
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.identity.http_request import AsgiRequest
 from ratelimit_mw.limiter import RateLimiter
-from ratelimit_mw.rules.domains import Examined, rule_names
+from ratelimit_mw.rules.domains import rule_names
 
 
 def check(
@@ -60,7 +61,7 @@ def check(
     has a path for. A name in a decorator or dependency that no rule has is an error. A rule that counts by a signed
     session cookie is a warning, because the cookie changes while its user stays.
     """
-    examined = {file: examine(file) for file in files or [os.environ.get(CONFIG_VARIABLE) or DEFAULT_CONFIG]}
+    examined = {file: examined_file(file) for file in files or [os.environ.get(CONFIG_VARIABLE) or DEFAULT_CONFIG]}
     compared: dict[str, Comparison] = {}
     if app is not None:
         read = read_app(app)

@@ -21,10 +21,12 @@ from ratelimit_mw.cli.common import (
 )
 from ratelimit_mw.cli.coverage import Coverage, covered
 from ratelimit_mw.cli.frameworks import ANY, Route, UnknownApp, django_knows_users, routes_of, session_cookies
+from ratelimit_mw.cli.lint import paths as paths_of_rules
 from ratelimit_mw.cli.sample_paths import sample_path
+from ratelimit_mw.config.load import Examined
 from ratelimit_mw.errors import ConfigurationError, Problem, near
 from ratelimit_mw.identity.identifier import attributes_of
-from ratelimit_mw.rules.domains import Examined, Rules, unknown_rule
+from ratelimit_mw.rules.domains import Rules, unknown_rule
 from ratelimit_mw.rules.path_templates import TYPES, Template, pieces_of
 
 App = Annotated[str, typer.Option("--app", metavar="MODULE:APP", help="The app, as in shop.main:app.")]
@@ -205,8 +207,9 @@ def compare(app: ReadApp, examined: Examined, known: Collection[str]) -> Compari
     unneeded = [each for part in rules.parts for each in part.without_user] if django_knows_users() else []
     warnings = [each for each in examined.warnings if each not in unneeded]
     warnings += [*_unmatched(app.name, app.routes, rules, examined), *_changing(app, rules)]
+    placed = paths_of_rules(examined)
     for each in untyped(app.routes, rules):
-        if places := examined.paths.get((each.domain, each.rule)):  # none if the rule is on demand
+        if places := placed.get((each.domain, each.rule)):  # none if the rule is on demand
             place = places[each.position]
             warnings.append(replace(place, message=f"{place.message}: {each.message}", hint=f"write {each.typed}"))
     without_path = tuple(row for row in rows if not row.protected)
@@ -218,10 +221,10 @@ def _unmatched(app: str, found: Sequence[Route], rules: Rules, examined: Examine
 
     Rules with `on_demand` are left out: a view may ask for them in its code.
     """
-    paths = [route.path for route in found]
+    paths, placed = [route.path for route in found], paths_of_rules(examined)
     for part in rules.parts:
         for rule in part.compiled:
-            places = () if rule.on_demand else examined.paths[part.domain, rule.rule.name]
+            places = () if rule.on_demand else placed[part.domain, rule.rule.name]
             for template, place in zip(rule.match.templates, places, strict=not rule.on_demand):
                 meeting = [route for route in found if _meets(route, template)]
                 methods = rule.match.methods

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from ratelimit_mw.cli.common import Exit, fail
+from ratelimit_mw.cli.lint import check
 from ratelimit_mw.cli.log_options import (
     TOO_MANY_UNREADABLE,
     ClientNames,
@@ -64,7 +65,7 @@ def suggest(
             traffic.read(logs, form, places, on_progress)
         if not lenient and mostly_unreadable(traffic.unreadable, traffic.lines):
             fail(TOO_MANY_UNREADABLE, Exit.PROBLEMS)
-        proposal = propose(traffic)
+        proposal = propose(traffic, check)
     except UnknownFormat as error:
         fail(printable_lines(str(error)), Exit.USAGE if error.usage else Exit.PROBLEMS)
     except UnsuitableLog as error:

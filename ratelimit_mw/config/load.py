@@ -2,21 +2,32 @@
 
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from ratelimit_mw.config.documents import Config, Document, gather, parse
-from ratelimit_mw.config.file import DOMAIN, FILE, RULES, SHARED, compile_file, read_file
-from ratelimit_mw.config.lint import lint
+from ratelimit_mw.config.file import DOMAIN, FILE, SHARED, compile_file, read_file
 from ratelimit_mw.config.tree import Map, Problems, kind
 from ratelimit_mw.config.word import Values, Word
 from ratelimit_mw.config.words.client import ATTRIBUTES, CLIENT, compile_client
 from ratelimit_mw.config.words.load import warn_of_unused_shedding
 from ratelimit_mw.config.words.storage import take_source
 from ratelimit_mw.errors import ConfigurationError, Problem, quoted
-from ratelimit_mw.rules.domains import Domains, Examined, Rules
+from ratelimit_mw.rules.domains import Domains, Rules
 from ratelimit_mw.rules.ruleset import RuleSet
 
 logger = logging.getLogger("ratelimit_mw")
+
+
+class Examined(NamedTuple):
+    """The result of examining a configuration: its rules (None if it has problems), its problems and its warnings."""
+
+    rules: Rules | None
+    problems: tuple[Problem, ...]
+    warnings: tuple[Problem, ...] = ()
+    files: Sequence[tuple[Values, RuleSet]] = ()
+    """The values of each file, and its rules. Empty if there are problems."""
+
 
 _KEYS_BESIDE_A_SOURCE = ("domain", *(word.key for word in SHARED), "rules")
 
@@ -31,7 +42,7 @@ def load_rules(config: Config, *, environ: Mapping[str, str] = os.environ) -> Ru
     Raises:
         ConfigurationError: The configuration has errors. It carries every problem found, in the order of the file.
     """
-    return _rules_or_raise(examine(config, environ=environ, thorough=False))
+    return _rules_or_raise(examine(config, environ=environ))
 
 
 def load_documents(
@@ -45,16 +56,13 @@ def load_documents(
     return _rules_or_raise(compose(documents, environ, frame=frame, logged=logged), logged)
 
 
-def examine(config: Config, *, environ: Mapping[str, str] = os.environ, thorough: bool = True) -> Examined:
-    """Return the rules of a configuration, with every problem and every warning, in the order of the file.
-
-    `thorough` also compares the rules with each other, to find rules that have no effect.
-    """
+def examine(config: Config, *, environ: Mapping[str, str] = os.environ) -> Examined:
+    """Return the rules of a configuration, with every problem and every warning, in the order of the file."""
     problems = Problems()
     documents = gather(config, problems)
     if problems:
         return Examined(None, problems.in_order())
-    return compose(documents, environ, thorough=thorough)
+    return compose(documents, environ)
 
 
 def _rules_or_raise(examined: Examined, logged: set[str] | None = None) -> Rules:
@@ -111,7 +119,6 @@ def compose(
     documents: Sequence[Document],
     environ: Mapping[str, str],
     *,
-    thorough: bool = False,
     frame: Document | None = None,
     logged: set[str] | None = None,
 ) -> Examined:
@@ -120,7 +127,6 @@ def compose(
     Args:
         documents: The files of a folder, or one file, or one mapping.
         environ: The environment that `${NAME}` is read from.
-        thorough: Also compare the rules with each other.
         frame: The document whose `rules: {source: …}` refers to `documents`. Its shared sections (storage, client,
             response …) apply to them.
         logged: The messages that were logged before, and are not logged again.
@@ -137,28 +143,11 @@ def compose(
         if not any(part.problems for part in everything):
             rules = compiled[0] if len(compiled) == 1 else Domains(compiled)
             warnings = _unused_shedding(everything, rules)
-            for part, made in zip(parts, compiled, strict=True):
-                warnings += _warnings(part, made, thorough=thorough)
-            paths = dict(_paths(parts, compiled)) if thorough else {}
-            return Examined(rules, (), tuple(warnings), paths)
+            for made in compiled:
+                warnings += sorted(made.warnings, key=lambda problem: (problem.line, problem.column))
+            files = [(part.file, made) for part, made in zip(parts, compiled, strict=True)]
+            return Examined(rules, (), tuple(warnings), files)
     return Examined(None, tuple(problem for part in everything for problem in part.problems.in_order()))
-
-
-def _warnings(part: _Part, rules: RuleSet, *, thorough: bool) -> list[Problem]:
-    ineffective = lint(part.file, rules) if thorough else Problems()
-    unserved = rules.without_user if thorough else ()  # an app's middleware knows whether these apply
-    found = (*rules.warnings, *unserved, *ineffective.in_order())
-    return sorted(found, key=lambda problem: (problem.line, problem.column))
-
-
-def _paths(parts: Sequence[_Part], compiled: Sequence[RuleSet]) -> Iterator[tuple[tuple[str, str], list[Problem]]]:
-    """Yield the places of the paths of each rule that has any."""
-    for part, made in zip(parts, compiled, strict=True):
-        for rule in made.compiled:
-            section = part.file[RULES][rule.rank]
-            places = [section.place("match", "path", index) for index in range(len(rule.match.templates))]
-            found = [Problem(place.path, place.file, place.line, place.column) for place in places]
-            yield (made.domain, rule.rule.name), found
 
 
 def _unused_shedding(parts: Sequence[_Part], rules: Rules) -> list[Problem]:

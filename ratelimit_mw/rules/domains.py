@@ -1,9 +1,8 @@
 """The rules of several files, one domain each, and the check of the rule names that an app uses."""
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.errors import ConfigurationError, Problem, near, nearest, quoted
@@ -134,16 +133,6 @@ def declare(rules: Rules, limit: InlineLimit) -> None:
     first.inline.declare(limit)
     if rules is not first:
         rules.attributes.await_those_of(first.attributes)
-
-
-class Examined(NamedTuple):
-    """The result of examining a configuration: its rules (None if it has problems), its problems and its warnings."""
-
-    rules: Rules | None
-    problems: tuple[Problem, ...]
-    warnings: tuple[Problem, ...] = ()
-    paths: Mapping[tuple[str, str], Sequence[Problem]] = {}
-    """Where each path of a rule is, by domain and name. The message is the dotted name of the key."""
 
 
 def rule_names(rules: Rules) -> set[str]:

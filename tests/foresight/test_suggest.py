@@ -12,7 +12,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ratelimit_mw.config.load import examine
+from ratelimit_mw.cli.lint import check
 from ratelimit_mw.foresight.logs.entry import Entry
 from ratelimit_mw.foresight.replay import Options, replay
 from ratelimit_mw.foresight.suggest.proposal import CONVENTION, propose
@@ -32,7 +32,7 @@ def traffic_of(*paths, **bounds):
 
 
 def proposed(*paths):
-    return propose(traffic_of(*paths))
+    return propose(traffic_of(*paths), check)
 
 
 def limits(proposal):
@@ -74,7 +74,7 @@ def test_the_enforced_proposal_denies_at_most_one_in_a_thousand_requests_of_ordi
         traffic.crawler(chance, "198.51.100.1", 2000),
     )
     seen = traffic_of(log)
-    proposal = propose(seen)
+    proposal = propose(seen, check)
     found = denials(log, proposal)
     ordinary = sum(found.get(f"ip={client}", 0) for client in proposal.ordinary)
     assert ordinary <= 0.001 * requests_of(seen, proposal.ordinary)
@@ -260,7 +260,7 @@ def test_check_finds_nothing_wrong_with_the_text(tmp_path):
     path = tmp_path / "rules.yaml"
     for enforce in (True, False):
         path.write_text(as_yaml(proposal, traffic_of(log), Source(logs=[log], enforce=enforce)))
-        examined = examine(path)
+        examined = check(path)
         assert (examined.problems, examined.warnings) == ((), ())
         assert {rule.shadow for rule in examined.rules.rules} == {not enforce}
 
@@ -273,21 +273,22 @@ def test_a_log_with_too_little_is_refused(requests, clients, text):
     seen = Traffic()
     seen.add([Entry(traffic.START * 10**6 + each, f"192.0.2.{each % clients}", "GET", "/") for each in range(requests)])
     if not text:
-        assert limits(propose(seen))
+        assert limits(propose(seen, check))
         return
     with pytest.raises(UnsuitableLog, match=text):
-        propose(seen)
+        propose(seen, check)
 
 
 SCRIPT = """
 import sys
+from ratelimit_mw.cli.lint import check
 from ratelimit_mw.foresight.suggest.traffic import Traffic
 from ratelimit_mw.foresight.suggest.proposal import propose
 from ratelimit_mw.foresight.suggest.text import Source, as_yaml
 seen = Traffic()
 seen.read(sys.argv[1:])
 seen.formats.clear()
-sys.stdout.write(as_yaml(propose(seen), seen, Source(logs=[])))
+sys.stdout.write(as_yaml(propose(seen, check), seen, Source(logs=[])))
 """
 
 
@@ -325,7 +326,7 @@ def test_half_of_the_clients_say_the_same_where_a_log_has_too_many(tmp_path):
     fewer = traffic_of(log, most_clients=300)
     assert fewer.one_of > 2
     assert 100 < len(fewer.clients) <= 300
-    one, other = limits(propose(whole)), limits(propose(half))
+    one, other = limits(propose(whole, check)), limits(propose(half, check))
     assert other[LOGIN] <= 1.5 * one[LOGIN]
     assert 0.6 * one[None] <= other[None] <= 1.7 * one[None]
 
@@ -358,13 +359,13 @@ def test_no_text_of_a_log_leaves_its_comment_or_its_string(tmp_path_factory, one
     seen = Traffic()
     seen.formats.append(other)
     seen.add(entries)
-    proposal = propose(seen)
+    proposal = propose(seen, check)
     source = Source(logs=[one + other], options=["--field", other], file=method, enforce=True)
     text = as_yaml(proposal, seen, source)
     assert all(character.isprintable() or character == "\n" for character in text)
     assert yaml.safe_load(text) == proposal.mapping(enforce=True)
     path = tmp_path_factory.mktemp("rules") / "rules.yaml"
     path.write_text(text, "utf-8")
-    examined = examine(path)
+    examined = check(path)
     assert (examined.problems, examined.warnings) == ((), ())
     assert any(rule.route and rule.route.method == "POST" for rule in proposal.rules)

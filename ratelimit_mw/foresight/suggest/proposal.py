@@ -2,12 +2,12 @@
 
 import re
 from array import array
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import NamedTuple
 
-from ratelimit_mw.config.load import examine
+from ratelimit_mw.config.load import Examined
 from ratelimit_mw.foresight.suggest.behaviour import WRITING, Track, track_of
 from ratelimit_mw.foresight.suggest.peaks import (
     HEADROOM,
@@ -213,8 +213,12 @@ def _covering(ordinary: Sequence[tuple[int, int, int]]) -> int:
     return 1
 
 
-def propose(traffic: Traffic) -> Proposal:
-    """Return the rules for the traffic of a log.
+Check = Callable[[Mapping[str, object]], Examined]
+"""Examines rules as `ratelimit-mw check` does."""
+
+
+def propose(traffic: Traffic, check: Check) -> Proposal:
+    """Return the rules for the traffic of a log. `check` must find nothing wrong with them.
 
     Raises:
         UnsuitableLog: The log has fewer than 1 000 requests or 20 clients.
@@ -228,7 +232,7 @@ def propose(traffic: Traffic) -> Proposal:
             f"the log has {_counted(len(clients), 'client')}, but {LEAST_CLIENTS} are needed. Behind a proxy, a log "
             "may have the address of the proxy: `--field ip=…` says where that of the client is"
         )
-    return _Analysis(traffic, clients).proposal()
+    return _Analysis(traffic, clients).proposal(check)
 
 
 def _counted(number: int, what: str) -> str:
@@ -278,7 +282,7 @@ class _Analysis:
         route = self._routes[track.route]
         return track.fails or (route.method in WRITING and is_login(route.path))
 
-    def proposal(self) -> Proposal:
+    def proposal(self, check: Check) -> Proposal:
         """Return the proposal."""
         overall = self._overall.measure(self._guessing)
         if overall is None:
@@ -293,7 +297,7 @@ class _Analysis:
                 unruled.append((route, found))
             elif found is not None and len(rules) <= _MOST_RULES:
                 rule = found._replace(name=rule_name(route.method, route.path, names))
-                if _is_useful(rules, rule):
+                if _is_useful(rules, rule, check):
                     names.add(rule.name)
                     rules.append(rule)
                     if rule.measure is not None:
@@ -357,9 +361,9 @@ class _Analysis:
         return own.method == route.method and matches(route.path, own.path)
 
 
-def _is_useful(rules: Sequence[ProposedRule], rule: ProposedRule) -> bool:
+def _is_useful(rules: Sequence[ProposedRule], rule: ProposedRule, check: Check) -> bool:
     """Return True if `check` finds nothing wrong with the rules and this one, such as that it can never deny."""
-    examined = examine(_mapping([*rules, rule], enforce=True))
+    examined = check(_mapping([*rules, rule], enforce=True))
     return not examined.problems and not examined.warnings
 
 

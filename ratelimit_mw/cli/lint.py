@@ -1,13 +1,16 @@
 """Warnings about rules that load but have no effect. `ratelimit-mw check` finds them by comparing rules."""
 
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from ipaddress import ip_network
 from urllib.parse import unquote
 
 from ratelimit_mw.algorithms import ALGORITHMS
+from ratelimit_mw.config.documents import Config
 from ratelimit_mw.config.file import RULES
+from ratelimit_mw.config.load import Examined, examine
 from ratelimit_mw.config.tree import Place, Problems
 from ratelimit_mw.config.word import Values
 from ratelimit_mw.config.words.charging import COST
@@ -17,6 +20,7 @@ from ratelimit_mw.config.words.load import PRIORITY
 from ratelimit_mw.config.words.match import EXEMPT
 from ratelimit_mw.config.words.rule import RULE
 from ratelimit_mw.config.words.selection import NAME, REPLACES, SHADOW
+from ratelimit_mw.errors import Problem
 from ratelimit_mw.identity.attributes import canonical_name
 from ratelimit_mw.identity.identifier import attributes_of
 from ratelimit_mw.model import Quota
@@ -144,9 +148,26 @@ _ALWAYS_THERE = ("global", "ip")
 _ESCAPED = re.compile("%[0-9A-Fa-f]{2}")
 
 
-def lint(file: Values, rules: RuleSet) -> Problems:
-    """Return the warnings about the rules of a file that has no errors."""
-    return _Lint(file, rules).warnings
+def check(config: Config, *, environ: Mapping[str, str] = os.environ) -> Examined:
+    """Examine a configuration, and compare its rules with each other, to find rules that have no effect."""
+    found = examine(config, environ=environ)
+    warnings = list(found.warnings)
+    for file, rules in found.files:
+        warnings += (*rules.without_user, *_Lint(file, rules).warnings.in_order())
+    return found._replace(warnings=tuple(sorted(warnings, key=lambda each: (each.file, each.line, each.column))))
+
+
+def paths(found: Examined) -> Mapping[tuple[str, str], Sequence[Problem]]:
+    """Return where each path of a rule is, by domain and name. The message is the dotted name of the key."""
+    placed = {}
+    for file, made in found.files:
+        for rule in made.compiled:
+            section = file[RULES][rule.rank]
+            places = [section.place("match", "path", index) for index in range(len(rule.match.templates))]
+            placed[made.domain, rule.rule.name] = [
+                Problem(place.path, place.file, place.line, place.column) for place in places
+            ]
+    return placed
 
 
 class _Lint:

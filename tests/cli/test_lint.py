@@ -9,8 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ratelimit_mw.algorithms import DECIDE
-from ratelimit_mw.config.lint import covers, never_full
-from ratelimit_mw.config.load import examine
+from ratelimit_mw.cli.lint import check, covers, never_full
 from ratelimit_mw.model import SECOND, Quota
 from ratelimit_mw.rules.compiled import Matching
 from ratelimit_mw.rules.path_matcher import PathMatcher
@@ -32,20 +31,20 @@ def cases():
 def test_every_warning_is_said_at_its_place(text, said, tmp_path):
     (tmp_path / "r.yaml").write_text(text, "utf-8")
     with chdir(tmp_path):
-        found = examine("r.yaml", environ={})
+        found = check("r.yaml", environ={})
     assert found.problems == ()
     assert [str(warning) for warning in found.warnings] == said
 
 
 def test_rules_given_in_code_are_compared_too():
     rules = [{"name": name, "limit": "5 per minute"} for name in "ab"]
-    assert [str(warning) for warning in examine({"domain": "d", "rules": rules}).warnings] == [
+    assert [str(warning) for warning in check({"domain": "d", "rules": rules}).warnings] == [
         "rules[1].limit: 5 per minute can never deny: 5 per minute of 'a' always denies first"
     ]
 
 
 def test_what_would_not_load_is_not_compared():
-    found = examine({"domain": "d", "rules": [{"name": "a", "limit": "5 per minit"}]})
+    found = check({"domain": "d", "rules": [{"name": "a", "limit": "5 per minit"}]})
     assert (found.rules, len(found.problems), found.warnings) == (None, 1, ())
 
 
@@ -125,5 +124,5 @@ def test_a_match_within_another_matches_nothing_else(templates):
 def test_a_header_is_warned_of_once_if_several_files_share_their_client(tmp_path):
     (tmp_path / "a.yaml").write_text("domain: a\nclient: {ip_header: X-Real-IP}\nrules: [{name: a, limit: 5/s}]\n")
     (tmp_path / "b.yaml").write_text("domain: b\nrules: [{name: b, limit: 5/s}]\n")
-    [warning] = examine(tmp_path, environ={}).warnings
+    [warning] = check(tmp_path, environ={}).warnings
     assert str(warning).startswith(f"{tmp_path}/a.yaml:2:21: client.ip_header: is never read")
