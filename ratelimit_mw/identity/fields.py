@@ -70,13 +70,16 @@ def _collected(occurrences: Iterable[_Readings | None]) -> Values:
     return tuple(values | spellings)
 
 
-def header_values(lines: Sequence[str] | None) -> Values:
-    """Return the values of a header: each line, and all lines joined as Django joins them. None: too many lines."""
+def header_values(lines: Sequence[str] | None, exact: Sequence[str]) -> Values:
+    """Return the values of a header: each line, and the lines as Django joins them. None: too many lines.
+
+    `exact` are the lines of exactly this name. Some frameworks join these alone.
+    """
     if lines is None or sum(map(len, lines)) > _MOST_TEXT:
         return TOO_MANY
     each = [_texts(line.strip()) for line in lines]
     if len(lines) > 1:
-        each.append(("", *_texts(",".join(lines).strip())))
+        each += [("", *_texts(",".join(joined).strip())) for joined in (lines, exact)]
     return _collected(each)
 
 

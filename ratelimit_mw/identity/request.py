@@ -89,9 +89,13 @@ class HttpFields:
         """Return every line behind a name. See `Request`."""
         raise NotImplementedError
 
+    def header_lines(self, name: str) -> list[str]:
+        """Return every line of exactly this name. See `Request`."""
+        raise NotImplementedError
+
     def headers(self, name: str) -> Values:
         """Return all values of a header."""
-        return header_values(self.field_lines(name))
+        return header_values(self.field_lines(name), self.header_lines(name))
 
     def cookies(self, cookie: Cookie) -> Values:
         """Return all values of a cookie."""

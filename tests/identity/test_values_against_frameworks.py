@@ -19,6 +19,7 @@ HOSTILE = {
     "a control": (["s=REAL\x1f; s=1"], "s=%FF", []),
     "percent signs": (["s=%52EAL"], "%73=REAL&s=%", []),
     "an escaped separator": (["s=a%3Bb"], "s=a%26s=1%3bs%3D2", []),
+    "lines of two spellings": ([], "", [("x-user", "1"), ("x-user", "1"), ("x_user", "1")]),
     "escapes": (['s="\\122EAL"', "$Version=1"], "s=", []),
     "escapes of bytes": (['s="\\303\\251"', 's="\\351"'], "s=\xe9", []),
     "a quoted semicolon": (['s="a; b"; t="x; s=REAL; u="'], "s=a+b", []),
