@@ -146,7 +146,7 @@ ADDED = {
     "identity/credentials.py": "the spellings of a credential, which were in identity/sources.py",
     "config/inline.py": "the limits in decorators, read by the words of a file",
     "decision/acquiring.py": "waiting for a place, and blocks of code",
-    "config/words/limit_correction.py": "the hints for limits in the notation of other limiters",
+    "config/elsewhere.py": "the hints for the keys and limits of other limiters",
     "config/words/limit_function.py": "limits from a function of the app",
     "decision/denials.py": "the log of denials",
     "decision/lists.py": "decisions on several lists of entries",

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from ratelimit_mw.config import kinds
+from ratelimit_mw.config.elsewhere import key_elsewhere
 from ratelimit_mw.config.inline import InlineRules
 from ratelimit_mw.config.tree import Map, Problems
 from ratelimit_mw.config.word import Section, Values, Word, sections_word
@@ -90,60 +91,12 @@ def read_file(tree: Map, problems: Problems) -> Values:
     return FILE.read(tree, problems, key_hint)
 
 
-# Keys of rules in other limiters. Many have the number and the time of a limit as keys of their own.
-_KEYS_ELSEWHERE = {
-    **dict.fromkeys(
-        ("max", "requests", "average", "capacity", "window", "windowms", "window_ms", "period", "per", "interval"),
-        "write the number and the time in one text, for example limit: 100 per minute",
-    ),
-    **dict.fromkeys(
-        ("duration", "unit", "second", "minute", "hour", "day"),
-        "write the number and the time in one text, for example limit: 100 per minute",
-    ),
-    **dict.fromkeys(
-        ("url", "uri", "route", "endpoint", "location"), "write the path under match, for example match: {path: /login}"
-    ),
-    "method": "write the methods under match, for example match: {methods: [POST]}",
-    **dict.fromkeys(
-        ("nodelay", "delay"),
-        "a token_bucket admits its burst at once, a leaky_bucket spreads it: write one of them as algorithm",
-    ),
-    **dict.fromkeys(
-        ("enabled", "disabled", "skip", "dry_run", "block"),
-        "a rule is always enforced, unless it has shadow: true; to disable it, remove it",
-    ),
-    "error_message": "write it under response, for example response: {message: Slow down}",
-    **dict.fromkeys(
-        ("exempt", "exclude", "whitelist", "allowlist"),
-        "it belongs to the file, not to a rule: write exempt: [{path: /health}] beside rules",
-    ),
-}
-_SECTIONS_ELSEWHERE = {
-    "enabled": "to disable all rules, start the app with RATELIMIT_MW=off",
-    **dict.fromkeys(("strategy", "ratelimit_strategy"), "each rule has its algorithm"),
-    **dict.fromkeys(("headers_enabled", "ratelimit_headers_enabled"), "write response: {headers: […]}"),
-    **dict.fromkeys(("key_prefix", "ratelimit_key_prefix", "prefix"), "the domain is the first part of every key"),
-    "ratelimit_enabled": "to disable all rules, start the app with RATELIMIT_MW=off",
-}
-_STORAGE_ELSEWHERE = {
-    **dict.fromkeys(("type", "host", "port", "db", "password"), "write them as url: redis://:password@host:6379/0"),
-    **dict.fromkeys(("prefix", "key_prefix"), "the domain is the first part of every key"),
-    **dict.fromkeys(("uri", "redis", "redis_url", "storage_uri"), "did you mean 'url'?"),
-}
-_CLIENT_ELSEWHERE = {
-    "ip": "write the header as ip_header, for example X-Forwarded-For, and your proxies as trusted_proxies",
-}
-
-
 def key_hint(key: str, section: str) -> str:
     """Return the hint for a `key` that is unknown in `section` (its dotted name), but known in another section."""
     top = section.partition(".")[0].partition("[")[0]
-    sections_elsewhere = {"": _SECTIONS_ELSEWHERE, "storage": _STORAGE_ELSEWHERE, "client": _CLIENT_ELSEWHERE}
-    elsewhere = sections_elsewhere.get(section, {})
-    if top == "rules" and "." not in section:
-        elsewhere = _KEYS_ELSEWHERE
-    if key.lower() in elsewhere:
-        return elsewhere[key.lower()]
+    hint = key_elsewhere(key, "rules" if top == "rules" and "." not in section else section)
+    if hint:
+        return hint
     sections = {word.key: word.section() for word in (STORAGE, CLIENT, RESPONSE, DEFER)}
     if top == "rules":
         sections = {"match": MATCH_SECTION, **sections}

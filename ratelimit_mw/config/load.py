@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ratelimit_mw.config.documents import Config, Document, gather, parse
+from ratelimit_mw.config.elsewhere import text_elsewhere
 from ratelimit_mw.config.file import DOMAIN, FILE, SHARED, compile_file, read_file
 from ratelimit_mw.config.tree import Map, Problems, kind
 from ratelimit_mw.config.word import Values, Word
@@ -90,8 +91,7 @@ class _Part:
         self.source: str | None = None
         tree = parse(document, environ, self.problems)
         if tree is not None and not isinstance(tree, Map):
-            nginx = "limit_req" in str(getattr(tree, "text", ""))
-            hint = "nginx's rate=10r/s burst=20 is limit: 10 per second and burst: 20 in a rule" if nginx else ""
+            hint = text_elsewhere(str(getattr(tree, "text", "")))
             self.problems.add(
                 tree.place, f"a rules file must be a mapping with domain and rules, not {kind(tree)}", hint
             )

@@ -17,9 +17,9 @@ from typing import NamedTuple
 from ratelimit_mw.algorithms import ALGORITHMS, IN_FLIGHT, algorithm_names
 from ratelimit_mw.algorithms.algorithm import Algorithm
 from ratelimit_mw.config import kinds, readers
+from ratelimit_mw.config.elsewhere import correction
 from ratelimit_mw.config.tree import Invalid, Items, Map, Node, Place, Problems, Scalar, kind
 from ratelimit_mw.config.word import Values, Word
-from ratelimit_mw.config.words.limit_correction import correction
 from ratelimit_mw.errors import DurationError, quoted
 from ratelimit_mw.units import DAY, DURATION_FORM, LONGEST_NUMBER, parse_duration, spell_period
 

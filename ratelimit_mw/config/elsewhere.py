@@ -1,12 +1,55 @@
-"""The hint for a limit in the notation of another limiter, such as "5r/s", "100 requests per minute" or "10rpm".
+"""The hints for what users of other limiters write: their keys, and limits such as "5r/s" or "100 requests per minute".
 
-Such a text is an error. The hint is the same limit in the notation of a rules file.
+Such a key or text is an error. The hint is the same in the notation of a rules file.
 """
 
 import re
 
 from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.units import SHORT_UNITS, UNITS
+
+_TOGETHER = "write the number and the time in one text, for example limit: 100 per minute"
+_PATH = "write the path under match, for example match: {path: /login}"
+_BUCKET = "a token_bucket admits its burst at once, a leaky_bucket spreads it: write one of them as algorithm"
+_ENFORCED = "a rule is always enforced, unless it has shadow: true; to disable it, remove it"
+_EXEMPT = "it belongs to the file, not to a rule: write exempt: [{path: /health}] beside rules"
+_OFF = "to disable all rules, start the app with RATELIMIT_MW=off"
+_HEADERS = "write response: {headers: […]}"
+_DOMAIN = "the domain is the first part of every key"
+_ADDRESS = "write them as url: redis://:password@host:6379/0"
+
+_KEYS: tuple[tuple[str, str, str], ...] = (
+    ("", "enabled ratelimit_enabled", _OFF),
+    ("", "strategy ratelimit_strategy", "each rule has its algorithm"),
+    ("", "headers_enabled ratelimit_headers_enabled", _HEADERS),
+    ("", "key_prefix ratelimit_key_prefix prefix", _DOMAIN),
+    ("storage", "type host port db password", _ADDRESS),
+    ("storage", "prefix key_prefix", _DOMAIN),
+    ("storage", "uri redis redis_url storage_uri", "did you mean 'url'?"),
+    ("client", "ip", "write the header as ip_header, for example X-Forwarded-For, and your proxies as trusted_proxies"),
+    ("rules", "max requests average capacity window windowms window_ms period per interval", _TOGETHER),
+    ("rules", "duration unit second minute hour day", _TOGETHER),
+    ("rules", "url uri route endpoint location", _PATH),
+    ("rules", "method", "write the methods under match, for example match: {methods: [POST]}"),
+    ("rules", "nodelay delay", _BUCKET),
+    ("rules", "enabled disabled skip dry_run block", _ENFORCED),
+    ("rules", "error_message", "write it under response, for example response: {message: Slow down}"),
+    ("rules", "exempt exclude whitelist allowlist", _EXEMPT),
+)
+"""The section, keys of other limiters, and the hint."""
+
+_HINTS = {(section, key): hint for section, keys, hint in _KEYS for key in keys.split()}
+
+
+def key_elsewhere(key: str, section: str) -> str:
+    """Return the hint for a key that other limiters have in `section` ("" is the file). "" if there is none."""
+    return _HINTS.get((section, key.lower()), "")
+
+
+def text_elsewhere(text: str) -> str:
+    """Return the hint for a file that is one text, as a configuration of nginx is. "" if there is none."""
+    return "nginx's rate=10r/s burst=20 is limit: 10 per second and burst: 20 in a rule" if "limit_req" in text else ""
+
 
 # 5r/s, 100 requests per minute, 100 a minute
 _NEARLY = re.compile(
