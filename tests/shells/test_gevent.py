@@ -76,13 +76,6 @@ def test_greenlets_share_round_trips_and_count_exactly(serve, any_server, args):
 
 
 @PRELOADED
-def test_gevent_has_no_cause_to_warn_of_late_patches(serve, any_server, args):
-    with serve(args, any_server.url, "20s") as app:
-        assert httpx.get(app.url).text == "True"
-        assert "MonkeyPatchWarning" not in app.log
-
-
-@PRELOADED
 def test_a_store_that_hangs_stops_no_worker_and_limits_hold_again_once_it_is_back(serve, any_server, args):
     with Proxy(any_server.port) as proxy, serve(args, proxy.url, "300ms") as app:
         assert httpx.get(app.url).headers["x-ratelimit-remaining"] == str(LIMIT - 1)

@@ -5,8 +5,6 @@ read here, because redis-py's own reading has no deadline over several reads.
 """
 
 import selectors
-import ssl
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,25 +18,6 @@ from ratelimit_mw.errors import ErrorReply, NoAnswer, StoreUnavailable
 from ratelimit_mw.model import Reply
 from ratelimit_mw.stores.redis.codec import Command, Conversation, only_text, packed
 from ratelimit_mw.stores.redis.faults import refusal, stranger
-
-
-def _drop_reference_to_ssl() -> None:
-    """Drop a reference of redis-py to `ssl.SSLContext` that gevent warns of.
-
-    Under `gunicorn --preload -k gevent`, apps are imported before gevent patches `ssl`. gevent then warns of modules
-    that hold the class itself. One of redis-py does, for annotations and for connections of asyncio, which do not run
-    under gevent. It gets a function in place of the class. Connections for threads use the patched module.
-    """
-    module: Any = sys.modules["redis.asyncio.connection"]
-    if "gevent.monkey" in sys.modules and getattr(module, "SSLContext", None) is ssl.SSLContext:
-        module.SSLContext = _ssl_context
-
-
-def _ssl_context(*args: Any, **options: Any) -> ssl.SSLContext:
-    return ssl.SSLContext(*args, **options)
-
-
-_drop_reference_to_ssl()
 
 GRACE = 0.01
 """Seconds by which a deadline is extended, for a reply that has arrived while the process itself was delayed."""
