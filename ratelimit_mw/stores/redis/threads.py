@@ -174,11 +174,13 @@ class ThreadBatcher:
     def _lead(self, job: "_Job") -> None:
         """Ask for the job and the waiting ones, pass on the results, and release the connection."""
         requests, room = [job.request], MOST - len(job.request[0])
-        with contextlib.suppress(IndexError):  # none waits any more
-            while room > 0:
+        try:
+            while self._waiting and room > 0:
                 job.followers.append(follower := self._waiting.popleft())
                 requests.append(follower.request)
                 room -= len(follower.request[0])
+        except IndexError:  # the last one has left
+            pass
         try:
             job.result, *results = self._results(requests, job.deadline)
         except StoreUnavailable as error:
