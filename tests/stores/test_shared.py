@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -32,6 +33,22 @@ from tests.support.processes import end, in_child
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="lmdb:// does not work on Windows")
 
 HOUR = 3_600 * SECOND
+PAGES = "leaf_pages", "branch_pages", "overflow_pages"
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
+
+
+def as_another_user(act):
+    """What `act` returns in a process of the user 65534."""
+
+    def run():
+        os.setgroups([])
+        os.setgid(65_534)
+        os.setuid(65_534)
+        return act()
+
+    return in_child(run)
+
+
 _examples = itertools.count()
 
 
@@ -360,6 +377,54 @@ class TestFile:
         ]
         again.close()
 
+    def test_a_file_that_is_truncated_while_it_is_used_does_not_end_the_process(self, url, path):
+        code = """
+store = opened(url)
+for number in range(2_000): store.decide(one(f"d:r:{{{number}}}"))
+os.truncate(path, 8_192)
+print(store.decide(one("d:r:{7}")).outcomes[0].remaining)
+"""
+        process = start(url, code)
+        assert process.communicate()[0] == b"999999\n"
+        assert end(process) == 0
+        assert path.with_name("counters.bad").stat().st_size == 8_192
+
+    def test_processes_that_find_a_truncated_file_set_it_aside_once_and_count_exactly(self, url, path, store):
+        store.decide(one())
+        store.close()
+        os.truncate(path, 8_192)
+        path.with_name("counters.bad").write_bytes(b"older")
+        code = """
+store, asks = opened(url), one(limit=100)
+print(sum(store.decide(asks).admits(asks) for _ in range(50)))
+"""
+        processes = [start(url, code) for _ in range(4)]
+        assert sum(int(process.communicate()[0]) for process in processes) == 100
+        assert [end(process) for process in processes] == [0] * 4
+        assert path.with_name("counters.bad").stat().st_size == 8_192
+
+    def test_a_process_that_stops_while_it_sets_the_file_aside_costs_the_timeout(self, url, path, store):
+        store.decide(one())
+        store.close()
+        os.truncate(path, 8_192)
+        code = """
+fcntl.flock(os.open(path, os.O_RDWR), fcntl.LOCK_EX)
+sys.stdout.write("locked\\n"); sys.stdout.flush()
+os.kill(os.getpid(), signal.SIGSTOP)
+"""
+        process = start(url, code)
+        assert process.stdout.readline() == b"locked\n"
+        impatient = opened(url, timeout=0.2)
+        with pytest.raises(StoreUnavailable, match="was not free"):
+            impatient.decide(one())
+        assert impatient.away
+        process.kill()
+        process.communicate()
+        eventually(lambda: not impatient.away)
+        assert impatient.decide(one()).outcomes[0].remaining == 999_999
+        impatient.close()
+        end(process)
+
     def test_a_file_without_our_mark_is_not_touched_although_it_was_ours(self, url, path, store):
         store.decide(one())
         store.close()
@@ -414,10 +479,12 @@ class TestFile:
         store.decide(one())
         store.close()
         assert path.stat().st_mode & 0o777 == 0o660
+        narrow = opened(url)
         with pytest.raises(PermanentFault, match="wider than 600"):
-            opened(url).decide(one())
+            narrow.decide(one())
+        narrow.close()
 
-    @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+    @as_root
     def test_root_may_load_an_app_whose_file_is_a_workers_but_does_not_use_it(self, url, path, store):
         store.decide(one())
         store.close()
@@ -521,34 +588,38 @@ class TestTheFolderOfAllUsers:
     """Its files have names that any user can take first."""
 
     @pytest.fixture
-    def store(self, tmp_path, monkeypatch):
-        monkeypatch.setattr("ratelimit_mw.stores.shared.location._MEMORY", tmp_path)
-        store = opened("lmdb://shop")
-        yield store
-        store.close()
+    def folder(self, monkeypatch):
+        """Not a `tmp_path`, which only this user can read."""
+        with tempfile.TemporaryDirectory() as folder:
+            monkeypatch.setattr("ratelimit_mw.stores.shared.location._MEMORY", Path(folder))
+            Path(folder).chmod(0o1777)
+            yield Path(folder)
 
-    def test_an_empty_file_of_this_user_is_set_aside(self, store):
+    def test_an_empty_file_of_this_user_is_set_aside(self, folder):
+        store = opened("lmdb://shop")
         path = Path(store._location.path)
         path.touch(0o600)
         assert store.decide(one()).outcomes[0].allowed
-        assert sorted(each.name for each in path.parent.iterdir()) == [path.name, f"{path.name}.bad"]
+        assert sorted(each.name for each in folder.iterdir()) == [path.name, f"{path.name}.bad"]
+        store.close()
 
-    @pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
+    @as_root
     @pytest.mark.parametrize(
         "take",
         [
-            pytest.param(lambda path: path.touch(0o666), id="an empty file"),
+            pytest.param(lambda path: path.touch(0o600), id="an empty file"),
+            pytest.param(lambda path: path.with_name("ready").rename(path), id="a file of the store"),
             pytest.param(lambda path: path.mkdir(), id="a folder"),
             pytest.param(lambda path: path.symlink_to("/etc/passwd"), id="a link"),
             pytest.param(os.mkfifo, id="a fifo"),
         ],
     )
-    def test_where_another_user_has_taken_the_name_a_process_counts_for_itself(self, store, caplog, tmp_path, take):
-        path, asks = Path(store._location.path), one(limit=3)
-        tmp_path.chmod(0o1777)
-
-        take(path)
-        os.chown(path, 65_534, 65_534, follow_symlinks=False)
+    def test_where_another_user_has_taken_the_name_a_process_counts_for_itself(self, folder, caplog, take):
+        store, asks = opened("lmdb://shop"), one(limit=3)
+        path = Path(store._location.path)
+        ready = opened(f"lmdb://{folder}/ready")
+        assert as_another_user(lambda: ready.decide(asks).outcomes[0].allowed)
+        as_another_user(lambda: take(path) and None)
         with pytest.raises(NameTaken):
             store.connect("d")
         assert [store.decide(asks).admits(asks) for _ in range(5)] == [True] * 3 + [False] * 2
@@ -561,6 +632,55 @@ class TestTheFolderOfAllUsers:
         path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
         assert store.decide(asks).outcomes[0].remaining == 2
         assert path.stat().st_uid == os.geteuid()
+        store.close()
+
+    @as_root
+    def test_a_name_that_is_taken_while_the_store_is_away_ends_that(self, folder, caplog):
+        """The file is replaced by one of this user that cannot be used, and then by one of another user."""
+        store, asks = opened("lmdb://shop"), one(limit=3)
+        path = Path(store._location.path)
+        path.mkdir()
+        with pytest.raises(PermanentFault):
+            store.decide(asks)
+        assert store.away
+        path.rmdir()
+        as_another_user(path.touch)
+        eventually(lambda: not store.away)
+        assert [store.decide(asks).admits(asks) for _ in range(4)] == [True] * 3 + [False]
+        store.close()
+
+    @as_root
+    def test_a_file_that_is_shared_with_another_group_does_not_count_as_ours(self, folder):
+        """The process is in that group, too, but the name has the id of its main group."""
+        ready = opened(f"lmdb://{folder}/ready?mode=660")
+        ready.decide(one())
+        ready.close()
+        path = Path(opened("lmdb://shop?mode=660")._location.path)
+        (folder / "ready").rename(path)
+        os.chown(path, 65_534, 4_242)
+
+        def refused():
+            os.setgroups([4_242])
+            with pytest.raises(NameTaken):
+                opened("lmdb://shop?mode=660").connect("d")
+            return True
+
+        assert in_child(refused)
+
+    @as_root
+    def test_a_damaged_file_whose_new_name_is_not_free_is_deleted(self, folder, caplog):
+        def recovered():
+            store = opened("lmdb://shop")
+            store.decide(one())
+            store.close()
+            os.truncate(store._location.path, 8_192)
+            return store._location.path
+
+        path = Path(as_another_user(recovered))
+        path.with_name(f"{path.name}.bad").mkdir()
+        assert as_another_user(lambda: opened("lmdb://shop").decide(one()).outcomes[0].remaining) == 999_999
+        assert path.with_name(f"{path.name}.bad").is_dir()
+        assert path.stat().st_size > 8_192
 
 
 class TestBound:
@@ -629,15 +749,36 @@ class TestBound:
         assert sorted(store.keys("d:r:{b")) == []
 
     def test_a_flood_on_the_smallest_file_leaves_no_decision_undecided(self, url, caplog):
-        store, login = opened(f"{url}?size=1MB"), one("d:login:{ip=me}", limit=5, cost=5)
-        assert store.decide(login).admits(login)
+        """Counters that are used stay, no decision takes more than a few transactions, and the pages stay full."""
+        store = opened(f"{url}?size=1MB")
+        logins = [one(f"d:login:{{ip={number}}}", limit=4, cost=4) for number in range(50)]
+        halves = [one(f"d:half:{{ip={number}}}", limit=4, cost=2) for number in range(50)]
+        for asks in (*logins, *halves):
+            assert store.decide(asks).admits(asks)
+        environment, before, most = store._handle._table.environment, 0, 0
         for number in range(60_000):
             store.decide(one(f"d:r:{{ip=10.{number >> 16}.{number >> 8 & 255}.{number & 255}:{number}}}"))
-        assert not store.decide(login).admits(login)
+            transactions = environment.info()["last_txnid"]
+            before, most = transactions, max(most, transactions - before) if number else 0
+        assert 2 <= most <= 9
+        assert [store.decide(asks).admits(asks) for asks in logins] == [False] * 50
+        assert sum(taken(store, asks)[0] for asks in halves) >= 2 * 25
         pages, entries = store._handle.attempt(lambda table, _: (table.txn.stat()["leaf_pages"], table._count()), None)
         assert pages <= 128
         assert entries > 25 * pages
         assert caplog.records == []
+        store.close()
+
+    def test_counters_that_become_large_give_way(self, url, path, caplog):
+        store = opened(f"{url}?size=1MB")
+        for cost in (1, 500, 500):
+            for number in range(300):
+                log = one(f"d:r:{{{number}}}", limit=2_000, name="sliding_log", cost=cost)
+                assert store.decide(log).outcomes[0].allowed
+                pages = store._handle.attempt(lambda table, _: sum(map(table.txn.stat().get, PAGES)), None)
+                assert pages <= 128
+        assert caplog.records == []
+        assert [each.name for each in path.parent.iterdir()] == ["counters"]
         store.close()
 
     def test_requests_that_change_most_pages_of_the_file_leave_it_usable(self, url):
@@ -649,13 +790,17 @@ class TestBound:
         assert store.decide(one("d:r:{new}")).outcomes[0].remaining == 999_999
         store.close()
 
-    def test_a_disk_that_others_fill_stops_only_the_growth(self, url):
+    @pytest.mark.parametrize("size", ["600k", "2m"])
+    def test_a_disk_that_others_fill_stops_only_the_growth(self, url, path, size):
         """The disk is a small tmpfs in a namespace of the process, so that no other test sees it."""
+        unshare = ["unshare", "--mount", "--user", "--map-root-user"]
+        mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(path.parent)]
+        if subprocess.run([*unshare, *mount], check=False, capture_output=True).returncode != 0:
+            pytest.skip("mounting in a namespace is not allowed here")
         code = """
 import subprocess
 folder = os.path.dirname(path)
-if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", folder], stderr=subprocess.DEVNULL).returncode:
-    sys.exit(77)
+subprocess.run(["mount", "-t", "tmpfs", "-o", "size=SIZE", "none", folder], check=True)
 store = opened(url)
 known = [one(f"d:k:{{{number}}}", limit=20, cost=2) for number in range(50)]
 for asks in known: store.decide(asks)
@@ -671,11 +816,9 @@ for number in range(20_000):
         for asks in known[:2]: store.decide(asks)
 print(store.decide(known[0]).admits(known[0]), store.away, os.statvfs(folder).f_bavail)
 """
-        process = start(url, code, "unshare", "--mount", "--user", "--map-root-user")
-        printed, code = process.communicate()[0], end(process)
-        if code == 77 or not printed:
-            pytest.skip("mounting in a namespace is not allowed here")
-        assert printed == b"False False 0\n"
+        process = start(url, code.replace("SIZE", size), *unshare)
+        assert process.communicate()[0] == b"False False 0\n"
+        assert end(process) == 0
 
     def test_a_disk_without_any_room_fails_the_requests_that_need_some(self, url):
         """The limit of a file's size stands in for a file system that cannot reserve space."""

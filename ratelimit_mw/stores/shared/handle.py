@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from fcntl import LOCK_EX, LOCK_NB, LOCK_UN, flock
+from functools import partial
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
@@ -22,7 +23,7 @@ from ratelimit_mw.errors import CounterError, StoreUnavailable
 from ratelimit_mw.process_local import lazy, lock
 from ratelimit_mw.stores.shared.file import DataFile, names, open_data, open_environment, set_aside
 from ratelimit_mw.stores.shared.location import Location
-from ratelimit_mw.stores.shared.table import Table
+from ratelimit_mw.stores.shared.table import NO_ROOM, Table
 
 T = TypeVar("T")
 A = TypeVar("A")
@@ -31,8 +32,8 @@ _log = logging.getLogger("ratelimit_mw")
 
 _TRY = LOCK_EX | LOCK_NB
 _CHECK = 1.0  # seconds between two looks at the path
-_ROUNDS = 8  # transactions that one request may use to make room
-_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})  # EIO: LMDB could write a part of a page
+_ROUNDS = 8  # transactions in which one request may make room
+_FULL_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})  # EIO: LMDB could write a part of a page
 _DAMAGED = (
     lmdb.CorruptedError,
     lmdb.InvalidError,
@@ -63,7 +64,7 @@ class Handle:
         self._data: DataFile | None = None
         self._table: Table | None = None
         self._check_at = 0.0
-        self._replaced = False
+        self._failed = False
         self._forking: int | None = None
 
     def attempt(self, work: Callable[[Table, A], T], asked: A) -> T | None:
@@ -125,33 +126,24 @@ class Handle:
         fd = data.fd
         try:
             flock(fd, _TRY)
+            if os.lseek(fd, 0, os.SEEK_END) < data.size:  # truncated: LMDB would end the process (SIGBUS)
+                self._failed, self._check_at = True, 0.0
+                return None
             table = self._table
             if table is None:
-                environment = open_environment(data, self._location.path)
-                table = self._table = Table(environment, self._most, data.most_written)
-                table.allow(data.usable())
-            try:
-                with table.environment.begin(None, None, True) as table.txn:  # to write; a keyword costs 3 %
-                    done = work(table, asked)
-            except lmdb.Error as error:
-                if not _is_full(error):
-                    raise
-                return self._attempt_in_more_room(table, work, asked)
+                table = self._table = Table(open_environment(data, self._location.path), self._most, data.size)
+            done = self._work(table, work, asked)
             if table.crowded:
-                self._make_room(data, table)
+                self._make_room(table, fd)
             return done
         except BlockingIOError:
             return None
-        except _DAMAGED as error:
-            self._drop_table()
-            self._check_at = 0.0
-            set_aside(self._location.path, fd, f"is damaged ({error})")
-            self._replaced = True
-            return None
         except (lmdb.Error, OSError) as error:
-            self._drop_table()
-            self._check_at = 0.0
-            raise StoreUnavailable(f"{self._location.path}: {error}") from None
+            self._failed, self._check_at = True, 0.0  # LMDB may refuse all further transactions
+            if not isinstance(error, _DAMAGED):
+                raise StoreUnavailable(f"{self._location.path}: {error}") from None
+            set_aside(self._location.path, fd, f"is damaged ({error})")
+            return None
         finally:
             # This has no effect without the lock. It is the first call here, so that an asynchronous exception, for
             # example of a signal handler, cannot skip it.
@@ -160,64 +152,53 @@ class Handle:
             except OSError:  # other code has closed the descriptor
                 pass
 
-    def _attempt_in_more_room(self, table: Table, work: Callable[[Table, A], T], asked: A) -> T:
-        """Drop counters and do the work again, until the file has room for what it writes."""
+    def _work(self, table: Table, work: Callable[[Table, A], T], asked: A) -> T:
+        """Do the work. If there is no room for what it writes, drop counters and do it again."""
         for _ in range(_ROUNDS):
             try:
-                self._thin(table)
-                with table.environment.begin(write=True) as table.txn:
+                with table.environment.begin(None, None, True) as table.txn:  # to write; a keyword costs 3 %
                     return work(table, asked)
-            except lmdb.Error as error:
-                if not _is_full(error):
+            except lmdb.Error as error:  # if it is full, nothing was written
+                if not isinstance(error, lmdb.MapFullError) and error.code not in _FULL_DISK:
                     raise
-        try:
-            self._thin(table)
-        except lmdb.Error as error:
-            if isinstance(error, lmdb.MapFullError) or not _is_full(error):
-                raise
-            raise CounterError(f"the disk has no room for the counters: {error}") from None
-        raise CounterError("the file has no room for the counters: set a larger ?size=")
+            table.crowded = False
+            if not self._thin(table):
+                break
+        raise CounterError(NO_ROOM)
 
-    def _make_room(self, data: DataFile, table: Table) -> None:
+    def _make_room(self, table: Table, fd: int) -> None:
         """Let the file grow, or drop counters in small transactions, until the pages in use are within their bound."""
-        table.allow(data.usable())  # another process may have let it grow
-        while table.crowded and data.grow():
-            table.allow(data.usable())
-        try:
-            for _ in range(_ROUNDS):
-                if not table.crowded:
-                    return
-                self._thin(table)
-        except lmdb.Error as error:  # the request has been decided, and the next one tries again
-            if not _is_full(error):
-                raise
+        for _ in range(_ROUNDS):
+            if table.grow(fd) or not self._thin(table) or not table.crowded:
+                return
 
-    def _thin(self, table: Table) -> None:
-        with table.environment.begin(write=True) as table.txn:
-            table.thin(self._now())
+    def _thin(self, table: Table) -> bool:
+        """Drop counters in a transaction of its own. Returns False if the disk has no room even for that."""
+        try:
+            with table.environment.begin(write=True) as table.txn:
+                table.thin(self._now())
+        except lmdb.Error as error:
+            if error.code not in _FULL_DISK:
+                raise
+            return False
+        return True
 
     def _check(self) -> None:
-        """Open the file, if it is not open or if its path names another file by now."""
+        """Open the file, if it is not open, if it has failed, or if its path names another file by now."""
         path = self._location.path
         if self._data is not None:
-            if not self._replaced:
-                if names(path, self._data.fd) and self._data.complete():
+            if not self._failed:
+                if names(path, self._data.fd):
                     self._check_at = time.monotonic() + _CHECK
                     return
                 _log.warning("store %s was deleted or replaced: the counters start from zero", path)
             self.close()
-        self._replaced = False
+        self._failed = False
         try:
             self._data = open_data(self._location)
         except BlockingIOError:  # another process replaces the file
             return
         self._check_at = time.monotonic() + _CHECK
-
-    def _drop_table(self) -> None:
-        """Close LMDB after an error, because it may refuse all further transactions."""
-        table, self._table = self._table, None
-        if table is not None:
-            table.environment.close()
 
     def before_fork(self) -> None:
         """Take the mutex, so that no thread is within a transaction during the fork.
@@ -242,22 +223,11 @@ class Handle:
         LMDB is closed too, because it refuses to open a file twice in a process. It holds no lock of its own.
         """
         vars(self).pop("_mutex", None)
-        idle, self._forking = self._forking is not None, None
-        table, self._table = self._table, None
-        if table is not None:
-            if idle:
-                table.environment.close()
-            else:  # a thread that does not exist here was within a transaction
-                _inherited.append(table)
-        self._check_at = 0.0
-        data, self._data = self._data, None
-        if data is not None:
-            data.close()
-
-
-def _is_full(error: lmdb.Error) -> bool:
-    """Whether the file or the disk has no room for what a transaction writes. Nothing of it was written then."""
-    return isinstance(error, lmdb.MapFullError) or error.code in _NO_ROOM
+        if self._forking is None and self._table is not None:
+            _inherited.append(self._table)  # a thread that does not exist here was within a transaction
+            self._table = None
+        self._forking, self._check_at = None, 0.0
+        self.close()
 
 
 _handles: WeakValueDictionary[str, Handle] = WeakValueDictionary()
@@ -275,21 +245,19 @@ def handle_of(location: Location, max_counters: int, now: Callable[[], int]) -> 
         return handle
 
 
-def _before_fork() -> None:
+def _each(do: Callable[[Handle], None]) -> None:
     for handle in list(_handles.values()):
-        handle.before_fork()
-
-
-def _after_fork_in_parent() -> None:
-    for handle in list(_handles.values()):
-        handle.after_fork_in_parent()
+        do(handle)
 
 
 def _after_fork_in_child() -> None:
     global _opening
     _opening = threading.Lock()  # a thread that had locked it may not exist here
-    for handle in list(_handles.values()):
-        handle.after_fork_in_child()
+    _each(Handle.after_fork_in_child)
 
 
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
+os.register_at_fork(
+    before=partial(_each, Handle.before_fork),
+    after_in_parent=partial(_each, Handle.after_fork_in_parent),
+    after_in_child=_after_fork_in_child,
+)

@@ -14,6 +14,9 @@ DEFAULT_SIZE = 256 << 20
 FORMAT = 2
 """The version of the format of the file."""
 
+FREE = 512 << 10
+"""The bytes of the file that are on the disk from the beginning, and stay free for copies of pages."""
+
 _MIN_SIZE = 1 << 20
 _MAX_SIZE = 1 << 40
 _GRANULE = 1 << 16  # a multiple of the page size of all systems

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ratelimit_mw.errors import Conflict, StoreUnavailable
 from ratelimit_mw.stores.base import Timer
-from ratelimit_mw.stores.shared.file import create_beside, names, open_permitted
+from ratelimit_mw.stores.shared.file import create, names, open_permitted
 from ratelimit_mw.stores.shared.location import Location
 
 _PATIENCE = 1.0  # seconds for one call
@@ -47,7 +47,7 @@ class FileRecords:
     def read(self, key: str, names: Sequence[str] | None = None) -> tuple[int, dict[str, str]]:
         """See `Records`."""
         try:
-            fd = open_permitted(self.name, self._location.mode)
+            fd = open_permitted(self.name, self._location)
         except FileNotFoundError:
             return 0, {}
         with os.fdopen(fd, "rb") as file:
@@ -61,9 +61,9 @@ class FileRecords:
         deadline = time.monotonic() + _PATIENCE
         while True:
             try:
-                fd = open_permitted(self.name, self._location.mode)
+                fd = open_permitted(self.name, self._location)
             except FileNotFoundError:
-                self._replace(b"{}", new=True)
+                self._create(b"{}")
                 continue
             with os.fdopen(fd, "rb") as file:
                 try:
@@ -81,7 +81,8 @@ class FileRecords:
                     raise Conflict(version)
                 kept = {name: text for name, text in texts.items() if name not in drop}
                 content[key] = version + 1, {**kept, **put}
-                self._replace(json.dumps(content, ensure_ascii=False).encode("utf-8", "surrogatepass"))
+                text = json.dumps(content, ensure_ascii=False).encode("utf-8", "surrogatepass")
+                self._create(text, replace=True)
                 return version + 1
 
     def listener(self) -> Timer:
@@ -91,23 +92,8 @@ class FileRecords:
     def close(self) -> None:
         """Do nothing: the file is open only during a call."""
 
-    def _replace(self, content: bytes, *, new: bool = False) -> None:
-        """Put a complete file in place. With `new`, a file that another process has just created stays."""
-        path = self.name
-        beside, fd = create_beside(path, self._location.mode)
-        try:
-            with os.fdopen(fd, "wb") as file:
-                file.write(content)
-            if new:
-                os.link(beside, path)
-            else:
-                Path(beside).replace(path)
-        except FileExistsError:
-            pass
-        except OSError as error:
-            raise StoreUnavailable(f"{path}: {error.strerror}") from None
-        finally:
-            Path(beside).unlink(missing_ok=True)
+    def _create(self, content: bytes, *, replace: bool = False) -> None:
+        create(self.name, self._location.mode, lambda path, _: Path(path).write_bytes(content), replace=replace)
 
 
 def _parsed(raw: bytes) -> _Content:

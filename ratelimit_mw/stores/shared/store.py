@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -30,16 +31,6 @@ _log = logging.getLogger("ratelimit_mw")
 _MINUTE = 60.0
 
 
-def _pauses() -> Iterator[float]:
-    """The seconds between two attempts of a thread. A decision holds the lock for about ten microseconds."""
-    return itertools.chain((0, 0, 0, 20e-6), itertools.repeat(200e-6))
-
-
-def _pauses_of_loops() -> Iterator[float]:
-    """The seconds between two attempts on an event loop, which has other work to do."""
-    return itertools.chain((0, 0, 0, 0.001, 0.001, 0.002), itertools.repeat(0.004))
-
-
 class SharedStore(Store):
     """Counters in a file that the processes of one machine share. Decisions are exact across all of them.
 
@@ -55,7 +46,6 @@ class SharedStore(Store):
     """
 
     remote = False
-    waits = True
 
     def __init__(
         self, location: Location, *, max_counters: int = 1_000_000, timeout: float = 0.1, clock: Clock | None = None
@@ -77,9 +67,8 @@ class SharedStore(Store):
             reply = (self._handle or self._open()).attempt(Table.reply, asked)
             return self._wait(Table.reply, asked) if reply is None else reply
         except StoreUnavailable as error:
-            if self._failed(error, period):
-                return self._alone.ask(request)
-            raise
+            self._failed(error, period)
+            return self._alone.ask(request)
 
     async def aask(self, request: StoreRequest) -> Reply:
         """See `Store`."""
@@ -88,9 +77,8 @@ class SharedStore(Store):
             reply = (self._handle or self._open()).attempt_now(Table.reply, asked)
             return await self._await(Table.reply, asked) if reply is None else reply
         except StoreUnavailable as error:
-            if self._failed(error, period):
-                return self._alone.ask(request)
-            raise
+            self._failed(error, period)
+            return self._alone.ask(request)
 
     def connect(self, domain: str) -> None:  # noqa: ARG002  a decision would create the file, for another user maybe
         """See `Connectable`. It checks the file, but makes no decision."""
@@ -112,8 +100,7 @@ class SharedStore(Store):
         while start:
             asked = start, self._now
             try:
-                part = self._open().attempt(Table.keys, asked)
-                found, start = self._wait(Table.keys, asked) if part is None else part
+                found, start = self._wait(Table.keys, asked)
             except NameTaken:
                 yield from self._alone.keys(prefix)
                 return
@@ -148,69 +135,66 @@ class SharedStore(Store):
         return breaker.period, (request, encoded, self._now)
 
     def _open(self) -> Handle:
-        handle = self._handle
-        if handle is None:
-            handle = self._handle = handle_of(self._location, self._most, self._now)
+        handle = self._handle = self._handle or handle_of(self._location, self._most, self._now)
         return handle
 
     def _wait(self, work: Callable[[Table, A], T], asked: A) -> T:
         """Try until the timeout. Raises StoreUnavailable after it."""
-        handle, deadline = self._open(), time.monotonic() + self._timeout
-        seen = handle.progress()
-        for pause in _pauses():
-            time.sleep(pause)
-            done = handle.attempt(work, asked)
+        turns = self._turns((0, 0, 0, 20e-6), 200e-6)
+        while True:
+            time.sleep(next(turns))
+            done = self._open().attempt(work, asked)
             if done is not None:
                 return done
-            if time.monotonic() > deadline:
-                break
-        raise self._timed_out(handle, seen)
 
     async def _await(self, work: Callable[[Table, A], T], asked: A) -> T:
-        """The awaitable twin of `_wait`."""
-        handle, deadline = self._open(), time.monotonic() + self._timeout
-        seen = handle.progress()
-        for pause in _pauses_of_loops():
-            await asyncio.sleep(pause)
-            done = handle.attempt_now(work, asked)
+        """The awaitable twin of `_wait`. The event loop has other work to do."""
+        turns = self._turns((0, 0, 0, 0.001, 0.001, 0.002), 0.004)
+        while True:
+            await asyncio.sleep(next(turns))
+            done = self._open().attempt_now(work, asked)
             if done is not None:
                 return done
+
+    def _turns(self, first: tuple[float, ...], then: float) -> Iterator[float]:
+        """The pauses before attempts, until the timeout. A decision holds the lock for about ten microseconds.
+
+        Raises:
+            Late: the timeout is over, but others were decided. The breaker stays closed.
+            StoreUnavailable: the timeout is over.
+        """
+        handle, deadline = self._open(), time.monotonic() + self._timeout
+        seen = handle.progress()
+        for pause in itertools.chain(first, itertools.repeat(then)):
+            yield pause
             if time.monotonic() > deadline:
-                break
-        raise self._timed_out(handle, seen)
+                waited = f"the lock of {self._location.path} was not free within {self._timeout:g} s"
+                raise Late(waited) if handle.progress() != seen else StoreUnavailable(waited)
 
-    def _timed_out(self, handle: Handle, seen: tuple[int, int]) -> StoreUnavailable:
-        """The error after the timeout. It is `Late` if others were decided: the breaker then stays closed."""
-        waited = f"the lock of {self._location.path} was not free within {self._timeout:g} s"
-        return Late(waited) if handle.progress() != seen else StoreUnavailable(waited)
+    def _failed(self, error: StoreUnavailable, period: Period) -> None:
+        """Return if this process counts for itself. Otherwise open the breaker, if not only this request has failed.
 
-    def _failed(self, error: StoreUnavailable, period: Period) -> bool:
-        """Open the breaker, unless only this request has failed. Returns whether this process counts for itself."""
-        path = self._location.path
-        if isinstance(error, NameTaken):
-            if self._due(NameTaken):
-                _log.error("store %s (%s): this process counts for itself: %s", path, error, error.remedy)
-            return True
-        if isinstance(error, CounterError):
-            if self._due(CounterError):
-                _log.warning("store %s (%s): on_error applies to the request", path, error)
+        Raises:
+            StoreUnavailable: the error.
+        """
+        path, taken = self._location.path, isinstance(error, NameTaken)
+        if taken or isinstance(error, CounterError):
+            now = time.monotonic()
+            if now >= self._logged.get(type(error), now):
+                self._logged[type(error)] = now + _MINUTE
+                if isinstance(error, NameTaken):
+                    _log.error("store %s (%s): this process counts for itself: %s", path, error, error.remedy)
+                else:
+                    _log.warning("store %s (%s): on_error applies to the request", path, error)
         elif isinstance(error, Late):
             period.breaker.late()
         else:
             period.breaker.trip(error, self._probe, period.closings)
-        return False
-
-    def _due(self, kind: type[StoreUnavailable]) -> bool:
-        """Whether such an error was not logged for a minute."""
-        now = time.monotonic()
-        due = now >= self._logged.get(kind, now)
-        if due:
-            self._logged[kind] = now + _MINUTE
-        return due
+        if not taken:
+            raise error
 
     def _probe(self) -> None:
-        """Raise StoreUnavailable while the file is unavailable. The key is new, because that needs most room."""
+        """Raise StoreUnavailable while this process cannot count. The key is new, because that needs most room."""
         key = f"probe:{{{os.getpid()}.{time.monotonic_ns()}}}"
-        asked = ([probe_ask(key)], DECIDE), [encode(key)], self._now
-        if self._open().attempt(Table.reply, asked) is None:
-            self._wait(Table.reply, asked)
+        with suppress(NameTaken):  # it counts for itself then
+            self._wait(Table.reply, (([probe_ask(key)], DECIDE), [encode(key)], self._now))

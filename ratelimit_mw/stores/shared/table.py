@@ -5,6 +5,7 @@ random sample of all counters. A key that is too long for LMDB is replaced by it
 the value.
 """
 
+import os
 import random
 from binascii import crc32
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +20,6 @@ from ratelimit_mw.errors import CounterError
 from ratelimit_mw.model import Reply
 from ratelimit_mw.stores.base import DECIDE, StoreRequest
 from ratelimit_mw.stores.counters import (
-    MAX_SAMPLE,
     SAMPLE,
     STAMP_SIZE,
     USED_UP,
@@ -28,6 +28,7 @@ from ratelimit_mw.stores.counters import (
     first_unexpired,
     stamp,
 )
+from ratelimit_mw.stores.shared.location import FREE
 
 if TYPE_CHECKING:
     Transaction = lmdb.Transaction[bytes]
@@ -40,9 +41,13 @@ _LENGTH = 4  # bytes for the length of a text
 _BATCH = 4  # expired counters are looked for each time that so many new counters have come
 _CHECKED = 2 * _BATCH
 _KEYS = 256  # the most entries that one transaction looks at to list keys, so that it is short
-_MOST_DROPPED = 4  # counters that give way to a new one, if there are too many
-_SAMPLES = 4  # that are thinned at once: about the counters of a page
+_SAMPLES = 4  # that give way at once: about the counters of a page
 _KEPT = 2  # counters of a sample of neighbours that is thinned
+_FREE_SHARE = 0.2  # of the file that stays free for copies of pages, if that is more than `FREE`
+_STEP = 16  # pages by which the file grows
+_fallocate = getattr(os, "posix_fallocate", None)  # not on macOS: there, a full disk concerns known counters, too
+
+NO_ROOM = "the file or its disk has no room for the counters: set a larger ?size=, or free some of the disk"
 
 Asked = tuple[StoreRequest, Sequence[bytes], Callable[[], int]]
 """A request, the entries of its asks as `encode` returns them, and a function that returns the time."""
@@ -55,35 +60,31 @@ class Table(Counters):
 
     LMDB never changes a page. It writes a changed copy to a free page, and the old one is free two transactions later.
     A file without free pages could not even drop counters. Therefore the pages in use have a bound: past it, the table
-    is `crowded`, and `thin` is due.
+    is `crowded`, and `thin` is due. One request may write a quarter of the free pages in large values, because three
+    transactions need free pages at a time.
 
     Args:
         environment: the open file.
         max_counters: the most counters to keep.
-        most_written: the most bytes that one request may write in values larger than half a page.
+        size: the largest size of the file in bytes.
     """
 
-    crowded = False
-    """Whether more pages are in use than `allow` allows, as the last new counter has found."""
-
-    def __init__(self, environment: lmdb.Environment, max_counters: int, most_written: int) -> None:
+    def __init__(self, environment: lmdb.Environment, max_counters: int, size: int) -> None:
         self.environment = environment
         self.txn: Transaction
         self._encoded: dict[str, bytes] = {}
         self._most = max_counters
-        self._most_pages = 0
-        self._page = int(environment.stat()["psize"])
+        stat, free = environment.stat(), max(FREE, int(size * _FREE_SHARE))
+        self._page = int(stat["psize"])
         self._large = self._page // 2
         self._written = 0
-        self._most_written = most_written
+        self._most_written = free // 4
+        self._limit = (size - free) // self._page
+        self._most_pages = min(_pages(stat), self._limit)
+        self.crowded = False
         self._missing: set[str] = set()
         self._new = 0
         self._position = _chance.randbytes(_PREFIX)
-
-    def allow(self, size: int) -> None:
-        """Set how many bytes the pages in use may take."""
-        self._most_pages = size // self._page
-        self.crowded = _pages(self.environment.stat()) > self._most_pages
 
     def reply(self, asked: Asked) -> Reply:
         """Answer a request."""
@@ -93,11 +94,13 @@ class Table(Counters):
             _, quota, cost, shadow = asks[0]
             entry = encoded[0]
             stored = txn.get(entry)
-            if stored is not None and entry[_PREFIX] != _IS_DIGEST and len(stored) <= self._large:
+            if stored is not None and entry[_PREFIX] != _IS_DIGEST:
                 outcome, state = DECIDE_ALL[quota.decided_by](stored[STAMP_SIZE:], quota, cost, now)
-                if state is not None:
-                    txn.put(entry, stamp(quota, cost, shadow, outcome, now) + state)
-                return tuple.__new__(Reply, (now, (outcome,), None))
+                value = b"" if state is None else stamp(quota, cost, shadow, outcome, now) + state
+                if len(value) <= self._large:
+                    if value:
+                        txn.put(entry, value)
+                    return tuple.__new__(Reply, (now, (outcome,), None))
         self._missing.clear()
         self._written = 0
         self._encoded = {ask.key: entry for ask, entry in zip(asks, encoded, strict=True)}
@@ -114,43 +117,52 @@ class Table(Counters):
 
     def save(self, key: str, value: bytes, now: int) -> None:
         """See `Counters`."""
-        if key in self._missing:
-            self._missing.discard(key)
-            self._make_room(now)
         encoded = self._encoded[key]
         if encoded[_PREFIX] == _IS_DIGEST:
             text = key.encode("utf-8", "surrogatepass")
             value += text + len(text).to_bytes(_LENGTH)
-        if len(value) > self._large:
+        new, large = key in self._missing, len(value) > self._large
+        if large:
             self._written += len(value)
             if self._written > self._most_written:
-                raise CounterError("the file has no room for the counters: set a larger ?size=")
-            self.crowded = _pages(self.txn.stat()) > self._most_pages
+                raise CounterError(NO_ROOM)
+        if new:
+            self._missing.discard(key)
+            self._make_room(now)
         self.txn.put(encoded, value)
+        if new or large:
+            self.crowded = self._is_crowded()
 
     def drop(self, key: str) -> None:
         """See `Counters`."""
         self.txn.delete(self._encoded[key])
 
-    def thin(self, now: int) -> None:
-        """Drop most counters of about one page: expired ones first, then those that are nearest to unused.
+    def grow(self, fd: int) -> bool:
+        """Let more pages be in use, and reserve the disk for them. Returns whether that was enough.
 
-        They are neighbours, because LMDB joins two pages only if both are three quarters empty. Used up counters go
-        only if there are no others, and those of the last request stay.
+        The disk is reserved as far behind these pages as copies may need. A full disk is then like a full file: it
+        stops the growth, and there is room to drop counters. What other processes have reserved costs nothing.
         """
-        before, bounded = self._count(), self.crowded
-        for last in (USED_UP - 1, USED_UP):
-            for _ in range(_SAMPLES):
-                sample = self._sample(SAMPLE, now)
-                kept = min(_KEPT, self._count() // SAMPLE)
-                while len(sample) > kept and (least := evicted(list(sample)))[0] <= last:
-                    self.txn.delete(sample.pop(least))
-                    self.crowded = _pages(self.txn.stat()) > self._most_pages
-                    if bounded and not self.crowded:
-                        return
-            if self._count() < before:
-                break
-        self.crowded = _pages(self.txn.stat()) > self._most_pages
+        used = _pages(self.environment.stat())
+        more = min(max(used, self._most_pages) + _STEP, self._limit)
+        try:
+            if _fallocate is not None and more > self._most_pages:
+                start = self._most_pages * self._page + FREE
+                _fallocate(fd, start, more * self._page + FREE - start)
+        except OSError:
+            return False
+        self._most_pages = more
+        self.crowded = used > more
+        return not self.crowded
+
+    def thin(self, now: int) -> None:
+        """Drop most counters of about one page, or fewer if the table was crowded and is not any more.
+
+        They are neighbours, because LMDB joins two pages only if both are three quarters empty.
+        """
+        crowded = self.crowded
+        self._evict(now, min(_KEPT, self._count() // SAMPLE), lambda: crowded and not self._is_crowded())
+        self.crowded = self._is_crowded()
 
     def keys(self, asked: tuple[bytes, Callable[[], int]]) -> tuple[list[str], bytes]:
         """The keys of some counters from an entry on, and the entry to continue at, which is empty at the end.
@@ -171,28 +183,34 @@ class Table(Counters):
     def _make_room(self, now: int) -> None:
         """Drop expired counters as new ones come. If there are too many, drop some that have not expired."""
         self._new += 1
-        stat = self.txn.stat()
-        self.crowded = _pages(stat) > self._most_pages
-        over = stat["entries"] - self._most + 1
-        if over > 0:
-            for _ in range(min(over, _MOST_DROPPED)):
-                self._drop_one(now)
+        if self._count() >= self._most:
+            self._evict(now, 0, lambda: self._count() < self._most)
         elif self._new % _BATCH == 0:
             self._sample(_CHECKED, now)
 
-    def _drop_one(self, now: int) -> None:
-        """Drop the expired counters of a sample; if there is none, the counter nearest to unused."""
+    def _evict(self, now: int, kept: int, enough: Callable[[], bool]) -> None:
+        """Drop the expired counters of the next samples, and those nearest to unused.
+
+        Used up counters go only if there are no others, and those of the last request stay.
+
+        Args:
+            now: the time in microseconds.
+            kept: the counters of a sample that stay.
+            enough: whether enough are dropped.
+        """
         before = self._count()
-        sample: dict[tuple[int, str], bytes] = {}
-        while len(sample) < MAX_SAMPLE:
-            known = len(sample)
-            sample.update(self._sample(SAMPLE, now))
+        for last in (USED_UP - 1, USED_UP):
+            for _ in range(_SAMPLES):
+                sample = self._sample(SAMPLE, now)
+                while not (done := enough()) and len(sample) > kept and (least := evicted(list(sample)))[0] <= last:
+                    self.txn.delete(sample.pop(least))
+                if done:
+                    return
             if self._count() < before:
                 return
-            if len(sample) == known or min(sample)[0] < USED_UP:
-                break
-        if sample:
-            self.txn.delete(sample[evicted(list(sample))])
+
+    def _is_crowded(self) -> bool:
+        return _pages(self.txn.stat()) > self._most_pages
 
     def _count(self) -> int:
         return int(self.txn.stat()["entries"])
