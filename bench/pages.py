@@ -36,7 +36,7 @@ def blocks(results: Results) -> dict[Path, dict[str, str]]:
     """What stands between the marks of each page, by the mark's name."""
     return {
         BENCHMARKS: {"first": first(results), "shared": shared_table(results)},
-        SCALING: {"costs": costs(results), "capacity": capacity(results)},
+        SCALING: {"capacity": capacity(results)},
         CONSISTENCY: {"leases": leases(results)},
         THROTTLING: {"elastic": elastic(results)},
         README: {"headlines": headlines(results)},
@@ -97,19 +97,14 @@ def _side_by_side(figure: Figure) -> str:
 
 def first(results: Results) -> str:
     """The first figure of each row that has a bar, how many of its bars are reached, and the conditions of the run."""
-    lines = ["| | ratelimit_mw | beside it | to reach | of its group |", "|---|---|---|---|---|"]
+    lines = ["| | ratelimit_mw | beside it | goals reached |", "|---|---|---|---|"]
     for row in ROWS:
         if row.held and row.name in results.rows:
             figure = next(each for each in results.rows[row.name] if not each.detail)
             theirs = f"{figure.peer}: {shown(figure.theirs, figure.unit)}" if figure.theirs else ""
             met = [each.met for each in results.rows[row.name] if each.met is not None]
-            cells = (
-                f"{row.title.partition(': ')[0]}: {figure.what}",
-                ours(figure),
-                theirs,
-                f"{bar(figure)} {verdict(figure)}",
-            )
-            lines.append(f"| {' | '.join(cells)} | {sum(met)} of {len(met)} |")
+            title = row.title.partition(": ")[0]
+            lines.append(f"| {title} | {ours(figure)} | {theirs} | {sum(met)} of {len(met)} |")
     return "\n".join([*lines, "", f"{sentence(results.conditions)} {summary(results)}.", ""])
 
 
@@ -170,43 +165,6 @@ def _cell(results: Results, what: str, peer: str) -> str:
 
 
 # ------------------------------------------------------------------------------------------ docs/scaling.md
-
-
-def costs(results: Results) -> str:
-    """What one thing costs."""
-    find = results.figure
-    known, new, zipf = NAMES["known"], NAMES["new"], NAMES["Zipf"]
-    decision, decision_new = find("redis-asyncio", f"acheck: {zipf}"), find("redis-asyncio", f"acheck: {new}")
-    app = find("redis-starlette", zipf, "no limiter")
-    thread, threads = (find("wsgi-redis", f"check, {many}: {zipf}") for many in ("1 thread", "32 threads"))
-    listed = {
-        "a request under one rule, `memory://`": (
-            f"of a known client, {_cpu(results, 'asgi-memory', known)} of the web process under ASGI and "
-            f"{_cpu(results, 'wsgi-memory', known)} under WSGI. Of a client and a path that are new, "
-            f"{_cpu(results, 'asgi-memory-new', new)} and {_cpu(results, 'wsgi-memory', new)}"
-        ),
-        "a decision on Redis, asyncio, 100 requests in flight": (
-            f"{_each(decision)} ({_rate(decision)} decisions per second in one process). "
-            f"If all clients are new, {_each(decision_new)}"
-        ),
-        "a request of a Starlette app on Redis, 100 in flight": (
-            f"{number(_microseconds(app) - 1e6 / _of(app.theirs))} µs more than without a limiter "
-            f"({_rate(app)} requests per second instead of {number(_of(app.theirs))})"
-        ),
-        "a decision on Redis, threads": (
-            f"{_each(thread)} with one thread, {_each(threads)} with 32 threads "
-            f"({_rate(thread)} and {_rate(threads)} decisions per second in one process)"
-        ),
-        "a request from a denied client that keeps sending": _refused(results, "denied"),
-        "a request from a banned client that keeps sending": _refused(results, "banned"),
-        "a counter in Redis (fixed window, token bucket, sliding window)": (
-            f"{_bytes(results, 'fixed_window', 'token_bucket', 'sliding_window')} bytes"
-        ),
-        "a counter in Redis (bucketed window of 60)": f"{_bytes(results, 'bucketed_window')} bytes",
-        "a counter in Redis (sliding log of 500)": f"{_bytes(results, 'sliding_log')} bytes",
-        "a million counters in `memory://`": shown(find("million-counters", "resident memory").ours, "MB"),
-    }
-    return "".join(["| operation or object | cost |\n|---|---|\n", *(f"| {k} | {v} |\n" for k, v in listed.items())])
 
 
 def capacity(results: Results) -> str:
@@ -276,16 +234,6 @@ def _up(value: float) -> int:
     return math.ceil(value / step) * step
 
 
-def _cpu(results: Results, row: str, what: str) -> str:
-    return shown(results.figure(row, what).ours, "us")
-
-
-def _refused(results: Results, kind: str) -> str:
-    cpu = _cpu(results, "denied", f"{kind} clients: CPU of a whole request")
-    calls = results.figure("denied", f"{kind} clients: calls per denied request").ours.median
-    return f"{cpu} of the web process, and {number(calls)} calls to Redis"
-
-
 def _of(spread: tuple[float, ...] | None) -> float:
     assert spread is not None
     return spread[0]
@@ -295,20 +243,8 @@ def _microseconds(figure: Figure) -> float:
     return 1e6 / figure.ours.median
 
 
-def _each(figure: Figure) -> str:
-    return f"{number(_microseconds(figure))} µs"
-
-
 def _rate(figure: Figure) -> str:
     return number(figure.ours.median)
-
-
-def _bytes(results: Results, *algorithms: str) -> str:
-    """The range of all servers."""
-    sizes = [
-        figure.ours.median for figure in results.rows["redis-bytes"] if figure.what.partition(",")[0] in algorithms
-    ]
-    return f"{number(min(sizes))} to {number(max(sizes))}"
 
 
 # -------------------------------------------------------------------------------------------------- picture
