@@ -39,6 +39,7 @@ ROWS = (
     Row("leases", "Leases and write-back", ("leases.figures",)),
     Row("denied", "Denied clients that keep sending requests rapidly", ("redis_calls.denied", "telemetry.denial")),
     Row("many-rules", "Matching cost of 1 000 rules against 10 rules", ("rules.matching",)),
+    Row("hostile", "A hostile request of 8 and 64 KiB, beside a plain one: CPU", ("hostile.decisions",)),
     Row("redis-bytes", "Redis bytes per counter", ("footprint.redis_bytes",)),
     Row("million-counters", "Memory store, one million counters", ("footprint.million_counters",)),
     Row("reload", "Reload of 1 000 rules, in a process with 100 000 objects of its own", ("rules.reload",)),
@@ -68,5 +69,5 @@ ROWS = (
     Row("memory-layouts", "One million counters in other layouts", ("memory_layouts.figures",), held=False),
 )
 
-UNMEASURED: set[str] = {"page", "reload-list", "what-if"}
+UNMEASURED: set[str] = {"hostile", "page", "reload-list", "what-if"}
 """Rows that came after the last full run. The next one measures them."""

@@ -26,7 +26,7 @@ TOO_MANY: Values = (SHARED, BY_ADDRESS)
 """The values behind a name that has too many. Both satisfy every condition on the name."""
 
 MOST_VALUES = 4
-MOST_LINES = 64
+MOST_LINES = 32
 """Header lines, cookies or parameters of one name, also if they are equal."""
 _MOST_SPELLINGS = 16  # of at most four values: with and without what follows a comma, percent signs decoded or not
 _MOST_TEXT = 65536
@@ -144,11 +144,13 @@ def _cookie_readings(text: str, start: int) -> _Readings | None:
         return None
     further = _NEXT_COOKIE.search(stripped)
     found: list[str | None] = []
-    if quoted and (match := _QUOTED.match(text, start + len(field) - len(field.lstrip()))):
+    match = _QUOTED.match(text, start + len(field) - len(field.lstrip())) if quoted else None
+    if match is not None:
         found.append(_unescaped(match[1]))  # it may hold semicolons
     if further is not None:
         found.append(_unquoted(stripped[: further.start()].rstrip()))
-    found.append(_unquoted(stripped))
+    if match is None or match[0] != stripped:
+        found.append(_unquoted(stripped))
     if not quoted:
         found.append(field.strip(" \t"))
         found += stripped.split(None, 1)[:1]  # Python's SimpleCookie ends a cookie at a blank

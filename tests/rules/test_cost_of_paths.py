@@ -3,13 +3,12 @@
 A step is a bytecode. No bytecode does more than one pass of a C function over the path.
 """
 
-import sys
-
 import pytest
 
 from ratelimit_mw import ManualClock, RateLimiter
 from ratelimit_mw.identity.http_request import AsgiRequest, WsgiRequest
 from tests.support.routers import environs, scopes
+from tests.support.steps import steps
 
 TEMPLATES = [
     *("/login", "/static/*", "/v{a}-{b}/x", "/f/{p:path}/e/{i:int}", "/{f:float}", "/{a}.{i:int}", "/{a:float}.{b}"),
@@ -51,26 +50,6 @@ REPEATED = {
 def limiter():
     with RateLimiter(CONFIG, clock=ManualClock(1_700_000_000)) as made:
         yield made
-
-
-def steps(limiter, make, context):
-    """How many bytecodes a decision runs."""
-    count = 0
-
-    def trace(frame, event, _):
-        nonlocal count
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        count += event == "opcode"
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        request = make(context)
-        limiter.engine.execute(limiter.engine.planner.plan(limiter.rules, request), limiter.rules)
-    finally:
-        sys.settrace(before)
-    return count
 
 
 def contexts(path, root):
