@@ -12,7 +12,7 @@ OLDEST := .venv-oldest
 unexport VIRTUAL_ENV PYTHONHOME PYTHONPATH PIP_TARGET PIP_PREFIX PIP_USER
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test unit soak oldest lint format bench docs clean
+.PHONY: help demo test quick unit soak oldest lint format bench docs clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -23,11 +23,23 @@ demo: $(VENV)/.$(if $(SERVICE),demo-service,demo) ## clients meet their limits o
 test: lint $(VENV)/.browser ## everything that has to hold: style, types, contracts, all tests, coverage
 	$(BIN)/python -m pytest -n $(JOBS) --cov --cov-report=term $(ARGS)
 
+QUICK := algorithms identity rules stores shells/test_asgi.py shells/test_wsgi.py shells/test_answers.py \
+  $(patsubst %,test_%.py,acquiring denials explain imports in_flight kill_switch limiter lists load meter planning \
+  policies response shadows shedding structure tally waiting)
+
+quick: $(VENV)/.dev ## in at most 90 seconds: style, types but pyright's, contracts, the tests of the core on one server
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/python -m pytest -n 2 -q --quick $(addprefix tests/,$(QUICK)) $(ARGS)
+
 unit: $(VENV)/.dev $(VENV)/.browser ## the tests alone: make unit ARGS='-k login -x'
 	$(BIN)/python -m pytest $(ARGS)
 
-soak: $(VENV)/.dev ## the tests in tests/load, which take minutes: soaks, fuzzers, faults under load
+soak: $(VENV)/.dev ## what takes minutes: soaks, fuzzers and faults under load in tests/load, and tests with the mark soak
 	$(BIN)/python -m pytest tests/load $(ARGS)
+	$(BIN)/python -m pytest -m soak $(ARGS)
 	$(MAKE) oldest ARGS=
 
 # Starlette 0.40's TestClient leaves streams unclosed where an app does not start.

@@ -20,6 +20,7 @@ import pytest
 from hypothesis import settings
 
 from ratelimit_mw import ManualClock
+from tests.support import apps
 from tests.support.patience import eventually
 from tests.support.processes import dismiss
 from tests.support.servers import BINARIES, Binary, Server
@@ -48,6 +49,25 @@ class _Pool:
 
     def close(self) -> None:
         self._stack.close()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help="on one server version, and without apps on real servers")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("quick"):
+        left_out = [item for item in items if not _is_quick(item)]
+        items[:] = [item for item in items if _is_quick(item)]
+        config.hook.pytest_deselected(items=left_out)
+
+
+def _is_quick(item: pytest.Item) -> bool:
+    """Whether a test runs on the newest server or on none, in a file that starts no app on a real server."""
+    assert isinstance(item, pytest.Function)
+    parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    starts_apps = any(getattr(each, "__module__", None) == apps.__name__ for each in vars(item.module).values())
+    return not starts_apps and not any(isinstance(each, Binary) and each != _newest() for each in parameters)
 
 
 def pytest_unconfigure() -> None:

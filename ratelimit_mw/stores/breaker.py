@@ -139,7 +139,7 @@ class Breaker:
         """
         if self.watching or self._stopped.is_set() or seen != self.closings:
             return
-        watch = threading.Thread(target=self._watch, args=(probe, seen), name="ratelimit_mw probe", daemon=True)
+        watch = threading.Thread(target=self._watch, args=(probe, seen), name="ratelimit_mw breaker", daemon=True)
         try:
             if self.watching.setdefault(None, watch) is watch:  # otherwise another thread was first
                 self.period = self.period.left(self._now())

@@ -5,7 +5,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ratelimit_mw.algorithms import DECIDE
@@ -61,6 +61,7 @@ def quotas(draw):
 STEPS = st.lists(st.tuples(st.integers(0, 2_500_000), st.integers(1, 2)), min_size=20, max_size=60)
 
 
+@settings(max_examples=40)
 @given(quotas(), quotas(), st.integers(1, 8), STEPS)
 def test_a_limit_that_never_fills_never_denies_what_the_stricter_one_admits(quota, stricter, factor, steps):
     if quota.algorithm != "token_bucket":

@@ -69,11 +69,15 @@ def fate(client, location):
     return client.get(location).json()
 
 
-SHELLS = [pytest.param(uvicorn, "asgi", id="uvicorn"), pytest.param(gunicorn, "wsgi", id="gunicorn")]
-
-
-@pytest.mark.parametrize(("serve", "shell"), SHELLS)
-@pytest.mark.parametrize("way", ["over HTTP", "in process"])
+@pytest.mark.parametrize(
+    ("serve", "shell", "way"),
+    [
+        pytest.param(uvicorn, "asgi", "over HTTP", id="uvicorn, over HTTP"),
+        pytest.param(gunicorn, "wsgi", "in process", id="gunicorn, in process"),
+        pytest.param(uvicorn, "asgi", "in process", id="uvicorn, in process", marks=pytest.mark.soak),
+        pytest.param(gunicorn, "wsgi", "over HTTP", id="gunicorn, over HTTP", marks=pytest.mark.soak),
+    ],
+)
 def test_what_is_put_off_is_done_later_as_it_was_sent(any_server, rules, serve, shell, way):
     env = rules()
     app = f"tests.deferral.apps:{shell}"
@@ -92,6 +96,7 @@ def test_what_is_put_off_is_done_later_as_it_was_sent(any_server, rules, serve, 
     assert "x-ratelimit-deferred" not in note["headers"]
 
 
+@pytest.mark.soak
 def test_a_worker_killed_while_a_request_is_under_way_leaves_it_unknown(any_server, rules):
     env = rules()
     with (
@@ -126,6 +131,7 @@ def test_a_worker_that_is_to_stop_ends_what_is_under_way(any_server, rules):
         assert fate(client, location)["state"] == "done"
 
 
+@pytest.mark.soak
 def test_two_workers_apply_each_once(any_server, rules):
     env = rules(limit="20 per second")
     with uvicorn("tests.deferral.apps:asgi", env=env) as running, httpx.Client(base_url=running.url) as client:
@@ -139,6 +145,7 @@ def test_two_workers_apply_each_once(any_server, rules):
     assert keys == [location.rpartition("/")[2] for location in locations], "each once, and in their order"
 
 
+@pytest.mark.soak
 def test_a_full_queue_denies_and_what_fails_again_and_again_is_parked(any_server, rules):
     env = rules(max_attempts=2, max_length=1)
     with uvicorn("tests.deferral.apps:asgi", env=env) as running, httpx.Client(base_url=running.url) as client:

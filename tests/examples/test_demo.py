@@ -12,8 +12,8 @@ from tests.support.apps import ROOT
     ("args", "workers"),
     [
         pytest.param([], 1, id="memory"),
-        pytest.param(["--redis"], 2, id="two workers on Redis"),
-        pytest.param(["--workers", "4"], 4, id="four workers on a file"),
+        pytest.param(["--redis"], 2, id="two workers on Redis", marks=pytest.mark.soak),
+        pytest.param(["--workers", "4"], 4, id="four workers on a file", marks=pytest.mark.soak),
     ],
 )
 def test_the_demo_holds_what_it_claims(args, workers):

@@ -21,10 +21,14 @@ rules:
 SERVED = [
     pytest.param((uvicorn, "starlette_app:app", ()), id="uvicorn"),
     pytest.param((gunicorn, "flask_app:app", ()), id="gunicorn sync"),
-    pytest.param((gunicorn, "flask_app:app", ("--threads", "4")), id="gunicorn gthread"),
-    pytest.param((gunicorn, "flask_app:app", ("-k", "gevent")), id="gunicorn gevent"),
-    pytest.param((gunicorn, "flask_app:app", ("--preload",)), id="gunicorn sync, preloaded"),
-    pytest.param((gunicorn, "flask_app:app", ("--preload", "-k", "gevent")), id="gunicorn gevent, preloaded"),
+    pytest.param((gunicorn, "flask_app:app", ("--threads", "4")), id="gunicorn gthread", marks=pytest.mark.soak),
+    pytest.param((gunicorn, "flask_app:app", ("-k", "gevent")), id="gunicorn gevent", marks=pytest.mark.soak),
+    pytest.param((gunicorn, "flask_app:app", ("--preload",)), id="gunicorn sync, preloaded", marks=pytest.mark.soak),
+    pytest.param(
+        (gunicorn, "flask_app:app", ("--preload", "-k", "gevent")),
+        id="gunicorn gevent, preloaded",
+        marks=pytest.mark.soak,
+    ),
 ]
 
 

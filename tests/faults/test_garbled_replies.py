@@ -79,13 +79,13 @@ URLS = [
 def test_garbage_is_a_store_that_is_away_and_takes_no_memory(garbage_at, url, garbage):
     url = url.format(garbage_at(garbage))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    store = open_store(StorageSettings(url=url, timeout=5))
+    store = open_store(StorageSettings(url=url, timeout=0.5))
     with pytest.raises(StoreUnavailable):
         store.decide(ASKS)
     store.close()
 
     async def awaited():
-        store = open_store(StorageSettings(url=url, timeout=5))  # one that has not found out yet
+        store = open_store(StorageSettings(url=url, timeout=0.5))  # one that has not found out yet
         with pytest.raises(StoreUnavailable):
             await store.adecide(ASKS)
         await store.aclose()

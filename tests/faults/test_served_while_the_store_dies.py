@@ -62,7 +62,10 @@ async def under_load(url, trouble):
     return statuses
 
 
-@pytest.mark.parametrize("way", ["uvicorn", "gunicorn"])
+EACH = pytest.mark.parametrize("way", ["uvicorn", pytest.param("gunicorn", marks=pytest.mark.soak)])
+
+
+@EACH
 def test_no_request_fails_while_the_store_is_killed_stopped_and_started_again(tmp_path, fresh_server, way):
     with served(tmp_path, fresh_server, way) as app:
 
@@ -86,7 +89,7 @@ def test_no_request_fails_while_the_store_is_killed_stopped_and_started_again(tm
         assert "Traceback" not in app.log
 
 
-@pytest.mark.parametrize("way", ["uvicorn", "gunicorn"])
+@EACH
 def test_the_first_requests_of_each_worker_are_limited(tmp_path, fresh_server, way):
     with served(tmp_path, fresh_server, way, timeout="20s") as app:
 

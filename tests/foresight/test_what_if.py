@@ -75,7 +75,7 @@ requests_of_clients = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     requests=requests_of_clients,
     limit=st.integers(1, 6),

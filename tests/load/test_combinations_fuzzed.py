@@ -1,4 +1,4 @@
-"""Rules files put together at random, a thousand of them: what `tests/test_combinations.py` tries with a hundred."""
+"""Rules files put together at random, a thousand of them: what `tests/test_combinations.py` tries with a few."""
 
 import pytest
 

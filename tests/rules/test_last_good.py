@@ -60,7 +60,14 @@ def kept():
 
 @pytest.mark.parametrize(
     ("name", "wrong"),
-    [*((name, "half a file") for name in SERVERS), ("gunicorn", "no file")],
+    [
+        ("uvicorn", "half a file"),
+        ("gunicorn", "no file"),
+        *(
+            pytest.param(name, "half a file", marks=pytest.mark.soak)
+            for name in ("gunicorn", "gunicorn, one worker", "gunicorn, gevent", "gunicorn --preload")
+        ),
+    ],
 )
 def test_a_server_outlives_a_broken_file_and_a_dying_worker(tmp_path, kept, monkeypatch, name, wrong):
     serve, app_text, workers, args = SERVERS[name]

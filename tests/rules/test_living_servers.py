@@ -26,13 +26,18 @@ app = RateLimitMiddleware(app, limiter=limiter)
 
 
 @pytest.mark.parametrize(
-    "options", [["--preload"], ["--preload", "--threads", "4"], ["--preload", "-k", "gevent"]], ids=" ".join
+    "options",
+    [
+        pytest.param([], id="sync"),
+        pytest.param(["--threads", "4"], id="gthread", marks=pytest.mark.soak),
+        pytest.param(["-k", "gevent"], id="gevent", marks=pytest.mark.soak),
+    ],
 )
 def test_gunicorn_s_workers_watch_for_themselves_after_a_preload(tmp_path, options):
     (tmp_path / "living.py").write_text(WSGI)
     file = tmp_path / "rules.yaml"
     file.write_text(text("5000 per minute", reload="100ms", name="old"))
-    with gunicorn("living:app", workers=2, cwd=tmp_path, env={"RULES": str(file)}, args=options) as app:
+    with gunicorn("living:app", workers=2, cwd=tmp_path, env={"RULES": str(file)}, args=["--preload", *options]) as app:
 
         def answers():
             found = [httpx.get(app.url).text.split() for _ in range(12)]

@@ -114,7 +114,7 @@ def is_valid(config):
 RUNS = settings(deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
 
-@settings(RUNS, max_examples=80)
+@settings(RUNS, max_examples=30)
 @given(files(), st.sampled_from([asgi, wsgi]), st.lists(REQUESTS, min_size=4, max_size=8))
 def test_a_rule_is_said_to_apply_if_and_only_if_the_plan_charges_it(config, make, requests):
     rules = load_rules(config, environ={})
@@ -136,7 +136,7 @@ def test_a_rule_is_said_to_apply_if_and_only_if_the_plan_charges_it(config, make
         assert not any(by_rule.values()), context  # a descriptor that asks nothing is not listed
 
 
-@settings(RUNS, max_examples=40)
+@settings(RUNS, max_examples=15)
 @given(files(), st.sampled_from([asgi, wsgi]), REQUESTS)
 def test_an_explanation_has_the_decision_and_the_counters_of_the_plan(config, make, request):
     with RateLimiter(config, storage="memory://", clock=ManualClock(START)) as limiter:

@@ -36,7 +36,13 @@ rules:
 """
 LIMIT = 150
 PATHS = ("/lease", "/held", "/failures", "/elastic")
-PRELOADED = pytest.mark.parametrize("args", [[], ["--preload"]], ids=["loaded by the worker", "loaded before the fork"])
+PRELOADED = pytest.mark.parametrize(
+    "args",
+    [
+        pytest.param([], id="loaded by the worker"),
+        pytest.param(["--preload"], id="loaded before the fork", marks=pytest.mark.soak),
+    ],
+)
 
 
 @pytest.fixture

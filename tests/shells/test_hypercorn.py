@@ -222,8 +222,10 @@ def trio_app(tmp_path):
 
 NEEDING = [
     pytest.param({}, "counters outside of the process", id="Redis"),
-    pytest.param({"URL": "memory://", "ALGORITHM": "leaky_bucket"}, "waiting for a turn", id="a queue"),
-    pytest.param({"URL": "memory://", "LIMIT": "2 concurrent"}, "`concurrent`", id="places"),
+    pytest.param(
+        {"URL": "memory://", "ALGORITHM": "leaky_bucket"}, "waiting for a turn", id="a queue", marks=pytest.mark.soak
+    ),
+    pytest.param({"URL": "memory://", "LIMIT": "2 concurrent"}, "`concurrent`", id="places", marks=pytest.mark.soak),
 ]
 
 

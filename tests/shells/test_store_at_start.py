@@ -133,7 +133,7 @@ def test_a_server_that_is_away_is_a_warning_before_the_first_request(start, capl
 def test_a_required_store_that_is_away_fails_the_first_start_and_nothing_goes_on_trying(start):
     with pytest.raises(StoreUnavailable, match=r"storage\.required is true, and the store is away .*refused"):
         start(config_of("redis://127.0.0.1:1/0", required=True))
-    eventually(lambda: not any(thread.name == "ratelimit_mw probe" for thread in threading.enumerate()))
+    eventually(lambda: not any(thread.name == "ratelimit_mw breaker" for thread in threading.enumerate()))
 
 
 def test_a_required_file_that_cannot_be_used_fails_the_first_start(start, tmp_path):

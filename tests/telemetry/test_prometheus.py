@@ -205,7 +205,10 @@ APP = """
 """
 
 
-@pytest.mark.parametrize("args", [(), ("--preload",)], ids=["each loads", "preload"])
+@pytest.mark.parametrize(
+    "args",
+    [pytest.param((), id="each loads", marks=pytest.mark.soak), pytest.param(("--preload",), id="preload")],
+)
 def test_two_processes_of_gunicorn_are_exported_together(tmp_path, args):
     (tmp_path / "counted.py").write_text(textwrap.dedent(APP), "utf-8")
     (tmp_path / "metrics").mkdir()
