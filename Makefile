@@ -26,13 +26,14 @@ test: lint $(VENV)/.browser ## everything that has to hold: style, types, contra
 QUICK := algorithms identity rules stores shells/test_asgi.py shells/test_wsgi.py shells/test_answers.py \
   $(patsubst %,test_%.py,acquiring denials explain imports in_flight kill_switch limiter lists load meter planning \
   policies response shadows shedding structure tally waiting)
+SLOWEST := *_against_* database_bombs leases shared
 
 quick: $(VENV)/.dev ## in at most 90 seconds: style, types but pyright's, contracts, the tests of the core on one server
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
-	$(BIN)/python -m pytest -n 2 -q --quick $(addprefix tests/,$(QUICK)) $(ARGS)
+	$(BIN)/python -m pytest -n 2 -q --quick $(addprefix tests/,$(QUICK)) $(SLOWEST:%=--ignore-glob='*/test_%.py') $(ARGS)
 
 unit: $(VENV)/.dev $(VENV)/.browser ## the tests alone: make unit ARGS='-k login -x'
 	$(BIN)/python -m pytest $(ARGS)
