@@ -8,7 +8,6 @@ from ratelimit_mw import ManualClock, RateLimiter
 from ratelimit_mw.identity.http_request import WsgiRequest
 from ratelimit_mw.model import Ask, Quota
 from ratelimit_mw.stores.breaker import Breaker
-from ratelimit_mw.stores.lease_store import Leases
 from ratelimit_mw.stores.memory import MemoryStore
 from ratelimit_mw.stores.redis.records import CommandClient
 from ratelimit_mw.wsgi import RateLimitMiddleware
@@ -42,49 +41,6 @@ def test_the_memory_store(number):
         assert left(store, asks[0]) == before - 1, place
 
     assert at_every_line(lambda: store.decide(asks), check) > 5
-
-
-class Shared:
-    """Counters decided here for a store, and how many requests were admitted."""
-
-    def __init__(self, consistency):
-        self.clock, self.admitted = ManualClock(), 0
-        self.store = MemoryStore(clock=self.clock)
-        self.leases = Leases(self.store, self.clock)
-        self.ask = Ask("d:r:{x}", Quota("fixed_window", LIMIT, DAY, consistency=consistency))
-
-    def decide(self):
-        assert self.leases.decide([self.ask]).outcomes[0].allowed
-        self.admitted += 1
-
-    def settle(self):
-        self.leases.settle()
-
-    def look(self):
-        self.leases.decide([self.ask], commit=False)
-
-    def work_again(self, place):
-        """Decisions go on, shares are asked for again, and what is settled is at least what was admitted."""
-        for _ in range(4):
-            self.decide()
-        settler = self.leases._sync
-        assert not any(lease.asking or lease.asker for lease in settler.ledger._leases.values()), place
-        assert not settler._open_payments(), place
-        self.leases.settle()
-        charged = LIMIT - left(self.store, self.ask)
-        assert charged >= self.admitted, place
-
-    def later(self):
-        for _ in range(4):
-            self.decide()
-        self.clock.advance(1.5)
-
-
-@pytest.mark.parametrize("work", ["decide", "settle", "look"])
-@pytest.mark.parametrize("consistency", ["lease", "write_back"])
-def test_shares_of_counters(consistency, work):
-    shared = Shared(consistency)
-    assert at_every_line(getattr(shared, work), shared.work_again, before=shared.later) > 20
 
 
 def test_the_places_of_threads_that_wait_for_their_turn():

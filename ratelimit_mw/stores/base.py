@@ -6,7 +6,7 @@ The functions at the end calculate how inexact leased and sharded counters may b
 import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Awaitable, Coroutine, Generator, Hashable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Hashable, Iterator, Sequence
 from math import ceil
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
@@ -314,6 +314,12 @@ async def adrive(store: Store, steps: Steps[T]) -> T:
     except StopIteration as end:
         value: T = end.value
         return value
+
+
+def time_of(now: int, key: str) -> int:
+    """The time of the counter `key` in a reply with the time `now`. In a cluster, each node has its own clock."""
+    of_key: Callable[[str], int] | None = getattr(now, "of_key", None)
+    return of_key(key) if of_key else now
 
 
 class Timer:

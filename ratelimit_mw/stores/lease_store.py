@@ -1,28 +1,61 @@
-"""The store that decides in this process by leases, and settles them with the store beneath it."""
+"""The store that decides in this process by leases, and settles them with the store beneath it.
 
+The logic is written once for threads and tasks, as generators (`Steps`) that yield the calls to make.
+"""
+
+import asyncio
 import atexit
+import contextlib
 import logging
+import threading
+import time
 import weakref
-from collections.abc import Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
 from ratelimit_mw.clock import Clock
-from ratelimit_mw.model import Ask, Reply
-from ratelimit_mw.process_local import reset_after_fork
+from ratelimit_mw.errors import StoreUnavailable
+from ratelimit_mw.model import SECOND, Ask, Quota, Reply
+from ratelimit_mw.process_local import lazy, lock, reset_after_fork
 from ratelimit_mw.stores.bans import has_begun, without_counted_denials
-from ratelimit_mw.stores.base import DECIDE, LOOK, Call, Steps, Store, StoreRequest, Wrapper, adrive, drive
-from ratelimit_mw.stores.lease import Claim
-from ratelimit_mw.stores.lease_sync import LeaseSync, time_of_key
+from ratelimit_mw.stores.base import (
+    DECIDE,
+    LOOK,
+    Call,
+    Intent,
+    Steps,
+    Store,
+    StoreRequest,
+    Wrapper,
+    adrive,
+    drive,
+    time_of,
+)
+from ratelimit_mw.stores.lease import Claim, Due, Lease, LeaseLedger
+
+T = TypeVar("T")
 
 logger = logging.getLogger("ratelimit_mw")
+
+_MAX_PER_CALL = 100
+"""The most counters in one call, so that no call occupies the store for long."""
+
+_MAX_PER_GUARD = 1_000
+"""The most leases that are handled while the guard is locked, so that no request waits for long."""
+
+_LONGEST_WAIT = 2.0
+"""The seconds that a request waits for a payment at most. A thread that was killed may never finish its own."""
 
 
 class Leases(Wrapper):
     """Decides by the leases of this process, and asks `store` for what they do not cover and for new leases.
 
-    Leases are settled with the store after each interval: what is left of a lease is returned, and what was spent on
-    account is charged. A thread does so, which runs only while there are leases. Under a user's clock, the next
-    decision does so. The child of a fork starts without leases. `forget` drops the leases of the counters.
+    A counter that this process asks for rarely gets no lease; its requests go to the store unchanged. Leases are
+    settled with the store after each interval: what is left of a lease is returned, and what was spent on account is
+    charged. A thread does so, which runs only while there are leases. Under a user's clock, the next decision does so.
+    The child of a fork starts without leases. `forget` drops the leases of the counters.
 
     Args:
         store: the store to ask.
@@ -31,50 +64,65 @@ class Leases(Wrapper):
         most: the most counters that may have a lease. All other counters are strict.
     """
 
+    guard = lazy(lock)
+    """Protects the ledger and the payments."""
+
     def __init__(self, store: Store, clock: Clock | None = None, *, interval: float = 1.0, most: int = 65_536) -> None:
         super().__init__(store)
         self._clock = clock
-        self._sync = LeaseSync(store, clock, interval, most)
+        self._interval = interval
+        self._most = most
+        self.ledger: LeaseLedger
+        self.thread: threading.Thread | None
+        self.after_fork()
         _all.add(self)
         reset_after_fork(self)
 
+    def after_fork(self) -> None:
+        """Start without leases in the child of a fork, because the leases belong to the parent."""
+        self.ledger = LeaseLedger(round(self._interval * SECOND), self._most)
+        self.thread = None
+        self._payments: set[_Payment] = set()
+        self._stopped = threading.Event()
+        self._next_turn = 0
+
     def asked(self, request: StoreRequest) -> Call | Reply | Steps[Reply]:
-        """Decide here if leases cover the request. A request with strict asks only goes to the store unchanged."""
+        """Decide here if leases cover the request. If no counter is hot, the request goes to the store unchanged."""
         asks, intent = request
         if intent.forget:
             return request, asks
         if not intent.decides:
             return request, None
-        reply = self._here(asks, intent.commit)
-        if reply is not None:
-            return reply
-        if all(ask.quota.consistency == "strict" for ask in asks):
-            return request, None
+        now = self._now()
+        with self.guard:
+            due = self._turn_is_due(now)
+            if not due:
+                reply = self.ledger.spend(asks, now) if intent.commit else self.ledger.peek(asks, now)
+                if reply is not None:
+                    return reply
+            if not self.ledger.concerns(asks, now) and not due:
+                return request, None
         return self._decide(asks, intent.commit)
 
     def answered(self, asked: StoreRequest, note: Any, reply: Reply) -> Reply:  # noqa: ARG002  the note has the asks
         """Drop the leases of counters that were reset. The leases of other processes last until they end."""
-        with self._sync.guard:
-            self._sync.ledger.forget([ask.key for ask in note])
+        with self.guard:
+            self.ledger.forget([ask.key for ask in note])
         return reply
 
     def settle(self) -> None:
         """End all leases. What is left of them is returned, and what was spent on account is charged."""
-        drive(self.beneath, self._sync.settle_all())
-
-    async def asettle(self) -> None:
-        """The awaitable twin of `settle`."""
-        await adrive(self.beneath, self._sync.settle_all())
+        drive(self.beneath, self._settle_all())
 
     def finish(self) -> None:
         """Settle for the last time. What cannot be charged to the store is dropped and logged."""
-        self._sync.stop()
-        drive(self.beneath, self._sync.settle_finally())
+        self._stopped.set()
+        drive(self.beneath, self._settle_finally())
 
     async def afinish(self) -> None:
         """The awaitable twin of `finish`."""
-        self._sync.stop()
-        await adrive(self.beneath, self._sync.settle_finally())
+        self._stopped.set()
+        await adrive(self.beneath, self._settle_finally())
 
     def close(self) -> None:
         """Settle all leases, and close the store. See `Store.close`."""
@@ -86,69 +134,53 @@ class Leases(Wrapper):
         await self.afinish()
         await super().aclose()
 
-    def after_fork(self) -> None:
-        """Start without leases in the child of a fork, because the leases belong to the parent."""
-        self._sync.begin()
-
-    def _here(self, asks: Sequence[Ask], commit: bool) -> Reply | None:
-        """The reply if leases cover all asks, otherwise None."""
-        sync = self._sync
-        now = sync.now()
-        with sync.guard:
-            ledger = sync.ledger
-            if self._clock and now >= ledger.due_at and (len(ledger) or ledger.owed):
-                return None
-            return ledger.spend(asks, now) if commit else ledger.peek(asks, now)
-
     def _decide(self, asks: Sequence[Ask], commit: bool) -> Steps[Reply]:
-        if self._clock:
-            yield from self._sync.settle_due()
+        if self._turn_is_due(self._now()):
+            yield from self._settle_due()
         # The store must know what was spent here before a look, and before it takes a cost with an overdraft.
         keys = [ask.key for ask in asks if ask.quota.overdraft or not commit]
         if keys:
-            with self._sync.guard:
-                self._sync.ledger.end(keys, self._sync.now())
-            yield from self._sync.settle_keys(keys)
+            with self.guard:
+                self.ledger.end(keys, self._now())
+            yield from self._pay(keys)
         if commit:
             return (yield from self._claim(asks))
         reply: Reply = yield asks, LOOK
         return reply
 
     def _claim(self, asks: Sequence[Ask]) -> Steps[Reply]:
-        now = self._sync.now()
-        claims: list[Claim] = []
+        with self.guard:
+            now = self._now()
+            if not self.ledger.leases:
+                self._next_turn = now + round(self._interval * SECOND)
+            claims = [self.ledger.claim(ask, now) for ask in asks]
         admitted = False
         try:
-            with self._sync.guard:
-                self._sync.ledger.claim(asks, now, claims)
             if not self._clock:
-                self._sync.start()
+                self._start_thread()
             away = [claim for claim in claims if not claim.covered]
             reply = (yield from self._put(away)) if away else Reply(now, ())
             if reply.only is not None:
                 return reply._replace(only=claims.index(away[reply.only]))
             admitted = reply.admits([claim.ask for claim in away])
         finally:
-            with self._sync.guard:
-                self._sync.ledger.conclude(claims, admitted, self._sync.now())
+            with self.guard:
+                self.ledger.conclude(claims, admitted, self._now())
         outcomes = iter(reply.outcomes)
         found = [claim.outcome(None if claim.covered else next(outcomes), reply.now) for claim in claims]
         return Reply(reply.now, found)
 
     def _put(self, claims: Sequence[Claim]) -> Steps[Reply]:
         """Ask the store for the cost and a lease. What it denies is asked again for the cost alone."""
-        on_account = [claim.ask.key for claim in claims if claim.lease and claim.lease.on_account]
-        if on_account:
-            yield from self._sync.settle_keys(on_account)
-        asked_at = self._sync.now()
+        yield from self._pay([claim.ask.key for claim in claims if claim.on_account])
         reply = yield from self._ask(claims)
         if reply.only is not None:
             return reply
         denied = [claim for claim, outcome in zip(claims, reply.outcomes, strict=True) if not outcome.allowed]
-        with self._sync.guard:
+        with self.guard:
             # Leases and debts of this process may be the cause. They are settled before the second call.
-            owing = self._sync.ledger.owing([claim.ask.key for claim in denied], asked_at)
-        again = [claim for claim in denied if claim.extra or claim.ask.key in owing]
+            self.ledger.end([claim.ask.key for claim in denied], self._now())
+            again = [claim for claim in denied if claim.extra or claim.ask.key in self.ledger.owed]
         if not again:
             return reply
         asks = [claim.ask for claim in claims]
@@ -158,7 +190,7 @@ class Leases(Wrapper):
             again = list(claims)
         for claim in again:
             claim.extra = 0
-        yield from self._sync.settle_keys([claim.ask.key for claim in again])
+        yield from self._pay([claim.ask.key for claim in again])
         second = yield from self._ask(again)
         if second.only is not None:
             return second._replace(only=claims.index(again[second.only]))
@@ -166,18 +198,160 @@ class Leases(Wrapper):
         first = zip(claims, reply.outcomes, strict=True)
         return Reply(second.now, [o if has_begun(o) else newer.get(id(c), o) for c, o in first])
 
-    def _ask(self, claims: Sequence[Claim]) -> Steps[Reply]:
+    def _ask(self, claims: Sequence[Claim], intent: Intent = DECIDE) -> Steps[Reply]:
         """Ask the store for the claims, and start the leases that it grants."""
-        asks = [claim.enlarged for claim in claims]
-        asked_at = self._sync.begin_asking(claims)
-        reply: Reply = yield asks, DECIDE
+        asks = [claim.ask._replace(cost=claim.ask.cost + claim.extra) for claim in claims]
+        with self.guard:
+            asked_at = self._now()
+            for claim in claims:
+                claim.moved = claim.lease.moved if claim.lease else 0
+        reply: Reply = yield asks, intent
         if reply.admits(asks):
-            with self._sync.guard:
+            with self.guard:
                 for claim, outcome in zip(claims, reply.outcomes, strict=True):
                     if outcome.allowed:
-                        self._sync.ledger.learn(claim, outcome, time_of_key(reply.now, claim.ask.key), asked_at)
+                        self.ledger.learn(claim, outcome, time_of(reply.now, claim.ask.key), asked_at)
         return reply
 
+    def _settle_due(self) -> Steps[None]:
+        """Settle all leases after an interval. While the store is unavailable, charges stay owed."""
+        self._next_turn = self._now() + round(self._interval * SECOND)
+        continuing: list[Lease] = []
+        with self.guard:
+            leases = list(self.ledger.leases.values())
+        for some in _chunks(leases, _MAX_PER_GUARD):
+            with self.guard:
+                continuing += self.ledger.turn(some, self._now())
+        with contextlib.suppress(StoreUnavailable):
+            yield from self._pay(None)
+            for some in _chunks(continuing, _MAX_PER_CALL):  # read what remains for leases on account
+                yield from self._ask([Claim(Ask(lease.key, lease.quota, 0), lease) for lease in some], LOOK)
+
+    def _settle_all(self) -> Steps[StoreUnavailable | None]:
+        """End and settle all leases. Returns the error if the store is unavailable; charges then stay owed."""
+        with self.guard:
+            self.ledger.end(list(self.ledger.leases), self._now())
+            under_way = [key for payment in self._payments for key in payment.keys]
+        try:
+            yield from self._pay(None)
+            yield from self._pay(under_way)
+        except StoreUnavailable as error:
+            return error
+        return None
+
+    def _settle_finally(self) -> Steps[None]:
+        """As `_settle_all`, for the last time. What cannot be charged is dropped and logged."""
+        error = yield from self._settle_all()
+        with self.guard:
+            lost = [due for due in self.ledger.take_owed(self._now(), None) if due.amount < 0]
+        if lost:
+            cost, counters = -sum(due.amount for due in lost), len({due.lease.key for due in lost})
+            message = "write_back: a cost of %d on %d counters could not be charged at shutdown: %s"
+            logger.warning(message, cost, counters, error)
+
+    def _pay(self, keys: Sequence[str] | None) -> Steps[None]:
+        """Pay the store what is owed for these counters (None for all). Wait for their charges that are under way.
+
+        Raises:
+            StoreUnavailable: the store is unavailable. After this or any other exception, the charges are owed again.
+        """
+        while True:
+            with self.guard:
+                under_way = next((one for one in self._payments if not one.keys.isdisjoint(keys or ())), None)
+                payment = _Payment([] if under_way else self.ledger.take_owed(self._now(), keys, _MAX_PER_CALL))
+                if payment.owed:
+                    self._payments.add(payment)
+            if under_way:
+                yield under_way
+                with self.guard:
+                    self._payments.discard(under_way)  # if it is not over by now, its thread was killed
+            elif payment.owed:
+                yield from self._make(payment)
+            else:
+                return
+
+    def _make(self, payment: "_Payment") -> Steps[None]:
+        """Make the calls of a payment: one for each window."""
+        try:
+            for start in {due.start for due in payment.owed}:
+                paid = [due for due in payment.owed if due.start == start]
+                yield _summed(paid), Intent(charged_at=start)
+                with self.guard:
+                    payment.owed = [due for due in payment.owed if due.start != start]
+                    self.ledger.paid(paid)
+        finally:
+            with self.guard:
+                self.ledger.unpaid(payment.owed)
+                self._payments.discard(payment)
+            payment.set_result(None)
+
+    def _turn_is_due(self, now: int) -> bool:
+        """Whether the next decision settles, because there is no thread under a user's clock."""
+        return self._clock is not None and now >= self._next_turn and bool(self.ledger.leases or self.ledger.owed)
+
+    def _now(self) -> int:
+        """The local time by which leases are timed, in microseconds."""
+        return self._clock.now() if self._clock else _local_time()
+
+    def _start_thread(self) -> None:
+        """Start the thread that settles, unless it runs or there are no leases."""
+        if self.thread and self.thread.is_alive():
+            return
+        with self.guard:
+            if (self.thread and self.thread.is_alive()) or not self.ledger.leases:
+                return
+            self._stopped = threading.Event()
+            self.thread = threading.Thread(
+                target=self._keep_settling, args=(self._stopped,), name="ratelimit_mw settle", daemon=True
+            )
+            with contextlib.suppress(RuntimeError):  # no thread available: the next request tries again
+                self.thread.start()
+
+    def _keep_settling(self, stopped: threading.Event) -> None:
+        while not stopped.wait(self._interval):
+            drive(self.beneath, self._settle_due())
+            with self.guard:
+                if not self.ledger.leases and not self.ledger.owed:
+                    self.thread = None
+                    return
+
+
+class _Payment(Future[None]):
+    """What is being paid to the store. It is done when its calls have ended."""
+
+    def __init__(self, owed: Sequence[Due]) -> None:
+        super().__init__()
+        self.owed = owed
+        self.keys = frozenset(due.lease.key for due in owed if due.amount < 0)
+
+    def result(self, timeout: float | None = _LONGEST_WAIT) -> None:
+        """Block until the payment is done."""
+        with contextlib.suppress(TimeoutError):
+            super().result(timeout)
+
+    async def awaited(self) -> None:
+        """The awaitable twin of `result`."""
+        await asyncio.wait([asyncio.wrap_future(self)], timeout=_LONGEST_WAIT)
+
+
+def _summed(dues: Sequence[Due]) -> Sequence[Ask]:
+    amounts: Counter[tuple[str, Quota]] = Counter()
+    for due in dues:
+        amounts[due.lease.key, due.quota] += due.amount
+    return [Ask(key, quota, amount) for (key, quota), amount in amounts.items()]
+
+
+def _chunks(things: Sequence[T], most: int) -> Iterator[Sequence[T]]:
+    for start in range(0, len(things), most):
+        yield things[start : start + most]
+
+
+def _local_time() -> int:
+    return time.clock_gettime_ns(_BOOT_CLOCK) // 1_000 if _BOOT_CLOCK is not None else time.monotonic_ns() // 1_000
+
+
+_BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", None)
+"""A monotonic clock that includes the time in suspend (Linux). A lease must end during a suspend, too."""
 
 _all: weakref.WeakSet[Leases] = weakref.WeakSet()
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from ratelimit_mw.model import SECOND, Ask
+from ratelimit_mw.stores.base import time_of
 from ratelimit_mw.stores.lease_store import Leases
-from ratelimit_mw.stores.lease_sync import time_of_key
 from ratelimit_mw.stores.redis.cluster import ClusterStore, ClusterTime
 from ratelimit_mw.stores.redis.topology import slot_of
 from ratelimit_mw.stores.shards import Shards
@@ -45,7 +45,7 @@ def test_shards_lie_on_all_masters(store, cluster):
 
 def test_each_counter_goes_by_the_clock_of_its_own_node():
     latest = ClusterTime.latest({slot_of("{a}"): 7 * SECOND, slot_of("{b}"): 9 * SECOND})
-    assert [time_of_key(latest, "{a}"), time_of_key(latest, "{b}"), time_of_key(5, "{a}")] == [
+    assert [time_of(latest, "{a}"), time_of(latest, "{b}"), time_of(5, "{a}")] == [
         7 * SECOND,
         9 * SECOND,
         5,

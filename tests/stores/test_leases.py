@@ -13,9 +13,9 @@ import pytest
 from ratelimit_mw.algorithms import with_overdraft
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import SECOND, Ask, Quota
-from ratelimit_mw.stores.base import Store, worst_over_admission, worst_under_admission
+from ratelimit_mw.stores.base import DECIDE, Store, worst_over_admission, worst_under_admission
 from ratelimit_mw.stores.deny_cache import DenyCache
-from ratelimit_mw.stores.lease import PART
+from ratelimit_mw.stores.lease import HOT, PART
 from ratelimit_mw.stores.lease_store import Leases
 from ratelimit_mw.stores.memory import MemoryStore
 from ratelimit_mw.stores.redis.store import RedisStore
@@ -142,7 +142,7 @@ def test_leases_grow_while_they_are_used_up_and_take_an_eighth_at_most(leases, s
         if store.taken(ask) > before:
             taken.append(store.taken(ask) - before)
             assert taken[-1] <= (1_000 - before) / PART + 1
-    assert taken[:6] == [1, 2, 4, 8, 16, 32]
+    assert taken[: HOT + 3] == [1] * HOT + [9, 18, 36]
 
 
 def test_a_quiet_counter_is_asked_for_each_time(leases, store, clock):
@@ -154,6 +154,25 @@ def test_a_quiet_counter_is_asked_for_each_time(leases, store, clock):
     assert store.settled == 0
 
 
+def test_a_counter_that_is_not_hot_is_asked_as_a_strict_one_is(leases, clock):
+    ask = Ask("d:r:{x}", quota(1_000))
+    for _ in range(3):
+        for _ in range(HOT - 1):
+            request = [ask], DECIDE
+            assert leases.asked(request) == (request, None)
+        clock.advance(1)
+    assert leases.ledger.leases == {}
+
+
+@pytest.mark.parametrize("per_second", [1, 7, 8, 9, 10, 20, 300])
+def test_leases_cost_no_more_calls_than_strict_counters(leases, store, clock, per_second):
+    for number in range(10 * per_second):
+        clock.set(START + number / per_second)
+        assert leases.decide([Ask("d:r:{x}", quota(1_000_000))]).outcomes[0].allowed
+    leases.settle()
+    assert store.decided + store.settled <= 10 * per_second
+
+
 def test_the_size_follows_the_traffic(leases, store, clock):
     ask = Ask("d:r:{x}", quota(1_000_000))
     for rate in (400, 40, 40, 40):
@@ -161,7 +180,7 @@ def test_the_size_follows_the_traffic(leases, store, clock):
         for _ in range(rate * 3):
             assert leases.decide([ask]).admits([ask])
             clock.advance(1 / rate)
-        assert store.decided - asked < 16
+        assert store.decided - asked < 16 + HOT
     leases.decide([ask])
     assert store.taken(ask) < 400 * 3 + 40 * 9 + 1 + 2 * 40  # what is held besides fits to the rate of now
 
@@ -192,7 +211,7 @@ def test_an_exhausted_counter_says_when_it_opens(leases, clock, consistency):
 def test_a_share_ends_with_its_window_or_slice(leases, store, clock, name, lives):
     clock.set(START + 57)
     ask = Ask("d:r:{x}", Quota(name, 1_000, MINUTE, buckets=120, consistency="lease"))
-    while leases._sync.ledger._leases.get(ask.key) is None or leases._sync.ledger._leases[ask.key].room < 5:
+    while leases.ledger.leases.get(ask.key) is None or leases.ledger.leases[ask.key].room < 5:
         leases.decide([ask])
     asked = store.decided
     clock.advance(min(lives, 1) - 0.000_001)
@@ -207,7 +226,7 @@ def test_a_share_ends_with_its_window_or_slice(leases, store, clock, name, lives
 def test_what_is_left_of_a_lease_goes_back_when_it_ends(leases, store, clock, name):
     ask, other = Ask("d:r:{x}", quota(1_000, name=name)), Ask("d:o:{x}", quota(1_000))
     admitted(leases, ask, 20)
-    assert store.taken(ask) == 31
+    assert store.taken(ask) > 20
     clock.advance(1)
     leases.decide([other])
     assert store.taken(ask) == 20
@@ -217,7 +236,7 @@ def test_what_is_left_of_a_lease_goes_back_when_it_ends(leases, store, clock, na
 def test_closing_settles(leases, store, consistency):
     ask = Ask("d:r:{x}", quota(1_000, consistency))
     admitted(leases, ask, 20)
-    assert store.taken(ask) == (31 if consistency == "lease" else 1)
+    assert store.taken(ask) == (35 if consistency == "lease" else 1)
     leases.close()
     assert store.taken(ask) == 20
 
@@ -360,7 +379,7 @@ def test_a_reset_drops_shares_and_what_is_owed(leases, store, consistency):
 
 def test_a_lease_that_arrives_after_a_reset_is_not_kept(leases, store):
     ask = Ask("d:r:{x}", quota(100))
-    admitted(leases, ask, 3)  # the next takes more than one
+    admitted(leases, ask, HOT)  # the next takes more than one
     steps = leases._decide([ask], commit=True)
     call = next(steps)
     result = store.ask(call)
@@ -368,6 +387,32 @@ def test_a_lease_that_arrives_after_a_reset_is_not_kept(leases, store):
     with pytest.raises(StopIteration):
         steps.send(result)
     assert admitted(leases, ask, 200) == 100
+
+
+def test_a_denied_request_gives_nothing_back_to_a_counter_that_was_reset(leases, store):
+    local, strict = Ask("d:a:{x}", quota(1_000)), Ask("d:b:{x}", quota(5, "strict"), 6)
+    admitted(leases, local, 40)
+    steps = leases._decide([local._replace(cost=10), strict], commit=True)
+    call = next(steps)
+    leases.forget([local.key])
+    store.decide([local._replace(cost=20)])  # another process
+    with pytest.raises(StopIteration):
+        steps.send(store.ask(call))
+    leases.close()
+    assert store.taken(local) == 20
+
+
+def test_a_lease_of_another_tier_goes_back(leases, store):
+    small, great = Ask("d:r:{x}", quota(50)), Ask("d:r:{x}", quota(1_000))
+    admitted(leases, great, HOT)
+    steps = leases._decide([great], commit=True)  # takes a lease, too
+    said = store.ask(next(steps))
+    assert store.taken(great) > HOT + 1
+    admitted(leases, small, 1)
+    with pytest.raises(StopIteration):
+        steps.send(said)
+    leases.close()
+    assert store.taken(great) == HOT + 2
 
 
 def test_refunds_reach_the_store(leases, store):
@@ -402,23 +447,23 @@ def test_a_clock_that_steps_back_ends_the_shares(leases, store, clock):
 
 def test_beyond_the_most_counters_are_asked_strictly(store, clock):
     leases = Leases(store, clock, most=3)
-    for _ in range(5):
+    for _ in range(HOT + 1):
         for number in range(5):
             leases.decide([Ask(f"d:r:{{{number}}}", quota(100))])
-    assert store.taken(Ask("d:r:{4}", quota(100))) == 5
-    assert store.taken(Ask("d:r:{0}", quota(100))) > 5
+    assert store.taken(Ask("d:r:{4}", quota(100))) == HOT + 1
+    assert store.taken(Ask("d:r:{0}", quota(100))) > HOT + 1
 
 
 def test_counters_that_nobody_asks_any_more_are_dropped(leases, clock):
     for number in range(50):
         for consistency in ("lease", "write_back"):
-            admitted(leases, Ask(f"d:{consistency}:{{{number}}}", quota(100, consistency)), number % 5 + 1)
-    assert len(leases._sync.ledger) == 100
+            admitted(leases, Ask(f"d:{consistency}:{{{number}}}", quota(100, consistency)), number % 5 + HOT)
+    assert len(leases.ledger.leases) == 100
     for _ in range(4):
         clock.advance(1)
         leases.decide([Ask("d:o:{x}", quota(100))])
-    assert len(leases._sync.ledger) == 1
-    assert leases._sync.ledger.owed == []
+    assert leases.ledger.leases == {}
+    assert leases.ledger.owed == {}
 
 
 # --------------------------------------------------------------------------------------------- write-back
@@ -545,7 +590,7 @@ def test_a_reply_from_before_a_charge_in_the_background_is_not_believed(leases, 
         first.send(said[0])
     total = 2 + admitted(leases, ask, 10)
     clock.advance(1)
-    settling = leases._sync.settle_due()
+    settling = leases._settle_due()
     charge = next(settling)
     with pytest.raises(StopIteration):
         second.send(said[1])
@@ -657,10 +702,10 @@ def test_what_could_not_be_charged_is_forgotten_when_it_matters_no_more(leases, 
     admitted(leases, ask, 20)
     store.away = True
     leases.settle()
-    assert leases._sync.ledger.owed
+    assert leases.ledger.owed
     clock.advance(62)
     leases.settle()
-    assert leases._sync.ledger.owed == []
+    assert leases.ledger.owed == {}
 
 
 def test_what_goes_back_is_never_sent_twice(leases, store):
@@ -691,23 +736,23 @@ def test_an_ask_that_fails_takes_nothing_from_shares(leases, store, consistency)
 def test_a_cancelled_request_gives_back_and_lets_others_ask(leases, store):
     local, strict, new = Ask("d:a:{x}", quota(1_000)), Ask("d:b:{x}", quota(5, "strict")), Ask("d:c:{x}", quota(1_000))
     admitted(leases, local, 40)
-    admitted(leases, new, 3)
+    admitted(leases, new, HOT)
     steps = leases._decide([local, strict, new], commit=True)
     next(steps)
     steps.close()
     assert admitted(leases, new, 40) == 40
     leases.close()
-    assert (store.taken(local), store.taken(new)) == (40, 43)
+    assert (store.taken(local), store.taken(new)) == (40, 40 + HOT)
 
 
 def test_one_lease_at_a_time_is_asked_for(leases, store):
     """A hundred requests that find nothing left do not take a hundred leases."""
     ask = Ask("d:r:{x}", quota(10_000))
-    admitted(leases, ask, 7)  # and nothing is left
+    admitted(leases, ask, HOT)  # and nothing is left
     under_way = [leases._decide([ask], commit=True) for _ in range(100)]
     calls = [next(steps) for steps in under_way]
     costs = [call[0][0].cost for call in calls]
-    assert sorted(costs)[-2:] == [1, 8]
+    assert sorted(costs)[-2:] == [1, 1 + HOT]
 
 
 # ----------------------------------------------------------------------------- threads, loops, real time
@@ -750,7 +795,7 @@ def test_a_thread_settles_and_ends(any_server, consistency):
     leases = Leases(store, interval=0.05)
     ask = Ask("d:r:{x}", quota(1_000, consistency, "sliding_window", LONG))
     assert admitted(leases, ask, 20) == 20
-    settler = leases._sync.thread
+    settler = leases.thread
     settler.join(60)
     assert not settler.is_alive()
     assert 1_000 - store.decide([ask._replace(cost=0)], commit=False).outcomes[0].remaining == 20

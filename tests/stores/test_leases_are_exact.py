@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ratelimit_mw import ManualClock
-from ratelimit_mw.model import SECOND, Ask, Quota
+from ratelimit_mw.model import SECOND, Ask, Quota, Reply
 from ratelimit_mw.stores.base import DECIDE, worst_over_admission
 from ratelimit_mw.stores.lease_store import Leases
 from ratelimit_mw.stores.memory import MemoryStore
@@ -39,9 +39,9 @@ class LocalClock:
 class Request:
     """A request under way in a process; `advance` takes it one step further."""
 
-    def __init__(self, world, process, ask):
+    def __init__(self, world, plan, ask):
         self.world, self.ask = world, ask
-        self.steps = process._decide([ask], commit=True)
+        self.steps = unchanged(plan) if isinstance(plan, tuple) else plan
         self.result, self.decided_at = None, None
         self.executed = False
         self.call = None
@@ -68,6 +68,13 @@ class Request:
                 self.world.admitted.append((at, self.ask.cost))
 
 
+def unchanged(plan):
+    """The steps of a request that goes to the store as it is."""
+    request, note = plan
+    assert note is None
+    return (yield request)
+
+
 class World:
     def __init__(self, quota, skews):
         self.quota = quota
@@ -79,13 +86,13 @@ class World:
 
     def request(self, number, cost):
         process, ask = self.processes[number % PROCESSES], Ask("d:r:{x}", self.quota, cost)
-        reply = process._here([ask], commit=True)
-        if reply is not None:
+        reply = process.asked(([ask], DECIDE))
+        if isinstance(reply, Reply):
             assert reply.admits([ask])
             assert 0 <= reply.outcomes[0].remaining <= self.quota.limit - cost
             self.admitted.append((self.clock.now(), cost))
             return
-        self._keep(Request(self, process, ask))
+        self._keep(Request(self, reply, ask))
 
     def advance(self, number):
         if self.under_way:
@@ -103,7 +110,7 @@ class World:
     @staticmethod
     def _blocked(request):
         """Is it waiting for another's charge to arrive?"""
-        return not request.executed and not isinstance(request.call, tuple) and not request.call.over
+        return not request.executed and not isinstance(request.call, tuple) and not request.call.done()
 
     def end_calls(self):
         while self.under_way:

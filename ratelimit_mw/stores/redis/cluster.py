@@ -62,6 +62,10 @@ class ClusterTime(int):
         time.of_slot = of_slot
         return time
 
+    def of_key(self, key: str) -> int:
+        """The time by the clock of the node that serves `key`."""
+        return self.of_slot[slot_of(key)]
+
 
 def by_slot(keys: Sequence[str]) -> dict[int, list[int]]:
     """The indices of the keys in each slot. Without keys, slot 0 with no indices."""
