@@ -33,13 +33,13 @@ def test_the_page_is_short():
 @pytest.mark.parametrize("by", values("`by`"))
 def test_each_by_is_read(by):
     rule = {"name": "r", "by": yaml.safe_load(by), "limit": "100 per minute"}
-    assert load_rules({"domain": "d", "client": {"user": "scope:user"}, "rules": [rule]}).compiled
+    assert load_rules({"domain": "d", "client": {"user": "scope:user"}, "rules": [rule]}).parts
 
 
 @pytest.mark.parametrize("limit", values("`limit`"))
 def test_each_limit_is_read(limit):
     rule = {"name": "r", "limit": yaml.safe_load(limit)}
-    assert load_rules({"domain": "d", "client": {"tier": "scope:plan"}, "rules": [rule]}).compiled
+    assert load_rules({"domain": "d", "client": {"tier": "scope:plan"}, "rules": [rule]}).parts
 
 
 @pytest.mark.parametrize("algorithm", values("`algorithm`"))
