@@ -377,17 +377,18 @@ class TestFile:
         ]
         again.close()
 
-    def test_a_file_that_is_truncated_while_it_is_used_does_not_end_the_process(self, url, path):
+    @pytest.mark.parametrize("size", [4_096, 8_192])
+    def test_a_file_that_is_truncated_while_it_is_used_does_not_end_the_process(self, url, path, size):
         code = """
 store = opened(url)
 for number in range(2_000): store.decide(one(f"d:r:{{{number}}}"))
-os.truncate(path, 8_192)
+os.truncate(path, SIZE)
 print(store.decide(one("d:r:{7}")).outcomes[0].remaining)
 """
-        process = start(url, code)
+        process = start(url, code.replace("SIZE", str(size)))
         assert process.communicate()[0] == b"999999\n"
         assert end(process) == 0
-        assert path.with_name("counters.bad").stat().st_size == 8_192
+        assert path.with_name("counters.bad").stat().st_size == size
 
     def test_processes_that_find_a_truncated_file_set_it_aside_once_and_count_exactly(self, url, path, store):
         store.decide(one())

@@ -100,7 +100,8 @@ class Handle:
         """
         table, data = self._table, self._data
         try:
-            number = -1 if table is None else int(table.environment.info()["last_txnid"])
+            # LMDB reads a meta page, which may be missing if the file was truncated.
+            number = -1 if table is None or self._failed else int(table.environment.info()["last_txnid"])
             return number, 0 if data is None else os.fstat(data.fd).st_mtime_ns
         except (lmdb.Error, OSError):  # another thread has closed it
             return -1, 0
