@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ratelimit_mw.identity.attributes import Reader
+from ratelimit_mw.identity.fields import TOO_MANY
 from ratelimit_mw.identity.identifier import GLOBAL
 from ratelimit_mw.identity.request import Entry, Request
 from ratelimit_mw.model import Ask, Charge, Quota, Rule
@@ -57,15 +58,14 @@ class Branch:
     patterns: list[tuple[Callable[[str], bool], DescriptorNode]] = field(default_factory=list)
     bare: DescriptorNode | None = None
 
-    def find(self, value: str) -> DescriptorNode | None:
-        """Return the descriptor that an entry with this value matches, or None."""
+    def find(self, value: str) -> Iterable[DescriptorNode]:
+        """Return the descriptor that an entry with this value matches. Too many values match all descriptors."""
+        if value in TOO_MANY:
+            return self.nodes()
         node = self.exact.get(value)
         if node is None:
-            for matches, candidate in self.patterns:
-                if matches(value):
-                    return candidate
-            return self.bare
-        return node
+            node = next((candidate for matches, candidate in self.patterns if matches(value)), self.bare)
+        return () if node is None else (node,)
 
     def nodes(self) -> list[DescriptorNode]:
         """Return all descriptors of this key."""
@@ -133,18 +133,16 @@ class Descriptors:
 
     def match(self, entries: Iterable[Entry], exactly: frozenset[int] = frozenset()) -> list[Found]:
         """Return the limits at the end of the walk. Entries at places `exactly` must match an exact value."""
-        node = self._root
-        values: list[str] = []
+        walks: list[tuple[DescriptorNode, tuple[str, ...]]] = [(self._root, ())]
         for place, (key, value) in enumerate(entries):
-            branch = node.branches.get(key)
-            found = branch.find(value) if branch is not None else None
-            if found is None or (place in exactly and branch is not None and value not in branch.exact):
-                return []
-            node = found
-            if node.spell is not None:
-                values.append(node.spell(value))
-        identity = "+".join(values) or GLOBAL
-        return [Found(limit, identity) for limit in node.limits]
+            walks = [
+                (node, values if node.spell is None else (*values, node.spell(value)))
+                for before, values in walks
+                if (branch := before.branches.get(key)) is not None
+                if place not in exactly or value in branch.exact
+                for node in branch.find(value)
+            ]
+        return [Found(limit, "+".join(values) or GLOBAL) for node, values in walks for limit in node.limits]
 
 
 def _entries(sources: EntryReaders, request: Request) -> list[Entry] | None:

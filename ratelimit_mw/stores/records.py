@@ -17,6 +17,7 @@ class Records(Protocol):
     @property
     def name(self) -> str:
         """The name of the storage in logs."""
+        ...
 
     def version(self, key: str) -> int:
         """The number of changes to the texts under `key`; 0 if there are none."""

@@ -130,6 +130,15 @@ def test_descriptors_are_asked_in_each_reading():
     assert len(charged(found, asgi([("cookie", "sid=1; sid=2")]))) == 2
 
 
+def test_too_many_values_are_counted_by_each_descriptor_of_their_key():
+    descriptors = [
+        {"key": "kind", "value": value, "rate_limit": {"unit": "day", "requests_per_unit": 1}} for value in "ab"
+    ]
+    found = rules(descriptors=descriptors, attributes={"kind": "header:x-kind"})
+    one, many = asgi([("x-kind", "a")]), asgi([("x-kind", value) for value in "avwxyz"])
+    assert charged(found, one) < charged(found, many)
+
+
 def test_a_rule_that_is_asked_for_by_name_is_asked_in_each_reading():
     found = rules({**BY_USER, "on_demand": True}, client=USER)
     assert len(found.plan_rule("own", asgi([("cookie", "sid=1; sid=2")]))) == 2
