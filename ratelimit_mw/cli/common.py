@@ -23,7 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ratelimit_mw.config.documents import A_PATH
-from ratelimit_mw.errors import ConfigurationError, Problem, StoreUnavailable, near
+from ratelimit_mw.errors import ConfigurationError, PermanentFault, Problem, StoreUnavailable, near
 from ratelimit_mw.identity.address import canonical
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.operations.live import set_reporting
@@ -176,6 +176,13 @@ def fail(message: str, code: Exit) -> NoReturn:
     raise typer.Exit(code)
 
 
+def fail_without_store(error: StoreUnavailable, store: str = "the store") -> NoReturn:
+    """End the command, because the store cannot be asked. A fault that waiting cannot heal has a remedy."""
+    if isinstance(error, PermanentFault):
+        fail(f"{store} can't be used: {error}; {error.remedy}", Exit.STORE_AWAY)
+    fail(f"{store} does not answer: {error}", Exit.STORE_AWAY)
+
+
 def plain(value: Any) -> Any:
     """Return `value` as types of JSON. An infinite number, such as an endless wait, becomes null."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -325,6 +332,6 @@ def with_retries(ask: Callable[[], T]) -> T:
         try:
             return ask()
         except StoreUnavailable as error:
-            if time.monotonic() > give_up:
-                fail(f"the store does not answer: {error}", Exit.STORE_AWAY)
+            if time.monotonic() > give_up or isinstance(error, PermanentFault):
+                fail_without_store(error)
         time.sleep(0.1)

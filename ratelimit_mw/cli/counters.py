@@ -24,6 +24,7 @@ from ratelimit_mw.cli.common import (
     User,
     attributes,
     fail,
+    fail_without_store,
     open_limiter,
     require_known,
     say,
@@ -194,7 +195,7 @@ def scanned(store: Store, prefixes: Iterable[str]) -> Iterator[str]:
         for prefix in prefixes:
             yield from store.keys(prefix)
     except StoreUnavailable as error:
-        fail(f"the store does not answer: {error}", Exit.STORE_AWAY)
+        fail_without_store(error)
 
 
 def read(store: Store, index: CounterIndex, keys: Iterable[str]) -> Iterator[Found]:

@@ -20,6 +20,7 @@ from ratelimit_mw.cli.common import (
     User,
     attributes,
     fail,
+    fail_without_store,
     open_limiter,
     say,
     say_json,
@@ -64,7 +65,7 @@ def result_of(ask: Callable[[], T]) -> T:
     except ValueError as error:
         fail(str(error), Exit.USAGE)
     except StoreUnavailable as error:
-        fail(f"the store does not answer: {error}", Exit.STORE_AWAY)
+        fail_without_store(error)
 
 
 def author_of(option: str | None) -> str:

@@ -20,6 +20,7 @@ from ratelimit_mw.cli.common import (
     Most,
     diagnostics,
     fail,
+    fail_without_store,
     say,
     say_json,
     say_lines,
@@ -179,6 +180,6 @@ def _database(url: str) -> Iterator[RulesDatabase]:
         say_lines(diagnostics([(problem, "error") for problem in error.problems]))
         fail("these rules can't be loaded, so nothing was pushed", Exit.PROBLEMS)
     except StoreUnavailable as error:
-        fail(f"the rules database does not answer: {error}", Exit.STORE_AWAY)
+        fail_without_store(error, "the rules database")
     finally:
         database.close()

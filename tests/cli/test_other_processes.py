@@ -86,7 +86,8 @@ def test_reset_lets_a_client_of_the_app_start_again(app, ask):
     app.check("203.0.113.3", 4)
     app.check("203.0.113.4", 4)
     assert app.peek("203.0.113.3") == [False, 4, 0]
-    assert ask("reset", "everything", "--ip", "203.0.113.3") == (0, "1 counter reset\n", "")
+    reset = ask("reset", "everything", "--ip", "203.0.113.3")
+    assert reset == (0, "2 counters reset\n", ""), "its own, and the one of its preflights"
     assert app.check("203.0.113.3", 5) == [True] * 4 + [False]
     assert app.check("203.0.113.4") == [False]
 
@@ -129,6 +130,6 @@ def test_a_file_that_does_not_exist_has_no_counters(run, tmp_path):
 def test_a_file_of_another_program_is_refused(run, tmp_path):
     path = Path(tmp_path, "notes")
     path.write_text("not counters\n" * 1_000, "utf-8")
-    code, printed, _ = run("top", "--storage", f"lmdb://{path}")
-    assert code == 1
-    assert f"error: storage: {path} is not a file of this store" in printed
+    code, _, said = run("top", "--storage", f"lmdb://{path}")
+    assert code == 3
+    assert f"the store can't be used: {path} is not a file of this store; " in said

@@ -57,7 +57,7 @@ def under_wsgi(limiter, *asked, path="/", method="GET"):
         start_response("200 OK", [])
         return [b"x"]
 
-    environ = {"PATH_INFO": path, "REQUEST_METHOD": method, "REMOTE_ADDR": IP}
+    environ = {"PATH_INFO": path, "REQUEST_METHOD": method, "REMOTE_ADDR": IP, "wsgi.multithread": True}
     setup_testing_defaults(environ)
     list(Wsgi(app, limiter=limiter)(environ, lambda *arguments: said.append(arguments)))
     return came, {name.lower(): value for name, value in said[0][1]}
