@@ -8,7 +8,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeVar, cast
 from weakref import WeakKeyDictionary, ref
 
 from ratelimit_mw.clock import Clock
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from ratelimit_mw.decision.explanation import Explanation, Question
     from ratelimit_mw.decision.lists import ListsRequest
 
+
+T = TypeVar("T")
 
 LIMITERS: "WeakKeyDictionary[RateLimiter, bool]" = WeakKeyDictionary()
 """Internal. The limiters of this process, and whether each is open. One that is closed may be used again."""
@@ -90,6 +92,7 @@ class RateLimiter:
         """How many requests were shed under load, by their priority."""
         self.tally: Tally = self._storage.tally
         """What this process has counted: requests, rules and denials by outcome, and more. See `Tally.snapshot`."""
+        self._kept: dict[type, object] = {}
         self.reporting = False
         """Internal. Whether this process reports to the live page because the rules say so."""
         retriever.require(_reporting(ref(self)))
@@ -119,6 +122,11 @@ class RateLimiter:
     def in_memory(self) -> bool:
         """Internal. True if the counters are only in the memory of this process."""
         return self._storage.in_memory
+
+    def kept(self, kind: type[T], make: Callable[[], T]) -> T:
+        """Internal. Return the object of this class that another part keeps with this limiter. `make` makes it once."""
+        found = self._kept.get(kind) or self._kept.setdefault(kind, make())
+        return cast("T", found)
 
     def require(self, check: Callable[[Rules], None]) -> None:
         """Internal. Refuse rules for which `check` raises ConfigurationError, those in force and all later ones."""

@@ -6,16 +6,17 @@ makes.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
 
 from ratelimit_mw.asgi import RateLimitMiddleware as AsgiMiddleware
 from ratelimit_mw.clock import ManualClock, machine_clock_is
-from ratelimit_mw.decision.kill_switch import forced
+from ratelimit_mw.decision.kill_switch import force
 from ratelimit_mw.errors import StoreUnavailable, quoted
 from ratelimit_mw.limiter import LIMITERS, RateLimiter
+from ratelimit_mw.reload.database import Setting
 from ratelimit_mw.wsgi import RateLimitMiddleware as WsgiMiddleware
 
 __all__ = ["fresh_rate_limits", "limiter_of", "no_rate_limits", "rate_limit_clock"]
@@ -27,6 +28,27 @@ _INNER = (
 """The attributes in which apps, routes, middlewares and test clients keep the apps behind them."""
 
 _MOST = 100_000  # objects that are looked at for a limiter
+
+
+@contextmanager
+def forced(word: str) -> Iterator[None]:
+    """Set the switch of every limiter of this process, also of those that are made within the block.
+
+    Args:
+        word: `on`, `shadow` or `off`.
+    """
+    before = force(Setting(word, source="tests"))
+    try:
+        _update_switches()
+        yield
+    finally:
+        force(before)
+        _update_switches()
+
+
+def _update_switches() -> None:
+    for limiter in list(LIMITERS):
+        limiter.engine.planner.switch.update()
 
 
 @pytest.fixture

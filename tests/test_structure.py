@@ -289,6 +289,38 @@ def files_with(pattern):
     return {name for name, text in texts.items() if found.search(text)}
 
 
+MUTABLE = re.compile(
+    r"^(\w+)(?:: [^=\n]+)? = (?:\{\}|\[\]|(?:\w+\.)?(?:set|dict|list|Weak\w+|deque|Counter|OrderedDict|defaultdict)\()",
+    re.MULTILINE,
+)
+
+GLOBALS = {
+    "algorithms/__init__.py ALGORITHMS": "the table of algorithms, which users may extend",
+    "algorithms/__init__.py DECIDE_ALL": "the same, for the hot path",
+    "algorithms/__init__.py LUA_PARTS": "the same, for Redis",
+    "cli/common.py HELD_NOTES": "a command is a process",
+    "http/views.py _LIMITED": "a decorator does not know the app of its function; weak references",
+    "limiter.py LIMITERS": "the fixtures for tests of apps reset every limiter; weak references",
+    "process_local.py _abandoned": "a process has inherited it",
+    "process_local.py _forked": "a fork concerns all objects of a process; weak references",
+    "process_local.py _lazy": "the same",
+    "stores/lease_store.py _all": "leases are settled when the process ends; weak references",
+    "stores/redis/codec.py _packed": "a bounded cache of packed quotas, equal for all limiters",
+    "stores/shared/handle.py _handles": "a process may open a file of LMDB only once; weak references",
+    "stores/shared/handle.py _inherited": "a process has inherited it",
+}
+"""The containers at the level of modules that change, each with the reason. None has what belongs to an app."""
+
+
+def test_no_module_has_a_container_that_changes_without_a_reason():
+    found = {
+        f"{path.relative_to(PACKAGE).as_posix()} {name}"
+        for path in PACKAGE.rglob("*.py")
+        for name in MUTABLE.findall(path.read_text("utf-8"))
+    }
+    assert found == GLOBALS.keys()
+
+
 def test_one_file_knows_what_a_fork_is():
     """All others say what to do after one. A shared file must also be locked before a fork."""
     assert files_with(r"register_at_fork|getpid\(\) [!=]=|[!=]= os\.getpid") == {

@@ -20,10 +20,9 @@ from werkzeug.middleware.proxy_fix import ProxyFix
 from ratelimit_mw import ConfigurationError, ManualClock, RateLimiter
 from ratelimit_mw.asgi import RateLimitMiddleware as Asgi
 from ratelimit_mw.clock import machine_clock_is
-from ratelimit_mw.decision.kill_switch import forced
 from ratelimit_mw.fastapi import add_rate_limits
 from ratelimit_mw.stores.memory import MemoryStore
-from ratelimit_mw.testing import _reset_all, limiter_of
+from ratelimit_mw.testing import _reset_all, forced, limiter_of
 from ratelimit_mw.wsgi import RateLimitMiddleware as Wsgi
 from tests.shells.asking import START
 

@@ -16,21 +16,15 @@ from importlib import import_module
 from operator import or_
 from typing import Any, NamedTuple
 
-from ratelimit_mw.algorithms.algorithm import Algorithm, Decide, Refund
+from ratelimit_mw.algorithms.algorithm import Algorithm, Decide
 from ratelimit_mw.model import OVERDRAFT, SECOND, Outcome, Quota
 
 ALGORITHMS: dict[str, Algorithm] = {}
 """The algorithms that rules may name."""
 
-DECIDE: dict[str, Decide] = {}
-"""The decision functions of `ALGORITHMS`. A table of its own saves a look-up on the hot path."""
-
-REFUND: dict[str, Refund] = {}
-"""The refund functions of `ALGORITHMS`."""
-
 DECIDE_ALL: dict[str, Decide] = {}
 """The decision functions by `Quota.decided_by`. Each algorithm has two: the usual one and the one with an overdraft.
-`ban`, which rules cannot name, has one."""
+`ban`, which rules cannot name, has one. A table of its own saves a look-up on the hot path."""
 
 
 class LuaPart(NamedTuple):
@@ -82,14 +76,12 @@ def add(module: str) -> None:
     DECIDE_ALL[name] = algorithm.decide
     if algorithm.in_rules:
         ALGORITHMS[name] = algorithm
-        DECIDE[name] = algorithm.decide
         DECIDE_ALL[name + OVERDRAFT] = _overdrawing(algorithm.decide)
-        REFUND[name] = algorithm.refund
 
 
 def remove(name: str) -> None:
     """Undo `add`. Only tests need this."""
-    for table in (ALGORITHMS, DECIDE, REFUND, DECIDE_ALL, LUA_PARTS):
+    for table in (ALGORITHMS, DECIDE_ALL, LUA_PARTS):
         table.pop(name, None)
     DECIDE_ALL.pop(name + OVERDRAFT, None)
     widened.cache_clear()

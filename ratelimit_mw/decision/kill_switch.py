@@ -4,10 +4,8 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
-from weakref import WeakSet
 
 from ratelimit_mw.clock import Clock, SystemClock
 from ratelimit_mw.errors import ConfigurationError, Problem
@@ -31,30 +29,18 @@ _MEANINGS = {
 }
 
 
-_switches: "WeakSet[KillSwitch]" = WeakSet()
-"""The switches of all limiters of this process."""
-
 _forced: Setting | None = None
 """The setting that applies instead of the setting of each switch. None outside of tests."""
 
 
-@contextmanager
-def forced(word: str) -> Iterator[None]:
-    """Set the switch of every limiter of this process, also of those that are made within the block. For tests.
+def force(setting: Setting | None) -> Setting | None:
+    """Let this setting apply instead of the setting of each switch, from its next `update` on. For tests.
 
-    Args:
-        word: `on`, `shadow` or `off`.
+    Returns the setting that applied so before. None is no setting.
     """
     global _forced
-    before, _forced = _forced, Setting(word, source="tests")
-    try:
-        for switch in list(_switches):
-            switch.update()
-        yield
-    finally:
-        _forced = before
-        for switch in list(_switches):
-            switch.update()
+    before, _forced = _forced, setting
+    return before
 
 
 class KillSwitch:
@@ -78,7 +64,6 @@ class KillSwitch:
         self._setting = Setting(word, source="environment") if word else Setting()
         self.thrown = False
         """Whether the switch is not `on`. Plans must then pass through `apply`."""
-        _switches.add(self)
         self.update()
 
     def update(self) -> None:

@@ -183,10 +183,6 @@ class Account:
         return [Move(asks, at) for at, asks in together.items()]
 
 
-_settling: set[asyncio.Task[None]] = set()
-"""Keeps the tasks alive: an event loop holds only weak references to them."""
-
-
 class Settlement:
     """Opens the accounts of requests and carries out their moves."""
 
@@ -194,6 +190,7 @@ class Settlement:
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
+        self._tasks: set[asyncio.Task[None]] = set()  # an event loop holds only weak references to them
 
     def account(self, verdict: Verdict) -> Account:
         """The account of the request that `verdict` decided. It is opened on the first call."""
@@ -230,6 +227,6 @@ class Settlement:
     def settle_soon(self, account: Account, moves: Sequence[Move]) -> "asyncio.Task[None]":
         """Carry out the moves in a separate task, which continues if the request's task is cancelled."""
         task = asyncio.ensure_future(self.asettle(account, moves))
-        _settling.add(task)
-        task.add_done_callback(_settling.discard)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
         return task

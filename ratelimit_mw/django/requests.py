@@ -1,6 +1,7 @@
 """Requests of Django in the form that rules read, and their users. This module is internal."""
 
 import logging
+from functools import cache
 from typing import Any
 from weakref import ref
 
@@ -10,8 +11,6 @@ from ratelimit_mw.identity.http_request import AsgiRequest, WsgiRequest
 from ratelimit_mw.identity.path_forms import Forms, Routing
 
 _log = logging.getLogger("ratelimit_mw")
-_logged: set[str] = set()
-"""The kinds of exceptions that are logged already."""
 
 
 class Environ(WsgiRequest):
@@ -79,12 +78,15 @@ def user_of(visit: Any) -> str | None:
             user = _by_rest_framework(visit)
         key = user.pk if user is not None and user.is_authenticated else None
     except Exception as error:  # noqa: BLE001 - a backend of the project's own may raise anything
-        kind = type(error).__name__
-        if kind not in _logged:
-            _logged.add(kind)
-            _log.warning("the user of a request counts as absent: %s was raised (logged once)", kind)
+        _log_absent(type(error).__name__)
         return None
     return None if key is None else str(key)
+
+
+@cache
+def _log_absent(kind: str) -> None:
+    """Log that the user of a request counts as absent. It is done once for each kind of exception."""
+    _log.warning("the user of a request counts as absent: %s was raised (logged once)", kind)
 
 
 def _by_rest_framework(visit: Any) -> Any:

@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, Self, TypeVar
-from weakref import WeakKeyDictionary, ref
+from weakref import ref
 
 from ratelimit_mw.decision.planning import whole
 from ratelimit_mw.decision.verdict import Verdict
@@ -34,10 +34,6 @@ class Enforced(NamedTuple):
 
     decision: Decision
     denial: Denial[str] | None
-
-
-_ANSWERS: WeakKeyDictionary[RateLimiter, LatestAnswers[str]] = WeakKeyDictionary()
-"""The answers to denials by rules that apps ask for by name."""
 
 
 class Handle:
@@ -105,9 +101,7 @@ class Handle:
     def _enforced(self, verdict: Verdict) -> Enforced:
         if not verdict.allowed:
             self._limiter.engine.report(verdict, self._rules, self._request)
-            answers = _ANSWERS.get(self._limiter)
-            if answers is None:
-                answers = _ANSWERS[self._limiter] = LatestAnswers(name=str, value=str)
+            answers = self._limiter.kept(LatestAnswers, lambda: LatestAnswers(name=str, value=str))
             return Enforced(verdict.decision, answers.of(self._rules).denial(verdict, self._request))
         if verdict.binds_more_than(self.reported):
             self.reported = verdict

@@ -163,7 +163,7 @@ class Recorder:
             bans = self._bans.get(rule)
             if counts != before or bans or self._denials.get(rule):
                 rates = _divided(counts, before, seconds) if counts != before else _NO_RATES
-                rules[rule] = RuleActivity(rates, series.get(rule, _NO_SERIES), sum(bans.values()) if bans else 0)
+                rules[rule] = RuleActivity(rates, series.get(rule) or {}, sum(bans.values()) if bans else 0)
         return Activity(
             (found.requests - mark.totals.requests) / seconds,
             (found.denials - mark.totals.denials) / seconds,
@@ -183,7 +183,6 @@ class Recorder:
 
 _NOTHING = (0,) * len(OUTCOMES)
 _NO_RATES = (0.0,) * len(OUTCOMES)
-_NO_SERIES: Series = {}
 
 
 def _divided(counts: Sequence[int], before: Sequence[int], seconds: float) -> tuple[float, ...]:

@@ -5,7 +5,7 @@ import threading
 import time
 from itertools import count
 from typing import NamedTuple
-from weakref import WeakKeyDictionary, ref
+from weakref import ref
 
 from ratelimit_mw.identity.sources import described
 from ratelimit_mw.limiter import LIMITERS, RateLimiter
@@ -47,7 +47,7 @@ class Live:
         self._limiter = limiter
         self._number = next(_numbers)
         self._closed = False
-        self._reporter = _REPORTERS.setdefault(limiter, _Reporter(limiter))
+        self._reporter = limiter.kept(_Reporter, lambda: _Reporter(limiter))
 
     def start(self) -> None:
         """Begin to report. The thread starts with the first request of each process, or with the first `state`."""
@@ -78,7 +78,7 @@ def set_reporting(limiter: RateLimiter, *, reporting: bool) -> None:
         reporting: True to begin, False to end.
     """
     limiter.reporting = reporting
-    reporter = _REPORTERS.setdefault(limiter, _Reporter(limiter))
+    reporter = limiter.kept(_Reporter, lambda: _Reporter(limiter))
     if reporting:
         reporter.begin(_THE_RULES)
     else:
@@ -216,9 +216,6 @@ def _store(limiter: RateLimiter, sharing: Sharing | None, *, away: bool, decidin
     up = not away and (limiter.tally.store_up or not deciding)
     return StoreState(limiter.tally.store, up, sharing.latency_ms if up else None)
 
-
-_REPORTERS: WeakKeyDictionary[RateLimiter, _Reporter] = WeakKeyDictionary()
-"""The reporter of each limiter."""
 
 _THE_RULES = 0
 """The number of the user of a reporter that is not a `Live`."""

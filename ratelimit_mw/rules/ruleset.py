@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Self
 
 from ratelimit_mw.algorithms import ALGORITHMS
@@ -89,7 +90,7 @@ EXEMPTED, REFUSED = 0, 1
 Charging = Callable[[Request, Selection], tuple[Charge, ...]]
 """Returns the charges of one alternative of a request. The selection is that of `RuleSet._agreed`."""
 
-_NONE: Mapping[int, str] = {}
+_NONE: Mapping[int, str] = MappingProxyType({})
 _EXEMPTED: Selection = (), _NONE, EXEMPTED, None
 _REFUSED: Selection = (), _NONE, REFUSED, None
 

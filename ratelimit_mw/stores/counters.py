@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from operator import itemgetter
 from struct import Struct
 
-from ratelimit_mw.algorithms import DECIDE_ALL, REFUND, ban, widened
+from ratelimit_mw.algorithms import ALGORITHMS, DECIDE_ALL, ban, widened
 from ratelimit_mw.model import Ask, Outcome, Quota
 from ratelimit_mw.stores.base import Intent
 
@@ -145,7 +145,7 @@ class Counters:
     def _give_back(self, asks: Sequence[Ask], charged_at: int, now: int) -> None:
         for key, quota, cost, _ in asks:
             stored = self.load(key)
-            state = REFUND[quota.algorithm](stored[STAMP_SIZE:], quota, cost, charged_at, now)
+            state = ALGORITHMS[quota.algorithm].refund(stored[STAMP_SIZE:], quota, cost, charged_at, now)
             if state is not None:
                 expires, share = STAMP.unpack_from(stored)
                 size = quota.burst or quota.limit or 1

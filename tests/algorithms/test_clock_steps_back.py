@@ -2,7 +2,7 @@
 
 import pytest
 
-from ratelimit_mw.algorithms import DECIDE
+from ratelimit_mw.algorithms import ALGORITHMS, DECIDE_ALL
 from ratelimit_mw.model import NEVER, SECOND, Outcome, Quota
 
 MINUTE = 60 * SECOND
@@ -12,7 +12,7 @@ assert T % MINUTE == 0
 
 def exhausted(quota, at):
     """The state of a counter whose whole limit was taken at that moment."""
-    outcome, state = DECIDE[quota.algorithm](b"", quota, quota.limit, at)
+    outcome, state = DECIDE_ALL[quota.algorithm](b"", quota, quota.limit, at)
     assert outcome.allowed
     assert outcome.remaining == 0
     return state
@@ -23,8 +23,8 @@ def quota(name):
 
 
 BUCKETS = ("token_bucket", "leaky_bucket")
-NAMES = pytest.mark.parametrize("name", list(DECIDE))
-TRUTHFUL = pytest.mark.parametrize("name", [name for name in DECIDE if name != "concurrency"])  # which has to guess
+NAMES = pytest.mark.parametrize("name", list(ALGORITHMS))
+TRUTHFUL = pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != "concurrency"])  # which has to guess
 
 
 @NAMES
@@ -37,7 +37,7 @@ TRUTHFUL = pytest.mark.parametrize("name", [name for name in DECIDE if name != "
     ],
 )
 def test_state_from_far_ahead_is_discarded(name, ahead):
-    outcome, state = DECIDE[name](exhausted(quota(name), T + ahead), quota(name), 1, T)
+    outcome, state = DECIDE_ALL[name](exhausted(quota(name), T + ahead), quota(name), 1, T)
     assert outcome.allowed
     assert outcome.remaining == 5
     assert state is not None
@@ -50,7 +50,7 @@ def test_state_from_far_ahead_is_discarded(name, ahead):
 )
 def test_state_from_less_than_a_window_ahead_still_counts(name, ahead):
     now = T + MINUTE - 1 - ahead
-    outcome, _ = DECIDE[name](exhausted(quota(name), now + ahead), quota(name), 1, now)
+    outcome, _ = DECIDE_ALL[name](exhausted(quota(name), now + ahead), quota(name), 1, now)
     assert not outcome.allowed
     assert outcome.remaining == 0
 
@@ -59,10 +59,10 @@ def test_state_from_less_than_a_window_ahead_still_counts(name, ahead):
 @pytest.mark.parametrize("cost", [pytest.param(1, id="by a denied request"), pytest.param(0, id="by one that is free")])
 def test_what_is_clamped_is_written_back(name, cost):
     before = exhausted(quota(name), T)
-    outcome, after = DECIDE[name](before, quota(name), cost, T - 30 * SECOND)
+    outcome, after = DECIDE_ALL[name](before, quota(name), cost, T - 30 * SECOND)
     assert outcome.allowed == (cost == 0)
     assert after not in (None, before)
-    again, unchanged = DECIDE[name](after, quota(name), cost, T - 30 * SECOND)
+    again, unchanged = DECIDE_ALL[name](after, quota(name), cost, T - 30 * SECOND)
     assert again == outcome
     assert unchanged is None
 
@@ -75,24 +75,24 @@ def test_what_is_clamped_is_written_back(name, cost):
 def test_nobody_waits_longer_than_two_windows(name, ahead, into):
     now = T + into
     state = exhausted(quota(name), now + ahead)
-    outcome, written = DECIDE[name](state, quota(name), 1, now)
+    outcome, written = DECIDE_ALL[name](state, quota(name), 1, now)
     assert outcome.retry_after != NEVER
     assert outcome.retry_after <= 2 * MINUTE
     assert outcome.reset_after <= 2 * MINUTE
     if not outcome.allowed:
         later = now + outcome.retry_after
         state = state if written is None else written
-        assert DECIDE[name](state, quota(name), 1, later)[0].allowed
-        assert not DECIDE[name](state, quota(name), 1, later - 1)[0].allowed
+        assert DECIDE_ALL[name](state, quota(name), 1, later)[0].allowed
+        assert not DECIDE_ALL[name](state, quota(name), 1, later - 1)[0].allowed
 
 
-@pytest.mark.parametrize("name", [name for name in DECIDE if name not in BUCKETS])
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in BUCKETS])
 def test_a_clock_that_trembles_buys_nothing(name):
     """Back and forth by 10 s, many times: no more than the limit passes. (A bucket is refilled by time that passes.)"""
     state, admitted = b"", 0
     for step in range(200):
         now = T + 20 * SECOND + (step % 2) * 10 * SECOND
-        outcome, written = DECIDE[name](state, quota(name), 1, now)
+        outcome, written = DECIDE_ALL[name](state, quota(name), 1, now)
         state = state if written is None else written
         admitted += outcome.allowed
     assert admitted == 6
@@ -100,30 +100,30 @@ def test_a_clock_that_trembles_buys_nothing(name):
 
 def test_a_bucket_from_ahead_is_never_emptier_than_empty():
     bucket = quota("token_bucket")
-    state = DECIDE["token_bucket"](b"", bucket, 5, T)[1]
-    outcome, _ = DECIDE["token_bucket"](state, bucket, 0, T - 30 * SECOND)
+    state = DECIDE_ALL["token_bucket"](b"", bucket, 5, T)[1]
+    outcome, _ = DECIDE_ALL["token_bucket"](state, bucket, 0, T - 30 * SECOND)
     assert outcome == Outcome(True, 0, MINUTE)
 
 
 def test_a_smaller_tier_forgives_nothing_that_a_greater_one_took():
     """Tiers share a counter; a burst that is lowered for one request is no clock that stepped back."""
     slow, quick = Quota("token_bucket", 60, MINUTE, 20), Quota("token_bucket", 6_000, MINUTE, 20)
-    state = DECIDE["token_bucket"](b"", slow, 20, T)[1]
-    outcome, written = DECIDE["token_bucket"](state, quick, 1, T)
+    state = DECIDE_ALL["token_bucket"](b"", slow, 20, T)[1]
+    outcome, written = DECIDE_ALL["token_bucket"](state, quick, 1, T)
     assert not outcome.allowed
     assert written is None
     assert outcome.remaining == 0
-    assert DECIDE["token_bucket"](state, quick, 1, T + outcome.retry_after)[0].allowed
-    assert not DECIDE["token_bucket"](state, quick, 1, T + outcome.retry_after - 1)[0].allowed
-    assert not DECIDE["token_bucket"](state, slow, 1, T)[0].allowed
+    assert DECIDE_ALL["token_bucket"](state, quick, 1, T + outcome.retry_after)[0].allowed
+    assert not DECIDE_ALL["token_bucket"](state, quick, 1, T + outcome.retry_after - 1)[0].allowed
+    assert not DECIDE_ALL["token_bucket"](state, slow, 1, T)[0].allowed
 
 
 def test_a_burst_that_was_far_greater_is_clamped_to_two_windows():
     great, small = Quota("token_bucket", 60, MINUTE, 1_000_000), Quota("token_bucket", 60, MINUTE, 10)
-    state = DECIDE["token_bucket"](b"", great, 1_000_000, T)[1]
-    outcome, written = DECIDE["token_bucket"](state, small, 1, T)
+    state = DECIDE_ALL["token_bucket"](b"", great, 1_000_000, T)[1]
+    outcome, written = DECIDE_ALL["token_bucket"](state, small, 1, T)
     assert 0 < outcome.retry_after <= 2 * MINUTE
-    assert DECIDE["token_bucket"](written, small, 1, T + outcome.retry_after)[0].allowed
+    assert DECIDE_ALL["token_bucket"](written, small, 1, T + outcome.retry_after)[0].allowed
 
 
 SIZES = {
@@ -140,10 +140,10 @@ SIZES = {
 @TRUTHFUL
 @pytest.mark.parametrize("byte", [b"\xff", b"\x7f", b"\x01"])
 def test_a_poisoned_value_of_the_right_size_ends(name, byte):
-    outcome, written = DECIDE[name](byte * SIZES[name], quota(name), 1, T)
+    outcome, written = DECIDE_ALL[name](byte * SIZES[name], quota(name), 1, T)
     if not outcome.allowed:
         assert 0 < outcome.retry_after <= 2 * MINUTE
-        assert DECIDE[name](written or byte * SIZES[name], quota(name), 1, T + outcome.retry_after)[0].allowed
+        assert DECIDE_ALL[name](written or byte * SIZES[name], quota(name), 1, T + outcome.retry_after)[0].allowed
 
 
 @NAMES
@@ -151,6 +151,6 @@ def test_a_poisoned_value_of_the_right_size_ends(name, byte):
 def test_a_value_of_a_foreign_size_is_no_state(name, size):
     if size == SIZES[name]:
         pytest.skip("that is its own size")
-    outcome, _ = DECIDE[name](b"\0" * size, quota(name), 1, T)
+    outcome, _ = DECIDE_ALL[name](b"\0" * size, quota(name), 1, T)
     assert outcome.allowed
     assert outcome.remaining == 5

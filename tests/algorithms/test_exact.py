@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratelimit_mw.algorithms import DECIDE, DECIDE_ALL, with_overdraft
+from ratelimit_mw.algorithms import DECIDE_ALL, with_overdraft
 from ratelimit_mw.model import NEVER
 from tests.algorithms.histories import START, histories
 from tests.algorithms.model import MODELS
@@ -32,7 +32,7 @@ class Counter:
 
     def would_admit(self, cost, now):
         state = b"" if self.forgetful and self.expires <= now else self.state
-        return DECIDE[self.quota.algorithm](state, self.quota, cost, now)[0].allowed
+        return DECIDE_ALL[self.quota.algorithm](state, self.quota, cost, now)[0].allowed
 
 
 @given(histories(), st.booleans())

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratelimit_mw.algorithms import ALGORITHMS, DECIDE, REFUND
+from ratelimit_mw.algorithms import ALGORITHMS, DECIDE_ALL
 from ratelimit_mw.model import SECOND, Quota
 from tests.algorithms.histories import START, histories, jumps, quotas
 
@@ -21,16 +21,16 @@ class Counter:
         self.quota, self.state = quota, b""
 
     def take(self, cost, now):
-        outcome, state = DECIDE[self.quota.algorithm](self.state, self.quota, cost, now)
+        outcome, state = DECIDE_ALL[self.quota.algorithm](self.state, self.quota, cost, now)
         self.state = self.state if state is None else state
         return outcome
 
     def give_back(self, cost, charged_at, now):
-        state = REFUND[self.quota.algorithm](self.state, self.quota, cost, charged_at, now)
+        state = ALGORITHMS[self.quota.algorithm].refund(self.state, self.quota, cost, charged_at, now)
         self.state = self.state if state is None else state
 
     def look(self, now):
-        return DECIDE[self.quota.algorithm](self.state, self.quota, 0, now)[0]
+        return DECIDE_ALL[self.quota.algorithm](self.state, self.quota, 0, now)[0]
 
 
 @given(histories())
@@ -139,10 +139,10 @@ def test_the_previous_window_gets_it_back_where_it_was_charged_there():
     ],
 )
 def test_nothing_is_made_of_what_is_no_count(name, state):
-    after = REFUND[name](state, quota(name), 1, START, START)
+    after = ALGORITHMS[name].refund(state, quota(name), 1, START, START)
     assert after is None or len(after) == len(state)
 
 
 @pytest.mark.parametrize(("name", "size"), [("token_bucket", 16), ("leaky_bucket", 24)])
 def test_no_bucket_without_a_limit(name, size):
-    assert REFUND[name](bytes([1]) * size, quota(name, 0), 1, START, START) is None
+    assert ALGORITHMS[name].refund(bytes([1]) * size, quota(name, 0), 1, START, START) is None

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from ratelimit_mw.algorithms import DECIDE
+from ratelimit_mw.algorithms import DECIDE_ALL
 from ratelimit_mw.cli.lint import check, covers, never_full
 from ratelimit_mw.model import SECOND, Quota
 from ratelimit_mw.rules.compiled import Matching
@@ -70,9 +70,9 @@ def test_a_limit_that_never_fills_never_denies_what_the_stricter_one_admits(quot
     now, states = 1_700_000_000 * SECOND, [b"", b""]
     for wait, cost in steps:
         now += wait
-        if DECIDE[stricter.algorithm](states[1], stricter, cost, now)[0].allowed:
+        if DECIDE_ALL[stricter.algorithm](states[1], stricter, cost, now)[0].allowed:
             for place, each in enumerate((quota, stricter)):
-                outcome, state = DECIDE[each.algorithm](states[place], each, cost, now)
+                outcome, state = DECIDE_ALL[each.algorithm](states[place], each, cost, now)
                 assert outcome.allowed
                 states[place] = state or states[place]
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ratelimit_mw.algorithms import ALGORITHMS, DECIDE
+from ratelimit_mw.algorithms import ALGORITHMS, DECIDE_ALL
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.foresight.replay import Options, replay
 from ratelimit_mw.foresight.simulation import Simulation
@@ -142,7 +142,7 @@ def test_the_arithmetic_equals_the_algorithms(data):
     for place, quota in enumerate(quotas):
         states = {}
         for at, counter, taken in events:
-            outcome, state = DECIDE[algorithm](states.get(counter, b""), quota, 1, at)
+            outcome, state = DECIDE_ALL[algorithm](states.get(counter, b""), quota, 1, at)
             if not outcome.allowed:
                 denied[place] += 1
                 limited[place].add(owners[counter])
