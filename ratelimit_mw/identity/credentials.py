@@ -35,6 +35,12 @@ _LAST = {
     3: {character: _ALPHABET[n & ~0b11] for n, character in enumerate(_ALPHABET)},
 }
 
+# What is before a complete padding. Of each four characters, "=" is ignored after the first, and one of them after the
+# second. Possessive quantifiers make the time linear.
+_READ = re.compile(r"(?:=*+[^=]=*+[^=]=?[^=][^=])*+ =*+ (?:[^=]=*+(?:[^=](?:=?[^=])?)?)?", re.VERBOSE)
+
+_MOST_PARAMETERS = 64
+
 _TIME = 6
 """The characters of the time in a value that was signed with its time, until 2106."""
 
@@ -68,18 +74,8 @@ def _signature(text: str) -> str | None:
 
 def _before_padding(text: str) -> str:
     """Return the characters that Python's decoder reads: those before a complete padding."""
-    characters: list[str] = []
-    length = pads = 0
-    for part in text.split("="):
-        if part:
-            characters.append(part)
-            length += len(part)
-            pads = 0
-        if length % 4 >= 2:
-            pads += 1
-            if length % 4 + pads >= 4:
-                break
-    return "".join(characters)
+    read = _READ.match(text)
+    return read[0].replace("=", "") if read else ""
 
 
 def is_session(value: str) -> bool:
@@ -99,7 +95,7 @@ def credential(authorization: str | None) -> str | None:
       of two schemes never collide.
     * Basic and Digest count by the user name, OAuth 1 by the consumer key and SigV4 by the access key. The rest of
       these headers differs between requests, or is a password: with it, each guess would have a new budget.
-    * All headers of a scheme that cannot be decoded, or that name several clients, count as one.
+    * All headers of a scheme that cannot be decoded, have too many parameters or name several clients count as one.
     """
     words = (authorization or "").split(None, 1)
     if not words:
@@ -132,8 +128,11 @@ def _basic_user(value: str) -> str | None:
 def _client(scheme: str, value: str, names: tuple[str, ...]) -> str:
     """Return the client that a parameter of the header names. Without the parameter, the value is an opaque token."""
     found: set[str] = set()
-    position = 0
+    position = read = 0
     while position < len(value):
+        read += 1
+        if read > _MOST_PARAMETERS:
+            return f"{scheme}?"
         parameter = _PARAMETER.match(value, position)
         if parameter is None:
             break

@@ -8,7 +8,7 @@ import pytest
 from bench.hostile import CONFIG, HOSTILE, scope_of
 from ratelimit_mw import ManualClock, RateLimiter
 from ratelimit_mw.identity.http_request import AsgiRequest, WsgiRequest
-from tests.support.steps import steps
+from tests.support.steps import steps_of_a_decision
 
 
 @pytest.fixture(scope="module", params=["with room", "denied"])
@@ -39,7 +39,7 @@ def environ_of(scope):
 @pytest.mark.parametrize("interface", [AsgiRequest, WsgiRequest])
 def test_a_hostile_request_costs_few_steps_whatever_its_length(limiter, kind, interface):
     plain, short, long = (
-        steps(limiter, interface, scope if interface is AsgiRequest else environ_of(scope))
+        steps_of_a_decision(limiter, interface, scope if interface is AsgiRequest else environ_of(scope))
         for scope in (scope_of(kind, size) for size in (0, 8 * 1024, 64 * 1024))
     )
     assert short <= 6 * plain

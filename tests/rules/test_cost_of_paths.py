@@ -8,7 +8,7 @@ import pytest
 from ratelimit_mw import ManualClock, RateLimiter
 from ratelimit_mw.identity.http_request import AsgiRequest, WsgiRequest
 from tests.support.routers import environs, scopes
-from tests.support.steps import steps
+from tests.support.steps import steps_of_a_decision
 
 TEMPLATES = [
     *("/login", "/static/*", "/v{a}-{b}/x", "/f/{p:path}/e/{i:int}", "/{f:float}", "/{a}.{i:int}", "/{a:float}.{b}"),
@@ -62,9 +62,9 @@ def contexts(path, root):
 @pytest.mark.parametrize("root", ["", "/api"])
 def test_a_hostile_path_costs_few_steps_whatever_its_length(limiter, start, repeated, root):
     for place in (0, 1):
-        plain = steps(limiter, *contexts("/a/b/c", root)[place])
+        plain = steps_of_a_decision(limiter, *contexts("/a/b/c", root)[place])
         short, long = (
-            steps(limiter, *contexts(start + repeated * (size // len(repeated)), root)[place])
+            steps_of_a_decision(limiter, *contexts(start + repeated * (size // len(repeated)), root)[place])
             for size in (8 * 1024, 64 * 1024)
         )
         assert short <= 6 * plain
