@@ -1,5 +1,6 @@
 """Exceptions from elsewhere at every line of what holds a lock, a place, a count or a thread: all of it goes on."""
 
+import gc
 import itertools
 
 import pytest
@@ -16,6 +17,14 @@ from tests.support.patience import eventually
 
 # What is interrupted between opening a socket and keeping it leaves the closing to the garbage collector.
 pytestmark = [pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")]
+
+
+@pytest.fixture(autouse=True)
+def _collected():
+    """What an interrupted line has left open is closed here, where its warnings are expected."""
+    yield
+    gc.collect()
+
 
 LIMIT, DAY = 1_000_000, 86_400_000_000
 ENVIRON = {"REQUEST_METHOD": "GET", "PATH_INFO": "/", "SCRIPT_NAME": "", "REMOTE_ADDR": "203.0.113.7"}
