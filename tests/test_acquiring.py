@@ -9,7 +9,6 @@ import pytest
 
 from ratelimit_mw import ManualClock, RateLimiter
 from ratelimit_mw.clock import machine_clock_is
-from ratelimit_mw.decision import settlement
 from ratelimit_mw.errors import LimitExceeded
 from tests.shells.asking import START, limiter
 from tests.support.patience import aeventually, eventually
@@ -226,7 +225,7 @@ def test_a_place_in_flight_is_returned_by_a_task_that_is_cancelled_while_it_wait
         task.cancel()
         await asyncio.wait([task])
         assert task.cancelled()
-        await asyncio.gather(*settlement._settling)
+        await asyncio.gather(*engine.engine.settlement._tasks)
         assert has_a_place(engine)
 
     client = {"tier": "header:X-Tier"}

@@ -20,7 +20,6 @@ from django.urls import path
 
 from ratelimit_mw import ConfigurationError, ManualClock, RateLimiter
 from ratelimit_mw.asgi import RateLimitMiddleware as Asgi
-from ratelimit_mw.decision import settlement
 from ratelimit_mw.django import limited
 from ratelimit_mw.wsgi import RateLimitMiddleware as Wsgi
 from tests.inside import django_app, django_settings
@@ -327,7 +326,7 @@ def test_a_client_who_leaves_frees_his_place(engine, me):
 
         scope = http_scope("/slots/forever", headers=[(b"x-client", me["X-Client"].encode())])
         await GET_ASGI()(scope, receive, None)
-        await aeventually(lambda: not settlement._settling)
+        await aeventually(lambda: not engine.engine.settlement._tasks)
         (answer,) = await asyncio.to_thread(awaited, ["/slots/whole"], me)
         return answer.status_code
 
