@@ -93,6 +93,6 @@ def test_a_file_that_cannot_be_used_and_a_dying_worker_do_not_end_a_server(serve
         assert not statuses(20).keys() - {200, 503}
         repair(path)
         eventually(lambda: [statuses(20).keys() - {200, 429} for _ in range(3)] == [set()] * 3)
-        # A worker notices within a second that the file of the path is another one, and counts in the old one until then.
+        # A worker counts in the old file until it notices, within a second, that the path leads to another one.
         eventually(lambda: statuses(20) == {429: 20})
         assert app.process.poll() is None
