@@ -124,7 +124,7 @@ class RateLimiter:
         return self._storage.in_memory
 
     def kept(self, kind: type[T], make: Callable[[], T]) -> T:
-        """Internal. Return the object of class `kind` that another part keeps with this limiter. `make` makes it once."""
+        """Internal. Return the object of class `kind` that another part keeps with this limiter. `make` makes it."""
         found = self._kept.get(kind) or self._kept.setdefault(kind, make())
         return cast("T", found)
 
