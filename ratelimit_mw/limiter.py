@@ -34,7 +34,7 @@ from ratelimit_mw.tally import Tally
 
 if TYPE_CHECKING:
     from ratelimit_mw.decision.explanation import Explanation, Question
-    from ratelimit_mw.decision.lists import ListsRequest
+    from ratelimit_mw.envoy.lists import ListsRequest
 
 
 T = TypeVar("T")
@@ -437,7 +437,7 @@ class RateLimiter:
         return rules, self.engine.planner.plan_given(rules, attributes, cost, commit=commit)
 
     def _lists(self, domain: str, lists: Sequence[EntryList | Sequence[tuple[str, str]]], hits: int) -> "ListsRequest":
-        from ratelimit_mw.decision.lists import ListsRequest  # imported late: most apps do not use it
+        from ratelimit_mw.envoy.lists import ListsRequest  # imported late: most apps do not use it
 
         return ListsRequest(self.engine, self._rules_of(domain).parts[0], lists, hits)
 

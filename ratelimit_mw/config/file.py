@@ -20,8 +20,6 @@ from ratelimit_mw.config.words.client import (
     compile_client,
 )
 from ratelimit_mw.config.words.deferral import DEFER, defer_settings
-from ratelimit_mw.config.words.descriptors import DESCRIPTORS, DescriptorCompiler
-from ratelimit_mw.config.words.entries import ENTRIES, compile_entries, warn_of_unreachable_limits
 from ratelimit_mw.config.words.limit import LIMIT
 from ratelimit_mw.config.words.limit_function import sample_of, with_function, with_sample
 from ratelimit_mw.config.words.load import LOAD, priority_rules
@@ -40,10 +38,9 @@ from ratelimit_mw.config.words.rule import RULE, compile_rule
 from ratelimit_mw.config.words.selection import NAME, REPLACES, SHADOW_FILE, validate_names
 from ratelimit_mw.config.words.storage import RELOAD, STORAGE, seconds, storage_settings
 from ratelimit_mw.config.words.throttle import THROTTLE, widest
-from ratelimit_mw.identity.attributes import Attributes
+from ratelimit_mw.envoy.words import DESCRIPTORS, ENTRIES, compile_descriptors
 from ratelimit_mw.identity.identifier import attributes_of
 from ratelimit_mw.rules.compiled import CompiledRule, blocks_and_exemptions
-from ratelimit_mw.rules.descriptors import Descriptors
 from ratelimit_mw.rules.ruleset import RuleSet
 
 DOMAIN = kinds.name("domain", "The first part of every counter's key.")
@@ -147,7 +144,7 @@ def compile_file(
     exempt = tuple([compile_match(entry, attributes, problems) for entry in file[EXEMPT]])
     validate_page(file, problems)
     validate_header_names(file, problems)
-    descriptors = _descriptors(file, attributes, problems, warnings)
+    descriptors = compile_descriptors(file, domain, attributes, problems, warnings)
     overrides = compile_overrides(file[OVERRIDES], domain, file[RULES], attributes, problems)
     sections: dict[str, Any] = {
         "domain": domain,
@@ -184,15 +181,6 @@ def _settings_of(file: Values) -> Values:
     for word in (RULES, EXEMPT, OVERRIDES, DESCRIPTORS, ENTRIES):
         file = file.with_value(word, word.default)
     return file.detached()
-
-
-def _descriptors(file: Values, attributes: Attributes, problems: Problems, warnings: Problems) -> Descriptors | None:
-    compiler = DescriptorCompiler(file, file[DOMAIN], attributes, problems, warnings)
-    root = compiler.tree()
-    lists = compile_entries(file, root, attributes, problems)
-    warn_of_unreachable_limits(file, root, lists, compiler.limits, warnings)
-    limits = [limit for limit, _ in compiler.limits]
-    return Descriptors(root, lists, limits) if limits else None
 
 
 def _warn_of_unread_header(file: Values, warnings: Problems) -> None:

@@ -7,6 +7,7 @@ from typing import Self
 
 from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.clock import Clock, SystemClock
+from ratelimit_mw.envoy.tree import Descriptors
 from ratelimit_mw.errors import Problem
 from ratelimit_mw.identity.attributes import Attributes
 from ratelimit_mw.identity.identifier import NO_PARAMETERS, Parameters
@@ -24,7 +25,6 @@ from ratelimit_mw.rules.compiled import (
     blocks_and_exemptions,
     quotas_of,
 )
-from ratelimit_mw.rules.descriptors import Descriptors
 from ratelimit_mw.rules.inline import InlineCompiler, InlineLimits, tier_reader, with_key, with_limits
 from ratelimit_mw.rules.matching import (
     Candidate,

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from ratelimit_mw.decision.explanation import limit_in_words
+from ratelimit_mw.envoy.tree import DEFAULT, DescriptorLimit
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.model import Quota
 from ratelimit_mw.rules.compiled import CompiledRule
-from ratelimit_mw.rules.descriptors import DEFAULT, DescriptorLimit
 from ratelimit_mw.rules.ruleset import RuleSet
 from ratelimit_mw.units import UNITS
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import uvicorn
 
-from ratelimit_mw.config.words.entries import UNREACHED
+from ratelimit_mw.envoy.words import UNREACHED
 from ratelimit_mw.errors import ConfigurationError, StoreUnavailable
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.service import ports

@@ -5,8 +5,8 @@ This module is internal: its names may change in any release.
 
 from collections.abc import Sequence
 
-from ratelimit_mw.decision.lists import ListsRequest
 from ratelimit_mw.decision.verdict import Verdict
+from ratelimit_mw.envoy.lists import ListsRequest
 from ratelimit_mw.http.answers import LatestAnswers
 from ratelimit_mw.model import ListStatus
 from ratelimit_mw.rules.ruleset import RuleSet

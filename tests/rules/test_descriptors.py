@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from ratelimit_mw import ManualClock, RateLimiter
 from ratelimit_mw.config.load import load_rules
+from ratelimit_mw.envoy.tree import pattern
 from ratelimit_mw.errors import StoreUnavailable
-from ratelimit_mw.rules.descriptors import pattern
 from ratelimit_mw.stores.memory import MemoryStore
 from tests.rules.corpus import load_text, request
 

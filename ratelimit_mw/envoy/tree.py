@@ -5,11 +5,11 @@ in the order of the file, then the key without a value. There is no backtracking
 the list matches its descriptor.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ratelimit_mw.identity.attributes import Reader
+from ratelimit_mw.identity.attributes import Attributes, Reader, canonical_name
 from ratelimit_mw.identity.fields import TOO_MANY
 from ratelimit_mw.identity.identifier import GLOBAL
 from ratelimit_mw.identity.request import Entry, Request
@@ -18,6 +18,14 @@ from ratelimit_mw.rules.preflights import apart
 
 DEFAULT = "fixed_window"
 """The algorithm of limits that name none, as in envoyproxy/ratelimit."""
+
+MOST = 2**32 - 1
+"""The largest limit: what envoyproxy/ratelimit can hold."""
+
+UNKNOWN = "?"
+"""The value of an unknown address. All requests without an address share their counters."""
+
+Keys = tuple[str, ...]
 
 EntryReaders = tuple[tuple[str, Reader], ...]
 """The keys of a list of entries, each with the function that reads its value from a request."""
@@ -143,6 +151,37 @@ class Descriptors:
                 for node in branch.find(value)
             ]
         return [Found(limit, "+".join(values) or GLOBAL) for node, values in walks for limit in node.limits]
+
+
+def keys_of(node: DescriptorNode) -> Iterator[str]:
+    """Return the keys of all descriptors under a node."""
+    for key, branch in node.branches.items():
+        yield key
+        for child in branch.nodes():
+            yield from keys_of(child)
+
+
+def limits_at(root: DescriptorNode, keys: Keys) -> Iterator[DescriptorLimit]:
+    """Return the limits at which a list of entries with these keys can end."""
+    nodes = [root]
+    for key in keys:
+        nodes = [child for node in nodes if key in node.branches for child in node.branches[key].nodes()]
+    return (limit for node in nodes for limit in node.limits)
+
+
+def entry_reader(key: str, attributes: Attributes) -> Reader:
+    """Return the function that reads the value of an entry from a request. An unknown address is `UNKNOWN`."""
+    read = attributes.reader(key)
+    if canonical_name(key) != "ip":
+        return read
+
+    def known_or_not(request: Request) -> str:
+        value = read(request)
+        if value is None:
+            attributes.client_address.report_unknown(request.peer)
+        return value or UNKNOWN
+
+    return known_or_not
 
 
 def _entries(sources: EntryReaders, request: Request) -> list[Entry] | None:

@@ -1,4 +1,4 @@
-"""`descriptors`: rules in the format of envoyproxy/ratelimit."""
+"""`descriptors`, rules in the format of envoyproxy/ratelimit, and `entries`, the lists that requests send to them."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -13,18 +13,28 @@ from ratelimit_mw.config.words.client import ATTRIBUTES, CLIENT, TIER, USER
 from ratelimit_mw.config.words.limit import ALGORITHM, BURST, Window, burst_of, read_algorithm, window_fault
 from ratelimit_mw.config.words.selection import SHADOW_FILE
 from ratelimit_mw.config.words.storage import STORAGE, STORAGE_ON_ERROR
-from ratelimit_mw.errors import near, quoted
+from ratelimit_mw.envoy.tree import (
+    DEFAULT,
+    MOST,
+    Branch,
+    DescriptorLimit,
+    DescriptorNode,
+    Descriptors,
+    EntryReaders,
+    Keys,
+    entry_reader,
+    keys_of,
+    limits_at,
+    pattern,
+)
+from ratelimit_mw.errors import near, nearest, quoted
 from ratelimit_mw.identity.attributes import Attributes, canonical_name
 from ratelimit_mw.identity.identifier import encoder
 from ratelimit_mw.model import Quota, Rule
 from ratelimit_mw.rules.compiled import escaped
-from ratelimit_mw.rules.descriptors import DEFAULT, Branch, DescriptorLimit, DescriptorNode, pattern
 from ratelimit_mw.units import SECOND, UNITS
 
 T = TypeVar("T")
-
-MOST = 2**32 - 1
-"""The largest limit: what envoyproxy/ratelimit can hold."""
 
 UNIT_NAMES = tuple(unit for unit in UNITS if unit != "millisecond")
 """The units of envoyproxy/ratelimit."""
@@ -41,8 +51,20 @@ class _Path(NamedTuple):
     metric: tuple[str, ...] = ()
 
 
+def compile_descriptors(
+    file: Values, domain: str, attributes: Attributes, problems: Problems, warnings: Problems
+) -> Descriptors | None:
+    """Return the descriptors of a file, and the lists that its requests send to them. None if it has no limits."""
+    compiler = _Compiler(file, domain, attributes, problems, warnings)
+    root = compiler.tree()
+    lists = _compile_entries(file, root, attributes, problems)
+    _warn_of_unreachable_limits(file, root, lists, compiler.limits, warnings)
+    limits = [limit for limit, _ in compiler.limits]
+    return Descriptors(root, lists, limits) if limits else None
+
+
 @dataclass(slots=True)
-class DescriptorCompiler:
+class _Compiler:
     """Compiles the descriptors of one file. `limits` collects the limits, each with its place."""
 
     file: Values
@@ -331,4 +353,93 @@ DESCRIPTORS = sections_word(
     lambda: _DESCRIPTOR,
     "Rules in the format of envoyproxy/ratelimit. Files of that project can be used unchanged.",
     may_be_empty=True,
+)
+
+
+def _read_entries(node: Node) -> tuple[Keys, ...]:
+    """Read the lists of entries: each is an attribute or a list of attributes. Raises `Invalid`."""
+    if not isinstance(node, Items):
+        hint = "for example [[message_type, to_number]]"
+        raise Invalid.at(None, f"must be a list of lists of attributes, not {kind(node)}", hint)
+    invalid = Invalid()
+    lists: list[Keys] = []
+    for item in node:
+        with invalid.gathering(item.place):
+            lists.append(readers.each(readers.text)(item))
+    invalid.finish()
+    return tuple(lists)
+
+
+UNREACHED = "no request sends the entries of"
+"""The beginning of a warning that does not hold for the service: Envoy sends entries itself."""
+
+
+def _compile_entries(
+    file: Values, root: DescriptorNode, attributes: Attributes, problems: Problems
+) -> list[EntryReaders]:
+    """Return the lists that can end at a limit of the tree under `root`, with the readers of their values."""
+    stated = file[ENTRIES]
+    lists = _default(file, root, attributes) if stated is None else _stated(file, stated, attributes, problems)
+    return [tuple((key, entry_reader(key, attributes)) for key in keys) for keys in lists if any(limits_at(root, keys))]
+
+
+def _warn_of_unreachable_limits(
+    file: Values,
+    root: DescriptorNode,
+    lists: Sequence[EntryReaders],
+    limits: Sequence[tuple[DescriptorLimit, Place]],
+    warnings: Problems,
+) -> None:
+    """Warn about limits that no request reaches. A call of `check()` can still pass their entries."""
+    client = file[CLIENT]
+    absent = {word.key for word in (USER, TIER) if client[word] is None}
+    sent = [keys for sources in lists if not absent & set(keys := tuple(key for key, _ in sources))]
+    reached = {limit.key for keys in sent for limit in limits_at(root, keys)}
+    unreached = [(limit, place) for limit, place in limits if limit.key not in reached]
+    if unreached:
+        limit, place = unreached[0]
+        more = f" (and {len(unreached) - 1} more)" if len(unreached) > 1 else ""
+        message = f"{UNREACHED} {quoted(limit.rule.name)}{more}: only check([...]) can send them"
+        warnings.add(
+            place, message, "define the values under attributes, and the entries that requests send under entries"
+        )
+
+
+def _default(file: Values, root: DescriptorNode, attributes: Attributes) -> list[Keys]:
+    """Return the lists that are sent if `entries` is not set: each attribute alone, and all in the order of the file.
+
+    All attributes that the file defines are sent. Built-in attributes are sent if a descriptor has them as its key.
+    """
+    own = tuple(file[ATTRIBUTES])
+    named = tuple(key for key in dict.fromkeys(keys_of(root)) if key not in own and _is_attribute(key, attributes))
+    return list(dict.fromkeys([*((key,) for key in own + named), own, own + named]))
+
+
+def _is_attribute(key: str, attributes: Attributes) -> bool:
+    return attributes.known(key) and not key.startswith("path:")
+
+
+def _stated(file: Values, stated: tuple[Keys, ...], attributes: Attributes, problems: Problems) -> list[Keys]:
+    first: set[Keys] = set()
+    for n, keys in enumerate(stated):
+        for index, key in enumerate(keys):
+            if not _is_attribute(key, attributes):
+                names = [name for name in attributes.names() if name != "path:N"]
+                place = file.place("entries", n, index)
+                problems.add(place, f"there is no attribute {quoted(key)}", nearest(key, names))
+        if keys in first:
+            problems.add(file.place("entries", n), "duplicate list of entries")
+        first.add(keys)
+    return [] if problems else list(stated)
+
+
+ENTRIES: Word[tuple[Keys, ...] | None] = Word(
+    key="entries",
+    read=_read_entries,
+    default=None,
+    schema={
+        "type": "array",
+        "items": {"anyOf": [kinds.TEXT, {"type": "array", "items": kinds.TEXT, "minItems": 1}]},
+    },
+    about="The lists of entries that a request sends to the descriptors. Each entry is an attribute.",
 )

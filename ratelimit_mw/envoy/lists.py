@@ -1,0 +1,353 @@
+"""Decisions on several lists of entries: one plan and one call to the store, then one status for each list.
+
+The `descriptors` of the domain are matched against each list. The `rules` of the domain see one request, whose
+attributes are the entries of all lists.
+
+Most apps do not use them, so the limiter imports this module when it is needed.
+"""
+
+import math
+from collections.abc import Callable, Container, Mapping, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from ratelimit_mw.algorithms import ALGORITHMS, with_overdraft
+from ratelimit_mw.decision.engine import Engine
+from ratelimit_mw.decision.planning import Plan, Refusal, whole
+from ratelimit_mw.decision.verdict import Verdict
+from ratelimit_mw.envoy.tree import DEFAULT, MOST, DescriptorLimit, Found, asked, replaced_among
+from ratelimit_mw.identity.attributes import canonical_name
+from ratelimit_mw.identity.identifier import GLOBAL, encoder
+from ratelimit_mw.identity.request import EntriesRequest, Entry, Request
+from ratelimit_mw.model import (
+    NEVER,
+    SENT,
+    Ask,
+    Charge,
+    EntryList,
+    ListsDecision,
+    ListStatus,
+    Outcome,
+    Quota,
+    Rule,
+)
+from ratelimit_mw.rules.compiled import BLOCKED, escaped
+from ratelimit_mw.rules.ruleset import REFUSED, RuleSet
+from ratelimit_mw.units import SECOND, UNITS
+
+_UNIT_NAMES = {period: unit for unit, period in UNITS.items()}
+
+MOST_HITS = 10**15
+"""A greater sum of hits is reduced to this number. It is above every limit, and every store represents it exactly."""
+
+
+class _ListLimits(NamedTuple):
+    """The limits of one list.
+
+    Attributes:
+        names: The names of its limits in the file, by the keys of their counters. A limit may have no name ("").
+        unlimited: Whether one of its limits is unlimited.
+    """
+
+    names: Mapping[str, str]
+    unlimited: bool
+
+
+_NO_LIMITS = _ListLimits({}, unlimited=False)
+
+
+class _ListsPlan(NamedTuple):
+    """The plan of several lists.
+
+    Attributes:
+        request: The attributes that the rules see.
+        charges: All charges, each counter once: those of the rules, then those of the lists. `BLOCKED` if an override
+            blocks the client.
+        rules: The charges of the rules.
+        lists: The limits of each list, in order.
+    """
+
+    request: Request
+    charges: Sequence[Charge]
+    rules: Sequence[Charge]
+    lists: Sequence[_ListLimits]
+
+
+def _plan_lists(
+    rules: RuleSet, lists: Sequence[EntryList], hits: int, stretch: Callable[[Sequence[Charge]], Sequence[Charge]]
+) -> _ListsPlan:
+    """Return the plan of these lists.
+
+    Rules are charged the most hits of a list. If several lists lead to one counter, it is charged the sum.
+
+    Args:
+        rules: The rules of one domain.
+        lists: The lists.
+        hits: What a list charges that has no hits of its own.
+        stretch: Chooses the limits of rules for the current load.
+
+    Raises:
+        ValueError: An entry is not a pair, or the limit of a list is invalid.
+    """
+    entries = [EntriesRequest(each.entries).entries for each in lists]
+    request = _request(rules, entries)
+    costs = [hits if each.hits is None else each.hits for each in lists]
+    most = max(costs, default=hits)
+    applied = _of_rules(rules, request, most)
+    if applied is None or applied is BLOCKED:  # all rules are off for this client, or all requests
+        return _ListsPlan(request, applied or (), (), [_NO_LIMITS] * len(lists))
+    applied = stretch(applied)
+    if most and any(each.hits == most for each in lists):
+        applied = [_late(charge) for charge in applied]
+    found = [_found(rules, each, own) for each, own in zip(lists, entries, strict=True)]
+    replaced = replaced_among([match for own in found for match in own])
+    found = [[match for match in own if match.limit.name not in replaced] for own in found]
+    limits = [
+        _ListLimits(
+            {match.key: match.limit.name for match in own if match.limit.quota is not None},
+            any(match.limit.quota is None for match in own),
+        )
+        for own in found
+    ]
+    return _ListsPlan(request, (*applied, *_merged(lists, costs, found)), applied, limits)
+
+
+def _request(rules: RuleSet, lists: Sequence[Sequence[Entry]]) -> Request:
+    """Return a request with all entries as attributes. The first value of each attribute wins."""
+    attributes: dict[str, str] = {}
+    for entries in lists:
+        for key, value in entries:
+            attributes.setdefault(canonical_name(key), value)
+    return rules.attributes.request_from(attributes, ignore_unknown=True)
+
+
+def _of_rules(rules: RuleSet, request: Request, cost: int) -> Sequence[Charge] | None:
+    """Return the charges of the rules without the descriptors. None if the client or the request is exempt."""
+    if not (rules.compiled or rules.exempt or rules.overrides):
+        return ()
+    ((_, (candidates, replaced, free, _)),) = rules.selections(request)  # plain attributes have one reading
+    if free is not None:
+        return BLOCKED if free == REFUSED else None
+    charges: list[Charge] = []
+    for candidate in candidates:
+        if candidate[0] not in replaced:
+            charges += rules.charges_alone(candidate, request, cost, rules.overrides)
+    return tuple(charges)
+
+
+def _found(rules: RuleSet, each: EntryList, entries: Sequence[Entry]) -> list[Found]:
+    """Return the limits of one list: those of the file, or the one that it brings."""
+    if each.limit is not None:
+        return [_brought(rules, each.limit, entries)]
+    return rules.descriptors.match(entries) if rules.descriptors is not None else []
+
+
+def _brought(rules: RuleSet, limit: tuple[int, str], entries: Sequence[Entry]) -> Found:
+    quota = _quota(*limit)
+    keys = [key for key, _ in entries]
+    rule = _rule(tuple(keys), rules.storage.on_error, rules.shadow, rules.domain)
+    # Neither the path of a descriptor, which begins with a slash, nor the escaped name of a rule is like this.
+    path = "/".join(["sent", *map(escaped, keys)])
+    key = f"{escaped(rules.domain)}:{path}:fw{quota.period // SECOND}:{{"
+    identity = "+".join([encoder(key, rules.attributes)(value) for key, value in entries]) or GLOBAL
+    return Found(DescriptorLimit(rule, "", key, quota, frozenset()), identity)
+
+
+@lru_cache(maxsize=1024)
+def _rule(keys: tuple[str, ...], on_error: str, shadow: bool, domain: str) -> Rule:
+    return Rule("/".join(keys), on_error, shadow, domain=domain, descriptor=(SENT,), sent=True)
+
+
+@lru_cache(maxsize=1024)
+def _quota(requests: object, unit: object) -> Quota:
+    if not isinstance(requests, int) or not 0 <= requests <= MOST:
+        raise ValueError(f"the limit of a list is {requests!r} requests: it has to be a whole number up to {MOST}")
+    if not isinstance(unit, str) or unit.lower() not in UNITS or unit.lower() == "millisecond":
+        raise ValueError(f"the limit of a list is per {unit!r}: it has to be a unit from second to year")
+    return Quota(DEFAULT, requests, UNITS[unit.lower()])
+
+
+def _merged(lists: Sequence[EntryList], costs: Sequence[int], found: Sequence[Sequence[Found]]) -> tuple[Charge, ...]:
+    """Return one charge for each counter. Of different limits for one counter, the lowest counts."""
+    charges: dict[str, Charge] = {}
+    for each, cost, own in zip(lists, costs, found, strict=True):
+        for match in own:
+            quota, rule, key = match.limit.quota, match.limit.rule, match.key
+            if quota is None:
+                continue
+            known = charges.get(key)
+            late, before = bool(each.hits), 0
+            if known is not None:
+                late, before = late or known.ask.quota.overdraft, known.ask.cost
+                quota = min(known.ask.quota, quota, key=lambda either: either.limit)
+            ask = Ask(key, with_overdraft(quota) if late else quota, min(before + cost, MOST_HITS), rule.shadow)
+            charges[key] = Charge(rule, ask)
+    return asked(tuple(charges.values()))
+
+
+def _late(charge: Charge) -> Charge:
+    return charge._replace(ask=charge.ask._replace(quota=with_overdraft(charge.ask.quota)))
+
+
+class ListsRequest:
+    """A request that consists of several lists of entries, with its plan.
+
+    Args:
+        engine: the engine, whose rules and switch apply.
+        rules: the rules of the domain.
+        lists: the lists.
+        hits: what a list charges if it has no hits of its own.
+
+    Raises:
+        ValueError: there are no lists, or hits, an entry or a limit are invalid.
+    """
+
+    def __init__(
+        self, engine: Engine, rules: RuleSet, lists: Sequence[EntryList | Sequence[tuple[str, str]]], hits: int
+    ) -> None:
+        if not lists:
+            raise ValueError("there are no lists of entries")
+        self._engine = engine
+        self._planner = engine.planner
+        self.rules = rules
+        stretch = self._planner.meter(rules).stretched if rules.elastic else _unchanged
+        self._planned = _plan_lists(rules, [_read(each) for each in lists], whole(hits), stretch)
+        self.plan = self._plan()
+        """What the engine executes. It may be executed several times, by requests of the same lists."""
+        self._counters: list[tuple[_ListLimits, list[_Counter]]] | None = None  # made when they are first needed
+        self._grouped = False
+
+    @property
+    def request(self) -> Request:
+        """The request that the rules see. Its attributes are the entries of all lists."""
+        return self._planned.request
+
+    def _plan(self) -> Plan:
+        rules, planner, charges = self.rules, self._planner, self._planned.charges
+        if rules.shedding:
+            shed = planner.shedder.shed(rules, self._planned.request, None, commit=True)
+            if shed is not None:
+                return Refusal(shed)
+        if planner.switch.thrown:
+            charges = planner.switch.apply(charges)
+        if rules.settling and charges is not BLOCKED:  # no response would end a place in flight
+            charges = [charge for charge in charges if not ALGORITHMS[charge.ask.quota.algorithm].in_flight]
+        return Plan(charges)
+
+    def decided(self, verdict: Verdict) -> ListsDecision:
+        """Return the decision, with one status for each list. See `statuses`."""
+        return ListsDecision(verdict.decision, self.statuses(verdict))
+
+    def statuses(self, verdict: Verdict) -> tuple[ListStatus, ...]:
+        """Return one status for each list, count the hits of the descriptors, and log a denial.
+
+        The rules count for each list, because their attributes are the entries of all lists.
+        """
+        if not verdict.allowed:
+            self._engine.report(verdict, self.rules, self._planned.request)
+            if not verdict.charges:  # blocked, shed or without a store: no counter denies
+                return (ListStatus(False, retry_after=verdict.decision.retry_after),) * len(self._planned.lists)
+        charges, outcomes = self.plan.charges, self._outcomes(verdict)
+        hit = self._engine.tally.hit
+        for (rule, (_, quota, cost, shadow)), outcome in zip(charges, outcomes, strict=True):
+            if rule.descriptor:
+                hit(rule, quota, cost, outcome, shadow=shadow)
+        counters = self._counters
+        if counters is None:
+            counters = self._counters = self._counters_of_lists()
+        # If one quota admits the request, the others of its group deny nothing.
+        passed: Container[str] = ()
+        if self._grouped:
+            pairs = zip(charges, outcomes, strict=True)
+            passed = {charge.rule.quota_group for charge, outcome in pairs if outcome is not None and outcome.allowed}
+        return tuple([_status(limits, own, outcomes, passed) for limits, own in counters])
+
+    def _outcomes(self, verdict: Verdict) -> Sequence[Outcome | None]:
+        """Return the outcomes of all charges of the plan. None: the counter was not asked."""
+        charges = self.plan.charges
+        if verdict.charges is charges:
+            return verdict.outcomes
+        pairs = zip(verdict.charges, verdict.outcomes, strict=True)
+        known = {charge.ask.key: outcome for charge, outcome in pairs}
+        return [known.get(charge.ask.key) for charge in charges]
+
+    def _counters_of_lists(self) -> "list[tuple[_ListLimits, list[_Counter]]]":
+        """Return the limits of each list, and its counters: its own, and those of the rules."""
+        charges, planned = self.plan.charges, self._planned
+        self._grouped = any(charge.rule.quota_group for charge in charges)
+        places = {charge.ask.key: place for place, charge in enumerate(charges)}
+        of_rules = [charge.ask.key for charge in planned.rules]
+
+        def counter(key: str, own: _ListLimits) -> _Counter:
+            return _Counter(places[key], charges[places[key]], own.names.get(key))
+
+        return [(own, [counter(key, own) for key in (*own.names, *of_rules) if key in places]) for own in planned.lists]
+
+
+def _status(
+    limits: _ListLimits, counters: "Sequence[_Counter]", outcomes: Sequence[Outcome | None], passed: Container[str]
+) -> ListStatus:
+    """Return the status of a list: that of its counter which binds most. Shadow counters come last."""
+    if not counters:
+        return ListStatus(True, unlimited=limits.unlimited)
+    if len(counters) == 1:
+        return counters[0].status(outcomes, passed)[1]
+    return min([each.status(outcomes, passed) for each in counters], key=_rank)[1]
+
+
+def _read(given: EntryList | Sequence[tuple[str, str]]) -> EntryList:
+    each = given if isinstance(given, EntryList) else EntryList(given)
+    return each if each.hits is None else each._replace(hits=whole(each.hits))
+
+
+def _unchanged(charges: Sequence[Charge]) -> Sequence[Charge]:
+    return charges
+
+
+class _Counter:
+    """A counter of a list.
+
+    Args:
+        place: The index of its charge in the plan.
+        charge: The charge.
+        name: The name of the limit in the list. None if it is the limit of a rule.
+    """
+
+    __slots__ = ("_group", "_place", "_shadow", "_shown")
+
+    def __init__(self, place: int, charge: Charge, name: str | None) -> None:
+        rule, ask = charge
+        quota = ask.quota
+        self._place = place
+        self._group = rule.quota_group
+        self._shadow = ask.shadow
+        shown = (rule.name if name is None else name) or None
+        self._shown = rule.name, shown, quota.shown_limit, quota.period / SECOND, _UNIT_NAMES.get(quota.period)
+
+    def status(self, outcomes: Sequence[Outcome | None], passed: Container[str]) -> tuple[bool, ListStatus]:
+        """Return whether the counter is enforced, and the status of the list by this counter.
+
+        Args:
+            outcomes: The outcomes of all counters of the plan. None: it was not asked.
+            passed: The groups of quotas of which one admits the request.
+        """
+        outcome, enforced = outcomes[self._place], not self._shadow
+        if self._group:
+            enforced = self._group not in passed
+        if outcome is None:
+            return enforced, ListStatus(True, *self._shown)
+        allowed, remaining, reset_after, retry_after, _ = outcome
+        wait = 0.0
+        if not (allowed or enforced):
+            allowed = True
+        elif not allowed:
+            wait = math.inf if retry_after == NEVER else retry_after / SECOND
+        fields = (allowed, *self._shown, remaining, False, reset_after / SECOND, wait)
+        return enforced, tuple.__new__(ListStatus, fields)
+
+
+def _rank(found: tuple[bool, ListStatus]) -> tuple[bool, bool, float, float]:
+    """Order the statuses of counters: enforced ones first, then denials, the longest wait, the least that remains."""
+    enforced, status = found
+    remaining = math.inf if status.remaining is None else status.remaining
+    return not enforced, status.allowed, -status.retry_after, remaining
