@@ -8,7 +8,9 @@ from ratelimit_mw.errors import ConfigurationError
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.logs import install
 from ratelimit_mw.model import Decision, EntryList
+from ratelimit_mw.operations import register
 
 __all__ = ["ConfigurationError", "Decision", "EntryList", "ManualClock", "RateLimiter"]
 
 install()
+register()

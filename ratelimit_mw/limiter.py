@@ -8,7 +8,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar, cast
+from typing import TYPE_CHECKING, ClassVar, Self, TypeVar, cast
 from weakref import WeakKeyDictionary, ref
 
 from ratelimit_mw.clock import Clock
@@ -63,6 +63,9 @@ class RateLimiter:
         ConfigurationError: The rules cannot be used. The error has every problem found.
     """
 
+    followers: ClassVar[tuple[Callable[["RateLimiter", Rules], None], ...]] = ()
+    """Internal. What other parts call with a limiter and each version of its rules, before the rules are in force."""
+
     def __init__(
         self,
         config: str | os.PathLike[str] | Mapping[str, object],
@@ -93,9 +96,7 @@ class RateLimiter:
         self.tally: Tally = self._storage.tally
         """What this process has counted: requests, rules and denials by outcome, and more. See `Tally.snapshot`."""
         self._kept: dict[type, object] = {}
-        self.reporting = False
-        """Internal. Whether this process reports to the live page because the rules say so."""
-        retriever.require(_reporting(ref(self)))
+        retriever.require(_follow(ref(self)))
         LIMITERS[self] = True
 
     @property
@@ -453,15 +454,13 @@ class RateLimiter:
         return list(dict.fromkeys([*keys, *map(preflight_key, keys)]))
 
 
-def _reporting(limiter: "ref[RateLimiter]") -> Callable[[Rules], None]:
-    """A check that begins or ends the reports to the live page, as each version of the rules says."""
+def _follow(limiter: "ref[RateLimiter]") -> Callable[[Rules], None]:
+    """A check that shows each version of the rules to the followers."""
 
     def check(rules: Rules) -> None:
         known = limiter()
-        if known is not None and known.reporting != rules.observe.live:
-            # Imported late: it is above, and most apps do not use it.
-            from ratelimit_mw.operations.live import set_reporting
-
-            set_reporting(known, reporting=rules.observe.live)
+        if known is not None:
+            for follow in known.followers:
+                follow(known, rules)
 
     return check

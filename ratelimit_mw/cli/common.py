@@ -304,7 +304,7 @@ def open_limiter(config: str, storage: str | None) -> RateLimiter:
         fail(f"{config}: these rules can't be loaded", Exit.PROBLEMS)
     except StoreUnavailable as error:
         fail(f"the rules can't be fetched: {error}", Exit.STORE_AWAY)
-    if limiter.reporting:
+    if limiter.rules.observe.live:
         set_reporting(limiter, reporting=False)  # a command serves no requests
     # Without the overrides, the command still works. It reports an unavailable store when it reads the counters.
     with suppress(StoreUnavailable, ConfigurationError):

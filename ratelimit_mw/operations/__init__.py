@@ -1,4 +1,19 @@
-"""What operators look at while an app runs: the data of the live page, and how processes share it.
+"""What operators look at while an app runs: the live page, and the reports that its processes send to the page.
 
 This package is internal: its names may change in any release.
 """
+
+from ratelimit_mw.limiter import RateLimiter
+from ratelimit_mw.rules.domains import Rules
+
+
+def register() -> None:
+    """Let the rules of each limiter that is made from now on say whether it reports (`observe: {live: true}`)."""
+    RateLimiter.followers = (_report,)
+
+
+def _report(limiter: RateLimiter, rules: Rules) -> None:
+    if rules.observe.live or limiter.rules.observe.live:
+        from ratelimit_mw.operations.live import set_reporting  # imported late: most apps do not use it
+
+        set_reporting(limiter, reporting=rules.observe.live)

@@ -77,7 +77,6 @@ def set_reporting(limiter: RateLimiter, *, reporting: bool) -> None:
         limiter: The limiter.
         reporting: True to begin, False to end.
     """
-    limiter.reporting = reporting
     reporter = limiter.kept(_Reporter, lambda: _Reporter(limiter))
     if reporting:
         reporter.begin(_THE_RULES)
