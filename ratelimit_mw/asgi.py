@@ -32,7 +32,7 @@ from ratelimit_mw.model import SECOND
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.stores import Store
 
-__all__ = ["AsyncHandle", "RateLimitMiddleware"]
+__all__ = ["RateLimitMiddleware"]
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -86,7 +86,7 @@ class RateLimitMiddleware:
         self._kinds: frozenset[str] = frozenset()  # the limited scopes; none until asyncio is known to run
         self._usable, self._trio_logged, self._named = False, False, False
         refuse_wsgi_app(app)
-        self._request: Callable[[Scope], AsgiRequest] = asgi_requests_of(app)
+        self._request_of = asgi_requests_of(app)
         try:
             used = limiter_for(config, limiter, storage)
             used.require(used.deferrals.require)
@@ -101,7 +101,7 @@ class RateLimitMiddleware:
         self._deferral = AsgiDeferral(app, used.deferrals, used.engine.load)
         self._current = used.engine.current
         self._answers = LatestAnswers(name=lambda text: text.lower().encode("latin-1"), value=str.encode)
-        self._request = FirstRequests(self, self._request, used, "ratelimit")
+        self._first = FirstRequests(used, "ratelimit")
         self._usable = True
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -111,8 +111,10 @@ class RateLimitMiddleware:
             await self._call_unknown(scope, receive, send)
             return
         rules = self._current()  # read once, so that one version of the rules applies to the whole request
-        request = self._request(scope)
+        request = self._request_of(scope)
         engine = self._engine
+        if self._first.left:
+            self._first.examine(request)
         try:
             if rules.special:
                 await self._serve_special(rules, request, scope, receive, send)

@@ -11,7 +11,7 @@ from ratelimit_mw.config.inline import reads_as_limit
 from ratelimit_mw.django.handles import DjangoHandle
 from ratelimit_mw.django.views import ADVICE
 from ratelimit_mw.http.asked import asked, name_of_view
-from ratelimit_mw.http.handle import TwinHandle
+from ratelimit_mw.http.handle import BlockingHandle
 from ratelimit_mw.http.views import handle_in
 from ratelimit_mw.rules.inline import InlineLimit
 
@@ -84,7 +84,7 @@ class RateLimitThrottle(BaseThrottle):
         rule = self.rule_of(type(view), getattr(view, "throttle_scope", None))
         if rule is None:
             return True
-        handle = handle_in(getattr(request, "ratelimit", None), TwinHandle, rule, ADVICE)
+        handle = handle_in(getattr(request, "ratelimit", None), BlockingHandle, rule, ADVICE)
         enforced = handle.enforce(rule, self.cost)
         denial = enforced.denial
         if denial is None:

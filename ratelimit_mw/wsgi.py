@@ -21,7 +21,7 @@ from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.stores import Store
 
-__all__ = ["BlockingHandle", "RateLimitMiddleware"]
+__all__ = ["RateLimitMiddleware"]
 
 # These have names so that the annotations of a function made per request are cheap to evaluate.
 _Headers = list[tuple[str, str]]
@@ -80,8 +80,7 @@ class RateLimitMiddleware:
             register_names(used, views)
 
         self.app = app
-        self._request: Callable[[dict[str, Any]], WsgiRequest]
-        self._request = FirstRequests(self, WsgiRequest, used, "ratelimit.decision", look_again)
+        self._first = FirstRequests(used, "ratelimit.decision", look_again)
         self._limiter = used
         self._engine = used.engine
         self._deferral = WsgiDeferral(app, used.deferrals, used.engine.load)
@@ -99,7 +98,7 @@ class RateLimitMiddleware:
         rules = engine.current()  # read once, so that one version of the rules applies to the whole request
         if rules.special:
             return self._serve_special(rules, environ, start_response)
-        request = self._request(environ)
+        request = self._request_of(environ)
         verdict = engine.execute(engine.planner.plan(rules, request), rules)
         environ["ratelimit.decision"] = handle = BlockingHandle(verdict, self._limiter, request, rules)
         answers = self._answers.of(rules)
@@ -107,6 +106,12 @@ class RateLimitMiddleware:
             return self._deny(rules, verdict, request, start_response)
         start_response = partial(_start, answers, handle, request, start_response)
         return self.app(environ, start_response)
+
+    def _request_of(self, environ: dict[str, Any]) -> WsgiRequest:
+        request = WsgiRequest(environ)
+        if self._first.left:
+            self._first.examine(request)
+        return request
 
     def _serve_special(self, rules: Rules, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         """Serve a request under rules that are `special`: they need more than one decision before the app is called."""
@@ -126,7 +131,7 @@ class RateLimitMiddleware:
         return body
 
     def _serve(self, rules: Rules, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
-        request = self._request(environ)
+        request = self._request_of(environ)
         engine = self._engine
         if rules.metered and (waited := time_in_queue(request, rules.attributes.from_proxy)):
             engine.planner.meter(rules).queued(waited)

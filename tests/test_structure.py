@@ -224,6 +224,7 @@ ADDED = {
     },
     **{f"operations/page/{name}.py": "the same" for name in ("__init__", "access", "app", "metrics", "visits")},
     "testing.py": "support for the tests of apps",
+    "types.py": "the types of what public functions return",
     "cli/frameworks.py": "the routes of apps",
     "cli/routes.py": "routes beside the rules that apply to them",
     "logs.py": "the name of the logger in lines without a handler",

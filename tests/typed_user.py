@@ -14,10 +14,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ratelimit_mw import ConfigurationError, Decision, ManualClock, RateLimiter, asgi, wsgi
-from ratelimit_mw import django as in_django
 from ratelimit_mw import fastapi as in_fastapi
 from ratelimit_mw import flask as in_flask
 from ratelimit_mw import starlette as in_starlette
+from ratelimit_mw.types import AsyncHandle, BlockingHandle
 
 rules = {"domain": "shop", "rules": [{"name": "everything", "by": "ip", "limit": "100 per minute"}]}
 limiter = RateLimiter(rules, storage="memory://", clock=ManualClock(start=1.5))
@@ -70,7 +70,7 @@ def index(request: Request) -> dict[str, Any]:
 
 @fastapi_app.get("/search")
 async def search(request: Request) -> int | None:
-    handle: asgi.AsyncHandle = request.scope["ratelimit"]
+    handle: AsyncHandle = request.scope["ratelimit"]
     assert_type(handle.allowed, bool)
     assert_type(handle.rule, str | None)
     assert_type(handle.reset_after, float)
@@ -86,13 +86,13 @@ async def search(request: Request) -> int | None:
 
 
 def blocking(environ: dict[str, Any]) -> bool:
-    handle: wsgi.BlockingHandle = environ["ratelimit.decision"]
+    handle: BlockingHandle = environ["ratelimit.decision"]
     handle.refund()
     return handle.check("mail").allowed and handle.allowed
 
 
 def in_a_view(request: HttpRequest) -> int | None:
-    handle: in_django.TwinHandle = request.ratelimit
+    handle: BlockingHandle = request.ratelimit
     assert_type(handle.check("mail"), Decision)
     return handle.remaining
 

@@ -3,6 +3,5 @@
 from ratelimit_mw.django.middleware import RateLimitMiddleware
 from ratelimit_mw.django.project import limiter
 from ratelimit_mw.django.views import limited
-from ratelimit_mw.http.handle import TwinHandle
 
-__all__ = ["RateLimitMiddleware", "TwinHandle", "limited", "limiter"]
+__all__ = ["RateLimitMiddleware", "limited", "limiter"]

@@ -11,14 +11,14 @@ from django.http.response import HttpResponseBase
 
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.http.answers import Answers, Denial, phrase
-from ratelimit_mw.http.handle import AsyncHandle, Enforced, TwinHandle
+from ratelimit_mw.http.handle import BlockingHandle, Enforced
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.model import Decision
 from ratelimit_mw.rules.domains import Rules
 
 
-class DjangoHandle(TwinHandle):
+class DjangoHandle(BlockingHandle):
     """The handle of a Django request. Its user is looked up in a thread, because that may query the database.
 
     Attributes:
@@ -31,23 +31,14 @@ class DjangoHandle(TwinHandle):
         super().__init__(verdict, limiter, request, rules)
         self.throttled: Enforced | None = None
 
-    async def _asking(self) -> AsyncHandle:
+    async def _aread_again(self) -> Request:
         request = self._read_again()
         if "user" not in request.values and reads_user(self._rules):
             request.values["user"] = await sync_to_async(lambda: getattr(request, "user", None))()
-        return _PreparedHandle(self._verdict, self._limiter, request, self._rules)
+        return request
 
 
-class _PreparedHandle(AsyncHandle):
-    """A handle whose request was just read again."""
-
-    __slots__ = ()
-
-    def _read_again(self) -> Request:
-        return self._request
-
-
-class UnlimitedHandle(TwinHandle):
+class UnlimitedHandle(BlockingHandle):
     """The handle of a request under `RATELIMIT = None`. It allows everything, whatever the rule."""
 
     __slots__ = ()
@@ -56,10 +47,10 @@ class UnlimitedHandle(TwinHandle):
         nothing: Any = None
         super().__init__(Verdict((), None), nothing, nothing, nothing)
 
-    def charge(self, *_: Any, **__: Any) -> None:
-        """Do nothing."""
+    def _more(self, amount: Any) -> Any:  # noqa: ARG002 - nothing is charged
+        return None, ()
 
-    refund = charge
+    _back = _more
 
     def check(self, *_: Any, **__: Any) -> Decision:
         """Return a decision that allows the request."""
@@ -68,11 +59,6 @@ class UnlimitedHandle(TwinHandle):
     def enforce(self, *_: Any, **__: Any) -> Enforced:
         """Return a decision that allows the request."""
         return Enforced(self.decision, None)
-
-    async def acharge(self, *_: Any, **__: Any) -> None:
-        """Do nothing."""
-
-    arefund = acharge
 
     async def acheck(self, *_: Any, **__: Any) -> Decision:
         """See `check`."""

@@ -19,7 +19,7 @@ from ratelimit_mw.django.handles import DjangoHandle, UnlimitedHandle, add_heade
 from ratelimit_mw.django.project import limiter, register_views, switched_off
 from ratelimit_mw.django.requests import Environ, Scope, user_of, visitor
 from ratelimit_mw.http.answers import Answers, LatestAnswers
-from ratelimit_mw.http.handle import FirstRequests, Handle
+from ratelimit_mw.http.handle import FirstRequests, RequestHandle
 from ratelimit_mw.http.setup import refuse_awaited
 from ratelimit_mw.model import SECOND
 from ratelimit_mw.rules.domains import Rules
@@ -34,7 +34,7 @@ class RateLimitMiddleware:
     of the setting, as by `override_settings` in tests, applies from the next request on.
 
     This middleware must come after AuthenticationMiddleware in MIDDLEWARE. The `user` of a rule is the primary key of
-    the logged-in user, unless `client.user` is set. `request.ratelimit` is the decision, see `TwinHandle`.
+    the logged-in user, unless `client.user` is set. `request.ratelimit` is the decision, see `BlockingHandle`.
 
     With "ratelimit_mw.django" in INSTALLED_APPS, `manage.py check` reports rules that cannot be used, and names in
     `limited` that no rule has.
@@ -67,9 +67,7 @@ class RateLimitMiddleware:
         self._limiter = limiter()
         self._engine = self._limiter.engine
         self._answers = LatestAnswers(name=str, value=str)
-        self._request: Callable[[Any], Environ | Scope] = FirstRequests(
-            self, visitor, self._limiter, None, partial(register_views, self._limiter)
-        )
+        self._first = FirstRequests(self._limiter, None, partial(register_views, self._limiter))
         if not self._awaits:
             self._limiter.require(refuse_awaited)
             self._engine.connect()
@@ -94,7 +92,7 @@ class RateLimitMiddleware:
 
     def _serve(self, request: Any) -> HttpResponseBase:
         rules = self._engine.current()
-        asked = self._request(request)
+        asked = self._request_of(request)
         around = self._decided_around(request, asked)
         if around is not None:
             response: HttpResponseBase = self.get_response(request)
@@ -121,7 +119,7 @@ class RateLimitMiddleware:
 
     async def _aserve(self, request: Any) -> HttpResponseBase:
         rules = self._engine.current()
-        asked = self._request(request)
+        asked = self._request_of(request)
         if reads_user(rules):
             asked.values["user"] = await sync_to_async(user_of)(request)
         around = self._decided_around(request, asked)
@@ -151,12 +149,18 @@ class RateLimitMiddleware:
         add_headers(answers, response, handle)
         return response
 
-    def _decided_around(self, request: Any, asked: Environ | Scope) -> Handle | None:
+    def _request_of(self, request: HttpRequest) -> Environ | Scope:
+        asked = visitor(request)
+        if self._first.left:
+            self._first.examine(asked)
+        return asked
+
+    def _decided_around(self, request: Any, asked: Environ | Scope) -> RequestHandle | None:
         """The handle of the middleware around the project if it has decided. That one also adds the headers."""
         around = asked.context.get("ratelimit" if isinstance(asked, Scope) else "ratelimit.decision")
-        if not isinstance(around, Handle) or around.domain != self._limiter.rules.domain:
+        if not isinstance(around, RequestHandle) or around.domain != self._limiter.rules.domain:
             return None
-        request.ratelimit = DjangoHandle.of(around, asked)
+        request.ratelimit = around.as_kind(DjangoHandle, asked)
         return around
 
     def _begun(

@@ -9,7 +9,7 @@ from django.views import View
 
 from ratelimit_mw.django.handles import answer
 from ratelimit_mw.http.asked import UNSET, Placed, asked
-from ratelimit_mw.http.handle import TwinHandle
+from ratelimit_mw.http.handle import BlockingHandle
 from ratelimit_mw.http.views import handle_in, marked
 from ratelimit_mw.rules.inline import InlineLimit
 
@@ -132,5 +132,5 @@ def _request_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     return given[0] if given else kwargs["request"]
 
 
-def _handle(request: Any, rule: str | InlineLimit) -> TwinHandle:
-    return handle_in(getattr(request, "ratelimit", None), TwinHandle, rule, ADVICE)
+def _handle(request: Any, rule: str | InlineLimit) -> BlockingHandle:
+    return handle_in(getattr(request, "ratelimit", None), BlockingHandle, rule, ADVICE)

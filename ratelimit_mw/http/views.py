@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary, ref
 from ratelimit_mw.decision.names import UsedNames
 from ratelimit_mw.errors import ConfigurationError, Problem
 from ratelimit_mw.http.asked import RULES_OF_VIEW, Placed, name_of_view
-from ratelimit_mw.http.handle import Handle
+from ratelimit_mw.http.handle import RequestHandle
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.rules.domains import Rules, require_named, rule_names, unknown_rule
 from ratelimit_mw.rules.inline import InlineLimit, two_limits
@@ -24,7 +24,7 @@ from ratelimit_mw.rules.inline import InlineLimit, two_limits
 _log = logging.getLogger("ratelimit_mw")
 
 _V = TypeVar("_V")
-_H = TypeVar("_H", bound=Handle)
+_H = TypeVar("_H", bound=RequestHandle)
 
 Found = tuple[object, str | InlineLimit]
 """What asks for a rule, and the name of the rule or an inline limit."""

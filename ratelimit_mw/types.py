@@ -1,0 +1,43 @@
+"""The types of what public functions return, for annotations. Apps get these objects and do not make them.
+
+The values that a store of your own gets and returns are here, too.
+"""
+
+from ratelimit_mw.decision.acquiring import LimitedBlock
+from ratelimit_mw.decision.explanation import CounterState, Explanation, RuleExplanation
+from ratelimit_mw.decision.kill_switch import Switch
+from ratelimit_mw.http.handle import AsyncHandle, BlockingHandle, Enforced
+from ratelimit_mw.model import Ask, ListsDecision, ListStatus, Outcome, Quota, Reply
+from ratelimit_mw.reload.controls import Override
+from ratelimit_mw.reload.database import Setting
+from ratelimit_mw.reload.override_list import OverrideList
+from ratelimit_mw.reload.watcher import State
+from ratelimit_mw.snapshots import Distribution, HitsSnapshot, RuleSnapshot, Snapshot
+from ratelimit_mw.stores.base import Intent, Store
+
+__all__ = [
+    "Ask",
+    "AsyncHandle",
+    "BlockingHandle",
+    "CounterState",
+    "Distribution",
+    "Enforced",
+    "Explanation",
+    "HitsSnapshot",
+    "Intent",
+    "LimitedBlock",
+    "ListStatus",
+    "ListsDecision",
+    "Outcome",
+    "Override",
+    "OverrideList",
+    "Quota",
+    "Reply",
+    "RuleExplanation",
+    "RuleSnapshot",
+    "Setting",
+    "Snapshot",
+    "State",
+    "Store",
+    "Switch",
+]
