@@ -1,4 +1,4 @@
-"""The name of the logger in front of lines that no handler formats.
+"""How many lines are logged, and the name of the logger in front of lines that no handler formats.
 
 Servers such as uvicorn and gunicorn configure their own loggers only. Python then prints the warnings of all other
 loggers to stderr, without their name (`logging.lastResort`). A reader could not tell that such a line is about rate
@@ -10,7 +10,59 @@ This module adds no handler, and sets no level. It is internal: its names may ch
 
 import logging
 
+from ratelimit_mw.model import SECOND
+from ratelimit_mw.process_local import lazy, lock, reset_after_fork
+
 _NAME = "ratelimit_mw"
+
+_MINUTE = 60 * SECOND
+
+_MAX_SUBJECTS = 1_000
+"""The most subjects whose lines are counted. Reloads may bring new names of rules for ever."""
+
+
+class LineLimit:
+    """Limits the lines about one subject, such as a rule, to so many in a minute. No client can flood the log then.
+
+    Threads may share it. The child of a fork counts from 0.
+    """
+
+    _counting = lazy(lock)
+
+    def __init__(self) -> None:
+        self._counts: dict[str, list[int]] = {}  # the start of the minute, and the lines since then
+        reset_after_fork(self)
+
+    def omitted(self, subject: str, most: int, now: int) -> int | None:
+        """Count a line. Return how many lines were omitted since the last one, or None if this one is omitted, too.
+
+        Args:
+            subject: What the line is about.
+            most: The most lines in a minute.
+            now: The time in microseconds.
+        """
+        count = self._counts.get(subject)
+        if count is not None and count[1] >= most and abs(now - count[0]) < _MINUTE:
+            count[1] += 1  # without the lock, as in `ratelimit_mw.tally`
+            return None
+        with self._counting:
+            began, number = self._counts.get(subject, (now, 0))
+            omitted = 0
+            if abs(now - began) >= _MINUTE:
+                began, omitted, number = now, max(number - most, 0), 0
+            if number == 0 and len(self._counts) >= _MAX_SUBJECTS:
+                self._counts.clear()
+            self._counts[subject] = [began, number + 1]
+        return omitted if number < most else None
+
+    def after_fork(self) -> None:
+        """Count from 0."""
+        self._counts = {}
+
+    def reset(self) -> None:
+        """Allow the next lines as if there were none before."""
+        with self._counting:
+            self._counts.clear()
 
 
 def install() -> None:

@@ -7,7 +7,8 @@ import sys
 import pytest
 from httpx import get
 
-from ratelimit_mw.logs import install, name_lines
+from ratelimit_mw.logs import LineLimit, install, name_lines
+from ratelimit_mw.model import SECOND
 from tests.support.apps import ROOT, uvicorn
 from tests.support.patience import eventually
 
@@ -53,3 +54,23 @@ def test_uvicorn_shows_a_reload_without_any_configuration(tmp_path):
         assert get(app.url).status_code == 404  # watching begins with the first request
         rules.write_text(text.replace("5 per", "6 per"), "utf-8")
         assert eventually(lambda: "\nratelimit_mw: rules: version " in app.log)
+
+
+def test_lines_about_each_subject_are_limited_and_the_next_says_how_many_were_omitted():
+    lines, start = LineLimit(), 1_700_000_000 * SECOND
+    assert [lines.omitted("a", 2, start) for _ in range(5)] == [0, 0, None, None, None]
+    assert lines.omitted("b", 2, start) == 0
+    assert lines.omitted("a", 2, start + 59 * SECOND) is None
+    assert [lines.omitted("a", 2, start + 60 * SECOND) for _ in range(3)] == [4, 0, None]
+    assert lines.omitted("a", 2, start + 180 * SECOND) == 1
+    assert lines.omitted("none", 0, start) is None
+    lines.reset()
+    assert lines.omitted("a", 2, start + 180 * SECOND) == 0
+
+
+def test_the_subjects_whose_lines_are_counted_are_bounded():
+    lines = LineLimit()
+    assert [lines.omitted("first", 1, 0) for _ in range(2)] == [0, None]
+    for number in range(1_500):
+        lines.omitted(f"shop/rule{number}", 1, 0)
+    assert lines.omitted("first", 1, 0) == 0

@@ -41,7 +41,6 @@ SHORT = {
     "operations/__init__.py": "a package's docstring",
     "operations/page/__init__.py": "the name that users import",
     "reload/__init__.py": "a package's docstring",
-    "logs.py": "one filter",
     "rules/__init__.py": "a package's docstring",
     "stores/redis/__init__.py": "a package's docstring",
     "stores/shared/__init__.py": "a package's docstring, and the function that opens the store",

@@ -9,8 +9,8 @@ from ratelimit_mw.decision.planning import Arguments, request_of
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.identity.sources import described
+from ratelimit_mw.logs import LineLimit
 from ratelimit_mw.model import NEVER, SECOND
-from ratelimit_mw.process_local import lazy, lock, reset_after_fork
 from ratelimit_mw.rules.domains import Rules
 
 DENIALS = logging.getLogger("ratelimit_mw.denials")
@@ -18,37 +18,22 @@ DENIALS = logging.getLogger("ratelimit_mw.denials")
 
 _log = logging.getLogger("ratelimit_mw")
 
-_MINUTE = 60 * SECOND
-_MAX_RULES = 1_000  # rules whose records are counted; reloads may bring new names for ever
-
 
 class DenialLog:
     """Writes the denials of one limiter to the logger `ratelimit_mw.denials`. Threads may share it.
 
     A denied request costs little here: if there were enough records in this minute, nothing is formatted. Nothing is
-    kept for single clients. The child of a fork counts from 0.
+    kept for single clients.
 
     Args:
         clock: the user's clock, or None for the machine's.
     """
 
-    _counting = lazy(lock)
-
     def __init__(self, clock: Clock | None) -> None:
         self._now: Callable[[], int] = _monotonic if clock is None else clock.now
         self._failed = False
-        # The start of the minute and the denials since then, by the label of a rule, or by a reason without a rule.
-        self._counts: dict[str, list[int]] = {}
-        reset_after_fork(self)
-
-    def after_fork(self) -> None:
-        """Count from 0 in the child of a fork."""
-        self._counts = {}
-
-    def reset(self) -> None:
-        """Write the next records as if there were none before."""
-        with self._counting:
-            self._counts.clear()
+        self.lines = LineLimit()
+        """How many records there may be, by the label of a rule, or by a reason without a rule."""
 
     def write(self, verdict: Verdict, rules: Rules, given: Request | Arguments, reason: str) -> None:
         """Write one record about a denied request, unless there were too many in this minute.
@@ -65,12 +50,8 @@ class DenialLog:
         observe = rules.observe
         subject = reason if charge is None else charge[0].label
         now = verdict.now or self._now()  # the time of the decision takes no further call
-        count = self._counts.get(subject)
-        if count is not None and count[1] >= observe.denials and abs(now - count[0]) < _MINUTE:
-            count[1] += 1  # without the lock, as in `ratelimit_mw.tally`
-            return
-        omitted = self._count(subject, observe.denials, now)
-        if omitted < 0:
+        omitted = self.lines.omitted(subject, observe.denials, now)
+        if omitted is None:
             return
         key = charge.ask.key if charge is not None else ""
         request = request_of(rules, given)
@@ -105,24 +86,6 @@ class DenialLog:
             if not self._failed:
                 self._failed = True
                 _log.error("a handler of the denials failed: %s (logged once)", described(error))
-
-    def _count(self, subject: str, most: int, now: int) -> int:
-        """Count a denial. Returns how many were omitted since the last record; -1 if this one is omitted, too.
-
-        Args:
-            subject: what is counted: the label of a rule, or a reason without a rule.
-            most: the most records in a minute.
-            now: the time in microseconds.
-        """
-        with self._counting:
-            began, number = self._counts.get(subject, (now, 0))
-            omitted = 0
-            if abs(now - began) >= _MINUTE:
-                began, omitted, number = now, max(number - most, 0), 0
-            if number == 0 and len(self._counts) >= _MAX_RULES:
-                self._counts.clear()
-            self._counts[subject] = [began, number + 1]
-        return omitted if number < most else -1
 
 
 def _route(rules: Rules, rule: str | None, request: Request) -> str | None:

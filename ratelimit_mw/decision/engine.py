@@ -318,7 +318,7 @@ class Engine:
 
     def forget_reports(self) -> None:
         """Log and count denials, bans and shed requests as if there were none before. For tests."""
-        self._denials.reset()
+        self._denials.lines.reset()
         self.tally.reset()
         self.shadows.reset()
         self._storage.bans.reset()

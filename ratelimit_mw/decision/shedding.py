@@ -12,14 +12,13 @@ from ratelimit_mw.decision.load import Meter, retry_after_shed, share_shed, turn
 from ratelimit_mw.decision.storage import Shadows
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.identity.request import EntriesRequest, Request
+from ratelimit_mw.logs import LineLimit
 from ratelimit_mw.model import SECOND, Charge, Priority
 from ratelimit_mw.process_local import lazy, lock
 from ratelimit_mw.rules.compiled import BLOCKED
 from ratelimit_mw.rules.domains import Rules
 
 _log = logging.getLogger("ratelimit_mw")
-
-_PAUSE = 60.0  # seconds between two log lines about one priority
 
 
 class Standing(NamedTuple):
@@ -71,7 +70,7 @@ class Shedder:
         self._switch = switch
         self._shadows = shadows
         self._asked: Counter[Priority] = Counter()
-        self._logged_at: dict[Priority, float] = {}
+        self._lines = LineLimit()
 
     def shed(self, rules: Rules, request: Request, name: str | None, *, commit: bool) -> Verdict | None:
         """The verdict that denies the request if it is shed, otherwise None.
@@ -130,17 +129,15 @@ class Shedder:
         """Count and log the next requests that are shed as if there were none before."""
         with self._lock:
             self.counts.clear()
-            self._logged_at.clear()
+        self._lines.reset()
 
     def _count(self, standing: Standing) -> None:
-        priority, now = standing.priority, time.monotonic()
+        priority = standing.priority
         with self._lock:
             self.counts[priority] += 1
             so_far = self.counts[priority]
-            silent = now - self._logged_at.get(priority, -_PAUSE) < _PAUSE
-            if not silent:
-                self._logged_at[priority] = now
-        if not silent:
+            omitted = self._lines.omitted(priority, 1, time.monotonic_ns() // 1_000)
+        if omitted is not None:
             _log.warning(
                 "shedding %d %% of %s requests at a load of %.2f (%d shed so far)",
                 round(standing.share * 100),

@@ -21,6 +21,7 @@ from ratelimit_mw.clock import Clock
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.errors import ConfigurationError, Problem, StoreUnavailable
 from ratelimit_mw.identity.attributes import digester
+from ratelimit_mw.logs import LineLimit
 from ratelimit_mw.model import SECOND, Ask
 from ratelimit_mw.process_local import lazy, lock, reset_after_fork
 from ratelimit_mw.reload.last_good import starting
@@ -197,7 +198,7 @@ def _summed(places: Sequence[InFlightPlace]) -> list[Ask]:
 _log = logging.getLogger("ratelimit_mw")
 
 _MAX_LINES = 10
-"""How many bans of one rule are logged in a minute. The first line of the next minute says how many were omitted."""
+"""How many bans of one rule are logged in a minute. The next line after that says how many were omitted."""
 
 
 class BanLog:
@@ -212,7 +213,7 @@ class BanLog:
         self.shadows: Counter[str] = Counter()
         self._secret = secret
         self._tally = tally
-        self._counts: dict[str, tuple[int, int]] = {}
+        self._lines = LineLimit()
 
     def begun(self, ask: Ask, row: int, lasts: int, now: int) -> None:
         """Log that a ban has begun.
@@ -229,8 +230,8 @@ class BanLog:
         with self._counting:
             if ask.shadow:
                 self.shadows[rule] += 1
-            number, omitted = self._count(rule, now // (60 * SECOND))
-        if number <= _MAX_LINES:
+        omitted = self._lines.omitted(rule, _MAX_LINES, now)
+        if omitted is not None:
             _log.warning(
                 "rule %s %s client %s for %s%s%s",
                 rule,
@@ -245,20 +246,7 @@ class BanLog:
         """Count and log the next bans as if there were none before."""
         with self._counting:
             self.shadows.clear()
-            self._counts.clear()
-
-    def _count(self, rule: str, minute: int) -> tuple[int, int]:
-        """Count a ban. Returns how many there were in this minute, and how many of the last minute were not logged."""
-        before, number = self._counts.get(rule, (minute, 0))
-        omitted = 0
-        if before != minute:
-            number, omitted = 0, max(number - _MAX_LINES, 0)
-        self._counts[rule] = minute, number + 1
-        return number + 1, omitted
-
-
-_PAUSE = 60 * SECOND
-"""Microseconds between two log lines about one shadow rule, so that no client can flood the log."""
+        self._lines.reset()
 
 
 _OTHERS = "(others)"
@@ -279,7 +267,7 @@ class Shadows:
 
     def __init__(self) -> None:
         self.denials: Counter[str] = Counter()
-        self._logged_at: dict[str, int] = {}
+        self._lines = LineLimit()
         self._sent: set[str] = set()
 
     def count(self, verdict: Verdict) -> bool:
@@ -309,18 +297,16 @@ class Shadows:
                 rule = self._counted_as(rule)
             self.denials[rule] += 1
             so_far = self.denials[rule]
-            line = _OTHERS if sent else rule
-            if abs(now - self._logged_at.get(line, -_PAUSE)) < _PAUSE:
-                return
-            self._logged_at[line] = now
-        _log.info("shadow rule %s would have denied a request (%d so far)", rule, so_far)
+            omitted = self._lines.omitted(_OTHERS if sent else rule, 1, now)
+        if omitted is not None:
+            _log.info("shadow rule %s would have denied a request (%d so far)", rule, so_far)
 
     def reset(self) -> None:
         """Count and log the next denials as if there were none before."""
         with self._counting:
             self.denials.clear()
-            self._logged_at.clear()
             self._sent.clear()
+        self._lines.reset()
 
     def _counted_as(self, name: str) -> str:
         if name not in self._sent:
