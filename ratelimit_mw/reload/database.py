@@ -12,9 +12,9 @@ from ratelimit_mw.config.documents import Config, Document, gather
 from ratelimit_mw.config.load import load_documents
 from ratelimit_mw.config.tree import Problems
 from ratelimit_mw.errors import ConfigurationError, Conflict, Problem, StoreUnavailable
-from ratelimit_mw.reload.source import Snapshot
+from ratelimit_mw.reload.source import LONGEST, Snapshot
 from ratelimit_mw.stores import STORES, open_records
-from ratelimit_mw.stores.records import Listener, Records
+from ratelimit_mw.stores.records import Records
 
 _chance = random.Random()  # separate, so that the app's seeded random numbers are not disturbed
 
@@ -47,6 +47,7 @@ class RulesDatabase:
         ValueError: The URL is malformed.
     """
 
+    longest = LONGEST
     settling = 0.0
 
     def __init__(self, url: str) -> None:
@@ -57,7 +58,6 @@ class RulesDatabase:
         self._records: Records = open_records(address)
         self._key = f"ratelimit_mw:rules:{{{name}}}" if name else "ratelimit_mw:rules"
         self.name = f"{self._records.name}#{name}" if name else self._records.name
-        self.channels: tuple[str, ...] = (self._key,)
         self._snapshot: Snapshot | None = None
         self._about: str | None = None
 
@@ -76,10 +76,6 @@ class RulesDatabase:
         except LookupError as error:
             raise ConfigurationError([Problem(f"the rules database is incomplete: {error}")]) from error
         return self._snapshot
-
-    def listener(self) -> Listener:
-        """See `Source`."""
-        return self._records.listener()
 
     def close(self) -> None:
         """Close the connection."""

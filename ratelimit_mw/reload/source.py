@@ -3,6 +3,7 @@
 The rules database in Redis is another source. It is in `reload.database`.
 """
 
+import math
 import os
 import time
 from collections.abc import Mapping
@@ -13,8 +14,6 @@ from typing import NamedTuple, Protocol
 from ratelimit_mw.config.documents import Document, files_in, gather
 from ratelimit_mw.config.tree import Problems
 from ratelimit_mw.errors import ConfigurationError, Problem
-from ratelimit_mw.stores.base import Timer
-from ratelimit_mw.stores.records import Listener
 
 
 class Snapshot(NamedTuple):
@@ -24,12 +23,17 @@ class Snapshot(NamedTuple):
     documents: tuple[Document, ...]
 
 
+LONGEST = 0.8
+"""The most seconds between two checks of the rules database, the overrides and the switch. A change applies within a
+second."""
+
+
 class Source(Protocol):
     """A source of rules. `name` is for logs and contains no password."""
 
     name: str
-    channels: tuple[str, ...]
-    """The channels on which changes are published. Empty if they are not published."""
+    longest: float
+    """The most seconds between two checks, whatever `reload` says. 0 if the source cannot change."""
 
     settling: float
     """The seconds after which unusable documents are fetched again at the start: a file may be half written."""
@@ -39,10 +43,6 @@ class Source(Protocol):
 
         It is called periodically. If nothing has changed, it must be cheap and return the same object.
         """
-        ...
-
-    def listener(self) -> Listener | None:
-        """Return a listener with which a thread waits for changes. None if the source cannot change."""
         ...
 
     def close(self) -> None:
@@ -70,7 +70,7 @@ class FilesSource:
     then compared.
     """
 
-    channels: tuple[str, ...] = ()
+    longest = math.inf
     settling = SETTLING
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -88,10 +88,6 @@ class FilesSource:
         if self._snapshot is None:
             raise ConfigurationError([Problem(f"the rules at {self._path} change faster than they can be read")])
         return self._snapshot
-
-    def listener(self) -> Timer:
-        """See `Source`."""
-        return Timer()
 
     def close(self) -> None:
         """Do nothing: there are no connections."""
@@ -144,7 +140,7 @@ def _digest(documents: list[Document]) -> str:
 class MappingSource:
     """A mapping of the same structure as a rules file."""
 
-    channels: tuple[str, ...] = ()
+    longest = 0.0
     settling = 0.0
 
     def __init__(self, rules: Mapping[str, object]) -> None:
@@ -154,10 +150,6 @@ class MappingSource:
     def fetch(self) -> Snapshot:
         """See `Source`."""
         return self._snapshot
-
-    def listener(self) -> None:
-        """See `Source`."""
-        return
 
     def close(self) -> None:
         """Do nothing: there are no connections."""

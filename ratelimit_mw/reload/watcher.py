@@ -13,19 +13,16 @@ from ratelimit_mw.clock import Clock, SystemClock
 from ratelimit_mw.config.documents import Config
 from ratelimit_mw.errors import ConfigurationError, StoreUnavailable
 from ratelimit_mw.process_local import abandon, lazy, lock, reset_after_fork, rlock
-from ratelimit_mw.reload.controls import Controls, key_of
+from ratelimit_mw.reload.controls import Controls
 from ratelimit_mw.reload.database import Setting
 from ratelimit_mw.reload.last_good import Kept
 from ratelimit_mw.reload.loader import Loader
-from ratelimit_mw.reload.source import Source
+from ratelimit_mw.reload.source import LONGEST, Source
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.settings import StorageSettings
-from ratelimit_mw.stores.records import Listener, MemoryRecords, Records
+from ratelimit_mw.stores.records import MemoryRecords, Records
 
 logger = logging.getLogger("ratelimit_mw")
-
-Pause = tuple[float, tuple[str, ...]] | None
-"""The seconds to wait before the next check, and the keys to listen to. None to stop watching."""
 
 
 class Watch:
@@ -35,9 +32,8 @@ class Watch:
 
     Args:
         look: Checks for changes.
-        pause: Returns how to wait until the next check, see `Pause`.
+        pause: Returns the seconds until the next check. None to stop watching.
         source: The source that is watched. None for the overrides.
-        listener: Waits for changes. The thread closes it when it ends.
         close: Closes the connections that `look` uses. The thread calls it when it ends, because a `look` that runs
             while the watch is stopped may connect again.
     """
@@ -45,16 +41,14 @@ class Watch:
     def __init__(
         self,
         look: Callable[[], None],
-        pause: Callable[[Source | None], Pause],
+        pause: Callable[[Source | None], float | None],
         source: Source | None,
-        listener: Listener,
         close: Callable[[], None],
     ) -> None:
         self.source = source
         self._close = close
         self._look = weakref.WeakMethod(look)
         self._pause = weakref.WeakMethod(pause)
-        self._listener = listener
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ratelimit_mw retriever", daemon=True)
 
@@ -73,18 +67,16 @@ class Watch:
     def stop(self) -> None:
         """Stop the thread."""
         self._stopped.set()
-        self._listener.wake()
 
     def _run(self) -> None:
         try:
             while not self._stopped.is_set() and (pause := self._round()) is not None:
-                self._listener.wait(*pause)
+                self._stopped.wait(pause)
         finally:
-            self._listener.close()
             self._close()
 
-    def _round(self) -> Pause:
-        """Check once. Return how to wait until the next check."""
+    def _round(self) -> float | None:
+        """Check once. Return the seconds until the next check. None to stop watching."""
         look, pause = self._look(), self._pause()
         if look is None or pause is None:
             return None
@@ -101,10 +93,6 @@ _chance = random.Random()  # separate, so that the app's seeded random numbers a
 
 _TRIES = 5
 """How many times an unusable file is read at the start while it keeps changing."""
-
-_LONGEST = 0.8
-"""The most seconds between two checks of the overrides and the switch: a switch applies within a second, even without
-pub/sub."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,9 +193,7 @@ class Retriever:
                     self._loader.store(self._used)  # now, because the app has accepted the rules
                 self._watch_sources()
                 if not isinstance(self.records, MemoryRecords) and not self._is_watched(None):
-                    self._begin(
-                        Watch(self.look_for_overrides, self.pause, None, self.records.listener(), self.records.close)
-                    )
+                    self._begin(Watch(self.look_for_overrides, self.pause, None, self.records.close))
                 for begun in self._begun:
                     begun()
                 self.watching = True  # last, so that after an asynchronous exception the next request starts it
@@ -270,25 +256,25 @@ class Retriever:
                 if self._controls.changes != self._composed:
                     self._compose()
 
-    def pause(self, source: Source | None) -> Pause:
-        """Return the pause before the next check of `source`. None if `source` is no longer watched.
+    def pause(self, source: Source | None) -> float | None:
+        """Return the seconds until the next check of `source`. None if `source` is no longer watched.
 
         For the overrides, `source` is None.
         """
         seconds = self._base.reload
         if source is None:
-            longest = _LONGEST if seconds is None else min(seconds, _LONGEST)
-            return longest * _chance.uniform(0.8, 1), tuple(key_of(part.domain) for part in self._base.parts)
-        if seconds is None or source not in self._loader.sources:
+            longest = LONGEST if seconds is None else min(seconds, LONGEST)
+        elif seconds is None or source not in self._loader.sources:
             return None
-        return seconds * _chance.uniform(0.8, 1), source.channels
+        else:
+            longest = min(seconds, source.longest)
+        return longest * _chance.uniform(0.8, 1)
 
     def _watch_sources(self) -> None:
         """Start watching the sources of rules that are not watched yet."""
         for source in self._loader.sources:
-            listener = None if self._is_watched(source) else source.listener()
-            if listener is not None:
-                self._begin(Watch(self.look_for_rules, self.pause, source, listener, source.close))
+            if source.longest and not self._is_watched(source):
+                self._begin(Watch(self.look_for_rules, self.pause, source, source.close))
 
     def _is_watched(self, source: Source | None) -> bool:
         watch = self._watches.get(source)

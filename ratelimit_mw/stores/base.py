@@ -3,7 +3,6 @@
 The functions at the end calculate how inexact leased and sharded counters may be.
 """
 
-import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Hashable, Iterator, Sequence
@@ -320,24 +319,6 @@ def time_of(now: int, key: str) -> int:
     """The time of the counter `key` in a reply with the time `now`. In a cluster, each node has its own clock."""
     of_key: Callable[[str], int] | None = getattr(now, "of_key", None)
     return of_key(key) if of_key else now
-
-
-class Timer:
-    """A listener that only waits, for records that do not announce changes."""
-
-    def __init__(self) -> None:
-        self._woken = threading.Event()
-
-    def wait(self, seconds: float, keys: Sequence[str] = ()) -> None:  # noqa: ARG002  part of the protocol
-        """See `Listener`."""
-        self._woken.wait(seconds)
-
-    def wake(self) -> None:
-        """See `Listener`."""
-        self._woken.set()
-
-    def close(self) -> None:
-        """Do nothing: there are no connections."""
 
 
 def worst_over_admission(

@@ -8,7 +8,6 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from ratelimit_mw.errors import Conflict
-from ratelimit_mw.stores.base import Timer
 
 
 class Records(Protocol):
@@ -36,25 +35,8 @@ class Records(Protocol):
         """
         ...
 
-    def listener(self) -> "Listener":
-        """A listener, with which a thread waits for changes. It connects on first use."""
-        ...
-
     def close(self) -> None:
         """Close all connections. May be called twice."""
-
-
-class Listener(Protocol):
-    """Waits for changes. One thread calls `wait`, and `close` at the end. Any thread may call `wake`."""
-
-    def wait(self, seconds: float, keys: Sequence[str]) -> None:
-        """Return after `seconds`, or as soon as a text under `keys` may have changed. Never raises."""
-
-    def wake(self) -> None:
-        """Make `wait` return at once."""
-
-    def close(self) -> None:
-        """Close all connections."""
 
 
 class MemoryRecords:
@@ -85,10 +67,6 @@ class MemoryRecords:
             kept = {name: text for name, text in texts.items() if name not in drop}
             self._texts[key] = version + 1, {**kept, **put}
             return version + 1
-
-    def listener(self) -> Listener:
-        """See `Records`. Other processes cannot change these records."""
-        return Timer()
 
     def close(self) -> None:
         """Do nothing: there are no connections."""

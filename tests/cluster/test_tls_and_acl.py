@@ -21,7 +21,7 @@ from tests.support.patience import eventually
 from tests.support.proxy import Proxy
 
 QUOTA = Quota("fixed_window", 100, LONG)
-ACL = "~d:* &d:overrides +@read +@write -@dangerous +eval +evalsha +time +subscribe +publish +cluster|slots"
+ACL = "~d:* +@read +@write -@dangerous +eval +evalsha +time +cluster|slots"
 
 
 @pytest.fixture(scope="module")

@@ -362,11 +362,10 @@ class TestOnRedis:
         assert "ann" not in str(kept)
         assert any_server.admin.ttl("d:overrides") == -1
 
-    def test_other_processes_hear_of_it_at_once(self, any_server):
+    def test_other_processes_apply_it(self, any_server):
         rules = {**RULES, "reload": "1h"}
         with RateLimiter(rules, storage=any_server.url) as one, RateLimiter(rules, storage=any_server.url) as other:
             one.check({"ip": "192.0.2.1"})
-            eventually(lambda: any_server.admin.pubsub_numsub("d:overrides")[0][1] == 1)
             other.overrides.set({"ip": "192.0.2.1"}, rule="all", limit="9 per hour")
             eventually(lambda: limit_of(one) == 9)
             other.overrides.remove({"ip": "192.0.2.1"}, rule="all")

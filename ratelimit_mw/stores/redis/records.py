@@ -3,9 +3,6 @@
 import contextlib
 import logging
 import re
-import selectors
-import socket
-import ssl
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -195,7 +192,6 @@ logger = logging.getLogger("ratelimit_mw")
 
 _VERSION = "version"
 
-# PUBLISH is in a pcall because the user may lack the permission. Listeners also check the version periodically.
 _WRITE = """
 local version = tonumber(redis.call('HGET', KEYS[1], 'version') or '0')
 if ARGV[1] ~= '' and tonumber(ARGV[1]) ~= version then return {0, version} end
@@ -203,7 +199,6 @@ local dropped = tonumber(ARGV[2])
 for i = 3, 2 + dropped do redis.call('HDEL', KEYS[1], ARGV[i]) end
 for i = 3 + dropped, #ARGV, 2 do redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1]) end
 redis.call('HSET', KEYS[1], 'version', string.format('%.0f', version + 1))
-redis.pcall('PUBLISH', KEYS[1], string.format('%.0f', version + 1))
 return {1, version + 1}
 """
 
@@ -255,10 +250,6 @@ class RedisRecords:
             raise Conflict(number)
         return number
 
-    def listener(self) -> "RedisListener":
-        """See `Records`."""
-        return RedisListener(self._client.connect)
-
     def close(self) -> None:
         """See `Records`."""
         self._client.close()
@@ -279,71 +270,3 @@ class RedisRecords:
             self._client.close()  # the reply may belong to another command
             raise StoreUnavailable(message) from None
         self._unreadable.discard(key)
-
-
-class RedisListener:
-    """Subscribes to the changes that `RedisRecords` publish, on a connection that `connect` makes on first use."""
-
-    def __init__(self, connect: Callable[[], Blocking]) -> None:
-        self._connect = connect
-        self._connection: Blocking | None = None
-        self._channels: tuple[str, ...] = ()
-        self._wake_recv, self._wake_send = socket.socketpair()
-
-    def wait(self, seconds: float, keys: Sequence[str]) -> None:
-        """See `Listener`."""
-        deadline = time.monotonic() + seconds
-        try:
-            if self._connection is None or self._channels != tuple(keys):
-                self._disconnect()
-                self._listen(tuple(keys))
-                return  # something may have changed before the subscription
-            self._wait_for_message(self._connection, seconds)
-        except (StoreUnavailable, OSError):
-            self._disconnect()
-            self._readable([], max(deadline - time.monotonic(), 0.0))
-
-    def wake(self) -> None:
-        """See `Listener`."""
-        with contextlib.suppress(OSError):  # closed already
-            self._wake_send.send(b"!")
-
-    def close(self) -> None:
-        """See `Listener`."""
-        self._disconnect()
-        self._wake_recv.close()
-        self._wake_send.close()
-
-    def _listen(self, channels: tuple[str, ...]) -> None:
-        connection = self._connect()
-        reply = send_command(connection, (b"SUBSCRIBE", *map(str.encode, channels)))
-        if isinstance(reply, Exception):
-            connection.close()
-            raise StoreUnavailable(str(reply))
-        self._connection, self._channels = connection, channels
-
-    def _wait_for_message(self, connection: Blocking, seconds: float) -> None:
-        """Wait until a message arrives. Its content does not matter."""
-        sock = connection.socket  # messages arrive unasked, so there is no conversation
-        if not self._readable([sock], seconds):
-            return
-        sock.setblocking(False)
-        with contextlib.suppress(BlockingIOError, ssl.SSLWantReadError):
-            while sock.recv(65536):
-                continue
-            raise StoreUnavailable("the server closed the connection")
-
-    def _readable(self, socks: Sequence[socket.socket], seconds: float) -> bool:
-        """Wait until one of the sockets is readable or `wake` is called. Returns whether a socket is readable."""
-        with selectors.DefaultSelector() as selector:
-            for sock in (*socks, self._wake_recv):
-                selector.register(sock, selectors.EVENT_READ)
-            found = [selected.fileobj for selected, _ in selector.select(seconds)]
-        if self._wake_recv in found:
-            self._wake_recv.recv(64)
-        return any(sock in found for sock in socks)
-
-    def _disconnect(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()

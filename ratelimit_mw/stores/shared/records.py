@@ -12,7 +12,6 @@ from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
 
 from ratelimit_mw.errors import Conflict, StoreUnavailable
-from ratelimit_mw.stores.base import Timer
 from ratelimit_mw.stores.shared.file import create, names, open_permitted
 from ratelimit_mw.stores.shared.location import Location
 
@@ -23,7 +22,7 @@ _Content = dict[str, tuple[int, dict[str, str]]]
 
 
 class FileRecords:
-    """See `Records`. Other processes notice a change when they look for it; it is not announced.
+    """See `Records`.
 
     Args:
         url: an lmdb:// URL.
@@ -84,10 +83,6 @@ class FileRecords:
                 text = json.dumps(content, ensure_ascii=False).encode("utf-8", "surrogatepass")
                 self._create(text, replace=True)
                 return version + 1
-
-    def listener(self) -> Timer:
-        """See `Records`."""
-        return Timer()
 
     def close(self) -> None:
         """Do nothing: the file is open only during a call."""
