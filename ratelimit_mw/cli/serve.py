@@ -5,97 +5,29 @@ import logging
 import sys
 from datetime import UTC, datetime
 from importlib.util import find_spec
+from inspect import Parameter, Signature
 from typing import Annotated
 
 import typer
 
-from ratelimit_mw.cli.common import DEFAULT_CONFIG, Exit, diagnostics, fail, say_lines
+from ratelimit_mw.cli.common import Exit, diagnostics, fail, say_lines
 from ratelimit_mw.errors import ConfigurationError, StoreUnavailable
+from ratelimit_mw.service import Settings
+from ratelimit_mw.service import serve as run
+from ratelimit_mw.service.settings import FLAGS, Flag, flag_of, variable_of
 
 _LIBRARIES = ("grpc", "grpc_health", "prometheus_client", "starlette", "uvicorn")
 """The modules of the extra `serve`."""
 
 
-def _address(flag: str, what: str, default: str) -> typer.models.OptionInfo:
-    return _option(flag, "ADDRESS", f"{what}: [HOST:]PORT, unix:PATH or off. [default: {default}]")
-
-
-def _option(flag: str, value: str, text: str) -> typer.models.OptionInfo:
-    variable = f"RATELIMIT_{flag.strip('-').replace('-', '_').upper()}"
-    option: typer.models.OptionInfo = typer.Option(flag, metavar=value, envvar=variable, help=text)
-    return option
-
-
-def _switch(flag: str, text: str) -> typer.models.OptionInfo:
-    variable = f"RATELIMIT_{flag.strip('-').replace('-', '_').upper()}"
-    option: typer.models.OptionInfo = typer.Option(flag, envvar=variable, help=text)
-    return option
-
-
-def serve(
-    *,
-    rules: Annotated[
-        str,
-        typer.Option(
-            "--rules",
-            "--config",
-            "-c",
-            metavar="RULES",
-            envvar=["RATELIMIT_RULES", "RATELIMIT_CONFIG"],
-            help="The rules: a file, a folder or a Redis URL.",
-        ),
-    ] = DEFAULT_CONFIG,
-    storage: Annotated[str | None, _option("--storage", "URL", "The store, instead of the one in the rules.")] = None,
-    grpc: Annotated[str | None, _address("--grpc", "Where gRPC is served", "127.0.0.1:8081")] = None,
-    http: Annotated[str | None, _address("--http", "Where HTTP is served", "127.0.0.1:8080")] = None,
-    admin: Annotated[str | None, _address("--admin", "Where metrics are served", "127.0.0.1:9090")] = None,
-    headers: Annotated[
-        str | None, _option("--headers", "off|rules|go", "The headers that gRPC responses add. [default: off]")
-    ] = None,
-    body: Annotated[bool, _switch("--body", "gRPC denials have the body of the middlewares.")] = False,
-    tls_cert: Annotated[str | None, _option("--tls-cert", "FILE", "The certificate chain of TCP ports, PEM.")] = None,
-    tls_key: Annotated[str | None, _option("--tls-key", "FILE", "The key of the certificate, PEM.")] = None,
-    client_ca: Annotated[
-        str | None, _option("--client-ca", "FILE", "gRPC and HTTP require client certificates of these authorities.")
-    ] = None,
-    token_file: Annotated[str | None, _option("--token-file", "FILE", "The tokens that callers need.")] = None,
-    max_message: Annotated[
-        str | None, _option("--max-message", "SIZE", "The longest gRPC message. [default: 64KiB]")
-    ] = None,
-    max_connection_age: Annotated[
-        str | None,
-        _option("--max-connection-age", "TIME", "The age at which gRPC connections end. [default: off]"),
-    ] = None,
-    drain: Annotated[
-        str | None,
-        _option("--drain", "TIME", "After SIGTERM: how long not ready, but answering. [default: 5s]"),
-    ] = None,
-    grace: Annotated[
-        str | None, _option("--grace", "TIME", "After --drain: how long requests under way may take. [default: 10s]")
-    ] = None,
-    near: Annotated[
-        str | None,
-        _option("--near", "SHARE", "The share of a limit above which hits are near it. [default: 0.8]"),
-    ] = None,
-    strict_proxies: Annotated[
-        bool, _switch("--strict-proxies", "/auth refuses proxies that are not in trusted_proxies.")
-    ] = False,
-    ignore_unservable: Annotated[
-        bool, _switch("--ignore-unservable", "Start even if a service cannot serve some rules.")
-    ] = False,
-    log_format: Annotated[str | None, _option("--log-format", "text|json", "The log. [default: text]")] = None,
-) -> None:
+def serve(**texts: str | bool | None) -> None:
     """Serve decisions to Envoy (gRPC), nginx (/auth) and apps in any language (HTTP).
 
     SIGTERM drains and ends the service, a second one ends it at once. SIGHUP looks for newer rules, and reads the
     token file.
     """
-    texts = {name: value for name, value in locals().items() if value not in (None, False)}
     require_extra("serve")
-    from ratelimit_mw.service import Settings
-    from ratelimit_mw.service import serve as run
-
-    log_to_stderr(as_json=log_format == "json")
+    log_to_stderr(as_json=texts["log_format"] == "json")
     try:
         run(Settings.read(**texts))
     except ConfigurationError as error:
@@ -103,6 +35,18 @@ def serve(
         fail("the service can't start", Exit.PROBLEMS)
     except StoreUnavailable as error:
         fail(f"the rules can't be fetched: {error}", Exit.STORE_AWAY)
+
+
+def _option(name: str, flag: Flag) -> Parameter:
+    """Return the parameter of `serve` that typer makes a flag of."""
+    variables = [variable_of(name), *(variable_of(also.strip("-")) for also in flag.also if also.startswith("--"))]
+    option = typer.Option(flag_of(name), *flag.also, metavar=flag.value or None, envvar=variables, help=flag.about)
+    kind, default = (str | None, flag.default) if flag.value else (bool, False)
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])
+
+
+# typer reads the flags from the signature.
+serve.__signature__ = Signature([_option(*each) for each in FLAGS.items()])  # type: ignore[attr-defined]  # a function may have one
 
 
 def require_extra(command: str) -> None:

@@ -4,7 +4,23 @@
 The modules of this package are internal.
 """
 
-from ratelimit_mw.service.runner import serve
 from ratelimit_mw.service.settings import Address, Settings
 
 __all__ = ["Address", "Settings", "serve"]
+
+
+def serve(settings: Settings) -> None:
+    """Serve until a SIGTERM or SIGINT, and then until all requests under way are answered.
+
+    A second signal ends the process at once. SIGHUP looks for newer rules at once, and reads the token file.
+
+    Args:
+        settings: The settings.
+
+    Raises:
+        ConfigurationError: The service cannot start. The error has every reason. No port was opened.
+        StoreUnavailable: The rules are in a database that does not answer.
+    """
+    from ratelimit_mw.service.runner import run  # imported late: the command line reads the settings without the extra
+
+    run(settings)

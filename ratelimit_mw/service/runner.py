@@ -3,7 +3,7 @@
 HTTP, admin and gRPC run on one event loop of one process. The service handles signals itself: it drains first, and then
 lets the servers stop. (uvicorn closes its port first, so clients could not read "not ready".)
 
-This module is internal, except for `serve`.
+This module is internal: its names may change in any release.
 """
 
 import asyncio
@@ -42,18 +42,8 @@ _KEEP_ALIVE = 120
 after 90), so no request is sent on a connection that is just being closed."""
 
 
-def serve(settings: Settings) -> None:
-    """Serve until a SIGTERM or SIGINT, and then until all requests under way are answered.
-
-    A second signal ends the process at once. SIGHUP looks for newer rules at once, and reads the token file.
-
-    Args:
-        settings: The settings.
-
-    Raises:
-        ConfigurationError: The service cannot start. The error has every reason. No port was opened.
-        StoreUnavailable: The rules are in a database that does not answer.
-    """
+def run(settings: Settings) -> None:
+    """See `ratelimit_mw.service.serve`."""
     log = logging.getLogger("ratelimit_mw")
     log.addFilter(_holds_for_a_service)
     try:

@@ -7,10 +7,10 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Literal, NamedTuple, Self, get_args
+from typing import Any, Literal, NamedTuple, Self, get_args
 
 from ratelimit_mw.errors import ConfigurationError, DurationError, Problem, near, quoted
 from ratelimit_mw.units import SECOND, parse_duration
@@ -49,127 +49,6 @@ class Address(NamedTuple):
             return ip_address(self.host).is_loopback
         except ValueError:  # another name
             return False
-
-
-_GRPC = Address(port=8081)  # the port of envoyproxy/ratelimit
-_HTTP = Address(port=8080)
-_ADMIN = Address(port=9090)
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """The settings of the service, one for each flag of `ratelimit-mw serve`.
-
-    Args:
-        rules: The rules: the path of a YAML file or of a folder, or the URL of a rules database.
-        storage: The URL of the store of the counters. None: the one in the rules.
-        grpc: Where gRPC is served. None: nowhere.
-        http: Where HTTP is served. None: nowhere.
-        admin: Where metrics, the rules in force and the state are served. None: nowhere.
-        headers: The headers that a gRPC response has for the client: `off` for none, `rules` for those of the
-            `response` section in the rules, `go` for those of envoyproxy/ratelimit.
-        body: A gRPC denial has the body of the middlewares.
-        tls_cert: The file of the certificate chain, PEM. With it, TCP ports speak TLS. Unix sockets never do.
-        tls_key: The file of its key, PEM.
-        client_ca: The file of the authorities whose client certificates gRPC and HTTP require, PEM.
-        token_file: The file of the tokens that callers need.
-        max_message: The longest gRPC message, in bytes.
-        max_connection_age: The seconds after which a gRPC connection is asked to end, so that clients find new
-            processes. `inf`: never.
-        drain: The seconds after a SIGTERM in which the service says that it is not ready and still takes requests.
-        grace: The seconds after `drain` in which requests under way may end.
-        near: The share of a limit from which a request counts as near it in the metrics.
-        strict_proxies: `/auth` refuses proxies that are not in `trusted_proxies`.
-        ignore_unservable: The service starts with rules that it cannot serve. `/auth` ignores most of them.
-        log_format: `text` or `json`.
-    """
-
-    rules: str
-    storage: str | None = None
-    grpc: Address | None = _GRPC
-    http: Address | None = _HTTP
-    admin: Address | None = _ADMIN
-    headers: Headers = "off"
-    body: bool = False
-    tls_cert: Path | None = None
-    tls_key: Path | None = None
-    client_ca: Path | None = None
-    token_file: Path | None = None
-    max_message: int = 65536
-    max_connection_age: float = math.inf
-    drain: float = 5.0
-    grace: float = 10.0
-    near: float = 0.8
-    strict_proxies: bool = False
-    ignore_unservable: bool = False
-    log_format: LogFormat = "text"
-
-    @classmethod
-    def read(cls, **texts: str | bool | None) -> Self:
-        """Read settings as they are written on the command line, such as `Settings.read(rules="r.yaml", grpc="8081")`.
-
-        Args:
-            texts: The settings by name. None, and a setting that is not given, mean the default.
-
-        Raises:
-            ConfigurationError: A text cannot be used. The error has every problem found.
-        """
-        found: dict[str, object] = {}
-        problems: list[Problem] = []
-        for name, text in texts.items():
-            if text is None:
-                continue
-            try:
-                found[name] = _READERS[name](text) if isinstance(text, str) else text
-            except ValueError as error:
-                problems.append(Problem(f"{flag_of(name)}: {error}", hint=getattr(error, "hint", "")))
-        settings = cls(**{"rules": "", **found})  # type: ignore[arg-type]  # the readers return the types of the fields
-        problems += _inconsistent(settings)
-        if problems:
-            raise ConfigurationError(problems)
-        return settings
-
-    @property
-    def addresses(self) -> Mapping[str, Address]:
-        """The ports that are served, by the names of their settings."""
-        ports = {"grpc": self.grpc, "http": self.http, "admin": self.admin}
-        return {name: address for name, address in ports.items() if address is not None}
-
-
-def flag_of(name: str) -> str:
-    """Return the flag of a setting, such as `--tls-cert`."""
-    return f"--{name.replace('_', '-')}"
-
-
-def variable_of(name: str) -> str:
-    """Return the environment variable of a setting, such as `RATELIMIT_TLS_CERT`."""
-    return f"RATELIMIT_{name.upper()}"
-
-
-def _inconsistent(settings: Settings) -> list[Problem]:
-    """Return the problems of settings that cannot be combined, or that name files which cannot be read."""
-    problems = []
-    if (settings.tls_cert is None) != (settings.tls_key is None):
-        problems.append(Problem("--tls-cert and --tls-key: give both or neither"))
-    if settings.client_ca is not None and settings.tls_cert is None:
-        problems.append(Problem("--client-ca: needs --tls-cert and --tls-key"))
-    for name in ("tls_cert", "tls_key", "client_ca", "token_file"):
-        path = getattr(settings, name)
-        if path is not None and not os.access(path, os.R_OK):
-            problems.append(Problem(f"{flag_of(name)}: {quoted(str(path))} can't be read"))
-    addresses = list(settings.addresses.values())
-    if len({*addresses}) < len([each for each in addresses if each.port or each.path]):
-        problems.append(Problem("--grpc, --http and --admin: each needs an address of its own"))
-    if not addresses:
-        problems.append(Problem("--grpc, --http and --admin: all of them are off"))
-    for name, address in settings.addresses.items():
-        if address.loopback or settings.token_file is not None:
-            continue
-        if name == "admin":
-            problems.append(Problem(f"--admin: {address} is not loopback, so it needs --token-file"))
-        elif settings.client_ca is None:
-            problems.append(Problem(f"--{name}: {address} is not loopback, so it needs --token-file or --client-ca"))
-    return problems
 
 
 _ADDRESS = re.compile(r"(?:(?P<host>\[[0-9a-fA-F:.]+\]|[^:\[\]\s]+):)?(?P<port>[0-9]{1,5})")
@@ -241,34 +120,151 @@ def _text(text: str) -> str:
     return text
 
 
-def _flag(text: str) -> bool:
+def _truth(text: str) -> bool:
     if text.lower() not in ("true", "false"):
         raise ValueError(f"{quoted(text)} is not true or false")
     return text.lower() == "true"
 
 
-_READERS: Mapping[str, Callable[[str], object]] = {
-    "rules": _text,
-    "storage": _text,
-    "grpc": read_address,
-    "http": read_address,
-    "admin": read_address,
-    "headers": _one_of(*get_args(Headers)),
-    "body": _flag,
-    "tls_cert": Path,
-    "tls_key": Path,
-    "client_ca": Path,
-    "token_file": Path,
-    "max_message": _message_size,
-    "max_connection_age": _age,
-    "drain": _seconds,
-    "grace": _seconds,
-    "near": _share,
-    "strict_proxies": _flag,
-    "ignore_unservable": _flag,
-    "log_format": _one_of(*get_args(LogFormat)),
-}
-"""How the text of each setting is read. A reader raises ValueError."""
+class Flag(NamedTuple):
+    """One flag of `ratelimit-mw serve`.
 
-NAMES = tuple(field.name for field in fields(Settings))
-"""The names of all settings."""
+    Attributes:
+        read: Returns the value that a text means. Raises ValueError.
+        default: The text of the default. None if the flag is not given by default.
+        value: What the help calls the value. "" for a switch, which has none.
+        about: What the help says.
+        also: Further names of the flag.
+    """
+
+    read: Callable[[str], object]
+    default: str | None
+    value: str
+    about: str
+    also: tuple[str, ...]
+
+
+def _flag(read: Callable[[str], object], default: str | None, value: str, about: str, *also: str) -> Any:
+    """Return the field of a setting, with its flag."""
+    flag = Flag(read, default, value, about, also)
+    return field(default=None if default is None else read(default), metadata={"flag": flag})
+
+
+def _switch(about: str) -> Any:
+    return _flag(_truth, "false", "", about)
+
+
+_WHERE = "[HOST:]PORT, unix:PATH or off."
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings of the service, one for each flag of `ratelimit-mw serve`. Times are in seconds, sizes in bytes.
+
+    This table makes the flags, their variables of the environment, and the help.
+    """
+
+    rules: str = _flag(
+        _text, "ratelimits.yaml", "RULES", "The rules: a file, a folder or a Redis URL.", "--config", "-c"
+    )
+    storage: str | None = _flag(_text, None, "URL", "The store, instead of the one in the rules.")
+    # 8081 is the port of envoyproxy/ratelimit.
+    grpc: Address | None = _flag(read_address, "127.0.0.1:8081", "ADDRESS", f"Where gRPC is served: {_WHERE}")
+    http: Address | None = _flag(read_address, "127.0.0.1:8080", "ADDRESS", f"Where HTTP is served: {_WHERE}")
+    admin: Address | None = _flag(read_address, "127.0.0.1:9090", "ADDRESS", f"Where metrics are served: {_WHERE}")
+    headers: Headers = _flag(
+        _one_of(*get_args(Headers)),
+        "off",
+        "off|rules|go",
+        "The headers that gRPC responses add: those of the rules, or those of envoyproxy/ratelimit.",
+    )
+    body: bool = _switch("gRPC denials have the body of the middlewares.")
+    tls_cert: Path | None = _flag(
+        Path, None, "FILE", "The certificate chain of TCP ports, PEM. Unix sockets have no TLS."
+    )
+    tls_key: Path | None = _flag(Path, None, "FILE", "The key of the certificate, PEM.")
+    client_ca: Path | None = _flag(
+        Path, None, "FILE", "gRPC and HTTP require client certificates of these authorities, PEM."
+    )
+    token_file: Path | None = _flag(Path, None, "FILE", "The tokens that callers need.")
+    max_message: int = _flag(_message_size, "64KiB", "SIZE", "The longest gRPC message.")
+    max_connection_age: float = _flag(
+        _age, "off", "TIME", "The age at which gRPC connections end, so that clients find new processes."
+    )
+    drain: float = _flag(_seconds, "5s", "TIME", "After SIGTERM: how long not ready, but answering.")
+    grace: float = _flag(_seconds, "10s", "TIME", "After --drain: how long requests under way may take.")
+    near: float = _flag(_share, "0.8", "SHARE", "The share of a limit above which hits are near it, in the metrics.")
+    strict_proxies: bool = _switch("/auth refuses proxies that are not in trusted_proxies.")
+    ignore_unservable: bool = _switch("Start even if a service cannot serve some rules. /auth ignores most of them.")
+    log_format: LogFormat = _flag(_one_of(*get_args(LogFormat)), "text", "text|json", "The log.")
+
+    @classmethod
+    def read(cls, **texts: str | bool | None) -> Self:
+        """Read settings as they are written on the command line, such as `Settings.read(rules="r.yaml", grpc="8081")`.
+
+        Args:
+            texts: The settings by name. None, and a setting that is not given, mean the default.
+
+        Raises:
+            ConfigurationError: A text cannot be used. The error has every problem found.
+        """
+        found: dict[str, object] = {}
+        problems: list[Problem] = []
+        for name, text in texts.items():
+            if text is None:
+                continue
+            try:
+                found[name] = FLAGS[name].read(text) if isinstance(text, str) else text
+            except ValueError as error:
+                problems.append(Problem(f"{flag_of(name)}: {error}", hint=getattr(error, "hint", "")))
+        settings = cls(**found)  # type: ignore[arg-type]  # the readers return the types of the fields
+        problems += _inconsistent(settings)
+        if problems:
+            raise ConfigurationError(problems)
+        return settings
+
+    @property
+    def addresses(self) -> Mapping[str, Address]:
+        """The ports that are served, by the names of their settings."""
+        ports = {"grpc": self.grpc, "http": self.http, "admin": self.admin}
+        return {name: address for name, address in ports.items() if address is not None}
+
+
+FLAGS: Mapping[str, Flag] = {setting.name: setting.metadata["flag"] for setting in fields(Settings)}
+"""The flags by the names of their settings."""
+
+
+def flag_of(name: str) -> str:
+    """Return the flag of a setting, such as `--tls-cert`."""
+    return f"--{name.replace('_', '-')}"
+
+
+def variable_of(name: str) -> str:
+    """Return the environment variable of a setting, such as `RATELIMIT_TLS_CERT`."""
+    return f"RATELIMIT_{name.upper()}"
+
+
+def _inconsistent(settings: Settings) -> list[Problem]:
+    """Return the problems of settings that cannot be combined, or that name files which cannot be read."""
+    problems = []
+    if (settings.tls_cert is None) != (settings.tls_key is None):
+        problems.append(Problem("--tls-cert and --tls-key: give both or neither"))
+    if settings.client_ca is not None and settings.tls_cert is None:
+        problems.append(Problem("--client-ca: needs --tls-cert and --tls-key"))
+    for name in ("tls_cert", "tls_key", "client_ca", "token_file"):
+        path = getattr(settings, name)
+        if path is not None and not os.access(path, os.R_OK):
+            problems.append(Problem(f"{flag_of(name)}: {quoted(str(path))} can't be read"))
+    addresses = list(settings.addresses.values())
+    if len({*addresses}) < len([each for each in addresses if each.port or each.path]):
+        problems.append(Problem("--grpc, --http and --admin: each needs an address of its own"))
+    if not addresses:
+        problems.append(Problem("--grpc, --http and --admin: all of them are off"))
+    for name, address in settings.addresses.items():
+        if address.loopback or settings.token_file is not None:
+            continue
+        if name == "admin":
+            problems.append(Problem(f"--admin: {address} is not loopback, so it needs --token-file"))
+        elif settings.client_ca is None:
+            problems.append(Problem(f"--{name}: {address} is not loopback, so it needs --token-file or --client-ca"))
+    return problems

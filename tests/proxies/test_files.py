@@ -109,10 +109,10 @@ def test_the_configurations_that_were_not_run_can_be_parsed_at_least():
 @pytest.mark.parametrize("page", [PAGE, MOVING], ids=["beside-your-proxy", "moving-from-envoy-ratelimit"])
 def test_the_pages_name_flags_that_exist(page):
     pytest.importorskip("grpc", reason="the extra serve is not installed")
-    from ratelimit_mw.service.settings import NAMES
+    from ratelimit_mw.service.settings import FLAGS
 
     flags = set(re.findall(r"(?<![\w-])--([a-z][a-z-]+)", page)) - {"domain", "health", "now", "with-http"}
-    assert flags - {name.replace("_", "-") for name in NAMES} == set()
+    assert flags - {name.replace("_", "-") for name in FLAGS} == set()
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.*")), ids=lambda path: path.name)

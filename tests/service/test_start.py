@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives import serialization
 from ratelimit_mw import ConfigurationError
 from ratelimit_mw.service import Address, Settings
 from ratelimit_mw.service.runner import prepare
-from ratelimit_mw.service.settings import NAMES, flag_of, variable_of
+from ratelimit_mw.service.settings import FLAGS, flag_of, variable_of
 from tests.support.apps import ROOT
 from tests.support.service import rules_at
 
@@ -230,8 +230,8 @@ def test_each_setting_has_its_flag_and_its_variable():
         env={"COLUMNS": "200", "PATH": "", "PYTHONPATH": str(ROOT)},
         check=True,
     ).stdout
-    assert [name for name in NAMES if f"{flag_of(name)} " not in shown.replace(",", " ")] == []
-    assert [name for name in NAMES if variable_of(name) not in shown] == []
+    assert [name for name in FLAGS if f"{flag_of(name)} " not in shown.replace(",", " ")] == []
+    assert [name for name in FLAGS if variable_of(name) not in shown] == []
 
 
 def test_rules_that_do_not_exist_are_a_reason(tmp_path):
