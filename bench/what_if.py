@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bench.measure import Effort, Figure, Run, alone, in_turn
+from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.model import SECOND, Quota
 
 REQUESTS = 1_000_000
@@ -43,16 +44,17 @@ def deciding(name: str, requests: int) -> Run:
     """Make the curve of one limit: sort the arrivals by client, and decide on them at each limit."""
     import numpy as np
 
-    from ratelimit_mw.foresight.what_if.exact import Asked, decide_all
-    from ratelimit_mw.foresight.what_if.windows import in_sequence
+    from ratelimit_mw.foresight.what_if.exact import decide_all, in_sequence
 
+    way = ALGORITHMS[name].at_all_limits
+    assert way is not None
     times, clients = arrivals(requests)
     quotas = [_quota(name, limit) for limit in range(2, 2 + 2 * LIMITS, 2)]
 
     def run() -> float:
         begun = time.process_time()
         sequences = in_sequence(np.frombuffer(times, np.int64), np.frombuffer(clients, np.int64))
-        decided = decide_all(Asked(sequences, np.arange(CLIENTS)), quotas)
+        decided = decide_all(way, sequences, np.arange(CLIENTS), quotas)
         assert decided.denied[0] > decided.denied[-1] > 0
         return (time.process_time() - begun) * 1000 * REQUESTS / requests
 

@@ -20,6 +20,7 @@ from ratelimit_mw.cli.app import app
 from ratelimit_mw.config.file import json_schema
 from ratelimit_mw.config.load import load_rules
 from ratelimit_mw.errors import StoreUnavailable
+from ratelimit_mw.foresight.replay import Options, replay
 from ratelimit_mw.model import SECOND, Ask, Quota
 from ratelimit_mw.stores.base import DECIDE
 from ratelimit_mw.stores.memory import MemoryStore
@@ -170,6 +171,31 @@ def test_shards_divide_it(added, any_server):
         assert admitted(limiter, 9) == [True] * 8 + [False]
 
 
+def replayed(tmp_path, limit=6):
+    """The result of a replay of 12 requests of two clients by the rule with this limit."""
+    log = tmp_path / "access.log"
+    form = "$msec $remote_addr $request_method $request_uri $status"
+    log.write_text("".join(f"{START + 2 * step} 192.0.2.{step % 2} GET / 200\n" for step in range(12)), "utf-8")
+    rules = {**FILE, "rules": [{**RULE, "limit": f"{limit} per minute"}]}
+    return replay(Options(logs=[str(log)], rules=rules, form=form))
+
+
+def test_it_has_an_exact_what_if(added, tmp_path):
+    (curve,) = replayed(tmp_path).curves
+    assert curve.method == "exact"
+    assert len(set(curve.denied)) > 1
+    assert list(curve.denied) == [replayed(tmp_path, limit).outcome.denied for limit in curve.limits]
+
+
+def test_without_its_arithmetic_the_report_says_so(package, tmp_path):
+    algorithms.add(package(module=re.sub(r"    at_all_limits=.*\n", "", MODULE)))
+    try:
+        why = "gcra_again does not say how it decides at all limits at once"
+        assert f"no what-if for 'api' ({why})" in replayed(tmp_path).without_curve[0]
+    finally:
+        algorithms.remove("gcra_again")
+
+
 def test_an_algorithm_that_is_removed_is_unknown_everywhere(package):
     algorithms.add(package())
     algorithms.remove("gcra_again")
@@ -191,7 +217,7 @@ def test_an_algorithm_that_is_removed_is_unknown_everywhere(package):
         ),
         pytest.param({"lua": LUA.partition("\nrefunds")[0]}, ValueError, "must define", id="no refunds in Lua"),
         pytest.param(
-            {"module": MODULE.replace("has_burst=True, ", "")},
+            {"module": MODULE.replace("has_burst=True,", "")},
             ValueError,
             "gcra_again denies the first request of a counter; a bucket is described with has_burst=True",
             id="a bucket that is not said to be one",
@@ -222,7 +248,7 @@ def test_an_algorithm_that_is_incomplete_is_an_error_at_once(package, files, err
 
 
 def test_a_description_that_says_nothing_of_leases_refuses_them(package):
-    algorithms.add(package(module=re.sub(r", no_\w+=_NO_LEASE", "", MODULE)))
+    algorithms.add(package(module=re.sub(r"no_\w+=_NO_LEASE,", "", MODULE)))
     try:
         with pytest.raises(ConfigurationError, match="can't be combined with gcra_again: its description does not say"):
             load_rules({**FILE, "rules": [{**RULE, "consistency": "lease"}]})
@@ -280,7 +306,6 @@ KNOWN = {
     "config/words/limit.py": "the default of a rule",
     "rules/descriptors.py": "what descriptors are counted by",
     "rules/preflights.py": "what preflights are counted by",
-    "foresight/what_if/exact.py": "arithmetic for many limits at once; other algorithms are replayed",
     "operations/page/access.py": "a limit of the page itself",
 }
 """The files outside the algorithms that know one by its name, each with the reason."""

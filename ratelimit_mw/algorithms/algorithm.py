@@ -4,8 +4,9 @@ Each algorithm describes itself: its module ends with `ALGORITHM = Algorithm(…
 window whose counter is only in the store, so a description states only the differences.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ratelimit_mw.model import Outcome, Quota
 
@@ -31,6 +32,9 @@ below zero. The new state has the expiry of the old one.
 Widen = Callable[[Quota], Quota]
 """Returns the quota for a charge that must not be denied. What it charges beyond the given quota is a debt."""
 
+Numbers = Any
+"""A whole number, or an array of numpy of whole numbers. Arithmetic on both is written alike."""
+
 _MAX_COUNT = 4_000_000_000
 """The largest count that a debt may lead to. Counts are stored in four bytes."""
 
@@ -44,6 +48,38 @@ class LimitCap:
     limit: int
     why: str
     hint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Counting:
+    """How an algorithm that counts requests decides at many limits at once, for requests of cost 1.
+
+    Its functions are pure arithmetic, so they take and return whole numbers and arrays of numpy alike.
+
+    Args:
+        since: (quota, now) → the times from which on requests count, the earliest last, in microseconds. They do not
+            depend on the limit.
+        used: (quota, counts, now) → what is used of the limit, where `counts` has the number of the requests that were
+            admitted since each time. A request is admitted if this is below the limit. None: the count since the only
+            time.
+    """
+
+    since: Callable[[Quota, Numbers], Sequence[Numbers]]
+    used: Callable[[Quota, Sequence[Numbers], Numbers], Numbers] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Refilling:
+    """How a bucket decides at many limits at once, for requests of cost 1.
+
+    Its state is the time at which it is full. Each admission moves this time by ⌈period ÷ limit⌉ (GCRA, ITU-T I.371).
+
+    Args:
+        room: (quota, interval) → the most that may be missing from the bucket if a request is to be admitted, in
+            microseconds. The interval is ⌈period ÷ limit⌉.
+    """
+
+    room: Callable[[Quota, int], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +104,8 @@ class Algorithm:
         no_shards: Why its counters cannot be spread over several keys. Empty if they can.
         windows: The largest number of windows in which a leased charge counts.
         widen: See `Widen`. None: the usual way for a bucket or a count.
+        at_all_limits: How it decides at many limits at once, for the what-if of a replay. None: the what-if of its
+            limits needs replays.
     """
 
     code: str
@@ -87,6 +125,7 @@ class Algorithm:
     no_shards: str = ""
     windows: int = 2
     widen: Widen | None = None
+    at_all_limits: Counting | Refilling | None = None
 
     def widened(self, quota: Quota) -> Quota:
         """Return the quota for a charge that must not be denied. See `Widen`."""

@@ -8,7 +8,7 @@ that overlaps the window in part counts in full, so the algorithm never admits m
 from functools import cache
 from struct import Struct
 
-from ratelimit_mw.algorithms.algorithm import Algorithm
+from ratelimit_mw.algorithms.algorithm import Algorithm, Counting, Numbers
 from ratelimit_mw.model import NEVER, Outcome, Quota
 
 
@@ -83,6 +83,12 @@ def _leaves_at(number: int, width: int, period: int) -> int:
     return (number + 1) * width - 1 + period
 
 
+def _since(quota: Quota, now: Numbers) -> tuple[Numbers]:
+    """Return when the oldest slice begins that overlaps the window."""
+    width = -(-quota.period // quota.buckets)
+    return ((now - quota.period + 1) // width * width,)
+
+
 ALGORITHM = Algorithm(
     code="bw",
     decide=decide,
@@ -90,4 +96,5 @@ ALGORITHM = Algorithm(
     has_buckets=True,
     no_lease="",
     no_write_back="it never exceeds its limit, but write_back may",
+    at_all_limits=Counting(_since),
 )

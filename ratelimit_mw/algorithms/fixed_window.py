@@ -6,7 +6,7 @@ windows.
 
 from struct import Struct
 
-from ratelimit_mw.algorithms.algorithm import Algorithm
+from ratelimit_mw.algorithms.algorithm import Algorithm, Counting
 from ratelimit_mw.model import NEVER, Outcome, Quota
 
 _STATE = Struct("<QI")
@@ -57,4 +57,5 @@ ALGORITHM = Algorithm(
     no_lease="",
     no_write_back="",
     windows=1,
+    at_all_limits=Counting(lambda quota, now: (now // quota.period * quota.period,)),
 )

@@ -8,7 +8,7 @@ writing tells a clock that stepped back from a burst that was lowered, as in the
 
 from struct import Struct
 
-from ratelimit_mw.algorithms.algorithm import Algorithm
+from ratelimit_mw.algorithms.algorithm import Algorithm, Refilling
 from ratelimit_mw.model import NEVER, Outcome, Quota
 
 _STATE = Struct("<QQQ")
@@ -72,4 +72,5 @@ ALGORITHM = Algorithm(
     no_lease="only the store knows how long a request must wait",
     no_write_back="only the store knows how long a request must wait",
     no_shards="a queue needs a single counter",
+    at_all_limits=Refilling(lambda quota, interval: min((quota.burst - 1) * interval, quota.max_wait)),
 )

@@ -8,7 +8,7 @@ requests needs little memory.
 from bisect import bisect_left
 from struct import Struct
 
-from ratelimit_mw.algorithms.algorithm import Algorithm, LimitCap, twice_the_limit
+from ratelimit_mw.algorithms.algorithm import Algorithm, Counting, LimitCap, twice_the_limit
 from ratelimit_mw.model import NEVER, Outcome, Quota
 
 _HEADER = Struct("<II")
@@ -125,4 +125,5 @@ ALGORITHM = Algorithm(
     no_lease="the log has the time of each request, so requests can't be charged earlier",
     no_write_back="it never exceeds its limit, but write_back may",
     widen=twice_the_limit,
+    at_all_limits=Counting(lambda quota, now: (now - quota.period + 1,)),
 )

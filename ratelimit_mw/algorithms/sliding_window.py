@@ -4,9 +4,10 @@ State: the number of the current window, the previous count, and the current cou
 and one period long.
 """
 
+from collections.abc import Sequence
 from struct import Struct
 
-from ratelimit_mw.algorithms.algorithm import Algorithm
+from ratelimit_mw.algorithms.algorithm import Algorithm, Counting, Numbers
 from ratelimit_mw.model import NEVER, Outcome, Quota
 
 _STATE = Struct("<QII")
@@ -73,10 +74,24 @@ def refund(state: bytes, quota: Quota, cost: int, charged_at: int, _now: int) ->
     return None
 
 
+def _since(quota: Quota, now: Numbers) -> tuple[Numbers, Numbers]:
+    """Return when the current window begins, and the one before it."""
+    begin = now // quota.period * quota.period
+    return begin, begin - quota.period
+
+
+def _used(quota: Quota, counts: Sequence[Numbers], now: Numbers) -> Numbers:
+    """Return the weighted sum of both windows, rounded up. See `decide`."""
+    current, both = counts
+    rest = quota.period - now % quota.period
+    return current - (current - both) * rest // quota.period
+
+
 ALGORITHM = Algorithm(
     code="sw",
     decide=decide,
     refund=refund,
     no_lease="",
     no_write_back="",
+    at_all_limits=Counting(_since, _used),
 )

@@ -13,7 +13,7 @@ With `max_wait`, a request may take tokens that are not refilled yet. It then wa
 
 from struct import Struct
 
-from ratelimit_mw.algorithms.algorithm import Algorithm
+from ratelimit_mw.algorithms.algorithm import Algorithm, Refilling
 from ratelimit_mw.model import NEVER, Outcome, Quota
 
 _STATE = Struct("<QQ")
@@ -79,4 +79,5 @@ ALGORITHM = Algorithm(
     can_wait=True,
     no_lease="the refill starts at the time of each charge, so requests can't be charged earlier or later",
     no_write_back="the refill starts at the time of each charge, so requests can't be charged earlier or later",
+    at_all_limits=Refilling(lambda quota, interval: (quota.burst - 1) * interval + quota.max_wait),
 )

@@ -9,10 +9,10 @@ from typing import Annotated, Literal
 
 import typer
 
-from ratelimit_mw.foresight.clients import printable
 from ratelimit_mw.foresight.logs.formats import WORDS
 from ratelimit_mw.foresight.logs.inputs import STANDARD_INPUT
 from ratelimit_mw.foresight.logs.times import any_time
+from ratelimit_mw.foresight.wording import printable
 
 Names = Literal["plain", "hashed"]
 

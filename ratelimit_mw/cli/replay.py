@@ -42,11 +42,11 @@ from ratelimit_mw.cli.log_options import (
 )
 from ratelimit_mw.cli.replayed import as_mapping, say_result
 from ratelimit_mw.errors import ConfigurationError, StoreUnavailable, TemplateError
-from ratelimit_mw.foresight.clients import printable
 from ratelimit_mw.foresight.logs.formats import UnknownFormat
-from ratelimit_mw.foresight.replay import Denial, Options, Result
+from ratelimit_mw.foresight.replay import Options
 from ratelimit_mw.foresight.replay import replay as replayed
-from ratelimit_mw.foresight.wording import utc
+from ratelimit_mw.foresight.results import Denial, Result
+from ratelimit_mw.foresight.wording import printable, utc
 
 By = Literal["minute", "hour", "day"]
 

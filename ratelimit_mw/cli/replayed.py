@@ -1,14 +1,13 @@
 """What `ratelimit-mw replay` prints: the result as text and as JSON."""
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from ratelimit_mw.cli.common import bars, say, say_table
-from ratelimit_mw.foresight.clients import printable
-from ratelimit_mw.foresight.replay import Difference, Result
-from ratelimit_mw.foresight.results import MINUTE, DeniedClient, Heaviest, RuleResult
-from ratelimit_mw.foresight.what_if.limits import rows_to_show
-from ratelimit_mw.foresight.wording import notes, sentence, share, spelled, utc
+from ratelimit_mw.foresight.results import MINUTE, DeniedClient, Difference, Heaviest, Result, RuleResult
+from ratelimit_mw.foresight.wording import notes, printable, sentence, share, spelled, utc
 
 UNITS = {"minute": 1, "hour": 60, "day": 1440}
 """The minutes of each unit of `--by`."""
@@ -132,6 +131,31 @@ def _say_what_if(result: Result) -> None:
         say(f"\n{further:,} more {several} a what-if: --rule NAME shows that of one rule")
     if result.without_curve:
         say("\n" + "\n".join(printable(text) for text in result.without_curve))
+
+
+def rows_to_show(limits: Sequence[int], limit: int, denied: Sequence[int], requests: int, most: int = 7) -> list[int]:
+    """Return the indices of the limits that inform most, ascending, for a short table.
+
+    These are the limit in force, half of it, twice it, and the smallest limits that deny nothing and at most 0.1 %, 1 %
+    and 10 % of the requests. Limits between them fill the table.
+    """
+    in_force = limits.index(limit)
+    end = len(limits) - 1
+
+    def denying(share: float) -> int:
+        return next((place for place, number in enumerate(denied) if number <= share * requests), end)
+
+    last = max(denying(0), in_force)  # limits beyond it deny nothing, either
+    found = {in_force, denying(0)}
+    near = [min(bisect_left(limits, each), last) for each in (limit // 2, 2 * limit)]
+    for place in (*near, denying(0.01), denying(0.1), denying(0.001)):
+        if len(found) < most:
+            found.add(place)
+    while len(found) < min(most, last + 1):
+        held = [-1, *sorted(found)]
+        gap, before = max((after - before, before) for before, after in pairwise(held))
+        found.add(before + gap // 2 if before >= 0 else gap // 2 - 1)
+    return sorted(found)
 
 
 def _say_difference(difference: Difference, most: int) -> None:

@@ -14,7 +14,7 @@ from rich.text import Text
 from ratelimit_mw.cli.common import Exit, bars, fail, open_limiter, say_json, with_retries
 from ratelimit_mw.decision.explanation import seconds
 from ratelimit_mw.errors import StoreUnavailable
-from ratelimit_mw.foresight.clients import printable
+from ratelimit_mw.foresight.wording import printable
 from ratelimit_mw.operations.state import State
 from ratelimit_mw.stores import STORES
 

@@ -1,19 +1,17 @@
 """Runs a log through the rules, by the log's own clock: who would have been limited, when, and by which rule."""
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.errors import near
-from ratelimit_mw.foresight.decider import Decider
-from ratelimit_mw.foresight.gaps import answerable, find_gaps, needs_filter
 from ratelimit_mw.foresight.logs.entry import BASIC, DURATIONS, FIELDS, Entry
-from ratelimit_mw.foresight.logs.inputs import Log
-from ratelimit_mw.foresight.logs.order import Order, merged
-from ratelimit_mw.foresight.options import Options
-from ratelimit_mw.foresight.outcome import Denial, Difference, Outcome, Result
-from ratelimit_mw.foresight.requests import Reading, Requests, readings_of
-from ratelimit_mw.foresight.simulation import Simulation, quiet
+from ratelimit_mw.foresight.logs.inputs import Log, Order, merged
+from ratelimit_mw.foresight.requests import Reading, Requests, answerable, find_gaps, needs_filter, readings_of
+from ratelimit_mw.foresight.results import Denial, Difference, Result
+from ratelimit_mw.foresight.simulation import Decider, Simulation, quiet
 from ratelimit_mw.foresight.what_if.collection import NEEDS_NUMPY, collection_of
 from ratelimit_mw.rules.path_matcher import PathMatcher
 from ratelimit_mw.rules.path_templates import parse
@@ -21,8 +19,46 @@ from ratelimit_mw.rules.path_templates import parse
 _REPORTED = 10_000
 """The lines between two reports of the progress."""
 
+Config = str | os.PathLike[str] | Mapping[str, object]
 
-__all__ = ["Denial", "Difference", "Options", "Outcome", "Result", "replay"]
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What to replay.
+
+    Attributes:
+        logs: The paths of the logs; "-" is standard input.
+        rules: The rules.
+        against: The rules to compare with. None: nothing is compared.
+        form: The format of the logs, see `find_format`.
+        places: Where fields are in the logs, by their names.
+        since: The first time that is replayed, in microseconds since the epoch.
+        until: The end: requests from this time on are not replayed.
+        match: The template of the paths that are replayed. "" for all paths.
+        disorder: The seconds by which a line may be behind the lines before it.
+        spread: Distribute the requests of a second over it.
+        hashed: Show clients only as hashes.
+        what_if: The name of the only rule to make what-if curves of. If its decisions may be coupled with others, it is
+            replayed at further limits, which takes up to eight times as long. None: the curves of all rules that can be
+            calculated.
+        on_denial: Is called with each denial.
+        on_progress: Is called after each part of a log, with the numbers of lines and of bytes that were read so far.
+    """
+
+    logs: Sequence[str]
+    rules: Config
+    against: Config | None = None
+    form: str = "auto"
+    places: Mapping[str, str] = field(default_factory=dict)
+    since: int = 0
+    until: int | None = None
+    match: str = ""
+    disorder: int = 60
+    spread: bool = False
+    hashed: bool = False
+    what_if: str | None = None
+    on_denial: Callable[[Denial], None] | None = None
+    on_progress: Callable[[int, int], None] | None = None
 
 
 def replay(options: Options) -> Result:
@@ -88,7 +124,8 @@ class _Run:
             for simulation, requests in zip(self.simulations, self._requests, strict=True)
         ]
         deciders[0].on_denial = options.on_denial
-        deciders[0].collection = self.collection
+        if self.collection is not None:
+            deciders[0].on_verdict = self.collection.add
         result = Result(formats=[form.name for form in self._formats], outcome=deciders[0].outcome)
         if len(deciders) > 1:
             result.against, result.difference = deciders[1].outcome, Difference()
@@ -111,7 +148,9 @@ class _Run:
         if self.collection is None:
             result.without_curve = [NEEDS_NUMPY]
         else:
-            result.curves, result.without_curve = self.collection.curves(result.outcome.rules)
+            from ratelimit_mw.foresight.what_if.curves import find_curves  # imported late: it needs numpy
+
+            result.curves, result.without_curve = find_curves(self.collection, result.outcome.rules)
 
     def _has(self, name: str) -> bool:
         """Return True if a log has a field."""

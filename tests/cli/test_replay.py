@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ratelimit_mw.foresight.replay import Denial
+from ratelimit_mw.cli.replayed import rows_to_show
+from ratelimit_mw.foresight.results import Denial
 from ratelimit_mw.model import SECOND
 from tests.cli.test_command import command
 from tests.foresight.logs_of import LOGS
@@ -357,3 +358,10 @@ def test_denials_are_written_to_a_pipe(replay):
     reader.join(30)
     assert found[0].startswith("time,")
     assert Path("pipe.csv").is_fifo()
+
+
+def test_the_rows_to_show_have_the_limit_in_force_and_the_first_that_denies_nothing():
+    limits = [1, 2, 5, 10, 20, 30, 40, 50, 60, 80, 100, 120]
+    denied = [90, 80, 60, 40, 30, 20, 9, 5, 1, 0, 0, 0]
+    rows = [limits[place] for place in rows_to_show(limits, 20, denied, 100)]
+    assert rows == [2, 10, 20, 40, 50, 60, 80]

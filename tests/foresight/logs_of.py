@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from ratelimit_mw.foresight.logs.inputs import Log
-from ratelimit_mw.foresight.logs.order import Order
+from ratelimit_mw.foresight.logs.inputs import Log, Order
 
 LOGS = Path(__file__).parent / "logs"
 START = 1_772_366_400_000_000

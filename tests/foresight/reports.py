@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from ratelimit_mw.foresight.what_if.curve import Curve
+from ratelimit_mw.foresight.results import Curve
 from tests.foresight.test_replay import line, replayed
 
 HOSTILE = "<script>window.hacked=1</script><img/src=x/onerror=window.hacked=1>"

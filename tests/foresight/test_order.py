@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ratelimit_mw.foresight.logs.entry import Entry
-from ratelimit_mw.foresight.logs.order import Order, merged
+from ratelimit_mw.foresight.logs.inputs import Order, merged
 from ratelimit_mw.model import SECOND
 
 START = 1_772_366_400

@@ -8,14 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratelimit_mw.foresight.gaps import Gap
-from ratelimit_mw.foresight.outcome import Difference, Outcome
-from ratelimit_mw.foresight.replay import Result
-from ratelimit_mw.foresight.report.bins import bars_of, spans_of
 from ratelimit_mw.foresight.report.html import page
 from ratelimit_mw.foresight.report.markup import element
-from ratelimit_mw.foresight.report.svg import Scale, what_if
-from ratelimit_mw.foresight.results import MINUTE
+from ratelimit_mw.foresight.report.svg import Scale, bars_of, spans_of, what_if
+from ratelimit_mw.foresight.requests import Gap
+from ratelimit_mw.foresight.results import MINUTE, Difference, Outcome, Result
 from ratelimit_mw.foresight.wording import share
 from tests.foresight.reports import HOSTILE, curve, small
 from tests.foresight.test_replay import NOON, replayed, shop

@@ -10,8 +10,15 @@ from ratelimit_mw import ManualClock, RateLimiter
 from ratelimit_mw.config.load import examine
 from ratelimit_mw.foresight.logs.entry import Entry
 from ratelimit_mw.foresight.suggest import traffic
-from ratelimit_mw.foresight.suggest.behaviour import track_of
-from ratelimit_mw.foresight.suggest.peaks import busiest_minute, extended, fence, next_round, quantile, round_limit
+from ratelimit_mw.foresight.suggest.behaviour import (
+    busiest_minute,
+    extended,
+    fence,
+    next_round,
+    quantile,
+    round_limit,
+    track_of,
+)
 from ratelimit_mw.foresight.suggest.proposal import _Uses
 from ratelimit_mw.foresight.suggest.routes import fold, is_login, matches, rule_name, template
 from ratelimit_mw.foresight.suggest.traffic import ANY, INT, OTHER, UUID, Traffic, path_of, segments_of

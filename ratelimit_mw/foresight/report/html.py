@@ -10,13 +10,10 @@ from collections.abc import Callable, Iterable, Sequence
 from importlib.resources import files
 from pathlib import PurePath
 
-from ratelimit_mw.foresight.outcome import Difference, Outcome
-from ratelimit_mw.foresight.replay import Result
 from ratelimit_mw.foresight.report import svg
-from ratelimit_mw.foresight.report.bins import bars_of
 from ratelimit_mw.foresight.report.markup import Markup, cut, element, joined
-from ratelimit_mw.foresight.results import MINUTE, Heaviest, RuleResult
-from ratelimit_mw.foresight.what_if.curve import Curve
+from ratelimit_mw.foresight.report.svg import bars_of
+from ratelimit_mw.foresight.results import MINUTE, Curve, Difference, Heaviest, Outcome, Result, RuleResult
 from ratelimit_mw.foresight.wording import notes, sentence, share, spelled, utc
 from ratelimit_mw.units import spell_period
 

@@ -5,7 +5,7 @@ A text becomes part of a page only through `element`, which escapes it. Only a `
 
 from html import escape
 
-from ratelimit_mw.foresight.clients import printable
+from ratelimit_mw.foresight.wording import printable
 
 _LONGEST = 600
 """The most characters of one text. A report must stay small, whatever clients have written."""

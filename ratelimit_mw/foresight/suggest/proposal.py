@@ -8,16 +8,18 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from ratelimit_mw.config.load import Examined
-from ratelimit_mw.foresight.suggest.behaviour import WRITING, Track, track_of
-from ratelimit_mw.foresight.suggest.peaks import (
+from ratelimit_mw.foresight.suggest.behaviour import (
     HEADROOM,
     MOST,
+    WRITING,
+    Track,
     busiest_minute,
     extended,
     fence,
     next_round,
     quantile,
     round_limit,
+    track_of,
 )
 from ratelimit_mw.foresight.suggest.routes import Path, fold, is_login, matches, rule_name, template
 from ratelimit_mw.foresight.suggest.traffic import (

@@ -10,13 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from textwrap import wrap
 
-from ratelimit_mw.foresight.clients import printable
-from ratelimit_mw.foresight.suggest.behaviour import Track
-from ratelimit_mw.foresight.suggest.peaks import HEADROOM, round_limit
+from ratelimit_mw.foresight.suggest.behaviour import HEADROOM, Track, round_limit
 from ratelimit_mw.foresight.suggest.proposal import DOMAIN, Measure, Proposal, ProposedRule
 from ratelimit_mw.foresight.suggest.routes import template
 from ratelimit_mw.foresight.suggest.traffic import IPV6_PREFIX, OTHER, Route, Traffic
-from ratelimit_mw.foresight.wording import utc
+from ratelimit_mw.foresight.wording import printable, utc
 from ratelimit_mw.identity.attributes import digester
 from ratelimit_mw.units import SECOND, spell_duration
 

@@ -2,61 +2,58 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
-from typing import NamedTuple
 
 import numpy as np
 
+from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.errors import quoted
-from ratelimit_mw.foresight.results import RuleResult
-from ratelimit_mw.foresight.what_if.arrivals import Arrivals, Series
-from ratelimit_mw.foresight.what_if.curve import Curve
-from ratelimit_mw.foresight.what_if.exact import Asked, aligned, can_decide, decide_all
-from ratelimit_mw.foresight.what_if.limits import candidates
-from ratelimit_mw.foresight.what_if.replays import Replays
-from ratelimit_mw.foresight.what_if.subjects import Subject
-from ratelimit_mw.foresight.what_if.windows import Bools, TooLong, busiest_windows, distribution, in_sequence
+from ratelimit_mw.foresight.results import Curve, RuleResult
+from ratelimit_mw.foresight.what_if.collection import Arrivals, Collection, Replay, Series
+from ratelimit_mw.foresight.what_if.exact import (
+    Ints,
+    Sequences,
+    TooLong,
+    busiest_windows,
+    decide_all,
+    distribution,
+    in_sequence,
+)
+from ratelimit_mw.foresight.what_if.limits import Subject, candidates
 from ratelimit_mw.model import Quota
+
+Peaks = tuple[tuple[int, int], ...]
+"""See `Curve.peaks`."""
 
 _NAMED = 5
 """The most rules without a curve that a sentence names."""
 
 
-class Found(NamedTuple):
-    """The curves, and sentences that say why there are no others."""
-
-    curves: list[Curve]
-    without: list[str]
-
-
-def find_curves(
-    subjects: Iterable[Subject], results: Mapping[int, RuleResult], arrivals: Arrivals, replays: Replays | None
-) -> Found:
-    """Return the curves of all limits, in the order of the files.
+def find_curves(collection: Collection, results: Mapping[int, RuleResult]) -> tuple[list[Curve], list[str]]:
+    """Return the curves of all limits, in the order of the files, and why there are no others, as sentences.
 
     Args:
-        subjects: The limits.
+        collection: What was collected during the replay.
         results: What each rule did, by its place in the order of the files.
-        arrivals: The arrivals at the counters.
-        replays: What other limits of one rule denied in replays. None: there were none.
     """
+    arrivals = collection.arrivals
     if arrivals.too_many:
-        return Found([], [arrivals.too_many])
+        return [], [arrivals.too_many]
     collected = _Collected(arrivals)
     curves: list[Curve] = []
     coupled: dict[str, str] = {}
-    for place, limits in groupby(subjects, key=lambda subject: subject.place):
+    for place, limits in groupby(collection.subjects, key=lambda subject: subject.place):
         for subject in limits:
             if Series(place, subject.quota) not in collected.series:
                 continue
             why = subject.coupled or arrivals.coupled.get(place, (0, ""))[1] or collected.coupled(place)
             curve: Curve | str = why or _exact(subject, results[place], collected)
             if isinstance(curve, str):
-                curve = _replayed(subject, results[place], collected, replays, curve) or curve
+                curve = _replayed(subject, results[place], collected, collection.replays, curve) or curve
             if isinstance(curve, str):
                 coupled[subject.rule.name] = curve
             else:
                 curves.append(curve)
-    return Found(curves, list(_reasons(coupled)))
+    return curves, list(_reasons(coupled))
 
 
 def _reasons(coupled: Mapping[str, str]) -> Iterator[str]:
@@ -88,18 +85,14 @@ class _Collected:
         """Return why the limits of a rule cannot be calculated apart, as a phrase. "" if they can."""
         return "its limit depends on the client" if self._rules.count(rule) > 1 else ""
 
-    def asked(self, series: Series) -> Asked:
-        """Return the arrivals of a series, with its clients numbered from 0 on."""
+    def asked(self, series: Series) -> tuple[Sequences, Ints]:
+        """Return the arrivals of a series, and the client of each of its counters, numbered from 0 on."""
         place = self.series[series]
         chosen = self._order[self._bounds[place] : self._bounds[place + 1]]
         known, counters = np.unique(self._counters[chosen], return_inverse=True)
         numbers: dict[str, int] = {}
         clients = [numbers.setdefault(self._identities[each], len(numbers)) for each in known.tolist()]
-        arrivals = in_sequence(self._times[chosen], counters)
-        charged: Bools | None = self._charged[chosen][arrivals.order]
-        if charged is not None and charged.all():
-            charged = None
-        return Asked(arrivals, np.array(clients, np.int64), charged)
+        return in_sequence(self._times[chosen], counters, self._charged[chosen]), np.array(clients, np.int64)
 
     def clients(self, rule: int) -> int:
         """Return the number of different clients of a rule."""
@@ -107,84 +100,71 @@ class _Collected:
         return len({identity for identity, series in pairs if self._rules[series] == rule})
 
 
-def _peaks(subject: Subject, asked: Asked) -> tuple[tuple[int, int], ...]:
-    arrivals, quota = asked.arrivals, subject.quota
-    by_counter = busiest_windows(arrivals.times, arrivals.clients, quota.period, aligned=aligned(quota))
-    by_client = np.zeros(int(asked.clients.max()) + 1, np.int64)
-    np.maximum.at(by_client, asked.clients, by_counter)
+def _peaks(quota: Quota, arrivals: Sequences, clients: Ints) -> Peaks:
+    by_client = np.zeros(int(clients.max()) + 1, np.int64)
+    np.maximum.at(by_client, clients, busiest_windows(arrivals, quota))
     return distribution(by_client)
 
 
-def _exact(subject: Subject, result: RuleResult, collected: _Collected) -> Curve | str:
-    """Return the curve by arithmetic, or why there is none."""
-    if not can_decide(subject.quota):
-        return "its algorithm is not one of the package"
-    asked = collected.asked(Series(subject.place, subject.quota))
-    try:
-        peaks = _peaks(subject, asked)
-        quotas = dict(_quotas(subject, candidates(subject.limit, peaks)))
-        decided = decide_all(asked, list(quotas.values()))
-    except TooLong:
-        return "its window is too long"
-    curve = Curve(
-        rule=subject.rule.name,
-        shadow=subject.rule.shadow,
-        quota=subject.spelled,
-        algorithm=subject.quota.algorithm,
-        method="exact",
-        why_replayed="",
-        limit=subject.limit,
-        limits=tuple(quotas),
-        denied=decided.denied,
-        clients=decided.clients,
-        requests=result.asked,
-        all_clients=sum(number for _, number in peaks),
-        peaks=peaks,
-    )
-    if curve.denied[curve.in_force] != result.denied:
-        return "its counters did not fit into memory"  # the replay itself has dropped some
-    return curve
+Points = Mapping[int, tuple[int, int]]
+"""The denied requests and the limited clients at each limit."""
 
 
-def _quotas(subject: Subject, limits: Iterable[int]) -> Iterator[tuple[int, Quota]]:
-    for limit in limits:
-        try:
-            yield limit, subject.quota if limit == subject.limit else subject.with_number(limit)
-        except ValueError:
-            continue  # the rule cannot have this limit
-
-
-def _replayed(
-    subject: Subject, result: RuleResult, collected: _Collected, replays: Replays | None, why: str
-) -> Curve | None:
-    """Return the curve by replays of this limit. None if it was not replayed."""
-    if replays is None:
-        return None
-    found = {
-        variant.limit: (count.denied, len(count.clients))
-        for variant, count in zip(replays.variants, replays.counts, strict=True)
-        if (variant.place, variant.quota) == (subject.place, subject.quota)
-    }
-    if not found:
-        return None
-    found[subject.limit] = result.denied, result.clients
-    limits = sorted(found)
-    try:
-        peaks = _peaks(subject, collected.asked(Series(subject.place, subject.quota)))
-    except TooLong:
-        peaks = ()
+def _curve(subject: Subject, points: Points, peaks: Peaks, *, requests: int, clients: int, why: str = "") -> Curve:
+    denied, limited = zip(*points.values(), strict=True)
     return Curve(
         rule=subject.rule.name,
         shadow=subject.rule.shadow,
         quota=subject.spelled,
         algorithm=subject.quota.algorithm,
-        method="replayed",
+        method="replayed" if why else "exact",
         why_replayed=why,
         limit=subject.limit,
-        limits=tuple(limits),
-        denied=tuple(found[limit][0] for limit in limits),
-        clients=tuple(found[limit][1] for limit in limits),
-        requests=result.asked,
-        all_clients=collected.clients(subject.place),
+        limits=tuple(points),
+        denied=denied,
+        clients=limited,
+        requests=requests,
+        all_clients=clients,
         peaks=peaks,
+    )
+
+
+def _exact(subject: Subject, result: RuleResult, collected: _Collected) -> Curve | str:
+    """Return the curve by arithmetic, or why there is none."""
+    way = ALGORITHMS[subject.quota.algorithm].at_all_limits
+    if way is None:
+        return f"{subject.quota.algorithm} does not say how it decides at all limits at once"
+    asked = collected.asked(Series(subject.place, subject.quota))
+    try:
+        peaks = _peaks(subject.quota, *asked)
+        quotas = dict(subject.quotas(candidates(subject.limit, peaks)))
+        decided = decide_all(way, *asked, list(quotas.values()))
+    except TooLong:
+        return "its window is too long"
+    points = dict(zip(quotas, zip(*decided, strict=True), strict=True))
+    curve = _curve(subject, points, peaks, requests=result.asked, clients=sum(number for _, number in peaks))
+    if curve.denied[curve.in_force] != result.denied:
+        return "its counters did not fit into memory"  # the replay itself has dropped some
+    return curve
+
+
+def _replayed(
+    subject: Subject, result: RuleResult, collected: _Collected, replays: Iterable[Replay], why: str
+) -> Curve | None:
+    """Return the curve by replays of this limit. None if it was not replayed."""
+    found = {each.limit: (each.denied, len(each.clients)) for each in replays if each.subject is subject}
+    if not found:
+        return None
+    found[subject.limit] = result.denied, result.clients
+    try:
+        peaks = _peaks(subject.quota, *collected.asked(Series(subject.place, subject.quota)))
+    except TooLong:
+        peaks = ()
+    return _curve(
+        subject,
+        dict(sorted(found.items())),
+        peaks,
+        requests=result.asked,
+        clients=collected.clients(subject.place),
+        why=why,
     )
