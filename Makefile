@@ -62,7 +62,7 @@ format: $(VENV)/.dev ## what ruff can put right by itself
 bench: $(VENV)/.bench ## this package beside its peers, in one run
 	$(BIN)/python -m bench $(ARGS)
 
-docs: $(VENV)/.docs ## docs/_build/html, warnings being errors
+docs: $(VENV)/.docs ## docs/words.md and docs/api from the code, and docs/_build/html, warnings being errors
 	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build/html
 
 clean: ## everything that a make made

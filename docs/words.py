@@ -1,24 +1,18 @@
-"""Write words.md, the reference of every YAML word, from the tables of words. Sphinx runs this at each build."""
+"""The reference of every YAML word, words.md, from the tables of words."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from ratelimit_mw.config.file import FILE, json_schema
 from ratelimit_mw.config.word import Section, SectionsWord, SectionWord
 from ratelimit_mw.config.words.client import BY_VALUES
 
-PAGE = Path(__file__).with_name("words.md")
-
 _HEAD = """\
 # YAML reference
 
-Every word of the rules file, with its meaning, its default and the values that it takes. This page is made from the
-tables in `ratelimit_mw/config`, as is the JSON Schema that `ratelimit-mw schema` prints. [Writing rules](rules.md)
-shows how the words work together.
-
-A default in code font is a value that a file may write. Other text says what holds if the word is not set.
+Every word of the rules file, with its meaning, and the values that it takes. The default is **bold**. `make docs` makes
+this page from the tables in `ratelimit_mw/config`. [Writing rules](rules.md) shows how the words work together.
 """
 
 _BY = """\
@@ -51,13 +45,6 @@ def page() -> str:
     return "\n".join(parts)
 
 
-def write() -> None:
-    """Write the page, if it has changed."""
-    text = page()
-    if not PAGE.exists() or PAGE.read_text("utf-8") != text:
-        PAGE.write_text(text, "utf-8")
-
-
 def _tables(section: Section, found: dict[str, Section]) -> dict[str, Section]:
     """A section and all sections in it, by their titles."""
     if section.title not in found:
@@ -72,16 +59,13 @@ def _section(
     name: str, schema: Mapping[str, Any], sections: Mapping[str, Any], unset: Mapping[tuple[str, str], str]
 ) -> str:
     rows = [
-        f"| `{word}` | {_cell(_meaning(word, found, schema))} | {_default(found, unset.get((name, word), '–'))} | "
-        f"{_cell(_takes(found))} |"
+        f"| `{word}` | {_cell(_meaning(word, found, schema))} | {_cell(_value(found, unset.get((name, word), '')))} |"
         for word, found in schema.get("properties", {}).items()
     ]
-    places = ", ".join(f"`{place}`" for place in _places(name, sections))
-    about = f"{schema['description']} It is written at {places}." if places else schema["description"]
+    places = ", ".join(f"`{place}`" for place in _places(name, sections) if place != name.lower())
+    about = f"{schema['description']} Written at {places}." if places else schema["description"]
     other = [] if schema.get("additionalProperties") is False else ["", "Other keys are allowed."]
-    return "\n".join(
-        [f"## {name}", "", about, *other, "", "| word | meaning | default | value |", "|---|---|---|---|", *rows, ""]
-    )
+    return "\n".join([f"## {name}", "", about, *other, "", "| word | meaning | value |", "|---|---|---|", *rows, ""])
 
 
 def _places(name: str, sections: Mapping[str, Any]) -> Iterator[str]:
@@ -96,8 +80,13 @@ def _meaning(word: str, found: Mapping[str, Any], section: Mapping[str, Any]) ->
     return f"**Required.** {found['description']}" if word in section.get("required", ()) else found["description"]
 
 
-def _default(found: Mapping[str, Any], otherwise: str) -> str:
-    return f"`{_yaml(found['default'])}`" if "default" in found else otherwise
+def _value(found: Mapping[str, Any], otherwise: str) -> str:
+    """The values that a word takes. The default is bold, or what holds if the word is not set."""
+    takes = _takes(found)
+    default = f"`{_yaml(found['default'])}`" if "default" in found else otherwise
+    if default in takes.split():
+        return takes.replace(default, f"**{default}**", 1)
+    return f"{takes}; **{default}**" if default else takes
 
 
 def _takes(schema: Mapping[str, Any]) -> str:
@@ -108,7 +97,7 @@ def _takes(schema: Mapping[str, Any]) -> str:
     if "const" in schema:
         return f"`{_yaml(schema['const'])}`"
     if "enum" in schema:
-        return " ".join(f"`{_yaml(value)}`" for value in schema["enum"])
+        return _values(schema["enum"])
     for combined in ("anyOf", "oneOf"):
         if combined in schema:
             return _alternatives(schema[combined]) + _examples(schema)
@@ -119,6 +108,13 @@ def _takes(schema: Mapping[str, Any]) -> str:
         return _mapping(schema) + _examples(schema)
     names = {"boolean": "`true` `false`", "integer": "a whole number", "number": "a number", "string": "text"}
     return names.get(kind, "any value") + _range(schema) + _examples(schema)
+
+
+def _values(values: Sequence[Any]) -> str:
+    """The values of an enumeration. Of spellings in small and in capital letters, the small one is enough."""
+    small = [value for value in values if value == str(value).lower()]
+    more = "" if len(small) == len(values) else ", also in capitals"
+    return " ".join(f"`{_yaml(value)}`" for value in small) + more
 
 
 def _alternatives(schemas: Sequence[Mapping[str, Any]]) -> str:
@@ -167,7 +163,3 @@ def _yaml(value: object) -> str:
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
-
-
-if __name__ == "__main__":
-    write()

@@ -3,6 +3,8 @@
 import importlib.util
 import re
 
+import pytest
+
 from ratelimit_mw.config.file import FILE
 from ratelimit_mw.config.word import SectionsWord, SectionWord
 from ratelimit_mw.config.words.client import BY_VALUES
@@ -60,9 +62,9 @@ def test_the_page_has_the_values_of_by():
 
 
 def test_the_page_has_a_default_for_each_word_of_a_rule_that_is_not_required():
-    part = words_page().partition("\n## Rule\n")[2].partition("\n## ")[0]
-    without = re.findall(r"^\| `(\w+)` \| (?!\*\*Required).*? \| – \|", part, re.MULTILINE)
-    assert without == ["response"]
+    part = words_page().partition("\n## Rule\n")[2].partition("\n##")[0]
+    optional = re.findall(r"^\| `(\w+)` \| (?!\*\*Required)(.*)", part, re.MULTILINE)
+    assert [word for word, row in optional if "**" not in row] == ["response"]
 
 
 def test_the_page_links_to_sections_that_it_has():
@@ -71,14 +73,13 @@ def test_the_page_links_to_sections_that_it_has():
     assert linked == {title.lower() for title in sections(FILE, {})} - {"file"}
 
 
-def test_the_build_of_the_documentation_writes_the_page(tmp_path, monkeypatch):
-    module = script()
-    monkeypatch.setattr(module, "PAGE", tmp_path / "words.md")
-    module.write()
-    assert (tmp_path / "words.md").read_text("utf-8") == module.page()
-    assert "words.write()" in (ROOT / "docs" / "conf.py").read_text("utf-8")
-
-
-def test_a_row_has_the_default_and_the_values():
-    (shards,) = [line for line in words_page().splitlines() if line.startswith("| `shards` |")]
-    assert shards.endswith(" | `1` | a whole number from 1 to 64 |")
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [
+        pytest.param("shards", "a whole number from 1 to 64; **`1`**", id="after the values"),
+        pytest.param("consistency", "**`strict`** `lease` `write_back`", id="among the values"),
+    ],
+)
+def test_a_row_has_the_values_and_the_default_in_bold(word, value):
+    (row,) = [line for line in words_page().splitlines() if line.startswith(f"| `{word}` |")]
+    assert row.endswith(f" | {value} |")

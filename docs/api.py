@@ -1,0 +1,134 @@
+"""The reference of the public names, api/*.md, one page a module, from their docstrings.
+
+The modules and their names are those of the tables in reference.md.
+"""
+
+import dataclasses
+import importlib
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+
+REFERENCE = Path(__file__).with_name("reference.md")
+
+HIDDEN = {
+    "EntryList": {"read"},
+    "Distribution": {"plus"},
+    "Intent": {"decides"},
+    "Override": {"compiled", "name", "text"},
+    "OverrideList": {"records"},
+    "RateLimitThrottle": {"rule_of"},
+    "RateLimiter": {
+        *("at_first_request", "clock", "deferrals", "engine", "in_memory", "reporting", "require", "response"),
+        *("rules", "storage_url"),
+    },
+    "Reply": {"admits"},
+    "Setting": {"lasts", "text"},
+    "Switch": {"records"},
+    "Tally": {"counters", "due", "near", "passes", "shed", "store", "tracers"},
+}
+"""What the package itself uses of public classes."""
+
+_SECTION = re.compile(r"^(Args|Attributes|Returns|Raises):\n((?:    .*\n?|\n)*)", re.MULTILINE)
+_ITEM = re.compile(r"^    (\w+): (.*(?:\n {5,}.*)*)", re.MULTILINE)
+_COLUMN = {"Args": "argument", "Attributes": "attribute"}
+
+
+def public() -> dict[str, list[str]]:
+    """The names of each public module, as reference.md lists them."""
+    rows = re.findall(r"^\| \[`(ratelimit_mw[.a-z_]*)`\]\S+ \| `(.*)` \|$", REFERENCE.read_text("utf-8"), re.MULTILINE)
+    return {module: names.split("` `") for module, names in rows}
+
+
+def pages() -> dict[str, str]:
+    """The text of each page, by the path of its file."""
+    if not settings.configured:
+        settings.configure()  # Django REST framework reads them when it is imported
+    return {f"api/{module}.md": page(module, names) for module, names in public().items()}
+
+
+def page(module: str, names: list[str]) -> str:
+    """The page of one module."""
+    found = importlib.import_module(module)
+    shown_there = {} if module == "ratelimit_mw" else vars(importlib.import_module("ratelimit_mw"))
+    entries = [
+        f"## {name}\n\nSee [`ratelimit_mw.{name}`](ratelimit_mw.md#{name.lower()}).\n"
+        if shown_there.get(name) is getattr(found, name)
+        else _entry(name, getattr(found, name))
+        for name in names
+    ]
+    return "\n".join([f"# {module}\n", f"{_summary(found)}\n", *entries])
+
+
+def members(found: Any) -> Iterator[tuple[str, Any]]:
+    """The public methods and properties of a class."""
+    hidden = HIDDEN.get(found.__name__, ())
+    for name, member in vars(found).items() if inspect.isclass(found) else ():
+        plain = getattr(member, "__func__", member)
+        public = not name.startswith("_") and name not in hidden and not _summary(plain).startswith("Internal.")
+        if public and (inspect.isfunction(plain) or isinstance(plain, property)):
+            yield name, plain
+
+
+def _entry(name: str, found: Any) -> str:
+    """A class, a function or an exception, with its arguments, errors and members."""
+    sections = dict(_SECTION.findall(inspect.getdoc(found) or ""))
+    lines = [f"## {name}\n"]
+    if "Args" in sections or not inspect.isclass(found):
+        lines.append(f"`{name}{_signature(found)}`\n")
+    lines.append(f"{_summary(found)}\n")
+    for title, column in _COLUMN.items():
+        items = _ITEM.findall(sections.get(title, ""))
+        rows = [f"| `{item}` | {_cell(about)} |" for item, about in items if item not in HIDDEN.get(name, ())]
+        lines += [f"| {column} | meaning |", "|---|---|", *rows, ""] if rows else []
+    raised = [f"`{error}`" for error, _ in _ITEM.findall(sections.get("Raises", ""))]
+    if raised:
+        lines.append(f"Raises {', '.join(raised)}.\n")
+    rows = list(_flag_rows(found))
+    if rows:
+        lines += ["| setting | default | meaning |", "|---|---|---|", *rows, ""]
+    rows = list(_member_rows(dict(members(found))))
+    if rows:
+        lines += ["| member | meaning |", "|---|---|", *rows, ""]
+    return "\n".join(lines)
+
+
+def _flag_rows(found: Any) -> Iterator[str]:
+    """A row for each setting of `ratelimit-mw serve`."""
+    for each in dataclasses.fields(found) if dataclasses.is_dataclass(found) else ():
+        if "flag" in each.metadata:
+            flag = each.metadata["flag"]
+            default = "" if flag.default is None else f"`{flag.default}`"
+            yield f"| `{each.name}` | {default} | {_cell(flag.about)} |"
+
+
+def _member_rows(found: dict[str, Any]) -> Iterator[str]:
+    """A row for each member. The row of a blocking method names its awaitable twin."""
+    for name, member in found.items():
+        if name[0] == "a" and name[1:] in found:
+            continue
+        twin = f", `a{name}`" if f"a{name}" in found else ""
+        signature = "" if isinstance(member, property) else _signature(member)
+        yield f"| `{name}{signature}`{twin} | {_cell(_summary(member))} |"
+
+
+def _signature(found: Any) -> str:
+    """The names of the arguments, with the defaults, without types."""
+    parameters = inspect.signature(found).parameters.values()
+    shown = [
+        each.replace(annotation=inspect.Parameter.empty) for each in parameters if each.name not in {"self", "cls"}
+    ]
+    return re.sub(r"<\S+ object at \w+>", "…", str(inspect.Signature(shown)))
+
+
+def _summary(found: Any) -> str:
+    """The first paragraph of a docstring."""
+    return " ".join((inspect.getdoc(found) or "").partition("\n\n")[0].split())
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
