@@ -15,8 +15,7 @@ from ratelimit_mw.errors import ErrorReply, StoreUnavailable
 from ratelimit_mw.model import Ask, Quota
 from ratelimit_mw.settings import StorageSettings
 from ratelimit_mw.stores import open_records, open_store
-from ratelimit_mw.stores.redis.codec import only_text
-from ratelimit_mw.stores.redis.connection import PENDING, Replies
+from ratelimit_mw.stores.redis.connection import Replies
 from tests.support.apps import LONG
 
 ASKS = [Ask("d:r:{x}", Quota("fixed_window", 100, LONG))]
@@ -103,16 +102,8 @@ def test_garbage_is_a_store_that_is_away_and_takes_no_memory(garbage_at, url, ga
 
 def parsed(chunks, **options):
     """The replies in some bytes that arrive in pieces."""
-    replies, found = Replies(**options), []
-    for chunk in chunks:
-        text = None if replies.data or replies.open else only_text(chunk)
-        if text is None:
-            replies.feed(chunk)
-        else:
-            found.append(text)
-        while (reply := replies.get()) is not PENDING:
-            found.append(reply)
-    return found
+    replies = Replies(**options)
+    return [reply for chunk in chunks for reply in replies.read(chunk)]
 
 
 def plain(reply):

@@ -1,23 +1,29 @@
-"""The connection for threads (`Blocking`), and the setup of redis-py that connections for tasks also use.
+"""Connections to a Redis server: how replies are read, `Blocking` for threads, and `Streaming` for event loops."""
 
-redis-py makes the connection; its private attributes are used only in this file. Commands are sent and replies are
-read here, because redis-py's own reading has no deadline over several reads.
-"""
-
+import asyncio
+import contextlib
 import selectors
 import time
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
+import redis.asyncio.connection
 import redis.connection
-from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
-from redis.retry import Retry
 
 from ratelimit_mw.errors import ErrorReply, NoAnswer, StoreUnavailable
 from ratelimit_mw.model import Reply
 from ratelimit_mw.stores.redis.codec import Command, Conversation, only_text, packed
-from ratelimit_mw.stores.redis.faults import refusal, stranger
+from ratelimit_mw.stores.redis.faults import stranger
+from ratelimit_mw.stores.redis.redis_py import (
+    check_handshake,
+    connection,
+    forget_streams,
+    socket_of,
+    transport_of,
+    unavailable,
+)
 
 GRACE = 0.01
 """Seconds by which a deadline is extended, for a reply that has arrived while the process itself was delayed."""
@@ -28,93 +34,6 @@ HANDSHAKE_TIMEOUT = 1.0
 FIRST_CONNECTION = 1.0
 """Seconds that requests may wait for the very first connection of a process, which takes longest."""
 
-_POOL_OPTIONS = ("max_connections", "timeout")
-"""Options of a URL that are for redis-py's connection pools, which are not used here."""
-
-
-def connection(url: str, module: Any, patience: float, place: Mapping[str, str | int]) -> tuple[Any, list[Command]]:
-    """An unconnected connection of redis-py, and the commands that must be sent first.
-
-    Args:
-        url: the URL, as redis-py reads it.
-        module: `redis.connection` or `redis.asyncio.connection`.
-        patience: seconds for each step of connecting.
-        place: `host` and `port`, which replace those of the URL; may be empty.
-
-    Raises:
-        ValueError: redis-py cannot read the URL.
-    """
-    options = module.parse_url(url) | place
-    kind = options.pop("connection_class", module.Connection)
-    for name in _POOL_OPTIONS:
-        options.pop(name, None)
-    options |= {
-        "socket_timeout": patience,
-        "socket_connect_timeout": patience,
-        # A retry would charge a request twice if only its reply was lost.
-        "retry": Retry(NoBackoff(), 0),
-        "retry_on_timeout": False,
-        "retry_on_error": [],
-        "health_check_interval": 0,
-        "decode_responses": False,
-        "protocol": 2,
-        "redis_connect_func": _skip_handshake,
-    }
-    try:
-        return kind(**options), _introduction(options)
-    except TypeError as error:  # an unknown option in the query of the URL
-        raise ValueError(str(error)) from None
-
-
-def socket_of(connected: Any) -> Any:
-    """The socket of a blocking connection of redis-py; None if it is closed."""
-    return connected._sock  # noqa: SLF001  redis-py's own reading has no deadline over several reads
-
-
-def transport_of(connected: Any) -> Any:
-    """The transport of a connected asyncio connection of redis-py."""
-    return connected._writer.transport  # noqa: SLF001  its streams would wake a task for each reply
-
-
-def forget_streams(connected: Any) -> None:
-    """Mark an asyncio connection of redis-py as closed, because otherwise it warns that it was never closed."""
-    connected._reader = connected._writer = None  # noqa: SLF001
-
-
-def unavailable(error: Exception) -> StoreUnavailable:
-    """The StoreUnavailable for an exception of redis-py or of the socket."""
-    return refusal(str(error) or type(error).__name__)
-
-
-def check_handshake(replies: Sequence[object]) -> None:
-    """Raise StoreUnavailable if the server refuses one of the handshake commands."""
-    for reply in replies:
-        if isinstance(reply, ErrorReply):
-            raise refusal(str(reply))
-
-
-def _introduction(options: Mapping[str, Any]) -> list[Command]:
-    """The handshake commands: AUTH, CLIENT SETNAME and SELECT, as needed. They are sent in one round trip."""
-    username, password = options.get("username"), options.get("password")
-    pipeline: list[Command] = []
-    if username:
-        pipeline.append((b"AUTH", username.encode(), (password or "").encode()))
-    elif password:
-        pipeline.append((b"AUTH", password.encode()))
-    if name := options.get("client_name"):
-        pipeline.append((b"CLIENT", b"SETNAME", name.encode()))
-    if database := options.get("db"):
-        pipeline.append((b"SELECT", b"%d" % database))
-    return pipeline
-
-
-def _skip_handshake(_connected: object) -> None:
-    """Replaces redis-py's own handshake, which takes several round trips."""
-
-
-PENDING = object()
-"""What `Replies.get` returns until the next reply is complete."""
-
 MAX_ITEMS = 1_000_000
 """The most items in one reply, at all depths together. The largest expected reply is a cluster's map of slots."""
 
@@ -124,128 +43,99 @@ _MAX_BYTES = 64 * 1024 * 1024
 _LONGEST_LINE = 64 * 1024
 _DEEPEST = 8
 
-_TEXT, _ARRAY, _NUMBER, _STATUS, _ERROR = b"$*:+-"
+_TEXT, _ARRAY, _NUMBER, _STATUS, _ERROR = _KINDS = b"$*:+-"
 
 
 class Replies:
     """An incremental parser of the Redis protocol (RESP2): takes bytes as they arrive and returns whole replies.
 
     `items` is the most items that the arrays of one reply may have together; with 0, arrays are refused.
-
-    Attributes:
-        data: the bytes that are not read yet.
-        begun: whether a whole reply has come. Before that, the server may be no Redis at all.
-        open: the incomplete arrays, the outermost first, each with its expected number of items.
     """
 
     def __init__(self, items: int = MAX_ITEMS) -> None:
         self._items = items
-        self.data = bytearray()
-        self.open: list[tuple[list[object], int]] = []
         self._left = items
-        self.begun = False
+        self._data = bytearray()
+        self._incomplete: Generator[None, None, object] | None = None
+        self._begun = False  # whether a whole reply has come. Before that, the server may be no Redis at all
 
-    def feed(self, data: bytes) -> None:
-        """Add more bytes."""
-        self.data += data
-
-    def get(self) -> object:
-        """The next reply, or PENDING. An error reply is returned as an ErrorReply.
+    def read(self, data: bytes) -> Sequence[object]:
+        """Take more bytes, and return the replies that are whole now. Error replies are returned as `ErrorReply`.
 
         Raises StoreUnavailable if the bytes are not a valid reply.
         """
-        if not self.data:
-            return PENDING
-        while True:
-            value = self._next()
-            if value is PENDING:
-                return PENDING
-            if type(value) is _Header:
-                if self._begin(value.items):
-                    continue
-                value = []
-            while self.open:
-                items, wanted = self.open[-1]
-                items.append(value)
-                if len(items) < wanted:
-                    break
-                self.open.pop()
-                value = items
-            else:
-                self._left = self._items
-                self.begun = True
-                return value
+        if self._incomplete is None and (text := only_text(data)) is not None:
+            self._begun = True
+            return (text,)
+        self._data += data
+        replies: list[object] = []
+        while self._data:
+            self._incomplete = self._incomplete or self._reply()
+            try:
+                next(self._incomplete)
+                break
+            except StopIteration as end:
+                replies.append(end.value)
+            self._incomplete, self._left, self._begun = None, self._items, True
+        return replies
 
-    def _begin(self, items: int) -> bool:
-        """Open an array. Returns False if it is empty, and so complete."""
-        self._left -= items
-        if self._left < 0 or len(self.open) >= _DEEPEST:
-            raise StoreUnavailable(f"the server sent an unexpected array of {items} items")
-        if items:
-            self.open.append(([], items))
-        return items > 0
-
-    def _next(self) -> object:
-        """The next text, number, error or nil, the header of the next array, or PENDING."""
-        data = self.data
-        end = data.find(b"\r\n")
-        if end < 0:
+    def _reply(self, depth: int = 0) -> Generator[None, None, object]:
+        """Read one reply. Yields where more bytes are needed."""
+        data = self._data
+        while (end := data.find(b"\r\n")) < 0:
             # Refuse an invalid first byte at once, because its line may never end.
-            if len(data) > _LONGEST_LINE or (data and data[0] not in b"$*:+-"):
+            if len(data) > _LONGEST_LINE or (data and data[0] not in _KINDS):
                 raise self._garbled()
-            return PENDING
-        kind = data[0]
+            yield
+        kind, line = data[0], bytes(data[1:end])
+        if kind not in _KINDS:
+            raise self._garbled()
         if kind == _TEXT:
-            size = self._size(end, _MAX_BYTES)
+            size, start = self._number(line, _MAX_BYTES), end + 2
             if size < 0:
-                del data[: end + 2]
+                del data[:start]
                 return None
-            start = end + 2
             end = start + size
-            if len(data) < end + 2:
-                return PENDING
+            while len(data) < end + 2:
+                yield
             if data[end : end + 2] != b"\r\n":
                 raise self._garbled()
-            value: object = bytes(data[start:end])
-        elif kind == _ARRAY:
-            size = self._size(end, MAX_ITEMS)
-            value = _Header(size) if size >= 0 else None
-        elif kind == _NUMBER:
-            value = self._number(end)
-        elif kind == _STATUS:
-            value = bytes(data[1:end])
+            line = bytes(data[start:end])
+        if kind == _ARRAY:
+            items = self._number(line, MAX_ITEMS)
+            del data[: end + 2]
+            return None if items < 0 else (yield from self._array(items, depth))
+        reply: object = line
+        if kind == _NUMBER:
+            reply = self._number(line)
         elif kind == _ERROR:
-            value = ErrorReply(data[1:end].decode(errors="replace"))
-        else:
-            raise self._garbled()
+            reply = ErrorReply(line.decode(errors="replace"))
         del data[: end + 2]
-        return value
+        return reply
 
-    def _size(self, end: int, most: int) -> int:
-        size = self._number(end)
-        if not -1 <= size <= most:
-            raise self._garbled()
-        return size
+    def _array(self, size: int, depth: int) -> Generator[None, None, list[object]]:
+        self._left -= size
+        if self._left < 0 or depth >= _DEEPEST:
+            raise StoreUnavailable(f"the server sent an unexpected array of {size} items")
+        items = []
+        for _ in range(size):
+            items.append((yield from self._reply(depth + 1)))  # noqa: PERF401  a generator in a list can't yield
+        return items
 
-    def _number(self, end: int) -> int:
+    def _number(self, line: bytes, most: int | None = None) -> int:
+        """The number in a line. With `most`, a size: -1 stands for nil."""
         try:
-            return int(self.data[1:end])
+            number = int(line)
         except ValueError:
             raise self._garbled() from None
+        if most is not None and not -1 <= number <= most:
+            raise self._garbled()
+        return number
 
     def _garbled(self) -> StoreUnavailable:
-        if not self.begun:
-            return stranger(bytes(self.data[:40]))
-        return StoreUnavailable(f"the server sent an invalid reply: {bytes(self.data[:40])!r}")
-
-
-class _Header:
-    """The header of an array, with its number of items."""
-
-    __slots__ = ("items",)
-
-    def __init__(self, items: int) -> None:
-        self.items = items
+        if not self._begun:
+            return stranger(bytes(self._data[:40]))
+        return StoreUnavailable(f"the server sent an invalid reply: {bytes(self._data[:40])!r}")
 
 
 _IDLE = 0.05
@@ -254,6 +144,7 @@ _IDLE = 0.05
 
 NO_ANSWER = "no answer within the deadline"
 NO_CONNECTION = "no connection within the deadline"
+UNASKED = "unexpected reply from the server"
 
 _SOCKET_PACKAGES = ("ratelimit_mw", "socket", "ssl", "gevent", "eventlet")
 """The packages whose exceptions come from the socket."""
@@ -318,9 +209,6 @@ class Blocking:
             sock.settimeout(max(deadline - time.monotonic(), GRACE))
             sock.sendall(packed(pipeline))
             while len(replies) < len(pipeline):
-                if (reply := self._replies.get()) is not PENDING:
-                    replies.append(reply)
-                    continue
                 left = deadline - GRACE - time.monotonic()
                 if left <= 0:
                     if late:
@@ -335,13 +223,7 @@ class Blocking:
                     continue  # with the grace: what has come is read, also if this process was delayed
                 if not data:
                     raise ConnectionError("the server closed the connection")
-                parser = self._replies
-                text = None if parser.data or parser.open else only_text(data)
-                if text is None:
-                    parser.feed(data)
-                else:
-                    parser.begun = True
-                    replies.append(text)
+                replies += self._replies.read(data)
         except OSError as error:
             if _is_foreign(error):
                 raise
@@ -349,6 +231,8 @@ class Blocking:
         except AttributeError:  # the socket is None: another thread closed the connection
             raise StoreUnavailable("the connection was closed") from None
         self._used = time.monotonic()
+        if len(replies) > len(pipeline):
+            raise StoreUnavailable(UNASKED)
         return replies
 
     @property
@@ -390,3 +274,139 @@ def _is_foreign(error: BaseException) -> bool:
     while frame is not None and frame.tb_next is not None:
         frame = frame.tb_next
     return frame is not None and frame.tb_frame.f_globals.get("__name__", "").partition(".")[0] not in _SOCKET_PACKAGES
+
+
+Done = Callable[[list[Reply | StoreUnavailable] | StoreUnavailable], None]
+"""Receives the result of a conversation, or the failure that ended it."""
+
+
+class _Ongoing:
+    """A conversation under way, with the replies so far to its last pipeline of `asked` commands."""
+
+    __slots__ = ("asked", "conversation", "done", "replies")
+
+    def __init__(self, conversation: Conversation, done: Done) -> None:
+        self.conversation = conversation
+        self.done = done
+        self.asked = 0
+        self.replies: list[object] = []
+
+
+class Streaming(asyncio.Protocol):
+    """A connection for the tasks of one event loop. Several conversations may be under way at once.
+
+    redis-py connects, with all options of the URL. Its streams, which would wake a task for each reply, are then
+    replaced by this protocol, which passes each reply to its conversation. The server replies in the order of the
+    commands.
+
+    Args:
+        url: the URL of the server, as redis-py reads it.
+        patience: seconds for each step of connecting.
+        place: `host` and `port`, which replace those of the URL.
+    """
+
+    def __init__(self, url: str, patience: float, place: Mapping[str, str | int]) -> None:
+        self._connection, self._introduction = connection(url, redis.asyncio.connection, patience, place)
+        self._patience = patience
+        self._transport: Any = None
+        self._ended: StoreUnavailable | None = None
+        self._replies = Replies(0)  # a decision is one text
+        self._ongoing: deque[_Ongoing] = deque()
+
+    async def connect(self) -> None:
+        """Connect, authenticate and select the database."""
+        try:
+            await self._connection.connect()
+        except BaseException as error:
+            with contextlib.suppress(RuntimeError):  # the event loop is closed, and its transports with it
+                await self._connection.disconnect(nowait=True)
+            if isinstance(error, RedisError | OSError | ValueError):
+                raise unavailable(error) from error
+            raise
+        self._transport = transport_of(self._connection)
+        self._transport.set_protocol(self)
+        if self._introduction:
+            await self._introduce(self._introduction)
+
+    @property
+    def usable(self) -> bool:
+        """Whether the connection is open."""
+        return self._ended is None
+
+    def carry(self, conversation: Conversation, done: Done) -> None:
+        """Carry out `conversation` with the server. `done` is called with its result or with the failure."""
+        if self._ended:
+            done(self._ended)
+        else:
+            self._send(next(conversation), _Ongoing(conversation, done))
+
+    def close(self, reason: StoreUnavailable) -> None:
+        """Close the socket without waiting. Conversations under way fail with `reason`."""
+        if self._ended is None:
+            self._ended = reason
+            with contextlib.suppress(RuntimeError):  # the event loop is closed, and its transports with it
+                self._transport.abort()
+            forget_streams(self._connection)
+            while self._ongoing:
+                self._ongoing.popleft().done(reason)
+
+    def data_received(self, data: bytes) -> None:
+        """Pass each complete reply to its conversation."""
+        try:
+            for reply in self._replies.read(data):
+                if self._ended is None:
+                    self._receive(reply)
+        except StoreUnavailable as error:
+            self.close(error)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Fail all conversations: the connection is closed."""
+        self.close(unavailable(exc) if exc else StoreUnavailable("the server closed the connection"))
+
+    async def _introduce(self, pipeline: Sequence[Command]) -> None:
+        """Authenticate and select the database. A failure closes the connection."""
+        answered: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+
+        def done(result: object) -> None:
+            if not answered.done():
+                answered.set_result(result)
+
+        self.carry(_one_pipeline(pipeline), done)
+        reason = StoreUnavailable("the server does not answer a new connection")
+        try:
+            async with asyncio.timeout(self._patience):
+                replies: Any = await answered
+            if isinstance(replies, StoreUnavailable):
+                reason = replies
+                raise reason
+            check_handshake(replies)
+        except TimeoutError:
+            self.close(reason)
+            raise reason from None
+        except BaseException:
+            self.close(reason)
+            raise
+
+    def _send(self, pipeline: Sequence[Command], ongoing: _Ongoing) -> None:
+        ongoing.asked, ongoing.replies = len(pipeline), []
+        self._ongoing.append(ongoing)
+        self._transport.write(packed(pipeline))
+
+    def _receive(self, reply: object) -> None:
+        if not self._ongoing:
+            # A server with too many clients, for example, sends an error unasked and closes the connection.
+            self.close(StoreUnavailable(str(reply) if isinstance(reply, ErrorReply) else UNASKED))
+            return
+        ongoing = self._ongoing[0]
+        ongoing.replies.append(reply)
+        if len(ongoing.replies) < ongoing.asked:
+            return
+        self._ongoing.popleft()
+        try:
+            pipeline = ongoing.conversation.send(ongoing.replies)
+        except StopIteration as last:
+            ongoing.done(last.value)
+        except StoreUnavailable as error:
+            ongoing.done(error)
+        else:
+            self._send(pipeline, ongoing)

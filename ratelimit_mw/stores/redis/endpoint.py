@@ -1,5 +1,6 @@
 """Storage URLs, and the endpoints that they name: one server (`Direct`) or a master known to Sentinels."""
 
+import asyncio
 import re
 import time
 from collections.abc import Sequence
@@ -7,9 +8,8 @@ from typing import Any, NamedTuple, Protocol
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from ratelimit_mw.errors import ErrorReply, PermanentFault, StoreUnavailable
-from ratelimit_mw.stores.redis.connection import HANDSHAKE_TIMEOUT, Blocking
+from ratelimit_mw.stores.redis.connection import HANDSHAKE_TIMEOUT, Blocking, Streaming
 from ratelimit_mw.stores.redis.faults import mismatch, refusal
-from ratelimit_mw.stores.redis.streaming import Streaming
 
 _URL = re.compile(r"(?P<scheme>[^:/?#]*)://(?P<netloc>[^/?#]*)(?P<path>[^?#]*)(?:\?(?P<query>[^#]*))?")
 
@@ -151,9 +151,6 @@ SCHEME = "redis+sentinel://"
 
 _PORT = 26379
 
-_MAX_FIELDS = 1_000
-"""The most names and values in a Sentinel's description of a master. There are about sixty."""
-
 _DOWN = frozenset({"s_down", "o_down"})
 """The flags of a master that is down, as seen by this Sentinel or by a majority."""
 
@@ -188,57 +185,33 @@ class Sentinels:
 
     def connect(self) -> Blocking:
         """See `Endpoint`."""
-        failure = StoreUnavailable("the URL has no address")
-        for address in self._addresses:
-            try:
-                master = self._ask_sentinel(address)
-            except StoreUnavailable as error:
-                failure = error
-            else:
-                return Direct(self._url, self._patience, master).connect()
-        raise _unknown(failure)
+        return Direct(self._url, self._patience, self._master()).connect()
 
     async def aconnect(self) -> Streaming:
-        """See `Endpoint`."""
-        failure = StoreUnavailable("the URL has no address")
-        for address in self._addresses:
-            try:
-                master = await self._aask_sentinel(address)
-            except StoreUnavailable as error:
-                failure = error
-            else:
-                return await Direct(self._url, self._patience, master).aconnect()
-        raise _unknown(failure)
+        """See `Endpoint`. The Sentinels are asked in a thread."""
+        master = await asyncio.to_thread(self._master)
+        return await Direct(self._url, self._patience, master).aconnect()
 
     def explained(self, error: StoreUnavailable) -> StoreUnavailable:
         """See `Endpoint`."""
         return error
 
-    def _ask_sentinel(self, sentinel: Address) -> Address:
-        """The master that this Sentinel reports as up. Raises StoreUnavailable if it reports none."""
-        # Half of the time, so that a Sentinel that failed with the master does not use it all.
-        connection = Direct(self._watch, self._patience / 2, sentinel).connect()
-        try:
-            rows = connection.carry(_master_of(self._service), time.monotonic() + self._patience / 2)
-        finally:
-            connection.close()
-        return _address(rows)
-
-    async def _aask_sentinel(self, sentinel: Address) -> Address:
-        """The awaitable twin of `_ask_sentinel`."""
-        host, port = sentinel
-        connection = Streaming(self._watch, self._patience / 2, {"host": host, "port": port}, items=_MAX_FIELDS)
-        await connection.connect()
-        try:
-            rows = await connection.ask(_master_of(self._service))
-        finally:
-            connection.close(StoreUnavailable("the Sentinel has been asked"))
-        return _address(rows)
-
-
-def _unknown(failure: StoreUnavailable) -> StoreUnavailable:
-    told = f"no Sentinel names a master: {failure}"
-    return PermanentFault(told, failure.remedy) if isinstance(failure, PermanentFault) else StoreUnavailable(told)
+    def _master(self) -> Address:
+        """The address of the master. Raises StoreUnavailable if no Sentinel names one that is up."""
+        failure = StoreUnavailable("the URL has no address")
+        for sentinel in self._addresses:
+            try:
+                # Half of the time, so that a Sentinel that failed with the master does not use it all.
+                connection = Direct(self._watch, self._patience / 2, sentinel).connect()
+                try:
+                    rows = connection.carry(_master_of(self._service), time.monotonic() + self._patience / 2)
+                finally:
+                    connection.close()
+                return _address(rows)
+            except StoreUnavailable as error:
+                failure = error
+        told = f"no Sentinel names a master: {failure}"
+        raise PermanentFault(told, failure.remedy) if isinstance(failure, PermanentFault) else StoreUnavailable(told)
 
 
 def _master_of(service: str) -> Any:

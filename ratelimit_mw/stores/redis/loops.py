@@ -14,8 +14,7 @@ from ratelimit_mw.model import Reply
 from ratelimit_mw.stores.base import StoreRequest
 from ratelimit_mw.stores.breaker import silent
 from ratelimit_mw.stores.redis.codec import MOST, Conversation, away
-from ratelimit_mw.stores.redis.connection import GRACE, NO_ANSWER, NO_CONNECTION
-from ratelimit_mw.stores.redis.streaming import Streaming
+from ratelimit_mw.stores.redis.connection import GRACE, NO_ANSWER, NO_CONNECTION, Streaming
 
 _MAX_BATCHES = 2
 """The most batches that a near server has at once. It decides one while this process reads and writes the other."""

@@ -17,17 +17,12 @@ from ratelimit_mw.process_local import abandon, reset_after_fork
 from ratelimit_mw.settings import StorageSettings
 from ratelimit_mw.stores.base import Intent, Store, StoreRequest
 from ratelimit_mw.stores.breaker import AWAY, Breaker, Period, probe_ask, silent
-from ratelimit_mw.stores.redis.codec import (
-    Conversation,
-    away,
-    converse,
-)
-from ratelimit_mw.stores.redis.connection import FIRST_CONNECTION, HANDSHAKE_TIMEOUT, Blocking
+from ratelimit_mw.stores.redis.codec import Conversation, away, converse
+from ratelimit_mw.stores.redis.connection import FIRST_CONNECTION, HANDSHAKE_TIMEOUT, Blocking, Streaming
 from ratelimit_mw.stores.redis.endpoint import SCHEME, Direct, Endpoint, Sentinels, shown
 from ratelimit_mw.stores.redis.loops import LoopBatcher
 from ratelimit_mw.stores.redis.pool import ConnectionPool
 from ratelimit_mw.stores.redis.records import scan
-from ratelimit_mw.stores.redis.streaming import Streaming
 from ratelimit_mw.stores.redis.threads import ThreadBatcher
 
 _log = logging.getLogger("ratelimit_mw")
