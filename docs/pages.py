@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 DOCS = Path(__file__).parent
-sys.path.insert(0, str(DOCS))
+sys.path[:0] = [str(DOCS), str(DOCS.parent)]
 
-import api  # noqa: E402 - beside this file; it needs the line above
+import api  # noqa: E402 - beside this file; this and the package need the line above
 import words  # noqa: E402
 
 
