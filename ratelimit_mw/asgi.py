@@ -89,7 +89,7 @@ class RateLimitMiddleware:
         self._request_of = asgi_requests_of(app)
         try:
             used = limiter_for(config, limiter, storage)
-            used.require(used.deferrals.require)
+            self._deferral = AsgiDeferral(used)
         except Exception as error:
             if not _inside_lifespan():
                 raise
@@ -98,7 +98,6 @@ class RateLimitMiddleware:
         self._lifespan = lifespan_with(app, used, owned=limiter is None)
         self._limiter = used
         self._engine = used.engine
-        self._deferral = AsgiDeferral(app, used.deferrals, used.engine.load)
         self._current = used.engine.current
         self._answers = LatestAnswers(name=lambda text: text.lower().encode("latin-1"), value=str.encode)
         self._first = FirstRequests(used, "ratelimit")
@@ -145,8 +144,11 @@ class RateLimitMiddleware:
             if meter is not None:
                 meter.watch(asyncio.get_running_loop())
                 meter.arrived(ASGI_CAPACITY, request)
-            replayed = rules.deferring and self._deferral.admits(request, rules)
-            verdict = Verdict((), None) if replayed else await engine.adecide(request, rules=rules)
+            answer = rules.deferring and await self._deferral.answer(request, rules)
+            if isinstance(answer, Page):
+                await respond_asgi(answer, request.method, send)
+                return
+            verdict = Verdict((), None) if answer else await engine.adecide(request, rules=rules)
             scope["ratelimit"] = handle = AsyncHandle(verdict, self._limiter, request, rules)
             answers = self._answers.of(rules)
             if not verdict.allowed:
@@ -163,10 +165,10 @@ class RateLimitMiddleware:
                 messages = Messages(engine, rules, request, receive, send)
                 receive, send = messages.receive, messages.send
             if rules.settling and (account := engine.settlement.account(verdict)).settles:
-                serve = partial(self._serve, verdict, request, rules, receive)
+                serve = partial(self._serve, verdict, request, receive)
                 await AsgiResponseTracker(engine.settlement, account, send).serve(serve)
             else:
-                await self._serve(verdict, request, rules, receive, send)
+                await self._serve(verdict, request, receive, send)
         finally:
             if meter is not None:
                 meter.left(request)
@@ -219,14 +221,11 @@ class RateLimitMiddleware:
         """What the decorators of the app's endpoints ask for."""
         return [found for route in self._routes() for found in rules_of_view(getattr(route, "endpoint", None))]
 
-    async def _serve(self, verdict: Verdict, request: AsgiRequest, rules: Rules, receive: Receive, send: Send) -> None:
+    async def _serve(self, verdict: Verdict, request: AsgiRequest, receive: Receive, send: Send) -> None:
         """Call the app when the request's turn has come."""
         if verdict.delay:
             await asyncio.sleep(verdict.delay / SECOND)
-        if rules.deferring:
-            await self._deferral.serve(rules, request, receive, send)
-        else:
-            await self.app(request.context, receive, send)
+        await self.app(request.context, receive, send)
 
 
 def _send_with_headers(answers: Answers[bytes], handle: AsyncHandle, send: Send, message: Message) -> Awaitable[None]:

@@ -18,7 +18,6 @@ from ratelimit_mw.decision.kill_switch import Switch
 from ratelimit_mw.decision.planning import Arguments, Plan, of_domain, planned, request_of
 from ratelimit_mw.decision.storage import Storage
 from ratelimit_mw.decision.verdict import Verdict
-from ratelimit_mw.deferral.service import DeferralService
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import Decision, EntryList, ListsDecision
@@ -81,8 +80,6 @@ class RateLimiter:
         retriever.keep_overrides(open_records(self._storage.url))
         self.engine = Engine(retriever, self._storage, clock)
         """Internal. The engine that the middlewares ask."""
-        self.deferrals = DeferralService(self._storage.url, clock, self._storage.tally)
-        """Internal. The queue of deferred requests."""
         self.overrides: OverrideList = OverrideList(retriever, clock)
         """The overrides for single clients at run time (limits, blocks and exemptions)."""
         self.switch: Switch = Switch(retriever, self.engine.planner.switch, clock)
@@ -387,7 +384,6 @@ class RateLimiter:
         """Stop looking for newer rules and close the connections to the store. A second call does nothing."""
         LIMITERS[self] = False
         self._retriever.stop()
-        self.deferrals.close()
         self._storage.close()
         self.tally.close()
 
@@ -395,7 +391,6 @@ class RateLimiter:
         """Do what `close` does, awaitable."""
         LIMITERS[self] = False
         self._retriever.stop()
-        self.deferrals.close()
         await self._storage.aclose()
         self.tally.close()
 

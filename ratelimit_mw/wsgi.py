@@ -10,6 +10,7 @@ from wsgiref.types import StartResponse, WSGIApplication
 from ratelimit_mw.decision.load import WSGI_CAPACITY, time_in_queue
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.deferral.http import WsgiDeferral, respond_wsgi
+from ratelimit_mw.deferral.service import Page
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.http.answers import Answers, LatestAnswers, phrase
 from ratelimit_mw.http.handle import BlockingHandle, FirstRequests
@@ -68,7 +69,7 @@ class RateLimitMiddleware:
         refuse_asgi_app(app)
         used = limiter_for(config, limiter, storage)
         used.require(refuse_awaited)
-        used.require(used.deferrals.require)
+        self._deferral = WsgiDeferral(used)
         require_names_of_flask(used, app)
         misplaced = MisplacedLimits()
         misplaced.look(views_of_flask(app))
@@ -83,7 +84,6 @@ class RateLimitMiddleware:
         self._first = FirstRequests(used, "ratelimit.decision", look_again)
         self._limiter = used
         self._engine = used.engine
-        self._deferral = WsgiDeferral(app, used.deferrals, used.engine.load)
         self._answers = LatestAnswers(name=str, value=str)
         try:
             used.engine.connect()  # WSGI has no startup event, but most servers import the app in each worker
@@ -135,8 +135,10 @@ class RateLimitMiddleware:
         engine = self._engine
         if rules.metered and (waited := time_in_queue(request, rules.attributes.from_proxy)):
             engine.planner.meter(rules).queued(waited)
-        replayed = rules.deferring and self._deferral.admits(request, rules)
-        verdict = Verdict((), None) if replayed else engine.decide_in_turn(request, rules=rules)
+        answer = rules.deferring and self._deferral.answer(request, rules)
+        if isinstance(answer, Page):
+            return respond_wsgi(answer, request.method, start_response)
+        verdict = Verdict((), None) if answer else engine.decide_in_turn(request, rules=rules)
         environ["ratelimit.decision"] = handle = BlockingHandle(verdict, self._limiter, request, rules)
         answers = self._answers.of(rules)
         if not verdict.allowed:
@@ -148,12 +150,9 @@ class RateLimitMiddleware:
                 )
             return self._deny(rules, verdict, request, start_response)
         start_response = partial(_start, answers, handle, request, start_response)
-        app: WSGIApplication = self.app
-        if rules.deferring:
-            app = lambda _, start_response: self._deferral.serve(rules, request, start_response)  # noqa: E731
         if rules.settling and (account := engine.settlement.account(verdict)).settles:
-            return WsgiResponseTracker(engine.settlement, account, start_response).serve(partial(app, environ))
-        return app(environ, start_response)
+            return WsgiResponseTracker(engine.settlement, account, start_response).serve(partial(self.app, environ))
+        return self.app(environ, start_response)
 
     def _deny(
         self, rules: Rules, verdict: Verdict, request: WsgiRequest, start_response: StartResponse

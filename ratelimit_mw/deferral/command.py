@@ -8,7 +8,6 @@ import asyncio
 import logging
 import signal
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -22,19 +21,20 @@ from ratelimit_mw.cli.common import (
     Json,
     Storage,
     fail,
-    imported,
     open_limiter,
     say,
     say_json,
     say_table,
     show_notes,
 )
+from ratelimit_mw.deferral.service import deferrals_of
 from ratelimit_mw.deferral.stored_request import DeferredStatus
 from ratelimit_mw.errors import ConfigurationError, StoreUnavailable
 from ratelimit_mw.limiter import RateLimiter
 
 if TYPE_CHECKING:
     from ratelimit_mw.deferral.replay import Target
+    from ratelimit_mw.deferral.worker import Worker
 
 T = TypeVar("T")
 
@@ -50,7 +50,7 @@ def deferring(config: str, storage: str | None) -> RateLimiter:
     """Return a limiter whose rules defer requests. End the command if no rule defers or no queue is reachable."""
     limiter = open_limiter(config, storage)
     try:
-        limiter.require(limiter.deferrals.require)
+        limiter.require(deferrals_of(limiter).require)
     except ConfigurationError as error:
         fail(f"{config}: {error}", Exit.USAGE)
     if not limiter.rules.deferring:
@@ -62,7 +62,7 @@ def deferring(config: str, storage: str | None) -> RateLimiter:
 def list_(*, config: Config = DEFAULT_CONFIG, storage: Storage = None, as_json: Json = False) -> None:
     """List the parked requests, the oldest first. What a client sent is not shown."""
     with deferring(config, storage) as limiter:
-        queue = limiter.deferrals.queue(limiter.rules)
+        queue = deferrals_of(limiter).queue(limiter.rules)
         waiting, found = _ask_queue(queue.length), _ask_queue(queue.parked)
     if as_json:
         parked = [
@@ -89,7 +89,7 @@ def retry(
     if bool(requests) == everything:
         fail("write the ids of the requests, or --all", Exit.USAGE)
     with deferring(config, storage) as limiter:
-        queue = limiter.deferrals.queue(limiter.rules)
+        queue = deferrals_of(limiter).queue(limiter.rules)
         if everything:
             requests = [name for name, status in _ask_queue(queue.parked).items() if status.state == "parked"]
         done = {name: _ask_queue(lambda name=name: queue.retry(name)) for name in requests or ()}  # type: ignore[misc]
@@ -123,12 +123,7 @@ _STOPS = (signal.SIGTERM, signal.SIGINT)
 def worker(
     config: ConfigArgument = DEFAULT_CONFIG,
     *,
-    app: Annotated[
-        str | None, typer.Option("--app", metavar="MODULE:APP", help="Call this app in the worker's own process.")
-    ] = None,
-    to: Annotated[
-        str | None, typer.Option("--to", metavar="URL", help="Send the requests to the app at this URL.")
-    ] = None,
+    to: Annotated[str, typer.Option("--to", metavar="URL", help="Send the requests to the app at this URL.")],
     at_once: Annotated[int, typer.Option("--at-once", min=1, help="The most requests in progress at once.")] = 8,
     timeout: Annotated[
         float, typer.Option("--timeout", min=0.1, max=3600, help="Seconds to wait for a response.")
@@ -139,40 +134,31 @@ def worker(
 
     Several workers share the work. After SIGTERM, a worker finishes the requests in progress and stops.
     """
-    if (app is None) == (to is None):
-        fail("write either --app package.module:app or --to http://host:port", Exit.USAGE)
     try:
-        from ratelimit_mw.deferral.replay import in_process, over_http  # needs httpx, which is an optional extra
+        from ratelimit_mw.deferral.replay import Target  # needs httpx, which is an optional extra
+        from ratelimit_mw.deferral.worker import Worker
     except ModuleNotFoundError as error:
         if error.name != "httpx":
             raise
         fail("a worker needs httpx: pip install 'ratelimit_mw[worker]'", Exit.USAGE)
-    if to is not None and not to.startswith(("http://", "https://")):
+    if not to.startswith(("http://", "https://")):
         fail(f"{to!r} is not the URL of an app; write --to http://host:port", Exit.USAGE)
     _log_everything()
     with deferring(config, storage) as limiter:
         show_notes()
-        target = over_http(to) if to is not None else in_process(imported(str(app)))
-        try:
-            asyncio.run(_run_worker(limiter, target, at_once, timeout))
-        except RuntimeError as error:  # the app's startup
-            fail(str(error), Exit.PROBLEMS)
+        target = Target(to)
+        asyncio.run(_run(Worker(limiter, target, at_once=at_once, timeout=timeout), target))
 
 
-async def _run_worker(
-    limiter: RateLimiter, opening: "AbstractAsyncContextManager[Target]", at_once: int, response_timeout: float
-) -> None:
-    """Open the target and run a worker until a signal stops it."""
-    from ratelimit_mw.deferral.worker import Worker
-
-    async with opening as target:
-        worker = Worker(limiter, target, at_once=at_once, timeout=response_timeout)
-        loop = asyncio.get_running_loop()
-        for number in _STOPS:
-            loop.add_signal_handler(number, worker.stop)
-        say("worker: ready")
-        await worker.run()
-        say("worker: stopped")
+async def _run(worker: "Worker", target: "Target") -> None:
+    """Run a worker until a signal stops it."""
+    loop = asyncio.get_running_loop()
+    for number in _STOPS:
+        loop.add_signal_handler(number, worker.stop)
+    say("worker: ready")
+    await worker.run()
+    await target.close()
+    say("worker: stopped")
 
 
 def _log_everything() -> None:

@@ -1,38 +1,55 @@
 """Deferral in the ASGI and WSGI middlewares.
 
-A denied request may be put into the queue. Its replay by a worker passes to the app. Status pages are answered here.
+A denied request may be put into the queue. A replay by a worker, and a request for a status page, are answered before
+they are decided.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
-from wsgiref.types import StartResponse, WSGIApplication
+from wsgiref.types import StartResponse
 
 from ratelimit_mw.decision.verdict import Verdict
-from ratelimit_mw.deferral.service import DeferralService, Page
+from ratelimit_mw.deferral.service import Page, deferrals_of
 from ratelimit_mw.deferral.stored_request import HEADER, of_asgi, of_wsgi
 from ratelimit_mw.http.answers import phrase
 from ratelimit_mw.identity.http_request import AsgiRequest, WsgiRequest
+from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.rules.domains import Rules
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
-App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 _HEADER = HEADER.encode()
 
 
 class AsgiDeferral:
-    """Handles status pages, replays and deferred requests in front of `app`. `load` returns the load of the process."""
+    """Handles status pages, replays and deferred requests for an ASGI middleware.
 
-    def __init__(self, app: App, service: DeferralService, load: Callable[[Rules], float]) -> None:
-        self._app = app
-        self._service = service
-        self._load = load
+    Args:
+        limiter: The limiter of the middleware.
 
-    def admits(self, request: AsgiRequest, rules: Rules) -> bool:
-        """Return True for a replay, which its worker has already charged."""
-        return request.context["type"] == "http" and self._service.admits(request, rules)
+    Raises:
+        ConfigurationError: A rule defers, but the storage has no queue.
+    """
+
+    def __init__(self, limiter: RateLimiter) -> None:
+        self._service = deferrals_of(limiter)
+        limiter.require(self._service.require)
+
+    async def answer(self, request: AsgiRequest, rules: Rules) -> Page | bool:
+        """Return the page for a request that is not to be decided. True if it is a replay, which the app must get."""
+        scope = request.context
+        arrival = self._service.arrival(request, rules) if scope["type"] == "http" else None
+        if arrival is None:
+            return False
+        found = await asyncio.to_thread(arrival)
+        if isinstance(found, Page):
+            return found
+        scope["client"] = (found.peer, 0) if found.peer else None
+        scope["scheme"] = found.scheme
+        scope["headers"] = [line for line in scope["headers"] if line[0].lower() != _HEADER]
+        return True
 
     async def put_off(self, verdict: Verdict, rules: Rules, request: AsgiRequest, receive: Receive) -> Page | None:
         """Queue a denied request and return its page, or None if it stays denied."""
@@ -49,27 +66,6 @@ class AsgiDeferral:
         stored = of_asgi(request, rules.defer.headers)
         root = scope.get("root_path") or ""
         return await asyncio.to_thread(self._service.put, verdict, rules, stored, body, lane=lane, root=root)
-
-    async def serve(self, rules: Rules, request: AsgiRequest, receive: Receive, send: Send) -> None:
-        """Respond with a status page or to an invalid replay. Pass every other request to the app."""
-        page = await self._page(rules, request) if request.context["type"] == "http" else None
-        if page is None:
-            await self._app(request.context, receive, send)
-        else:
-            await respond_asgi(page, request.method, send)
-
-    async def _page(self, rules: Rules, request: AsgiRequest) -> Page | None:
-        scope, service = request.context, self._service
-        if service.admits(request, rules):
-            arrived = await asyncio.to_thread(service.arrive, request, rules, self._load(rules))
-            if isinstance(arrived, Page):
-                return arrived
-            scope["client"] = (arrived.peer, 0) if arrived.peer else None
-            scope["scheme"] = arrived.scheme
-            scope["headers"] = [line for line in scope["headers"] if line[0].lower() != _HEADER]
-        elif request.path.startswith(rules.defer.path):
-            return await asyncio.to_thread(service.page, request, rules)
-        return None
 
 
 async def respond_asgi(found: Page, method: str, send: Send) -> None:
@@ -98,14 +94,31 @@ _WSGI_HEADER = f"HTTP_{HEADER.upper().replace('-', '_')}"
 
 
 class WsgiDeferral:
-    """Handles status pages, replays and deferred requests in front of `app`. `load` returns the load of the process."""
+    """Handles status pages, replays and deferred requests for a WSGI middleware.
 
-    def __init__(self, app: WSGIApplication, service: DeferralService, load: Callable[[Rules], float]) -> None:
-        self._app = app
-        self._service = service
-        self._load = load
-        self.admits = service.admits
-        """Return True for a replay, which its worker has already charged."""
+    Args:
+        limiter: The limiter of the middleware.
+
+    Raises:
+        ConfigurationError: A rule defers, but the storage has no queue.
+    """
+
+    def __init__(self, limiter: RateLimiter) -> None:
+        self._service = deferrals_of(limiter)
+        limiter.require(self._service.require)
+
+    def answer(self, request: WsgiRequest, rules: Rules) -> Page | bool:
+        """Return the page for a request that is not to be decided. True if it is a replay, which the app must get."""
+        environ, arrival = request.context, self._service.arrival(request, rules)
+        if arrival is None:
+            return False
+        found = arrival()
+        if isinstance(found, Page):
+            return found
+        environ["REMOTE_ADDR"] = found.peer or ""
+        environ["wsgi.url_scheme"] = found.scheme
+        environ.pop(_WSGI_HEADER, None)
+        return True
 
     def put_off(self, verdict: Verdict, rules: Rules, request: WsgiRequest) -> Page | None:
         """Queue a denied request and return its page, or None if it stays denied."""
@@ -123,30 +136,10 @@ class WsgiDeferral:
         root = environ.get("SCRIPT_NAME") or ""
         return self._service.put(verdict, rules, stored, body, lane=lane, root=root)
 
-    def serve(self, rules: Rules, request: WsgiRequest, start_response: StartResponse) -> Iterable[bytes]:
-        """Respond with a status page or to an invalid replay. Pass every other request to the app."""
-        page = self._page(rules, request)
-        if page is None:
-            return self._app(request.context, start_response)
-        return respond_wsgi(page, request.method, start_response)
-
-    def _page(self, rules: Rules, request: WsgiRequest) -> Page | None:
-        environ, service = request.context, self._service
-        if service.admits(request, rules):
-            arrived = service.arrive(request, rules, self._load(rules))
-            if isinstance(arrived, Page):
-                return arrived
-            environ["REMOTE_ADDR"] = arrived.peer or ""
-            environ["wsgi.url_scheme"] = arrived.scheme
-            environ.pop(_WSGI_HEADER, None)
-        elif request.path.startswith(rules.defer.path):
-            return service.page(request, rules)
-        return None
-
 
 def respond_wsgi(found: Page, method: str, start_response: StartResponse) -> Iterable[bytes]:
     """Respond with a page of the middleware."""
-    start_response(f"{found.status} {phrase(found.status)}", found.headers)
+    start_response(f"{found.status} {phrase(found.status)}", list(found.headers))
     return [b"" if method == "HEAD" else found.body]
 
 

@@ -1,10 +1,7 @@
-"""Replay deferred requests: to an app in this process, or to a server over HTTP."""
+"""Replay deferred requests to an app over HTTP."""
 
-import asyncio
-import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
-from contextlib import asynccontextmanager, suppress
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import httpx
 
@@ -58,49 +55,7 @@ class DeferredRequest(HttpFields):
         return self._stored.target.partition("?")[2]
 
 
-Message = MutableMapping[str, Any]
-App = Callable[[MutableMapping[str, Any], Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Any]
-
-
-@asynccontextmanager
-async def lifespan(app: App) -> AsyncIterator[dict[str, Any]]:
-    """Run the ASGI lifespan of `app`, from its startup to its shutdown. Yield its state, which requests must get.
-
-    Raises RuntimeError if the startup fails. An app without lifespan support runs without one, as under a server.
-    """
-    state: dict[str, Any] = {}
-    events: asyncio.Queue[Message] = asyncio.Queue()
-    messages: asyncio.Queue[Message] = asyncio.Queue()
-    scope = {"type": "lifespan", "asgi": {"version": "3.0", "spec_version": "2.0"}, "state": state}
-    running = asyncio.ensure_future(app(scope, events.get, messages.put))
-    await events.put({"type": "lifespan.startup"})
-    answer = await _next_message(running, messages)
-    if answer.get("type") == "lifespan.startup.failed":
-        with suppress(Exception):
-            await running
-        raise RuntimeError(f"the app's startup failed: {answer.get('message', '')}")
-    try:
-        yield state
-    finally:
-        if answer:
-            await events.put({"type": "lifespan.shutdown"})
-            await _next_message(running, messages)
-        with suppress(Exception):  # the app has logged its own error
-            await running
-
-
-async def _next_message(running: "asyncio.Future[None]", messages: "asyncio.Queue[Message]") -> Message:
-    """Return the app's next message, or an empty one if the app ends without a message."""
-    received = asyncio.ensure_future(messages.get())
-    await asyncio.wait((running, received), return_when=asyncio.FIRST_COMPLETED)
-    if received.done():
-        return received.result()
-    received.cancel()
-    return {}
-
-
 _NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol)
-_CONNECT = 5.0  # seconds
 
 
 class Answer(NamedTuple):
@@ -111,58 +66,30 @@ class Answer(NamedTuple):
     body: bytes | None
 
 
-class Target(Protocol):
-    """Sends a request once. It never retries."""
+class Target:
+    """The app at a URL. Proxies of the environment are not used.
+
+    Args:
+        url: The URL of the app.
+        transport: What sends the requests, for tests. None: connections to the URL.
+    """
+
+    def __init__(self, url: str, transport: httpx.AsyncBaseTransport | None = None) -> None:
+        limits = httpx.Limits(max_keepalive_connections=0)  # a request on an idle connection may be lost
+        self._client = httpx.AsyncClient(limits=limits, timeout=None, trust_env=False, transport=transport)  # noqa: S113  the worker has one
+        self._base = httpx.URL(url)
 
     async def send(self, stored: StoredRequest, body: bytes, more: Mapping[str, str], most: int) -> Answer:
-        """Send a request with additional headers (`more`) and return the response. Keep at most `most` bytes of it.
+        """Send a request once, with additional headers (`more`). Return the response, with at most `most` bytes of it.
 
         Raises:
             NotSent: The request did not reach the app.
             Unsendable: The stored request is not a valid HTTP request.
             Lost: The result is unknown. It is also unknown if the call is cancelled.
         """
-        ...
-
-
-@asynccontextmanager
-async def over_http(url: str) -> AsyncIterator[Target]:
-    """Return a target that sends requests to the app at `url`. Proxies of the environment are not used."""
-    limits = httpx.Limits(
-        max_keepalive_connections=0
-    )  # a request on an idle connection that the app closes would be lost
-    async with httpx.AsyncClient(limits=limits, timeout=None, trust_env=False) as client:  # noqa: S113  the worker's
-        yield _AsyncTarget(lambda _: client, httpx.URL(url))
-
-
-@asynccontextmanager
-async def in_process(app: Any) -> AsyncIterator[Target]:
-    """Return a target that calls the app: an ASGI app with its lifespan, or a WSGI app in threads."""
-    if not _is_asgi(app):
-        yield _BlockingTarget(app)
-        return
-    async with lifespan(app) as state:
-
-        async def stated(scope: Any, receive: Any, send: Any) -> None:
-            await app({**scope, "state": dict(state)}, receive, send)
-
-        def client(stored: StoredRequest) -> httpx.AsyncClient:
-            transport = httpx.ASGITransport(stated, raise_app_exceptions=False, client=(stored.peer or "127.0.0.1", 0))
-            return httpx.AsyncClient(transport=transport, timeout=None)  # noqa: S113  the worker has one
-
-        yield _AsyncTarget(client, httpx.URL("http://app"))
-
-
-class _AsyncTarget:
-    def __init__(self, client: Callable[[StoredRequest], httpx.AsyncClient], base: httpx.URL) -> None:
-        self._client = client
-        self._base = base
-
-    async def send(self, stored: StoredRequest, body: bytes, more: Mapping[str, str], most: int) -> Answer:
         request = _request(self._base, stored, body, more)
-        client = self._client(stored)
         try:
-            response = await client.send(request, stream=True)
+            response = await self._client.send(request, stream=True)
             try:
                 kept: list[bytes] | None = []
                 length = 0
@@ -173,28 +100,13 @@ class _AsyncTarget:
                 await response.aclose()
         except _NOT_SENT as error:
             raise NotSent(str(error)) from error
-        except Exception as error:  # an app in this process may raise anything
+        except httpx.HTTPError as error:
             raise Lost(type(error).__name__) from error
         return Answer(response.status_code, response.headers, None if kept is None else b"".join(kept))
 
-
-class _BlockingTarget:
-    def __init__(self, app: Any) -> None:
-        self._app = app
-
-    async def send(self, stored: StoredRequest, body: bytes, more: Mapping[str, str], most: int) -> Answer:
-        return await asyncio.to_thread(self._send, stored, body, more, most)
-
-    def _send(self, stored: StoredRequest, body: bytes, more: Mapping[str, str], most: int) -> Answer:
-        request = _request(httpx.URL("http://app"), stored, body, more)
-        transport = httpx.WSGITransport(self._app, raise_app_exceptions=False, remote_addr=stored.peer or "127.0.0.1")
-        with httpx.Client(transport=transport, timeout=None) as client:  # noqa: S113  the worker has one
-            try:
-                response = client.send(request)
-            except Exception:  # noqa: BLE001  the app's own: a server would say 500
-                return Answer(500, {}, b"")
-        content = response.content
-        return Answer(response.status_code, response.headers, content if len(content) <= most else None)
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.aclose()
 
 
 def _request(base: httpx.URL, stored: StoredRequest, body: bytes, more: Mapping[str, str]) -> httpx.Request:
@@ -212,7 +124,3 @@ def _build(base: httpx.URL, stored: StoredRequest, body: bytes, more: Mapping[st
     root = base.raw_path.rstrip(b"/")
     url = base.copy_with(raw_path=root + stored.target.encode("latin-1"))
     return httpx.Request(stored.method, url, headers=lines, content=body or None)
-
-
-def _is_asgi(app: Any) -> bool:
-    return inspect.iscoroutinefunction(app) or inspect.iscoroutinefunction(getattr(app, "__call__", None))  # noqa: B004

@@ -3,28 +3,29 @@
 import json
 import time
 from base64 import b64encode
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
-from ratelimit_mw.clock import Clock
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.deferral.stored_request import HEADER, DeferredStatus, StoredRequest, Tokens, unpacked
 from ratelimit_mw.errors import ConfigurationError, Problem, StoreUnavailable
 from ratelimit_mw.identity.request import Request
+from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.model import NEVER, SECOND
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.settings import DeferSettings
 from ratelimit_mw.stores import STORES
-from ratelimit_mw.tally import Tally
 
 if TYPE_CHECKING:
     from ratelimit_mw.deferral.queue import Queue
 
-_ALWAYS = [
+_ALWAYS = (
     ("Content-Type", "application/json"),
     ("Cache-Control", "no-store"),
     ("X-Content-Type-Options", "nosniff"),  # the page contains the body of a response
-]
+)
 
 _MESSAGES = {
     "queued": "the request waits until its limit allows it",
@@ -39,60 +40,39 @@ class Page(NamedTuple):
     """A response of the middleware, in place of the app's response."""
 
     status: int
-    headers: list[tuple[str, str]]
+    headers: tuple[tuple[str, str], ...]
     body: bytes
+
+
+def _page(status: int, fields: str | Mapping[str, object], *headers: tuple[str, str]) -> Page:
+    """Return a page. `fields` are its JSON, or its message alone."""
+    body = json.dumps({"message": fields} if isinstance(fields, str) else fields).encode()
+    return Page(status, (*_ALWAYS, ("Content-Length", str(len(body))), *headers), body)
+
+
+UNKNOWN = _page(404, "unknown or expired request")
+UNAVAILABLE = _page(503, "Service temporarily unavailable", ("Retry-After", "1"))
+NOT_ALLOWED = _page(405, "Method not allowed", ("Allow", "GET, HEAD"))
+BUSY = _page(503, "the load is too high", (HEADER, "busy"), ("Retry-After", "1"))
+"""For a replay that must be repeated later. Nothing was done."""
+STALE = _page(409, "this attempt is over", (HEADER, "stale"))
+"""For a replay whose attempt is over. Nothing was done."""
 
 
 def accepted_page(location: str, wait: int) -> Page:
     """Return the response to a deferred request: its status page is at `location`; ask again in `wait` seconds."""
-    page = _page(202, {"state": "queued", "message": _MESSAGES["queued"], "location": location})
-    page.headers.extend((("Location", location), ("Retry-After", str(wait))))
-    return page
+    fields = {"state": "queued", "message": _MESSAGES["queued"], "location": location}
+    return _page(202, fields, ("Location", location), ("Retry-After", str(wait)))
 
 
-def status_page(status: DeferredStatus | None) -> Page:
-    """Return the status page of a request. None stands for an unknown or expired request."""
-    if status is None:
-        return _page(404, {"message": "unknown or expired request"})
+def status_page(status: DeferredStatus) -> Page:
+    """Return the status page of a request."""
     fields: dict[str, Any] = {"state": status.state, "message": _MESSAGES.get(status.state, "")}
     if status.reason:
         fields["reason"] = status.reason
     if status.status:
         fields["response"] = {"status": status.status, "content_type": status.kind, **_content(status.answer)}
     return _page(200, fields)
-
-
-def busy_page() -> Page:
-    """Return the response to a replay that must be repeated later, because the load is high. Nothing was done."""
-    page = _page(503, {"message": "the load is too high"})
-    page.headers.extend(((HEADER, "busy"), ("Retry-After", "1")))
-    return page
-
-
-def stale_page() -> Page:
-    """Return the response to a replay whose attempt is over. Nothing was done."""
-    page = _page(409, {"message": "this attempt is over"})
-    page.headers.append((HEADER, "stale"))
-    return page
-
-
-def unavailable_page() -> Page:
-    """Return the response if the store is unavailable, so the status of a request is unknown."""
-    page = _page(503, {"message": "Service temporarily unavailable"})
-    page.headers.append(("Retry-After", "1"))
-    return page
-
-
-def method_not_allowed_page() -> Page:
-    """Return the response to a method other than GET and HEAD."""
-    page = _page(405, {"message": "Method not allowed"})
-    page.headers.append(("Allow", "GET, HEAD"))
-    return page
-
-
-def _page(status: int, fields: dict[str, Any]) -> Page:
-    body = json.dumps(fields).encode()
-    return Page(status, [*_ALWAYS, ("Content-Length", str(len(body)))], body)
 
 
 def _content(answer: bytes | None) -> dict[str, str]:
@@ -110,62 +90,68 @@ _PAUSE = 1.0  # seconds for which the queue is not asked after it did not answer
 
 
 class DeferralService:
-    """The queue at a storage URL, as the middlewares use it. Methods that ask the queue block."""
+    """The queue at the storage URL of a limiter, as the middlewares use it. Methods that ask the queue block.
 
-    def __init__(self, url: str, clock: Clock | None, tally: Tally | None = None) -> None:
-        self.url = url
-        self._tally = tally or Tally()
-        self.clock = clock
+    Args:
+        limiter: The limiter. It closes the queue when it is closed.
+    """
+
+    def __init__(self, limiter: RateLimiter) -> None:
+        self._url = limiter.storage_url
+        self._tally = limiter.tally
+        self._clock = limiter.clock
+        self._load = limiter.engine.load
         self._opened: tuple[tuple[str, DeferSettings], Queue] | None = None
         self._tokens: tuple[Rules, Tokens] | None = None
         self._unavailable_until = 0.0
+        limiter.tally.at_close(self._close)
 
     def require(self, rules: Rules) -> None:
         """Check that rules that defer have a queue. Raises ConfigurationError if the storage is not a Redis."""
-        scheme = self.url.partition(":")[0]
+        scheme = self._url.partition(":")[0]
         if rules.deferring and not STORES[scheme].server:
             names = ", ".join(rule.name for rule in rules.rules if rule.defers)
             message = f"on_limit: defer ({names}) needs a queue that outlives this process and that workers can reach"
             raise ConfigurationError([Problem(message, hint=f"set storage.url to a Redis; it is {scheme}:// now")])
 
-    def admits(self, request: Request, rules: Rules) -> bool:
-        """Return True for a replay, which its worker has already charged. It must still `arrive`."""
-        return self.tokens(rules).read(request.header(HEADER)) is not None
+    def arrival(self, request: Request, rules: Rules) -> Callable[[], Page | StoredRequest] | None:
+        """Return what answers a replay or a request for a status page. None for any other request.
 
-    def page(self, request: Request, rules: Rules) -> Page | None:
-        """Return the page for a request to the folder of status pages, or None for any other request."""
+        The result may ask the queue. It returns a page, or the stored request of a replay that the app must get.
+        """
+        token = self.tokens(rules).read(request.header(HEADER))
+        if token is not None:
+            return partial(self._replay, token, rules)
         folder, slash, name = request.path.rpartition("/")
-        if not slash or folder != rules.defer.path:
-            return None
-        if request.method not in ("GET", "HEAD"):
-            return method_not_allowed_page()
-        if not self.tokens(rules).is_request(name):
-            return status_page(None)
-        try:
-            return status_page(self.queue(rules).status(name))
-        except (StoreUnavailable, ValueError):  # ValueError: the stored status is unreadable
-            return unavailable_page()
+        return partial(self._status, request.method, name, rules) if slash and folder == rules.defer.path else None
 
-    def arrive(self, request: Request, rules: Rules, load: float) -> StoredRequest | Page:
-        """Return the stored request of a valid replay, or the page for the worker if the replay must not go on."""
-        found = self._arrived(request, rules, load)
-        self._tally.deferred(None, "replayed" if isinstance(found, StoredRequest) else "returned")
+    def _status(self, method: str, name: str, rules: Rules) -> Page:
+        if method not in ("GET", "HEAD"):
+            return NOT_ALLOWED
+        if not self.tokens(rules).is_request(name):
+            return UNKNOWN
+        try:
+            status = self.queue(rules).status(name)
+        except (StoreUnavailable, ValueError):  # ValueError: the stored status is unreadable
+            return UNAVAILABLE
+        return UNKNOWN if status is None else status_page(status)
+
+    def _replay(self, token: tuple[str, str], rules: Rules) -> Page | StoredRequest:
+        found = self._replayed(token, rules)
+        self._tally.deferred(None, "returned" if isinstance(found, Page) else "replayed")
         return found
 
-    def _arrived(self, request: Request, rules: Rules, load: float) -> StoredRequest | Page:
-        token = self.tokens(rules).read(request.header(HEADER))
-        if token is None:
-            return stale_page()
-        if load >= rules.defer.below:
-            return busy_page()
+    def _replayed(self, token: tuple[str, str], rules: Rules) -> Page | StoredRequest:
+        if self._load(rules) >= rules.defer.below:
+            return BUSY
         try:
             packed = self.queue(rules).arrive(*token)
         except StoreUnavailable:
-            return busy_page()  # the ticket may be used up, but the app did not get the request
+            return BUSY  # the ticket may be used up, but the app did not get the request
         try:
-            return stale_page() if packed is None else unpacked(packed)
+            return STALE if packed is None else unpacked(packed)
         except ValueError:  # the stored request is unreadable
-            return stale_page()
+            return STALE
 
     def may_defer(self, verdict: Verdict, request: Request, rules: Rules, length: str | None) -> bool:
         """Return True if all rules that deny the request defer, and its method and its length allow it.
@@ -240,12 +226,16 @@ class DeferralService:
         """Open the same queue over a separate connection. The caller must close it."""
         from ratelimit_mw.deferral.queue import Queue  # imported lazily, because importing redis-py is slow
 
-        return Queue(self.url, _owner(rules).domain, rules.defer, self.clock)
+        return Queue(self._url, _owner(rules).domain, rules.defer, self._clock)
 
-    def close(self) -> None:
-        """Close the queue's connections."""
+    def _close(self) -> None:
         if self._opened is not None:
             self._opened[1].close()
+
+
+def deferrals_of(limiter: RateLimiter) -> DeferralService:
+    """Return the deferral service of a limiter. All of its middlewares share it."""
+    return limiter.kept(DeferralService, lambda: DeferralService(limiter))
 
 
 def _owner(rules: Rules) -> Rules:

@@ -15,6 +15,7 @@ from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.decision.waiting import without_max_wait
 from ratelimit_mw.deferral.queue import Queue
 from ratelimit_mw.deferral.replay import Answer, DeferredRequest, Target
+from ratelimit_mw.deferral.service import deferrals_of
 from ratelimit_mw.deferral.stored_request import HEADER, Entry, Job, StoredRequest, replay_header, unpacked
 from ratelimit_mw.errors import Lost, NotSent, StoreUnavailable, Unsendable
 from ratelimit_mw.limiter import RateLimiter
@@ -63,13 +64,11 @@ class Worker:
         self._slots = asyncio.Semaphore(at_once)
         self._stopping = False
         self._running: dict[asyncio.Task[None], str] = {}
-        self._timers: set[asyncio.Task[None]] = set()
         self._looked_for_dead = 0.0
         self._unavailable = False
-        self._may_have_lost_entries = False
         self._rules = limiter.rules
         # A connection of its own: a listener blocks all other users of its connection.
-        self._listener = limiter.deferrals.separate_queue(self._rules)
+        self._listener = deferrals_of(limiter).separate_queue(self._rules)
 
     def stop(self) -> None:
         """Take no more requests. `run` returns when the running requests are settled."""
@@ -88,8 +87,6 @@ class Worker:
                 task.add_done_callback(self._done)
         if self._running:
             await asyncio.wait(self._running)
-        for timer in self._timers:
-            timer.cancel()
         await self._leave()
 
     def _done(self, task: "asyncio.Task[None]") -> None:
@@ -97,25 +94,22 @@ class Worker:
         self._slots.release()
         error = task.exception()
         if error is not None:
-            unavailable = isinstance(error, StoreUnavailable)
-            self._may_have_lost_entries = (
-                self._may_have_lost_entries or unavailable
-            )  # any other error would occur again at once
-            _log.error("worker: a request must be taken over again: %s", error, exc_info=None if unavailable else error)
+            trace = None if isinstance(error, StoreUnavailable) else error
+            _log.error("worker: a request must be taken over again: %s", error, exc_info=trace)
 
     @property
     def _queue(self) -> Queue:
-        return self._limiter.deferrals.queue(self._rules)
+        return deferrals_of(self._limiter).queue(self._rules)
 
     async def _next(self) -> Entry | None:
         """Wait for the next entry. Return None if none comes within `listen` seconds."""
         self._rules = self._limiter.engine.current()
         try:
             left = await asyncio.to_thread(self._queue.promote)
-            entry = await self._lost_entry() if self._may_have_lost_entries else None
-            if entry is None and time.monotonic() >= self._looked_for_dead + self._idle / 4:
+            entry = None
+            if time.monotonic() >= self._looked_for_dead + self._idle / 4:
                 entry = await asyncio.to_thread(self._queue.claim, self._name, self._idle)
-                if entry is None:  # else the dead worker may have left more entries
+                if entry is None:  # else there may be more entries that a worker has lost
                     self._looked_for_dead = time.monotonic()
                 elif entry.number in self._running.values():  # an entry of this worker that is slow
                     entry = None
@@ -125,20 +119,12 @@ class Worker:
         except StoreUnavailable as error:
             if not self._unavailable:
                 _log.warning("worker: the queue is away (%s)", error)
-            self._unavailable = self._may_have_lost_entries = True  # a reply with an entry may have been lost
+            self._unavailable = True
             await asyncio.sleep(_SOON)
             return None
         if self._unavailable:
             _log.warning("worker: the queue is back")
             self._unavailable = False
-        return entry
-
-    async def _lost_entry(self) -> Entry | None:
-        """Return an entry that this worker was given in a reply that it did not receive."""
-        pending = await asyncio.to_thread(self._queue.pending, self._name)
-        known = self._running.values()
-        entry = next((entry for entry in pending if entry.number not in known), None)
-        self._may_have_lost_entries = entry is not None
         return entry
 
     async def _carry_out(self, entry: Entry) -> None:
@@ -191,7 +177,7 @@ class Worker:
     async def _replay(self, entry: Entry, job: Job, stored: StoredRequest, verdict: Verdict) -> None:
         settlement = self._limiter.engine.settlement
         account = settlement.account(verdict)
-        ticket = self._limiter.deferrals.tokens(self._rules).ticket(entry.id)
+        ticket = deferrals_of(self._limiter).tokens(self._rules).ticket(entry.id)
         attempt = 0
         try:
             attempt = await asyncio.to_thread(self._queue.begin, entry, ticket)
@@ -249,17 +235,6 @@ class Worker:
 
     async def _postpone(self, entry: Entry, seconds: float, *, counted: bool = True) -> None:
         await self._report(lambda: self._queue.postpone(entry, seconds, counted=counted))
-        if seconds < self._listen:  # the next check of the queue would be too late
-            timer = asyncio.ensure_future(self._promote_in(seconds))
-            self._timers.add(timer)
-            timer.add_done_callback(self._timers.discard)
-
-    async def _promote_in(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
-        try:
-            await asyncio.to_thread(self._queue.promote)
-        except StoreUnavailable:
-            return  # the next check reports the error
 
     async def _settle(self, entry: Entry, state: str, fields: Mapping[str, str | bytes | int]) -> None:
         if state != "done":

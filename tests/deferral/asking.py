@@ -1,14 +1,18 @@
 """Requests with bodies to the two middlewares, driven by hand. The app notes what reaches it, and answers with it."""
 
 import asyncio
+import inspect
 import json
 from io import BytesIO
 from wsgiref.util import setup_testing_defaults
 
+import httpx
 import pytest
+from asgiref.wsgi import WsgiToAsgi
 
 from ratelimit_mw import ManualClock, RateLimiter
 from ratelimit_mw.asgi import RateLimitMiddleware as Asgi
+from ratelimit_mw.deferral.replay import Target
 from ratelimit_mw.wsgi import RateLimitMiddleware as Wsgi
 from tests.shells.asking import IP, START, Answer, exchange, http_scope
 
@@ -37,6 +41,12 @@ def idle():
 
 def busy():
     return 1.0
+
+
+def in_process(app):
+    """A target that is an app of this process, instead of a server."""
+    asgi = app if inspect.iscoroutinefunction(app.__call__) else WsgiToAsgi(app)
+    return Target("http://app", httpx.ASGITransport(asgi, raise_app_exceptions=False))
 
 
 class Asked:

@@ -70,21 +70,15 @@ def fate(client, location):
 
 
 @pytest.mark.parametrize(
-    ("serve", "shell", "way"),
-    [
-        pytest.param(uvicorn, "asgi", "over HTTP", id="uvicorn, over HTTP"),
-        pytest.param(gunicorn, "wsgi", "in process", id="gunicorn, in process"),
-        pytest.param(uvicorn, "asgi", "in process", id="uvicorn, in process", marks=pytest.mark.soak),
-        pytest.param(gunicorn, "wsgi", "over HTTP", id="gunicorn, over HTTP", marks=pytest.mark.soak),
-    ],
+    ("serve", "shell"), [pytest.param(uvicorn, "asgi", id="uvicorn"), pytest.param(gunicorn, "wsgi", id="gunicorn")]
 )
-def test_what_is_put_off_is_done_later_as_it_was_sent(any_server, rules, serve, shell, way):
+def test_what_is_put_off_is_done_later_as_it_was_sent(any_server, rules, serve, shell):
     env = rules()
     app = f"tests.deferral.apps:{shell}"
     with serve(app, env=env) as running, httpx.Client(base_url=running.url) as client:
         location = put_off(client, {"put": "off"}, headers={"Authorization": "Bearer 1", "X-A": "b"})
         assert (replayed(any_server), fate(client, location)["state"]) == ([], "queued")
-        with worker(env, *(["--to", running.url] if way == "over HTTP" else ["--app", app])):
+        with worker(env, "--to", running.url):
             told = eventually(lambda: (found := fate(client, location))["state"] == "done" and found)
     assert told["response"] == {"status": 200, "content_type": "text/plain", "body": 'made {"put":"off"}'}
     (note,) = replayed(any_server)

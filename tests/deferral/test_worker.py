@@ -7,10 +7,11 @@ import pytest
 
 from ratelimit_mw import ManualClock, RateLimiter
 from ratelimit_mw.asgi import RateLimitMiddleware as Asgi
-from ratelimit_mw.deferral.replay import in_process, over_http
+from ratelimit_mw.deferral.replay import Target
+from ratelimit_mw.deferral.service import deferrals_of
 from ratelimit_mw.deferral.worker import Worker
 from ratelimit_mw.wsgi import RateLimitMiddleware as Wsgi
-from tests.deferral.asking import REPORTS, START, ask_asgi, ask_wsgi, limiter, state
+from tests.deferral.asking import REPORTS, START, ask_asgi, ask_wsgi, in_process, limiter, state
 from tests.shells.asking import IP
 from tests.support.patience import aeventually, eventually
 
@@ -72,17 +73,17 @@ def put_off(engine, *bodies, ip=IP, ask=ask_asgi, **more):
 
 
 @asynccontextmanager
-async def working(engine, opening, *, workers=1, **options):
+async def working(engine, target, *, workers=1, **options):
     """Workers at work, who are to be idle in the end."""
-    async with opening as target:
-        staff = [Worker(engine, target, **{"listen": 0.05, **options}) for _ in range(workers)]
-        tasks = [asyncio.ensure_future(worker.run()) for worker in staff]
-        try:
-            yield staff
-        finally:
-            for worker in staff:
-                worker.stop()
-            await asyncio.gather(*tasks)
+    staff = [Worker(engine, target, **{"listen": 0.05, **options}) for _ in range(workers)]
+    tasks = [asyncio.ensure_future(worker.run()) for worker in staff]
+    try:
+        yield staff
+    finally:
+        for worker in staff:
+            worker.stop()
+        await asyncio.gather(*tasks)
+        await target.close()
 
 
 def abandon(server):
@@ -188,7 +189,7 @@ def test_what_an_app_took_and_did_not_answer_whole_is_unknown(any_server, clock,
             server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
             async with server:
                 port = server.sockets[0].getsockname()[1]
-                async with working(engine, over_http(f"http://127.0.0.1:{port}")):
+                async with working(engine, Target(f"http://127.0.0.1:{port}")):
                     await until(lambda: fates(engine, [location]) == ["unknown"])
             assert len(heard) == 1
             assert heard[0].startswith(b"POST /reports HTTP/1.1\r\n")
@@ -202,11 +203,11 @@ def test_an_app_that_is_not_there_is_waited_for_and_nothing_is_charged(any_serve
         clock.advance(60)
 
         async def scenario():
-            async with working(engine, over_http("http://127.0.0.1:9"), timeout=5.0):
+            async with working(engine, Target("http://127.0.0.1:9"), timeout=5.0):
                 await until(lambda: "the app is away" in caplog.text)
                 await until(lambda: fates(engine, [location]) == ["queued"])
                 await until(lambda: engine.peek({"ip": IP, "method": "POST", "path": "/reports"}).allowed)
-            assert engine.deferrals.queue(engine.rules).load(location.rpartition("/")[2]).attempts == 0
+            assert deferrals_of(engine).queue(engine.rules).load(location.rpartition("/")[2]).attempts == 0
             site = Site(engine)
             clock.advance(1)
             await _work(engine, site, lambda: fates(engine, [location]) == ["done"])
@@ -273,7 +274,7 @@ def test_what_a_dead_worker_had_begun_is_unknown_and_what_it_had_not_is_done(any
         (begun,) = put_off(engine, "begun")
         (handed_out,) = put_off(engine, "handed out", ip="198.51.100.1")
         clock.advance(60)
-        queue = engine.deferrals.queue(engine.rules)
+        queue = deferrals_of(engine).queue(engine.rules)
         queue.promote()
         entries = {entry.id: entry for entry in (queue.next("dead", 1.0), queue.next("dead", 1.0))}
         queue.begin(entries[begun.rpartition("/")[2]], "t")
@@ -286,7 +287,7 @@ def test_all_that_a_dead_worker_had_begun_is_found_one_after_the_other(any_serve
     """It had many under way at once: each holds up its lane until it is found."""
     with limiter(any_server, clock=clock) as engine:
         locations = [put_off(engine, "a", ip=f"198.51.100.{n}")[0] for n in range(8)]
-        queue = engine.deferrals.queue(engine.rules)
+        queue = deferrals_of(engine).queue(engine.rules)
         queue.promote()
         entries = [queue.next("dead", 1.0) for _ in locations]
         for entry in entries:
@@ -294,29 +295,6 @@ def test_all_that_a_dead_worker_had_begun_is_found_one_after_the_other(any_serve
         abandon(any_server)
         asyncio.run(_work(engine, Site(engine), lambda: set(fates(engine, locations)) == {"unknown"}))
         assert fates(engine, locations) == ["unknown"] * 8
-
-
-def test_what_a_worker_was_handed_and_never_heard_of_is_taken_up_again(any_server, clock):
-    """An answer of the queue's that came too late."""
-    with limiter(any_server, clock=clock) as engine:
-        site = Site(engine)
-        (location,) = put_off(engine, "a")
-        clock.advance(60)
-
-        async def scenario():
-            async with in_process(site.asgi) as target:
-                worker = Worker(engine, target, listen=0.05)
-                queue = engine.deferrals.queue(engine.rules)
-                queue.promote()
-                queue.next(worker._name, 1.0)
-                worker._may_have_lost_entries = True  # as after a failure, which can't be timed so
-                task = asyncio.ensure_future(worker.run())
-                await until(lambda: fates(engine, [location]) == ["done"])
-                worker.stop()
-                await task
-
-        asyncio.run(scenario())
-        assert site.bodies == ["a"]
 
 
 def test_what_a_worker_failed_to_settle_is_left_for_another_when_it_stops(any_server, clock, caplog):
@@ -347,7 +325,7 @@ def test_a_worker_that_comes_too_late_changes_nothing(any_server, clock, caplog)
         site = Site(engine, answers)
         (location,) = put_off(engine, "a")
         clock.advance(60)
-        queue = engine.deferrals.queue(engine.rules)
+        queue = deferrals_of(engine).queue(engine.rules)
 
         async def scenario():
             async with working(engine, in_process(site.asgi)):
@@ -367,13 +345,12 @@ def test_a_ticket_that_is_over_is_not_used(any_server, clock):
         site = Site(engine)
         (location,) = put_off(engine, "a")
         clock.advance(60)
-        queue = engine.deferrals.queue(engine.rules)
+        queue = deferrals_of(engine).queue(engine.rules)
 
         async def scenario():
-            async with in_process(site.asgi) as target:
-                late = Late(target, lambda: queue.settle(queue.claim("b", 0.0), "unknown", {"reason": "x"}))
-                async with working(engine, itself(late)):
-                    await until(lambda: late.answers)
+            late = Late(in_process(site.asgi), lambda: queue.settle(queue.claim("b", 0.0), "unknown", {"reason": "x"}))
+            async with working(engine, late):
+                await until(lambda: late.answers)
             assert [answer.status for answer in late.answers] == [409]
 
         asyncio.run(scenario())
@@ -389,10 +366,8 @@ class Late:
         self.answers.append(await self.target.send(*arguments))
         return self.answers[-1]
 
-
-@asynccontextmanager
-async def itself(target):
-    yield target
+    async def close(self):
+        await self.target.close()
 
 
 @pytest.mark.parametrize(
@@ -410,7 +385,7 @@ def test_what_can_not_be_tried_any_more_is_parked(any_server, clock, field, valu
         with any_server.client() as client:
             client.hset(f"{{shop:deferred}}:request:{location.rpartition('/')[2]}", field, value)
         clock.advance(60)
-        queue = engine.deferrals.queue(engine.rules)
+        queue = deferrals_of(engine).queue(engine.rules)
         asyncio.run(_work(engine, site, lambda: queue.length() == 0))
         with any_server.client() as client:
             client.hset(f"{{shop:deferred}}:request:{location.rpartition('/')[2]}", "attempts", 0)
@@ -505,7 +480,7 @@ def test_a_raised_limit_lets_the_queue_drain(any_server, clock):
 )
 def test_what_a_response_settles_is_settled(any_server, clock, rule, left):
     with limiter(any_server, {**REPORTS, **rule}, clock=clock) as engine:
-        queue = engine.deferrals.queue(engine.rules)
+        queue = deferrals_of(engine).queue(engine.rules)
         site = Site(engine)
         request = {"ip": IP, "method": "POST", "path": "/reports"}
         engine.check(request, cost=2 if "cost" in rule else 1)
@@ -542,7 +517,7 @@ def test_a_place_among_the_concurrent_ones_is_held_while_it_is_carried_out(any_s
             location = dict(start["headers"])[b"location"].decode()
             go.set()
             await first
-            engine.deferrals.clock.advance(1)
+            engine.clock.advance(1)
             await _work(engine, site, lambda: fates(engine, [location]) == ["done"])
             assert engine.engine.decide(_request(), rules=engine.rules).allowed, "the place is free again"
 

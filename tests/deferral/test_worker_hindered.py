@@ -7,9 +7,9 @@ from contextlib import contextmanager
 import pytest
 
 from ratelimit_mw import RateLimiter
-from ratelimit_mw.deferral.replay import in_process
-from tests.deferral.asking import REPORTS, limiter
-from tests.deferral.test_worker import WITHIN, Site, fates, put_off, until, working
+from ratelimit_mw.deferral.service import deferrals_of
+from tests.deferral.asking import REPORTS, in_process, limiter
+from tests.deferral.test_worker import Site, fates, put_off, until, working
 from tests.shells.asking import IP
 from tests.support.proxy import Proxy
 
@@ -53,7 +53,7 @@ def test_what_another_worker_has_taken_over_is_left_to_it_and_nothing_is_charged
     with limiter(any_server, clock=clock) as engine:
         (location,) = put_off(engine, "a")
         clock.advance(60)
-        queue, taken = engine.deferrals.queue(engine.rules), []
+        queue, taken = deferrals_of(engine).queue(engine.rules), []
 
         async def another():
             taken.append(queue.claim("another", 0.0))
@@ -84,48 +84,6 @@ def test_its_own_request_is_no_dead_worker_s_however_long_it_takes(any_server, c
         with newer_rules(any_server, clock, slow) as newer:
             site = Site(engine)
             asyncio.run(_work(newer, site, lambda: fates(engine, [location]) == ["done"], timeout=1.0))
-        assert site.bodies == ["a"]
-
-
-def test_what_may_go_before_the_next_look_goes_then(any_server, clock):
-    """And at the end a worker leaves no timer behind."""
-    with limiter(any_server, {**REPORTS, "limit": "1 per second"}, clock=clock) as engine, any_server.client() as redis:
-        site = Site(engine)
-        soon, later = put_off(engine, "soon", "later")
-
-        async def scenario():
-            async with working(engine, in_process(site.asgi), listen=4 * WITHIN) as (worker,):
-                await until(lambda: redis.zcard("{shop:deferred}:waiting"))
-                clock.advance(1)
-                await until(lambda: fates(engine, [soon]) == ["done"])
-                await until(lambda: redis.zcard("{shop:deferred}:waiting"))
-                worker.stop()
-                redis.xadd(STREAM, {"id": "gone", "lane": "of nobody"})  # it hears of the stop with the next request
-            assert asyncio.all_tasks() == {asyncio.current_task()}
-
-        asyncio.run(scenario())
-        assert (site.bodies, fates(engine, [later])) == (["soon"], ["queued"])
-
-
-def test_a_timer_that_finds_the_queue_away_leaves_it_to_the_next_look(any_server, clock, caplog):
-    with (
-        limiter(any_server, {**REPORTS, "limit": "1 per second"}, clock=clock) as engine,
-        Proxy(any_server.port) as proxy,
-        limiter(proxy, {**REPORTS, "limit": "1 per second"}, clock=clock) as behind,
-    ):
-        site = Site(engine)
-        (location,) = put_off(engine, "a")
-
-        async def scenario():
-            async with working(behind, in_process(site.asgi), listen=1.5) as (worker,):
-                await until(lambda: worker._timers)
-                proxy.reset()
-                await until(lambda: not worker._timers)
-                proxy.heal()
-                await until(lambda: fates(engine, [location]) == ["done"], clock)
-
-        asyncio.run(scenario())
-        assert "never retrieved" not in caplog.text
         assert site.bodies == ["a"]
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from ratelimit_mw import RateLimiter
 from ratelimit_mw.asgi import RateLimitMiddleware as Asgi
+from ratelimit_mw.deferral.service import deferrals_of
 from ratelimit_mw.wsgi import RateLimitMiddleware as Wsgi
 from tests.shells.asking import IP, exchange, http_scope
 
@@ -210,7 +211,7 @@ def test_preflights_are_never_deferred(ask, any_server, clock):
     with RateLimiter({"domain": "d", "rules": [rule], **CLIENT}, storage=any_server.url, clock=clock) as limiter:
         assert preflights(ask, limiter, 32) == [200] * 30 + [429] * 2
         assert requests(ask, limiter, 4) == [200] * 3 + [202]
-        assert limiter.deferrals.queue(limiter.rules).length() == 1
+        assert deferrals_of(limiter).queue(limiter.rules).length() == 1
 
 
 LOADED = {

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from ratelimit_mw import ConfigurationError, ManualClock, RateLimiter
+from ratelimit_mw.deferral.service import deferrals_of
 from ratelimit_mw.errors import CounterError, Late, NameTaken, PermanentFault, StoreUnavailable
 from ratelimit_mw.model import SECOND, Quota
 from ratelimit_mw.stores.shared import file
@@ -926,7 +927,7 @@ def test_deferral_is_refused_at_start(url):
     rule = {"name": "a", "by": "ip", "limit": "3 per year", "on_limit": "defer"}
     limiter = RateLimiter({"domain": "d", "storage": {"url": url}, "rules": [rule]})
     with pytest.raises(ConfigurationError, match=r"set storage\.url to a Redis; it is lmdb:// now"):
-        limiter.require(limiter.deferrals.require)
+        limiter.require(deferrals_of(limiter).require)
     limiter.close()
 
 
