@@ -23,7 +23,7 @@ HIDDEN = {
     "OverrideList": {"records"},
     "RateLimitThrottle": {"rule_of"},
     "RateLimiter": {
-        *("at_first_request", "clock", "deferrals", "engine", "in_memory", "reporting", "require", "response"),
+        *("at_first_request", "clock", "engine", "in_memory", "require", "response"),
         *("rules", "storage_url"),
     },
     "Reply": {"admits"},
