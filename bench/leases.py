@@ -17,10 +17,11 @@ from bench.measure import Effort, Figure, Run, alone, in_turn
 from bench.traffic import NAMES, STREAMS
 from ratelimit_mw import ManualClock, RateLimiter
 from ratelimit_mw.model import SECOND, Ask, Quota
-from ratelimit_mw.stores.base import Call, StoreRequest, Wrapper, worst_over_admission
+from ratelimit_mw.stores.base import Call, StoreRequest, Wrapper
 from ratelimit_mw.stores.deny_cache import DenyCache
 from ratelimit_mw.stores.lease_store import Leases
 from ratelimit_mw.stores.memory import MemoryStore
+from tests.support.bounds import worst_over_admission
 from tests.support.servers import BINARIES, Server
 
 KINDS = ("strict", "lease", "write_back")

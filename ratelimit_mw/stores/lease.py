@@ -48,25 +48,6 @@ class Lease:
         forgotten: whether the counter was reset since.
     """
 
-    __slots__ = (
-        "asker",
-        "before",
-        "cost",
-        "flying",
-        "forgotten",
-        "in_store",
-        "key",
-        "moved",
-        "offset",
-        "quota",
-        "resets",
-        "room",
-        "since",
-        "spent",
-        "start",
-        "until",
-    )
-
     def __init__(self, key: str, quota: Quota) -> None:
         self.key = key
         self.quota = quota
@@ -114,8 +95,6 @@ class Claim:
     If it is `covered`, its cost was spent from `lease`. Otherwise the store is asked for its cost plus `extra`, which
     is added to the lease. `lease` is None if the store alone decides.
     """
-
-    __slots__ = ("ask", "covered", "extra", "lease", "moved", "start")
 
     def __init__(self, ask: Ask, lease: Lease | None, *, covered: bool = False) -> None:
         self.ask = ask
@@ -189,15 +168,6 @@ class LeaseLedger:
             outcomes.append(lease.outcome(store_now))
         return Reply(store_now, outcomes) if outcomes else None
 
-    def peek(self, asks: Sequence[Ask], now: int) -> Reply | None:
-        """Return the reply to a look at the counters. Nothing is spent. None unless all asks are covered."""
-        reply = self.spend(asks, now)
-        if reply is None:
-            return None
-        for ask in asks:
-            self.leases[ask.key].spend(-ask.cost)
-        return reply._replace(outcomes=[self.leases[ask.key].outcome(reply.now) for ask in asks])
-
     def concerns(self, asks: Sequence[Ask], now: int) -> bool:
         """Whether leases take part in the decision. Otherwise no counter is hot, and the store alone decides."""
         if now >= self._asked_until:
@@ -241,7 +211,7 @@ class LeaseLedger:
         return claim
 
     def learn(self, claim: Claim, outcome: Outcome, reply_now: int, asked_at: int) -> None:
-        """Start the lease that a reply grants. The ask of the claim was charged or has no cost."""
+        """Start the lease that a reply grants. The ask of the claim was charged."""
         lease, quota = claim.lease, claim.ask.quota
         if lease is None or lease.forgotten:
             return
@@ -254,8 +224,6 @@ class LeaseLedger:
             return
         if lease.start != start:
             self._end(lease, asked_at)
-            if not claim.ask.cost:  # a look does not start a lease in a window without charges
-                return
         lease.begin(claim, outcome, reply_now, asked_at, self._interval)
 
     def conclude(self, claims: Sequence[Claim], admitted: bool, now: int) -> None:
@@ -276,24 +244,14 @@ class LeaseLedger:
                 else:
                     self._owe(lease, claim.start, cost, now)
 
-    def turn(self, leases: Iterable[Lease], now: int) -> list[Lease]:
-        """End these leases after an interval, except those on account that are in use. Drop those that are not hot.
-
-        Returns the leases on account that continue. What they spent is now owed.
-        """
-        continuing = []
+    def turn(self, leases: Iterable[Lease], now: int) -> None:
+        """End these leases after an interval, and drop those that are not hot. What must be settled becomes owed."""
         for lease in leases:
-            if lease.on_account and lease.spent and now < lease.until:
-                self._owe(lease, lease.start, -lease.spent, now)
-                lease.spent = 0
-                continuing.append(lease)
-                continue
             self._end(lease, now)
             cold = lease.on_account or lease.spent < HOT * lease.cost
             lease.before, lease.spent = lease.spent, 0
             if cold and not lease.flying and lease.asker is None and self.leases.get(lease.key) is lease:
                 del self.leases[lease.key]
-        return continuing
 
     def end(self, keys: Iterable[str], now: int) -> None:
         """End the leases of these counters. What must be settled becomes owed."""

@@ -11,9 +11,9 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any
 
 from ratelimit_mw.clock import Clock
 from ratelimit_mw.errors import StoreUnavailable
@@ -33,9 +33,7 @@ from ratelimit_mw.stores.base import (
     drive,
     time_of,
 )
-from ratelimit_mw.stores.lease import Claim, Due, Lease, LeaseLedger
-
-T = TypeVar("T")
+from ratelimit_mw.stores.lease import Claim, Due, LeaseLedger
 
 logger = logging.getLogger("ratelimit_mw")
 
@@ -96,10 +94,8 @@ class Leases(Wrapper):
         now = self._now()
         with self.guard:
             due = self._turn_is_due(now)
-            if not due:
-                reply = self.ledger.spend(asks, now) if intent.commit else self.ledger.peek(asks, now)
-                if reply is not None:
-                    return reply
+            if intent.commit and not due and (reply := self.ledger.spend(asks, now)):
+                return reply
             if not self.ledger.concerns(asks, now) and not due:
                 return request, None
         return self._decide(asks, intent.commit)
@@ -160,8 +156,6 @@ class Leases(Wrapper):
                 self._start_thread()
             away = [claim for claim in claims if not claim.covered]
             reply = (yield from self._put(away)) if away else Reply(now, ())
-            if reply.only is not None:
-                return reply._replace(only=claims.index(away[reply.only]))
             admitted = reply.admits([claim.ask for claim in away])
         finally:
             with self.guard:
@@ -174,8 +168,6 @@ class Leases(Wrapper):
         """Ask the store for the cost and a lease. What it denies is asked again for the cost alone."""
         yield from self._pay([claim.ask.key for claim in claims if claim.on_account])
         reply = yield from self._ask(claims)
-        if reply.only is not None:
-            return reply
         denied = [claim for claim, outcome in zip(claims, reply.outcomes, strict=True) if not outcome.allowed]
         with self.guard:
             # Leases and debts of this process may be the cause. They are settled before the second call.
@@ -192,20 +184,18 @@ class Leases(Wrapper):
             claim.extra = 0
         yield from self._pay([claim.ask.key for claim in again])
         second = yield from self._ask(again)
-        if second.only is not None:
-            return second._replace(only=claims.index(again[second.only]))
         newer = dict(zip(map(id, again), second.outcomes, strict=True))
         first = zip(claims, reply.outcomes, strict=True)
         return Reply(second.now, [o if has_begun(o) else newer.get(id(c), o) for c, o in first])
 
-    def _ask(self, claims: Sequence[Claim], intent: Intent = DECIDE) -> Steps[Reply]:
+    def _ask(self, claims: Sequence[Claim]) -> Steps[Reply]:
         """Ask the store for the claims, and start the leases that it grants."""
         asks = [claim.ask._replace(cost=claim.ask.cost + claim.extra) for claim in claims]
         with self.guard:
             asked_at = self._now()
             for claim in claims:
                 claim.moved = claim.lease.moved if claim.lease else 0
-        reply: Reply = yield asks, intent
+        reply: Reply = yield asks, DECIDE
         if reply.admits(asks):
             with self.guard:
                 for claim, outcome in zip(claims, reply.outcomes, strict=True):
@@ -216,16 +206,13 @@ class Leases(Wrapper):
     def _settle_due(self) -> Steps[None]:
         """Settle all leases after an interval. While the store is unavailable, charges stay owed."""
         self._next_turn = self._now() + round(self._interval * SECOND)
-        continuing: list[Lease] = []
         with self.guard:
             leases = list(self.ledger.leases.values())
-        for some in _chunks(leases, _MAX_PER_GUARD):
+        for start in range(0, len(leases), _MAX_PER_GUARD):
             with self.guard:
-                continuing += self.ledger.turn(some, self._now())
+                self.ledger.turn(leases[start : start + _MAX_PER_GUARD], self._now())
         with contextlib.suppress(StoreUnavailable):
             yield from self._pay(None)
-            for some in _chunks(continuing, _MAX_PER_CALL):  # read what remains for leases on account
-                yield from self._ask([Claim(Ask(lease.key, lease.quota, 0), lease) for lease in some], LOOK)
 
     def _settle_all(self) -> Steps[StoreUnavailable | None]:
         """End and settle all leases. Returns the error if the store is unavailable; charges then stay owed."""
@@ -339,11 +326,6 @@ def _summed(dues: Sequence[Due]) -> Sequence[Ask]:
     for due in dues:
         amounts[due.lease.key, due.quota] += due.amount
     return [Ask(key, quota, amount) for (key, quota), amount in amounts.items()]
-
-
-def _chunks(things: Sequence[T], most: int) -> Iterator[Sequence[T]]:
-    for start in range(0, len(things), most):
-        yield things[start : start + most]
 
 
 def _local_time() -> int:

@@ -56,8 +56,6 @@ class Shards(Wrapper):
 def _looking(asks: Sequence[Ask]) -> Steps[Reply]:
     """Look at all shards."""
     reply: Reply = yield [shard for ask in asks for shard in _shards(ask)], LOOK
-    if reply.only is not None:
-        return reply
     outcomes = iter(reply.outcomes)
     return Reply(reply.now, [_summed([next(outcomes) for _ in range(ask.quota.shards)]) for ask in asks])
 
@@ -68,11 +66,8 @@ def _charging(asks: Sequence[Ask]) -> Steps[Reply]:
     outcomes: dict[int, Outcome] = {}
     asked: Sequence[int] = range(len(asks))
     while True:
-        parts = [(place, part) for place in asked for part in _among(asks[place], picked[place])]
-        round_ = [part for _, part in parts]
+        round_ = [part for place in asked for part in _among(asks[place], picked[place])]
         reply: Reply = yield round_, DECIDE
-        if reply.only is not None:
-            return reply._replace(only=parts[reply.only][0])
         moved = []
         replies = iter(reply.outcomes)
         for place in asked:

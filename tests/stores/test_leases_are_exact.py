@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 
 from ratelimit_mw import ManualClock
 from ratelimit_mw.model import SECOND, Ask, Quota, Reply
-from ratelimit_mw.stores.base import DECIDE, worst_over_admission
+from ratelimit_mw.stores.base import DECIDE
 from ratelimit_mw.stores.lease_store import Leases
 from ratelimit_mw.stores.memory import MemoryStore
 from tests.algorithms.model import MODELS
 from tests.stores.contract import KINDS
+from tests.support.bounds import worst_over_admission
 
 START = 1_700_000_040 * SECOND
 PERIOD = 6 * SECOND

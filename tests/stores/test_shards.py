@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ratelimit_mw import ManualClock
 from ratelimit_mw.algorithms import with_overdraft
 from ratelimit_mw.model import NEVER, SECOND, Ask, Quota
-from ratelimit_mw.stores.base import Wrapper, worst_unused_of_shards
+from ratelimit_mw.stores.base import Wrapper
 from ratelimit_mw.stores.deny_cache import DenyCache
 from ratelimit_mw.stores.memory import MemoryStore
 from ratelimit_mw.stores.redis.store import RedisStore
@@ -21,6 +21,7 @@ from ratelimit_mw.stores.redis.topology import slot_of
 from ratelimit_mw.stores.shards import Shards
 from tests.stores.contract import Awaited, Contract
 from tests.support.apps import LONG
+from tests.support.bounds import worst_unused_of_shards
 
 MINUTE = 60 * SECOND
 NAMES = ("fixed_window", "sliding_log", "sliding_window", "bucketed_window", "token_bucket")
@@ -208,14 +209,6 @@ def test_with_the_deny_cache_on_top_denials_cost_nothing(store, clock):
     assert store.calls == calls
     cached.forget([ask(80).key])
     assert admitted(cached, ask(80), 100) == 80
-
-
-def test_a_denial_from_beneath_that_speaks_of_one_counter_alone_is_passed_on(store, clock):
-    shards = Shards(DenyCache(store, clock=clock))
-    asks = [ask(80), Ask("d:u:fw60:{x}", Quota("fixed_window", 2, MINUTE))]
-    replies = [shards.decide(asks) for _ in range(5)]
-    assert replies[-1].only == 1
-    assert [reply.admits(asks) for reply in replies] == [True, True, False, False, False]
 
 
 def test_shards_lie_in_different_slots(server):
