@@ -1,22 +1,29 @@
 """Tells which rules apply to a route of an app: to all of its requests, to some, or to none.
 
-A route stands for many paths. `sample_paths` finds one path for each way in which rules and the route can meet: a path
-that both match, and a path of the route that the rule does not match. Each such path is then matched as a request is,
-by the same selection as plans and explanations. So a rule that is reported applies to a path that is shown.
+A route stands for many paths. `sample_paths` finds one for each set of templates that its paths match. Each such path
+is then matched as a request is, by the same selection as plans and explanations. So a rule that is reported applies to
+a path of the route.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from typing import NamedTuple
 
-from ratelimit_mw.cli.sample_paths import sample_path
 from ratelimit_mw.rules.compiled import CompiledRule, Matching
 from ratelimit_mw.rules.domains import Rules
-from ratelimit_mw.rules.path_templates import Template
+from ratelimit_mw.rules.path_templates import TYPES, Parts, Segment, Template, cleaned, matcher, parts_of
 from ratelimit_mw.rules.ruleset import RuleSet
 
 _ADDRESS = "240.0.0.1"  # a reserved address, which no list of exemptions has
 _ALWAYS_THERE = {"global", "ip", "remote_address", "path", "route", "method"}
 _THE_METHOD = "the method"
+
+_VALUES = ("x", "1", "1.1", "00000000-0000-4000-8000-000000000000", "")
+"""Values of parameters: each kind of parameter takes at least one of them."""
+
+_ANY = Segment(("", ""), ("str",))
+
+_matcher = lru_cache(maxsize=4096)(matcher)
 
 
 class Coverage(NamedTuple):
@@ -29,7 +36,6 @@ class Coverage(NamedTuple):
             meet its conditions: another path, an exempt path, or another rule replaces it.
         conditions: What a request must have in addition, such as "tier is gold".
         general: True if the rule has no `match.path`.
-        example: A path to which the rule applies.
     """
 
     domain: str
@@ -37,7 +43,6 @@ class Coverage(NamedTuple):
     partial: bool
     conditions: tuple[str, ...]
     general: bool
-    example: str
 
 
 class Covered(NamedTuple):
@@ -55,97 +60,66 @@ def covered(rules: Rules, route: Template, method: str, *, websocket: bool = Fal
     A condition on anything but the path and the method may hold or not. Rules with `on_demand` are not included.
     """
     found: list[Coverage] = []
-    exempt: list[_Compared] = []
+    exempt: list[bool] = []
     for part in rules.parts:
         standing = [rule for rule in part.compiled if not (rule.on_demand or rule.rule.messages)]
-        compared = [_Compared(part, standing, route, method)]
-        exempt += compared
+        coverages, free = _compared(part, standing, route, method)
+        exempt += free
         if websocket and part.messages is not None:
-            compared.append(_Compared(part.messages, [r for r in part.compiled if r.rule.messages], route, method))
-        found += [coverage for _, coverage in sorted(each for one in compared for each in one.coverages())]
-    fully = all(each.exempt == len(each.paths) for each in exempt)
-    return Covered(tuple(found), fully, any(each.exempt for each in exempt))
+            messages = [rule for rule in part.compiled if rule.rule.messages]
+            coverages += _compared(part.messages, messages, route, method)[0]
+        found += [coverage for _, coverage in sorted(coverages)]
+    return Covered(tuple(found), all(exempt), any(exempt))
 
 
-class _Compared:
-    """The rules of one domain that apply to sample paths of a route.
+def _compared(
+    rules: RuleSet, asked: Iterable[CompiledRule], route: Template, method: str
+) -> tuple[list[tuple[int, Coverage]], list[bool]]:
+    """Return each rule that applies to a sample path, after its rank, and whether each sample path is exempt.
 
     Args:
         rules: The rule set that selects rules.
         asked: Those of its rules that the middleware asks.
         route: The route.
         method: The method of the requests.
-
-    Attributes:
-        paths: The sample paths.
-        exempt: The number of sample paths that are exempt.
     """
+    own = {rule.rank: rule for rule in asked if _takes(rule.match, method)}
+    matches = [each for each in (*rules.exempt, *(rule.match for rule in own.values())) if _takes(each, method)]
+    templates = tuple(dict.fromkeys(template for match in matches for template in match.templates))
+    paths = {_spelled(route, path) for path in sample_paths(route, templates).values()}
+    applied: dict[int, int] = {}
+    doubtful: set[int] = set()
+    exempt = []
+    for path in sorted(paths):
+        request = rules.attributes.request_from({"path": path, "method": method, "ip": _ADDRESS})
+        ((_, (candidates, replaced, free, _)),) = rules.selections(request)
+        exempt.append(free is not None)
+        if free is None:
+            reached = {rank: strict for rank, _, _, _, strict in candidates}
+            ranks = {rank for rank, rule in own.items() if not rule.templates or rank in reached} - replaced.keys()
+            for rank in ranks:
+                applied[rank] = applied.get(rank, 0) + 1
+                if reached.get(rank, True) and _depends(own[rank]):
+                    doubtful |= own[rank].replaces & ranks  # it replaces them for some requests: those with a user
+    return [
+        (
+            rank,
+            Coverage(
+                rules.domain,
+                own[rank].rule.name,
+                number < len(paths) or rank in doubtful,
+                tuple(_conditions(rules, own[rank].match)),
+                not own[rank].match.templates,
+            ),
+        )
+        for rank, number in applied.items()
+    ], exempt
 
-    def __init__(self, rules: RuleSet, asked: Sequence[CompiledRule], route: Template, method: str) -> None:
-        self._rules = rules
-        matches = {rule.rank: rule.match for rule in asked}
-        self._asked = {rule.rank: rule for rule in asked if _takes(matches[rule.rank], method)}
-        self._matches = matches
-        self._pathless = [rank for rank, rule in self._asked.items() if not rule.templates]
-        self.paths = list(dict.fromkeys(_spelled(route, path) for path in self._samples(route, method)))
-        self.exempt = 0
-        self._applied: dict[int, list[str]] = {}
-        self._doubtful: set[int] = set()
-        for path in self.paths:
-            self._match(path, method)
 
-    def coverages(self) -> Iterator[tuple[int, Coverage]]:
-        """Yield each rule that applies, after its rank."""
-        for rank, paths in self._applied.items():
-            match, name = self._matches[rank], self._asked[rank].rule.name
-            partial = len(paths) < len(self.paths) or rank in self._doubtful
-            conditions = tuple(self._conditions(match))
-            yield rank, Coverage(self._rules.domain, name, partial, conditions, not match.templates, paths[0])
-
-    def _samples(self, route: Template, method: str) -> Iterator[str]:
-        """Yield a path for each way in which the rules and the exemptions can meet the route."""
-        first = sample_path((route,))
-        if first is None:
-            return
-        yield first
-        exempting = [match for match in self._rules.exempt if _takes(match, method)]
-        rules = self._asked.values()
-        for match in (*exempting, *(self._matches[rule.rank] for rule in rules)):
-            if match.templates and (met := _meeting(route, match.templates)):
-                yield from met
-                yield from filter(None, [sample_path((route,), tuple(match.templates))])
-        replacing: dict[int, list[Matching]] = {}
-        for rule in rules:
-            for rank in rule.replaces:
-                replacing.setdefault(rank, []).append(self._matches[rule.rank])
-        for rule in rules:
-            others = (*exempting, *replacing.get(rule.rank, ()))
-            # A condition other than the path may not hold, and so does not take requests from the rule.
-            sure = [match for match in others if not match.exact and not match.networks]
-            if hiding := [template for match in sure for template in match.templates]:
-                yield from _meeting(route, rule.templates or (route,), hiding)
-
-    def _match(self, path: str, method: str) -> None:
-        """Note the rules that apply to one path."""
-        request = self._rules.attributes.request_from({"path": path, "method": method, "ip": _ADDRESS})
-        ((_, (candidates, replaced, free, _)),) = self._rules.selections(request)
-        if free is not None:
-            self.exempt += 1
-            return
-        reached = {rank: strict for rank, _, _, _, strict in candidates}
-        ranks = sorted({*self._pathless, *(reached.keys() & self._asked.keys())} - replaced.keys())
-        applied = [self._asked[rank] for rank in ranks]
-        for rule in applied:
-            self._applied.setdefault(rule.rank, []).append(path)
-            if reached.get(rule.rank, True) and _depends(
-                rule
-            ):  # it replaces another rule for some requests: those with a user, for example
-                self._doubtful |= rule.replaces & {other.rank for other in applied}
-
-    def _conditions(self, match: Matching) -> Iterator[str]:
-        for condition in match.conditions(self._rules.attributes.address):
-            if condition.name != _THE_METHOD:
-                yield f"{condition.name} is {' or '.join(condition.wanted)}"
+def _conditions(rules: RuleSet, match: Matching) -> Iterator[str]:
+    for condition in match.conditions(rules.attributes.address):
+        if condition.name != _THE_METHOD:
+            yield f"{condition.name} is {' or '.join(condition.wanted)}"
 
 
 def _takes(match: Matching, method: str) -> bool:
@@ -153,17 +127,100 @@ def _takes(match: Matching, method: str) -> bool:
 
 
 def _depends(rule: CompiledRule) -> bool:
-    """Whether it depends on more than the path and the method that the rule has a counter for a request."""
+    """Return True if it depends on more than path and method that the rule has a counter for a request."""
     alternatives = {name.strip() for entry in rule.by for name in entry.split("|")}
     return bool(rule.match.exact or rule.match.networks) or not alternatives & _ALWAYS_THERE
 
 
-def _meeting(route: Template, templates: Iterable[Template], outside: Sequence[Template] = ()) -> list[str]:
-    """A path that the route and a template match, for each template, if there is one."""
-    return [path for each in templates if (path := sample_path((route, each), tuple(outside))) is not None]
-
-
 def _spelled(route: Template, path: str) -> str:
-    """A path as a client must write it: with the slash at the end that the route has."""
+    """Return a path as a client must write it: with the slash at the end that the route has."""
     short = route.endswith("/*") and path.count("/") < route.count("/")
     return path + "/" if path != "/" and (route.endswith("/") or short) else path
+
+
+# ------------------------------------------------------------------------------------------------------ sample paths
+
+
+@lru_cache(maxsize=4096)
+def sample_paths(route: Template, templates: tuple[Template, ...]) -> Mapping[int, str]:
+    """Return a path of the route for each set of templates that its paths match, a short one first.
+
+    A set is a number whose bit n stands for `templates[n]`. Paths and templates are compared in their cleaned form,
+    without empty segments. A parameter with a type stands for its plain values (see `path_templates`).
+    """
+    parts = [parts_of(cleaned(each)) for each in (route, *templates)]
+    found: dict[int, str] = {}
+    for length in range(max(map(_longest, parts)) + 1):
+        segments = {bit: own for bit, each in enumerate(parts) if (own := _expanded(each, length)) is not None}
+        if 0 not in segments:
+            continue
+        paths = {sum(1 << bit for bit in segments): ""}
+        for place in range(length):
+            texts = _texts({bit: own[place] for bit, own in segments.items()})
+            longer: dict[int, str] = {}
+            for held, path in paths.items():
+                for takers, text in texts.items():
+                    longer.setdefault(held & takers, f"{path}/{text}")
+            paths = longer
+        for held, path in paths.items():
+            found.setdefault(held >> 1, path or "/")
+    return found
+
+
+def meets(route: Template, template: Template) -> bool:
+    """Return True if there is a path that both match."""
+    return 1 in sample_paths(route, (template,))
+
+
+def _longest(parts: Parts) -> int:
+    """Return the number of segments from which on more of them make no difference."""
+    return len(parts.segments) + (0 if parts.tail is None else len(parts.tail.segments) + 2)
+
+
+def _expanded(parts: Parts, length: int) -> list[Segment] | None:
+    """Return the segments of a template for paths of this length. None if it matches none of them.
+
+    A segment that the value of a tail begins or ends has the kind "path".
+    """
+    head, tail = parts.segments, parts.tail
+    if len(head) == 1 and head[0] == Segment(("",)):  # the root
+        head = ()
+    if tail is None:
+        return list(head) if len(head) == length else None
+    inside = length - len(head) - len(tail.segments)
+    may_be_empty = tail.folder or not any((head, tail.before, tail.after, tail.segments))
+    if inside < (not may_be_empty):
+        return None
+    if inside < 2:
+        value = [Segment((tail.before, tail.after), ("path",))] * inside
+    else:
+        value = [Segment((tail.before, ""), ("path",)), *[_ANY] * (inside - 2), Segment(("", tail.after), ("path",))]
+    return [*head, *value, *tail.segments]
+
+
+def _texts(segments: Mapping[int, Segment]) -> dict[int, str]:
+    """Return a text of the route's segment for each set of segments that take it. The route has the number 0."""
+    different = dict.fromkeys(segments.values())
+    texts = dict.fromkeys(_filled(each, value) for each in different for value in _VALUES)
+    mixed = [each for each in different if each.kinds and any(each.texts)]
+    texts |= dict.fromkeys(_filled(one, _filled(other, value)) for one in mixed for other in mixed for value in _VALUES)
+    found: dict[int, str] = {}
+    for text in texts:
+        if text and _is_taken(segments[0], text):
+            takers = {each for each in different if _is_taken(each, text)}
+            found.setdefault(sum(1 << bit for bit, each in segments.items() if each in takers), text)
+    return found
+
+
+def _filled(segment: Segment, value: str) -> str:
+    return segment.filled(iter([value] * len(segment.kinds)))
+
+
+def _is_taken(segment: Segment, text: str) -> bool:
+    if segment.kinds == ("path",):
+        before, after = segment.texts
+        return text.startswith(before) and text.endswith(after) and len(text) >= len(before) + len(after)
+    values = _matcher(segment)(text)
+    return values is not None and all(
+        kind not in TYPES or TYPES[kind].is_plain(given) for kind, (_, given) in zip(segment.kinds, values, strict=True)
+    )

@@ -19,10 +19,9 @@ from ratelimit_mw.cli.common import (
     say_json,
     say_table,
 )
-from ratelimit_mw.cli.coverage import Coverage, covered
+from ratelimit_mw.cli.coverage import Coverage, covered, meets
 from ratelimit_mw.cli.frameworks import ANY, Route, UnknownApp, django_knows_users, routes_of, session_cookies
 from ratelimit_mw.cli.lint import paths as paths_of_rules
-from ratelimit_mw.cli.sample_paths import sample_path
 from ratelimit_mw.config.load import Examined
 from ratelimit_mw.errors import ConfigurationError, Problem, near
 from ratelimit_mw.identity.identifier import attributes_of
@@ -302,7 +301,7 @@ def _with_types(route: Route, template: Template, counted: Collection[str]) -> s
 
 
 def _meets(route: Route, template: Template) -> bool:
-    return any(sample_path((each, template)) is not None for each in route.templates)
+    return any(meets(each, template) for each in route.templates)
 
 
 def routes(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratelimit_mw.cli.sample_paths import sample_path
+from ratelimit_mw.cli.coverage import meets, sample_paths
 from ratelimit_mw.rules.path_matcher import PathMatcher
 from ratelimit_mw.rules.path_templates import parse
 from tests.rules.corpus import request
@@ -41,36 +41,33 @@ def matching(path, *given):
     return [any(hit.strict for hit in PathMatcher([(0, template)]).hits(request(path))) for template in given]
 
 
-@given(templates(), templates())
-def test_a_sample_is_matched_by_the_templates_within_and_not_by_those_outside(one, other):
-    both, only = sample_path((one, other)), sample_path((one,), (other,))
-    assert both is None or matching(both, one, other) == [True, True]
-    assert only is None or matching(only, one, other) == [True, False]
+@given(templates(), templates(), templates())
+def test_each_sample_is_matched_by_its_set_of_templates(route, one, other):
+    for held, path in sample_paths(route, (one, other)).items():
+        assert matching(path, route, one, other) == [True, bool(held & 1), bool(held & 2)]
 
 
-@given(templates(), templates(), st.lists(st.sampled_from(PATHS), min_size=20, max_size=20))
-def test_there_is_a_sample_if_there_is_a_path(one, other, paths):
-    both, only = sample_path((one, other)), sample_path((one,), (other,))
-    found = [matching(path, one, other) for path in paths]
-    assert both is not None or [True, True] not in found
-    assert only is not None or [True, False] not in found
+@given(templates(), templates(), templates(), st.lists(st.sampled_from(PATHS), min_size=20, max_size=20))
+def test_there_is_a_sample_for_each_set_of_templates_that_a_path_matches(route, one, other, paths):
+    samples = sample_paths(route, (one, other))
+    for path in paths:
+        inside, *held = matching(path, route, one, other)
+        assert not inside or held[0] + 2 * held[1] in samples
 
 
 @pytest.mark.parametrize(
-    ("within", "outside", "path"),
+    ("route", "template", "samples"),
     [
-        (["/"], [], "/"),
-        (["/items/{id}"], [], "/items/x"),
-        (["/items/{id}", "/items/{number:int}"], [], "/items/1"),
-        (["/items/{id}"], ["/items/{number:int}"], "/items/x"),
-        (["/items/{number:int}"], ["/items/{id}"], None),
-        (["/items/{number:float}"], ["/items/{number:int}"], "/items/1.1"),
-        (["/files/*"], ["/files/{rest:path}"], "/files"),
-        (["/files/{rest:path}"], ["/files/*"], None),
-        (["/a/*", "/{b}/c/*"], [], "/a/c"),
-        (["/{a}/{b}"], ["/x/{b}", "/{a}/x"], "/1/1"),
-        (["/items/"], ["/items"], None),  # one cleaned form
+        ("/", "/*", {1: "/"}),
+        ("/items/{id}", "/items/{number:int}", {0: "/items/x", 1: "/items/1"}),
+        ("/items/{number:int}", "/items/{id}", {1: "/items/1"}),
+        ("/items/{number:float}", "/items/{number:int}", {0: "/items/1.1", 1: "/items/1"}),
+        ("/files/*", "/files/{rest:path}", {0: "/files", 1: "/files/x"}),
+        ("/files/{rest:path}", "/files/*", {1: "/files/x"}),
+        ("/a/*", "/{b}/c/*", {0: "/a", 1: "/a/c"}),
+        ("/items/", "/items", {1: "/items"}),  # one cleaned form
     ],
 )
-def test_the_sample_is_the_shortest_path(within, outside, path):
-    assert sample_path(tuple(map(parse, within)), tuple(map(parse, outside))) == path
+def test_the_samples_are_the_shortest_paths(route, template, samples):
+    assert sample_paths(parse(route), (parse(template),)) == samples
+    assert meets(parse(route), parse(template)) == (1 in samples)
