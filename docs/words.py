@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ratelimit_mw.config.file import FILE, json_schema
-from ratelimit_mw.config.word import Section, SectionsWord, SectionWord
+from ratelimit_mw.config.word import Section
 from ratelimit_mw.config.words.client import BY_VALUES
 
 _HEAD = """\
@@ -50,7 +50,7 @@ def _tables(section: Section, found: dict[str, Section]) -> dict[str, Section]:
     if section.title not in found:
         found[section.title] = section
         for word in section.words:
-            if isinstance(word, SectionWord | SectionsWord):
+            if word.section is not None:
                 _tables(word.section(), found)
     return found
 

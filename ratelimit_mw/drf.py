@@ -7,7 +7,7 @@ from typing import Any
 from rest_framework.exceptions import Throttled
 from rest_framework.throttling import BaseThrottle
 
-from ratelimit_mw.config.inline import reads_as_limit
+from ratelimit_mw.config.at_runtime import reads_as_limit
 from ratelimit_mw.django.handles import DjangoHandle
 from ratelimit_mw.django.views import ADVICE
 from ratelimit_mw.http.asked import asked, name_of_view

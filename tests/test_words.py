@@ -6,7 +6,6 @@ import re
 import pytest
 
 from ratelimit_mw.config.file import FILE
-from ratelimit_mw.config.word import SectionsWord, SectionWord
 from ratelimit_mw.config.words.client import BY_VALUES
 from ratelimit_mw.identity.attributes import Attributes
 from ratelimit_mw.settings import ClientSettings
@@ -29,7 +28,7 @@ def sections(section, found):
     if section.title not in found:
         found[section.title] = section
         for word in section.words:
-            if isinstance(word, SectionWord | SectionsWord):
+            if word.section is not None:
                 sections(word.section(), found)
     return found
 

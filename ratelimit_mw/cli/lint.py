@@ -14,12 +14,11 @@ from ratelimit_mw.config.load import Examined, examine
 from ratelimit_mw.config.tree import Place, Problems
 from ratelimit_mw.config.word import Values
 from ratelimit_mw.config.words.charging import COST
-from ratelimit_mw.config.words.client import ATTRIBUTES, BY, CLIENT, TIER, USER
+from ratelimit_mw.config.words.client import ATTRIBUTES, BY
 from ratelimit_mw.config.words.limit import LIMIT
 from ratelimit_mw.config.words.load import PRIORITY
-from ratelimit_mw.config.words.match import EXEMPT
 from ratelimit_mw.config.words.rule import RULE
-from ratelimit_mw.config.words.selection import NAME, REPLACES, SHADOW
+from ratelimit_mw.config.words.selection import EXEMPT, NAME, REPLACES, SHADOW
 from ratelimit_mw.errors import Problem
 from ratelimit_mw.identity.attributes import canonical_name
 from ratelimit_mw.identity.identifier import attributes_of
@@ -193,7 +192,7 @@ class _Lint:
             and rule.read_limit is None
         ]
         self._comparable = {rule.rank for rule in comparable}
-        sources = {_CLAIM: _CLAIM, "user": file[CLIENT][USER] or "", **file[ATTRIBUTES]}
+        sources = {_CLAIM: _CLAIM, "user": rules.client.user or "", **file[ATTRIBUTES]}
         self._claims = {name for name, source in sources.items() if canonical_name(source) == _CLAIM}
         by_address = [rule for rule in rules.compiled if any(canonical_name(entry) == "ip" for entry in rule.by)]
         lost = {rank for rule in rules.compiled if rule not in by_address for rank in rule.replaces}
@@ -241,8 +240,8 @@ class _Lint:
 
     def _attributes(self, rule: CompiledRule, section: Values) -> None:
         """Warn about attributes that no request has."""
-        client = self._file[CLIENT]
-        absent = {word.key for word in (USER, TIER) if client[word] is None}
+        client = self._rules.client
+        absent = {key for key, source in (("user", client.user), ("tier", client.tier)) if source is None}
         for name in sorted(absent & {each.name for each in rule.match.exact}):
             self.warnings.add(
                 self._sections[rule.rank].place("match", name),

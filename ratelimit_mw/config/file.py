@@ -1,47 +1,40 @@
 """The table of a rules file's words, the file's JSON Schema, and the compilation of a file to a rule set."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from ratelimit_mw.config import kinds
+from ratelimit_mw.config.at_runtime import InlineRules, Recompiler, sample_of, with_function, with_sample
 from ratelimit_mw.config.elsewhere import key_elsewhere
-from ratelimit_mw.config.inline import InlineRules
 from ratelimit_mw.config.tree import Map, Problems
 from ratelimit_mw.config.word import Section, Values, Word, sections_word
-from ratelimit_mw.config.words.client import (
-    ATTRIBUTES,
-    BY,
-    CLIENT,
-    IP_HEADER,
-    TIER,
-    TRUSTED_HOPS,
-    TRUSTED_PROXIES,
-    USER,
-    compile_client,
-)
-from ratelimit_mw.config.words.deferral import DEFER, defer_settings
+from ratelimit_mw.config.words.client import ATTRIBUTES, BY, CLIENT, compile_client
+from ratelimit_mw.config.words.deferral import DEFER
 from ratelimit_mw.config.words.limit import LIMIT
-from ratelimit_mw.config.words.limit_function import sample_of, with_function, with_sample
 from ratelimit_mw.config.words.load import LOAD, priority_rules
-from ratelimit_mw.config.words.match import (
+from ratelimit_mw.config.words.messages import validate_replaced_kinds
+from ratelimit_mw.config.words.overrides import OVERRIDES, compile_overrides
+from ratelimit_mw.config.words.response import RESPONSE
+from ratelimit_mw.config.words.rule import RULE, compile_rule
+from ratelimit_mw.config.words.selection import (
     EXEMPT,
     MATCH,
     MATCH_SECTION,
+    NAME,
+    SHADOW_FILE,
     compile_match,
     validate_exempt,
+    validate_names,
 )
-from ratelimit_mw.config.words.messages import validate_replaced_kinds
-from ratelimit_mw.config.words.observe import OBSERVE, observe_settings
-from ratelimit_mw.config.words.overrides import OVERRIDES, Recompiler, compile_overrides
-from ratelimit_mw.config.words.response import RESPONSE, response_settings, validate_header_names, validate_page
-from ratelimit_mw.config.words.rule import RULE, compile_rule
-from ratelimit_mw.config.words.selection import NAME, REPLACES, SHADOW_FILE, validate_names
-from ratelimit_mw.config.words.storage import RELOAD, STORAGE, seconds, storage_settings
+from ratelimit_mw.config.words.storage import OBSERVE, RELOAD, STORAGE
 from ratelimit_mw.config.words.throttle import THROTTLE, widest
 from ratelimit_mw.envoy.words import DESCRIPTORS, ENTRIES, compile_descriptors
 from ratelimit_mw.identity.identifier import attributes_of
+from ratelimit_mw.model import Rule
 from ratelimit_mw.rules.compiled import CompiledRule, blocks_and_exemptions
 from ratelimit_mw.rules.ruleset import RuleSet
+from ratelimit_mw.settings import ClientSettings
 
 DOMAIN = kinds.name("domain", "The first part of every counter's key.")
 
@@ -50,7 +43,6 @@ RULES = sections_word(
     lambda: RULE,
     "The rules. Every rule that matches a request counts it.",
     example="a rule begins with '- name:'",
-    packed=True,
 )
 
 FILE = Section(
@@ -73,7 +65,7 @@ FILE = Section(
         DESCRIPTORS,
         ENTRIES,
     ),
-    any_of=(("rules",), ("descriptors",)),
+    any_of=("rules", "descriptors"),
 )
 """The words of a file."""
 
@@ -83,18 +75,18 @@ SHARED: tuple[Word[Any], ...] = (STORAGE, CLIENT, RESPONSE, LOAD, DEFER, RELOAD,
 
 def read_file(tree: Map, problems: Problems) -> Values:
     """Return the values of a file. Errors are added to `problems`; the rest of the file is still read."""
-    if "rules" not in tree.keys_at and "descriptors" not in tree.keys_at:
-        problems.add(tree.place, "the key 'rules' is missing")
-    return FILE.read(tree, problems, key_hint)
+    found: Values = problems.read(FILE.read, tree, FILE.default())
+    problems.with_key_hints(_key_hint)
+    return found
 
 
-def key_hint(key: str, section: str) -> str:
+def _key_hint(key: str, section: str) -> str:
     """Return the hint for a `key` that is unknown in `section` (its dotted name), but known in another section."""
     top = section.partition(".")[0].partition("[")[0]
     hint = key_elsewhere(key, "rules" if top == "rules" and "." not in section else section)
     if hint:
         return hint
-    sections = {word.key: word.section() for word in (STORAGE, CLIENT, RESPONSE, DEFER)}
+    sections = {word.key: word.section() for word in (STORAGE, CLIENT, RESPONSE, DEFER) if word.section}
     if top == "rules":
         sections = {"match": MATCH_SECTION, **sections}
     elif not top or top in sections:
@@ -116,58 +108,52 @@ def compile_file(
         logged: The messages that were logged before, and are not logged again.
     """
     domain = file[DOMAIN]
-    client, attributes = compile_client(file, domain, problems, logged)
+    client, attributes = compile_client(file, domain, logged)
     warnings, without_user = Problems(), Problems()
-    names: list[str] = []
-    replacing: list[int] = []
-    for rank, rule in enumerate(file[RULES]):
-        names.append(rule[NAME])
-        replacing += [rank] if rule[REPLACES] else []
-    validate_names(file[RULES], names, replacing, problems)
+    rules: Sequence[Values] = file[RULES]
+    validate_names(rules, problems)
     validate_exempt(file[EXEMPT], problems)
-    validate_replaced_kinds(file[RULES], replacing, problems)
-    ranks = {name: rank for rank, name in enumerate(names)}
+    validate_replaced_kinds(rules, problems)
+    base = Rule("", file[STORAGE].on_error, file[SHADOW_FILE], domain=domain)
+    ranks = {rule[NAME]: rank for rank, rule in enumerate(rules)}
     recompiler = Recompiler(domain)
     compiled: list[CompiledRule] = []
-    for rank, rule in enumerate(file[RULES]):
+    for rank, rule in enumerate(rules):
         match = compile_match(rule[MATCH], attributes, problems)
-        made = compile_rule(rank, with_sample(rule), file, domain, ranks, match, attributes, problems)
+        made = compile_rule(rank, with_sample(rule), base, ranks, match, attributes, problems)
         recompiler.add(rule)
         made = with_function(made, rule, recompiler, attributes, problems)
         sample = sample_of(domain, rule, made)
         compiled.append(made if sample is None else replace(made, sample=sample))
-        _warn_of_missing_tier(rule, file[CLIENT], warnings)
-        _warn_of_missing_user(rule, file[CLIENT], without_user)
+        _warn_of_missing_tier(rule, client, warnings)
+        _warn_of_missing_user(rule, client, without_user)
         _warn_of_ineffective_throttle(rule, made, warnings)
-    _warn_of_unread_header(file, warnings)
-    rules = tuple(compiled)
+    _warn_of_unread_header(file, client, warnings)
     exempt = tuple([compile_match(entry, attributes, problems) for entry in file[EXEMPT]])
-    validate_page(file, problems)
-    validate_header_names(file, problems)
     descriptors = compile_descriptors(file, domain, attributes, problems, warnings)
-    overrides = compile_overrides(file[OVERRIDES], domain, file[RULES], attributes, problems)
+    overrides = compile_overrides(file[OVERRIDES], domain, rules, attributes, problems)
     sections: dict[str, Any] = {
         "domain": domain,
-        "storage": storage_settings(file),
+        "storage": file[STORAGE],
         "client": client,
-        "response": response_settings(file),
+        "response": file[RESPONSE],
         "attributes": attributes,
         "exempt": exempt,
     }
     classifier = RuleSet(
-        **sections, rules=priority_rules(rules, attributes), overrides=blocks_and_exemptions(overrides)
+        **sections, rules=priority_rules(compiled, attributes), overrides=blocks_and_exemptions(overrides)
     )
     return RuleSet(
         **sections,
-        rules=rules,
+        rules=tuple(compiled),
         load=file[LOAD],
-        defer=defer_settings(file),
+        defer=file[DEFER],
         overrides=overrides,
         classifier=classifier,
         recompiler=recompiler,
-        inline=InlineRules(_settings_of(file), domain, attributes, len(rules)),
-        reload=seconds(file[RELOAD]),
-        observe=observe_settings(file),
+        inline=InlineRules(base, attributes, len(compiled)),
+        reload=file[RELOAD],
+        observe=file[OBSERVE],
         shadow=file[SHADOW_FILE],
         source=source,
         descriptors=descriptors,
@@ -176,18 +162,9 @@ def compile_file(
     )
 
 
-def _settings_of(file: Values) -> Values:
-    """Return the values of a file without its lists, which are large and apply to no further rule."""
-    for word in (RULES, EXEMPT, OVERRIDES, DESCRIPTORS, ENTRIES):
-        file = file.with_value(word, word.default)
-    return file.detached()
-
-
-def _warn_of_unread_header(file: Values, warnings: Problems) -> None:
+def _warn_of_unread_header(file: Values, client: ClientSettings, warnings: Problems) -> None:
     """Warn about an `ip_header` that is not read, because no proxy is trusted."""
-    client = file[CLIENT]
-    own = file.has_key("client")  # several files share one section; one of them has it
-    if own and IP_HEADER in client and not client[TRUSTED_PROXIES] and not client[TRUSTED_HOPS]:
+    if file.has_key("client", "ip_header") and not client.trusted_proxies and not client.trusted_hops:
         warnings.add(
             file.place("client", "ip_header"),
             "is never read, because no proxy is trusted",
@@ -195,24 +172,24 @@ def _warn_of_unread_header(file: Values, warnings: Problems) -> None:
         )
 
 
-def _warn_of_missing_tier(rule: Values, client: Values, warnings: Problems) -> None:
+def _warn_of_missing_tier(rule: Values, client: ClientSettings, warnings: Problems) -> None:
     """Warn about a limit by a tier that no request has. A call of `check()` can still pass it."""
-    if rule[LIMIT].tiers is not None and client[TIER] is None:
+    if rule[LIMIT].tiers is not None and client.tier is None:
         message = "depends on the tier, but client.tier is not set: every request has the default limit"
         warnings.add(rule.place("limit"), message)
 
 
-def _warn_of_missing_user(rule: Values, client: Values, warnings: Problems) -> None:
+def _warn_of_missing_user(rule: Values, client: ClientSettings, warnings: Problems) -> None:
     """Warn about a rule by user if no source for the user is set. Only some middlewares need one."""
     for index, entry in enumerate(rule[BY]):
-        if client[USER] is None and "|" not in entry and "user" in attributes_of(entry):
+        if client.user is None and "|" not in entry and "user" in attributes_of(entry):
             message = "counts by user, but client.user is not set: only Django's middleware knows the user"
             warnings.add(rule.place("by", index), message)
 
 
 def _warn_of_ineffective_throttle(rule: Values, compiled: CompiledRule, warnings: Problems) -> None:
     """Warn about a throttle that adds less than one request to the limit, and so has no effect."""
-    if rule[THROTTLE] is not None and not any(widest(quota).spare for quota in compiled.quotas):
+    if rule.differs(THROTTLE) and not any(widest(quota).spare for quota in compiled.quotas):
         warnings.add(rule.place("throttle"), "has no effect: rounded down, it adds no request to the limit")
 
 

@@ -1,12 +1,12 @@
 """Makes words of the common kinds: flags, numbers, choices, texts, durations and lists, with their JSON Schemas."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
 from ratelimit_mw.config import readers
 from ratelimit_mw.config.tree import Node
 from ratelimit_mw.config.word import Schema, Word
-from ratelimit_mw.units import parse_duration
+from ratelimit_mw.units import SECOND, parse_duration
 
 T = TypeVar("T")
 
@@ -14,6 +14,10 @@ TEXT: Schema = {"type": "string"}
 
 NON_BLANK: Schema = {**TEXT, "minLength": 1, "pattern": r"\S"}
 """Text that is not blank."""
+
+
+TEXTS: Schema = {"type": "object", "additionalProperties": TEXT}
+"""A mapping of texts."""
 
 
 def or_list(of: Schema, *, at_least: int = 1) -> Schema:
@@ -47,6 +51,12 @@ def optional_number(key: str, least: int, most: int, about: str, **options: Any)
     return Word(key=key, read=readers.whole_between(least, most), default=None, schema=schema, about=about, **options)
 
 
+def load(key: str, default: float, about: str, **options: Any) -> Word[float]:
+    """Return a word that is a load: a number above 0 and at most 1."""
+    schema = {"type": "number", "exclusiveMinimum": 0, "maximum": 1}
+    return Word(key=key, read=readers.load, default=default, schema=schema, about=about, **options)
+
+
 def choice(key: str, words: tuple[str, ...], default: T, about: str, **options: Any) -> Word[T]:
     """Return a word whose value is one of `words`. A default of None is the value of a word that is not set."""
     read = cast("Callable[[Node], T]", readers.one_of(*words))
@@ -68,6 +78,11 @@ def optional_text(
     return Word(key=key, read=read, default=None, schema=TEXT, about=about, **options)
 
 
+def texts(key: str, about: str, **options: Any) -> Word[Mapping[str, str]]:
+    """Return a word that is a mapping of texts. The user chooses its keys."""
+    return Word(key=key, read=readers.texts, default={}, schema=TEXTS, about=about, **options)
+
+
 def name(key: str, about: str, **options: Any) -> Word[str]:
     """Return a required word that is the name of a domain or a rule."""
     return Word(
@@ -83,8 +98,8 @@ def name(key: str, about: str, **options: Any) -> Word[str]:
 
 def duration(
     key: str, least: str, most: str, default: str, about: str, *, example: str = "", **options: Any
-) -> Word[int]:
-    """Return a word that is a duration, in microseconds.
+) -> Word[float]:
+    """Return a word that is a duration, in seconds.
 
     Args:
         key: The key.
@@ -95,11 +110,11 @@ def duration(
         example: Examples for the hint. Empty: those of `DurationError`.
         options: Further fields of the word.
     """
-    read = cast("Callable[[Node], int]", readers.duration(least, most, example=example))
+    read = cast("Callable[[Node], float]", readers.in_seconds(readers.duration(least, most, example=example)))
     return Word(
         key=key,
         read=read,
-        default=parse_duration(default),
+        default=parse_duration(default) / SECOND,
         shown_default=default,
         schema={**TEXT, "examples": [least, default, most]},
         about=about,

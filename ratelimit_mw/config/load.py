@@ -10,7 +10,7 @@ from ratelimit_mw.config.elsewhere import text_elsewhere
 from ratelimit_mw.config.file import DOMAIN, FILE, SHARED, compile_file, read_file
 from ratelimit_mw.config.tree import Map, Problems, kind
 from ratelimit_mw.config.word import Values, Word
-from ratelimit_mw.config.words.client import ATTRIBUTES, CLIENT, compile_client
+from ratelimit_mw.config.words.client import ATTRIBUTES
 from ratelimit_mw.config.words.load import warn_of_unused_shedding
 from ratelimit_mw.config.words.storage import take_source
 from ratelimit_mw.errors import ConfigurationError, Problem, quoted
@@ -96,7 +96,7 @@ class _Part:
                 tree.place, f"a rules file must be a mapping with domain and rules, not {kind(tree)}", hint
             )
         self.tree = tree if isinstance(tree, Map) else None
-        self.file = FILE.values()
+        self.file: Values = FILE.default()
         if self.tree is not None:
             self.source = take_source(self.tree, _KEYS_BESIDE_A_SOURCE, self.problems)
             self.file = read_file(self.tree, self.problems)
@@ -167,16 +167,9 @@ def _share(parts: Sequence[_Part]) -> None:
         for other in holders[1:]:
             hint = "only one file may have this section"
             other.add_problem(word.key, f"{quoted(word.key)} is already in {holders[0].name}", hint)
-        if holders and not (word is CLIENT and _client_has_errors(holders[0])):
+        if holders:
             for part in parts:
                 part.use(word, holders[0].file)
-
-
-def _client_has_errors(part: _Part) -> bool:
-    """Return True if the section `client` has an error that would be reported again for each file."""
-    found = Problems()
-    compile_client(part.file, part.file[DOMAIN], found)
-    return bool(found)
 
 
 def _compare_domains(parts: Sequence[_Part], frame: _Part | None) -> None:

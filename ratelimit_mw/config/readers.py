@@ -1,17 +1,17 @@
 """Readers of single values. A reader returns the value of a node of the tree, or raises `Invalid`."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from ipaddress import IPv4Network as IPv4
 from ipaddress import IPv6Network, ip_network
 from typing import TypeVar
 
-from ratelimit_mw.config.tree import Invalid, Items, Map, Node, Scalar, kind
-from ratelimit_mw.errors import DurationError, near, nearest, quoted
+from ratelimit_mw.config.tree import Invalid, Items, Map, Node, Problems, Scalar, kind
+from ratelimit_mw.errors import DurationError, near, quoted
 from ratelimit_mw.identity.address import is_ipv4
 from ratelimit_mw.settings import Network
-from ratelimit_mw.units import parse_duration
+from ratelimit_mw.units import SECOND, parse_duration
 
 T = TypeVar("T")
 
@@ -125,14 +125,11 @@ def each(read: Callable[[Node], T], *, empty: bool = False) -> Callable[[Node], 
     def read_each(node: Node) -> tuple[T, ...]:
         if not isinstance(node, Items):
             return (read(node),)
-        invalid = Invalid()
         if not node and not empty:
-            invalid.add(None, "the list must not be empty")
-        found: list[T] = []
-        for item in node:
-            with invalid.gathering(item.place):
-                found.append(read(item))
-        invalid.finish()
+            raise Invalid.at(None, "the list must not be empty")
+        problems = Problems()
+        found = problems.read_each(read, node)
+        problems.refuse()
         return tuple(found)
 
     return read_each
@@ -158,6 +155,16 @@ def duration(least: str, most: str, *, off: bool = False, example: str = "") -> 
         return found
 
     return read
+
+
+def in_seconds(read: Callable[[Node], int | None]) -> Callable[[Node], float | None]:
+    """Return a reader of the same durations in seconds."""
+
+    def read_seconds(node: Node) -> float | None:
+        found = read(node)
+        return None if found is None else found / SECOND
+
+    return read_seconds
 
 
 def timestamp(node: Node) -> int:
@@ -196,22 +203,18 @@ def _not_a_network(written: str) -> Invalid:
     return Invalid.at(None, f"{quoted(written)} has host bits set, so it is not a network", f"did you mean '{meant}'?")
 
 
-def report_unknown_keys(node: Map, known: Sequence[str], invalid: Invalid) -> None:
-    """Add a fault for every key of `node` that is not in `known`, with the nearest known key as its hint."""
-    for key in node:
-        if key not in known:
-            invalid.add(node.keys_at[key], f"unknown key {quoted(key)}", nearest(key, known))
-
-
-def missing_keys(keys: Sequence[str]) -> str:
-    """Return the message about required keys that are missing."""
-    listed = " and ".join(map(repr, keys))
-    return f"the key {listed} is missing" if len(keys) == 1 else f"the keys {listed} are missing"
-
-
 def header_name(node: Node) -> str:
     """Read the name of a header."""
     word = text(node)
     if not TOKEN.fullmatch(word):
         raise Invalid.at(None, f"{quoted(word)} is not a header name", "for example X-Forwarded-For")
     return word
+
+
+def texts(node: Node) -> dict[str, str]:
+    """Read a mapping of texts. The user chooses its keys. Texts that cannot be used are left out."""
+    if not isinstance(node, Map):
+        raise Invalid.at(None, f"must be a mapping, not {kind(node)}")
+    problems = Problems()
+    found = {key: value for key, each in node.items() for value in problems.read_each(text, [each])}
+    return problems.checked(found)

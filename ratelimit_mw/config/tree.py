@@ -4,11 +4,13 @@ This module also decides the type of a scalar, replaces `${NAME}`, and collects 
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, NamedTuple, Self, overload
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Self, TypeVar, cast, overload
 
 from ratelimit_mw.errors import Problem, quoted
+
+T = TypeVar("T")
+U = TypeVar("U")
 
 # `${NAME}`, `${NAME:-default}`, the same with an escaping `$` before it, or a malformed `${`, which is an error.
 _REFERENCE = re.compile(r"\$?\$\{(?:(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\})?")
@@ -102,25 +104,24 @@ class Scalar(NamedTuple):
 
 
 class Items(Sequence["Node"]):
-    """A list, and the place where it begins. Each item is kept as one text or one bytes object: access makes a copy.
+    """A list, and the place where it begins. A scalar is made when it is read.
 
-    A list may have hundreds of thousands of items. The garbage collector does not visit texts and bytes (see `pack`).
+    A list may have hundreds of thousands of scalars. They are kept as plain tuples of texts and numbers, which the
+    garbage collector does not visit after its first pass. A collection stops every thread.
     """
 
-    __slots__ = ("_count", "_kept", "place")
+    __slots__ = ("_kept", "place")
 
     def __init__(self, place: Place) -> None:
         self.place = place
-        self._kept: list[Items | bytes | str] = []
-        self._count = 0
+        self._kept: list[Items | Map | tuple[Any, ...]] = []
 
     def put(self, node: "Node") -> None:
         """Add an item, unless it is unusable."""
-        if isinstance(node, Items):
+        if not isinstance(node, Scalar):
             self._kept.append(node)
-        elif isinstance(node, Map) or not node.unusable:
-            self._kept.append(self._written(node) or pack(node))
-        self._count += 1
+        elif not node.unusable:
+            self._kept.append((node.text, node.value, *node.place))
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -133,42 +134,7 @@ class Items(Sequence["Node"]):
         if isinstance(index, slice):
             return [self[each] for each in range(*index.indices(len(self)))]
         kept = self._kept[index]
-        if isinstance(kept, str):
-            return self._read(kept)
-        node: Node = unpack(kept) if isinstance(kept, bytes) else kept
-        return node
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # One text is copied at once. Copying hundreds of thousands of texts would hold up the other threads.
-        texts = [each for each in self._kept if isinstance(each, str) and "\n" not in each]
-        kept = "\n".join(texts) if texts and len(texts) == len(self._kept) else self._kept
-        return _items, (self.place, kept, self._count)
-
-    def _written(self, node: "Node") -> str | None:
-        """Return a scalar as one text. None for another node, or a scalar that the text would not tell all of."""
-        if not isinstance(node, Scalar):
-            return None
-        text, value, (order, file, line, column, path), _ = node
-        quoted = value == text and isinstance(value, str)
-        if (file, path) != (self.place.file, self._path(self._count)) or not (quoted or value is plain(text)):
-            return None
-        return f"{order} {line} {column} {self._count} {'q' if quoted else 'p'} {text}"
-
-    def _read(self, written: str) -> Scalar:
-        order, line, column, number, style, text = written.split(" ", 5)
-        place = Place(int(order), self.place.file, int(line), int(column), self._path(number))
-        return Scalar(text, text if style == "q" else plain(text), place)
-
-    def _path(self, number: int | str) -> str:
-        return f"{self.place.path}[{number}]"
-
-
-def _items(place: Place, kept: "str | list[Items | bytes | str]", count: int) -> Items:
-    """Return a list that was packed."""
-    items = Items(place)
-    items._kept = [*kept.split("\n")] if isinstance(kept, str) else kept  # noqa: SLF001  one of our own
-    items._count = count  # noqa: SLF001
-    return items
+        return Scalar(kept[0], kept[1], Place(*kept[2:])) if isinstance(kept, tuple) else kept
 
 
 class Map(dict[str, "Node"]):
@@ -197,24 +163,6 @@ class Map(dict[str, "Node"]):
 Node = Scalar | Items | Map
 
 
-def pack(value: object) -> bytes:
-    """Return a copy of a node, or of values that were read from one, as a single bytes object. See `unpack`.
-
-    The rules of a file are many thousands of small objects. If all of them existed at once, the garbage collector would
-    have to visit all objects of the process during a reload, which pauses every thread. It does not visit bytes.
-    """
-    import pickle  # late, because importing the package does not need it
-
-    return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
-
-
-def unpack(packed: bytes) -> Any:
-    """Return a copy of what was packed."""
-    import pickle
-
-    return pickle.loads(packed)  # noqa: S301  `pack` of this process made these bytes
-
-
 Location = tuple[str | int, ...]
 """The keys and indices that lead from the root to a node."""
 
@@ -229,78 +177,104 @@ def node_at(tree: Node, location: Location) -> Node:
     return tree
 
 
-class Problems:
-    """Collects problems, so that all of them are reported at once."""
-
-    def __init__(self) -> None:
-        self._found: list[tuple[int, Problem]] = []
-
-    def add(self, place: Place, message: str, hint: str = "") -> None:
-        """Add a problem at `place`. The message begins with the dotted name of the place."""
-        text = f"{place.path}: {message}" if place.path else message
-        self._found.append((place.order, Problem(text, place.file, place.line, place.column, hint)))
-
-    def __bool__(self) -> bool:
-        return bool(self._found)
-
-    def add_problems(self, other: "Problems") -> None:
-        """Add every problem of `other`."""
-        self._found += other._found  # noqa: SLF001  one of our own
-
-    def add_all(self, faults: "Invalid", place: Place) -> None:
-        """Add every fault of a value. `place` is used for faults without a place of their own."""
-        for fault in faults.faults:
-            self.add(fault.place or place, fault.message, fault.hint)
-
-    def in_order(self) -> tuple[Problem, ...]:
-        """Return the problems in the order of the document."""
-        return tuple(problem for _, problem in sorted(self._found, key=lambda found: found[0]))
-
-
 class Fault(NamedTuple):
-    """One error in a value. `place` is None if the error concerns the value as a whole."""
+    """One error. `place` is None if the error concerns the value that is read, as a whole.
+
+    `unknown_key` is the key, if a section does not know it. See `Problems.with_key_hints`.
+    """
 
     place: Place | None
     message: str
     hint: str = ""
+    unknown_key: str = ""
 
 
 class Invalid(ValueError):
-    """Raised for a value that cannot be used. `faults` has every error in the value, each with its place."""
+    """Raised for a value that cannot be used. `usable` is what can be used of it, such as the other words of a section.
 
-    def __init__(self) -> None:
+    `usable` is None if nothing can be used.
+    """
+
+    def __init__(self, faults: Iterable[Fault], usable: object = None) -> None:
         super().__init__()
-        self.faults: list[Fault] = []
-
-    def __str__(self) -> str:
-        return "; ".join(f"{fault.message} ({fault.hint})" if fault.hint else fault.message for fault in self.faults)
+        self.faults = tuple(faults)
+        self.usable = usable
 
     @classmethod
     def at(cls, place: Place | None, message: str, hint: str = "") -> Self:
         """Return an exception with a single fault."""
-        invalid = cls()
-        invalid.add(place, message, hint)
-        return invalid
+        return cls([Fault(place, message, hint)])
 
-    def add(self, place: Place | None, message: str, hint: str = "") -> None:
-        """Add a fault."""
-        self.faults.append(Fault(place, message, hint))
 
-    @contextmanager
-    def gathering(self, place: Place | None = None) -> Iterator[None]:
-        """Catch an `Invalid` that the block raises, and add its faults. The next values can then be read as well.
+class Problems:
+    """Collects the faults of a value, or of a whole file, so that all of them are reported at once."""
 
-        `place` is used for faults without a place of their own.
+    def __init__(self) -> None:
+        self._faults: list[Fault] = []
+
+    def add(self, place: Place, message: str, hint: str = "", *, unknown_key: str = "") -> None:
+        """Add a fault at `place`."""
+        self._faults.append(Fault(place, message, hint, unknown_key))
+
+    def __bool__(self) -> bool:
+        return bool(self._faults)
+
+    def add_problems(self, other: "Problems") -> None:
+        """Add every fault of `other`."""
+        self._faults += other._faults  # noqa: SLF001  one of our own
+
+    def add_invalid(self, invalid: Invalid, place: Place) -> None:
+        """Add the faults of a value. `place` is used for faults without a place of their own."""
+        self._faults += [fault._replace(place=fault.place or place) for fault in invalid.faults]
+
+    def read(self, read: Callable[[Node], T], node: Node, otherwise: U) -> T | U:
+        """Return the value of a node. If it is invalid, add its faults, and return what can be used of it.
+
+        That is `otherwise` if nothing can be used.
         """
         try:
-            yield
-        except Invalid as other:
-            self.faults.extend(fault._replace(place=fault.place or place) for fault in other.faults)
+            return read(node)
+        except Invalid as invalid:
+            self.add_invalid(invalid, node.place)
+            return otherwise if invalid.usable is None else cast("T", invalid.usable)
 
-    def finish(self) -> None:
-        """Raise this exception if it has a fault."""
-        if self.faults:
-            raise self
+    def read_each(self, read: Callable[[Node], T], nodes: Iterable[Node]) -> list[T]:
+        """Return the values of the nodes that are valid. Add the faults of the others."""
+        found: list[T] = []
+        for node in nodes:
+            try:
+                found.append(read(node))
+            except Invalid as invalid:
+                self.add_invalid(invalid, node.place)
+        return found
+
+    def checked(self, value: T) -> T:
+        """Return the value. If there is a fault, raise `Invalid` with every fault and the usable value."""
+        if self._faults:
+            raise Invalid(self._faults, value)
+        return value
+
+    def refuse(self) -> None:
+        """Raise `Invalid` with every fault, if there is one. Nothing of the value can be used."""
+        if self._faults:
+            raise Invalid(self._faults)
+
+    def with_key_hints(self, hint: Callable[[str, str], str]) -> None:
+        """Replace the hints of unknown keys by `hint(key, dotted name of the section)`, where it knows better."""
+        self._faults = [
+            fault._replace(hint=hint(fault.unknown_key, fault.place.path) or fault.hint)
+            if fault.unknown_key and fault.place
+            else fault
+            for fault in self._faults
+        ]
+
+    def in_order(self) -> tuple[Problem, ...]:
+        """Return the problems in the order of the document. Each message begins with the dotted name of its place."""
+        placed = [(place or Place(), message, hint) for place, message, hint, _ in self._faults]
+        return tuple(
+            Problem(f"{place.path}: {message}" if place.path else message, place.file, place.line, place.column, hint)
+            for place, message, hint in sorted(placed, key=lambda fault: fault[0].order)
+        )
 
 
 def kind(node: Node) -> str:
@@ -312,3 +286,8 @@ def kind(node: Node) -> str:
     if node.value is None:
         return "an empty value" if node.text == "" else quoted(node.text)
     return quoted(node.text) if isinstance(node.value, str) else node.text
+
+
+def is_empty(node: Node) -> bool:
+    """Return True if a key has no value."""
+    return isinstance(node, Scalar) and node.value is None and not node.text

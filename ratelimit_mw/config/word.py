@@ -1,17 +1,18 @@
 """Words: the keys of a rules file. Each word is described once; everything else is derived from the description.
 
 A `Word` defines how its value is read, its default, its JSON Schema, what it cannot be combined with, and how it
-changes a rule. A `Section` is a table of words: it reads a mapping of the file to `Values` and reports every error.
-A word whose value is a section or a list of sections is a `SectionWord` or a `SectionsWord`.
+changes a rule. A `Section` is a table of words: it reads a mapping of the file, reports every error, checks the values
+against each other, and makes one object of them. The value of a word may itself be a section, or a list of sections.
+
+Reading has one form everywhere: a function from a node to its value, which raises `tree.Invalid`. A reader may combine
+other readers, with `tree.Problems`, so that all errors of a file are reported at once.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from ratelimit_mw.config import readers
-from ratelimit_mw.config.tree import Invalid, Items, Map, Node, Place, Problems, Scalar, kind, node_at, pack, unpack
+from ratelimit_mw.config.tree import Invalid, Items, Map, Node, Place, Problems, is_empty, kind, node_at
 from ratelimit_mw.errors import nearest, quoted
 
 if TYPE_CHECKING:
@@ -23,20 +24,8 @@ T_co = TypeVar("T_co", covariant=True)
 Schema = Mapping[str, Any]
 """A JSON Schema, or a part of one."""
 
-KeyHint = Callable[[str, str], str]
-"""(unknown key, dotted name of its section) → a hint that names the section to which the key belongs, or ""."""
-
-
-def no_hint(_key: str, _section: str) -> str:
-    """Return no hint."""
-    return ""
-
-
-@cache
-def _empty() -> bytes:
-    """Return the packed node of the values that have no tree. All share it."""
-    return pack(Map(Place()))
-
+SchemaOf = Schema | Callable[[dict[str, Any]], Schema]
+"""A JSON Schema, or a function that returns it. The function adds the schemas of sections to its argument by title."""
 
 _NO_KEYS: frozenset[str] = frozenset()
 
@@ -45,45 +34,34 @@ class Values:
     """The values of one section, by word. A word that is not set has its default.
 
     Args:
-        node: The mapping that the values were read from, or the same packed (see `tree.pack`).
+        node: The mapping that the values were read from.
         found: The values that are set.
         dropped: The keys whose values cannot be used. The problem has been reported; further checks must not report
             errors that follow from it. For a list item that is not a mapping, this is the key "".
         extra: The nodes of keys that are not words, if the section has `open_keys`.
     """
 
-    __slots__ = ("_found", "_node", "dropped", "extra")
+    __slots__ = ("_found", "dropped", "extra", "node")
 
     def __init__(
         self,
-        node: Node | bytes,
+        node: Node,
         found: Mapping[str, Any] | None = None,
         dropped: Iterable[str] = _NO_KEYS,
         extra: Mapping[str, Node] | None = None,
     ) -> None:
-        self._node = node
+        self.node = node
         self._found = dict(found or {})
         self.dropped = frozenset(dropped)
         self.extra: Mapping[str, Node] = extra or {}
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # The node is packed by itself, because it is only unpacked to report a problem.
-        node = self._node if isinstance(self._node, bytes) else pack(self._node)
-        return Values, (node, self._found, self.dropped, self.extra)
-
-    @property
-    def node(self) -> Node:
-        """The mapping that the values were read from."""
-        node: Node = unpack(self._node) if isinstance(self._node, bytes) else self._node
-        return node
 
     def __getitem__(self, word: "Word[T]") -> T:
         value: T = self._found.get(word.key, word.default)
         return value
 
-    def __contains__(self, word: object) -> bool:
-        """Return True if the word is set to a value that can be used."""
-        return isinstance(word, Word) and word.key in self._found
+    def __contains__(self, key: str) -> bool:
+        """Return True if the key is set to a value that can be used."""
+        return key in self._found
 
     def __iter__(self) -> Iterator[str]:
         """Yield the keys that are set to values that can be used."""
@@ -91,6 +69,10 @@ class Values:
 
     def __len__(self) -> int:
         return len(self._found) + len(self.extra)
+
+    def differs(self, word: "Word[Any]") -> bool:
+        """Return True if the value of a word is not its default."""
+        return word.key in self._found and self._found[word.key] != word.default
 
     def place(self, *steps: str | int) -> Place:
         """Return the place of the value at the end of `steps`, or of the innermost usable value around it."""
@@ -100,21 +82,20 @@ class Values:
 
     def key_place(self, key: str) -> Place:
         """Return the place of a key itself."""
-        node = self.node
-        return node.keys_at[key] if isinstance(node, Map) and key in node.keys_at else node.place
+        return self.node.keys_at.get(key, self.node.place) if isinstance(self.node, Map) else self.node.place
 
-    def has_key(self, key: str) -> bool:
-        """Return True if the section in the file has the key, even if its value cannot be used.
+    def has_key(self, *steps: str) -> bool:
+        """Return True if the file has the key at the end of `steps`, even if its value cannot be used.
 
         It is False if `with_value` has changed the node: the limit of an override is not in the section of its rule.
         """
-        node = self.node
-        return isinstance(node, Map) and key in node.keys_at
+        node = node_at(self.node, steps[:-1])
+        return isinstance(node, Map) and steps[-1] in node.keys_at
 
     def detached(self) -> "Values":
         """Return the same values without the tree that they were read from. This saves memory."""
         found = {key: value.detached() if isinstance(value, Values) else value for key, value in self._found.items()}
-        return Values(_empty(), found)
+        return Values(Map(Place()), found)
 
     def with_value(self, word: "Word[T]", value: T, node: Node | None = None) -> "Values":
         """Return the same values with another value of `word`.
@@ -125,17 +106,18 @@ class Values:
             node: The node at whose place problems are reported. None keeps the present one.
         """
         found = {**self._found, word.key: value}
-        return Values(self._node if node is None else node, found, self.dropped, self.extra)
+        return Values(self.node if node is None else node, found, self.dropped, self.extra)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Word(Generic[T_co]):
     """One key of a rules file.
 
+    `validate`, `alter` and `fields` are called only for a rule in which the word has another value than its default.
+
     Args:
         key: The key.
-        read: Returns the value of a node, or raises `Invalid`. The value must be plain data, because `PackedSections`
-            packs it.
+        read: Returns the value of a node, or raises `Invalid`.
         default: The value of a word that is not set.
         schema: The JSON Schema of the value, or a function that returns it.
         about: The description in the JSON Schema and in the reference: one sentence.
@@ -144,34 +126,35 @@ class Word(Generic[T_co]):
         required: The key must be set.
         compared: The word changes neither what is charged nor when, so `ratelimit-mw check` may compare rules that
             have it.
+        section: Returns the section, if the value is one or contains some.
         validate: (rule, problems): reports what the word cannot be combined with, and why.
         alter: (quota, rule, key prefix) → the quota of a counter, as the word changes it.
-        fields: (rule, file) → the fields of `model.Rule` that the word sets.
+        fields: (value) → the fields of `model.Rule` that the word sets.
     """
 
     key: str
     read: Callable[[Node], T_co]
     default: T_co
-    schema: Schema | Callable[[], Schema]
+    schema: SchemaOf
     about: str
     shown_default: object = None
     unset: str = ""
     required: bool = False
     compared: bool = False
+    section: "Callable[[], Section] | None" = None
     validate: Callable[[Values, Problems], None] | None = None
     alter: Callable[["Quota", Values, str], "Quota"] | None = None
-    fields: Callable[[Values, Values], Mapping[str, Any]] | None = None
-
-    def take(self, node: Node, _problems: Problems, _key_hint: KeyHint) -> T_co:
-        """Return the value of `node`. Raises `Invalid` if it cannot be used."""
-        return self.read(node)
+    fields: Callable[[Any], Mapping[str, Any]] | None = None
 
     def as_schema(self, shared: dict[str, Any]) -> dict[str, Any]:
         """Return the JSON Schema of the value. The schemas of sections are added to `shared` and referenced by name."""
-        del shared
         default = {} if self.shown_default in (None, "", ()) else {"default": self.shown_default}
-        schema = self.schema() if callable(self.schema) else self.schema
-        return {"description": self.about, **schema, **default}
+        return {"description": self.about, **schema_of(self.schema, shared), **default}
+
+
+def schema_of(schema: SchemaOf, shared: dict[str, Any]) -> Schema:
+    """Return the JSON Schema itself. The schemas of sections are added to `shared`."""
+    return schema(shared) if callable(schema) else schema
 
 
 class Section:
@@ -181,8 +164,12 @@ class Section:
         title: The name of the section in the JSON Schema.
         about: The description in the JSON Schema and in the reference: one sentence.
         words: The table, in the order in which words are documented, validated and applied.
+        make: Makes the value of the section. It gets the value of every word, by its key. None: the value is `Values`.
+        check: (values, problems): reports words that do not fit together. A word that cannot be used has its default.
+        example: The hint for a value that is not a mapping, and for missing keys.
+        whole: A section with an error cannot be used. Otherwise its words without errors can.
         open_keys: Allow keys that are not words. Their nodes are in `Values.extra`.
-        any_of: Sets of keys. All keys of at least one set must be present.
+        any_of: Keys of which at least one must be present.
     """
 
     def __init__(
@@ -191,12 +178,20 @@ class Section:
         about: str,
         words: Iterable[Word[Any]],
         *,
+        make: Callable[..., Any] | None = None,
+        check: Callable[[Values, Problems], None] | None = None,
+        example: str = "",
+        whole: bool = False,
         open_keys: bool = False,
-        any_of: tuple[tuple[str, ...], ...] = (),
+        any_of: tuple[str, ...] = (),
     ) -> None:
         self.title = title
         self.about = about
-        self.open_keys = open_keys
+        self._make = make
+        self._check = check
+        self._example = example
+        self._whole = whole
+        self._open_keys = open_keys
         self._any_of = any_of
         self._by_key = {word.key: word for word in words}
 
@@ -220,40 +215,61 @@ class Section:
         """The known keys, in the order of the table."""
         return list(self._by_key)
 
-    def values(self) -> Values:
-        """Return the values of a section that is not set: the defaults."""
-        return Values(Map(Place()))
+    def default(self) -> Any:
+        """Return the value of a section that is not set."""
+        return self._made(Values(Map(Place())))
 
-    def read(self, node: Map, problems: Problems, key_hint: KeyHint = no_hint) -> Values:
-        """Return the values of a mapping. Errors are added to `problems`; the other words are still read."""
+    def read(self, node: Node) -> Any:
+        """Return the value of a section. Raises `Invalid` with every error, and with what can be used."""
+        if not isinstance(node, Map):
+            raise Invalid.at(node.place, f"must be a mapping, not {kind(node)}", self._example)
+        problems = Problems()
+        self._report_missing(node, problems)
+        values = self._values(node, problems)
+        if self._check is not None:
+            self._check(values, problems)
+        if self._whole:
+            problems.refuse()
+        return problems.checked(self._made(values))
+
+    def _made(self, values: Values) -> Any:
+        return values if self._make is None else self._make(**{word.key: values[word] for word in self.words})
+
+    def _report_missing(self, node: Map, problems: Problems) -> None:
+        missing = [word.key for word in self.words if word.required and word.key not in node.keys_at]
+        if self._any_of and not any(key in node.keys_at for key in self._any_of):
+            missing.append(self._any_of[0])
+        if missing:
+            listed = " and ".join(map(repr, missing))
+            message = f"the key {listed} is missing" if len(missing) == 1 else f"the keys {listed} are missing"
+            problems.add(node.place, message, self._example)
+
+    def _values(self, node: Map, problems: Problems) -> Values:
         found: dict[str, Any] = {}
         extra: dict[str, Node] = {}
-        dropped = set(node.dropped)
-        for word in self.words:
-            if word.required and word.key not in node.keys_at:
-                problems.add(node.place, f"the key '{word.key}' is missing")
         for key, place in node.keys_at.items():
-            known = self._by_key.get(key)
-            if known is None and not self.open_keys:
-                name, colon, _ = key.partition(":")
-                if colon and name in self._by_key:
-                    # In braces, YAML reads `limit:5/s` as a key without a value. The value may be a secret.
-                    problems.add(place, f"a space is missing after '{name}:'")
-                else:
-                    hint = key_hint(key, node.place.path) or nearest(key, self._by_key)
-                    problems.add(place, f"unknown key {quoted(key)}", hint)
+            word = self._by_key.get(key)
+            if word is None and not self._open_keys:
+                self._report_unknown(key, place, problems)
             elif key in node:
-                if known is None:
+                if word is None:
                     extra[key] = node[key]
-                else:
-                    try:
-                        found[key] = known.take(node[key], problems, key_hint)
-                    except Invalid as invalid:
-                        problems.add_all(invalid, node[key].place)
-                        dropped.add(key)
-        return Values(node, found, dropped, extra)
+                    continue
+                value = problems.read(word.read, node[key], _UNUSABLE)
+                if value is not _UNUSABLE:
+                    found[key] = value
+        dropped = {key for key in node.keys_at if key in self._by_key and key not in found}
+        return Values(node, found, node.dropped | dropped, extra)
 
-    def as_schema(self, shared: dict[str, Any]) -> dict[str, Any]:
+    def _report_unknown(self, key: str, place: Place, problems: Problems) -> None:
+        name, colon, _ = key.partition(":")
+        if colon and name in self._by_key:
+            # In braces, YAML reads `limit:5/s` as a key without a value. The value may be a secret.
+            problems.add(place, f"a space is missing after '{name}:'")
+        else:
+            problems.add(place, f"unknown key {quoted(key)}", nearest(key, self._by_key), unknown_key=key)
+
+    def as_schema(self, shared: dict[str, Any]) -> Schema:
         """Add the JSON Schema of the section to `shared`, and return a reference to it."""
         if self.title not in shared:
             shared[self.title] = {}  # set first, because a section may contain sections of its own kind
@@ -262,152 +278,80 @@ class Section:
                 "description": self.about,
                 "properties": {word.key: word.as_schema(shared) for word in self.words},
             }
-            if not self.open_keys:
+            if not self._open_keys:
                 made["additionalProperties"] = False
             if required := [word.key for word in self.words if word.required]:
                 made["required"] = required
             if self._any_of:
-                made["anyOf"] = [{"required": list(keys)} for keys in self._any_of]
+                made["anyOf"] = [{"required": [key]} for key in self._any_of]
             shared[self.title] = made
         return {"$ref": f"#/$defs/{self.title}"}
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class SectionWord(Word[Values]):
-    """A word whose value is a section.
-
-    Args:
-        section: Returns the section.
-        example: The hint for a value that is not a mapping.
-        may_be_empty: A key without a value stands for the default. Otherwise it is an error.
-    """
-
-    section: Callable[[], Section]
-    example: str = ""
-    may_be_empty: bool = False
-
-    def take(self, node: Node, problems: Problems, key_hint: KeyHint) -> Values:
-        """See `Word.take`. Words of the section that cannot be used are left out."""
-        if self.may_be_empty and is_empty(node):
-            return self.default
-        if isinstance(node, Map):
-            return self.section().read(node, problems, key_hint)
-        raise Invalid.at(None, f"must be a mapping, not {kind(node)}", "" if is_empty(node) else self.example)
-
-    def as_schema(self, shared: dict[str, Any]) -> dict[str, Any]:
-        """See `Word.as_schema`."""
-        return {"description": self.about, **self.section().as_schema(shared)}
+_UNUSABLE = object()
 
 
-class PackedSections(Sequence[Values]):
-    """The values of a list of sections. They are kept packed (see `tree.pack`): each access makes a copy."""
-
-    def __init__(self, sections: Iterable[Values]) -> None:
-        self._packed = [pack(values) for values in sections]
-
-    def __len__(self) -> int:
-        return len(self._packed)
-
-    @overload
-    def __getitem__(self, index: int) -> Values: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Values]: ...
-    def __getitem__(self, index: int | slice) -> Values | Sequence[Values]:
-        if isinstance(index, slice):
-            return [self[each] for each in range(*index.indices(len(self)))]
-        values: Values = unpack(self._packed[index])
-        return values
-
-
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class SectionsWord(Word[Sequence[Values]]):
-    """A word whose value is a list of sections. See `SectionWord` for the other arguments.
-
-    Args:
-        packed: There may be thousands of sections, so their values are kept packed.
-        or_one: One section stands for a list of one. An empty list is an error.
-    """
-
-    section: Callable[[], Section]
-    example: str = ""
-    may_be_empty: bool = False
-    packed: bool = False
-    or_one: bool = False
-
-    def take(self, node: Node, problems: Problems, key_hint: KeyHint) -> Sequence[Values]:
-        """See `Word.take`. An item that is not a mapping keeps its place in the list."""
-        if self.may_be_empty and is_empty(node):
-            return ()
-        section = self.section()
-        if self.or_one and isinstance(node, Map):
-            return (section.read(node, problems, key_hint),)
-        if not isinstance(node, Items):
-            form = "a mapping or a list" if self.or_one else "a list"
-            raise Invalid.at(None, f"must be {form}, not {kind(node)}", "" if is_empty(node) else self.example)
-        if self.or_one and not node:
-            raise Invalid.at(None, "the list must not be empty")
-        sections = (
-            section.read(item, problems, key_hint) if isinstance(item, Map) else self._not_a_section(item, problems)
-            for item in node
-        )
-        return PackedSections(sections) if self.packed else tuple(sections)
-
-    def _not_a_section(self, node: Node, problems: Problems) -> Values:
-        problems.add(node.place, f"must be a mapping, not {kind(node)}", "" if is_empty(node) else self.example)
-        return Values(Map(node.place), dropped=("",))
-
-    def as_schema(self, shared: dict[str, Any]) -> dict[str, Any]:
-        """See `Word.as_schema`."""
-        one = self.section().as_schema(shared)
-        several = {"type": "array", "items": one}
-        if self.or_one:
-            return {"description": self.about, "anyOf": [one, {**several, "minItems": 1}]}
-        return {"description": self.about, **several}
-
-
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class TextsWord(Word[Mapping[str, str]]):
-    """A word whose value is a mapping of texts. The user chooses its keys."""
-
-    def take(self, node: Node, problems: Problems, _key_hint: KeyHint) -> Mapping[str, str]:
-        """See `Word.take`. Texts that cannot be used are left out."""
-        if not isinstance(node, Map):
-            raise Invalid.at(None, f"must be a mapping, not {kind(node)}")
-        found: dict[str, str] = {}
-        for key, value in node.items():
-            try:
-                found[key] = readers.text(value)
-            except Invalid as invalid:
-                problems.add_all(invalid, value.place)
-        return found
-
-
-def is_empty(node: Node) -> bool:
-    """Return True if a key has no value."""
-    return isinstance(node, Scalar) and node.value is None and not node.text
-
-
-def section_word(key: str, section: Section, **options: Any) -> SectionWord:
+def section_word(key: str, section: Section, about: str = "", **options: Any) -> Word[Any]:
     """Return the word for a section. `options` are further fields of the word."""
-    default, about = section.values(), section.about
-    return SectionWord(
-        key=key, read=_never_read, default=default, schema={}, about=about, section=lambda: section, **options
+    return Word(
+        **{
+            "key": key,
+            "read": section.read,
+            "default": section.default(),
+            "schema": section.as_schema,
+            "about": about or section.about,
+            "section": lambda: section,
+            **options,
+        }
     )
 
 
-def sections_word(key: str, section: Callable[[], Section], about: str, **options: Any) -> SectionsWord:
+def sections_word(
+    key: str,
+    section: Callable[[], Section],
+    about: str,
+    *,
+    example: str = "",
+    empty: bool = False,
+    or_one: bool = False,
+    **options: Any,
+) -> Word[Sequence[Values]]:
     """Return the word for a list of sections.
 
-    `section` is called when a file is read, so that a section may contain sections of its own kind.
+    Args:
+        key: The key.
+        section: Returns the section. It is called when a file is read, so that a section may contain its own kind.
+        about: See `Word`.
+        example: The hint for a value that is not a list, or for an item that is not a mapping.
+        empty: A key without a value stands for an empty list. Otherwise it is an error.
+        or_one: One section stands for a list of one. An empty list is an error.
+        options: Further fields of the word.
     """
-    return SectionsWord(key=key, read=_never_read, default=(), schema={}, about=about, section=section, **options)
+
+    def read(node: Node) -> tuple[Values, ...]:
+        if empty and is_empty(node):
+            return ()
+        listed = [node] if or_one and isinstance(node, Map) else node
+        if not isinstance(listed, Items | list):
+            form = "a mapping or a list" if or_one else "a list"
+            raise Invalid.at(None, f"must be {form}, not {kind(node)}", "" if is_empty(node) else example)
+        if or_one and not listed:
+            raise Invalid.at(None, "the list must not be empty")
+        problems = Problems()
+        return problems.checked(tuple([_item(section(), item, example, problems) for item in listed]))
+
+    def schema(shared: dict[str, Any]) -> Schema:
+        one = section().as_schema(shared)
+        several = {"type": "array", "items": one}
+        return {"anyOf": [one, {**several, "minItems": 1}]} if or_one else several
+
+    return Word(key=key, read=read, default=(), schema=schema, about=about, section=section, **options)
 
 
-def texts_word(key: str, about: str, **options: Any) -> TextsWord:
-    """Return the word for a mapping of texts."""
-    schema = {"type": "object", "additionalProperties": {"type": "string"}}
-    return TextsWord(key=key, read=_never_read, default={}, schema=schema, about=about, **options)
-
-
-def _never_read(node: Node) -> Any:
-    raise TypeError(f"{node.place.path}: a section is read by `take`")
+def _item(section: Section, node: Node, example: str, problems: Problems) -> Values:
+    """Return the values of an item. An item that is not a mapping keeps its place in the list."""
+    unusable = Values(Map(node.place), dropped=("",))
+    if isinstance(node, Map):
+        return problems.read(section.read, node, unusable)
+    problems.add(node.place, f"must be a mapping, not {kind(node)}", "" if is_empty(node) else example)
+    return unusable

@@ -2,17 +2,25 @@
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
 from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.config import kinds, readers
-from ratelimit_mw.config.tree import Invalid, Items, Map, Node, Place, Problems, kind
-from ratelimit_mw.config.word import Section, Values, Word, is_empty, sections_word
-from ratelimit_mw.config.words.client import ATTRIBUTES, CLIENT, TIER, USER
-from ratelimit_mw.config.words.limit import ALGORITHM, BURST, Window, burst_of, read_algorithm, window_fault
+from ratelimit_mw.config.tree import Invalid, Items, Map, Node, Place, Problems, is_empty, kind
+from ratelimit_mw.config.word import Section, Values, Word, sections_word
+from ratelimit_mw.config.words.client import ATTRIBUTES, CLIENT
+from ratelimit_mw.config.words.limit import (
+    ALGORITHM,
+    BURST,
+    Window,
+    burst_of,
+    read_algorithm,
+    time_to_drain,
+    window_fault,
+)
 from ratelimit_mw.config.words.selection import SHADOW_FILE
-from ratelimit_mw.config.words.storage import STORAGE, STORAGE_ON_ERROR
+from ratelimit_mw.config.words.storage import STORAGE
 from ratelimit_mw.envoy.tree import (
     DEFAULT,
     MOST,
@@ -87,7 +95,7 @@ class _Compiler:
         for descriptor in descriptors:
             key, value, place = descriptor[_KEY], descriptor[_VALUE], descriptor.node.place
             if not key:
-                if _KEY in descriptor:
+                if "key" in descriptor:
                     self.problems.add(descriptor.place("key"), "must not be empty")
                 continue
             if (key, value) in first:
@@ -126,7 +134,7 @@ class _Compiler:
         if not value:
             return _Path(key, name, (*parent.metric, own))
         client = self.file[CLIENT]
-        sources = {**self.file[ATTRIBUTES], "user": client[USER], "tier": client[TIER]}
+        sources = {**self.file[ATTRIBUTES], "user": client.user, "tier": client.tier}
         if _SECRET.match(sources.get(own) or own):
             digest = self.attributes.digest(value)
             return _Path(f"{key}=~{digest}", f"{name}=~{digest}", (*parent.metric, own))
@@ -156,7 +164,7 @@ class _Compiler:
         limit = DescriptorLimit(
             rule=Rule(
                 stated[_NAME] or path.name,
-                self.file[STORAGE][STORAGE_ON_ERROR],
+                self.file[STORAGE].on_error,
                 shadow,
                 quotas,
                 several=len(descriptor[_RATE_LIMIT]) > 1,
@@ -177,12 +185,12 @@ class _Compiler:
         for other in stated[_REPLACES]:
             if other[_NAME] and other[_NAME] == stated[_NAME]:
                 self.problems.add(other.place("name"), "a limit can't replace itself")
-            elif _NAME in other and not other[_NAME]:
+            elif "name" in other and not other[_NAME]:
                 self.problems.add(other.node.place, "has no name of a limit to replace", "for example {name: a_limit}")
         unit, requests = stated[_UNIT], stated[_REQUESTS]
         if stated[_UNLIMITED]:
             for word in (_UNIT, _ALGORITHM, BURST):
-                if word in stated and stated[word] is not None:
+                if word.key in stated and stated[word] is not None:
                     place = stated.place(word.key)
                     self.problems.add(place, "can't be combined with unlimited", "remove one of the two")
             return None
@@ -204,10 +212,8 @@ class _Compiler:
             fault = window_fault(rule, window)
             if fault is not None:
                 self.problems.add(stated.node.place, *fault)
-        burst = burst_of(rule, window)
-        # A request may wait as long as the whole queue takes to drain.
-        max_wait = burst * -(-unit // requests) if ALGORITHMS[name].queue and requests else 0
-        return Quota(name, requests, unit, burst, max_wait=max_wait)
+        quota = Quota(name, requests, unit, burst_of(rule, window))
+        return replace(quota, max_wait=time_to_drain(quota))
 
     def _warn_of_address(self, descriptor: Values) -> None:
         """Warn about a value that is an address in a spelling that no request has."""
@@ -277,7 +283,7 @@ _REPLACED = Section(
     (_text("name", "Its name.", required=True),),
 )
 _REPLACES = sections_word(
-    "replaces", lambda: _REPLACED, "The limits that do not apply to a request if this one does.", may_be_empty=True
+    "replaces", lambda: _REPLACED, "The limits that do not apply to a request if this one does.", empty=True
 )
 _UNIT: Word[int | None] = Word(
     key="unit",
@@ -301,7 +307,7 @@ _ALGORITHM: Word[str] = Word(
     read=_or_absent(_read_algorithm_of_descriptor, DEFAULT),
     default=DEFAULT,
     shown_default=DEFAULT,
-    schema=lambda: {"enum": [name for name, algorithm in ALGORITHMS.items() if not algorithm.in_flight]},
+    schema=lambda _: {"enum": [name for name, algorithm in ALGORITHMS.items() if not algorithm.in_flight]},
     about="How requests are counted.",
 )
 _UNLIMITED = _flag("unlimited", "There is no limit.")
@@ -312,7 +318,7 @@ _LIMIT = Section(
     (_UNIT, _REQUESTS, _UNLIMITED, _ALGORITHM, BURST, _NAME, _REPLACES),
 )
 _RATE_LIMIT = sections_word(
-    "rate_limit", lambda: _LIMIT, "The limit, or a list of limits that all apply.", may_be_empty=True, or_one=True
+    "rate_limit", lambda: _LIMIT, "The limit, or a list of limits that all apply.", empty=True, or_one=True
 )
 
 _KEY = _text("key", "The key of the entry.", required=True)
@@ -329,7 +335,7 @@ _METADATA: Word[None] = Word(
     schema={"type": "object"},
     about="For metrics; ignored here.",
 )
-_CHILDREN = sections_word("descriptors", lambda: _DESCRIPTOR, "The descriptors of the next entry.", may_be_empty=True)
+_CHILDREN = sections_word("descriptors", lambda: _DESCRIPTOR, "The descriptors of the next entry.", empty=True)
 
 _DESCRIPTOR: Section = Section(
     "Descriptor",
@@ -352,7 +358,7 @@ DESCRIPTORS = sections_word(
     "descriptors",
     lambda: _DESCRIPTOR,
     "Rules in the format of envoyproxy/ratelimit. Files of that project can be used unchanged.",
-    may_be_empty=True,
+    empty=True,
 )
 
 
@@ -361,12 +367,9 @@ def _read_entries(node: Node) -> tuple[Keys, ...]:
     if not isinstance(node, Items):
         hint = "for example [[message_type, to_number]]"
         raise Invalid.at(None, f"must be a list of lists of attributes, not {kind(node)}", hint)
-    invalid = Invalid()
-    lists: list[Keys] = []
-    for item in node:
-        with invalid.gathering(item.place):
-            lists.append(readers.each(readers.text)(item))
-    invalid.finish()
+    problems = Problems()
+    lists = problems.read_each(readers.each(readers.text), node)
+    problems.refuse()
     return tuple(lists)
 
 
@@ -392,7 +395,7 @@ def _warn_of_unreachable_limits(
 ) -> None:
     """Warn about limits that no request reaches. A call of `check()` can still pass their entries."""
     client = file[CLIENT]
-    absent = {word.key for word in (USER, TIER) if client[word] is None}
+    absent = {key for key, source in (("user", client.user), ("tier", client.tier)) if source is None}
     sent = [keys for sources in lists if not absent & set(keys := tuple(key for key, _ in sources))]
     reached = {limit.key for keys in sent for limit in limits_at(root, keys)}
     unreached = [(limit, place) for limit, place in limits if limit.key not in reached]

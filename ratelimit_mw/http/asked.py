@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from ratelimit_mw.config.inline import reads_as_limit, validate_inline
+from ratelimit_mw.config.at_runtime import reads_as_limit, validate_inline
 from ratelimit_mw.errors import ConfigurationError, Problem, quoted
 from ratelimit_mw.rules.inline import InlineLimit
 

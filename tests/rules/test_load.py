@@ -146,7 +146,7 @@ def test_what_is_no_readable_file_is_said(config, said):
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        case({}, ["the key 'domain' is missing", "the key 'rules' is missing"], id="nothing"),
+        case({}, ["the keys 'domain' and 'rules' are missing"], id="nothing"),
         case(
             {"domain": "d", "rules": [{"name": "a", "limit": "5/s"}] * 2 + [{"name": "b", "limit": "5 per minit"}]},
             [

@@ -9,18 +9,19 @@ import logging
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import chain
 from typing import NamedTuple
 
 from ratelimit_mw.config import kinds, readers
-from ratelimit_mw.config.tree import Invalid, Items, Map, Node, Problems, Scalar, kind
-from ratelimit_mw.config.word import Values, Word
+from ratelimit_mw.config.tree import Invalid, Items, Node, Problems, Scalar, kind
+from ratelimit_mw.config.word import Section, Values, Word
 from ratelimit_mw.config.words.limit import MOST, is_concurrent, is_concurrent_only
 from ratelimit_mw.config.words.selection import CHARGED_AT_ONCE, ON_DEMAND
 from ratelimit_mw.errors import near, quoted
 from ratelimit_mw.identity.attributes import Attributes, Reader
 from ratelimit_mw.identity.fields import TOO_MANY
 from ratelimit_mw.identity.sources import SOURCES, described, imported, is_async
-from ratelimit_mw.model import CostAfter, Counts, Quota
+from ratelimit_mw.model import CostAfter, Counts
 from ratelimit_mw.rules.compiled import CostReader
 
 _log = logging.getLogger("ratelimit_mw")
@@ -149,7 +150,7 @@ COST: Word[Cost] = Word(
     about="The cost of a request: a whole number, an attribute, a python: function, or a header of its response.",
     compared=True,
     validate=_validate_cost,
-    fields=lambda rule, _file: {"cost_after": cost_after(rule[COST])},
+    fields=lambda cost: {"cost_after": cost_after(cost)},
 )
 
 
@@ -199,38 +200,33 @@ class CountedBy:
             _log.error("count: %s: %s; the response is charged (logged once)", self._source, problem)
 
 
-_COUNT_FORM = "for example {status: [401, 403]}, {status: 4xx} or {status: 500-599}"
 _CLASS = re.compile(r"([1-5])[xX]{2}")  # 4xx: the first digit of a class of statuses, RFC 9110
 _RANGE = re.compile(r"([0-9]{3})\s*-\s*([0-9]{3})")
 _LEAST, _MOST = 100, 599
 
 
-def read_count(node: Node) -> frozenset[int] | str:
-    """Read the statuses that are charged, or the name of a function. Raises `Invalid`."""
-    if isinstance(node, Scalar) and node.text.strip().startswith(_PYTHON):
-        source = node.text.strip()
-        try:
-            CountedBy(source)
-        except ValueError as error:
-            raise Invalid.at(None, str(error)) from None
-        return source
-    if not isinstance(node, Map):
-        raise Invalid.at(None, f"must be a mapping, not {kind(node)}", _COUNT_FORM)
-    invalid = Invalid()
-    readers.report_unknown_keys(node, ("status",), invalid)
-    if "status" not in node.keys_at:
-        invalid.add(node.place, readers.missing_keys(["status"]), _COUNT_FORM)
-    status = node.get("status")
-    found: set[int] = set()
-    if isinstance(status, Items) and not status:
-        invalid.add(status.place, "the list must not be empty: no request would be charged")
-    for item in status if isinstance(status, Items) else () if status is None else (status,):
-        with invalid.gathering():
-            found.update(_statuses(item))
-    if len(found) > _MOST - _LEAST:
-        invalid.add(node.place, "has no effect: every status would be charged, as without count", "remove count")
-    invalid.finish()
-    return frozenset(found)
+def _read_count(node: Node) -> Counts:
+    """Read the section, or import a function."""
+    if not isinstance(node, Scalar) or not node.text.strip().startswith(_PYTHON):
+        statuses: Statuses = _SECTION.read(node)
+        return statuses
+    try:
+        return CountedBy(node.text.strip())
+    except ValueError as error:
+        raise Invalid.at(None, str(error)) from None
+
+
+def _read_status(node: Node) -> frozenset[int]:
+    """Read one value or a list."""
+    if isinstance(node, Items) and not node:
+        raise Invalid.at(None, "the list must not be empty: no request would be charged")
+    return frozenset(chain(*readers.each(_statuses)(node)))
+
+
+def _check_count(count: Values, problems: Problems) -> None:
+    if len(count[_STATUS]) > _MOST - _LEAST:
+        message = "has no effect: every status would be charged, as without count"
+        problems.add(count.node.place, message, "remove count")
 
 
 def _statuses(node: Node) -> range:
@@ -246,20 +242,14 @@ def _statuses(node: Node) -> range:
     elif isinstance(node, Scalar) and isinstance(node.value, int) and not isinstance(node.value, bool):
         first = last = node.value
     else:
-        raise Invalid.at(node.place, f"must be a status, not {kind(node)}", "for example 401, 4xx or 500-599")
+        raise Invalid.at(None, f"must be a status, not {kind(node)}", "for example 401, 4xx or 500-599")
     if not _LEAST <= first <= last <= _MOST:
-        raise Invalid.at(node.place, f"{written} is out of range", f"statuses go from {_LEAST} to {_MOST}")
+        raise Invalid.at(None, f"{written} is out of range", f"statuses go from {_LEAST} to {_MOST}")
     return range(first, last + 1)
-
-
-def _alter_quota(quota: Quota, rule: Values, _prefix: str) -> Quota:
-    return replace(quota, refundable=True) if rule[COUNT] is not None else quota
 
 
 def _validate_count(rule: Values, problems: Problems) -> None:
     """Report a `count` if the rule must be charged before there is a response."""
-    if rule[COUNT] is None:
-        return
     if is_concurrent(rule):
         message = "can't be combined with a concurrent limit: a request in flight has no status yet"
         hint = "remove count" if is_concurrent_only(rule) else "split it into two rules"
@@ -269,34 +259,46 @@ def _validate_count(rule: Values, problems: Problems) -> None:
         problems.add(rule.place("count"), message)
 
 
-_STATUS = {
-    "anyOf": [{"type": "integer", "minimum": 100, "maximum": 599}, {"type": "string", "examples": ["4xx", "500-599"]}]
-}
+_STATUS: Word[frozenset[int]] = Word(
+    key="status",
+    read=_read_status,
+    default=frozenset(),
+    schema=kinds.or_list(
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": 100, "maximum": 599},
+                {**kinds.TEXT, "examples": ["4xx", "500-599"]},
+            ]
+        }
+    ),
+    about="The statuses of the responses that are charged, such as 401, 4xx or 500-599.",
+    required=True,
+)
 
+_SECTION = Section(
+    "Count",
+    "Which responses are charged, by their status.",
+    (_STATUS,),
+    make=lambda status: Statuses(status),  # noqa: PLW0108  a set takes no argument by name
+    check=_check_count,
+    example="for example {status: [401, 403]}, {status: 4xx} or {status: 500-599}",
+    whole=True,
+)
 
-def counts_of(count: frozenset[int] | str | None) -> Counts | None:
-    """Return what says which responses are charged. None if all are."""
-    return CountedBy(count) if isinstance(count, str) else None if count is None else Statuses(count)
-
-
-COUNT: Word[frozenset[int] | str | None] = Word(
+COUNT: Word[Counts | None] = Word(
     key="count",
-    read=read_count,
+    read=_read_count,
     default=None,
-    schema={
+    schema=lambda shared: {
         "anyOf": [
-            {
-                "type": "object",
-                "properties": {"status": kinds.or_list(_STATUS)},
-                "required": ["status"],
-                "additionalProperties": False,
-            },
+            _SECTION.as_schema(shared),
             {**kinds.TEXT, "pattern": "^\\s*python:", "examples": ["python:package.module:function"]},
         ]
     },
     about="Which responses are charged, by their status or by a function. The charge of all others is refunded.",
     unset="all responses",
+    section=lambda: _SECTION,
     validate=_validate_count,
-    alter=_alter_quota,
-    fields=lambda rule, _file: {"counts": counts_of(rule[COUNT])},
+    alter=lambda quota, _rule, _prefix: replace(quota, refundable=True),
+    fields=lambda counts: {"counts": counts},
 )

@@ -6,14 +6,16 @@ A file may define others under `attributes`. An entry of `by` names attributes: 
 """
 
 import re
+from collections.abc import Mapping
+from dataclasses import replace
 
 from ratelimit_mw.config import kinds, readers
-from ratelimit_mw.config.tree import Place, Problems
-from ratelimit_mw.config.word import Section, Values, section_word, texts_word
+from ratelimit_mw.config.tree import Fault, Invalid, Map, Node, Problems, kind
+from ratelimit_mw.config.word import Section, Values, Word, section_word
 from ratelimit_mw.errors import nearest, quoted
 from ratelimit_mw.identity import sources
 from ratelimit_mw.identity.attributes import Attributes
-from ratelimit_mw.identity.identifier import Identifier, attributes_of, identifiers
+from ratelimit_mw.identity.identifier import CONNECTION, Identifier, attributes_of, identifiers
 from ratelimit_mw.rules.path_templates import Template, parts_of
 from ratelimit_mw.settings import ClientSettings
 
@@ -34,96 +36,87 @@ _BUILT_IN = (
 _VALID_SOURCE = "header:x"  # replaces an invalid source, so that the rules that use it are not reported as well
 
 
-def client_settings(file: Values, domain: str, problems: Problems) -> ClientSettings:
-    """Return the settings of `client`, with the attributes of the file."""
-    client = file[CLIENT]
-    return ClientSettings(
-        domain=domain,
-        trusted_proxies=client[TRUSTED_PROXIES],
-        trusted_hops=client[TRUSTED_HOPS],
-        ip_header=client[IP_HEADER],
-        ipv6_prefix=client[_IPV6_PREFIX],
-        user=_source(client[USER], client.place("user"), problems),
-        tier=_source(client[TIER], client.place("tier"), problems),
-        secret=client[_SECRET],
-        attributes=_named(file, problems),
-    )
-
-
-def compile_client(
-    file: Values, domain: str, problems: Problems, logged: set[str] | None = None
-) -> tuple[ClientSettings, Attributes]:
+def compile_client(file: Values, domain: str, logged: set[str] | None = None) -> tuple[ClientSettings, Attributes]:
     """Return the settings of `client`, and the attributes that rules may use. For `logged` see `Attributes`."""
-    settings = client_settings(file, domain, problems)
+    settings = replace(file[CLIENT], domain=domain, attributes=file[ATTRIBUTES])
     return settings, Attributes(settings, logged)
 
 
-def _named(file: Values, problems: Problems) -> dict[str, str]:
-    """Return the sources of the attributes that the file defines, by name."""
-    named: dict[str, str] = {}
-    for name, source in file[ATTRIBUTES].items():
-        place = file.place("attributes", name)
+def _read_attributes(node: Node) -> dict[str, str]:
+    """Read the sources of the attributes that the file defines, by name."""
+    if not isinstance(node, Map):
+        raise Invalid.at(None, f"must be a mapping, not {kind(node)}")
+    problems = Problems()
+    found: dict[str, str] = {}
+    for name, source in node.items():
         if name in _BUILT_IN:
-            problems.add(place, f"the attribute {quoted(name)} is built in", "choose another name")
+            problems.add(source.place, f"the attribute {quoted(name)} is built in", "choose another name")
         elif not _NAME.fullmatch(name):
             hint = "at most 64 letters, digits, '_', '-' and '.'"
-            problems.add(place, f"{quoted(name)} is not an attribute name", hint)
+            problems.add(source.place, f"{quoted(name)} is not an attribute name", hint)
         else:
-            named[name] = _source(source, place, problems) or _VALID_SOURCE
-    return named
+            found[name] = problems.read(_read_source, source, None) or _VALID_SOURCE
+    return problems.checked(found)
 
 
-def _source(text: str | None, place: Place, problems: Problems) -> str | None:
-    """Return a source, or a valid one in its place if it cannot be compiled. None if it is not set."""
-    if not text:
-        return None
+def _read_source(node: Node) -> str | None:
+    """Read the source of an attribute. None if it is empty."""
+    written = readers.optional_text(node)
     try:
-        sources.compiled(text)
+        sources.compiled(written or _VALID_SOURCE)
     except ValueError as error:
-        problems.add(place, str(error))
-        return _VALID_SOURCE
-    return text
+        raise Invalid([Fault(None, str(error))], _VALID_SOURCE) from None
+    return written
 
 
-TRUSTED_PROXIES = kinds.several(
+_TRUSTED_PROXIES = kinds.several(
     "trusted_proxies",
     readers.network,
     "The proxies that are trusted to report the client's address.",
     empty=True,
     unset="none",
 )
-TRUSTED_HOPS = kinds.number(
+_TRUSTED_HOPS = kinds.number(
     "trusted_hops", 0, 32, 0, "The number of proxies in front of the app, whatever their addresses."
 )
-IP_HEADER = kinds.text(
+_IP_HEADER = kinds.text(
     "ip_header", "The header in which trusted proxies report the client.", "X-Forwarded-For", readers.header_name
 )
 _IPV6_PREFIX = kinds.number("ipv6_prefix", 1, 128, 64, "The number of leading bits that identify an IPv6 client.")
-USER = kinds.optional_text(
+_USER = kinds.optional_text(
     "user",
     f"Where the user comes from: {' '.join(f'{source}:' for source in sources.SOURCES)} followed by a name, for example"
     " header:Authorization or python:package.module:function.",
+    read=_read_source,
     unset="the user that Django's middleware knows",
 )
-TIER = kinds.optional_text(
+_TIER = kinds.optional_text(
     "tier",
     "Where the client's tier comes from. Your gateway must set it, because clients can forge headers.",
+    read=_read_source,
     unset="no client has a tier",
 )
 _SECRET = kinds.text(
     "secret", "The key of the hashes of users, tokens and cookies. The same in every process.", unset="the `domain`"
 )
 
-CLIENT = section_word(
+CLIENT: Word[ClientSettings] = section_word(
     "client",
     Section(
         "Client",
         "How clients are identified.",
-        (TRUSTED_PROXIES, TRUSTED_HOPS, IP_HEADER, _IPV6_PREFIX, USER, TIER, _SECRET),
+        (_TRUSTED_PROXIES, _TRUSTED_HOPS, _IP_HEADER, _IPV6_PREFIX, _USER, _TIER, _SECRET),
+        make=lambda **words: ClientSettings("", **words),
     ),
 )
 
-ATTRIBUTES = texts_word("attributes", "Attributes of your own: the name, and the source of the value.")
+ATTRIBUTES: Word[Mapping[str, str]] = Word(
+    key="attributes",
+    read=_read_attributes,
+    default={},
+    schema=kinds.TEXTS,
+    about="Attributes of your own: the name, and the source of the value.",
+)
 
 
 _WITHOUT_ATTRIBUTE = ("global", "route", "connection")
@@ -144,6 +137,14 @@ def compile_by(
             problems.add(rule.place("by", index), f"{quoted(entry)} is in the list twice")
         seen.add(spelling)
     return identifiers(rule[BY], attributes) if usable else ()
+
+
+def _validate_by(rule: Values, problems: Problems) -> None:
+    """Report `by: connection` in a rule that does not count messages. Words of its own say what else it excludes."""
+    for index, entry in enumerate(rule[BY]):
+        if CONNECTION in attributes_of(entry) and "messages" not in rule:
+            message = "only rules with messages can count by connection"
+            problems.add(rule.place("by", index), message, "add messages: close or messages: drop")
 
 
 def _faults(entry: str, templates: tuple[Template, ...], attributes: Attributes) -> list[tuple[str, str]]:
@@ -209,4 +210,5 @@ BY = kinds.several(
     default=("ip",),
     shown_default="ip",
     compared=True,
+    validate=_validate_by,
 )

@@ -16,14 +16,13 @@ from ratelimit_mw.model import Quota
 
 def _validate_consistency(rule: Values, problems: Problems) -> None:
     """Report a consistency that the rule's algorithm does not support."""
-    consistency = rule[CONSISTENCY]
-    if consistency != "strict":
-        algorithm = ALGORITHMS[rule[ALGORITHM]]
-        why = algorithm.no_lease if consistency == "lease" else algorithm.no_write_back
-        if why:
-            message = f"can't be combined with {rule[ALGORITHM]}: {why}"
-            problems.add(rule.place("consistency"), message, _instead(algorithm, lease=consistency == "lease"))
-        _validate_refunds(rule, "consistency", problems)
+    lease = rule[CONSISTENCY] == "lease"
+    algorithm = ALGORITHMS[rule[ALGORITHM]]
+    why = algorithm.no_lease if lease else algorithm.no_write_back
+    if why:
+        message = f"can't be combined with {rule[ALGORITHM]}: {why}"
+        problems.add(rule.place("consistency"), message, _instead(algorithm, lease=lease))
+    _validate_refunds(rule, "consistency", problems)
 
 
 def _instead(algorithm: Algorithm, *, lease: bool) -> str:
@@ -37,14 +36,12 @@ def _instead(algorithm: Algorithm, *, lease: bool) -> str:
 def _validate_shards(rule: Values, problems: Problems) -> None:
     """Report shards that the rule cannot have."""
     place, shards = rule.place("shards"), rule[SHARDS]
-    if shards < 2:
-        return
-    if rule[CONSISTENCY] != "strict":
+    if rule.differs(CONSISTENCY):
         message = f"can't be combined with consistency: {rule[CONSISTENCY]}"
         problems.add(place, message, "remove shards: with this consistency, the store gets too few calls to need them")
         return
     _validate_refunds(rule, "shards", problems)
-    why = ALGORITHMS[rule[ALGORITHM]].no_shards or (rule[MAX_WAIT] is not None and "a queue needs a single counter")
+    why = ALGORITHMS[rule[ALGORITHM]].no_shards or (rule.differs(MAX_WAIT) and "a queue needs a single counter")
     if why:
         problems.add(place, f"must be 1: {why}", "remove shards")
         return
@@ -68,22 +65,20 @@ def _validate_refunds(rule: Values, word: str, problems: Problems) -> None:
         message = "can't be combined with a concurrent limit: requests in flight are counted one by one, in one place"
         hint = "remove this key" if is_concurrent_only(rule) else "split it into two rules"
         problems.add(rule.place(word), message, hint)
-    if rule[COUNT] is not None or rule[COST].header:
-        what = "count" if rule[COUNT] is not None else "cost: response:…"
+    if rule.differs(COUNT) or rule[COST].header:
+        what = "count" if rule.differs(COUNT) else "cost: response:…"
         message = "a charge may be refunded later, and the refund must reach the counter that was charged"
         problems.add(rule.place(word), f"can't be combined with {what}: {message}")
 
 
 def _alter_consistency(quota: Quota, rule: Values, _prefix: str) -> Quota:
     """Return the quota with the consistency of the rule. Concurrent limits of the same rule stay strict."""
-    if quota.algorithm == IN_FLIGHT or rule[CONSISTENCY] == quota.consistency:
-        return quota
-    return replace(quota, consistency=rule[CONSISTENCY])
+    return quota if quota.algorithm == IN_FLIGHT else replace(quota, consistency=rule[CONSISTENCY])
 
 
 def _alter_shards(quota: Quota, rule: Values, _prefix: str) -> Quota:
     """Return the quota with the shards of the rule. Each shard must admit at least one request of the fixed cost."""
-    if quota.algorithm == IN_FLIGHT or rule[SHARDS] == quota.shards:
+    if quota.algorithm == IN_FLIGHT:
         return quota
     # The limit of an override may be smaller than the number of shards.
     fitting = (quota.burst or quota.limit) // (rule[COST].fixed or 1)

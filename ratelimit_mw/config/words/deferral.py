@@ -16,7 +16,6 @@ from ratelimit_mw.config.words.selection import ON_DEMAND, SHADOW
 from ratelimit_mw.errors import quoted
 from ratelimit_mw.identity.path_forms import cleaned
 from ratelimit_mw.settings import DeferSettings
-from ratelimit_mw.units import SECOND
 
 _FOLDER = re.compile(r"(/[A-Za-z0-9._~-]+)+")  # characters that no client or server encodes or changes
 _REMOVE_ONE = "remove one of the two"
@@ -24,8 +23,6 @@ _REMOVE_ONE = "remove one of the two"
 
 def _validate(rule: Values, problems: Problems) -> None:
     """Report what `on_limit: defer` cannot be combined with, and why."""
-    if rule[ON_LIMIT] != "defer":
-        return
     place = rule.place("on_limit")
     if rule[SHADOW]:
         problems.add(place, "can't be combined with shadow: a shadow rule denies no request", _REMOVE_ONE)
@@ -50,57 +47,40 @@ def read_folder(node: Node) -> str:
     return found
 
 
-def defer_settings(file: Values) -> DeferSettings:
-    """Return the settings of the section `defer`."""
-    defer = file[DEFER]
-    headers = defer[_HEADERS]
-    return DeferSettings(
-        path=defer[_PATH],
-        max_length=defer[_MAX_LENGTH],
-        max_each=defer[_MAX_EACH],
-        max_body=defer[_MAX_BODY],
-        max_attempts=defer[_MAX_ATTEMPTS],
-        keep=defer[_KEEP] / SECOND,
-        below=defer[_BELOW],
-        headers=None if headers is None else tuple(name.lower() for name in headers),
-    )
+def _read_headers(node: Node) -> tuple[str, ...]:
+    """Read the names of headers, in lower case."""
+    return tuple(name.lower() for name in readers.each(readers.header_name, empty=True)(node))
 
 
-_PATH = kinds.text("path", "The folder of the status pages.", "/.ratelimit/deferred", read_folder)
-_MAX_LENGTH = kinds.number("max_length", 1, 1_000_000, 1_000, "The most requests in the queue.")
-_MAX_EACH = kinds.number("max_each", 1, 1_000_000, 100, "The most requests of one client in the queue.")
-_MAX_BODY = kinds.number("max_body", 0, 16_777_216, 65_536, "The largest request body, in bytes.")
-_MAX_ATTEMPTS = kinds.number("max_attempts", 1, 100, 5, "The number of failures after which a request is parked.")
-_KEEP = kinds.duration(
-    "keep",
-    "1s",
-    "30 days",
-    "1d",
-    "The longest time that a request waits. Its result is kept for the same time.",
-    example="1h, 12 hours or 2 days",
-)
-_BELOW: Word[float] = Word(
-    key="below",
-    read=readers.load,
-    default=0.7,
-    shown_default=0.7,
-    schema={"type": "number", "exclusiveMinimum": 0, "maximum": 1},
-    about="The load below which requests are replayed.",
-)
-_HEADERS: Word[tuple[str, ...] | None] = Word(
-    key="headers",
-    read=readers.each(readers.header_name, empty=True),
-    default=None,
-    schema=kinds.or_list(kinds.TEXT, at_least=0),
-    about="The request headers that are kept. All headers if it is not set.",
-)
-
-DEFER = section_word(
+DEFER: Word[DeferSettings] = section_word(
     "defer",
     Section(
         "Defer",
         "How requests are deferred if a rule with `on_limit: defer` would deny them.",
-        (_PATH, _MAX_LENGTH, _MAX_EACH, _MAX_BODY, _MAX_ATTEMPTS, _KEEP, _BELOW, _HEADERS),
+        (
+            kinds.text("path", "The folder of the status pages.", "/.ratelimit/deferred", read_folder),
+            kinds.number("max_length", 1, 1_000_000, 1_000, "The most requests in the queue."),
+            kinds.number("max_each", 1, 1_000_000, 100, "The most requests of one client in the queue."),
+            kinds.number("max_body", 0, 16_777_216, 65_536, "The largest request body, in bytes."),
+            kinds.number("max_attempts", 1, 100, 5, "The number of failures after which a request is parked."),
+            kinds.duration(
+                "keep",
+                "1s",
+                "30 days",
+                "1d",
+                "The longest time that a request waits. Its result is kept for the same time.",
+                example="1h, 12 hours or 2 days",
+            ),
+            kinds.load("below", 0.7, "The load below which requests are replayed.", shown_default=0.7),
+            Word(
+                key="headers",
+                read=_read_headers,
+                default=None,
+                schema=kinds.or_list(kinds.TEXT, at_least=0),
+                about="The request headers that are kept. All headers if it is not set.",
+            ),
+        ),
+        make=DeferSettings,
     ),
 )
 
@@ -110,5 +90,5 @@ ON_LIMIT: Word[Literal["deny", "defer"]] = kinds.choice(
     "deny",
     "What happens to a request above the limit: it is denied, or it is deferred and replayed later.",
     validate=_validate,
-    fields=lambda rule, _file: {"defers": rule[ON_LIMIT] == "defer"},
+    fields=lambda on_limit: {"defers": on_limit == "defer"},
 )

@@ -12,15 +12,16 @@ A limit has one of these forms:
 
 import re
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ratelimit_mw.algorithms import ALGORITHMS, IN_FLIGHT, algorithm_names
 from ratelimit_mw.algorithms.algorithm import Algorithm
 from ratelimit_mw.config import kinds, readers
 from ratelimit_mw.config.elsewhere import correction
 from ratelimit_mw.config.tree import Invalid, Items, Map, Node, Place, Problems, Scalar, kind
-from ratelimit_mw.config.word import Values, Word
+from ratelimit_mw.config.word import Schema, Section, Values, Word
 from ratelimit_mw.errors import DurationError, quoted
+from ratelimit_mw.model import Quota
 from ratelimit_mw.units import DAY, DURATION_FORM, LONGEST_NUMBER, parse_duration, spell_period
 
 DEFAULT = "sliding_window"
@@ -42,7 +43,7 @@ def read_algorithm(node: Node) -> str:
 
 
 def _validate_buckets(rule: Values, problems: Problems) -> None:
-    if rule[BUCKETS] is not None and not ALGORITHMS[rule[ALGORITHM]].has_buckets:
+    if not ALGORITHMS[rule[ALGORITHM]].has_buckets:
         hint = algorithm_hint(lambda other: other.has_buckets, "buckets")
         problems.add(rule.place("buckets"), f"{rule[ALGORITHM]} has no buckets", hint)
 
@@ -52,7 +53,7 @@ ALGORITHM: Word[str] = Word(
     read=read_algorithm,
     default=DEFAULT,
     shown_default=DEFAULT,
-    schema=lambda: {"enum": list(ALGORITHMS)},
+    schema=lambda _: {"enum": list(ALGORITHMS)},
     about="How requests are counted.",
     compared=True,
 )
@@ -77,7 +78,6 @@ FORM = (
 )
 """The hint for a text that is not a limit."""
 
-_KEYS = ("requests", "per", "burst")
 _OTHER_KEYS = ("rate", "period", "window", "interval", "unit")  # in other limiters; here the mapping is not by tier
 _FUNCTION = "python:"
 _LONGEST_WINDOW = 10 * 365 * DAY
@@ -125,9 +125,13 @@ class Limits(NamedTuple):
     tiers: Mapping[str, tuple[PlacedWindow, ...]] | None = None
     function: str = ""
 
+    def by_tier(self) -> list[tuple[PlacedWindow, ...]]:
+        """Return the windows of each tier."""
+        return [self.default, *(self.tiers or {}).values()]
+
     def all(self) -> list[PlacedWindow]:
         """Return the windows of all tiers."""
-        return [placed for windows in (self.default, *(self.tiers or {}).values()) for placed in windows]
+        return [placed for windows in self.by_tier() for placed in windows]
 
 
 def parse_limit(text: str) -> tuple[Window, ...] | None:
@@ -179,101 +183,70 @@ def _whole(digits: str) -> int:
 
 
 def read_limits(node: Node) -> Limits:
-    """Read the limits of a rule, in any form. Raises `Invalid` with every error in them."""
+    """Read the limits of a rule, in any form."""
     if isinstance(node, Scalar) and isinstance(node.value, str) and node.text.strip().startswith(_FUNCTION):
         return Limits((), function=node.text.strip())
-    if not isinstance(node, Map) or ("default" not in node and any(key in node for key in (*_KEYS, *_OTHER_KEYS))):
-        return Limits(_windows(node))
-    invalid = Invalid()
-    tiers: dict[str, tuple[PlacedWindow, ...]] = {}
-    for tier, limit in node.items():
+    by_tier = isinstance(node, Map) and ("default" in node or not {*_MAPPING.keys, *_OTHER_KEYS} & node.keys())
+    if not isinstance(node, Map) or not by_tier:
+        return Limits(_read_windows(node))
+    problems = Problems()
+    tiers = {tier: problems.read(_read_windows, limit, ()) for tier, limit in node.items()}
+    for tier in tiers:
         if not tier.strip():
-            invalid.add(limit.place, "the name of a tier must not be blank")
-        with invalid.gathering():
-            tiers[tier] = _windows(limit)
+            problems.add(node[tier].place, "the name of a tier must not be blank")
     if "default" not in node:
         message = "a limit by tier needs the key 'default', for all tiers that are not listed"
-        invalid.add(node.place, message, "" if node else FORM)
-    invalid.finish()
+        problems.add(node.place, message, "" if node else FORM)
+    problems.refuse()
     return Limits(tiers.pop("default"), tiers)
 
 
-def _windows(node: Node) -> tuple[PlacedWindow, ...]:
+def _read_windows(node: Node) -> tuple[PlacedWindow, ...]:
     """Read one limit or a list of limits, for one tier."""
-    if not isinstance(node, Items):
-        return _without_duplicates(_read_one(node) or ())
-    invalid = Invalid()
-    windows: list[PlacedWindow] = []
-    if not node:
-        invalid.add(node.place, "the list must not be empty", "write unlimited, or remove the rule")
-    for item in node:
-        with invalid.gathering():
-            placed = _read_one(item)
-            if placed is None:
-                invalid.add(item.place, "'unlimited' must not be in a list")
-            else:
-                windows += placed
-    with invalid.gathering():
-        _without_duplicates(tuple(windows))
-    invalid.finish()
-    return tuple(windows)
-
-
-def _without_duplicates(windows: tuple[PlacedWindow, ...]) -> tuple[PlacedWindow, ...]:
+    problems = Problems()
+    if isinstance(node, Items):
+        if not node:
+            raise Invalid.at(None, "the list must not be empty", "write unlimited, or remove the rule")
+        windows: list[PlacedWindow] = []
+        for item in node:
+            found = problems.read(_read_one, item, ())
+            if found is None:
+                problems.add(item.place, "'unlimited' must not be in a list")
+            windows += found or ()
+    else:
+        windows = list(_read_one(node) or ())
     for n, placed in enumerate(windows):
         if any(placed.window.period == other.window.period for other in windows[:n]):
-            raise Invalid.at(placed.place, "two limits have the same window", "keep only the lower one")
-    return windows
+            problems.add(placed.place, "two limits have the same window", "keep only the lower one")
+    problems.refuse()
+    return tuple(windows)
 
 
 def _read_one(node: Node) -> tuple[PlacedWindow, ...] | None:
     """Read a mapping, or a text with one or several limits. None for `unlimited`."""
     if isinstance(node, Map) and "default" in node:
-        raise Invalid.at(node.place, "a mapping by tier must not be in a tier or in a list")
+        raise Invalid.at(None, "a mapping by tier must not be in a tier or in a list")
     if isinstance(node, Map):
-        return (PlacedWindow(_read_mapping(node), node.place),)
+        return (PlacedWindow(_MAPPING.read(node), node.place),)
     if isinstance(node, Items):
-        raise Invalid.at(node.place, "must be a limit, not a list")
+        raise Invalid.at(None, "must be a limit, not a list")
     if not isinstance(node.value, str):
-        raise Invalid.at(node.place, f"must be a limit, not {kind(node)}", FORM)
+        raise Invalid.at(None, f"must be a limit, not {kind(node)}", FORM)
     try:
         windows = parse_limit(node.text)
     except DurationError as error:
-        raise Invalid.at(node.place, str(error), error.hint) from None
+        raise Invalid.at(None, str(error), error.hint) from None
     return None if windows is None else tuple(PlacedWindow(window, node.place) for window in windows)
 
 
-def _read_mapping(node: Map) -> Window:
-    invalid = Invalid()
-    readers.report_unknown_keys(node, _KEYS, invalid)
-    missing = [key for key in ("requests", "per") if key not in node]
-    if missing:
-        invalid.add(node.place, readers.missing_keys(missing), "for example {requests: 100, per: minute}")
-    requests = burst = period = 0
-    with invalid.gathering():
-        requests = _number(node["requests"]) if "requests" in node else 0
-    with invalid.gathering():
-        burst = _number(node["burst"]) if "burst" in node else 0
-    with invalid.gathering():
-        period = _period(node["per"]) if "per" in node else 0
-    invalid.finish()
-    return Window(requests, period, burst if "burst" in node else None)
-
-
-def _number(node: Node) -> int:
-    value = node.value if isinstance(node, Scalar) else None
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-        return value
-    raise Invalid.at(node.place, f"must be a whole number of at least 0, not {kind(node)}")
-
-
-def _period(node: Node) -> int:
+def _read_per(node: Node) -> int:
+    """Read the period of a limit in microseconds."""
     if not isinstance(node, Scalar) or not isinstance(node.value, str):
-        raise Invalid.at(node.place, f"must be a time, not {kind(node)}", "for example minute, 2 hours or 10s")
+        raise Invalid.at(None, f"must be a time, not {kind(node)}", "for example minute, 2 hours or 10s")
     try:
         return parse_period(node.text)
     except DurationError as error:
-        raise Invalid.at(node.place, str(error), error.hint) from None
+        raise Invalid.at(None, str(error), error.hint) from None
 
 
 def burst_of(rule: Values, window: Window) -> int:
@@ -302,12 +275,10 @@ def window_fault(rule: Values, window: Window) -> tuple[str, str] | None:
 
 
 def _bucket_fault(rule: Values, window: Window) -> tuple[str, str] | None:
-    limit, period, own_burst = window
+    limit, period, _ = window
     name = rule[ALGORITHM]
     if limit > period:
         return f"{limit} per {spell_period(period)} is too much for {name}", "at most one request per microsecond"
-    if own_burst is not None and not 1 <= own_burst <= MOST:
-        return f"a burst of {own_burst} is out of range", f"from 1 to {MOST}"
     burst = burst_of(rule, window)
     if limit and burst * -(-period // limit) > _LONGEST_REFILL:
         return f"a burst of {burst} would take more than 50 years to refill", ""
@@ -317,8 +288,14 @@ def _bucket_fault(rule: Values, window: Window) -> tuple[str, str] | None:
 
 
 def _validate_burst(rule: Values, problems: Problems) -> None:
-    if rule[BURST] is not None and not ALGORITHMS[rule[ALGORITHM]].has_burst:
+    if not ALGORITHMS[rule[ALGORITHM]].has_burst:
         problems.add(rule.place("burst"), *no_burst(rule))
+
+
+def time_to_drain(quota: Quota) -> int:
+    """Return how long a full queue takes to drain, in microseconds. 0 if the algorithm is no queue."""
+    queue = ALGORITHMS[quota.algorithm].queue and quota.limit
+    return quota.burst * -(-quota.period // quota.limit) if queue else 0
 
 
 def no_burst(rule: Values) -> tuple[str, str]:
@@ -335,7 +312,7 @@ def _validate_limit(rule: Values, problems: Problems) -> None:
         for window, place in windows:
             hint = f"write {window.limit} concurrent, or use another algorithm"
             problems.add(place, f"{name} counts requests in flight, not requests per time", hint)
-    elif concurrent and not windows and ALGORITHM in rule and rule.has_key("algorithm"):
+    elif concurrent and not windows and "algorithm" in rule and rule.has_key("algorithm"):
         message = f"a concurrent limit needs algorithm: {IN_FLIGHT}, not {name}"
         problems.add(rule.place("algorithm"), message, "remove algorithm")
 
@@ -350,43 +327,47 @@ def is_concurrent_only(rule: Values) -> bool:
     return not any(placed.window.period for placed in rule[LIMIT].all())
 
 
-_ONE_LIMIT = {
-    "anyOf": [
-        {"type": "string", "examples": ["100 per minute", "10/2s", "20 concurrent", "5/s; 100/hour", "unlimited"]},
-        {
-            "type": "object",
-            "properties": {
-                "requests": {"type": "integer", "minimum": 0},
-                "per": kinds.TEXT,
-                "burst": {"type": "integer"},
-            },
-            "required": ["requests", "per"],
-            "additionalProperties": False,
-        },
-    ]
-}
+_MAPPING = Section(
+    "Limit",
+    "One limit.",
+    (
+        kinds.number("requests", 0, MOST, 0, "The number of requests.", required=True),
+        Word(
+            key="per",
+            read=_read_per,
+            default=0,
+            schema=kinds.TEXT,
+            about="The time in which they are admitted, such as minute or 10s.",
+            required=True,
+        ),
+        kinds.optional_number("burst", 1, MOST, "How many requests a bucket holds.", unset="the `burst` of the rule"),
+    ),
+    make=lambda requests, per, burst: Window(limit=requests, period=per, burst=burst),
+    example="for example {requests: 100, per: minute}",
+    whole=True,
+)
 
-LIMIT_SCHEMA = {
-    "anyOf": [
-        *kinds.or_list(_ONE_LIMIT)["anyOf"],
-        {"type": "object", "required": ["default"], "additionalProperties": kinds.or_list(_ONE_LIMIT)},
-    ]
-}
-"""The JSON Schema of a limit."""
+
+def limit_schema(shared: dict[str, Any]) -> Schema:
+    """Return the JSON Schema of a limit."""
+    texts = ["100 per minute", "10/2s", "20 concurrent", "5/s; 100/hour", "unlimited"]
+    several = kinds.or_list({"anyOf": [{**kinds.TEXT, "examples": texts}, _MAPPING.as_schema(shared)]})
+    by_tier = {"type": "object", "required": ["default"], "additionalProperties": several}
+    return {"anyOf": [*several["anyOf"], by_tier]}
+
 
 LIMIT: Word[Limits] = Word(
     key="limit",
     read=read_limits,
     default=Limits(()),
-    schema=LIMIT_SCHEMA,
+    schema=limit_schema,
     about="How much is admitted: 100 per minute, 20 concurrent, unlimited, a list of limits, a mapping by tier, or"
     " python:package.module:function.",
     required=True,
     compared=True,
+    section=lambda: _MAPPING,
     validate=_validate_limit,
-    fields=lambda rule, _file: {
-        "several": any(len(windows) > 1 for windows in (rule[LIMIT].default, *(rule[LIMIT].tiers or {}).values()))
-    },
+    fields=lambda limits: {"several": any(len(windows) > 1 for windows in limits.by_tier())},
 )
 
 BURST = kinds.optional_number(

@@ -15,23 +15,18 @@ from ratelimit_mw.config.words.client import BY
 from ratelimit_mw.config.words.consistency import CONSISTENCY, SHARDS
 from ratelimit_mw.config.words.limit import is_concurrent
 from ratelimit_mw.config.words.load import PRIORITY
-from ratelimit_mw.config.words.match import MATCH, METHODS
-from ratelimit_mw.config.words.selection import NAME, ON_DEMAND, REPLACES
+from ratelimit_mw.config.words.selection import MATCH, METHODS, NAME, ON_DEMAND, REPLACES
 from ratelimit_mw.errors import quoted
 from ratelimit_mw.identity.identifier import CONNECTION, attributes_of
 
 _REMOVE = "remove this key"
 
 
-def validate_replaced_kinds(rules: Sequence[Values], replacing: Sequence[int], problems: Problems) -> None:
-    """Report a rule that counts messages and replaces a rule that counts requests, or the other way round.
-
-    `replacing` has the ranks of the rules that replace others.
-    """
-    counting = {rule[NAME]: rule[MESSAGES] is not None for rule in rules} if replacing else {}
-    for rank in replacing:
-        rule = rules[rank]
-        own = rule[MESSAGES] is not None
+def validate_replaced_kinds(rules: Sequence[Values], problems: Problems) -> None:
+    """Report a rule that counts messages and replaces a rule that counts requests, or the other way round."""
+    counting = {rule[NAME]: rule.differs(MESSAGES) for rule in rules}
+    for rule in rules:
+        own = rule.differs(MESSAGES)
         for index, name in enumerate(rule[REPLACES]):
             if counting.get(name, own) is not own:
                 one, other = ("messages", "requests") if own else ("requests", "messages")
@@ -40,20 +35,11 @@ def validate_replaced_kinds(rules: Sequence[Values], replacing: Sequence[int], p
 
 
 def _validate(rule: Values, problems: Problems) -> None:
-    """Report what messages cannot be combined with, and every `by: connection` of a rule that cannot have it."""
-    if rule[MESSAGES] is not None:
-        _validate_messages(rule, problems)
-    for index, entry in enumerate(rule[BY]):
-        if CONNECTION in attributes_of(entry):
-            _validate_by_connection(rule, index, problems)
-
-
-def _validate_messages(rule: Values, problems: Problems) -> None:
     """Report the words that have no meaning for messages, each with the reason."""
     if rule[ON_DEMAND]:
         message = "can't be combined with messages: the app can't ask for a rule that counts messages"
         problems.add(rule.place("on_demand"), message, _REMOVE)
-    if rule[PRIORITY] is not None:
+    if rule.differs(PRIORITY):
         message = (
             "can't be combined with messages: under load, new WebSockets are refused, but open ones are not closed"
         )
@@ -61,7 +47,7 @@ def _validate_messages(rule: Values, problems: Problems) -> None:
     if rule.has_key("response"):
         message = "response can't be combined with messages: no response is sent when a message is over the limit"
         problems.add(rule.key_place("response"), message, "remove response")
-    if rule[COUNT] is not None:
+    if rule.differs(COUNT):
         problems.add(rule.place("count"), "can't be combined with messages: a message has no response", _REMOVE)
     if rule[COST].header:
         message = "a cost from the response can't be combined with messages: a message has no response"
@@ -72,20 +58,13 @@ def _validate_messages(rule: Values, problems: Problems) -> None:
     if rule[MATCH][METHODS]:
         message = "can't be combined with messages: every WebSocket is opened with GET"
         problems.add(rule.place("match", "methods"), message, _REMOVE)
-
-
-def _validate_by_connection(rule: Values, index: int, problems: Problems) -> None:
-    """Report `by: connection` in a rule without messages, or in one whose counters are shared by processes."""
-    if rule[MESSAGES] is None:
-        message = "only rules with messages can count by connection"
-        problems.add(rule.place("by", index), message, "add messages: close or messages: drop")
-        return
-    for word, used in (("consistency", rule[CONSISTENCY] != "strict"), ("shards", rule[SHARDS] > 1)):
-        if used:
-            message = (
-                "can't be combined with by: connection: the counter is only in the process that has the connection"
-            )
-            problems.add(rule.place(word), message, _REMOVE)
+    if any(CONNECTION in attributes_of(entry) for entry in rule[BY]):
+        for word in (CONSISTENCY, SHARDS):
+            if rule.differs(word):
+                message = (
+                    "can't be combined with by: connection: the counter is only in the process that has the connection"
+                )
+                problems.add(rule.place(word.key), message, _REMOVE)
 
 
 MESSAGES: Word[Literal["close", "drop"] | None] = kinds.choice(
@@ -95,5 +74,5 @@ MESSAGES: Word[Literal["close", "drop"] | None] = kinds.choice(
     "The rule counts WebSocket messages. Above the limit, the WebSocket is closed, or the message is dropped.",
     unset="messages are not counted",
     validate=_validate,
-    fields=lambda rule, _file: {"messages": rule[MESSAGES]},
+    fields=lambda messages: {"messages": messages},
 )

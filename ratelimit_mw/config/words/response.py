@@ -4,12 +4,12 @@ The texts contain placeholders such as `{retry_after}`. They are checked here, s
 file is loaded and not when the first request is denied. `bodies` fills them.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from ratelimit_mw.bodies import FORMATS
 from ratelimit_mw.config import kinds, readers
-from ratelimit_mw.config.tree import Invalid, Items, Map, Node, Problems, kind
+from ratelimit_mw.config.tree import Fault, Invalid, Items, Map, Node, Problems, Scalar, kind
 from ratelimit_mw.config.word import Section, Values, Word, section_word
 from ratelimit_mw.errors import near, nearest, quoted
 from ratelimit_mw.identity.sources import imported, is_async
@@ -26,45 +26,37 @@ from ratelimit_mw.settings import (
 GROUPS = ("x-ratelimit", "ratelimit", "retry-after")
 """The groups of headers."""
 
-_WHEN = ("allowed", "denied")
 _groups = readers.each(readers.one_of(*GROUPS), empty=True)
 
 
-def read_headers(node: Node) -> HeaderGroups:
+def _read_headers(node: Node) -> HeaderGroups:
     """Read the groups of headers: for all limited responses, or separately for allowed and denied ones."""
-    if not isinstance(node, Map):
-        groups = _groups(node)
-        return HeaderGroups(groups, groups)
-    invalid = Invalid()
-    found = HeaderGroups()._asdict()
-    for when, listed in node.items():
-        if when not in _WHEN:
-            invalid.add(node.keys_at[when], f"unknown key {quoted(when)}", nearest(when, _WHEN))
-            continue
-        with invalid.gathering():
-            found[when] = _groups(listed)
-    if "retry-after" in found["allowed"] and "allowed" in node:
+    if isinstance(node, Map):
+        groups: HeaderGroups = _HEADER_SECTION.read(node)
+        return groups
+    listed = _groups(node)
+    return HeaderGroups(listed, listed)
+
+
+def _check_headers(headers: Values, problems: Problems) -> None:
+    if "allowed" in headers and "retry-after" in headers[_ALLOWED]:
         message = "retry-after is only sent with denials"
-        invalid.add(node.keys_at["allowed"], message, "remove retry-after here")
-    invalid.finish()
-    return HeaderGroups(**found)
+        problems.add(headers.key_place("allowed"), message, "remove retry-after here")
 
 
 def read_body(node: Node) -> tuple[Body, ...]:
     """Read the formats of a body, in the order in which they are offered to clients."""
     listed = node if isinstance(node, Items) else [node]
-    invalid = Invalid()
+    if not listed:
+        raise Invalid.at(None, "the list must not be empty", f"known: {', '.join(FORMATS)}")
+    problems = Problems()
     found: list[Body] = []
     for item in listed:
-        with invalid.gathering():
-            body = _body(item)
+        for body in problems.read_each(_body, [item]):
             if _media(body) in map(_media, found):
-                message = f"is never sent: {_media(body)} is already in the list"
-                invalid.add(item.place, message)
+                problems.add(item.place, f"is never sent: {_media(body)} is already in the list")
             found.append(body)
-    if not listed:
-        invalid.add(None, "the list must not be empty", f"known: {', '.join(FORMATS)}")
-    invalid.finish()
+    problems.refuse()
     return tuple(found)
 
 
@@ -90,27 +82,22 @@ def _media(body: Body) -> str:
 
 def _template(node: Node) -> object:
     """Read a template of a JSON body. All placeholders in its texts must be known."""
-    invalid = Invalid()
+    if isinstance(node, Scalar):
+        return _checked(node.value, BODY_PLACEHOLDERS) if isinstance(node.value, str) else node.value
+    problems = Problems()
+    found: dict[str, object] | list[object]
     if isinstance(node, Map):
-        found: dict[str, object] = {}
-        for key, value in node.items():
-            with invalid.gathering():
-                found[_sendable(key)] = _template(value)
-        invalid.finish()
-        return found
-    if isinstance(node, Items):
-        items: list[object] = []
-        for item in node:
-            with invalid.gathering():
-                items.append(_template(item))
-        invalid.finish()
-        return items
-    if not isinstance(node.value, str):
-        return node.value
-    with invalid.gathering(node.place):
-        _checked(node.value, BODY_PLACEHOLDERS)
-    invalid.finish()
-    return node.value
+        problems.read(_keys, node, [])
+        found = {key: problems.read(_template, value, None) for key, value in node.items()}
+    else:
+        found = problems.read_each(_template, node)
+    problems.refuse()
+    return found
+
+
+def _keys(node: Node) -> list[str]:
+    """Read the keys of a mapping."""
+    return [_sendable(key) for key in node] if isinstance(node, Map) else []
 
 
 def read_message(node: Node) -> str:
@@ -124,12 +111,12 @@ def read_page(node: Node) -> str | None:
     Other text in braces may be a style or a script. It is an error only if it is similar to a placeholder.
     """
     page = _sendable(readers.text(node))
-    invalid = Invalid()
+    problems = Problems()
     for word in readers.PLACEHOLDER.findall(page):
         hint = near(word, BODY_PLACEHOLDERS)
         if word not in BODY_PLACEHOLDERS and hint:
-            invalid.add(None, f"there is no placeholder {{{word}}}", hint)
-    invalid.finish()
+            problems.add(node.place, f"there is no placeholder {{{word}}}", hint)
+    problems.refuse()
     return page or None
 
 
@@ -163,11 +150,11 @@ def read_handler(node: Node) -> HandlerSettings | None:
 
 def _checked(found: str, placeholders: Iterable[str]) -> str:
     """Return `found`. Raises `Invalid` if it has a placeholder that is not in `placeholders`."""
-    invalid = Invalid()
-    for word in readers.PLACEHOLDER.findall(_sendable(found)):
-        if word not in placeholders:
-            invalid.add(None, f"there is no placeholder {{{word}}}", nearest(word, placeholders))
-    invalid.finish()
+    unknown = [word for word in readers.PLACEHOLDER.findall(_sendable(found)) if word not in placeholders]
+    if unknown:
+        raise Invalid(
+            Fault(None, f"there is no placeholder {{{word}}}", nearest(word, placeholders)) for word in unknown
+        )
     return found
 
 
@@ -177,30 +164,6 @@ def _sendable(found: str) -> str:
         hint = "write the character itself, or its \\U escape"
         raise Invalid.at(None, f"{quoted(found)} has half of a surrogate pair, which is not a character", hint)
     return found
-
-
-def response_settings(file: Values) -> ResponseSettings:
-    """Return the settings of the file's `response`."""
-    response = file[RESPONSE]
-    return ResponseSettings(
-        status=response[_STATUS],
-        headers=response[_HEADERS],
-        header_names=HeaderNames(*(response[_HEADER_NAMES][word] for word in _NAMES)),
-        reset=response[_RESET],
-        body=response[_BODY],
-        page=response[_PAGE],
-        message=response[_MESSAGE],
-        documentation_url=response[_DOCUMENTATION_URL],
-        handler=response[_HANDLER],
-    )
-
-
-def validate_page(file: Values, problems: Problems) -> None:
-    """Report a page that is never sent."""
-    response = file[RESPONSE]
-    if response[_PAGE] is not None and "html" not in response[_BODY]:
-        place = response.place("page")
-        problems.add(place, "is never sent: body does not have the format html", "write body: [json, html]")
 
 
 _TAKEN = (
@@ -224,12 +187,17 @@ _TAKEN = (
 """Headers that have another meaning, in lower case."""
 
 
-def validate_header_names(file: Values, problems: Problems) -> None:
-    """Report names of headers that are never sent, have another meaning, or are used twice."""
-    response = file[RESPONSE]
-    names = response[_HEADER_NAMES]
-    if len(names) and not any("x-ratelimit" in groups for groups in response[_HEADERS]):
+def _check(response: Values, problems: Problems) -> None:
+    """Report what is never sent."""
+    if response[_PAGE] is not None and "html" not in response[_BODY]:
+        place = response.place("page")
+        problems.add(place, "is never sent: body does not have the format html", "write body: [json, html]")
+    if response[_HEADER_NAMES] != HeaderNames() and not any("x-ratelimit" in groups for groups in response[_HEADERS]):
         problems.add(response.place("header_names"), "is never used: headers does not have x-ratelimit")
+
+
+def _check_names(names: Values, problems: Problems) -> None:
+    """Report names of headers that have another meaning, or are used twice."""
     used: dict[str, str] = {}
     for word in _NAMES:
         name = names[word].lower()
@@ -244,31 +212,48 @@ def validate_header_names(file: Values, problems: Problems) -> None:
 _groups_schema = kinds.or_list({"enum": list(GROUPS)}, at_least=0)
 
 _STATUS = kinds.number("status", 400, 599, 429, "The status of a denial.")
+_ALLOWED, _DENIED = (
+    Word(
+        key=when,
+        read=_groups,
+        default=groups,
+        schema=_groups_schema,
+        about=f"The headers of {when} requests.",
+        shown_default=list(groups),
+    )
+    for when, groups in HeaderGroups()._asdict().items()
+)
+_HEADER_SECTION = Section(
+    "Headers",
+    "Which headers are sent, separately for allowed and denied requests.",
+    (_ALLOWED, _DENIED),
+    make=HeaderGroups,
+    check=_check_headers,
+    whole=True,
+)
 _HEADERS: Word[HeaderGroups] = Word(
     key="headers",
-    read=read_headers,
+    read=_read_headers,
     default=HeaderGroups(),
     shown_default=["x-ratelimit", "retry-after"],
-    schema={
-        "anyOf": [
-            *_groups_schema["anyOf"],
-            {
-                "type": "object",
-                "properties": {"allowed": _groups_schema, "denied": _groups_schema},
-                "additionalProperties": False,
-            },
-        ]
-    },
+    schema=lambda shared: {"anyOf": [*_groups_schema["anyOf"], _HEADER_SECTION.as_schema(shared)]},
     about="Which headers are sent: for all limited responses, or separately for allowed and denied ones.",
+    section=lambda: _HEADER_SECTION,
 )
 _NAMES: tuple[Word[str], ...] = tuple(
     kinds.text(key, f"The name of the header {default}.", default, readers.header_name)
     for key, default in HeaderNames()._asdict().items()
 )
-_HEADER_NAMES = section_word(
+_HEADER_NAMES: Word[HeaderNames] = section_word(
     "header_names",
-    Section("HeaderNames", "The names of the headers in the group x-ratelimit.", _NAMES),
-    example="for example {limit: X-Rate-Limit, remaining: X-Rate-Remaining}",
+    Section(
+        "HeaderNames",
+        "The names of the headers in the group x-ratelimit.",
+        _NAMES,
+        make=HeaderNames,
+        check=_check_names,
+        example="for example {limit: X-Rate-Limit, remaining: X-Rate-Remaining}",
+    ),
 )
 _RESET: Word[Literal["epoch", "delta"]] = kinds.choice(
     "reset", ("epoch", "delta"), "epoch", "Whether X-RateLimit-Reset is an epoch time or a number of seconds."
@@ -306,35 +291,30 @@ _HANDLER: Word[HandlerSettings | None] = Word(
     unset="the words above make them",
 )
 
-RESPONSE = section_word(
+RESPONSE: Word[ResponseSettings] = section_word(
     "response",
     Section(
         "Response",
         "The status, headers and body of denials.",
         (_STATUS, _HEADERS, _HEADER_NAMES, _RESET, _BODY, _PAGE, _MESSAGE, _DOCUMENTATION_URL, _HANDLER),
+        make=ResponseSettings,
+        check=_check,
     ),
 )
 
-_RULE_STATUS = kinds.optional_number(
-    "status", 400, 599, "The status of this rule's denials.", unset="that of `response`"
-)
-_RULE_MESSAGE = kinds.optional_text(
-    "message", "The message of this rule's denials.", read_message, unset="that of `response`"
-)
-_HIDDEN = kinds.flag("hidden", "No header mentions this rule.")
-
-
-def _fields(rule: Values, _file: Values) -> dict[str, object]:
-    response = rule[RULE_RESPONSE]
-    return {"status": response[_RULE_STATUS], "message": response[_RULE_MESSAGE], "hidden": response[_HIDDEN]}
-
-
-RULE_RESPONSE = section_word(
+RULE_RESPONSE: Word[Mapping[str, object]] = section_word(
     "response",
     Section(
         "RuleResponse",
         "The responses of this rule's denials, where they differ from those of the file.",
-        (_RULE_STATUS, _RULE_MESSAGE, _HIDDEN),
+        (
+            kinds.optional_number("status", 400, 599, "The status of this rule's denials.", unset="that of `response`"),
+            kinds.optional_text(
+                "message", "The message of this rule's denials.", read_message, unset="that of `response`"
+            ),
+            kinds.flag("hidden", "No header mentions this rule."),
+        ),
+        make=dict,
     ),
-    fields=_fields,
+    fields=dict,
 )

@@ -5,6 +5,7 @@ counters. This module calls the words in the order of the table. It then checks 
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -27,14 +28,14 @@ from ratelimit_mw.config.words.limit import (
     PlacedWindow,
     Window,
     burst_of,
+    time_to_drain,
     window_fault,
 )
 from ratelimit_mw.config.words.load import PRIORITY
-from ratelimit_mw.config.words.match import MATCH
 from ratelimit_mw.config.words.messages import MESSAGES
 from ratelimit_mw.config.words.response import RULE_RESPONSE
-from ratelimit_mw.config.words.selection import NAME, ON_DEMAND, ON_ERROR, REPLACES, SHADOW
-from ratelimit_mw.config.words.throttle import MAX_WAIT, MAX_WAITING, THROTTLE, widest
+from ratelimit_mw.config.words.selection import MATCH, NAME, ON_DEMAND, ON_ERROR, REPLACES, SHADOW
+from ratelimit_mw.config.words.throttle import MAX_WAIT, MAX_WAITING, THROTTLE, raised, widest
 from ratelimit_mw.identity.attributes import Attributes
 from ratelimit_mw.model import Elastic, Quota, Rule
 from ratelimit_mw.rules.compiled import ANY, NO_RULES, CompiledRule, Counter, Matching, Tiers, escaped
@@ -75,8 +76,7 @@ RULE = Section(
 def compile_rule(  # noqa: PLR0917 - each argument is needed
     rank: int,
     rule: Values,
-    file: Values,
-    domain: str,
+    base: Rule,
     ranks: Mapping[str, int],
     match: Matching,
     attributes: Attributes,
@@ -87,20 +87,19 @@ def compile_rule(  # noqa: PLR0917 - each argument is needed
     Args:
         rank: The index of the rule in the file.
         rule: The values of the rule.
-        file: The values of the file.
-        domain: The domain of the file.
+        base: What the rules of the file have in common.
         ranks: The index of each rule, by its name.
         match: The compiled `match` of the rule.
         attributes: The attributes that rules may use.
         problems: Receives the errors. If there is one, the result must not be used.
     """
     validate_rule(rule, problems)
-    counters, tiers = compile_counters(domain, rule)
+    counters, tiers = compile_counters(base.domain, rule)
     # A shadow rule denies no request, so it must not replace a rule that does. In a shadow file no rule denies.
     replaced = () if rule[SHADOW] else rule[REPLACES]
     return CompiledRule(
         rank=rank,
-        rule=Rule(rule[NAME], domain=domain, **_fields(rule, file)),
+        rule=replace(base, name=rule[NAME], **_fields(rule)),
         templates=match.templates,
         further=ANY if not any(match[1:]) else match._replace(templates=()),
         by=rule[BY],
@@ -120,7 +119,7 @@ def validate_rule(rule: Values, problems: Problems) -> None:
     if rule.dropped & {"algorithm", "burst", "max_wait"}:
         return
     for word in RULE.words:
-        if word.validate is not None:
+        if word.validate is not None and rule.differs(word):
             word.validate(rule, problems)
     for placed in rule[LIMIT].all():
         _validate_window(rule, placed, problems)
@@ -135,11 +134,11 @@ def compile_counters(domain: str, rule: Values) -> tuple[tuple[Counter, ...], Ti
     )
 
 
-def _fields(rule: Values, file: Values) -> dict[str, Any]:
+def _fields(rule: Values) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for word in RULE.words:
-        if word.fields is not None:
-            found |= word.fields(rule, file)
+        if word.fields is not None and rule.differs(word):
+            found |= word.fields(rule[word])
     return found
 
 
@@ -188,10 +187,11 @@ def _quota(rule: Values, window: Window, prefix: str = "") -> Quota:
     if period:
         buckets = rule[BUCKETS] or DEFAULT_BUCKETS
         quota = Quota(rule[ALGORITHM], limit, period, burst_of(rule, window), buckets)
+        quota = replace(quota, max_wait=time_to_drain(widest(raised(quota, rule[THROTTLE]))))
     else:
         quota = Quota(IN_FLIGHT, limit, IN_FLIGHT_PERIOD, buckets=IN_FLIGHT_BUCKETS, refundable=True)
     for word in RULE.words:
-        if word.alter is not None:
+        if word.alter is not None and rule.differs(word):
             quota = word.alter(quota, rule, prefix)
     return quota
 
@@ -208,7 +208,7 @@ def _validate_window(rule: Values, placed: PlacedWindow, problems: Problems) -> 
     if cost > (quota.burst or quota.limit) > 0:
         capacity = f"a burst of {quota.burst}" if quota.burst else f"a limit of {quota.limit}"
         problems.add(rule.place("cost"), f"a cost of {cost} can never fit into {capacity}")
-    elif rule[THROTTLE] is not None:
+    elif rule.differs(THROTTLE):
         fault = window_fault(rule, Window(quota.limit, window.period, quota.burst or None))
         if fault is not None:
             problems.add(rule.place("throttle"), f"raises the limit too far: {fault[0]}", fault[1])

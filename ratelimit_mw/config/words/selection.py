@@ -1,40 +1,111 @@
-"""`name`, `replaces`, `on_demand`, `shadow` and `on_error`: the name of a rule, and when it is enforced."""
+"""`match`, `exempt`, `name`, `replaces`, `on_demand`, `shadow`, `on_error`: which rules apply and are enforced."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from ratelimit_mw.config import kinds, readers
-from ratelimit_mw.config.tree import Problems
-from ratelimit_mw.config.word import Values, Word
+from ratelimit_mw.config.tree import Invalid, Node, Problems
+from ratelimit_mw.config.word import Section, Values, Word, section_word, sections_word
 from ratelimit_mw.config.words.limit import is_concurrent
-from ratelimit_mw.config.words.storage import POLICIES, STORAGE, STORAGE_ON_ERROR
-from ratelimit_mw.errors import nearest, quoted
+from ratelimit_mw.config.words.storage import POLICIES
+from ratelimit_mw.errors import TemplateError, near, nearest, quoted
+from ratelimit_mw.identity.attributes import Attributes
+from ratelimit_mw.rules.compiled import Exact, Matching
+from ratelimit_mw.rules.path_templates import Template, parse
 
 CHARGED_AT_ONCE = "a rule on demand is charged when the app asks for it"
 """The reason why a rule on demand cannot depend on the response."""
 
+_WITH_PORT = re.compile(r"[^:]:[0-9]+$")
+_METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "QUERY")
+_RENAMED = {"method": "write methods", "remote_address": "write ip"}
+_OPEN_KEYS = ("header:N", "cookie:N", "query:N")
 
-def validate_names(rules: Sequence[Values], names: Sequence[str], replacing: Sequence[int], problems: Problems) -> None:
-    """Report duplicate names, and names in `replaces` that cannot be replaced.
 
-    Args:
-        rules: The values of the rules.
-        names: Their names.
-        replacing: The ranks of the rules that replace others.
-        problems: Receives the errors.
-    """
-    first: dict[str, int] = {}
-    for rank, name in enumerate(names):
+def read_template(node: Node) -> Template:
+    """Read a path template."""
+    written = readers.text(node)
+    try:
+        return parse(written)
+    except TemplateError as error:
+        raise Invalid.at(None, f"{quoted(written)}: {error}", error.hint) from None
+
+
+def read_method(node: Node) -> str:
+    """Read a method, in upper case. An unknown method is allowed, unless it is similar to a known one."""
+    word = readers.text(node)
+    upper = word.upper()
+    if not readers.TOKEN.fullmatch(word) or not upper[:1].isalpha():
+        hint = "remove methods to match all of them" if word == "*" else f"known: {', '.join(_METHODS)}"
+        raise Invalid.at(None, f"{quoted(word)} is not an HTTP method", hint)
+    if upper == "HEAD":
+        raise Invalid.at(None, "HEAD requests are counted with GET", "write GET")
+    if upper not in _METHODS:
+        hint = near(word, _METHODS)
+        if hint:  # without a hint, it is a method that only the app knows
+            raise Invalid.at(None, f"{quoted(word)} is not an HTTP method", hint)
+    return upper
+
+
+def compile_match(match: Values, attributes: Attributes, problems: Problems) -> Matching:
+    """Return the compiled conditions of a `match`, or of an entry of `exempt`."""
+    exact: list[Exact] = []
+    if match[_HOST]:
+        for host in match[_HOST]:
+            if _WITH_PORT.search(host):
+                problems.add(
+                    match.place("host"), f"{quoted(host)} must not have a port", "hosts are matched without their port"
+                )
+            elif not host.strip("."):
+                problems.add(match.place("host"), f"{quoted(host)} is not a host name", "for example api.example.com")
+        hosts = tuple(host.lower().rstrip(".") for host in match[_HOST])
+        exact.append(Exact(attributes.reader("host"), hosts, "host"))
+    exact += [Exact(attributes.reader(word.key), match[word], word.key) for word in (_TIER, _USER) if match[word]]
+    for key, value in match.extra.items():
+        found = _attribute(key, value, match, attributes, problems)
+        if found is not None:
+            exact.append(found)
+    return Matching(match[PATH], tuple(exact), match[_IP], match[METHODS])
+
+
+def _attribute(key: str, value: Node, match: Values, attributes: Attributes, problems: Problems) -> Exact | None:
+    place = match.key_place(key)
+    if key in _RENAMED:
+        problems.add(place, f"unknown key {quoted(key)}", _RENAMED[key])
+    elif key.startswith("path:"):
+        problems.add(place, f"unknown key {quoted(key)}", "write the value in match.path, instead of the parameter")
+    elif not attributes.known(key):
+        custom = [name for name in attributes.names() if name not in (*_RENAMED, "path:N")]
+        known = dict.fromkeys((*MATCH_SECTION.keys, *_OPEN_KEYS, *custom))
+        problems.add(place, f"unknown key {quoted(key)}", nearest(key, known))
+    else:
+        wanted = problems.read(readers.each(readers.non_blank), value, ())
+        return Exact(attributes.reader(key), wanted, key)
+    return None
+
+
+def validate_exempt(entries: Sequence[Values], problems: Problems) -> None:
+    """Report entries of `exempt` that would exempt every request."""
+    for entry in entries:
+        if not entry and not entry.dropped:
+            problems.add(entry.node.place, "must not be empty: it would exempt every request")
+
+
+def validate_names(rules: Sequence[Values], problems: Problems) -> None:
+    """Report duplicate names, and names in `replaces` that cannot be replaced."""
+    first: dict[str, Values] = {}
+    for rule in rules:
+        name = rule[NAME]
         if name and name in first:
-            other = rules[first[name]].place("name")
+            other = first[name].place("name")
             hint = f"the other is at line {other.line}" if other.line else f"the other is {other.path}"
-            problems.add(rules[rank].place("name"), f"two rules are named {quoted(name)}", hint)
-        first.setdefault(name, rank)
+            problems.add(rule.place("name"), f"two rules are named {quoted(name)}", hint)
+        first.setdefault(name, rule)
     if "" in first:
         return  # a name could not be read; it may be the one that a `replaces` refers to
-    replaced = {names[rank]: rules[rank][REPLACES] for rank in replacing}
-    for rank in replacing:
-        rule = rules[rank]
+    replaced = {rule[NAME]: rule[REPLACES] for rule in rules if rule[REPLACES]}
+    for rule in rules:
         for index, name in enumerate(rule[REPLACES]):
             place = rule.place("replaces", index)
             if name == rule[NAME]:
@@ -58,8 +129,6 @@ def _reachable(name: str, replaced: Mapping[str, tuple[str, ...]]) -> set[str]:
 
 def _validate_on_demand(rule: Values, problems: Problems) -> None:
     """Report what a rule cannot have if the app asks for it by name."""
-    if not rule[ON_DEMAND]:
-        return
     if is_concurrent(rule):
         message = f"a concurrent limit can't be combined with on_demand: {CHARGED_AT_ONCE}, not until the response ends"
         problems.add(rule.place("limit"), message)
@@ -67,6 +136,35 @@ def _validate_on_demand(rule: Values, problems: Problems) -> None:
         message = "can't be combined with on_demand: a rule on demand replaces no other rule"
         problems.add(rule.place("replaces"), message, "remove one of the two")
 
+
+PATH = kinds.several("path", read_template, "Path templates, such as /items/{id:int} or /static/*.", unset="any")
+METHODS = kinds.several(
+    "methods", read_method, "HTTP methods. HEAD and WebSocket handshakes count as GET.", unset="any"
+)
+_IP = kinds.several("ip", readers.network_text, "Addresses and networks of clients.", unset="any")
+_HOST = kinds.several("host", readers.non_blank, "Hosts, without a port.", of=kinds.NON_BLANK, unset="any")
+_TIER: Word[tuple[str, ...]] = kinds.several(
+    "tier", readers.non_blank, "Tiers of clients. See client.tier.", of=kinds.NON_BLANK, unset="any"
+)
+_USER: Word[tuple[str, ...]] = kinds.several(
+    "user", readers.non_blank, "Users. See client.user.", of=kinds.NON_BLANK, unset="any"
+)
+
+MATCH_SECTION = Section(
+    "Match",
+    "To which requests a rule applies. Other keys are attributes: header:N, cookie:N, query:N and those of the file.",
+    (PATH, METHODS, _IP, _HOST, _TIER, _USER),
+    open_keys=True,
+)
+
+MATCH: Word[Values] = section_word("match", MATCH_SECTION, compared=True, unset="every request")
+
+EXEMPT = sections_word(
+    "exempt",
+    lambda: MATCH_SECTION,
+    "Requests that are never counted. A request is exempt if all keys of one entry match it.",
+    example="write a list of mappings, for example [{path: /health}]",
+)
 
 NAME = kinds.name("name", "The rule's name in keys, headers, logs and commands. Unique in its file.", compared=True)
 
@@ -83,12 +181,11 @@ ON_DEMAND = kinds.flag(
     "on_demand", "The rule applies only if the app asks for it by name.", validate=_validate_on_demand
 )
 
-
 SHADOW: Word[bool] = kinds.flag(
     "shadow",
     "The rule is counted and reported, but never enforced.",
     compared=True,
-    fields=lambda rule, file: {"shadow": rule[SHADOW] or file[SHADOW_FILE]},
+    fields=lambda shadow: {"shadow": shadow},
 )
 
 SHADOW_FILE: Word[bool] = kinds.flag(
@@ -102,5 +199,5 @@ ON_ERROR: Word[Literal["allow", "deny", "local"] | None] = kinds.choice(
     "The decision while the store is unavailable.",
     unset="that of `storage`",
     compared=True,
-    fields=lambda rule, file: {"on_error": rule[ON_ERROR] or file[STORAGE][STORAGE_ON_ERROR]},
+    fields=lambda on_error: {"on_error": on_error},
 )

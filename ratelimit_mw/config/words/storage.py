@@ -1,15 +1,12 @@
-"""`storage`: where the counters are. `reload` and `rules: {source: …}`: where the rules come from."""
-
-from typing import Literal
+"""`storage`, `reload`, `rules: {source: …}` and `observe`: where counters and rules are, and what a process reports."""
 
 from ratelimit_mw.config import kinds, readers
 from ratelimit_mw.config.tree import Invalid, Items, Map, Node, Problems
-from ratelimit_mw.config.word import Section, Values, Word, section_word
+from ratelimit_mw.config.word import Section, Word, section_word
 from ratelimit_mw.config.words.limit import MOST
 from ratelimit_mw.errors import nearest, quoted
-from ratelimit_mw.settings import StorageSettings
+from ratelimit_mw.settings import ObserveSettings, StorageSettings
 from ratelimit_mw.stores import STORES, wrong_database
-from ratelimit_mw.units import SECOND
 
 POLICIES = ("allow", "deny", "local")
 """The decisions that are possible while the store is unavailable."""
@@ -42,40 +39,30 @@ def read_source_url(node: Node) -> str:
     return address
 
 
-def storage_settings(file: Values) -> StorageSettings:
-    """Return the settings of the section `storage`."""
-    storage = file[STORAGE]
-    return StorageSettings(
-        url=storage[_URL],
-        timeout=storage[_TIMEOUT] / SECOND,
-        on_error=storage[STORAGE_ON_ERROR],
-        max_counters=storage[_MAX_COUNTERS],
-        interval=storage[_INTERVAL] / SECOND,
-        required=storage[_REQUIRED],
-    )
-
-
-_URL = kinds.text("url", "The URL of the store, such as redis://localhost:6379/0.", "memory://", read_url)
-_TIMEOUT = kinds.duration("timeout", "1ms", "1m", "100ms", "The time that one decision may wait for the store.")
-STORAGE_ON_ERROR: Word[Literal["allow", "deny", "local"]] = kinds.choice(
-    "on_error", POLICIES, "allow", "The decision while the store is unavailable. A rule may have its own."
-)
-_MAX_COUNTERS = kinds.number("max_counters", 1, MOST, 1_000_000, "The most counters in memory:// and lmdb://.")
-_INTERVAL = kinds.duration(
-    "interval", "1ms", "1m", "1s", "How often a process synchronises its own decisions with the store."
-)
-
-_REQUIRED = kinds.flag(
-    "required",
-    "Whether the first start of a server fails if the store is away, or if the file of lmdb:// cannot be used.",
-)
-
-STORAGE = section_word(
+STORAGE: Word[StorageSettings] = section_word(
     "storage",
     Section(
-        "Storage", "Where the counters are.", (_URL, _TIMEOUT, STORAGE_ON_ERROR, _MAX_COUNTERS, _INTERVAL, _REQUIRED)
+        "Storage",
+        "Where the counters are.",
+        (
+            kinds.text("url", "The URL of the store, such as redis://localhost:6379/0.", "memory://", read_url),
+            kinds.duration("timeout", "1ms", "1m", "100ms", "The time that one decision may wait for the store."),
+            kinds.choice(
+                "on_error", POLICIES, "allow", "The decision while the store is unavailable. A rule may have its own."
+            ),
+            kinds.number("max_counters", 1, MOST, 1_000_000, "The most counters in memory:// and lmdb://."),
+            kinds.duration(
+                "interval", "1ms", "1m", "1s", "How often a process synchronises its own decisions with the store."
+            ),
+            kinds.flag(
+                "required",
+                "Whether the first start of a server fails if the store is away, or if the file of lmdb:// cannot be"
+                " used.",
+            ),
+        ),
+        make=StorageSettings,
+        example="for example {url: redis://localhost:6379/0}",
     ),
-    example="for example {url: redis://localhost:6379/0}",
 )
 
 
@@ -93,15 +80,10 @@ def take_source(tree: Map, allowed: tuple[str, ...], problems: Problems) -> str 
     rules = tree.get("rules")
     if not isinstance(rules, Map) or "source" not in rules.keys_at:
         return None
-    source: str | None = None
     for key, place in rules.keys_at.items():
         if key != "source":
             problems.add(place, f"unknown key {quoted(key)}", "rules are a list, or {source: redis://…}")
-    if "source" in rules:
-        try:
-            source = read_source_url(rules["source"])
-        except Invalid as invalid:
-            problems.add_all(invalid, rules["source"].place)
+    source = problems.read(read_source_url, rules["source"], None) if "source" in rules else None
     tree["rules"] = Items(rules.place)
     for key, place in tree.keys_at.items():
         if key not in allowed:
@@ -111,16 +93,42 @@ def take_source(tree: Map, allowed: tuple[str, ...], problems: Problems) -> str 
     return source
 
 
-def seconds(interval: int | None) -> float | None:
-    """Return an interval in seconds. None means never."""
-    return None if interval is None else interval / SECOND
-
-
-RELOAD: Word[int | None] = Word(
+RELOAD: Word[float | None] = Word(
     key="reload",
-    read=readers.duration("100ms", "1h", off=True, example="5s or 1m"),
-    default=5 * SECOND,
+    read=readers.in_seconds(readers.duration("100ms", "1h", off=True, example="5s or 1m")),
+    default=5.0,
     shown_default="5s",
     schema={**kinds.TEXT, "examples": ["5s", "1m", "off"]},
     about="How often the package checks for newer rules. off disables the check.",
+)
+
+OBSERVE: Word[ObserveSettings] = section_word(
+    "observe",
+    Section(
+        "Observe",
+        "What the log of denials and the live page have.",
+        (
+            kinds.number(
+                "denials",
+                0,
+                10_000,
+                ObserveSettings().denials,
+                "The most records of denials in a minute for each rule and process. 0 writes none.",
+            ),
+            kinds.choice(
+                "identity",
+                ("key", "hashed", "none"),
+                ObserveSettings().identity,
+                "How a record, and the live page, name the client: as in the key of its counter, as a hash, or not at"
+                " all.",
+            ),
+            kinds.flag(
+                "live",
+                "Report to the live page and to `top --watch` once a second. A process with a mounted page always"
+                " does.",
+            ),
+        ),
+        make=ObserveSettings,
+        example="for example {denials: 10, identity: hashed}",
+    ),
 )

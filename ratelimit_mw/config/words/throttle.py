@@ -1,15 +1,16 @@
 """`throttle`, `max_wait` and `max_waiting`: how far clients may exceed a limit, and how long requests may wait."""
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
 from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.config import kinds, readers
 from ratelimit_mw.config.tree import Invalid, Map, Node, Problems, Scalar, kind
-from ratelimit_mw.config.word import Values, Word
+from ratelimit_mw.config.word import Section, Values, Word, section_word
 from ratelimit_mw.config.words.limit import ALGORITHM, algorithm_hint
-from ratelimit_mw.errors import nearest, quoted
+from ratelimit_mw.errors import quoted
 from ratelimit_mw.model import Elastic, Quota, Rule
 
 _PERCENT = re.compile(r"([0-9]{1,4})(?:\.([0-9]{1,2}))?\s*%")
@@ -17,7 +18,6 @@ _HUNDRED_PERCENT = 10_000  # percentages are in hundredths of a percent
 _MOST = 10 * _HUNDRED_PERCENT
 _STEPS = 20  # an elastic limit grows in this many steps, for which all quotas are made at the start
 _FORM = "write hard, {soft: 10%} or {elastic: {up_to: 200%, below: 0.7}}"
-_ELASTIC_FORM = "for example {up_to: 200%, below: 0.7}"
 
 
 class Throttle(NamedTuple):
@@ -34,21 +34,30 @@ class Throttle(NamedTuple):
     below: float = 1.0
 
 
-def read_throttle(node: Node) -> Throttle | None:
-    """Read a throttle. None for `hard`. Raises `Invalid`."""
+def _percentage(above: int, hint: str) -> Callable[[Node], int]:
+    """Return a reader of percentages above `above`, in hundredths of a percent."""
+
+    def read(node: Node) -> int:
+        written = node.text if isinstance(node, Scalar) else ""
+        found = _PERCENT.fullmatch(written.strip())
+        if found is None:
+            raise Invalid.at(None, f"must be a percentage, not {kind(node)}", "for example 10% or 12.5%")
+        percentage = int(found[1]) * 100 + int((found[2] or "").ljust(2, "0"))
+        if not above < percentage <= _MOST:
+            raise Invalid.at(None, f"{quoted(written)} is out of range", hint)
+        return percentage
+
+    return read
+
+
+def _read_throttle(node: Node) -> Throttle | None:
+    """Read a throttle. None for `hard`."""
     if isinstance(node, Scalar) and node.text == "hard":
         return None
-    if not isinstance(node, Map) or len(node) != 1:
+    if not isinstance(node, Map) or len(node.keys_at) != 1:
         raise Invalid.at(None, f"must be a throttle, not {kind(node)}", _FORM)
-    ((word, value),) = node.items()
-    if word == "soft":
-        extra = _percent(value)
-        if not 0 < extra <= _MOST:
-            raise Invalid.at(value.place, f"{quoted(_text(value))} is out of range", "from 0.01% to 1000%")
-        return Throttle("soft", extra)
-    if word == "elastic":
-        return _elastic(value)
-    raise Invalid.at(node.keys_at[word], f"unknown key {quoted(word)}", nearest(word, ("soft", "elastic")))
+    throttle: Throttle = _SECTION.read(node)
+    return throttle
 
 
 def raised(quota: Quota, throttle: Throttle | None) -> Quota:
@@ -78,114 +87,88 @@ def _with_spare(quota: Quota, spare: int, over: Literal["soft", "elastic"]) -> Q
     return replace(quota, limit=quota.limit + spare, spare=spare, over=over)
 
 
-def _elastic(node: Node) -> Throttle:
-    """Read the settings of an elastic throttle. `up_to` is a percentage of the limit, so 100% is the limit itself."""
-    if not isinstance(node, Map):
-        raise Invalid.at(node.place, f"must be a mapping, not {kind(node)}", _ELASTIC_FORM)
-    invalid = Invalid()
-    readers.report_unknown_keys(node, ("up_to", "below"), invalid)
-    missing = [key for key in ("up_to", "below") if key not in node and key not in node.dropped]
-    if missing:
-        invalid.add(node.place, readers.missing_keys(missing), _ELASTIC_FORM)
-    up_to, below = 2 * _HUNDRED_PERCENT, 1.0
-    with invalid.gathering():
-        up_to = _percent(node["up_to"]) if "up_to" in node else up_to
-        if not _HUNDRED_PERCENT < up_to <= _MOST:
-            hint = "from 101% to 1000% of the limit"
-            raise Invalid.at(node["up_to"].place, f"{quoted(_text(node['up_to']))} is out of range", hint)
-    with invalid.gathering():
-        below = readers.load(node["below"]) if "below" in node else below
-    invalid.finish()
-    return Throttle("elastic", up_to - _HUNDRED_PERCENT, below)
-
-
-def _percent(node: Node) -> int:
-    """Read a percentage, in hundredths of a percent."""
-    found = _PERCENT.fullmatch(_text(node).strip())
-    if found is None:
-        raise Invalid.at(node.place, f"must be a percentage, not {kind(node)}", "for example 10% or 12.5%")
-    return int(found[1]) * 100 + int((found[2] or "").ljust(2, "0"))
-
-
-def _text(node: Node) -> str:
-    """Return the text of a scalar. Empty for a list or a mapping, which no pattern matches."""
-    return node.text if isinstance(node, Scalar) else ""
-
-
 def _alter(quota: Quota, rule: Values, _prefix: str) -> Quota:
     return raised(quota, rule[THROTTLE])
 
 
 _PERCENTAGE = {"type": "string", "pattern": r"^[0-9]{1,4}(\.[0-9]{1,2})?\s*%$", "examples": ["10%", "200%"]}
 
+_ELASTIC = section_word(
+    "elastic",
+    Section(
+        "Elastic",
+        "The limit grows while the load is low.",
+        (
+            Word(
+                key="up_to",
+                read=_percentage(_HUNDRED_PERCENT, "from 101% to 1000% of the limit"),
+                default=2 * _HUNDRED_PERCENT,
+                schema=_PERCENTAGE,
+                about="The largest limit, in percent of the limit.",
+                required=True,
+            ),
+            kinds.load("below", 1.0, "The load below which the limit grows.", required=True),
+        ),
+        make=lambda up_to, below: Throttle("elastic", up_to - _HUNDRED_PERCENT, below),
+        example="for example {up_to: 200%, below: 0.7}",
+        whole=True,
+    ),
+    default=None,
+)
+
+_SECTION = Section(
+    "Throttle",
+    "How far clients may exceed the limit: soft or elastic.",
+    (
+        Word(
+            key="soft",
+            read=_percentage(0, "from 0.01% to 1000%"),
+            default=None,
+            schema=_PERCENTAGE,
+            about="How much more than the limit is always admitted.",
+        ),
+        _ELASTIC,
+    ),
+    make=lambda soft, elastic: elastic if soft is None else Throttle("soft", soft),
+    whole=True,
+)
+
 THROTTLE: Word[Throttle | None] = Word(
     key="throttle",
-    read=read_throttle,
+    read=_read_throttle,
     default=None,
     shown_default="hard",
-    schema={
-        "anyOf": [
-            {"const": "hard"},
-            {
-                "type": "object",
-                "properties": {"soft": _PERCENTAGE},
-                "required": ["soft"],
-                "additionalProperties": False,
-            },
-            {
-                "type": "object",
-                "properties": {
-                    "elastic": {
-                        "type": "object",
-                        "properties": {
-                            "up_to": _PERCENTAGE,
-                            "below": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
-                        },
-                        "required": ["up_to", "below"],
-                        "additionalProperties": False,
-                    }
-                },
-                "required": ["elastic"],
-                "additionalProperties": False,
-            },
-        ]
+    schema=lambda shared: {
+        "anyOf": [{"const": "hard"}, {**_SECTION.as_schema(shared), "minProperties": 1, "maxProperties": 1}]
     },
     about="How far clients may exceed the limit: hard (not at all), soft (by a share), elastic (at low load).",
+    section=lambda: _SECTION,
     alter=_alter,
 )
 
 
-def _waiting_alter(quota: Quota, rule: Values, _prefix: str) -> Quota:
-    if not quota.limit or not ALGORITHMS[quota.algorithm].can_wait:
-        return quota
-    max_wait = rule[MAX_WAIT]
-    if max_wait is not None:
-        return replace(quota, max_wait=max_wait)
-    if ALGORITHMS[quota.algorithm].queue:
-        # A queue's requests may wait as long as the whole queue takes to drain.
-        longest = widest(raised(quota, rule[THROTTLE]))
-        return replace(quota, max_wait=longest.burst * -(-quota.period // quota.limit))
-    return quota
+def _alter_max_wait(quota: Quota, rule: Values, _prefix: str) -> Quota:
+    waits = quota.limit and ALGORITHMS[quota.algorithm].can_wait
+    return replace(quota, max_wait=rule[MAX_WAIT] or 0) if waits else quota
 
 
 def _validate_max_wait(rule: Values, problems: Problems) -> None:
     """Report a `max_wait` that no request would use."""
-    if rule[MAX_WAIT] is not None and not ALGORITHMS[rule[ALGORITHM]].can_wait:
-        problems.add(
-            rule.place("max_wait"), _never_waits(rule), algorithm_hint(lambda other: other.can_wait, "max_wait")
-        )
+    if not ALGORITHMS[rule[ALGORITHM]].can_wait:
+        hint = algorithm_hint(lambda other: other.can_wait, "max_wait")
+        problems.add(rule.place("max_wait"), _never_waits(rule), hint)
 
 
 def _validate_max_waiting(rule: Values, problems: Problems) -> None:
     algorithm = ALGORITHMS[rule[ALGORITHM]]
-    if rule[MAX_WAITING] is not None and rule[MAX_WAIT] is None and not algorithm.queue:
-        place = rule.place("max_waiting")
-        if algorithm.can_wait:
-            problems.add(
-                place, f"has no effect: with {rule[ALGORITHM]}, requests wait only if max_wait is set", "add max_wait"
-            )
-        else:
-            problems.add(place, _never_waits(rule), algorithm_hint(lambda other: other.queue, "max_waiting"))
+    if algorithm.queue or "max_wait" in rule:
+        return
+    place = rule.place("max_waiting")
+    if algorithm.can_wait:
+        message = f"has no effect: with {rule[ALGORITHM]}, requests wait only if max_wait is set"
+        problems.add(place, message, "add max_wait")
+    else:
+        problems.add(place, _never_waits(rule), algorithm_hint(lambda other: other.queue, "max_waiting"))
 
 
 def _never_waits(rule: Values) -> str:
@@ -200,7 +183,7 @@ MAX_WAIT: Word[int | None] = Word(
     about="How long a request may wait for its turn instead of being denied.",
     unset="a leaky_bucket: for the whole queue. Otherwise: not at all",
     validate=_validate_max_wait,
-    alter=_waiting_alter,
+    alter=_alter_max_wait,
 )
 
 MAX_WAITING: Word[int | None] = kinds.optional_number(
@@ -210,7 +193,5 @@ MAX_WAITING: Word[int | None] = kinds.optional_number(
     "How many threads of a process may wait for their turn at the same time. The only thread of a server never waits.",
     shown_default=Rule("").max_waiting,
     validate=_validate_max_waiting,
-    fields=lambda rule, _file: {
-        "max_waiting": Rule("").max_waiting if rule[MAX_WAITING] is None else rule[MAX_WAITING]
-    },
+    fields=lambda most: {"max_waiting": most},
 )

@@ -1,0 +1,241 @@
+"""Compiles the limits that come while an app runs. The words of the rules file read them, so they mean the same.
+
+* `Recompiler`: the limit that an operator sets for one client, and another number for a limit of a rule.
+* `with_function`: `limit: python:package.module:function`, a function of the app that returns the text of a request's
+  limit. The rest of the rule is checked and compiled with a sample of a limit. Each text is then compiled when the
+  function first returns it.
+* `InlineRules`: what a decorator declares, as `limited("5 per minute", by="user")`.
+"""
+
+import re
+from dataclasses import replace
+
+from ratelimit_mw.algorithms import ALGORITHMS
+from ratelimit_mw.config.documents import convert
+from ratelimit_mw.config.tree import Map, Problems, node_at
+from ratelimit_mw.config.word import Values
+from ratelimit_mw.config.words.limit import (
+    ALGORITHM,
+    LIMIT,
+    MOST,
+    Limits,
+    PlacedWindow,
+    Window,
+    parse_limit,
+    read_limits,
+)
+from ratelimit_mw.config.words.overrides import override_counters
+from ratelimit_mw.config.words.rule import RULE, compile_counters, compile_rule, validate_rule
+from ratelimit_mw.config.words.selection import NAME
+from ratelimit_mw.config.words.throttle import THROTTLE
+from ratelimit_mw.errors import ConfigurationError, DurationError, Problem, nearest, quoted
+from ratelimit_mw.identity.attributes import Attributes
+from ratelimit_mw.identity.identifier import attributes_of
+from ratelimit_mw.model import NEVER, Quota, Rule
+from ratelimit_mw.rules.compiled import CompiledOverride, CompiledRule, Counter, Matching, OverrideCompiler
+from ratelimit_mw.rules.inline import InlineLimit, LimitFunction
+from ratelimit_mw.settings import ClientSettings
+from ratelimit_mw.units import HOUR
+
+_ROOM = 10
+"""The largest factor by which a throttle raises a limit. The sample must stay below the largest limit."""
+
+
+def with_sample(rule: Values) -> Values:
+    """Return the rule with a limit in place of its function, so that its words can be checked and compiled."""
+    return _with_large_limit(rule) if rule[LIMIT].function else rule
+
+
+def sample_of(domain: str, rule: Values, made: CompiledRule) -> Quota | None:
+    """Return a quota that has the effects of any limit of the rule, if its own limits do not have them.
+
+    They lack some if they are `unlimited` or 0, or if they are so low that a throttle adds nothing to them.
+    """
+    if made.read_limit is not None or (rule[THROTTLE] is None and any(quota.limit for quota in made.quotas)):
+        return None
+    ((_, sample),), _ = compile_counters(domain, _with_large_limit(rule))
+    return sample
+
+
+def _with_large_limit(rule: Values) -> Values:
+    algorithm = ALGORITHMS[rule[ALGORITHM]]
+    largest = MOST if algorithm.largest is None else algorithm.largest.limit
+    # A concurrent limit has no period. Other algorithms cannot have one from a function.
+    window = Window(largest // _ROOM, 0 if algorithm.in_flight else HOUR)
+    return rule.with_value(LIMIT, Limits((PlacedWindow(window, rule.place("limit")),)))
+
+
+def with_function(
+    made: CompiledRule, rule: Values, compiler: OverrideCompiler, attributes: Attributes, problems: Problems
+) -> CompiledRule:
+    """Return the compiled rule with the function of its limit in place of the sample, if it has one.
+
+    Args:
+        made: The rule, compiled with the sample.
+        rule: The values of the rule.
+        compiler: Compiles the limits. It knows the rule.
+        attributes: The attributes that rules may use.
+        problems: Receives the errors.
+    """
+    source = rule[LIMIT].function
+    if not source:
+        return made
+    if ALGORITHMS[rule[ALGORITHM]].in_flight:
+        message = f"{rule[ALGORITHM]} counts requests in flight; a function returns limits per time"
+        problems.add(rule.place("limit"), message, "use another algorithm")
+        return made
+    try:
+        read = attributes.source(source)
+    except ValueError as error:
+        problems.add(rule.place("limit"), str(error))
+        return made
+    function = LimitFunction(rule[NAME], source, read, compiler, made.limits, deny=made.rule.on_error == "deny")
+    # How many limits a text has is known only later.
+    return replace(made, rule=replace(made.rule, several=True), keys=(), limits=(), read_limit=function)
+
+
+class Recompiler:
+    """Compiles other limits of the rules in force. See `rules.compiled.OverrideCompiler`."""
+
+    def __init__(self, domain: str) -> None:
+        self._domain = domain
+        self._rules: dict[str, Values] = {}
+
+    def add(self, rule: Values) -> None:
+        """Add a rule."""
+        self._rules[rule[NAME]] = rule.detached()
+
+    def limit(self, identity: str, rule: str, limit: object, until: int = NEVER) -> CompiledOverride:
+        """Return the compiled override of a limit.
+
+        Args:
+            identity: The identity of the client, as in the key of a counter.
+            rule: The name of the rule.
+            limit: The client's limit, in any form that a rules file may have.
+            until: The end of the override in microseconds since the epoch, or `NEVER`.
+
+        Raises:
+            ValueError: There is no such rule, or the limit cannot be used.
+        """
+        if rule not in self._rules:
+            raise ValueError(f"there is no rule {quoted(rule)} ({nearest(rule, self._rules)})")
+        problems = Problems()
+        node = convert({"limit": limit}, {}, problems)
+        limits = problems.read(read_limits, node_at(node, ("limit",)), Limits(()))
+        counters: tuple[Counter, ...] = ()
+        if not problems:
+            counters = override_counters(self._domain, self._rules[rule], limits, Map(node.place), problems)
+        _raise(problems)
+        return CompiledOverride(identity, "limit", until, rule, counters)
+
+    def with_number(self, rule: str, place: int, number: int) -> Quota:
+        """Return the quota of a rule as if one of its limits had another number of requests.
+
+        Everything else stays as the file has it. A burst that the file does not set is the new number.
+
+        Args:
+            rule: The name of the rule.
+            place: The index of the limit among those of clients without a tier.
+            number: The number of requests.
+
+        Raises:
+            ValueError: The rule cannot have this number.
+        """
+        values: Values = self._rules[rule]
+        limits = values[LIMIT]
+        windows = list(limits.default)
+        windows[place] = windows[place]._replace(window=windows[place].window._replace(limit=number))
+        changed = values.with_value(LIMIT, limits._replace(default=tuple(windows)))
+        problems = Problems()
+        validate_rule(changed, problems)
+        _raise(problems)
+        return compile_counters(self._domain, changed)[0][place][1]
+
+
+def _raise(problems: Problems) -> None:
+    """Raise ValueError with all problems, if there is one."""
+    if problems:
+        raise ValueError("; ".join(map(str, problems.in_order())))
+
+
+_CUSTOM = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
+
+
+def reads_as_limit(text: str) -> bool:
+    """Return True if `text` is a limit, False if it is the name of a rule.
+
+    Raises ConfigurationError for a text that begins with a number and is not a limit: it is a limit with a mistake.
+    """
+    try:
+        parse_limit(text)
+    except DurationError as error:
+        if text.strip()[:1].isdigit():
+            raise ConfigurationError([Problem(f"limited({quoted(text)}): {error}", hint=error.hint)]) from None
+        return False
+    return True
+
+
+def validate_inline(limit: InlineLimit, cost: int) -> None:
+    """Check an inline limit where it is declared, before there is a rules file.
+
+    A name in `by` that is not built in may be an attribute of the file. That is known when the limit is compiled.
+
+    Args:
+        limit: The limit. Its name is used only if it is shared.
+        cost: What each request will be charged.
+
+    Raises:
+        ConfigurationError: No rules file could use the limit. The error has every problem found.
+    """
+    names = [name for entry in limit.by for name in attributes_of(entry)]
+    known = Attributes(ClientSettings(""))
+    possible = {name: "header:X" for name in names if _CUSTOM.fullmatch(name) and not _is_built_in(name, known)}
+    attributes = Attributes(ClientSettings("", attributes=possible), {"secret"})  # the file may have a secret
+    InlineRules(Rule(""), attributes, 0).compile(limit, cost)
+
+
+def _is_built_in(name: str, attributes: Attributes) -> bool:
+    return attributes.known(name) or name in ("global", "route", "connection")
+
+
+class InlineRules:
+    """Compiles inline limits by the settings of one rules file. See `rules.inline.InlineCompiler`.
+
+    Args:
+        base: What the rules of the file have in common.
+        attributes: The attributes that rules may use.
+        rank: The rank of the rules that are made: behind those of the file.
+    """
+
+    def __init__(self, base: Rule, attributes: Attributes, rank: int) -> None:
+        self._base = base
+        self._attributes = attributes
+        self._rank = rank
+
+    def compile(self, limit: InlineLimit, cost: int = 1) -> CompiledRule:
+        """Return the rule of a limit. It is on demand, and has the defaults of a rule in the file.
+
+        `cost` is only checked: the one who asks for the rule passes it.
+
+        Raises ConfigurationError with every problem of the limit.
+        """
+        problems = Problems()
+        words: dict[str, object] = {"name": limit.name if limit.shared else "inline", "limit": limit.limit}
+        if limit.by:
+            words["by"] = list(limit.by)
+        if cost > 1:
+            words["cost"] = cost
+        node = convert({**words, "on_demand": True}, {}, problems)
+        if isinstance(node, Map):
+            # A qualified name may be longer than the names in a file.
+            rule = problems.read(RULE.read, node, RULE.default()).with_value(NAME, limit.name)
+            made = compile_rule(self._rank, rule, self._base, {}, Matching(), self._attributes, problems)
+            if not problems:
+                return made
+        of = f" of {limit.name}" if limit.name else ""
+        raise ConfigurationError(
+            [
+                Problem(f"the limit {quoted(limit.limit)}{of}: {problem.message}", hint=problem.hint)
+                for problem in problems.in_order()
+            ]
+        )
