@@ -10,7 +10,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePath
-from typing import Any, Generic, Protocol, TypeVar, overload
+from typing import Any, Generic, Protocol, TypeVar, overload, runtime_checkable
 
 T = TypeVar("T")
 
@@ -70,8 +70,19 @@ class Forked(Protocol):
         """Reset the object in the child of a fork. All `lazy` attributes are discarded already."""
 
 
+@runtime_checkable
+class HeldInFork(Forked, Protocol):
+    """An object that no other thread may use during a fork."""
+
+    def before_fork(self) -> None:
+        """Take its lock, or go on without it after a short time."""
+
+    def after_fork_in_parent(self) -> None:
+        """Release its lock, if `before_fork` has taken it."""
+
+
 def reset_after_fork(each: Forked) -> None:
-    """Call `each.after_fork` in every child of a fork, as long as `each` exists."""
+    """Call the methods of `each` at every fork, as long as `each` exists."""
     _forked.add(each)
 
 
@@ -83,6 +94,20 @@ def abandon(*inherited: object) -> None:
 _forked: weakref.WeakSet[Forked] = weakref.WeakSet()
 _lazy: weakref.WeakSet[Any] = weakref.WeakSet()  # the objects with attributes that `lazy` has created
 _abandoned: list[object] = []
+
+
+def _held() -> list[HeldInFork]:
+    return [each for each in _forked if isinstance(each, HeldInFork)]
+
+
+def _hold_all() -> None:
+    for each in _held():
+        each.before_fork()
+
+
+def _release_all() -> None:
+    for each in _held():
+        each.after_fork_in_parent()
 
 
 def _reset_all() -> None:
@@ -97,7 +122,7 @@ def _reset_all() -> None:
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
-    os.register_at_fork(after_in_child=_reset_all)
+    os.register_at_fork(before=_hold_all, after_in_parent=_release_all, after_in_child=_reset_all)
 
 
 _SERVERS = ("gunicorn", "uvicorn", "hypercorn", "granian", "fastapi")

@@ -301,10 +301,7 @@ GLOBALS = {
     "process_local.py _abandoned": "a process has inherited it",
     "process_local.py _forked": "a fork concerns all objects of a process; weak references",
     "process_local.py _lazy": "the same",
-    "stores/lease_store.py _all": "leases are settled when the process ends; weak references",
     "stores/redis/codec.py _packed": "a bounded cache of packed quotas, equal for all limiters",
-    "stores/shared/handle.py _handles": "a process may open a file of LMDB only once; weak references",
-    "stores/shared/handle.py _inherited": "a process has inherited it",
 }
 """The containers at the level of modules that change, each with the reason. None has what belongs to an app."""
 
@@ -319,11 +316,8 @@ def test_no_module_has_a_container_that_changes_without_a_reason():
 
 
 def test_one_file_knows_what_a_fork_is():
-    """All others say what to do after one. A shared file must also be locked before a fork."""
-    assert files_with(r"register_at_fork|getpid\(\) [!=]=|[!=]= os\.getpid") == {
-        "process_local.py",
-        "stores/shared/handle.py",
-    }
+    """All others say what to do at one."""
+    assert files_with(r"register_at_fork|getpid\(\) [!=]=|[!=]= os\.getpid") == {"process_local.py"}
 
 
 def calls(function):

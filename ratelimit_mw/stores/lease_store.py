@@ -73,7 +73,7 @@ class Leases(Wrapper):
         self.ledger: LeaseLedger
         self.thread: threading.Thread | None
         self.after_fork()
-        _all.add(self)
+        atexit.register(_settle_at_exit, weakref.ref(self))
         reset_after_fork(self)
 
     def after_fork(self) -> None:
@@ -335,14 +335,12 @@ def _local_time() -> int:
 _BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", None)
 """A monotonic clock that includes the time in suspend (Linux). A lease must end during a suspend, too."""
 
-_all: weakref.WeakSet[Leases] = weakref.WeakSet()
 
-
-@atexit.register
-def _settle_at_exit() -> None:
+def _settle_at_exit(leases: "weakref.ref[Leases]") -> None:
     """Settle all leases when the process ends, because WSGI has no shutdown event."""
-    for leases in list(_all):
+    left = leases()
+    if left is not None:
         try:
-            leases.finish()
+            left.finish()
         except Exception:
             logger.exception("leases could not be settled at the end of the process")

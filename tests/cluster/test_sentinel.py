@@ -63,7 +63,7 @@ def test_a_connection_to_a_master_turned_replica_is_dropped_at_its_first_refusal
     fresh_sentinels.master.admin.replicaof("127.0.0.1", fresh_sentinels.replica.port)
     with pytest.raises(StoreUnavailable, match="READONLY"):
         store.decide([ASK])
-    assert connection.socket is None
+    assert not connection.usable
     store.close()
 
 

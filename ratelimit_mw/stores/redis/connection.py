@@ -169,6 +169,7 @@ class Blocking:
     def __init__(self, url: str, patience: float = HANDSHAKE_TIMEOUT, **place: str | int) -> None:
         self._connection, self._introduction = connection(url, redis.connection, patience, place)
         self._patience = patience
+        self._socket: Any = None
         self._replies = Replies()
         self._used = 0.0
 
@@ -179,6 +180,7 @@ class Blocking:
         except (RedisError, OSError, ValueError) as error:  # ValueError: an invalid host name
             self.close()
             raise unavailable(error) from error
+        self._socket = socket_of(self._connection)
         if self._introduction:
             try:
                 check_handshake(self.carry(_one_pipeline(self._introduction), time.monotonic() + self._patience))
@@ -202,7 +204,7 @@ class Blocking:
 
     def _exchange(self, pipeline: Sequence[Command], deadline: float) -> list[object]:
         """Send a pipeline of commands in one write and return the replies. Error replies are returned as values."""
-        sock = self.socket
+        sock = self._socket
         late = False
         replies: list[object] = []
         try:
@@ -238,7 +240,7 @@ class Blocking:
     @property
     def usable(self) -> bool:
         """Whether the connection is open; False if the server has closed it while it was idle."""
-        sock = self.socket
+        sock = self._socket
         if sock is None or sock.fileno() < 0:
             return False
         if time.monotonic() - self._used < _IDLE:
@@ -248,11 +250,6 @@ class Blocking:
             return not selector.select(0)  # no reply is expected, so readable means closed
 
     @property
-    def socket(self) -> Any:
-        """The socket; None if the connection is closed."""
-        return socket_of(self._connection)
-
-    @property
     def address(self) -> tuple[str, int] | None:
         """The host and the port; None for a Unix socket."""
         host = getattr(self._connection, "host", None)
@@ -260,6 +257,7 @@ class Blocking:
 
     def close(self) -> None:
         """Close the socket. A thread that waits for its reply fails at once."""
+        self._socket = None
         self._connection.disconnect()
 
 

@@ -13,14 +13,13 @@ import threading
 import time
 from collections.abc import Callable
 from fcntl import LOCK_EX, LOCK_NB, LOCK_UN, flock
-from functools import partial
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
 import lmdb
 
 from ratelimit_mw.errors import CounterError, StoreUnavailable
-from ratelimit_mw.process_local import lazy, lock
+from ratelimit_mw.process_local import abandon, lazy, lock, reset_after_fork
 from ratelimit_mw.stores.shared.file import DataFile, names, open_data, open_environment, set_aside
 from ratelimit_mw.stores.shared.location import Location
 from ratelimit_mw.stores.shared.table import NO_ROOM, Table
@@ -66,6 +65,7 @@ class Handle:
         self._check_at = 0.0
         self._failed = False
         self._forking: int | None = None
+        reset_after_fork(self)
 
     def attempt(self, work: Callable[[Table, A], T], asked: A) -> T | None:
         """Do `work` in a transaction, under the lock. Returns None at once if another process has the lock.
@@ -216,49 +216,36 @@ class Handle:
             self._forking = None
             self._mutex.release()
 
-    def after_fork_in_child(self) -> None:
+    def after_fork(self) -> None:
         """Close what the child has inherited. The next attempt opens the file again.
 
         The inherited descriptor shares the lock of the parent. It is never unlocked here, because that would unlock
         the parent. It must be closed: if the parent were killed within the lock, the descriptor would keep the lock.
         LMDB is closed too, because it refuses to open a file twice in a process. It holds no lock of its own.
         """
-        vars(self).pop("_mutex", None)
         if self._forking is None and self._table is not None:
-            _inherited.append(self._table)  # a thread that does not exist here was within a transaction
+            abandon(self._table)  # a thread that does not exist here was within a transaction
             self._table = None
         self._forking, self._check_at = None, 0.0
         self.close()
 
 
-_handles: WeakValueDictionary[str, Handle] = WeakValueDictionary()
-_opening = threading.Lock()
-_inherited: list[Table] = []
-"""Tables of a parent that cannot be closed. They are kept so that they are not closed as garbage."""
+class _Handles:
+    """The handles of this process, by their files: LMDB must not open a file twice."""
+
+    lock = lazy(lock)
+
+    def __init__(self) -> None:
+        self.by_file: WeakValueDictionary[str, Handle] = WeakValueDictionary()
+
+
+_handles = _Handles()
 
 
 def handle_of(location: Location, max_counters: int, now: Callable[[], int]) -> Handle:
     """The handle of this process for the file. Stores of the same file share it, with the options of the first."""
-    with _opening:
-        handle = _handles.get(location.file)
+    with _handles.lock:
+        handle = _handles.by_file.get(location.file)
         if handle is None:
-            handle = _handles[location.file] = Handle(location, max_counters, now)
+            handle = _handles.by_file[location.file] = Handle(location, max_counters, now)
         return handle
-
-
-def _each(do: Callable[[Handle], None]) -> None:
-    for handle in list(_handles.values()):
-        do(handle)
-
-
-def _after_fork_in_child() -> None:
-    global _opening
-    _opening = threading.Lock()  # a thread that had locked it may not exist here
-    _each(Handle.after_fork_in_child)
-
-
-os.register_at_fork(
-    before=partial(_each, Handle.before_fork),
-    after_in_parent=partial(_each, Handle.after_fork_in_parent),
-    after_in_child=_after_fork_in_child,
-)
