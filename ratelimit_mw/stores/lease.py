@@ -44,7 +44,7 @@ class Lease:
         offset: the store's time minus the local time.
         asker: the claim that asks the store for more than its cost; None if no claim does.
         flying: on account, the cost that was sent to the store or is owed, and that a reply may not include.
-        moved: the number of costs that were flying and no longer are.
+        moved: the number of costs that were flying and no longer are, and of parts of `room` that went back.
         forgotten: whether the counter was reset since.
     """
 
@@ -107,6 +107,11 @@ class Claim:
     def on_account(self) -> bool:
         """Whether the cost is flying while the store is asked."""
         return self.lease is not None and self.ask.quota.consistency == "write_back"
+
+    @property
+    def room_went_back(self) -> bool:
+        """Whether a part of the lease went back since the store was asked, so that it may have denied too early."""
+        return self.lease is not None and not self.on_account and self.lease.moved != self.moved
 
     def outcome(self, answer: Outcome | None, now: int) -> Outcome:
         """The outcome for the client: the store's `answer` plus what is leased here, or that of the lease alone."""
@@ -274,9 +279,8 @@ class LeaseLedger:
     def paid(self, dues: Iterable[Due]) -> None:
         """Record that the store has what was owed, or that it no longer matters."""
         for due in dues:
-            if due.amount < 0:
-                due.lease.flying += due.amount
-                due.lease.moved += 1
+            due.lease.flying += min(due.amount, 0)
+            due.lease.moved += 1
 
     def unpaid(self, dues: Iterable[Due]) -> None:
         """Record that a payment failed. A charge is owed again, because to repeat it admits no more than the limit.

@@ -11,7 +11,7 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -80,7 +80,7 @@ class Leases(Wrapper):
         """Start without leases in the child of a fork, because the leases belong to the parent."""
         self.ledger = LeaseLedger(round(self._interval * SECOND), self._most)
         self.thread = None
-        self._payments: set[_Payment] = set()
+        self._under_way: set[_UnderWay] = set()
         self._stopped = threading.Event()
         self._next_turn = 0
 
@@ -169,10 +169,16 @@ class Leases(Wrapper):
         yield from self._pay([claim.ask.key for claim in claims if claim.on_account])
         reply = yield from self._ask(claims)
         denied = [claim for claim, outcome in zip(claims, reply.outcomes, strict=True) if not outcome.allowed]
+        # Leases and debts of this process may be the cause. They are settled before the second call.
+        keys = [claim.ask.key for claim in denied]
         with self.guard:
-            # Leases and debts of this process may be the cause. They are settled before the second call.
-            self.ledger.end([claim.ask.key for claim in denied], self._now())
-            again = [claim for claim in denied if claim.extra or claim.ask.key in self.ledger.owed]
+            takers = [call for call in self._under_way if not call.leased.isdisjoint(keys)]
+        yield from takers
+        with self.guard:
+            self._under_way.difference_update(takers)  # if one is not over by now, its thread was killed
+            self.ledger.end(keys, self._now())
+            owed, paying = self.ledger.owed, self._paying()
+            again = [c for c in denied if c.extra or c.room_went_back or c.ask.key in owed or c.ask.key in paying]
         if not again:
             return reply
         asks = [claim.ask for claim in claims]
@@ -191,16 +197,24 @@ class Leases(Wrapper):
     def _ask(self, claims: Sequence[Claim]) -> Steps[Reply]:
         """Ask the store for the claims, and start the leases that it grants."""
         asks = [claim.ask._replace(cost=claim.ask.cost + claim.extra) for claim in claims]
+        leased = frozenset(claim.ask.key for claim in claims if claim.extra)
+        call = _UnderWay(leased=leased) if leased else None
         with self.guard:
             asked_at = self._now()
             for claim in claims:
                 claim.moved = claim.lease.moved if claim.lease else 0
-        reply: Reply = yield asks, DECIDE
-        if reply.admits(asks):
-            with self.guard:
-                for claim, outcome in zip(claims, reply.outcomes, strict=True):
-                    if outcome.allowed:
-                        self.ledger.learn(claim, outcome, time_of(reply.now, claim.ask.key), asked_at)
+            if call:
+                self._under_way.add(call)
+        try:
+            reply: Reply = yield asks, DECIDE
+            if reply.admits(asks):
+                with self.guard:
+                    for claim, outcome in zip(claims, reply.outcomes, strict=True):
+                        if outcome.allowed:
+                            self.ledger.learn(claim, outcome, time_of(reply.now, claim.ask.key), asked_at)
+        finally:
+            if call:
+                self._end(call)
         return reply
 
     def _settle_due(self) -> Steps[None]:
@@ -218,7 +232,7 @@ class Leases(Wrapper):
         """End and settle all leases. Returns the error if the store is unavailable; charges then stay owed."""
         with self.guard:
             self.ledger.end(list(self.ledger.leases), self._now())
-            under_way = [key for payment in self._payments for key in payment.keys]
+            under_way = self._paying()
         try:
             yield from self._pay(None)
             yield from self._pay(under_way)
@@ -236,28 +250,28 @@ class Leases(Wrapper):
             message = "write_back: a cost of %d on %d counters could not be charged at shutdown: %s"
             logger.warning(message, cost, counters, error)
 
-    def _pay(self, keys: Sequence[str] | None) -> Steps[None]:
-        """Pay the store what is owed for these counters (None for all). Wait for their charges that are under way.
+    def _pay(self, keys: Collection[str] | None) -> Steps[None]:
+        """Pay the store what is owed for these counters (None for all). Wait for their payments that are under way.
 
         Raises:
             StoreUnavailable: the store is unavailable. After this or any other exception, the charges are owed again.
         """
         while True:
             with self.guard:
-                under_way = next((one for one in self._payments if not one.keys.isdisjoint(keys or ())), None)
-                payment = _Payment([] if under_way else self.ledger.take_owed(self._now(), keys, _MAX_PER_CALL))
+                under_way = next((one for one in self._under_way if not one.paying.isdisjoint(keys or ())), None)
+                payment = _UnderWay([] if under_way else self.ledger.take_owed(self._now(), keys, _MAX_PER_CALL))
                 if payment.owed:
-                    self._payments.add(payment)
+                    self._under_way.add(payment)
             if under_way:
                 yield under_way
                 with self.guard:
-                    self._payments.discard(under_way)  # if it is not over by now, its thread was killed
+                    self._under_way.discard(under_way)  # if it is not over by now, its thread was killed
             elif payment.owed:
                 yield from self._make(payment)
             else:
                 return
 
-    def _make(self, payment: "_Payment") -> Steps[None]:
+    def _make(self, payment: "_UnderWay") -> Steps[None]:
         """Make the calls of a payment: one for each window."""
         try:
             for start in {due.start for due in payment.owed}:
@@ -269,8 +283,17 @@ class Leases(Wrapper):
         finally:
             with self.guard:
                 self.ledger.unpaid(payment.owed)
-                self._payments.discard(payment)
-            payment.set_result(None)
+            self._end(payment)
+
+    def _paying(self) -> set[str]:
+        """The keys of the counters of which payments are under way."""
+        return {key for call in self._under_way for key in call.paying}
+
+    def _end(self, call: "_UnderWay") -> None:
+        """Wake all that wait for the call."""
+        with self.guard:
+            self._under_way.discard(call)
+        call.set_result(None)
 
     def _turn_is_due(self, now: int) -> bool:
         """Whether the next decision settles, because there is no thread under a user's clock."""
@@ -303,16 +326,23 @@ class Leases(Wrapper):
                     return
 
 
-class _Payment(Future[None]):
-    """What is being paid to the store. It is done when its calls have ended."""
+class _UnderWay(Future[None]):
+    """What was sent to the store, until its reply was taken up.
 
-    def __init__(self, owed: Sequence[Due]) -> None:
+    Attributes:
+        owed: what is being paid.
+        paying: the keys of these counters.
+        leased: the keys of the counters of which leases are being taken.
+    """
+
+    def __init__(self, owed: Sequence[Due] = (), leased: frozenset[str] = frozenset()) -> None:
         super().__init__()
         self.owed = owed
-        self.keys = frozenset(due.lease.key for due in owed if due.amount < 0)
+        self.paying = frozenset(due.lease.key for due in owed)
+        self.leased = leased
 
     def result(self, timeout: float | None = _LONGEST_WAIT) -> None:
-        """Block until the payment is done."""
+        """Block until it is done."""
         with contextlib.suppress(TimeoutError):
             super().result(timeout)
 

@@ -12,7 +12,7 @@ import pytest
 
 from ratelimit_mw.algorithms import with_overdraft
 from ratelimit_mw.errors import StoreUnavailable
-from ratelimit_mw.model import SECOND, Ask, Quota
+from ratelimit_mw.model import SECOND, Ask, Quota, Reply
 from ratelimit_mw.stores.base import DECIDE, Store
 from ratelimit_mw.stores.lease import HOT, PART
 from ratelimit_mw.stores.lease_store import Leases
@@ -304,7 +304,7 @@ def test_what_one_denies_is_taken_from_no_share(leases, store):
 def test_a_share_that_ended_meanwhile_gives_back_what_a_denied_request_had_of_it(leases, store, clock):
     local, strict = Ask("d:a:{x}", quota(1_000, name="sliding_window")), Ask("d:b:{x}", quota(5, "strict"), 6)
     admitted(leases, local, 40)
-    steps = leases._decide([local._replace(cost=10), strict], commit=True)
+    steps = leases.asked(([local._replace(cost=10), strict], DECIDE))
     call = next(steps)
     clock.advance(90)  # a slow answer: the window ends on the way, and the next is half over
     admitted(leases, local, 1)
@@ -368,7 +368,7 @@ def test_a_reset_drops_shares_and_what_is_owed(leases, store, consistency):
 def test_a_lease_that_arrives_after_a_reset_is_not_kept(leases, store):
     ask = Ask("d:r:{x}", quota(100))
     admitted(leases, ask, HOT)  # the next takes more than one
-    steps = leases._decide([ask], commit=True)
+    steps = leases.asked(([ask], DECIDE))
     call = next(steps)
     result = store.ask(call)
     leases.forget([ask.key])
@@ -380,7 +380,7 @@ def test_a_lease_that_arrives_after_a_reset_is_not_kept(leases, store):
 def test_a_denied_request_gives_nothing_back_to_a_counter_that_was_reset(leases, store):
     local, strict = Ask("d:a:{x}", quota(1_000)), Ask("d:b:{x}", quota(5, "strict"), 6)
     admitted(leases, local, 40)
-    steps = leases._decide([local._replace(cost=10), strict], commit=True)
+    steps = leases.asked(([local._replace(cost=10), strict], DECIDE))
     call = next(steps)
     leases.forget([local.key])
     store.decide([local._replace(cost=20)])  # another process
@@ -393,7 +393,7 @@ def test_a_denied_request_gives_nothing_back_to_a_counter_that_was_reset(leases,
 def test_a_lease_of_another_tier_goes_back(leases, store):
     small, great = Ask("d:r:{x}", quota(50)), Ask("d:r:{x}", quota(1_000))
     admitted(leases, great, HOT)
-    steps = leases._decide([great], commit=True)  # takes a lease, too
+    steps = leases.asked(([great], DECIDE))  # takes a lease, too
     said = store.ask(next(steps))
     assert store.taken(great) > HOT + 1
     admitted(leases, small, 1)
@@ -557,7 +557,7 @@ def test_the_bound_of_leases(arguments, options, bound):
 def test_a_reply_from_before_a_charge_is_not_believed(leases, store):
     """It says that more remains than does."""
     ask = Ask("d:r:{x}", quota(20, "write_back"))
-    early, other = leases._decide([ask], commit=True), leases._decide([ask], commit=True)
+    early, other = leases.asked(([ask], DECIDE)), leases.asked(([ask], DECIDE))
     calls = next(early), next(other)
     said = store.ask(calls[0])
     with pytest.raises(StopIteration):
@@ -571,7 +571,7 @@ def test_a_reply_from_before_a_charge_is_not_believed(leases, store):
 
 def test_a_reply_from_before_a_charge_in_the_background_is_not_believed(leases, store, clock):
     ask = Ask("d:r:{x}", quota(20, "write_back"))
-    first, second = leases._decide([ask], commit=True), leases._decide([ask], commit=True)
+    first, second = leases.asked(([ask], DECIDE)), leases.asked(([ask], DECIDE))
     calls = next(first), next(second)
     said = [store.ask(call) for call in calls]
     with pytest.raises(StopIteration):
@@ -592,10 +592,10 @@ def test_a_reply_on_its_way_while_a_charge_leaves_is_not_believed(leases, store,
     ask = Ask("d:r:{x}", quota(100, "write_back"))
     admitted(leases, ask, 40)
     big = ask._replace(cost=70)
-    steps = leases._decide([big], commit=True)  # too much: what was spent is charged before the store is asked
+    steps = leases.asked(([big], DECIDE))  # too much: what was spent is charged before the store is asked
     call = next(steps)
     assert call[0][0].cost == -39
-    small = leases._decide([ask], commit=True)  # and who comes meanwhile waits for that
+    small = leases.asked(([ask], DECIDE))  # and who comes meanwhile waits for that
     waits = next(small)
     call = steps.send(store.ask(call))
     assert waits.result() is None
@@ -725,7 +725,7 @@ def test_a_cancelled_request_gives_back_and_lets_others_ask(leases, store):
     local, strict, new = Ask("d:a:{x}", quota(1_000)), Ask("d:b:{x}", quota(5, "strict")), Ask("d:c:{x}", quota(1_000))
     admitted(leases, local, 40)
     admitted(leases, new, HOT)
-    steps = leases._decide([local, strict, new], commit=True)
+    steps = leases.asked(([local, strict, new], DECIDE))
     next(steps)
     steps.close()
     assert admitted(leases, new, 40) == 40
@@ -737,10 +737,43 @@ def test_one_lease_at_a_time_is_asked_for(leases, store):
     """A hundred requests that find nothing left do not take a hundred leases."""
     ask = Ask("d:r:{x}", quota(10_000))
     admitted(leases, ask, HOT)  # and nothing is left
-    under_way = [leases._decide([ask], commit=True) for _ in range(100)]
+    under_way = [leases.asked(([ask], DECIDE)) for _ in range(100)]
     calls = [next(steps) for steps in under_way]
     costs = [call[0][0].cost for call in calls]
     assert sorted(costs)[-2:] == [1, 1 + HOT]
+
+
+@pytest.mark.parametrize("name", sorted(KINDS["lease"]))
+def test_requests_of_one_process_under_way_together_are_never_denied_too_early(store, clock, name):
+    """Calls arrive and replies are taken up in any order, and another may have the lease that a request lacks."""
+    for seed in range(30):
+        chance = random.Random(seed)
+        leases, ask = Leases(store, clock), Ask(f"d:r{seed}:{{x}}", quota(40, name=name))
+        total = admitted(leases, ask, HOT + chance.randrange(5))
+        requests, to_send, sent = 60, [], []
+        likely = [chance.random() for _ in range(3)]
+        while requests or to_send or sent:
+            (step,) = chance.choices(["ask", "send", "take up"], likely)
+            if step == "ask" and requests:
+                requests -= 1
+                steps = leases.asked(([ask], DECIDE))
+                if isinstance(steps, Reply):
+                    total += steps.admits([ask])
+                else:
+                    to_send.append((steps, next(steps)))
+            elif step == "send" and to_send:
+                steps, call = to_send.pop(chance.randrange(len(to_send)))
+                sent.append((steps, store.ask(call) if isinstance(call, tuple) else call))
+            elif step == "take up" and sent:
+                steps, reply = sent.pop(chance.randrange(len(sent)))
+                if not isinstance(reply, Reply) and not reply.done():
+                    sent.append((steps, reply))
+                    continue
+                try:
+                    to_send.append((steps, steps.send(reply if isinstance(reply, Reply) else None)))
+                except StopIteration as end:
+                    total += end.value.admits([ask])
+        assert total == 40, seed
 
 
 # ----------------------------------------------------------------------------- threads, loops, real time
