@@ -35,7 +35,7 @@ HIDDEN = {
 
 _SECTION = re.compile(r"^(Args|Attributes|Returns|Raises):\n((?:    .*\n?|\n)*)", re.MULTILINE)
 _ITEM = re.compile(r"^    (\w+): (.*(?:\n {5,}.*)*)", re.MULTILINE)
-_COLUMN = {"Args": "argument", "Attributes": "attribute"}
+_HEADINGS = {"Args": "Arguments", "Attributes": "Attributes"}
 
 
 def public() -> dict[str, list[str]]:
@@ -81,39 +81,38 @@ def _entry(name: str, found: Any) -> str:
     if "Args" in sections or not inspect.isclass(found):
         lines.append(f"`{name}{_signature(found)}`\n")
     lines.append(f"{_summary(found)}\n")
-    for title, column in _COLUMN.items():
+    for title, heading in _HEADINGS.items():
         items = _ITEM.findall(sections.get(title, ""))
-        rows = [f"| `{item}` | {_cell(about)} |" for item, about in items if item not in HIDDEN.get(name, ())]
-        lines += [f"| {column} | meaning |", "|---|---|", *rows, ""] if rows else []
+        shown = [f"* `{item}`: {_joined(about)}" for item, about in items if item not in HIDDEN.get(name, ())]
+        lines += [f"{heading}:\n", *shown, ""] if shown else []
     raised = [f"`{error}`" for error, _ in _ITEM.findall(sections.get("Raises", ""))]
     if raised:
         lines.append(f"Raises {', '.join(raised)}.\n")
-    rows = list(_flag_rows(found))
-    if rows:
-        lines += ["| setting | default | meaning |", "|---|---|---|", *rows, ""]
-    rows = list(_member_rows(dict(members(found))))
-    if rows:
-        lines += ["| member | meaning |", "|---|---|", *rows, ""]
+    for heading, shown in (("Settings", _flags(found)), ("Methods and properties", _members(dict(members(found))))):
+        lines += [f"{heading}:\n", *shown, ""] if shown else []
     return "\n".join(lines)
 
 
-def _flag_rows(found: Any) -> Iterator[str]:
-    """A row for each setting of `ratelimit-mw serve`."""
-    for each in dataclasses.fields(found) if dataclasses.is_dataclass(found) else ():
-        if "flag" in each.metadata:
-            flag = each.metadata["flag"]
-            default = "" if flag.default is None else f"`{flag.default}`"
-            yield f"| `{each.name}` | {default} | {_cell(flag.about)} |"
+def _flags(found: Any) -> list[str]:
+    """A line for each setting of `ratelimit-mw serve`."""
+    fields = dataclasses.fields(found) if dataclasses.is_dataclass(found) else ()
+    flags = {each.name: each.metadata["flag"] for each in fields if "flag" in each.metadata}
+    return [
+        f"* `{name}`: {flag.about}" + (f" Default: `{flag.default}`." if flag.default is not None else "")
+        for name, flag in flags.items()
+    ]
 
 
-def _member_rows(found: dict[str, Any]) -> Iterator[str]:
-    """A row for each member. The row of a blocking method names its awaitable twin."""
+def _members(found: dict[str, Any]) -> list[str]:
+    """A line for each member. The line of a blocking method names its awaitable twin."""
+    lines = []
     for name, member in found.items():
         if name[0] == "a" and name[1:] in found:
             continue
         twin = f", `a{name}`" if f"a{name}" in found else ""
         signature = "" if isinstance(member, property) else _signature(member)
-        yield f"| `{name}{signature}`{twin} | {_cell(_summary(member))} |"
+        lines.append(f"* `{name}{signature}`{twin}: {_summary(member)}")
+    return lines
 
 
 def _signature(found: Any) -> str:
@@ -127,8 +126,8 @@ def _signature(found: Any) -> str:
 
 def _summary(found: Any) -> str:
     """The first paragraph of a docstring."""
-    return " ".join((inspect.getdoc(found) or "").partition("\n\n")[0].split())
+    return _joined((inspect.getdoc(found) or "").partition("\n\n")[0])
 
 
-def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
+def _joined(text: str) -> str:
+    return " ".join(text.split())

@@ -11,8 +11,8 @@ from ratelimit_mw.config.words.client import BY_VALUES
 _HEAD = """\
 # YAML reference
 
-Every word of the rules file, with its meaning, and the values that it takes. The default is **bold**. `make docs` makes
-this page from the tables in `ratelimit_mw/config`. [Writing rules](rules.md) shows how the words work together.
+Every word of the rules file, with the values that it takes. The default is **bold**. `make docs` makes this page from
+the tables in `ratelimit_mw/config`. [Writing rules](rules.md) shows how the words work together.
 """
 
 _BY = """\
@@ -22,13 +22,11 @@ The values of `by`. `a+b` is one counter for each pair, `a|b` is the first that 
 for each of its items. Names under `attributes` are values too. If the value of a request is absent, the request is not
 counted by it.
 
-| value | meaning |
-|---|---|
 """
 
 
 def page() -> str:
-    """The page: one table for each section of the rules file."""
+    """The page: one list for each section of the rules file."""
     schema = json_schema()
     sections = {FILE.title: schema, **schema["$defs"]}
     unset = {
@@ -41,7 +39,7 @@ def page() -> str:
     for name, found in sections.items():
         parts.append(_section(name, found, sections, unset))
         if name == "Rule":
-            parts.append(_BY + "".join(f"| `{value}` | {_cell(about)} |\n" for value, about in BY_VALUES.items()))
+            parts.append(_BY + "".join(f"* `{value}`: {about}\n" for value, about in BY_VALUES.items()))
     return "\n".join(parts)
 
 
@@ -59,13 +57,14 @@ def _section(
     name: str, schema: Mapping[str, Any], sections: Mapping[str, Any], unset: Mapping[tuple[str, str], str]
 ) -> str:
     rows = [
-        f"| `{word}` | {_cell(_meaning(word, found, schema))} | {_cell(_value(found, unset.get((name, word), '')))} |"
+        f"* `{word}`: {found['description']} ({'**required**; ' * (word in schema.get('required', ()))}"
+        f"{_value(found, unset.get((name, word), ''))})"
         for word, found in schema.get("properties", {}).items()
     ]
     places = ", ".join(f"`{place}`" for place in _places(name, sections) if place != name.lower())
     about = f"{schema['description']} Written at {places}." if places else schema["description"]
     other = [] if schema.get("additionalProperties") is False else ["", "Other keys are allowed."]
-    return "\n".join([f"## {name}", "", about, *other, "", "| word | meaning | value |", "|---|---|---|", *rows, ""])
+    return "\n".join([f"## {name}", "", about, *other, "", *rows, ""])
 
 
 def _places(name: str, sections: Mapping[str, Any]) -> Iterator[str]:
@@ -74,10 +73,6 @@ def _places(name: str, sections: Mapping[str, Any]) -> Iterator[str]:
         for word, found in schema.get("properties", {}).items():
             if f'"#/$defs/{name}"' in json.dumps(found):
                 yield word if other == FILE.title else f"{other}.{word}"
-
-
-def _meaning(word: str, found: Mapping[str, Any], section: Mapping[str, Any]) -> str:
-    return f"**Required.** {found['description']}" if word in section.get("required", ()) else found["description"]
 
 
 def _value(found: Mapping[str, Any], otherwise: str) -> str:
@@ -122,7 +117,7 @@ def _alternatives(schemas: Sequence[Mapping[str, Any]]) -> str:
     found: list[str] = []
     for text in map(_takes, schemas):
         so_far = ", or ".join(found)
-        shorter = text.replace(so_far, "such values") if so_far else text
+        shorter = text.replace(so_far, "such values").replace("a list: such values", "a list") if so_far else text
         if shorter not in found:
             found.append(shorter)
     return ", or ".join(found)
@@ -159,7 +154,3 @@ def _yaml(value: object) -> str:
     if isinstance(value, str):
         return f"'{value}'" if not value or value[0] in "{[" else value
     return json.dumps(value)
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")

@@ -18,14 +18,6 @@ KINDS = re.findall(
     (ROOT / "docs" / "rules.md").read_text(),
     re.MULTILINE,
 )
-HEADERS = "x-ratelimit", "ratelimit", "retry-after"
-RESPONSES = (ROOT / "docs" / "headers-and-bodies.md").read_text()
-SETTINGS = [
-    (key, snippet)
-    for key, row in re.findall(r"^\| `(status|headers|reset|body)` \| (.*) \|$", RESPONSES, re.MULTILINE)
-    for snippet in re.findall("`([^`]+)`", row)
-    if snippet not in {"X-RateLimit-Reset", "Accept", "{allowed: …, denied: …}", *HEADERS}
-]
 
 
 def module(page, name):
@@ -77,16 +69,6 @@ def test_every_kind_of_rule_loads_and_has_its_section(kind, page, section, snipp
 
 def test_the_kinds_were_found():
     assert len(KINDS) >= 12
-
-
-@pytest.mark.parametrize(("key", "snippet"), SETTINGS)
-def test_each_setting_of_responses_loads(key, snippet):
-    rule = {"name": "r", "limit": "100 per minute"}
-    assert load_rules({"domain": "d", "response": {key: yaml.safe_load(snippet)}, "rules": [rule]}).response
-
-
-def test_the_settings_of_responses_were_found():
-    assert len(SETTINGS) >= 8
 
 
 def test_no_two_decisions_have_one_number():

@@ -125,8 +125,8 @@ def test_an_explanation_has_the_limit_that_is_left(added):
 
 
 def test_the_reference_of_words_has_its_row(added):
-    row = "| `reserve` | The share of the limit that the rule holds back. | text, as `20%`; **nothing** |"
-    assert row in words_page()
+    line = "* `reserve`: The share of the limit that the rule holds back. (text, as `20%`; **nothing**)"
+    assert line in words_page()
 
 
 def test_a_word_is_added_once(added):

@@ -60,7 +60,7 @@ def test_a_page_of_a_module_has_its_names_and_their_members():
     page = API.page("ratelimit_mw", LISTED["ratelimit_mw"])
     assert re.findall(r"^## (\w+)$", page, re.MULTILINE) == LISTED["ratelimit_mw"]
     methods = {"check", "explain", "acquire", "reset", "close"}
-    assert methods <= set(re.findall(r"^\| `(\w+)\(.*\)`, `a\w+` \|", page, re.MULTILINE))
+    assert methods <= set(re.findall(r"^\* `(\w+)\(.*\)`, `a\w+`: ", page, re.MULTILINE))
 
 
 def test_a_page_shows_nothing_that_is_internal():

@@ -33,37 +33,29 @@ def sections(section, found):
     return found
 
 
-def rows(page):
-    """The rows of each section of the page: title → word → meaning."""
-    found = {}
-    for part in page.split("\n## ")[1:]:
-        title = part.partition("\n")[0]
-        found[title] = dict(re.findall(r"^\| `(\w+)` \| (.*?) \| ", part, re.MULTILINE))
-    return found
+def lines(title):
+    """The words of a section of the page, each with its line."""
+    part = words_page().partition(f"\n## {title}\n")[2].partition("\n##")[0]
+    return {line.split("`")[1]: line for line in part.splitlines() if line.startswith("* `")}
 
 
 def test_the_page_has_every_word_of_every_section_with_its_meaning():
-    expected = {
-        title: {
-            word.key: ("**Required.** " if word.required else "") + word.about.replace("|", "\\|")
-            for word in section.words
-        }
-        for title, section in sections(FILE, {}).items()
-    }
-    assert rows(words_page()) == expected
+    for title, section in sections(FILE, {}).items():
+        found = lines(title)
+        assert list(found) == [word.key for word in section.words]
+        for word in section.words:
+            assert found[word.key].startswith(f"* `{word.key}`: {word.about} ({'**required**; ' * word.required}")
 
 
 def test_the_page_has_the_values_of_by():
     attributes = Attributes(ClientSettings(domain="shop"))
     assert {*BY_VALUES, "remote_address"} == {*attributes.names(), "global", "route", "connection"}
-    listed = re.findall(r"^\| `([^`]+)` \| [^|]+ \|$", words_page().partition("### What a rule")[2], re.MULTILINE)
-    assert listed == list(BY_VALUES)
+    listed = words_page().partition("### What a rule")[2].partition("\n## ")[0]
+    assert re.findall(r"^\* `([^`]+)`: ", listed, re.MULTILINE) == list(BY_VALUES)
 
 
 def test_the_page_has_a_default_for_each_word_of_a_rule_that_is_not_required():
-    part = words_page().partition("\n## Rule\n")[2].partition("\n##")[0]
-    optional = re.findall(r"^\| `(\w+)` \| (?!\*\*Required)(.*)", part, re.MULTILINE)
-    assert [word for word, row in optional if "**" not in row] == ["response"]
+    assert [word for word, line in lines("Rule").items() if "**" not in line] == ["response"]
 
 
 def test_the_page_links_to_sections_that_it_has():
@@ -79,6 +71,5 @@ def test_the_page_links_to_sections_that_it_has():
         pytest.param("consistency", "**`strict`** `lease` `write_back`", id="among the values"),
     ],
 )
-def test_a_row_has_the_values_and_the_default_in_bold(word, value):
-    (row,) = [line for line in words_page().splitlines() if line.startswith(f"| `{word}` |")]
-    assert row.endswith(f" | {value} |")
+def test_a_line_has_the_values_and_the_default_in_bold(word, value):
+    assert lines("Rule")[word].endswith(f" ({value})")
