@@ -95,7 +95,7 @@ REQUESTS = {
     "Fly.io": ("172.16.9.2", "Fly-Client-IP", "203.0.113.7"),
     "Azure App Service": ("169.254.130.1", "X-Forwarded-For", "198.51.100.9, 203.0.113.7:51234"),
 }
-"""A request of CLIENT behind each proxy, with FORGED in its header: the peer, and the name and the value of the header."""
+"""A request of CLIENT behind each proxy, with FORGED in its header: its peer, and the name and value of the header."""
 
 
 @pytest.mark.parametrize(("proxy", "client"), BEHIND)
