@@ -33,7 +33,7 @@ class Source(Protocol):
 
     name: str
     longest: float
-    """The most seconds between two checks, whatever `reload` says. 0 if the source cannot change."""
+    """The most seconds between two looks, whatever `reload` says. 0 if the source cannot change."""
 
     settling: float
     """The seconds after which unusable documents are fetched again at the start: a file may be half written."""

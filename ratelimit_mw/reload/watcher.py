@@ -1,4 +1,4 @@
-"""The retriever has the rules in force. Its threads watch the sources and replace the rule set as a whole."""
+"""The retriever has the rules in force. Its thread looks for newer ones and replaces the rule set as a whole."""
 
 import logging
 import os
@@ -6,7 +6,7 @@ import random
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ratelimit_mw.clock import Clock, SystemClock
@@ -17,7 +17,7 @@ from ratelimit_mw.reload.controls import Controls
 from ratelimit_mw.reload.database import Setting
 from ratelimit_mw.reload.last_good import Kept
 from ratelimit_mw.reload.loader import Loader
-from ratelimit_mw.reload.source import LONGEST, Source
+from ratelimit_mw.reload.source import LONGEST
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.settings import StorageSettings
 from ratelimit_mw.stores.records import MemoryRecords, Records
@@ -26,29 +26,19 @@ logger = logging.getLogger("ratelimit_mw")
 
 
 class Watch:
-    """A thread that watches one source, or the overrides.
+    """A thread that looks for newer rules and overrides.
 
-    The thread ends when the object that `look` and `pause` are methods of no longer exists.
+    The thread ends when the object that `look` is a method of no longer exists.
 
     Args:
-        look: Checks for changes.
-        pause: Returns the seconds until the next check. None to stop watching.
-        source: The source that is watched. None for the overrides.
+        look: Looks for changes. Returns the seconds until the next look, or None to end.
         close: Closes the connections that `look` uses. The thread calls it when it ends, because a `look` that runs
             while the watch is stopped may connect again.
     """
 
-    def __init__(
-        self,
-        look: Callable[[], None],
-        pause: Callable[[Source | None], float | None],
-        source: Source | None,
-        close: Callable[[], None],
-    ) -> None:
-        self.source = source
-        self._close = close
+    def __init__(self, look: Callable[[], float | None], close: Sequence[Callable[[], None]]) -> None:
         self._look = weakref.WeakMethod(look)
-        self._pause = weakref.WeakMethod(pause)
+        self._close = close
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ratelimit_mw retriever", daemon=True)
 
@@ -73,20 +63,12 @@ class Watch:
             while not self._stopped.is_set() and (pause := self._round()) is not None:
                 self._stopped.wait(pause)
         finally:
-            self._close()
+            for close in self._close:
+                close()
 
     def _round(self) -> float | None:
-        """Check once. Return the seconds until the next check. None to stop watching."""
-        look, pause = self._look(), self._pause()
-        if look is None or pause is None:
-            return None
-        try:
-            look()
-        except (ConfigurationError, StoreUnavailable) as error:
-            logger.debug("nothing new: %s", error)  # errors in rules are logged elsewhere, and are in the state
-        except Exception:
-            logger.exception("the retriever failed and continues")  # if the thread ended, later changes would be missed
-        return pause(self.source)
+        look = self._look()
+        return None if look is None else look()
 
 
 _chance = random.Random()  # separate, so that the app's seeded random numbers are not disturbed
@@ -117,9 +99,8 @@ class State:
 class Retriever:
     """Has the `rules` in force. They are replaced as a whole, so a request must read this attribute only once.
 
-    Each source that can change has a daemon thread. The thread checks the source every `reload` seconds or a little
-    more often, and at once if a change is published. The first call of `watch` starts the threads, so that they run in
-    the process that serves requests. The child of a fork starts its own threads.
+    A daemon thread looks for newer rules and overrides every `reload` seconds or more often. The first call of `watch`
+    starts it, so that it runs in the process that serves requests. The child of a fork starts its own thread.
 
     Raises:
         ConfigurationError: There are no usable rules to start with.
@@ -134,7 +115,7 @@ class Retriever:
         self._controls = Controls(clock or SystemClock())
         self._switch: Callable[[Setting], None] = _no_switch
         self._begun: list[Callable[[], None]] = []
-        self._watches: dict[Source | None, Watch] = {}
+        self._watch: Watch | None = None
         self._tried: Kept | None = None
         """The newest documents that were tried."""
         self._fault: ConfigurationError | None = None
@@ -191,9 +172,7 @@ class Retriever:
             if not self.watching:
                 if not self._inherited and self._refused is None and self._used is not None:
                     self._loader.store(self._used)  # now, because the app has accepted the rules
-                self._watch_sources()
-                if not isinstance(self.records, MemoryRecords) and not self._is_watched(None):
-                    self._begin(Watch(self.look_for_overrides, self.pause, None, self.records.close))
+                self._begin()
                 for begun in self._begun:
                     begun()
                 self.watching = True  # last, so that after an asynchronous exception the next request starts it
@@ -201,8 +180,8 @@ class Retriever:
     def stop(self) -> None:
         """Stop watching until `watch` is called again."""
         with self._starting:
-            watches, self._watches, self.watching = self._watches, {}, False
-        for watch in watches.values():
+            watch, self._watch, self.watching = self._watch, None, False
+        if watch is not None:
             watch.stop()
         self._loader.close()
         self.records.close()
@@ -237,7 +216,7 @@ class Retriever:
             self._loader.store(found)
             with self._starting:
                 if self.watching:
-                    self._watch_sources()
+                    self._begin()
 
     @property
     def setting(self) -> Setting:
@@ -256,34 +235,36 @@ class Retriever:
                 if self._controls.changes != self._composed:
                     self._compose()
 
-    def pause(self, source: Source | None) -> float | None:
-        """Return the seconds until the next check of `source`. None if `source` is no longer watched.
+    def _begin(self) -> None:
+        """Start the thread, unless it runs or nothing can change."""
+        if (self._watch is None or not self._watch.alive) and self._interval() is not None:
+            self._watch = Watch(self._look_again, (self._loader.close, self.records.close))
+            self._watch.begin()
 
-        For the overrides, `source` is None.
-        """
+    def _look_again(self) -> float | None:
+        """Look for changes, in the thread. Return the seconds until the next look. None if nothing can change."""
+        looks = (
+            (self.look_for_overrides,) if self._base.reload is None else (self.look_for_overrides, self.look_for_rules)
+        )
+        for look in looks:
+            try:
+                look()
+            except (ConfigurationError, StoreUnavailable) as error:
+                logger.debug("nothing new: %s", error)  # errors in rules are logged elsewhere, and are in the state
+            except Exception:
+                logger.exception("the retriever failed and continues")  # otherwise later changes would be missed
+        seconds = self._interval()
+        return None if seconds is None else seconds * _chance.uniform(0.8, 1)
+
+    def _interval(self) -> float | None:
+        """Return the longest time between two looks, in seconds. None if nothing can change."""
         seconds = self._base.reload
-        if source is None:
-            longest = LONGEST if seconds is None else min(seconds, LONGEST)
-        elif seconds is None or source not in self._loader.sources:
-            return None
-        else:
-            longest = min(seconds, source.longest)
-        return longest * _chance.uniform(0.8, 1)
-
-    def _watch_sources(self) -> None:
-        """Start watching the sources of rules that are not watched yet."""
-        for source in self._loader.sources:
-            if source.longest and not self._is_watched(source):
-                self._begin(Watch(self.look_for_rules, self.pause, source, source.close))
-
-    def _is_watched(self, source: Source | None) -> bool:
-        watch = self._watches.get(source)
-        return watch is not None and watch.alive
-
-    def _begin(self, watch: Watch) -> None:
-        if self._base.reload is not None or watch.source is None:
-            self._watches[watch.source] = watch
-            watch.begin()
+        spans = [] if isinstance(self.records, MemoryRecords) else [LONGEST]
+        if seconds is not None:
+            spans = [
+                min(seconds, span) for span in (*spans, *(source.longest for source in self._loader.sources)) if span
+            ]
+        return min(spans, default=None)
 
     def _begin_rules(self) -> Rules:
         """Return the rules to start with. Raises ConfigurationError if there are none.
@@ -411,8 +392,8 @@ class Retriever:
 
     def after_fork(self) -> None:
         """Reset in the child of a fork, which does not have the parent's threads."""
-        abandon(self._watches)
-        self._watches = {}
+        abandon(self._watch)
+        self._watch = None
         self.watching = False
         self._inherited = True
 

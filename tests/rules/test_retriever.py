@@ -63,8 +63,6 @@ class Slow:
         self.looking.set()
         self.end.wait(60)
         self.done.append("connected again")
-
-    def pause(self, _source):
         return 60
 
     def close(self):
@@ -73,7 +71,7 @@ class Slow:
 
 def test_a_look_that_runs_when_its_watch_is_stopped_leaves_no_connection():
     slow = Slow()
-    watch = Watch(slow.look, slow.pause, None, slow.close)
+    watch = Watch(slow.look, [slow.close])
     watch.begin()
     assert slow.looking.wait(60)
     watch.stop()
