@@ -1,4 +1,4 @@
-"""State of one process: locks created lazily, objects reset after a fork, and the number of workers.
+"""State of one process: locks created lazily, objects reset after a fork, the number of workers, and their server.
 
 This module is internal: its names may change in any release.
 """
@@ -9,7 +9,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any, Generic, Protocol, TypeVar, overload, runtime_checkable
 
 T = TypeVar("T")
@@ -148,3 +148,35 @@ def workers_of_server(arguments: Sequence[str] | None = None, environ: Mapping[s
         found = environ.get("WEB_CONCURRENCY", "")
         told = [found] if found.isascii() and found.isdecimal() and len(found) < 5 else []
     return max(1, int(told[-1])) if told else 1
+
+
+_FORKED = 0x40
+"""The kernel's flag PF_FORKNOEXEC: this process is a fork that still runs the program of its parent."""
+
+
+def server_of_worker() -> str | None:
+    """Return the namespace, the id and the start of the process that started this worker. None if this is no worker.
+
+    A worker is a fork that runs the program of its parent (gunicorn, uWSGI), or a child of Python's multiprocessing
+    (uvicorn, hypercorn, granian). A process that a shell, an init system or a supervisor starts is not a worker. It
+    must not use stored rules, although its parent may have the same process id each time.
+    """
+    parent = os.getppid()
+    process = sys.modules.get("multiprocessing.process")  # a child of multiprocessing has imported it
+    starter = process.parent_process() if process else None
+    try:
+        started = proc_stat(str(parent))[19]
+        # A daemon is a fork, too. Unlike a worker, it has left the session of its parent.
+        forked = bool(int(proc_stat("self")[6]) & _FORKED) and os.getsid(0) == os.getsid(parent)
+        if not forked and (starter is None or starter.pid != parent):
+            return None
+        namespace = Path("/proc/self/ns/pid").stat().st_ino
+    except (OSError, AttributeError):  # no /proc, no sessions
+        return None
+    return f"{namespace}-{parent}-{started}" if os.getppid() == parent else None
+
+
+def proc_stat(pid: str) -> list[str]:
+    """Return the fields of /proc/<pid>/stat from the third on. The second is a name, which may contain spaces."""
+    text = Path("/proc", pid, "stat").read_text("utf-8", "replace")
+    return text[text.rindex(")") + 2 :].split()
