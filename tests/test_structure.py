@@ -226,7 +226,6 @@ ADDED = {
     "logs.py": "the name of the logger in lines without a handler",
     "identity/path_forms.py": "the forms of a path, which were in identity/decoding.py",
     "cli/coverage.py": "the rules that apply to a route",
-    "cli/sample_paths.py": "paths that some templates match and others do not",
     "http/setup.py": "what middlewares check when they are made, which was in http/handle.py",
     "http/views.py": "the names of rules in the decorators of views",
     "reload/first_start.py": "the first start of a server, which was in reload/last_good.py",
