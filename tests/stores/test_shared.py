@@ -50,6 +50,21 @@ def as_another_user(act):
     return in_child(run)
 
 
+def on_a_tmpfs(folder, size, url, code):
+    """What a process prints that sees a tmpfs of this size as `folder`, in a namespace of its own.
+
+    No other process sees the tmpfs, and it goes with the process, whatever happens to the test.
+    """
+    namespace = ["unshare", "--mount", "--user", "--map-root-user"]
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(folder)]
+    if subprocess.run([*namespace, *mount], check=False, capture_output=True).returncode != 0:
+        pytest.skip("mounting in a namespace is not allowed here")
+    process = start(url, f"import subprocess\nsubprocess.run({mount}, check=True)\n{code}", *namespace)
+    printed = process.communicate()[0].decode()
+    assert end(process) == 0
+    return printed
+
+
 _examples = itertools.count()
 
 
@@ -794,15 +809,8 @@ class TestBound:
 
     @pytest.mark.parametrize("size", ["600k", "2m"])
     def test_a_disk_that_others_fill_stops_only_the_growth(self, url, path, size):
-        """The disk is a small tmpfs in a namespace of the process, so that no other test sees it."""
-        unshare = ["unshare", "--mount", "--user", "--map-root-user"]
-        mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(path.parent)]
-        if subprocess.run([*unshare, *mount], check=False, capture_output=True).returncode != 0:
-            pytest.skip("mounting in a namespace is not allowed here")
         code = """
-import subprocess
 folder = os.path.dirname(path)
-subprocess.run(["mount", "-t", "tmpfs", "-o", "size=SIZE", "none", folder], check=True)
 store = opened(url)
 known = [one(f"d:k:{{{number}}}", limit=20, cost=2) for number in range(50)]
 for asks in known: store.decide(asks)
@@ -818,9 +826,7 @@ for number in range(20_000):
         for asks in known[:2]: store.decide(asks)
 print(store.decide(known[0]).admits(known[0]), store.away, os.statvfs(folder).f_bavail)
 """
-        process = start(url, code.replace("SIZE", size), *unshare)
-        assert process.communicate()[0] == b"False False 0\n"
-        assert end(process) == 0
+        assert on_a_tmpfs(path.parent, size, url, code) == "False False 0\n"
 
     def test_a_disk_without_any_room_fails_the_requests_that_need_some(self, url):
         """The limit of a file's size stands in for a file system that cannot reserve space."""
@@ -843,30 +849,26 @@ print(refused > 0, store.away, store.decide(one()).outcomes[0].allowed)
         assert process.communicate()[0] == b"True False True\n"
         assert end(process) == 0
 
-    def test_a_tmpfs_that_is_too_small_is_never_outgrown(self, tmp_path):
-        if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", tmp_path], check=False).returncode != 0:
-            pytest.skip("mount is not allowed here")
-        try:
-            store = opened(f"lmdb://{tmp_path}/counters")
-            for number in range(15_000):
-                assert store.decide(one(f"d:r:{{{number}}}")).outcomes[0].allowed
-            (tmp_path / "rest").write_bytes(b"x" * (os.statvfs(tmp_path).f_bavail * 4_096))
-            assert store.decide(one("d:r:{new}")).outcomes[0].allowed
-            store.close()
-        finally:
-            subprocess.run(["umount", tmp_path], check=True)
+    def test_a_tmpfs_that_is_too_small_is_never_outgrown(self, url, path):
+        code = """
+folder = os.path.dirname(path)
+store = opened(url)
+for number in range(15_000):
+    assert store.decide(one(f"d:r:{{{number}}}")).outcomes[0].allowed
+with open(folder + "/rest", "wb") as rest:
+    rest.write(b"x" * (os.statvfs(folder).f_bavail * 4_096))
+print(store.decide(one("d:r:{new}")).outcomes[0].allowed)
+"""
+        assert on_a_tmpfs(path.parent, "1m", url, code) == "True\n"
 
-    def test_a_tmpfs_without_a_bound_does_not_count_as_full(self, tmp_path):
-        if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=0", "none", tmp_path], check=False).returncode != 0:
-            pytest.skip("mount is not allowed here")
-        store = opened(f"lmdb://{tmp_path}/counters")
-        try:
-            for number in range(500):
-                store.decide(one(f"d:r:{{{number}}}"))
-            assert sum(1 for _ in store.keys("d:")) == 500
-        finally:
-            store.close()
-            subprocess.run(["umount", tmp_path], check=True)
+    def test_a_tmpfs_without_a_bound_does_not_count_as_full(self, url, path):
+        code = """
+store = opened(url)
+for number in range(500):
+    store.decide(one(f"d:r:{{{number}}}"))
+print(sum(1 for _ in store.keys("d:")))
+"""
+        assert on_a_tmpfs(path.parent, "0", url, code) == "500\n"
 
 
 def test_an_exception_at_any_line_leaves_a_store_that_counts_exactly(store):
