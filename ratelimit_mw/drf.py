@@ -10,9 +10,8 @@ from rest_framework.throttling import BaseThrottle
 from ratelimit_mw.config.at_runtime import reads_as_limit
 from ratelimit_mw.django.handles import DjangoHandle
 from ratelimit_mw.django.views import ADVICE
-from ratelimit_mw.http.asked import asked, name_of_view
 from ratelimit_mw.http.handle import BlockingHandle
-from ratelimit_mw.http.views import handle_in
+from ratelimit_mw.http.limits_in_code import handle_in, limit_in_code, name_of_view
 from ratelimit_mw.rules.inline import InlineLimit
 
 __all__ = ["RateLimitThrottle"]
@@ -55,7 +54,7 @@ class RateLimitThrottle(BaseThrottle):
         text = cls.rate or cls.scope
         if text is not None:
             shared = f"{cls.__module__}:{cls.__qualname__}" if reads_as_limit(text) else None
-            cls._rule = asked(text, cls.cost, cls.by, shared).named("")
+            cls._rule = limit_in_code(text, cls.cost, cls.by, shared, advice=ADVICE).named("")
 
     @classmethod
     def rule_of(cls, view: type, scope: str | None) -> str | InlineLimit | None:
@@ -109,4 +108,4 @@ class RateLimitThrottle(BaseThrottle):
 
 @lru_cache(maxsize=1024)
 def _rule_of(scope: str, cost: int, by: str | tuple[str, ...] | None, view: type) -> str | InlineLimit:
-    return asked(scope, cost, by, None).named(name_of_view(view))
+    return limit_in_code(scope, cost, by, None, advice=ADVICE).named(name_of_view(view))

@@ -13,11 +13,10 @@ from starlette.types import ASGIApp
 from ratelimit_mw.asgi import RateLimitMiddleware
 from ratelimit_mw.bodies import format_of
 from ratelimit_mw.http.answers import Denial, phrase
-from ratelimit_mw.http.asked import UNSET, Asked, asked, name_of_view
-from ratelimit_mw.http.handle import AsyncHandle
+from ratelimit_mw.http.limits_in_code import LimitInCode, limit_in_code, name_of_view
 from ratelimit_mw.http.responses import lifespan_with
 from ratelimit_mw.http.setup import limiter_for
-from ratelimit_mw.http.views import Found, handle_in, names_of_view, routes_below, rules_of_view
+from ratelimit_mw.http.views import Found, routes_below, rules_of_view
 from ratelimit_mw.http.websocket import close_code
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.model import Decision
@@ -59,19 +58,17 @@ class Limited:
     """A dependency, see `limited`. Those with the same arguments are equal, so they charge a request once.
 
     Attributes:
-        asked: The rule or the limit that is asked for.
-        cost: What a request is charged.
+        limit: The rule or the limit that is asked for.
     """
 
-    asked: Asked
-    cost: int = 1
+    limit: LimitInCode
 
     def of(self, endpoint: object) -> str | InlineLimit:
         """Return what is asked for requests to an endpoint. Dependencies have no stack, so the name has the limit."""
-        asked = self.asked
-        if not asked.is_limit or asked.shared:
-            return asked.named("")
-        return asked.named(f"{name_of_view(endpoint)}[{asked.text}{''.join(f' by {entry}' for entry in asked.by)}]")
+        limit = self.limit
+        if not limit.is_limit or limit.shared:
+            return limit.named("")
+        return limit.named(f"{name_of_view(endpoint)}[{limit.text}{''.join(f' by {entry}' for entry in limit.by)}]")
 
     def __post_init__(self) -> None:
         # FastAPI asks this attribute whether the call is to be awaited. The method is not async, so that it can refuse
@@ -89,7 +86,7 @@ class Limited:
         """
         given: object = connection  # a function, if this is used as a decorator
         if not isinstance(given, HTTPConnection):
-            written = f"limited({self.asked.text!r})"
+            written = f"limited({self.limit.text!r})"
             raise TypeError(
                 f"limited of ratelimit_mw.fastapi makes a dependency, and does not decorate {given!r}: write "
                 f"dependencies=[Depends({written})] in the decorator of the route, or decorate with limited of "
@@ -100,9 +97,7 @@ class Limited:
     async def _decide(self, connection: HTTPConnection) -> Decision:
         scope = connection.scope
         rule = self.of(scope.get("endpoint"))
-        handle = handle_in(scope.get("ratelimit"), AsyncHandle, rule, _ADVICE)
-        key = UNSET if self.asked.key is None else await self.asked.key.aread(connection)
-        decision, denial = await handle.enforce(rule, self.cost, key=key)
+        decision, denial = await self.limit.aenforce(rule, scope.get("ratelimit"), connection)
         if denial is None:
             return decision
         code = close_code(scope, denial.status)
@@ -140,7 +135,7 @@ def limited(
             `add_rate_limits`, usually the app does not even start, because the names are checked in the lifespan.
         ValueError: The cost is negative. It is raised when the dependency is called.
     """
-    return Limited(asked(rule, cost, by, shared, key), cost)
+    return Limited(limit_in_code(rule, cost, by, shared, key, advice=_ADVICE))
 
 
 def add_rate_limits(
@@ -214,8 +209,9 @@ _each: Any = getattr(routing, "iter_route_contexts", iter)
 def _limited_routes(app: FastAPI) -> Iterator[tuple[Any, list[str]]]:
     """The routes of an app, each with the names of the rules in its decorators and dependencies."""
     for route in _each(app.routes):
-        endpoint = getattr(route, "endpoint", None)
-        names = [*names_of_view(endpoint), *(found.asked.text for found in _limits_of(route))]
+        asked = [rule for _, rule in rules_of_view(getattr(route, "endpoint", None))]
+        names = [rule if isinstance(rule, str) else rule.name for rule in asked]
+        names += [found.limit.text for found in _limits_of(route)]
         if names:
             yield route, names
 

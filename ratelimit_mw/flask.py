@@ -2,18 +2,16 @@
 
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from flask import Request, Response, current_app, request
 from flask.views import View
 from werkzeug.exceptions import TooManyRequests
 
 from ratelimit_mw.http.answers import Denial
-from ratelimit_mw.http.asked import UNSET, Key, asked
-from ratelimit_mw.http.handle import BlockingHandle
-from ratelimit_mw.http.views import handle_in, marked
+from ratelimit_mw.http.handle import UNSET, BlockingHandle, Enforced, Key
+from ratelimit_mw.http.limits_in_code import decorator, handle_in, limit_in_code
 from ratelimit_mw.model import Decision
-from ratelimit_mw.rules.inline import InlineLimit
 
 __all__ = ["RateLimited", "enforce", "limited"]
 
@@ -21,6 +19,8 @@ _ADVICE = (
     "the middleware is not around this app; write "
     "app.wsgi_app = ratelimit_mw.wsgi.RateLimitMiddleware(app.wsgi_app, config=…)"
 )
+
+_HANDLE = "ratelimit.decision"
 
 _View = TypeVar("_View", bound=Callable[..., Any])
 
@@ -69,12 +69,12 @@ def enforce(rule: str, cost: int = 1, *, key: Key = UNSET, limit: str | None = N
         TypeError: The key or the limit has another type.
         RuntimeError: The middleware is not around the app.
     """
-    return _enforce(rule, cost, key, limit)
+    handle = handle_in(request.environ.get(_HANDLE), BlockingHandle, rule, _ADVICE)
+    return _allowed(handle.enforce(rule, cost, key=key, limit=limit))
 
 
-def _enforce(rule: str | InlineLimit, cost: int, key: Key, limit: str | None = None) -> Decision:
-    handle = handle_in(request.environ.get("ratelimit.decision"), BlockingHandle, rule, _ADVICE)
-    decision, denial = handle.enforce(rule, cost, key=key, limit=limit)
+def _allowed(enforced: Enforced) -> Decision:
+    decision, denial = enforced
     if denial is not None:
         raise RateLimited(decision, denial)
     return decision
@@ -110,28 +110,24 @@ def limited(
             depends on the rules is raised by the middleware, or when the view is called.
         TypeError: The decorated class is not a subclass of `flask.views.View`.
     """
-    wanted = asked(rule, cost, by, shared, key)
+    limit = limit_in_code(rule, cost, by, shared, key, advice=_ADVICE)
 
-    def decorate(view: _View) -> _View:
-        decorated: Any = _of_class(view) if isinstance(view, type) else _of_function(view)
-        return cast("_View", decorated)
-
-    def _of_class(kind: Any) -> Any:
+    def of_class(kind: Any) -> Any:
         if not issubclass(kind, View):
             raise TypeError(f"limited decorates functions, methods and subclasses of flask.views.View, not {kind!r}")
-        kind.decorators = [*kind.decorators, _of_function]
+        kind.decorators = [*kind.decorators, of_function]
         return kind
 
-    def _of_function(view: Callable[..., Any]) -> Callable[..., Any]:
-        placed = wanted.above(view)
-        bound = placed.of(view)
+    def of_function(view: Callable[..., Any]) -> Any:
+        placed = limit.above(view)
+        wanted = placed.of(None)
 
         @wraps(view)
         def limiting(*args: Any, **kwargs: Any) -> Any:
-            found = UNSET if wanted.key is None else wanted.key.read(request, current_app.ensure_sync)
-            _enforce(bound, cost, found)
-            return current_app.ensure_sync(view)(*args, **kwargs)
+            sync = current_app.ensure_sync
+            _allowed(limit.enforce(wanted, request.environ.get(_HANDLE), request, sync))
+            return sync(view)(*args, **kwargs)
 
-        return marked(limiting, placed, view)
+        return placed.marked(limiting)
 
-    return decorate
+    return decorator(of_class, of_function)

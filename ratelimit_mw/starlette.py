@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import HTTPConnection
@@ -11,11 +11,8 @@ from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketState
 
 from ratelimit_mw.http.answers import Denial
-from ratelimit_mw.http.asked import UNSET, asked
-from ratelimit_mw.http.handle import AsyncHandle
-from ratelimit_mw.http.views import handle_in, marked
+from ratelimit_mw.http.limits_in_code import decorator, limit_in_code
 from ratelimit_mw.http.websocket import close_code
-from ratelimit_mw.rules.inline import InlineLimit
 
 __all__ = ["limited"]
 
@@ -64,23 +61,18 @@ def limited(
         ValueError: The cost is negative. It is raised when the endpoint is called.
         RuntimeError: The middleware is not around the app. It is raised when the endpoint is called.
     """
-    wanted = asked(rule, cost, by, shared, key)
-
-    async def denied(connection: HTTPConnection, bound: str | InlineLimit) -> Denial[str] | None:
-        handle = handle_in(connection.scope.get("ratelimit"), AsyncHandle, bound, _ADVICE)
-        found = UNSET if wanted.key is None else await wanted.key.aread(connection)
-        return (await handle.enforce(bound, cost, key=found)).denial
+    limit = limit_in_code(rule, cost, by, shared, key, advice=_ADVICE)
 
     def of_class(kind: Any) -> Any:
         dispatch: Any = getattr(kind, "dispatch", None)
         if not inspect.iscoroutinefunction(dispatch):
             raise TypeError(f"limited decorates functions, and subclasses of {_CLASSES}, not {kind!r}")
-
-        placed = wanted.above(dispatch)._replace(view=kind)
+        placed = limit.above(dispatch, kind)
 
         @wraps(dispatch)
         async def dispatched(self: Any) -> None:
-            denial = await denied(HTTPConnection(self.scope), placed.of(type(self)))
+            found, connection = self.scope.get("ratelimit"), HTTPConnection(self.scope)
+            denial = (await limit.aenforce(placed.of(type(self)), found, connection)).denial
             if denial is None:
                 await dispatch(self)
             elif (code := close_code(self.scope, denial.status)) is None:
@@ -88,37 +80,29 @@ def limited(
             else:
                 await self.send({"type": "websocket.close", "code": code})
 
-        kind.dispatch = marked(dispatched, placed, dispatch)
+        kind.dispatch = placed.marked(dispatched)
         return kind
 
-    def of_function(endpoint: Callable[..., Any]) -> Callable[..., Any]:
-        _refuse_without_arguments(endpoint)
+    def of_function(endpoint: Callable[..., Any]) -> Any:
+        if not inspect.signature(endpoint).parameters:
+            raise TypeError(_without_request(endpoint))
         awaits = inspect.iscoroutinefunction(endpoint)
-        placed = wanted.above(endpoint)
-        bound = placed.of(endpoint)
+        placed = limit.above(endpoint)
+        wanted = placed.of(None)
 
         @wraps(endpoint)
         async def limiting(*args: Any, **kwargs: Any) -> Any:
             connection = _connection(endpoint, *args, *kwargs.values())
-            denial = await denied(connection, bound)
+            denial = (await limit.aenforce(wanted, connection.scope.get("ratelimit"), connection)).denial
             if denial is not None:
                 return await _answer(connection, denial)
             if awaits:
                 return await endpoint(*args, **kwargs)
             return await run_in_threadpool(endpoint, *args, **kwargs)
 
-        return marked(limiting, placed, endpoint)
+        return placed.marked(limiting)
 
-    def decorate(endpoint: _Endpoint) -> _Endpoint:
-        decorated = of_class(endpoint) if isinstance(endpoint, type) else of_function(endpoint)
-        return cast("_Endpoint", decorated)
-
-    return decorate
-
-
-def _refuse_without_arguments(endpoint: Callable[..., Any]) -> None:
-    if not inspect.signature(endpoint).parameters:
-        raise TypeError(_without_request(endpoint))
+    return decorator(of_class, of_function)
 
 
 def _connection(endpoint: Callable[..., Any], *arguments: Any) -> HTTPConnection:

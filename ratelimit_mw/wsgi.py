@@ -16,7 +16,7 @@ from ratelimit_mw.http.answers import Answers, LatestAnswers, phrase
 from ratelimit_mw.http.handle import BlockingHandle, FirstRequests
 from ratelimit_mw.http.responses import ClosingIterable, WsgiResponseTracker
 from ratelimit_mw.http.setup import limiter_for, refuse_asgi_app, refuse_awaited
-from ratelimit_mw.http.views import MisplacedLimits, register_names, require_names_of_flask, views_of_flask
+from ratelimit_mw.http.views import MisplacedLimits, register_names, require_names, rules_of_view, views_of_flask
 from ratelimit_mw.identity.http_request import WsgiRequest
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.rules.domains import Rules
@@ -70,9 +70,10 @@ class RateLimitMiddleware:
         used = limiter_for(config, limiter, storage)
         used.require(refuse_awaited)
         self._deferral = WsgiDeferral(used)
-        require_names_of_flask(used, app)
+        views = views_of_flask(app)
+        require_names(used, [found for view in views for found in rules_of_view(view)])
         misplaced = MisplacedLimits()
-        misplaced.look(views_of_flask(app))
+        misplaced.look(views)
 
         def look_again() -> None:
             """Look at the views that were added since."""

@@ -202,7 +202,7 @@ ADDED = {
         )
     },
     "http/handler.py": "the handler of denials",
-    "http/asked.py": "the limits in decorators, and their names",
+    "http/limits_in_code.py": "the limits in decorators, and their names",
     "operations/__init__.py": "the live page",
     **{
         f"operations/{name}.py": "the same"
@@ -296,7 +296,6 @@ GLOBALS = {
     "algorithms/__init__.py DECIDE_ALL": "the same, for the hot path",
     "algorithms/__init__.py LUA_PARTS": "the same, for Redis",
     "cli/common.py HELD_NOTES": "a command is a process",
-    "http/views.py _LIMITED": "a decorator does not know the app of its function; weak references",
     "limiter.py LIMITERS": "the fixtures for tests of apps reset every limiter; weak references",
     "process_local.py _abandoned": "a process has inherited it",
     "process_local.py _forked": "a fork concerns all objects of a process; weak references",

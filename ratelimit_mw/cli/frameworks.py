@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from ratelimit_mw.errors import TemplateError
-from ratelimit_mw.http.asked import RULES_OF_VIEW
+from ratelimit_mw.http.limits_in_code import RULES_OF_VIEW
 from ratelimit_mw.http.views import rules_of_throttles
 from ratelimit_mw.identity.path_forms import apps_inside
 from ratelimit_mw.rules.inline import InlineLimit
@@ -131,7 +131,7 @@ def _asked(kind: Any, *views: Any) -> tuple[Wanted, ...]:
         while isinstance(view, partial):
             view = view.func  # noqa: PLW2901
         for placed in getattr(view, RULES_OF_VIEW, ()):
-            found[placed.of(kind if isinstance(placed.view, type) else placed.view)] = None
+            found[placed.of(kind)] = None
         found |= dict.fromkeys(rules_of_throttles(view))
     return tuple(found)
 

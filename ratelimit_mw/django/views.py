@@ -2,15 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from asgiref.sync import async_to_sync, iscoroutinefunction
 from django.views import View
 
 from ratelimit_mw.django.handles import answer
-from ratelimit_mw.http.asked import UNSET, Placed, asked
-from ratelimit_mw.http.handle import BlockingHandle
-from ratelimit_mw.http.views import handle_in, marked
+from ratelimit_mw.http.limits_in_code import Placed, decorator, limit_in_code
 from ratelimit_mw.rules.inline import InlineLimit
 
 ADVICE = "add 'ratelimit_mw.django.RateLimitMiddleware' to MIDDLEWARE"
@@ -55,50 +53,40 @@ def limited(
         RuntimeError: The middleware is not in MIDDLEWARE. This and the two errors before it are raised when the view is
             called.
     """
-    wanted = asked(rule, cost, by, shared, key)
-
-    def decorate(view: _View) -> _View:
-        decorated: Any = of_class(view) if isinstance(view, type) else of_function(view)
-        return cast("_View", decorated)
+    limit = limit_in_code(rule, cost, by, shared, key, advice=ADVICE)
 
     def of_class(kind: Any) -> Any:
         if not issubclass(kind, View):
             raise TypeError(f"limited decorates functions, methods and subclasses of View, not {kind!r}")
-        placed = wanted.above(kind.dispatch)._replace(view=kind)
-        kind.dispatch = limiting(kind.dispatch, placed)
+        kind.dispatch = limiting(kind.dispatch, limit.above(kind.dispatch, kind))
         return kind
 
-    def of_function(view: Callable[..., Any]) -> Callable[..., Any]:
-        return limiting(view, wanted.above(view))
+    def of_function(view: Callable[..., Any]) -> Any:
+        return limiting(view, limit.above(view))
 
-    def limiting(view: Callable[..., Any], placed: Placed) -> Callable[..., Any]:
-        bound = placed.of(placed.view)
+    def limiting(view: Callable[..., Any], placed: Placed) -> Any:
+        bound = None if isinstance(placed.view, type) else placed.of(None)
 
-        def rule_of(owner: object) -> str | InlineLimit:
-            """The rule or the limit. That of a decorated class is named by the class of its object."""
-            return placed.of(type(owner)) if isinstance(placed.view, type) else bound
+        def wanted_by(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str | InlineLimit, Any, Any]:
+            """The rule or the limit, the handle and the request."""
+            request = _request_of(args, kwargs)
+            return bound or placed.of(type(args[0])), getattr(request, "ratelimit", None), request
 
         @wraps(view)
         def blocking(*args: Any, **kwargs: Any) -> Any:
             if _is_dispatch_of_async(view, _self_of(args)):
                 return awaiting(*args, **kwargs)
-            request, asked_for = _request_of(args, kwargs), rule_of(_self_of(args))
-            handle = _handle(request, asked_for)
-            found = UNSET if wanted.key is None else wanted.key.read(request, _sync)
-            denial = handle.enforce(asked_for, cost, key=found).denial
+            denial = limit.enforce(*wanted_by(args, kwargs), _sync).denial
             return view(*args, **kwargs) if denial is None else answer(denial)
 
         @wraps(view)
         async def awaiting(*args: Any, **kwargs: Any) -> Any:
-            request, asked_for = _request_of(args, kwargs), rule_of(_self_of(args))
-            handle = _handle(request, asked_for)
-            found = UNSET if wanted.key is None else await wanted.key.aread(request)
-            denial = (await handle.aenforce(asked_for, cost, key=found)).denial
+            denial = (await limit.aenforce(*wanted_by(args, kwargs))).denial
             return await view(*args, **kwargs) if denial is None else answer(denial)
 
-        return marked(awaiting if iscoroutinefunction(view) else blocking, placed, view)
+        return placed.marked(awaiting if iscoroutinefunction(view) else blocking)
 
-    return decorate
+    return decorator(of_class, of_function)
 
 
 def _is_dispatch_of_async(view: Any, owner: object) -> bool:
@@ -130,7 +118,3 @@ def _request_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """The request among the arguments of a view: the second argument if the first is `self`."""
     given = args if _self_of(args) is None else args[1:]
     return given[0] if given else kwargs["request"]
-
-
-def _handle(request: Any, rule: str | InlineLimit) -> BlockingHandle:
-    return handle_in(getattr(request, "ratelimit", None), BlockingHandle, rule, ADVICE)

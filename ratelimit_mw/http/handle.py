@@ -6,13 +6,14 @@ The first requests also show mistakes in the setup, such as an untrusted proxy.
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from uuid import UUID
 
 from ratelimit_mw.decision.planning import whole
 from ratelimit_mw.decision.settlement import Account, Move, Settlement
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.http.answers import Denial, LatestAnswers
-from ratelimit_mw.http.asked import UNSET, Key, text_of_key
 from ratelimit_mw.identity.address import canonical
 from ratelimit_mw.identity.http_request import drops_underscores
 from ratelimit_mw.identity.request import Request
@@ -23,6 +24,33 @@ from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.rules.inline import InlineLimit
 
 _H = TypeVar("_H", bound="RequestHandle")
+
+
+class _Unset(Enum):
+    """The type of `UNSET`."""
+
+    UNSET = "the rule's by"
+
+    def __repr__(self) -> str:
+        return self.value
+
+
+UNSET = _Unset.UNSET
+"""The key of an app that sets none."""
+
+Key = str | int | UUID | None | _Unset
+"""What an app may count by in place of a rule's `by`."""
+
+
+def text_of_key(key: object) -> str:
+    """Return a key as text. "" if it is absent. Raises TypeError if it is not a text, a whole number or a UUID."""
+    if key is None:
+        return ""
+    if isinstance(key, str):
+        return str.__str__(key)  # an enum that is a str counts as the text that it equals
+    if isinstance(key, (int, UUID)) and not isinstance(key, bool):
+        return str(key)
+    raise TypeError(f"key takes a text, a whole number or a UUID, not {type(key).__name__}")
 
 
 class Enforced(NamedTuple):

@@ -8,47 +8,20 @@ import inspect
 import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar
-from weakref import WeakKeyDictionary, ref
+from typing import Any
 
 from ratelimit_mw.decision.names import UsedNames
 from ratelimit_mw.errors import ConfigurationError, Problem
-from ratelimit_mw.http.asked import RULES_OF_VIEW, Placed, name_of_view
-from ratelimit_mw.http.handle import RequestHandle
+from ratelimit_mw.http.limits_in_code import LIMITED_AS, RULES_OF_VIEW, Placed, name_of_view, wrapped_by
 from ratelimit_mw.limiter import RateLimiter
-from ratelimit_mw.rules.domains import Rules, require_named, rule_names, unknown_rule
+from ratelimit_mw.rules.domains import Rules, require_named
 from ratelimit_mw.rules.inline import InlineLimit, two_limits
 
 _log = logging.getLogger("ratelimit_mw")
 
-_V = TypeVar("_V")
-_H = TypeVar("_H", bound=RequestHandle)
-
 Found = tuple[object, str | InlineLimit]
 """What asks for a rule, and the name of the rule or an inline limit."""
-
-
-def marked(view: _V, placed: Placed, decorated: object) -> _V:
-    """`view`, with what its decorator asks for in addition to what the decorators below it ask for."""
-    setattr(view, RULES_OF_VIEW, (placed, *getattr(decorated, RULES_OF_VIEW, ())))
-    if not isinstance(placed.view, type):
-        for below in _wrapped_by(decorated):
-            with suppress(TypeError):  # some callables have no weak references
-                _LIMITED.setdefault(below, []).append(ref(view))
-    return view
-
-
-_LIMITED: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()
-"""What `limited` made of functions: weak references, by the functions below the decorator."""
-
-
-def _wrapped_by(view: Any) -> Iterator[Any]:
-    """A function and all functions that it wraps, as `functools.wraps` notes them."""
-    while view is not None:
-        yield view
-        view = view.func if isinstance(view, partial) else getattr(view, "__wrapped__", None)
 
 
 class MisplacedLimits:
@@ -67,7 +40,7 @@ class MisplacedLimits:
             views: All views of the app.
         """
         registered = list(views)
-        reached = {id(below) for view in registered for below in _wrapped_by(view)}
+        reached = {id(below) for view in registered for below in wrapped_by(view)}
         for view in registered:
             for limited in _limited_names(view):
                 if id(limited) not in reached and limited not in self._logged:
@@ -75,7 +48,7 @@ class MisplacedLimits:
                     _log.error(
                         "limited(%r) has no effect on the view %s: write it below the decorator of the route, which "
                         "registers only what is below itself (logged once)",
-                        getattr(limited, RULES_OF_VIEW)[0].asked.text,
+                        getattr(limited, RULES_OF_VIEW)[0].limit.text,
                         name_of_view(view),
                     )
 
@@ -83,13 +56,9 @@ class MisplacedLimits:
 def _limited_names(view: Any) -> Iterator[Any]:
     """What `limited` made of a view, if its name stands for it. A function may well have a limit elsewhere only."""
     module, name = sys.modules.get(getattr(view, "__module__", "")), getattr(view, "__qualname__", "")
-    named = [id(each) for each in _wrapped_by(getattr(module, name, None))]
-    try:
-        found = _LIMITED.get(view, ())
-    except TypeError:  # it has no weak references
-        return
-    for limited in (each() for each in found):
-        if limited is not None and ("<locals>" in name or id(limited) in named):
+    named = [id(each) for each in wrapped_by(getattr(module, name, None))]
+    for below, limited in getattr(view, LIMITED_AS, ()):
+        if below is view and ("<locals>" in name or id(limited) in named):
             yield limited
 
 
@@ -104,13 +73,7 @@ def rules_of_view(view: Any) -> Iterator[Found]:
     for name in dir(kind) if isinstance(kind, type) else ():
         marks += getattr(inspect.getattr_static(kind, name, None), RULES_OF_VIEW, ())
     for placed in marks:
-        yield placed.view, placed.of(kind if isinstance(placed.view, type) else placed.view)
-
-
-def names_of_view(view: Any) -> Iterator[str]:
-    """The names of the rules in the decorators of a view."""
-    for _, rule in rules_of_view(view):
-        yield rule if isinstance(rule, str) else rule.name
+        yield placed.view, placed.of(kind)
 
 
 def rules_of_throttles(view: Any) -> Iterator[str | InlineLimit]:
@@ -131,20 +94,6 @@ def views_of_flask(app: object) -> list[object]:
     """The views that a Flask app has now. `app` is the Flask app or its `wsgi_app`. Other apps have none."""
     views: Mapping[str, object] = getattr(getattr(app, "__self__", app), "view_functions", None) or {}
     return list(views.values())
-
-
-def require_names_of_flask(limiter: RateLimiter, app: object) -> None:
-    """Raise ConfigurationError if a view of a Flask app asks for a rule that does not exist, or for an unusable limit.
-
-    Only the views that the app has now are checked. `app` is the Flask app or its `wsgi_app`.
-    """
-    found = [each for view in views_of_flask(app) for each in rules_of_view(view)]
-    rules, names = limiter.rules, limiter.engine.planner.names
-    unknown = {rule for _, rule in found if isinstance(rule, str)} - rule_names(rules)
-    if unknown and rules.source is None:
-        raise ConfigurationError([unknown_rule(name, rule_names(rules)) for name in sorted(unknown)])
-    _require_limits(names, found, rules)
-    names.register(rules, (rule for _, rule in found))
 
 
 def register_names(limiter: RateLimiter, views: Iterable[object]) -> None:
@@ -215,21 +164,3 @@ def _routes(app: Any, middleware: type) -> list[Any]:
     if any(isinstance(kind, type) and issubclass(kind, middleware) for kind in kinds):
         return []
     return list(app.routes) if isinstance(app.routes, Iterable) else []  # another framework's may be a method
-
-
-def handle_in(found: object, kind: type[_H], rule: str | InlineLimit, advice: str) -> _H:
-    """The handle of the current request.
-
-    Args:
-        found: What is where the middleware puts the handle.
-        kind: The class of the handle.
-        rule: The rule that is asked for.
-        advice: How to add the middleware.
-
-    Raises:
-        RuntimeError: There is no handle, because the middleware is not around the app.
-    """
-    if not isinstance(found, kind):
-        name = rule if isinstance(rule, str) else rule.name
-        raise RuntimeError(f"the rule {name!r} cannot be used: {advice}")
-    return found

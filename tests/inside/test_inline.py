@@ -29,7 +29,7 @@ from ratelimit_mw import fastapi as in_fastapi
 from ratelimit_mw import flask as in_flask
 from ratelimit_mw import starlette as in_starlette
 from ratelimit_mw.asgi import RateLimitMiddleware as Asgi
-from ratelimit_mw.http.asked import name_of_view
+from ratelimit_mw.http.limits_in_code import name_of_view
 from ratelimit_mw.rules.inline import InlineLimit, InlineLimits
 from ratelimit_mw.wsgi import RateLimitMiddleware
 from tests.inside.clients import from_address
