@@ -1,7 +1,6 @@
 """The middleware for ASGI apps: Starlette, FastAPI, Litestar, Quart, Django and the rest."""
 
 import asyncio
-import inspect
 import logging
 import os
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, MutableMapping
@@ -12,7 +11,7 @@ from ratelimit_mw.decision.load import ASGI_CAPACITY
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.deferral.http import AsgiDeferral, respond_asgi
 from ratelimit_mw.deferral.service import Page
-from ratelimit_mw.errors import ConfigurationError
+from ratelimit_mw.errors import ConfigurationError, Problem
 from ratelimit_mw.http.answers import Answers, LatestAnswers
 from ratelimit_mw.http.handle import AsyncHandle, FirstRequests
 from ratelimit_mw.http.responses import (
@@ -20,9 +19,8 @@ from ratelimit_mw.http.responses import (
     asyncio_runs,
     failing_lifespan,
     lifespan_with,
-    refuse_asyncio,
 )
-from ratelimit_mw.http.setup import limiter_for, refuse_wsgi_app
+from ratelimit_mw.http.setup import built_by_starlette, limiter_for, refuse_wsgi_app
 from ratelimit_mw.http.views import Found, MisplacedLimits, require_names, routes_below, rules_of_view
 from ratelimit_mw.http.websocket import Messages, close_code, detecting_close
 from ratelimit_mw.identity.http_request import AsgiRequest, asgi_requests_of
@@ -43,6 +41,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 _log = logging.getLogger("ratelimit_mw")
 
 _LIMITED = frozenset({"http", "websocket"})
+_RUN_ASYNCIO = "run hypercorn with `--worker-class asyncio` or `uvloop`"
 _STARTS = frozenset({"http.response.start", "websocket.accept", "websocket.http.response.start"})
 
 
@@ -57,7 +56,7 @@ class RateLimitMiddleware:
     its turn, so that the turns of later requests stay the same.
 
     Starlette and FastAPI build their middlewares inside the lifespan. Servers take an exception there for "this app
-    has no lifespan" and answer every request with a 500. A middleware that is built there therefore does not raise. It
+    has no lifespan" and answer every request with a 500. A middleware that they build therefore does not raise. It
     answers with `lifespan.startup.failed` and the messages, and the server stops. If no lifespan runs (`--lifespan
     off`, an app that is mounted in another), make the RateLimiter when the module is imported and pass it as `limiter`.
 
@@ -81,27 +80,31 @@ class RateLimitMiddleware:
         storage: str | Store | None = None,
     ) -> None:
         self.app = app
-        self._current: Callable[[], Rules]
-        self._lifespan = app
         self._kinds: frozenset[str] = frozenset()  # the limited scopes; none until asyncio is known to run
-        self._usable, self._trio_logged, self._named = False, False, False
+        self._named = False
+        self._failure: Exception | None = None
         refuse_wsgi_app(app)
         self._request_of = asgi_requests_of(app)
         try:
             used = limiter_for(config, limiter, storage)
             self._deferral = AsgiDeferral(used)
         except Exception as error:
-            if not _inside_lifespan():
+            if not built_by_starlette(app):
                 raise
-            self._lifespan, self._current = failing_lifespan(error), _raising(error)
+            self._failure = error
             return
         self._lifespan = lifespan_with(app, used, owned=limiter is None)
         self._limiter = used
         self._engine = used.engine
-        self._current = used.engine.current
         self._answers = LatestAnswers(name=lambda text: text.lower().encode("latin-1"), value=str.encode)
         self._first = FirstRequests(used, "ratelimit")
-        self._usable = True
+
+    @property
+    def limiter(self) -> RateLimiter:
+        """The limiter that decides. If the rules cannot be used, this raises what was found."""
+        if self._failure is not None:
+            raise self._failure
+        return self._limiter
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
@@ -109,9 +112,9 @@ class RateLimitMiddleware:
         if kind not in self._kinds:
             await self._call_unknown(scope, receive, send)
             return
-        rules = self._current()  # read once, so that one version of the rules applies to the whole request
-        request = self._request_of(scope)
         engine = self._engine
+        rules = engine.current()  # read once, so that one version of the rules applies to the whole request
+        request = self._request_of(scope)
         if self._first.left:
             self._first.examine(request)
         try:
@@ -179,27 +182,20 @@ class RateLimitMiddleware:
         if kind not in _LIMITED and kind != "lifespan":
             await self.app(scope, receive, send)
             return
-        error: Exception | None = None
-        if self._usable and not asyncio_runs():
-            try:
-                refuse_asyncio(self._limiter)
-            except ConfigurationError as problem:
-                error = problem
-        unknown = self._require_names() if self._usable and error is None else None
+        if self._failure is None and not asyncio_runs():
+            problem = Problem("the server runs the app under trio, and the limiter needs asyncio", hint=_RUN_ASYNCIO)
+            self._failure = ConfigurationError([problem])
+        unknown = self._require_names() if self._failure is None else None
         if kind == "lifespan":
-            failed = error or unknown
+            failed = self._failure or unknown
             await (self._lifespan if failed is None else failing_lifespan(failed))(scope, receive, send)
-        elif error is None:
-            if unknown is not None:  # no lifespan runs, as for an app that is mounted in another
-                _log.error("these rules cannot be used by name, and a request that needs one fails: %s", unknown)
-            self._kinds = _LIMITED
-            await self(scope, receive, send)
-        else:
-            if not self._trio_logged:
-                self._trio_logged = True
-                _log.error("no request is limited: %s", error)
-            scope["ratelimit"] = AsyncHandle(Verdict((), None), self._limiter, AsgiRequest(scope), self._limiter.rules)
-            await self.app(scope, receive, send)
+            return
+        if self._failure is not None:
+            raise self._failure
+        if unknown is not None:  # no lifespan runs, as for an app that is mounted in another
+            _log.error("these rules cannot be used by name, and a request that needs one fails: %s", unknown)
+        self._kinds = _LIMITED
+        await self(scope, receive, send)
 
     def _require_names(self) -> ConfigurationError | None:
         """Check once that the rules have what the decorators of the app ask for. Returns the problems, if any."""
@@ -261,25 +257,3 @@ async def _deny(answers: Answers[bytes], verdict: Verdict, request: Request, sen
             return
     await send({"type": f"{kind}.start", "status": denial.status, "headers": denial.headers})
     await send({"type": f"{kind}.body", "body": denial.body})
-
-
-def _raising(error: Exception) -> Callable[[], Rules]:
-    def current() -> Rules:
-        raise error
-
-    return current
-
-
-def _inside_lifespan() -> bool:
-    """Whether a framework builds the middleware while its app handles a lifespan scope.
-
-    This is found by the frames of the callers, because uvicorn also has a running event loop when it imports the app.
-    ASGI calls the argument `scope`, and so do Starlette and other frameworks.
-    """
-    frame = inspect.currentframe()
-    while frame is not None:
-        scope = frame.f_locals.get("scope")
-        if isinstance(scope, MutableMapping) and "type" in scope:
-            return bool(scope["type"] == "lifespan")
-        frame = frame.f_back
-    return False

@@ -123,8 +123,7 @@ def limiter_of(app: object) -> RateLimiter:
 def _limiter_at(app: Any) -> RateLimiter | None:
     """The limiter of a middleware of ours, of a Starlette app that has one, or of a Django project."""
     if isinstance(app, AsgiMiddleware | WsgiMiddleware):
-        limiter: RateLimiter | None = getattr(app, "_limiter", None)  # a middleware with broken rules has none
-        return limiter
+        return app.limiter
     if any(kind.__module__ == "django.core.handlers.base" for kind in type(app).__mro__):
         from ratelimit_mw.django.project import limiter_in_use
 

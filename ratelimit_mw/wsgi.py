@@ -83,7 +83,7 @@ class RateLimitMiddleware:
 
         self.app = app
         self._first = FirstRequests(used, "ratelimit.decision", look_again)
-        self._limiter = used
+        self.limiter = used
         self._engine = used.engine
         self._answers = LatestAnswers(name=str, value=str)
         try:
@@ -101,7 +101,7 @@ class RateLimitMiddleware:
             return self._serve_special(rules, environ, start_response)
         request = self._request_of(environ)
         verdict = engine.execute(engine.planner.plan(rules, request), rules)
-        environ["ratelimit.decision"] = handle = BlockingHandle(verdict, self._limiter, request, rules)
+        environ["ratelimit.decision"] = handle = BlockingHandle(verdict, self.limiter, request, rules)
         answers = self._answers.of(rules)
         if not verdict.allowed:
             return self._deny(rules, verdict, request, start_response)
@@ -140,7 +140,7 @@ class RateLimitMiddleware:
         if isinstance(answer, Page):
             return respond_wsgi(answer, request.method, start_response)
         verdict = Verdict((), None) if answer else engine.decide_in_turn(request, rules=rules)
-        environ["ratelimit.decision"] = handle = BlockingHandle(verdict, self._limiter, request, rules)
+        environ["ratelimit.decision"] = handle = BlockingHandle(verdict, self.limiter, request, rules)
         answers = self._answers.of(rules)
         if not verdict.allowed:
             if rules.deferring and (page := self._deferral.put_off(verdict, rules, request)):

@@ -88,6 +88,7 @@ def test_counters_that_are_counted_locally_are_forgotten():
     with RateLimiter(rules(on_error="local"), storage="redis://127.0.0.1:9/0", clock=ManualClock(START)) as limiter:
         assert [allowed(limiter) for _ in range(2)] == [True, False]
         keys = list(limiter._storage.local.keys("shop:"))
+        limiter._storage.store.close()
         limiter._storage.store = MemoryStore()  # the server is not there, so that nothing else can be reset
         limiter.reset_all()
         assert (len(keys), list(limiter._storage.local.keys("shop:"))) == (1, [])

@@ -149,7 +149,7 @@ class Placed(NamedTuple):
     place: int
 
     def of(self, owner: type | None) -> str | InlineLimit:
-        """Return the name of the rule, or the limit. That of a decorated class is named by `owner`: it or a heir."""
+        """Return the name of the rule, or the limit. That of a decorated class is named by `owner`: it or an heir."""
         view = owner if isinstance(self.view, type) else self.view
         return self.limit.named(f"{name_of_view(view)}[{self.place}]" if self.limit.is_limit else "")
 

@@ -10,9 +10,8 @@ from typing import Any
 from wsgiref.types import StartResponse
 
 from ratelimit_mw.decision.settlement import Account, Move, Settlement
-from ratelimit_mw.errors import ConfigurationError, Problem, StoreUnavailable
+from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.limiter import RateLimiter
-from ratelimit_mw.rules.domains import Rules
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -153,32 +152,6 @@ def asyncio_runs() -> bool:
     except RuntimeError:
         return False
     return True
-
-
-def refuse_asyncio(limiter: RateLimiter) -> None:
-    """Refuse rules that need asyncio, now and at each reload. Counters in memory need it only if a rule waits.
-
-    Raises:
-        ConfigurationError: the rules in force need asyncio.
-    """
-
-    def check(rules: Rules) -> None:
-        used = [] if limiter.in_memory else ["counters outside of the process"]
-        used += ["`concurrent`, `count` or a cost found in the response"] if rules.settling else []
-        used += ["waiting for a turn (`leaky_bucket`, `max_wait`)"] if rules.waiting else []
-        used += ["limits, shedding or deferral by the load"] if rules.metered else []
-        used += ["`messages` of WebSockets"] if rules.messages is not None else []
-        if used:
-            raise ConfigurationError(
-                [
-                    Problem(
-                        f"the server runs the app under trio, and these need asyncio: {', '.join(used)}",
-                        hint="run hypercorn with `--worker-class asyncio` or `uvloop`",
-                    )
-                ]
-            )
-
-    limiter.require(check)
 
 
 _ExcInfo = tuple[type[BaseException], BaseException, TracebackType] | tuple[None, None, None]

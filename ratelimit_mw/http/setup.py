@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ratelimit_mw.errors import ConfigurationError, Problem, quoted
+from ratelimit_mw.identity.path_forms import apps_inside
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.stores import Store
@@ -69,6 +70,15 @@ def _warning_of_missing_users() -> Callable[[Rules], None]:
                 _log.warning("%s", problem)
 
     return warn
+
+
+def built_by_starlette(app: object) -> bool:
+    """Whether Starlette builds a middleware around `app`. It does so when its app gets the first scope, a lifespan.
+
+    It puts all middlewares around one that handles exceptions.
+    """
+    kinds = [kind for each in apps_inside(app) for kind in type(each).__mro__]
+    return any(kind.__module__ == "starlette.middleware.exceptions" for kind in kinds)
 
 
 def refuse_wsgi_app(app: object) -> None:

@@ -493,7 +493,7 @@ def test_storage_wins_over_the_config_s(any_server):
     app = RateLimitMiddleware(ok, config, storage=any_server.url)
     assert [serve(app, http_scope())[0]["status"] for _ in range(2)] == [200, 429]
     assert len(any_server.keys()) == 1
-    app._limiter.close()
+    app.limiter.close()
 
 
 # -------------------------------------------------------------------------------------------- websocket

@@ -40,7 +40,7 @@ def wsgi_app(environ, start_response):
 
 
 def start_wsgi(config):
-    WsgiMiddleware(wsgi_app, config)._limiter.close()
+    WsgiMiddleware(wsgi_app, config).limiter.close()
 
 
 def start_asgi(config):
