@@ -129,13 +129,12 @@ def _line(figure: Figure) -> str:
 
 
 def shared_table(results: Results) -> str:
-    """`lmdb://` beside memory and Redis: what a decision costs, and how many one process and several processes make."""
+    """`lmdb://` beside memory and Redis: what a decision costs, and how many several processes make."""
     if "shared" not in results.rows:
         return "The last full run did not measure this.\n"
-    one, several = (f"decisions per second, {name}" for name in ("1 process", f"{SEVERAL} processes"))
     lines = [
-        f"| `check` | CPU of the process | {one} | {several} | p99.9, {SEVERAL} paced processes |",
-        "|---|---|---|---|---|",
+        f"| `check` | CPU | {SEVERAL} processes | p99.9, {SEVERAL} paced processes |",
+        "|---|---|---|---|",
         *(
             f"| {title} | {' | '.join(_cell(results, what, peer) for what in SHARED_COLUMNS)} |"
             for title, peer in SHARED_STORES.items()
@@ -153,7 +152,7 @@ SHARED_STORES = {
 }
 """The stores in the table of shared counters, and under which name a figure has them as its peer."""
 
-SHARED_COLUMNS = CHECK_TITLE, rate_title(1), rate_title(SEVERAL), PACED_TITLE
+SHARED_COLUMNS = CHECK_TITLE, rate_title(SEVERAL), PACED_TITLE
 
 
 def _cell(results: Results, what: str, peer: str) -> str:

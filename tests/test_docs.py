@@ -31,7 +31,7 @@ def blocks():
     for page in PAGES:
         found = re.findall(r"^```yaml\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
         for number, text in enumerate(found):
-            if re.match("# (examples/service/|Traefik)", text):  # tests/proxies/test_files.py compares these
+            if re.match("# (examples/service/|Traefik|at the end of)", text):  # other tests read these
                 continue
             yield pytest.param(text, id=f"{page.stem}-{number}")
 
@@ -93,6 +93,12 @@ def test_the_pages_that_are_made_from_the_code_are_up_to_date():
         [sys.executable, "docs/pages.py", "--check"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_documentation_has_30_000_words_at_most():
+    """Those that are written by hand, without the decisions for contributors in adr/."""
+    texts = [page.read_text("utf-8") for page in PAGES if page.name != "words.md"]
+    assert sum(len(text.split()) for text in texts) <= 30_000
 
 
 INDEX = (ROOT / "docs" / "index.md").read_text()

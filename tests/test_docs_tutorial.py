@@ -24,8 +24,9 @@ def write(step, folder):
     for text in STEPS[:step]:
         for block in blocks(text, "(?:yaml|python)"):
             name, _, code = block.partition("\n")
-            if name == "# at the end of main.py":
-                (folder / "main.py").write_text((folder / "main.py").read_text() + code)
+            if name.startswith("# at the end of "):
+                with (folder / name.removeprefix("# at the end of ")).open("a") as file:
+                    file.write(code)
             else:
                 (folder / name.removeprefix("# ")).write_text(block)
 

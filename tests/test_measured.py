@@ -72,15 +72,15 @@ def test_the_headlines_have_the_worst_case_beside_the_best():
 def test_the_table_of_shared_counters_has_a_line_for_each_store():
     found = [
         beside(CHECK_TITLE, [20.0], MEMORY, [10.0], "us"),
-        beside(rate_title(1), [30_000.0], REDIS, [6_000.0], "/s"),
+        beside(rate_title(4), [30_000.0], REDIS, [6_000.0], "/s"),
         alone(PACED_TITLE, [0.4], "ms"),
         alone(SIZE_TITLE, [112.0], "MB"),
     ]
     assert shared_table(Results(CONDITIONS, {"shared": found})).splitlines()[2:] == [
-        "| `lmdb://` | 20 µs | 30 000 a second |  | 0.4 ms |",
-        "| Redis on a unix socket |  | 6 000 a second |  |  |",
-        "| `memory://`, not shared | 10 µs |  |  |  |",
-        "| `limits` in memory, not shared |  |  |  |  |",
+        "| `lmdb://` | 20 µs | 30 000 a second | 0.4 ms |",
+        "| Redis on a unix socket |  | 6 000 a second |  |",
+        "| `memory://`, not shared | 10 µs |  |  |",
+        "| `limits` in memory, not shared |  |  |  |",
         "",
         "A file with a million counters takes 112 MB.",
     ]
