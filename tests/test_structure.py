@@ -295,7 +295,6 @@ GLOBALS = {
     "algorithms/__init__.py ALGORITHMS": "the table of algorithms, which users may extend",
     "algorithms/__init__.py DECIDE_ALL": "the same, for the hot path",
     "algorithms/__init__.py LUA_PARTS": "the same, for Redis",
-    "cli/common.py HELD_NOTES": "a command is a process",
     "limiter.py LIMITERS": "the fixtures for tests of apps reset every limiter; weak references",
     "process_local.py _abandoned": "a process has inherited it",
     "process_local.py _forked": "a fork concerns all objects of a process; weak references",

@@ -1,59 +1,17 @@
-"""The table of commands, and the commands `demo` and `schema`."""
+"""The table of commands, and the command `schema`."""
 
 import logging
 import sys
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.cli import ask, counters, explain, operators, replay, routes, rules, serve, suggest
-from ratelimit_mw.cli.common import HELD_NOTES, Json, say, say_json, say_table, show_notes
-from ratelimit_mw.clock import ManualClock
+from ratelimit_mw.cli.common import say, say_json
 from ratelimit_mw.config.file import json_schema
 from ratelimit_mw.deferral import command as deferral
-from ratelimit_mw.limiter import RateLimiter
-from ratelimit_mw.model import Decision
-
-REQUESTS = (7.0, 7.5, 8.0, 8.5, 9.0, 9.5, 10.0, 10.5, 12.0, 14.0, 17.0, 18.0)
-"""The times of the requests in the demonstration, in seconds."""
-
-_START = 1_700_000_000.0  # a window of ten seconds begins here
-
-
-def demo(*, as_json: Json = False) -> None:
-    """Compare the algorithms: show which of twelve requests pass a limit of five requests per ten seconds.
-
-    The clock is simulated. The command needs neither an app nor a store.
-    """
-    clock = ManualClock(_START)
-    names = [name for name, algorithm in ALGORITHMS.items() if not algorithm.queue and not algorithm.in_flight]
-    limiters = [RateLimiter(_rules(name), clock=clock) for name in names]
-    rows: list[tuple[float, list[Decision]]] = []
-    for second in REQUESTS:
-        clock.set(_START + second)
-        rows.append((second, [limiter.check({"ip": "192.0.2.1"}) for limiter in limiters]))
-    if as_json:
-        say_json(
-            [{"second": second, **dict(zip(names, decided, strict=True))} for second, decided in rows],
-        )
-        return
-    say("A client sends twelve requests. Its limit is 5 per 10 seconds.\n")
-    say_table((">second", *names), ((f"{second:g}", *map(_cell, decided)) for second, decided in rows))
-    passed = [sum(decided[place].allowed for _, decided in rows) for place in range(len(names))]
-    say(f"\npassed: {', '.join(f'{name} {count}' for name, count in zip(names, passed, strict=True))}")
-    say("A fixed window does not count earlier requests, so twice the limit may pass around its end.")
-
-
-def _rules(algorithm: str) -> dict[str, Any]:
-    rule = {"name": "demo", "by": "ip", "limit": "5 per 10 seconds", "algorithm": algorithm}
-    return {"domain": "demo", "rules": [rule]}
-
-
-def _cell(decision: Decision) -> str:
-    return f"passes, {decision.remaining} left" if decision.allowed else f"429, retry in {decision.retry_after:.1f} s"
 
 
 def schema() -> None:
@@ -96,8 +54,6 @@ def prepare(
     # `python:` sources are imported from the current folder, as in an app that is started there.
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
-    HELD_NOTES.clear()
-    context.call_on_close(show_notes)
     log = logging.getLogger("ratelimit_mw")
     for handler in [each for each in log.handlers if isinstance(each, _Notes)]:
         log.removeHandler(handler)
@@ -124,11 +80,8 @@ class _Notes(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         topic = getattr(record, "ratelimit_topic", None)
-        note = f"note: {record.getMessage()}"
-        if topic == "secret" and self._command in _TOPICS[topic]:  # it comes before the command can refuse the rules
-            HELD_NOTES.append(note)
-        elif topic is None or self._command in _TOPICS[topic]:
-            typer.echo(note, err=True)
+        if topic is None or self._command in _TOPICS[topic]:
+            typer.echo(f"note: {record.getMessage()}", err=True)
 
 
 _COMMANDS = (
@@ -145,7 +98,7 @@ _COMMANDS = (
     serve.serve,
     ask.ask,
 )
-for command in (*_COMMANDS, schema, demo):
+for command in (*_COMMANDS, schema):
     app.command()(command)
 for group in (operators.app, rules.app, deferral.app):
     app.add_typer(group)

@@ -159,19 +159,8 @@ def say_lines(lines: Iterable[str]) -> None:
     typer.echo("\n".join(lines))
 
 
-HELD_NOTES: list[str] = []
-"""Warnings that are not printed yet. A command that refuses to work does not print them."""
-
-
-def show_notes() -> None:
-    """Print the warnings that are held back, to stderr."""
-    while HELD_NOTES:
-        typer.echo(HELD_NOTES.pop(0), err=True)
-
-
 def fail(message: str, code: Exit) -> NoReturn:
     """Print an error to stderr, and end the command with an exit code."""
-    HELD_NOTES.clear()
     typer.echo(f"ratelimit-mw: {message}", err=True)
     raise typer.Exit(code)
 

@@ -25,7 +25,6 @@ from ratelimit_mw.cli.common import (
     say,
     say_json,
     say_table,
-    show_notes,
 )
 from ratelimit_mw.deferral.service import deferrals_of
 from ratelimit_mw.deferral.stored_request import DeferredStatus
@@ -145,7 +144,6 @@ def worker(
         fail(f"{to!r} is not the URL of an app; write --to http://host:port", Exit.USAGE)
     _log_everything()
     with deferring(config, storage) as limiter:
-        show_notes()
         target = Target(to)
         asyncio.run(_run(Worker(limiter, target, at_once=at_once, timeout=timeout), target))
 

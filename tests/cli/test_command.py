@@ -14,7 +14,7 @@ import yaml
 from tests.cli.conftest import SHOP
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMANDS = ["check", "demo", "explain", "reset", "schema", "show", "top"]
+COMMANDS = ["check", "explain", "reset", "schema", "show", "top"]
 
 
 def command(*words, code="from ratelimit_mw.cli import main; main()", cwd=None, **environment):
@@ -112,24 +112,6 @@ def test_the_warning_about_the_secret_is_printed_by_commands_that_make_keys(run)
     assert "note: client.secret is empty" in run("explain", "GET", "/", "--user", "ada")[2]
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("top",),
-        ("show", "login"),
-        ("reset", "--all", "-y"),
-        ("override", "list"),
-        ("worker", "--to", "http://127.0.0.1:1"),
-    ],
-)
-def test_a_command_that_refuses_says_only_why(run, words):
-    Path("ratelimits.yaml").write_text(SHOP.replace(", secret: s", ""), "utf-8")
-    code, printed, said = run(*words)
-    assert (code, printed) == (2, "")
-    assert "note:" not in said
-    assert said.startswith("ratelimit-mw: ")
-
-
 @pytest.mark.parametrize("words", [("check",), ("explain", "GET", "/"), ("top",), ("rules", "push", "-d", "redis://x")])
 @pytest.mark.parametrize("variable", [None, "shop.yaml"])
 def test_the_hint_for_a_missing_file_has_the_variable_that_names_it(run, monkeypatch, words, variable):
@@ -158,15 +140,6 @@ def test_help_tells_where_the_rules_of_the_worker_come_from(run):
     assert code == 0
     assert "RATELIMIT_CONFIG" in printed
     assert "ratelimits.yaml" in printed
-
-
-def test_the_demo_needs_nothing(run):
-    code, printed, said = run("demo")
-    assert (code, said) == (0, "")
-    assert "passed: fixed_window 10, sliding_log 7, sliding_window 9, bucketed_window 6, token_bucket 10" in printed
-    told = json.loads(run("demo", "--json")[1])
-    assert [row["second"] for row in told][:3] == [7.0, 7.5, 8.0]
-    assert told[5]["sliding_log"]["retry_after"] == 7.5
 
 
 def test_the_rules_can_be_named_in_the_environment(tmp_path):

@@ -1,7 +1,9 @@
 """One request as a log tells it, and the names of what a log may tell."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import NamedTuple, Protocol
+
+from ratelimit_mw.foresight.logs.times import KnownTimes, TimeReader, duration
 
 
 class Entry(NamedTuple):
@@ -106,10 +108,67 @@ class Format(Protocol):
         ...
 
 
-def target_of(path: str, query: str) -> str:
-    """Join a path and a query that a log has in two fields. The query may begin with its question mark."""
-    query = query.removeprefix("?")
-    return f"{path}?{query}" if query else path
+Text = Callable[[str], str | None]
+"""Returns the text of a field of one line. None if the line does not have it."""
+
+
+class EntryMaker:
+    """Makes requests of the texts of their fields, whatever the format of the lines.
+
+    Args:
+        has: The fields that the lines have.
+        extras: The fields in `Entry.extra`.
+        read: Reads a time.
+        unreadable: Counts the lines without a request.
+
+    Attributes:
+        times: The times that were read, by their texts.
+        clock: The field with the time.
+        unit: The field with the duration, and its unit in microseconds. None without one.
+    """
+
+    def __init__(self, has: Container[str], extras: Sequence[str], read: TimeReader, unreadable: Unreadable) -> None:
+        self.times = KnownTimes(read)
+        self.clock = next(field for field in reversed(TIMES) if field in has)
+        self.unit = next(((field, unit) for field, unit in DURATIONS.items() if field in has), None)
+        self._extras = extras
+        self._unreadable = unreadable
+
+    def make(self, text: Text) -> Entry | None:
+        """Return the request of a line. A line without one is counted.
+
+        Raises:
+            ValueError: The line cannot be read.
+        """
+        at = self.times[text(self.clock) or ""]
+        request = _request(text)
+        if request is None:
+            self._unreadable.without_request += 1
+            return None
+        lasted = -1
+        if self.unit is not None:
+            lasted = duration(text(self.unit[0]) or "", self.unit[1])
+            if self.clock == "end" and lasted > 0:
+                at = max(at - lasted, 0)
+        status = text("status") or ""
+        code = int(status) if status.isascii() and status.isdigit() and len(status) == 3 else 0
+        extra = tuple([None if (found := text(field)) in ("", "-") else found for field in self._extras])
+        return Entry(at, text("ip") or "", *request, code, lasted, extra)
+
+
+def _request(text: Text) -> tuple[str, str] | None:
+    """Return the method and the target of a line. None if they are those of no request."""
+    line, target = text("request"), text("target")
+    if line:
+        return split_request(line)
+    if target is None and (path := text("path")) is not None:
+        query = (text("query") or "").removeprefix("?").removeprefix("-")
+        target = f"{path}?{query}" if query else path
+    if line is None and target is None:
+        raise ValueError("the line has no request")
+    method = text("method")
+    method = "GET" if method is None else method
+    return (method, target) if method.isascii() and method.isalpha() and target and target != "-" else None
 
 
 def split_request(line: str) -> tuple[str, str] | None:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from ratelimit_mw.foresight.logs.entry import (
     BASIC,
@@ -9,11 +10,10 @@ from ratelimit_mw.foresight.logs.entry import (
     REQUEST,
     TIMES,
     Entry,
+    EntryMaker,
     Unreadable,
-    split_request,
-    target_of,
 )
-from ratelimit_mw.foresight.logs.times import KnownTimes, any_time, duration
+from ratelimit_mw.foresight.logs.times import any_time
 from ratelimit_mw.foresight.logs.variables import Variable, parts_of
 
 _QUOTED = r'(?:[^"\\\n]++|\\.)*+'  # servers write a quote in a value as \" or \x22
@@ -160,15 +160,14 @@ class PatternReader:
         self._group: dict[str, int] = {}
         number = 0
         for variable in caught:
+            if variable.field == "request":  # a plain request line has its parts in groups of their own
+                self._group |= {"method": number, "target": number + 1}
+                number += 2
             self._group[variable.field] = number
-            number += 3 if variable.field == "request" else 1
+            number += 1
         (clock,) = [variable for variable in caught if variable.field in TIMES][:1]
-        self._times = KnownTimes(clock.read or any_time)
-        self._time = self._group[clock.field]
-        self._unit = next(((field, unit) for field, unit in DURATIONS.items() if field in self._group), None)
-        self._from_end = clock.field == "end" and self._unit is not None
-        self._extra_groups = [self._group.get(field, -1) for field in extras]
-        self._plain = not (extras or self._unit)
+        self._maker = EntryMaker(self._group, extras, clock.read or any_time, unreadable)
+        self._plain = "request" in self._group and not (extras or self._maker.unit)
 
     def read(self, block: bytes) -> list[Entry]:
         """See `LineReader`."""
@@ -177,67 +176,28 @@ class PatternReader:
         if len(rows) != text.count("\n"):
             self._count_unmatched(text)
         entries: list[Entry] = []
-        add, times, time = entries.append, self._times, self._time
-        ip, request, status = (self._group.get(field, -1) for field in ("ip", "request", "status"))
+        add, times, time = entries.append, self._maker.times, self._group[self._maker.clock]
+        ip, method, status = (self._group.get(field, -1) for field in ("ip", "method", "status"))
+        plain = self._plain
         for row in rows:
-            method = row[request] if request >= 0 else ""
             try:
-                at = times[row[time]]
-                target = row[request + 1] if method else ""
-                if not method:
-                    found = self._request(row)
-                    if found is None:
-                        continue
-                    method, target = found
-                address = row[ip] if ip >= 0 else ""
-                if self._plain:
+                if plain and row[method]:  # the usual case, in a third of the time
                     code = int(row[status]) if status >= 0 and row[status] != "-" else 0
-                    add(_new(Entry, (at, address, method, target, code, -1, ())))
-                else:
-                    add(self._entry(row, at, address, method, target))
+                    address = row[ip] if ip >= 0 else ""
+                    add(_new(Entry, (times[row[time]], address, row[method], row[method + 1], code, -1, ())))
+                elif (entry := self._maker.make(partial(self._text, row))) is not None:
+                    add(entry)
             except ValueError:
                 self._unreadable.add(" ".join(row))
         return entries
 
-    def _entry(self, row: Sequence[str], at: int, address: str, method: str, target: str) -> Entry:
-        group = self._group
-        lasted = -1
-        if self._unit is not None:
-            lasted = duration(row[group[self._unit[0]]], self._unit[1])
-            if self._from_end and lasted > 0:
-                at = max(at - lasted, 0)
-        status = row[group["status"]] if "status" in group else "-"
-        extra = tuple([_value(row[number]) if number >= 0 else None for number in self._extra_groups])
-        return _new(Entry, (at, address, method, target, 0 if status == "-" else int(status), lasted, extra))
-
-    def _request(self, row: Sequence[str]) -> tuple[str, str] | None:
-        """Return the method and the target of a row whose request line is not a plain one."""
-        group = self._group
-        if "request" in group:
-            found = split_request(unescaped(row[group["request"] + 2]))
-        else:
-            method = unescaped(row[group["method"]]) if "method" in group else "GET"
-            if "target" in group:
-                target = unescaped(row[group["target"]])
-            else:
-                target = unescaped(row[group["path"]])
-                query = unescaped(row[group["query"]]) if "query" in group else ""
-                target = target_of(target, "" if query == "-" else query)
-            found = (method, target) if method.isalpha() and target not in ("", "-") else None
-        if found is None:
-            self._unreadable.without_request += 1
-        return found
+    def _text(self, row: Sequence[str], field: str) -> str | None:
+        place = self._group.get(field)
+        return None if place is None else unescaped(row[place])
 
     def _count_unmatched(self, text: str) -> None:
         end = 0
-        for found in self._search.finditer(text):
-            for line in text[end : found.start()].split("\n"):
+        for found in [*self._search.finditer(text), None]:
+            for line in text[end : found.start() if found else None].split("\n"):
                 self._unreadable.add(line)
-            end = found.end() + 1
-        for line in text[end:].split("\n"):
-            self._unreadable.add(line)
-
-
-def _value(text: str) -> str | None:
-    """Return a value without escapes. None if the server wrote that it is absent."""
-    return None if text in ("", "-") else unescaped(text)
+            end = found.end() + 1 if found else end

@@ -2,9 +2,10 @@
 
 import csv
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import takewhile
-from typing import Any, NamedTuple
+from typing import Any
 
 from ratelimit_mw.foresight.logs.entry import (
     BASIC,
@@ -12,19 +13,15 @@ from ratelimit_mw.foresight.logs.entry import (
     REQUEST,
     TIMES,
     Entry,
+    EntryMaker,
     Unreadable,
-    split_request,
-    target_of,
     wire,
 )
-from ratelimit_mw.foresight.logs.times import KnownTimes, any_time, duration
+from ratelimit_mw.foresight.logs.times import any_time
 
 Places = Mapping[str, tuple[str, ...]]
 """Where each field is: the names of its value, of which the first that a line has counts. A name may be a path with
 dots, as "request.headers". A field that ends with a star stands for all headers, as "header:*"."""
-
-Find = Callable[[Any, str], object]
-"""Returns the value at a place of a line. None if the line has none."""
 
 PRODUCTS: Mapping[str, Places] = {
     "Caddy": {
@@ -110,7 +107,9 @@ class NamedFormat:
 
     def fits(self, line: str) -> bool:
         """See `Format`."""
-        return NamedReader(self._places, (), Unreadable(), self._delimiter).entry_of(line) is not None
+        unreadable = Unreadable()
+        NamedReader(self._places, (), unreadable, None).read(line.encode())
+        return not unreadable.count
 
     def has(self, field: str) -> bool:
         """See `Format`."""
@@ -119,13 +118,6 @@ class NamedFormat:
     def reader(self, wanted: Sequence[str], unreadable: Unreadable) -> "NamedReader":
         """See `Format`."""
         return NamedReader(self._places, wanted, unreadable, self._delimiter)
-
-
-class _Clock(NamedTuple):
-    """How the time of a line is read."""
-
-    field: str
-    places: tuple[str, ...]
 
 
 class NamedReader:
@@ -145,12 +137,9 @@ class NamedReader:
         self._unreadable = unreadable
         self._delimiter = delimiter
         self._columns: list[str] | None = None
-        self._find: Find = value_at if delimiter is None else _column
-        self._times = KnownTimes(any_time)
-        self._clock = next(_Clock(name, places[name]) for name in reversed(TIMES) if name in places)
-        self._unit = next(((places[name], unit) for name, unit in DURATIONS.items() if name in places), None)
         self._headers = places.get("header:*", ("",))[0]
-        self._extras = [field for field in wanted if field not in BASIC]
+        extras = [field for field in wanted if field not in BASIC]
+        self._maker = EntryMaker(places, extras, any_time, unreadable)
 
     def read(self, block: bytes) -> list[Entry]:
         """See `LineReader`."""
@@ -159,94 +148,44 @@ class NamedReader:
             if self._delimiter is not None and self._columns is None:
                 self._columns = columns_of(line, self._delimiter)
             elif line and not line.isspace():
-                entry = self.entry_of(line)
-                if entry is None:
+                try:
+                    entry = self.entry_of(line)
+                except (ValueError, RecursionError, csv.Error):
                     self._unreadable.add(line)
-                elif entry.method:
-                    entries.append(entry)
                 else:
-                    self._unreadable.without_request += 1
+                    entries += [] if entry is None else [entry]
         return entries
 
     def entry_of(self, line: str) -> Entry | None:
-        """Return the request of a line. None if it cannot be read. Without a request line, its method is empty."""
-        values = self._values(line)
-        if values is None:
-            return None
-        try:
-            at = self._times[self._text(values, self._clock.places) or ""]
-        except ValueError:
-            return None
-        request = self._request(values)
-        if request is None:
-            return None
-        lasted = -1
-        if self._unit is not None:
-            lasted = duration(self._text(values, self._unit[0]) or "", self._unit[1])
-            if self._clock.field == "end" and lasted > 0:
-                at = max(at - lasted, 0)
-        status = self._text(values, self._places.get("status", ())) or ""
-        return Entry(
-            at,
-            self._text(values, self._places.get("ip", ())) or "",
-            *request,
-            int(status) if status.isascii() and status.isdigit() and len(status) == 3 else 0,
-            lasted,
-            tuple([self._extra(values, field) for field in self._extras]),
-        )
+        """Return the request of a line. None if it has no request.
+
+        Raises:
+            ValueError, RecursionError, csv.Error: The line cannot be read.
+        """
+        return self._maker.make(partial(self._text, self._values(line)))
 
     def _values(self, line: str) -> Any:
-        """Return the values of a line by their names. None if the line cannot be read."""
-        try:
-            if self._delimiter is None:
-                found = json.loads(line)
-                return found if isinstance(found, dict) else None
-            cells = next(csv.reader((line,), delimiter=self._delimiter), [])
-        except (ValueError, RecursionError, csv.Error):
-            return None
+        """Return the values of a line by their names."""
+        if self._delimiter is None:
+            return json.loads(line)
+        cells = next(csv.reader((line,), delimiter=self._delimiter), [])
         columns = self._columns or ()
         if len(cells) < len(columns):
-            return None
+            raise ValueError("the line has too few values")
         numbers = {str(number): cell for number, cell in enumerate(cells, 1)}
         return {**numbers, **dict(zip(columns, cells, strict=False))}
 
-    def _request(self, values: Any) -> tuple[str, str] | None:
-        """Return the method and the target. None if there is neither; ("", "") if they are those of no request."""
-        places = self._places
-        line = self._text(values, places.get("request", ()))
-        if line is not None:
-            return split_request(line) or ("", "")
-        target = self._text(values, places.get("target", ()))
-        if target is None:
-            path = self._text(values, places.get("path", ()))
-            if path is None:
-                return None
-            target = target_of(path, self._text(values, places.get("query", ())) or "")
-        method = self._text(values, places["method"]) if "method" in places else "GET"
-        return (method, target) if method and method.isascii() and method.isalpha() else ("", "")
-
-    def _extra(self, values: Any, field: str) -> str | None:
-        if field in self._places:
-            return self._text(values, self._places[field])
+    def _text(self, values: Any, field: str) -> str | None:
+        places: Sequence[str] = self._places.get(field, ())
         name, prefix = field.removeprefix("header:"), self._headers
-        if not prefix or name == field:
-            return None
-        if not prefix.endswith("."):
-            return self._text(values, (f"{prefix}{_titled(name)}", f"{prefix}{name}"))
-        headers = value_at(values, prefix[:-1])
-        if not isinstance(headers, dict):
-            return None
-        found = headers.get(_titled(name))
-        if found is None:
-            found = next((value for key, value in headers.items() if key.lower() == name), None)
-        return _text_of(found)
-
-    def _text(self, values: Any, places: Sequence[str]) -> str | None:
-        for place in places:
-            text = _text_of(self._find(values, place))
-            if text is not None:
-                return text
-        return None
+        if prefix and not places and name != field:  # one of all headers
+            if prefix.endswith("."):
+                headers = value_at(values, prefix[:-1])
+                held = headers if isinstance(headers, dict) else {}
+                return _text_of(next((value for key, value in held.items() if key.lower() == name), None))
+            places = (f"{prefix}{_titled(name)}", f"{prefix}{name}")
+        texts = (_text_of(value_at(values, place)) for place in places)
+        return next((text for text in texts if text is not None), None)
 
 
 def columns_of(line: str, delimiter: str) -> list[str]:
@@ -282,10 +221,6 @@ def value_at(values: Any, place: str) -> object:
     if isinstance(values, list):
         return value_at(value_at(values, first), rest)
     return value_at(values.get(first), rest) if isinstance(values, dict) else None
-
-
-def _column(values: Mapping[str, str], place: str) -> object:
-    return values.get(place)
 
 
 def _text_of(value: object) -> str | None:

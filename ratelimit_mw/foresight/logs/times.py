@@ -6,7 +6,6 @@ The forms are that of the Common Log Format, ISO 8601, and numbers since the epo
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime
-from functools import lru_cache
 
 from ratelimit_mw.model import SECOND
 
@@ -18,9 +17,9 @@ _LATEST = 253_402_300_800 * SECOND
 
 _MONTH_NAMES = "JanFebMarAprMayJunJulAugSepOctNovDec"
 _MONTHS = {_MONTH_NAMES[place : place + 3]: place // 3 + 1 for place in range(0, 36, 3)}
-_COMMON = re.compile(r"(\d\d/[A-Z][a-z]{2}/\d{4}:\d\d:\d\d:)([0-5]\d|60)(\.\d{1,9})?( [+-]\d{4})", re.ASCII)
-_MINUTE = re.compile(r"(\d\d)/([A-Z][a-z]{2})/(\d{4}):(\d\d):(\d\d): ([+-])(\d\d)(\d\d)", re.ASCII)
-_COMMON_LENGTH = len("17/May/2015:10:05:03 +0000")
+_COMMON = re.compile(
+    r"(\d\d)/([A-Z][a-z]{2})/(\d{4}):([01]\d|2[0-3]):([0-5]\d):([0-5]\d|60)(\.\d{1,9})? ([+-])(\d\d)(\d\d)", re.ASCII
+)
 _NUMBER = re.compile(r"(\d{1,19})(?:\.(\d{1,9}))?", re.ASCII)
 
 
@@ -30,30 +29,15 @@ def common_time(text: str) -> int:
     Raises:
         ValueError: The text is not such a time.
     """
-    seconds = text[18:20]
-    if len(text) == _COMMON_LENGTH and seconds <= "60" and seconds.isascii() and seconds.isdigit():  # 60: a leap second
-        return _minute(text[:18], text[20:]) + int(seconds) * SECOND
     found = _COMMON.fullmatch(text)
-    if found is None:
+    if found is None or found[2] not in _MONTHS:
         raise ValueError(f"{text!r:.80} is not a time")
-    before, seconds, fraction, zone = found.groups()
-    return _minute(before, zone) + int(seconds) * SECOND + _micros(fraction)
-
-
-@lru_cache(maxsize=1024)  # lines that follow each other have the same minute
-def _minute(before: str, zone: str) -> int:
-    """Return the beginning of a minute. `before` is all that comes before the seconds, `zone` all that comes after."""
-    found = _MINUTE.fullmatch(before + zone)
-    if found is None:
-        raise ValueError(f"{before + zone!r:.80} is not a time")
-    day, month, year, hour, minute, sign, zone_hours, zone_minutes = found.groups()
-    number = _MONTHS.get(month)
-    if number is None or hour > "23" or minute > "59":
-        raise ValueError(f"{before + zone!r:.80} is not a time")
-    midnight = int(datetime(int(year), number, int(day), tzinfo=UTC).timestamp())
+    day, month, year, hour, minute, second, fraction, sign, zone_hours, zone_minutes = found.groups()
+    midnight = int(datetime(int(year), _MONTHS[month], int(day), tzinfo=UTC).timestamp())
     offset = int(zone_hours) * 3600 + int(zone_minutes) * 60
-    at = midnight + int(hour) * 3600 + int(minute) * 60 + (offset if sign == "-" else -offset)
-    return _checked(at * SECOND)
+    past = int(hour) * 3600 + int(minute) * 60 + int(second)  # the second may be 60, a leap second
+    at = midnight + past + (offset if sign == "-" else -offset)
+    return _checked(at * SECOND + _micros(fraction))
 
 
 def iso_time(text: str) -> int:
