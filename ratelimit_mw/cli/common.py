@@ -172,6 +172,12 @@ def fail_without_store(error: StoreUnavailable, store: str = "the store") -> NoR
     fail(f"{store} does not answer: {error}", Exit.STORE_AWAY)
 
 
+def fail_with(error: ConfigurationError, message: str) -> NoReturn:
+    """Print all problems of rules with their places, and end the command."""
+    say_lines(diagnostics([(problem, "error") for problem in error.problems]))
+    fail(message, Exit.PROBLEMS)
+
+
 def plain(value: Any) -> Any:
     """Return `value` as types of JSON. An infinite number, such as an endless wait, becomes null."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -289,8 +295,7 @@ def open_limiter(config: str, storage: str | None) -> RateLimiter:
     try:
         limiter = RateLimiter(config, storage=storage)
     except ConfigurationError as error:
-        say_lines(diagnostics([(problem, "error") for problem in error.problems]))
-        fail(f"{config}: these rules can't be loaded", Exit.PROBLEMS)
+        fail_with(error, f"{config}: these rules can't be loaded")
     except StoreUnavailable as error:
         fail(f"the rules can't be fetched: {error}", Exit.STORE_AWAY)
     if limiter.rules.observe.live:

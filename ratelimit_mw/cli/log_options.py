@@ -9,9 +9,12 @@ from typing import Annotated, Literal
 
 import typer
 
-from ratelimit_mw.foresight.logs.formats import WORDS
+from ratelimit_mw.cli.common import Exit, fail, fail_with
+from ratelimit_mw.errors import ConfigurationError, StoreUnavailable, TemplateError
+from ratelimit_mw.foresight.logs.formats import WORDS, UnknownFormat
 from ratelimit_mw.foresight.logs.inputs import STANDARD_INPUT
 from ratelimit_mw.foresight.logs.times import any_time
+from ratelimit_mw.foresight.suggest.traffic import UnsuitableLog
 from ratelimit_mw.foresight.wording import printable
 
 Names = Literal["plain", "hashed"]
@@ -43,24 +46,43 @@ ClientNames = Annotated[Names, typer.Option("--names", help="Show clients as in 
 _MOST_UNREADABLE = 0.1
 """The share of unreadable lines above which the result is not trusted, without `--lenient`."""
 
-TOO_MANY_UNREADABLE = "more than 10 % of the lines can't be read; see --format and --lenient"
-"""The error for a log that is mostly unreadable."""
+
+def require_readable(unreadable: int, lines: int, *, lenient: bool) -> None:
+    """End the command if too many of all `lines` could not be read to trust a result."""
+    if not lenient and unreadable > _MOST_UNREADABLE * max(lines, 1):
+        fail("more than 10 % of the lines can't be read; see --format and --lenient", Exit.PROBLEMS)
 
 
-def mostly_unreadable(unreadable: int, lines: int) -> bool:
-    """Return True if too many of all `lines` could not be read to trust a result."""
-    return unreadable > _MOST_UNREADABLE * max(lines, 1)
+@contextmanager
+def errors_shown() -> Iterator[None]:
+    """End the command, with a message, if the block raises an error about its logs, rules or options."""
+    try:
+        yield
+    except ConfigurationError as error:
+        fail_with(error, "these rules can't be loaded")
+    except StoreUnavailable as error:
+        fail(f"the rules can't be fetched: {error}", Exit.STORE_AWAY)
+    except UnknownFormat as error:
+        fail(_printable(error), Exit.USAGE if error.usage else Exit.PROBLEMS)
+    except UnsuitableLog as error:
+        fail(_printable(error), Exit.PROBLEMS)
+    except TemplateError as error:
+        fail(f"--match: {error}", Exit.USAGE)
+    except ValueError as error:
+        fail(str(error), Exit.USAGE)
+    except OSError as error:
+        fail(f"the log can't be read: {error}", Exit.PROBLEMS)
+
+
+def _printable(error: Exception) -> str:
+    """Return a message of several lines in which each line is printable."""
+    return "\n".join(map(printable, str(error).split("\n")))
 
 
 def require_one_standard_input(logs: list[str]) -> None:
     """Raise typer.BadParameter if standard input is named twice."""
     if logs.count(STANDARD_INPUT) > 1:
         raise typer.BadParameter("standard input can be read once only", param_hint="LOG…")
-
-
-def printable_lines(text: str) -> str:
-    """Return a text of several lines in which each line is printable."""
-    return "\n".join(map(printable, text.split("\n")))
 
 
 def time_of(text: str | None, option: str) -> int | None:

@@ -4,28 +4,15 @@ import csv
 import json
 import math
 import re
-import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from shutil import copymode
-from typing import Annotated, Literal, TextIO
+from typing import Annotated, Literal
 
 import typer
 
-from ratelimit_mw.cli.common import (
-    CONFIG_VARIABLE,
-    DEFAULT_CONFIG,
-    Exit,
-    Json,
-    Most,
-    diagnostics,
-    fail,
-    say_json,
-    say_lines,
-)
+from ratelimit_mw.cli.common import CONFIG_VARIABLE, DEFAULT_CONFIG, Exit, Json, Most, fail, say_json
 from ratelimit_mw.cli.log_options import (
-    TOO_MANY_UNREADABLE,
     ClientNames,
     Field,
     Lenient,
@@ -33,16 +20,14 @@ from ratelimit_mw.cli.log_options import (
     Logs,
     Since,
     Until,
-    mostly_unreadable,
+    errors_shown,
     places_of,
-    printable_lines,
     progress_of,
     require_one_standard_input,
+    require_readable,
     time_of,
 )
 from ratelimit_mw.cli.replayed import as_mapping, say_result
-from ratelimit_mw.errors import ConfigurationError, StoreUnavailable, TemplateError
-from ratelimit_mw.foresight.logs.formats import UnknownFormat
 from ratelimit_mw.foresight.replay import Options
 from ratelimit_mw.foresight.replay import replay as replayed
 from ratelimit_mw.foresight.results import Denial, Result
@@ -113,11 +98,7 @@ def replay(
     if html is not None and not (html.parent.is_dir() and not html.is_dir()):
         raise typer.BadParameter(f"{str(html)!r} is not a file in a folder that exists", param_hint="--html")
     _require_apart({"--html": html, "--denials": denials}, {"log": logs, "rules": [rules, against]})
-    with (
-        nullcontext() if html is None else _output(html, "--html") as report,
-        _denials_to(denials, rule) as on_denial,
-        progress_of("replay", logs) as on_progress,
-    ):
+    with errors_shown(), _denials_to(denials, rule) as on_denial, progress_of("replay", logs) as on_progress:
         options = Options(
             logs=logs,
             rules=rules,
@@ -134,15 +115,18 @@ def replay(
             on_denial=on_denial,
             on_progress=on_progress,
         )
-        result = _run(options)
-        if report is not None:
-            from ratelimit_mw.foresight.report.html import page  # imported late: few replays need it
-
-            report.write(page(result, logs, most=most, rule=rule))
+        result = replayed(options)
     if as_json:
         say_json(as_mapping(result, by=by, most=most, rule=rule))
     else:
         say_result(result, logs, by=by, most=most, rule=rule)
+    if html is not None:
+        from ratelimit_mw.foresight.report.html import page  # imported late: few replays need it
+
+        try:
+            html.write_text(page(result, logs, most=most, rule=rule), "utf-8")
+        except OSError as error:
+            fail(f"{str(html)!r} can't be written: {error}", Exit.PROBLEMS)
     _conclude(result, limit, rule, lenient=lenient)
 
 
@@ -158,62 +142,9 @@ def _require_apart(outputs: Mapping[str, Path | None], inputs: Mapping[str, Sequ
             taken.append((path, f"the file of {option}"))
 
 
-@contextmanager
-def _output(path: Path, option: str) -> Iterator[TextIO]:
-    """Yield a file that takes the place of `path` at the end of the block.
-
-    After an error or Ctrl-C, `path` is as it was before the block.
-
-    Raises:
-        typer.BadParameter: The file cannot be written. This is known before the block.
-    """
-    target = path.resolve()  # the file that a symbolic link names, not the link
-    new = target.with_name(f".ratelimit-mw-{secrets.token_hex(8)}")
-    try:
-        if path.exists():
-            if path.is_file():
-                path.open("r+").close()  # raises if its permissions do not allow writing
-            else:
-                new = target = path  # a pipe or a terminal cannot be replaced
-        file = new.open("w" if new is target else "x", encoding="utf-8", newline="")
-    except OSError as error:
-        raise typer.BadParameter(f"{str(path)!r} can't be written: {error.strerror}", param_hint=option) from None
-    try:
-        with file:
-            if new is not target and target.exists():
-                copymode(target, new)
-            yield file
-        if new is not target:
-            new.replace(target)
-    except OSError as error:
-        fail(f"{str(path)!r} can't be written: {error}", Exit.PROBLEMS)
-    finally:
-        if new is not target:
-            new.unlink(missing_ok=True)
-
-
-def _run(options: Options) -> Result:
-    try:
-        return replayed(options)
-    except ConfigurationError as error:
-        say_lines(diagnostics([(problem, "error") for problem in error.problems]))
-        fail("these rules can't be loaded", Exit.PROBLEMS)
-    except StoreUnavailable as error:
-        fail(f"the rules can't be fetched: {error}", Exit.STORE_AWAY)
-    except UnknownFormat as error:
-        fail(printable_lines(str(error)), Exit.USAGE if error.usage else Exit.PROBLEMS)
-    except TemplateError as error:
-        fail(f"--match: {error}", Exit.USAGE)
-    except ValueError as error:
-        fail(str(error), Exit.USAGE)
-    except OSError as error:
-        fail(f"the log can't be read: {error}", Exit.PROBLEMS)
-
-
 def _conclude(result: Result, limit: float | None, rule: str | None, *, lenient: bool) -> None:
     """End the command with an exit code other than 0 if the result cannot be used, or if too much is denied."""
-    if not lenient and mostly_unreadable(result.unreadable, result.lines):
-        fail(TOO_MANY_UNREADABLE, Exit.PROBLEMS)
+    require_readable(result.unreadable, result.lines, lenient=lenient)
     if not result.outcome.requests:
         fail("there is no request to replay", Exit.PROBLEMS)
     if result.unasked:
@@ -239,29 +170,27 @@ def _denials_to(path: Path | None, rule: str | None) -> Iterator[Callable[[Denia
     if path is None:
         yield None
         return
-    writers = {".csv": _csv_writer, ".jsonl": _json_writer}
-    if path.suffix not in writers:
+    if path.suffix not in (".csv", ".jsonl"):
         raise typer.BadParameter(f"{path.name!r} must end in .csv or .jsonl", param_hint="--denials")
-    with _output(path, "--denials") as file:
-        write = writers[path.suffix](file)
-        yield lambda denial: write(denial) if rule is None or denial.rule == rule else None
+    try:
+        file = path.open("w", encoding="utf-8", newline="")
+    except OSError as error:
+        raise typer.BadParameter(f"{str(path)!r} can't be written: {error.strerror}", param_hint="--denials") from None
+    with file:
+        table = csv.writer(file)
+        if path.suffix == ".csv":
+            table.writerow(("time", *Denial._fields[1:]))
 
+        def write(denial: Denial) -> None:
+            if rule not in (None, denial.rule):
+                return
+            row = _row(denial)
+            if path.suffix == ".csv":
+                table.writerow(map(_cell, row.values()))
+            else:
+                file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
-def _json_writer(file: TextIO) -> Callable[[Denial], None]:
-    def write(denial: Denial) -> None:
-        file.write(json.dumps(_row(denial), ensure_ascii=False) + "\n")
-
-    return write
-
-
-def _csv_writer(file: TextIO) -> Callable[[Denial], None]:
-    writer = csv.writer(file)
-    writer.writerow(("time", *Denial._fields[1:]))
-
-    def write(denial: Denial) -> None:
-        writer.writerow([_cell(value) for value in _row(denial).values()])
-
-    return write
+        yield write
 
 
 def _cell(value: object) -> object:

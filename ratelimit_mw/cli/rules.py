@@ -18,8 +18,8 @@ from ratelimit_mw.cli.common import (
     Exit,
     Json,
     Most,
-    diagnostics,
     fail,
+    fail_with,
     fail_without_store,
     say,
     say_json,
@@ -177,8 +177,7 @@ def _database(url: str) -> Iterator[RulesDatabase]:
     except LookupError as error:
         fail(str(error.args[0]), Exit.PROBLEMS)
     except ConfigurationError as error:
-        say_lines(diagnostics([(problem, "error") for problem in error.problems]))
-        fail("these rules can't be loaded, so nothing was pushed", Exit.PROBLEMS)
+        fail_with(error, "these rules can't be loaded, so nothing was pushed")
     except StoreUnavailable as error:
         fail_without_store(error, "the rules database")
     finally:

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from ratelimit_mw.cli.common import Exit, diagnostics, fail, say_lines
+from ratelimit_mw.cli.common import Exit, fail, fail_with
 from ratelimit_mw.errors import ConfigurationError, StoreUnavailable
 from ratelimit_mw.service import Settings
 from ratelimit_mw.service import serve as run
@@ -31,8 +31,7 @@ def serve(**texts: str | bool | None) -> None:
     try:
         run(Settings.read(**texts))
     except ConfigurationError as error:
-        say_lines(diagnostics([(problem, "error") for problem in error.problems]))
-        fail("the service can't start", Exit.PROBLEMS)
+        fail_with(error, "the service can't start")
     except StoreUnavailable as error:
         fail(f"the rules can't be fetched: {error}", Exit.STORE_AWAY)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.errors import near
-from ratelimit_mw.foresight.logs.entry import BASIC, DURATIONS, FIELDS, Entry
+from ratelimit_mw.foresight.logs.entry import BASIC, DURATIONS, Entry, check_fields
 from ratelimit_mw.foresight.logs.inputs import Log, Order, merged
 from ratelimit_mw.foresight.requests import Reading, Requests, answerable, find_gaps, needs_filter, readings_of
 from ratelimit_mw.foresight.results import Denial, Difference, Result
@@ -99,7 +99,8 @@ class _Run:
         if options.against is not None:
             self.simulations.append(Simulation(options.against))
             stack.callback(self.simulations[1].close)
-        _check_fields(options.places, self.simulations)
+        parts = [part for each in self.simulations for part in each.rules.parts]
+        check_fields(options.places, [name for part in parts for name in part.attributes.custom])
         _check_rule(options.what_if, self.simulations[0])
         self._logs = [stack.enter_context(Log(path)) for path in options.logs]
         self._formats = [log.detect(options.form, options.places) for log in self._logs]
@@ -198,16 +199,6 @@ def _hits(template: str, decider: Decider) -> Callable[[Entry], bool]:
     """Return a function that returns True if the path of a request matches a template."""
     matcher = PathMatcher([(0, parse(template))])
     return lambda entry: bool(matcher.hits(decider.request_of(entry)))
-
-
-def _check_fields(places: Mapping[str, str], simulations: Sequence[Simulation]) -> None:
-    """Raise ValueError for a field that no log can have and no rule can use."""
-    custom = [name for each in simulations for part in each.rules.parts for name in part.attributes.custom]
-    for name in places:
-        if name not in (*FIELDS, *custom) and not name.startswith(("header:", "cookie:")):
-            known = (*FIELDS, *custom)
-            hint = near(name, known) or f"known: {', '.join(known)}, header:NAME and cookie:NAME"
-            raise ValueError(f"--field: there is no field {name!r} ({hint})")
 
 
 def _check_rule(name: str | None, simulation: Simulation) -> None:

@@ -26,7 +26,11 @@ def walk(run):
             if kind == "console":
                 for command in re.split(r"^\$ ratelimit-mw ", text, flags=re.MULTILINE)[1:]:
                     words, _, shown = command.partition("\n")
-                    yield words, shown, *run(*shlex.split(words))
+                    words, _, file = words.partition(" > ")
+                    code, out, err = run(*shlex.split(words))
+                    if file:
+                        Path(file).write_text(out, "utf-8")
+                    yield words, shown, code, out, err
 
     return steps
 

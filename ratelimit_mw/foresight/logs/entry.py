@@ -1,8 +1,9 @@
 """One request as a log tells it, and the names of what a log may tell."""
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
+from ratelimit_mw.errors import near
 from ratelimit_mw.foresight.logs.times import KnownTimes, TimeReader, duration
 
 
@@ -44,6 +45,21 @@ FIELDS = (*TIMES, "ip", *REQUEST, "status", "host", "user", "tier", *DURATIONS)
 
 BASIC = frozenset((*TIMES, "ip", *REQUEST, "status", *DURATIONS, "header:*"))
 """The fields that have a place of their own in an `Entry`, and the word for all headers. All others are extras."""
+
+
+def check_fields(names: Iterable[str], custom: Sequence[str] = ()) -> None:
+    """Raise ValueError for a field of `--field` that no log can have.
+
+    Args:
+        names: The fields.
+        custom: The attributes of the rules that are known, too.
+    """
+    known = (*FIELDS, *custom)
+    for name in names:
+        if name not in known and not name.startswith(("header:", "cookie:")):
+            hint = near(name, known) or f"known: {', '.join(known)}, header:NAME and cookie:NAME"
+            raise ValueError(f"--field: there is no field {name!r} ({hint})")
+
 
 _SHOWN = 3
 """How many unreadable lines are kept to be shown."""

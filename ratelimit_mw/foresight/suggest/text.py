@@ -33,14 +33,12 @@ class Source:
     Attributes:
         logs: The paths of the logs.
         options: The options that a replay needs to read the logs, as on a command line.
-        file: The path of the rules file, for the next step.
         enforce: Write rules that deny. Otherwise they are shadow rules.
         hashed: Show clients only as hashes.
     """
 
     logs: Sequence[str]
     options: Sequence[str] = field(default_factory=tuple)
-    file: str = "ratelimits.yaml"
     enforce: bool = False
     hashed: bool = False
 
@@ -112,7 +110,7 @@ def _head(proposal: Proposal, traffic: Traffic, source: Source) -> Iterator[str]
         )
     yield "#"
     yield "# Next step: see what these rules would have denied:"
-    words = ("ratelimit-mw", "replay", *source.logs, *source.options, "--rules", source.file)
+    words = ("ratelimit-mw", "replay", *source.logs, *source.options, "--rules", "ratelimits.yaml")
     yield f"#   {' '.join(shlex.quote(printable(word)) for word in words)}"
     yield "#"
     if not source.enforce:
