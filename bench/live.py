@@ -23,16 +23,15 @@ def looks(effort: Effort) -> Iterator[Figure]:
         took = in_turn(contestants, effort.rounds(ROUNDS))
     note = f"{RULES} rules, each with denials in each of {PROCESSES} processes"
     yield alone("the state of the live page", took["look"], "ms", at_most=5, note=note)
-    yield alone("making it, once a second in a thread: CPU", took["make"], "ms", detail=True)
+    yield alone("making it, once a second: CPU", took["make"], "ms", detail=True)
 
 
 def process(url: str, measured: str | None) -> Run:
     """A function that denies a request by each rule. It returns the milliseconds of what is measured."""
     limiter, live = _started(url)
-    reporter = live._reporter  # noqa: SLF001 - the thread does this
+    reporter = live._reporter  # noqa: SLF001 - a look does this once a second
     live.state()
-    sharing = reporter._sharing  # noqa: SLF001
-    measure = {"look": live.state, "make": lambda: reporter._make(limiter, sharing, sharing.look())}.get(measured)
+    measure = {"look": live.state, "make": lambda: reporter._make(limiter)}.get(measured)
 
     def run() -> float:
         for number in range(RULES):

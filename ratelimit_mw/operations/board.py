@@ -7,7 +7,6 @@ a cluster has them on one node, and one MGET reads the board.
 
 import random
 import time
-from collections.abc import Sequence
 from typing import Any
 
 from ratelimit_mw.rules.compiled import escaped
@@ -35,7 +34,7 @@ _Command = tuple[str | bytes | int, ...]
 
 
 class Board:
-    """The board of a domain. Only one thread may use it. Every method blocks, and may raise StoreUnavailable.
+    """The board of a domain. One thread writes, and any thread reads. Methods block, and may raise StoreUnavailable.
 
     Args:
         url: The URL of a server, of Sentinels or of a cluster.
@@ -65,29 +64,19 @@ class Board:
 
     def put(self, text: str) -> bool:
         """Write the text of this process. Return False if all places are occupied."""
-        place = self._mine()
+        place, before = self._mine(), self._text
         if place is None:
             return self._occupy(text)
-        self._ask(self._write(place, text))
+        (found,) = self._ask((*self._write(place, text), "GET"))
+        if found not in (None, before):
+            # The server has lost its keys, and another process was first to occupy the place.
+            self.leave()
         return True
 
     def read(self) -> list[bytes]:
         """Return the texts of the other processes."""
-        return self._others(self._ask(self._read())[0])
-
-    def put_and_read(self, text: str) -> list[bytes]:
-        """Write the text of this process, and return those of the others. It takes one round trip."""
-        place = self._mine()
-        if place is None:
-            self._occupy(text)
-            return self.read()
-        before = self._text
-        texts, _ = self._ask(self._read(), self._write(place, text))
-        others = self._others(texts)
-        if texts[place] not in (None, before):
-            # The server has lost its keys, and another process was first to occupy the place.
-            self.leave()
-        return others
+        (texts,) = self._ask(self._read())
+        return [text for place, text in enumerate(texts) if text is not None and place != self._place]
 
     def withdraw(self) -> None:
         """Remove the text of this process."""
@@ -123,9 +112,6 @@ class Board:
 
     def _read(self) -> _Command:
         return "MGET", *self._keys
-
-    def _others(self, texts: Sequence[bytes | None]) -> list[bytes]:
-        return [text for place, text in enumerate(texts) if text is not None and place != self._place]
 
     def _ask(self, *commands: _Command) -> list[Any]:
         return self._client.ask_all(self._keys[0], commands, _WITHIN)

@@ -12,7 +12,7 @@ from ratelimit_mw.limiter import LIMITERS, RateLimiter
 from ratelimit_mw.model import SECOND
 from ratelimit_mw.operations.activity import together
 from ratelimit_mw.operations.observer import Observer, process_name
-from ratelimit_mw.operations.sharing import Seen, Sharing
+from ratelimit_mw.operations.sharing import EVERY, Sharing
 from ratelimit_mw.operations.state import Outline, State, StoreState, state_of
 from ratelimit_mw.process_local import abandon, lazy, lock, reset_after_fork
 
@@ -20,10 +20,7 @@ _log = logging.getLogger("ratelimit_mw")
 
 
 _MANY = 100
-"""If more rules than this did anything, the thread makes the state in advance, because it takes some milliseconds."""
-
-_LASTS = 1.5
-"""Seconds for which such a state is shown. The thread makes one in each second."""
+"""If more rules than this did anything, the state is shown for a second, because it takes some milliseconds."""
 
 
 class _Made(NamedTuple):
@@ -63,7 +60,7 @@ class Live:
         """Return what the page shows, as values of JSON. The module `state` has the fields.
 
         The caller must not change it. It begins to report, unless this object or the limiter is closed. It never
-        raises. The first call may wait for the store, for at most 300 ms, so an event loop should call it in a thread.
+        raises. It may wait for the store, so an event loop should call it in a thread.
         """
         if not self._closed and LIMITERS[self._limiter]:
             self._reporter.begin(self._number)
@@ -122,18 +119,18 @@ class _Reporter:
             self._stop()
 
     def state(self, limiter: RateLimiter) -> State:
-        """Return the state. If it has many rules, it may be the one that the thread has made, a second ago."""
+        """Return the state. If it has many rules, it may be a second old."""
         if LIMITERS[limiter]:  # after its end, only a request starts the thread
             self._start()
-        sharing = self._sharing
-        seen = Seen() if sharing is None else sharing.look()
         made = self._made
-        if made is not None and time.monotonic() - made.at < _LASTS:
-            return made.state
-        return self._make(limiter, sharing, seen)
+        if made is None or time.monotonic() - made.at >= EVERY:
+            made = _Made(time.monotonic(), self._make(limiter))
+            self._made = made if len(made.state["rules"]) > _MANY else None
+        return made.state
 
-    def _make(self, limiter: RateLimiter, sharing: Sharing | None, seen: Seen) -> State:
-        others = seen.others
+    def _make(self, limiter: RateLimiter) -> State:
+        sharing = self._sharing
+        others = None if sharing is None else sharing.others()
         observer, rules = self._observer or Observer(limiter), limiter.rules
         outline = self._outline
         if outline is None or outline.rules_of is not rules:
@@ -142,18 +139,16 @@ class _Reporter:
         own = activity = observer.activity(limiter)
         if others is not None and others.together is not None:
             activity = together([own, others.together])
-        state = state_of(
+        return state_of(
             activity,
             outline,
             version=limiter.state.version,
             switch=limiter.switch.setting.word,
             at=observer.now() / SECOND,
-            store=_store(limiter, sharing, away=seen.away, deciding=own.requests > 0),
+            store=_store(limiter, sharing, deciding=own.requests > 0),
             processes=len({process_name(), *(each.process for each in (others.reports if others else ()))}),
             shared=others is not None,
         )
-        self._made = _Made(time.monotonic(), state) if len(activity.rules) > _MANY else None
-        return state
 
     def after_fork(self) -> None:
         """Begin again in the child of a fork, which does not have the parent's thread."""
@@ -186,8 +181,8 @@ class _Reporter:
 
     def _run(self, sharing: Sharing) -> None:
         try:
-            while not sharing.stopped and self._round(sharing):
-                sharing.wait()
+            while self._round(sharing) and sharing.wait():
+                pass
         finally:
             sharing.end()
 
@@ -198,9 +193,8 @@ class _Reporter:
             return False
         try:
             observer.sample()
-            sharing.exchange(lambda: observer.report(limiter, sharing.latency_ms))
-            if self._made is not None and sharing.watched:
-                self._make(limiter, sharing, sharing.seen)
+            if sharing.possible:
+                sharing.send(observer.report(limiter, sharing.latency_ms))
         except Exception as error:  # noqa: BLE001 - the app must not notice, and the next round may succeed
             if not self._failed:
                 self._failed = True
@@ -208,11 +202,11 @@ class _Reporter:
         return True
 
 
-def _store(limiter: RateLimiter, sharing: Sharing | None, *, away: bool, deciding: bool) -> StoreState:
+def _store(limiter: RateLimiter, sharing: Sharing | None, *, deciding: bool) -> StoreState:
     """Return what is known of the store: by the last exchange, and by the last decision if there were some lately."""
     if sharing is None or not sharing.possible:
         return StoreState(limiter.tally.store, limiter.tally.store_up, None)
-    up = not away and (limiter.tally.store_up or not deciding)
+    up = not sharing.away and (limiter.tally.store_up or not deciding)
     return StoreState(limiter.tally.store, up, sharing.latency_ms if up else None)
 
 

@@ -11,10 +11,8 @@ from contextlib import contextmanager
 import pytest
 
 from ratelimit_mw import RateLimiter
-from ratelimit_mw.operations.activity import MOST_LIMITED
 from ratelimit_mw.operations.board import PLACES, Board
 from ratelimit_mw.operations.live import Live
-from ratelimit_mw.operations.report_codec import decode_report
 from tests.support.apps import ROOT
 from tests.support.patience import at_most, eventually
 from tests.support.processes import end, spawn
@@ -178,66 +176,12 @@ def test_a_first_look_at_a_frozen_server_waits_for_less_than_its_timeout(fresh_s
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", '{"form": 1}', '{"form": 2}', "\xff", '{"form":1,"process":"p","rates":[NaN,1]}', "[" * 9_000],
+    ["", "{", "[]", '{"form": 1}', '{"form": 2}', "\xff", "[" * 9_000],
 )
 def test_a_text_that_cannot_be_read_is_left_out(any_server, text):
     any_server.admin.set("shop:~live:{shop}:7", text)
     with live(any_server.url) as (_, each):
         assert eventually(lambda: alone(each))["store"]["up"]
-
-
-READABLE = {
-    "form": 1,
-    "process": "p",
-    "version": "v",
-    "switch": "on",
-    "latency_ms": 0.5,
-    "load": 0.5,
-    "rates": [2, 1],
-    "steps": [[1, 2, 3], [1, 1]],
-    "rules": [["shop", "login", [1, 1, 1, 1, 1], 0, [1, 1]]],
-    "limited": [["c", "shop", "login", "limited", 1, 10, 20]],
-}
-
-
-@pytest.mark.parametrize(
-    "hostile",
-    [
-        {"rates": [1e308, 1]},
-        {"rates": ["nan", 1]},
-        {"rates": [-1, 1]},
-        {"load": "inf"},
-        {"latency_ms": 1e16},
-        {"steps": [[1, int("9" * 4_299)], []]},
-        {"rules": [["shop", "login", [1, 1, 1, 1, -1], 0, []]]},
-        {"rules": [[]]},
-        {"rules": [["shop", "login", [1, 1, 1, 1, 1], 10**16, []]]},
-        {"rules": [["shop", "login", [1, 1, 1, 1, 1], 0, [1, 10**16]]]},
-        {"limited": [["c", "shop", "login", "limited", 10**16, 10, 20]]},
-        {"limited": [["c", "shop", "login", "limited", 1, -1e308, None]]},
-        {"limited": [["c", "shop", "login", "limited", 1, 10, 1e308]]},
-        {"version": "v" * 1_000_000},
-    ],
-)
-def test_a_text_that_a_page_or_a_terminal_cannot_show_is_left_out(hostile):
-    assert decode_report(json.dumps(READABLE)) is not None
-    assert decode_report(json.dumps({**READABLE, **hostile})) is None
-
-
-def test_the_names_of_a_text_and_their_number_are_bounded():
-    client, rule = READABLE["limited"][0], READABLE["rules"][0]
-    text = json.dumps(
-        {
-            **READABLE,
-            "limited": [["c" * 10_000, *client[1:]], ["\ud800", *client[1:]], *[client] * 100],
-            "rules": [["shop", f"r{number}", *rule[2:]] for number in range(5_000)],
-        }
-    )
-    report = decode_report(text).activity
-    assert len(report.limited) == MOST_LIMITED
-    assert len(report.limited[0].client) == 500
-    assert report.limited[1].client == "?"
-    assert 1_000 < len(report.rules) < 5_000  # a process reports 1 000 rules, and `other`
 
 
 def test_a_process_without_a_place_reads_the_others_and_says_so_once(any_server, caplog):
@@ -273,11 +217,12 @@ def test_a_place_that_another_process_has_taken_is_left(any_server):
     (key,) = reported(any_server)
     any_server.flush()
     any_server.admin.set(key, "second")
-    assert one.put_and_read("first") == []
+    assert one.put("first")
     assert not one.has_place
     any_server.admin.set(key, "second")
-    assert one.put_and_read("first") == [b"second"]
-    assert other.read() == [b"second", b"first"] or other.read() == [b"first", b"second"]
+    assert one.put("first")
+    assert one.read() == [b"second"]
+    assert set(other.read()) == {b"first", b"second"}
     one.withdraw()
     assert other.read() == [b"second"]
     one.close()

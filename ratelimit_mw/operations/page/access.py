@@ -5,11 +5,10 @@ This module is internal: its names may change in any release.
 
 import hashlib
 import hmac
-from enum import Enum
-from typing import NamedTuple
 
 from ratelimit_mw.clock import Clock, SystemClock
 from ratelimit_mw.model import SECOND, Ask, Quota
+from ratelimit_mw.operations.page.visits import Answer, text_answer
 from ratelimit_mw.stores.memory import MemoryStore
 
 SHORTEST = 16
@@ -19,26 +18,7 @@ _ATTEMPTS = Quota("sliding_log", limit=10, period=60 * SECOND)
 _MAX_COUNTERS = 10_000
 
 
-class CredentialCheck(Enum):
-    """The result of testing the token of a request."""
-
-    ADMITTED = "admitted"
-    MISSING = "missing"
-    WRONG = "wrong"
-    TOO_MANY = "too many"
-    """There were too many wrong ones before."""
-
-
-class Admission(NamedTuple):
-    """Whether a request is admitted.
-
-    Attributes:
-        check: The result of testing its token.
-        retry_after: With `TOO_MANY`, the seconds until a token is admitted again. At least 1.
-    """
-
-    check: CredentialCheck
-    retry_after: int = 0
+_CHALLENGE = ("WWW-Authenticate", 'Basic realm="live page", charset="UTF-8"')  # so that browsers ask for the token
 
 
 class Access:
@@ -56,20 +36,23 @@ class Access:
         self._token = _hash(token)
         self._store = MemoryStore(max_counters=_MAX_COUNTERS, clock=clock or SystemClock())
 
-    def admit(self, address: str, token: str | None) -> Admission:
-        """Test the token of a request.
+    def refusal(self, address: str, token: str | None) -> Answer | None:
+        """Return the answer to a visitor whose token is not right. None if it is.
 
         Args:
             address: The identity of the client's address.
             token: The token. None if the request has none, which is not an attempt.
         """
         if token is None:
-            return Admission(CredentialCheck.MISSING)
+            text = "Send the token as 'Authorization: Bearer TOKEN', or as the password of HTTP Basic."
+            return text_answer(401, text, _CHALLENGE)
         right = hmac.compare_digest(_hash(token.strip()), self._token)
         (outcome,) = self._store.decide([Ask(f"address:{address}", _ATTEMPTS)], commit=not right).outcomes
         if not outcome.allowed:
-            return Admission(CredentialCheck.TOO_MANY, -(-outcome.retry_after // SECOND))
-        return Admission(CredentialCheck.ADMITTED if right else CredentialCheck.WRONG)
+            seconds = -(-outcome.retry_after // SECOND)
+            text = f"Too many wrong attempts. Try again in {seconds} s."
+            return text_answer(429, text, ("Retry-After", str(seconds)))
+        return None if right else text_answer(401, "The token is not right.", _CHALLENGE)
 
 
 def fault_of(token: object) -> str:

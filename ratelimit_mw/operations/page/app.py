@@ -3,37 +3,33 @@
 Apps import `Page` from `ratelimit_mw.operations.page`. This module is internal.
 """
 
+import asyncio
 import json
 import secrets
 from collections.abc import Awaitable, Callable, Iterable
-from functools import cache, cached_property
+from functools import cache
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from inspect import iscoroutine
+from typing import Any
 from wsgiref.types import StartResponse
 
+from ratelimit_mw.http.responses import asyncio_runs
 from ratelimit_mw.identity.address import UNKNOWN_ADDRESS
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.operations.live import Live
-from ratelimit_mw.operations.page.access import SHORTEST, Access, CredentialCheck, fault_of
+from ratelimit_mw.operations.page.access import SHORTEST, Access, fault_of
 from ratelimit_mw.operations.page.visits import (
     Answer,
-    AsgiVisit,
-    AskGuard,
     Receive,
-    Running,
     Scope,
     Send,
-    Steps,
     Visit,
-    Work,
-    WsgiVisit,
+    asgi_visit,
     send_asgi,
     send_wsgi,
     text_answer,
+    wsgi_visit,
 )
-
-if TYPE_CHECKING:
-    from ratelimit_mw.operations.page.metrics import Exposition
 
 Guard = Callable[[Any], bool | Awaitable[bool]]
 
@@ -41,8 +37,6 @@ _NEEDED = (
     f"the live page needs a token of at least {SHORTEST} characters, as in Page(limiter, token=os.environ['TOKEN']), "
     "or a guard, as in Page(limiter, guard=is_admin): it shows addresses and users of clients, so it has no open mode"
 )
-_CHALLENGE = ("WWW-Authenticate", 'Basic realm="live page", charset="UTF-8"')  # so that browsers ask for the token
-
 _SECURITY_HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -62,8 +56,7 @@ class Page:
     """A web page that shows what the limits do now: how much they deny, to which clients, and by which rule.
 
     It is an ASGI app and a WSGI app. Mount it under any path of your app: `app.mount("/_limits", Page(limiter, …))`.
-    Below that path, `/` is the page, `/state.json` its data, and `/metrics` the metrics for Prometheus. The page only
-    reads: it cannot change a limit.
+    Below that path, `/` is the page, and `/state.json` its data. The page only reads: it cannot change a limit.
 
     A visitor sends the token as `Authorization: Bearer TOKEN`, or as the password of HTTP Basic, which browsers ask
     for. After ten wrong attempts of one address within a minute, the answer is 429.
@@ -94,7 +87,6 @@ class Page:
         self._guard = guard
         self._live = Live(limiter)
         self._live.start()
-        self._running = Running()
 
     def __call__(self, *arguments: Any) -> Any:
         """Serve one request: `(scope, receive, send)` under ASGI, `(environ, start_response)` under WSGI."""
@@ -109,8 +101,10 @@ class Page:
             send: The function of the server.
         """
         if scope["type"] == "http":
-            visit = AsgiVisit(scope, self._running)
-            answer = await visit.answer(self._steps(visit))
+            visit, admits = asgi_visit(scope), self._guard is None or self._guard(scope)
+            answer = self._answer(visit, (await admits if isinstance(admits, Awaitable) else admits) is True)
+            if answer is None:  # under trio only a limiter in memory works, which waits for no store
+                answer = await asyncio.to_thread(self._state) if asyncio_runs() else self._state()
             await send_asgi(answer, _SECURITY_HEADERS, visit.method, send)
         elif scope["type"] == "websocket":
             await receive()
@@ -127,8 +121,12 @@ class Page:
             environ: The environ.
             start_response: The function of the server.
         """
-        visit = WsgiVisit(environ)
-        return send_wsgi(visit.answer(self._steps(visit)), _SECURITY_HEADERS, visit.method, start_response)
+        visit, admits = wsgi_visit(environ), self._guard is None or self._guard(environ)
+        if iscoroutine(admits):
+            admits.close()
+            raise TypeError("the guard of the live page is an async function, which WSGI cannot await")
+        answer = self._answer(visit, admits is True) or self._state()
+        return send_wsgi(answer, _SECURITY_HEADERS, visit.method, start_response)
 
     def close(self) -> None:
         """Stop sending what this process knows to other processes. The limiter stays open."""
@@ -143,38 +141,18 @@ class Page:
                 self.close()
                 return
 
-    def _steps(self, visit: Visit) -> Steps:
-        """Answer a request. The guard comes first, so that others learn nothing."""
-        if self._guard is not None and not (yield AskGuard(self._guard)):
+    def _answer(self, visit: Visit, admitted: bool) -> Answer | None:
+        """Answer a request. None if the answer is the data. The guard comes first, so that others learn nothing."""
+        if not admitted:
             return text_answer(403, "You may not see this page.")
         if visit.path == "":
             return text_answer(307, "The address of the page ends with a slash.", ("Location", visit.with_slash))
-        if visit.path not in ("/", "/state.json", "/metrics"):
+        if visit.path not in ("/", "/state.json"):
             return text_answer(404, "There is no such page. The live page is at /, its data are at /state.json.")
         if visit.method not in ("GET", "HEAD"):
             return text_answer(405, "Only GET and HEAD are allowed: this page changes nothing.", ("Allow", "GET, HEAD"))
-        if self._access is not None:
-            refused = self._refused(visit, self._access)
-            if refused is not None:
-                return refused
-        if visit.path == "/":
-            return _page()
-        found: Answer = yield Work(self._state if visit.path == "/state.json" else self._metrics)
-        return found
-
-    def _refused(self, visit: Visit, access: Access) -> Answer | None:
-        """Return the refusal of a visitor whose token is not right."""
-        check, retry_after = access.admit(self._address(visit), visit.token)
-        if check is CredentialCheck.ADMITTED:
-            return None
-        if check is CredentialCheck.TOO_MANY:
-            text = f"Too many wrong attempts. Try again in {retry_after} s."
-            return text_answer(429, text, ("Retry-After", str(retry_after)))
-        if check is CredentialCheck.WRONG:
-            return text_answer(401, "The token is not right.", _CHALLENGE)
-        return text_answer(
-            401, "Send the token as 'Authorization: Bearer TOKEN', or as the password of HTTP Basic.", _CHALLENGE
-        )
+        refused = None if self._access is None else self._access.refusal(self._address(visit), visit.token)
+        return refused or (_page() if visit.path == "/" else None)
 
     def _address(self, visit: Visit) -> str:
         """Return the identity of the visitor's address, by the `client` of the limiter's rules."""
@@ -185,24 +163,6 @@ class Page:
         """Return the data of the page. May wait for the store."""
         body = json.dumps(self._live.state(), separators=(",", ":"))
         return Answer(200, [("Content-Type", "application/json")], body.encode())
-
-    def _metrics(self) -> Answer:
-        """Return the metrics, as Prometheus reads them."""
-        try:
-            text = self._exposition.text()
-        except ModuleNotFoundError:
-            return text_answer(501, "The metrics need prometheus_client: pip install 'ratelimit_mw[prometheus]'")
-        if not text:  # PROMETHEUS_MULTIPROC_DIR is set
-            return text_answer(501, "The processes export no metrics: call ratelimit_mw.telemetry.prometheus.export.")
-        from ratelimit_mw.operations.page.metrics import CONTENT_TYPE
-
-        return Answer(200, [("Content-Type", CONTENT_TYPE)], text)
-
-    @cached_property
-    def _exposition(self) -> "Exposition":
-        from ratelimit_mw.operations.page.metrics import Exposition
-
-        return Exposition(self._limiter)
 
 
 def _page() -> Answer:
