@@ -1,7 +1,8 @@
 """Fixtures that every test may ask for.
 
-`server`        one test for each server version on this machine; as new for each test
+`server`        one test for each server version on this machine, the older ones in `make soak`; as new for each test
 `any_server`    the newest Valkey alone, for tests to which the version makes no difference
+`oldest_server` Redis 6.2 alone, for the contract of stores
 `fresh_server`  a process of the test's own, to pause, kill and misconfigure
 `each_server`   as `server`, but never flushed: for hypothesis, which runs many examples in one test
 `chromium`      a real browser, for one module: `asyncio.run` fails in its tests
@@ -23,7 +24,7 @@ from ratelimit_mw import ManualClock
 from tests.support import apps
 from tests.support.patience import eventually
 from tests.support.processes import dismiss
-from tests.support.servers import BINARIES, Binary, Server
+from tests.support.servers import BINARIES, EACH_BINARY, Binary, Server
 
 # The suite tries the same examples each time, so that a red run speaks of the change it ran on. Not quite: hypothesis
 # takes constants from the modules that are imported, so other code, or a part of the suite alone, has other examples.
@@ -89,7 +90,7 @@ def _pool() -> Iterator[_Pool]:
     pool.close()
 
 
-@pytest.fixture(scope="session", params=[pytest.param(binary, id=binary.name) for binary in BINARIES])
+@pytest.fixture(scope="session", params=EACH_BINARY)
 def each_server(request: pytest.FixtureRequest, _pool: _Pool) -> Server:
     return _pool.get(request.param)
 
@@ -124,6 +125,15 @@ def storage(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def any_server(_pool: _Pool) -> Server:
     server = _pool.get(_newest())
+    _await_probes()
+    server.flush()
+    return server
+
+
+@pytest.fixture
+def oldest_server(_pool: _Pool) -> Server:
+    _newest()
+    server = _pool.get(BINARIES[-1])
     _await_probes()
     server.flush()
     return server

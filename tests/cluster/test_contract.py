@@ -11,5 +11,6 @@ class TestCluster(Contract):
         return lambda *, clock=None, timeout=10: open_store(StorageSettings(url=cluster.url, timeout=timeout), clock)
 
 
+@pytest.mark.soak
 class TestClusterAwaited(Awaited, TestCluster):
     """The same, from event loops."""

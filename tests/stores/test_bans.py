@@ -14,7 +14,7 @@ from ratelimit_mw.stores.memory import MemoryStore
 from ratelimit_mw.stores.redis.store import RedisStore
 from ratelimit_mw.stores.shards import Shards
 from tests.algorithms.histories import NAMES
-from tests.support.servers import BINARIES
+from tests.support.servers import EACH_BINARY
 
 MINUTE = 60 * SECOND
 BAN = Ban("d:r:ban:{", 3, MINUTE, 600 * SECOND, 600 * SECOND)
@@ -35,7 +35,7 @@ def begun():
     return []
 
 
-@pytest.fixture(params=[pytest.param(binary, id=binary.name) for binary in BINARIES] + ["memory", "cached"])
+@pytest.fixture(params=[*EACH_BINARY, "memory", "cached"])
 def store(request, clock, begun, _pool):
     beneath = MemoryStore(clock=clock)
     if request.param != "memory":

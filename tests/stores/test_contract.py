@@ -26,34 +26,22 @@ class TestShared(Contract):
         return lambda **options: opened(shared_url, **options)
 
 
-class TestSharedAwaited(Awaited, Contract):
-    @pytest.fixture
-    def make(self, shared_url):
-        return lambda **options: opened(shared_url, **options)
-
-
 class TestRedis(Contract):
     @pytest.fixture
     def make(self, server):
         return lambda **options: opened(server.url, **options)
 
 
-class TestMemoryAwaited(Awaited, Contract):
+class TestOldestRedis(Contract):
     @pytest.fixture
-    def make(self):
-        return lambda **options: opened("memory://", **options)
+    def make(self, oldest_server):
+        return lambda **options: opened(oldest_server.url, **options)
 
 
 class TestRedisAwaited(Awaited, Contract):
     @pytest.fixture
-    def make(self, server):
-        return lambda **options: opened(server.url, **options)
-
-
-class TestRedisBehindAUnixSocket(Contract):
-    @pytest.fixture
     def make(self, any_server):
-        return lambda **options: opened(any_server.unix_url, **options)
+        return lambda **options: opened(any_server.url, **options)
 
 
 def test_a_url_of_no_known_kind_is_refused():

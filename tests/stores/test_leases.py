@@ -90,26 +90,12 @@ class TestLeasesOnMemory(_Local):
         return lambda *, clock=None, timeout=None: Leases(MemoryStore(clock=clock), clock)
 
 
-class TestLeasesOnRedis(_Local):
-    @pytest.fixture
-    def make(self, any_server):
-        return lambda *, clock=None, timeout=10: Leases(RedisStore(any_server.url, timeout=timeout, clock=clock), clock)
-
-
 class TestWriteBackOnMemory(_Local):
     consistency = "write_back"
 
     @pytest.fixture
     def make(self):
         return lambda *, clock=None, timeout=None: Leases(MemoryStore(clock=clock), clock)
-
-
-class TestWriteBackOnRedis(_Local):
-    consistency = "write_back"
-
-    @pytest.fixture
-    def make(self, any_server):
-        return lambda *, clock=None, timeout=10: Leases(RedisStore(any_server.url, timeout=timeout, clock=clock), clock)
 
 
 class TestLeasesAwaited(Awaited, _Local):

@@ -19,7 +19,7 @@ from ratelimit_mw.stores.memory import MemoryStore
 from ratelimit_mw.stores.redis.store import RedisStore
 from ratelimit_mw.stores.redis.topology import slot_of
 from ratelimit_mw.stores.shards import Shards
-from tests.stores.contract import Awaited, Contract
+from tests.stores.contract import Contract
 from tests.support.apps import LONG
 from tests.support.bounds import worst_unused_of_shards
 
@@ -58,10 +58,6 @@ class TestContract(Contract):
     @pytest.fixture
     def make(self):
         return lambda *, clock=None, timeout=None: Shards(MemoryStore(clock=clock))
-
-
-class TestContractAwaited(Awaited, TestContract):
-    """The same, from event loops."""
 
 
 def admitted(store, ask, times):

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+import pytest
 import redis
 
 from tests.support.processes import end, spawn
@@ -63,6 +64,11 @@ def _binaries() -> tuple[Binary, ...]:
 
 BINARIES = _binaries()
 """Every server on this machine, each version once."""
+
+EACH_BINARY = [
+    pytest.param(binary, id=binary.name, marks=[pytest.mark.soak] * (binary != BINARIES[0])) for binary in BINARIES
+]
+"""The same as parameters of a test: the newest in `make test`, and the others in `make soak`."""
 
 
 class Server:
