@@ -28,9 +28,9 @@ storage: {{url: "{url}", timeout: {timeout}}}
 reload: 100ms
 rules:
   - {{name: all, match: {{path: /}}, limit: 150 per hour, algorithm: sliding_log}}
-  - {{name: lease, match: {{path: /lease}}, limit: 40 per hour, algorithm: fixed_window, consistency: lease}}
+  - {{name: lease, match: {{path: /lease}}, limit: 40 per 3650 days, algorithm: fixed_window, consistency: lease}}
   - {{name: held, match: {{path: /held}}, limit: 40 concurrent}}
-  - {{name: failures, match: {{path: /failures}}, limit: 40 per hour, count: {{status: [401]}}}}
+  - {{name: failures, match: {{path: /failures}}, limit: 40 per 3650 days, count: {{status: [401]}}}}
   - {{name: elastic, match: {{path: /elastic}}, limit: 40 per hour, throttle: {{elastic: {{up_to: 200%, below: 0.7}}}}}}
   - {{name: queue, match: {{path: /queue}}, limit: 15 per minute, algorithm: leaky_bucket, max_waiting: 1}}
 """

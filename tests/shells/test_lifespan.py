@@ -177,8 +177,8 @@ def test_uvicorn_starts_with_good_rules_and_stops_cleanly(tmp_path, any_server):
 # ------------------------------------------------------------------------------------------- the engine
 
 
-OPEN = 3
-"""Connections of an engine that serves: its decisions', and the retriever's two, one to ask and one to listen."""
+OPEN = 2
+"""The connections of an engine that serves: one for decisions, and one of the watcher."""
 
 
 def through_a_lifespan(app, server, *, after):
@@ -252,7 +252,7 @@ def test_an_app_starts_all_the_same_where_its_store_is_away(fresh_server, fault)
 
 def test_an_app_can_be_started_again_after_it_was_shut_down(any_server):
     """As test clients do, a loop each."""
-    app = starlette(rules("2 per hour"), storage=any_server.url)
+    app = starlette(rules("2 per 3650 days"), storage=any_server.url)
     statuses = []
     for _ in range(3):
         with TestClient(app) as web:
@@ -269,7 +269,7 @@ def test_an_app_without_a_lifespan_keeps_its_engine(any_server):
         await send({"type": "http.response.start", "status": 200, "headers": []})
 
     async def run():
-        limited = RateLimitMiddleware(app, rules("1 per hour"), storage=any_server.url)
+        limited = RateLimitMiddleware(app, rules("1 per 3650 days"), storage=any_server.url)
         with pytest.raises(NotImplementedError):
             await lifespan(limited, STARTUP)
         return [(await exchange(limited, http_scope()))[0]["status"] for _ in range(2)]
@@ -278,7 +278,7 @@ def test_an_app_without_a_lifespan_keeps_its_engine(any_server):
 
 
 def test_a_store_that_was_away_at_the_shutdown_is_asked_at_the_next_start(fresh_server):
-    app = starlette(rules("1 per hour"), storage=fresh_server.url)
+    app = starlette(rules("1 per 3650 days"), storage=fresh_server.url)
     with TestClient(app) as web:
         fresh_server.kill()
         assert [web.get("/").status_code for _ in range(3)] == [200, 200, 200]
