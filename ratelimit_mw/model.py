@@ -76,6 +76,11 @@ class Quota:
         object.__setattr__(self, "shown_limit", self.limit if self.burst else self.limit - self.spare)
         object.__setattr__(self, "shown_size", (self.burst or self.limit) - self.spare)
 
+    @property
+    def widest(self) -> "Quota":
+        """The largest quota that an elastic quota may become. Any other quota itself."""
+        return self.elastic.quotas[-1] if self.elastic else self
+
 
 @dataclass(frozen=True, slots=True)
 class Elastic:

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ratelimit_mw.config.documents import A_PATH
+from ratelimit_mw.config.load import A_PATH
 from ratelimit_mw.errors import ConfigurationError, PermanentFault, Problem, StoreUnavailable, near
 from ratelimit_mw.identity.address import canonical
 from ratelimit_mw.limiter import RateLimiter

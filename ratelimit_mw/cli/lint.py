@@ -8,9 +8,8 @@ from ipaddress import ip_network
 from urllib.parse import unquote
 
 from ratelimit_mw.algorithms import ALGORITHMS
-from ratelimit_mw.config.documents import Config
 from ratelimit_mw.config.file import RULES
-from ratelimit_mw.config.load import Examined, examine
+from ratelimit_mw.config.load import Config, Examined, examine
 from ratelimit_mw.config.tree import Place, Problems
 from ratelimit_mw.config.word import Values
 from ratelimit_mw.config.words.charging import COST

@@ -11,8 +11,7 @@ import re
 from dataclasses import replace
 
 from ratelimit_mw.algorithms import ALGORITHMS
-from ratelimit_mw.config.documents import convert
-from ratelimit_mw.config.tree import Map, Problems, node_at
+from ratelimit_mw.config.tree import Map, Problems, convert, node_at
 from ratelimit_mw.config.word import Values
 from ratelimit_mw.config.words.limit import (
     ALGORITHM,

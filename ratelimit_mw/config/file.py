@@ -12,8 +12,7 @@ from ratelimit_mw.config.word import Section, Values, Word, sections_word
 from ratelimit_mw.config.words.client import ATTRIBUTES, BY, CLIENT, compile_client
 from ratelimit_mw.config.words.deferral import DEFER
 from ratelimit_mw.config.words.limit import LIMIT
-from ratelimit_mw.config.words.load import LOAD, priority_rules
-from ratelimit_mw.config.words.messages import validate_replaced_kinds
+from ratelimit_mw.config.words.load import LOAD
 from ratelimit_mw.config.words.overrides import OVERRIDES, compile_overrides
 from ratelimit_mw.config.words.response import RESPONSE
 from ratelimit_mw.config.words.rule import RULE, compile_rule
@@ -28,11 +27,11 @@ from ratelimit_mw.config.words.selection import (
     validate_names,
 )
 from ratelimit_mw.config.words.storage import OBSERVE, RELOAD, STORAGE
-from ratelimit_mw.config.words.throttle import THROTTLE, widest
+from ratelimit_mw.config.words.throttle import THROTTLE
 from ratelimit_mw.envoy.words import DESCRIPTORS, ENTRIES, compile_descriptors
 from ratelimit_mw.identity.identifier import attributes_of
 from ratelimit_mw.model import Rule
-from ratelimit_mw.rules.compiled import CompiledRule, blocks_and_exemptions
+from ratelimit_mw.rules.compiled import CompiledRule, blocks_and_exemptions, priority_rules
 from ratelimit_mw.rules.ruleset import RuleSet
 from ratelimit_mw.settings import ClientSettings
 
@@ -113,7 +112,6 @@ def compile_file(
     rules: Sequence[Values] = file[RULES]
     validate_names(rules, problems)
     validate_exempt(file[EXEMPT], problems)
-    validate_replaced_kinds(rules, problems)
     base = Rule("", file[STORAGE].on_error, file[SHADOW_FILE], domain=domain)
     ranks = {rule[NAME]: rank for rank, rule in enumerate(rules)}
     recompiler = Recompiler(domain)
@@ -130,8 +128,10 @@ def compile_file(
         _warn_of_ineffective_throttle(rule, made, warnings)
     _warn_of_unread_header(file, client, warnings)
     exempt = tuple([compile_match(entry, attributes, problems) for entry in file[EXEMPT]])
-    descriptors = compile_descriptors(file, domain, attributes, problems, warnings)
-    overrides = compile_overrides(file[OVERRIDES], domain, rules, attributes, problems)
+    described = file.differs(DESCRIPTORS) or file.differs(ENTRIES)
+    descriptors = compile_descriptors(file, domain, attributes, problems, warnings) if described else None
+    listed = file[OVERRIDES]
+    overrides = compile_overrides(listed, domain, rules, attributes, problems) if listed else ()
     sections: dict[str, Any] = {
         "domain": domain,
         "storage": file[STORAGE],
@@ -189,7 +189,7 @@ def _warn_of_missing_user(rule: Values, client: ClientSettings, warnings: Proble
 
 def _warn_of_ineffective_throttle(rule: Values, compiled: CompiledRule, warnings: Problems) -> None:
     """Warn about a throttle that adds less than one request to the limit, and so has no effect."""
-    if rule.differs(THROTTLE) and not any(widest(quota).spare for quota in compiled.quotas):
+    if rule.differs(THROTTLE) and not any(quota.widest.spare for quota in compiled.quotas):
         warnings.add(rule.place("throttle"), "has no effect: rounded down, it adds no request to the limit")
 
 

@@ -3,6 +3,7 @@
 This module also decides the type of a scalar, replaces `${NAME}`, and collects problems.
 """
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Self, TypeVar, cast, overload
@@ -291,3 +292,61 @@ def kind(node: Node) -> str:
 def is_empty(node: Node) -> bool:
     """Return True if a key has no value."""
     return isinstance(node, Scalar) and node.value is None and not node.text
+
+
+def convert(config: Mapping[str, object], environ: Mapping[str, str], problems: Problems) -> Node:
+    """Return the tree of a mapping. Its places have a dotted name, but no line.
+
+    `${NAME}` in a text is replaced as in a file, and the result is typed as in a file.
+    """
+    return _Converter(environ, problems).node(config, "", 1)
+
+
+class _Converter:
+    def __init__(self, environ: Mapping[str, str], problems: Problems) -> None:
+        self._environ = environ
+        self._problems = problems
+        self._order = 0
+
+    def node(self, value: object, path: str, depth: int) -> Node:
+        self._order += 1
+        place = Place(order=self._order, path=path)
+        if depth > DEEPEST:
+            self._problems.add(place._replace(path=""), f"nested more than {DEEPEST} levels deep")
+            return Scalar("", None, place, unusable=True)
+        if isinstance(value, Mapping):
+            return self._map(value, place, depth)
+        if isinstance(value, (list, tuple)):
+            items = Items(place)
+            for index, item in enumerate(value):
+                items.put(self.node(item, f"{path}[{index}]", depth + 1))
+            return items
+        return self._scalar(value, place)
+
+    def _map(self, source: Mapping[object, object], place: Place, depth: int) -> Map:
+        mapping = Map(place)
+        for key, value in source.items():
+            if not isinstance(key, str):
+                self._problems.add(place, f"a key must be text, not {key!r}")
+                continue
+            path = f"{place.path}.{key}" if place.path else key
+            mapping.put(key, place, self.node(value, path, depth + 1))
+        return mapping
+
+    def _scalar(self, value: object, place: Place) -> Scalar:
+        if isinstance(value, str):
+            text, errors = expand(value, self._environ)
+            for message in errors:
+                self._problems.add(place, message)
+            return Scalar(text, text if text == value else plain(text), place, unusable=bool(errors))
+        if value is None:
+            return Scalar("", None, place)
+        if isinstance(value, bool):
+            return Scalar(str(value).lower(), value, place)
+        if isinstance(value, int):
+            return Scalar(f"{value:#x}" if abs(value) > 10**30 else str(value), value, place)
+        if isinstance(value, float):
+            # NaN and infinity become text, so that every reader of numbers rejects them.
+            return Scalar(str(value), value if math.isfinite(value) else str(value), place)
+        self._problems.add(place, f"must be text, a number, a list or a mapping, not a {type(value).__name__}")
+        return Scalar("", None, place, unusable=True)

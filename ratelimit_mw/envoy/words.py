@@ -213,7 +213,7 @@ class _Compiler:
             if fault is not None:
                 self.problems.add(stated.node.place, *fault)
         quota = Quota(name, requests, unit, burst_of(rule, window))
-        return replace(quota, max_wait=time_to_drain(quota))
+        return replace(quota, max_wait=time_to_drain(quota)) if ALGORITHMS[name].queue else quota
 
     def _warn_of_address(self, descriptor: Values) -> None:
         """Warn about a value that is an address in a spelling that no request has."""

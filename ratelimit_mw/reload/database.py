@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePath
 from typing import NamedTuple
 
-from ratelimit_mw.config.documents import Config, Document, gather
-from ratelimit_mw.config.load import load_documents
+from ratelimit_mw.config.load import Config, Document, gather, load_documents
 from ratelimit_mw.config.tree import Problems
 from ratelimit_mw.errors import ConfigurationError, Conflict, Problem, StoreUnavailable
 from ratelimit_mw.reload.source import LONGEST, Snapshot

@@ -12,7 +12,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 
-from ratelimit_mw.config.documents import Config, Document
+from ratelimit_mw.config.load import Config, Document
 from ratelimit_mw.process_local import proc_stat, server_of_worker
 from ratelimit_mw.reload.source import Snapshot
 

@@ -3,8 +3,7 @@
 import os
 from collections.abc import Mapping
 
-from ratelimit_mw.config.documents import Config
-from ratelimit_mw.config.load import load_documents
+from ratelimit_mw.config.load import Config, load_documents
 from ratelimit_mw.errors import ConfigurationError, Problem
 from ratelimit_mw.reload.last_good import Kept, LastGood
 from ratelimit_mw.reload.source import FilesSource, MappingSource, Snapshot, Source

@@ -11,7 +11,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from ratelimit_mw.config.documents import Document, files_in, gather
+from ratelimit_mw.config.load import Document, files_in, gather
 from ratelimit_mw.config.tree import Problems
 from ratelimit_mw.errors import ConfigurationError, Problem
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ratelimit_mw.clock import Clock, SystemClock
-from ratelimit_mw.config.documents import Config
+from ratelimit_mw.config.load import Config
 from ratelimit_mw.errors import ConfigurationError, StoreUnavailable
 from ratelimit_mw.process_local import abandon, lazy, lock, reset_after_fork, rlock
 from ratelimit_mw.reload.controls import Controls

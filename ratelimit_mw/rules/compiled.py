@@ -1,8 +1,8 @@
 """Compiled rules and overrides: the conditions of `match`, the counters, and the exceptions for single clients."""
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from ipaddress import ip_network
 from typing import NamedTuple, Protocol, TypeVar
 from urllib.parse import quote, unquote
@@ -201,6 +201,48 @@ def quotas_of(rules: Iterable[CompiledRule]) -> tuple[Quota, ...]:
         if rule.sample is not None:
             found[id(rule.sample)] = rule.sample
     return tuple(found.values())
+
+
+_PRIORITY_KEY, _PRIORITY_LIMIT = ("",), (NOTHING,)
+"""The counter of a rule with a priority. A plan has a rule once for each counter, so the rule needs one."""
+
+
+def priority_rules(rules: Sequence[CompiledRule], attributes: Attributes) -> tuple[CompiledRule, ...]:
+    """Return the rules of the classifier, which finds the priority of a request without charging it.
+
+    These are the rules with a priority, and the rules that replace one of them. The last rule applies to every request.
+    It is a shadow rule if no rule with a priority is enforced.
+    """
+    prioritised = [rule for rule in rules if rule.rule.priority is not None]
+    ranks = {rule.rank for rule in prioritised}
+    enforced = any(not rule.rule.shadow and not rule.on_demand for rule in prioritised)
+    return (
+        *(
+            replace(
+                rule,
+                keys=_PRIORITY_KEY if rule.rank in ranks else (),
+                limits=_PRIORITY_LIMIT if rule.rank in ranks else (),
+                tiers=None,
+                cost=0,
+                read_cost=None,
+                read_limit=None,
+            )
+            for rule in rules
+            if rule.rank in ranks or rule.replaces & ranks
+        ),
+        CompiledRule(
+            rank=len(rules),
+            rule=Rule("", shadow=not enforced),
+            further=ANY,
+            by=("global",),
+            identifiers=(identifier("global", attributes),),
+            keys=_PRIORITY_KEY,
+            limits=_PRIORITY_LIMIT,
+            tiers=None,
+            cost=0,
+            replaces=frozenset(),
+        ),
+    )
 
 
 class NamedRule(NamedTuple):

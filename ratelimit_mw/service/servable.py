@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from ratelimit_mw.algorithms import ALGORITHMS
-from ratelimit_mw.config.documents import Config, gather, parse
+from ratelimit_mw.config.load import Config, gather, parse
 from ratelimit_mw.config.tree import Items, Map, Place, Problems
 from ratelimit_mw.errors import ConfigurationError, Problem, quoted
 from ratelimit_mw.rules.compiled import CompiledRule

@@ -3,7 +3,7 @@
 import pytest
 
 from ratelimit_mw import RateLimiter
-from ratelimit_mw.config.documents import Document
+from ratelimit_mw.config.load import Document
 from ratelimit_mw.reload.database import RulesDatabase
 from ratelimit_mw.stores import open_records
 from tests.rules.living import limit_of, text

@@ -7,7 +7,7 @@ import time
 
 import httpx2 as httpx
 
-from ratelimit_mw.config.documents import Document
+from ratelimit_mw.config.load import Document
 from ratelimit_mw.reload.database import RulesDatabase
 from tests.rules.living import ASGI
 from tests.support.apps import uvicorn

@@ -12,7 +12,7 @@ import httpx2 as httpx
 import pytest
 
 from ratelimit_mw import ConfigurationError, RateLimiter
-from ratelimit_mw.config.documents import Document
+from ratelimit_mw.config.load import Document
 from ratelimit_mw.reload.database import RulesDatabase
 from tests.rules.living import ASGI, WSGI, limit_of, text
 from tests.support.apps import gunicorn, uvicorn

@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ratelimit_mw.config import yaml
-from ratelimit_mw.config.documents import Document, convert
-from ratelimit_mw.config.load import load_documents, load_rules
-from ratelimit_mw.config.tree import Items, Map, Problems, Scalar
+from ratelimit_mw.config.load import Document, load_documents, load_rules
+from ratelimit_mw.config.tree import Items, Map, Problems, Scalar, convert
 from ratelimit_mw.identity.address import Networks
 from tests.identity.requests import asgi
 

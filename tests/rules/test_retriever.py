@@ -10,8 +10,7 @@ import weakref
 import pytest
 
 from ratelimit_mw import ConfigurationError, RateLimiter
-from ratelimit_mw.config.documents import Document
-from ratelimit_mw.config.load import load_documents
+from ratelimit_mw.config.load import Document, load_documents
 from ratelimit_mw.reload.database import RulesDatabase
 from ratelimit_mw.reload.watcher import Retriever, Watch
 from tests.rules.living import limit_of, text

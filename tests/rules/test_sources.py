@@ -9,8 +9,7 @@ import time
 import pytest
 
 from ratelimit_mw import ConfigurationError, RateLimiter
-from ratelimit_mw.config.documents import Document
-from ratelimit_mw.config.load import load_documents, load_rules
+from ratelimit_mw.config.load import Document, load_documents, load_rules
 from ratelimit_mw.errors import Conflict, StoreUnavailable
 from ratelimit_mw.reload.database import KEPT, RulesDatabase
 from ratelimit_mw.reload.loader import open_source

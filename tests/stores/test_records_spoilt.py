@@ -5,7 +5,7 @@ import contextlib
 import pytest
 
 from ratelimit_mw import ConfigurationError, RateLimiter
-from ratelimit_mw.config.documents import Document
+from ratelimit_mw.config.load import Document
 from ratelimit_mw.errors import Conflict, StoreUnavailable
 from ratelimit_mw.reload.database import RulesDatabase
 from ratelimit_mw.stores import open_records

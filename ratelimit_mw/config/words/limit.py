@@ -293,9 +293,8 @@ def _validate_burst(rule: Values, problems: Problems) -> None:
 
 
 def time_to_drain(quota: Quota) -> int:
-    """Return how long a full queue takes to drain, in microseconds. 0 if the algorithm is no queue."""
-    queue = ALGORITHMS[quota.algorithm].queue and quota.limit
-    return quota.burst * -(-quota.period // quota.limit) if queue else 0
+    """Return how long a full queue takes to drain, in microseconds: so long a request may have to wait."""
+    return quota.burst * -(-quota.period // quota.limit) if quota.limit else 0
 
 
 def no_burst(rule: Values) -> tuple[str, str]:

@@ -5,68 +5,21 @@ At the first load, the first requests of the priority are shed. From the second 
 `decision.load` measures the load, and `decision.shedding` decides.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from itertools import pairwise
 from math import inf
 from typing import NamedTuple, cast
 
-from ratelimit_mw.algorithms import NOTHING
 from ratelimit_mw.config import kinds
-from ratelimit_mw.config.tree import Invalid, Items, Map, Node, Problems, Scalar, kind
+from ratelimit_mw.config.tree import Invalid, Items, Node, Problems, Scalar, kind
 from ratelimit_mw.config.word import Section, Values, Word, section_word
 from ratelimit_mw.errors import quoted
-from ratelimit_mw.identity.attributes import Attributes
-from ratelimit_mw.identity.identifier import identifier
 from ratelimit_mw.identity.sources import imported
-from ratelimit_mw.model import Priority, Rule
-from ratelimit_mw.rules.compiled import ANY, CompiledRule
+from ratelimit_mw.model import Priority
 from ratelimit_mw.settings import Band, Bands, LoadSettings
 
 PRIORITIES: tuple[Priority, ...] = ("low", "normal", "critical")
 """The priorities, in ascending order. Requests of the first are shed first."""
-
-_KEY, _NOTHING = ("",), (NOTHING,)
-"""The counter of a rule with a priority. A plan has a rule once for each counter, so the rule needs one."""
-
-
-def priority_rules(rules: Sequence[CompiledRule], attributes: Attributes) -> tuple[CompiledRule, ...]:
-    """Return the rules of the classifier, which finds the priority of a request without charging it.
-
-    These are the rules with a priority, and the rules that replace one of them. The last rule applies to every request.
-    It is a shadow rule if no rule with a priority is enforced.
-    """
-    prioritised = [rule for rule in rules if rule.rule.priority is not None]
-    ranks = {rule.rank for rule in prioritised}
-    enforced = any(not rule.rule.shadow and not rule.on_demand for rule in prioritised)
-    return (
-        *(
-            replace(
-                rule,
-                keys=_KEY if rule.rank in ranks else (),
-                limits=_NOTHING if rule.rank in ranks else (),
-                tiers=None,
-                cost=0,
-                read_cost=None,
-                read_limit=None,
-            )
-            for rule in rules
-            if rule.rank in ranks or rule.replaces & ranks
-        ),
-        CompiledRule(
-            rank=len(rules),
-            rule=Rule("", shadow=not enforced),
-            further=ANY,
-            by=("global",),
-            identifiers=(identifier("global", attributes),),
-            keys=_KEY,
-            limits=_NOTHING,
-            tiers=None,
-            cost=0,
-            replaces=frozenset(),
-        ),
-    )
-
 
 _SOURCE = "write python:package.module:function"
 
@@ -138,13 +91,6 @@ def _check_bands(shed: Values, problems: Problems) -> None:
 
 def _format_band(band: Band) -> str:
     return "never" if band[0] == inf else f"[{band[0]:g}, {band[1]:g}]"
-
-
-def warn_of_unused_shedding(tree: Map, problems: Problems) -> None:
-    """Warn about a `shed` that has no effect, because no rule has a priority."""
-    load = tree.get("load")
-    if isinstance(load, Map) and "shed" in load:
-        problems.add(load["shed"].place, "has no effect: no rule has a priority")
 
 
 _SOURCE_SCHEMA = {**kinds.TEXT, "pattern": "^python:", "examples": ["python:package.module:function"]}

@@ -4,7 +4,6 @@ A rule counts either requests or messages. A rule that counts messages is not ch
 for each message that the client sends, and has no response. `http.websocket` counts the messages.
 """
 
-from collections.abc import Sequence
 from typing import Literal
 
 from ratelimit_mw.config import kinds
@@ -15,23 +14,10 @@ from ratelimit_mw.config.words.client import BY
 from ratelimit_mw.config.words.consistency import CONSISTENCY, SHARDS
 from ratelimit_mw.config.words.limit import is_concurrent
 from ratelimit_mw.config.words.load import PRIORITY
-from ratelimit_mw.config.words.selection import MATCH, METHODS, NAME, ON_DEMAND, REPLACES
-from ratelimit_mw.errors import quoted
+from ratelimit_mw.config.words.selection import MATCH, METHODS, ON_DEMAND
 from ratelimit_mw.identity.identifier import CONNECTION, attributes_of
 
 _REMOVE = "remove this key"
-
-
-def validate_replaced_kinds(rules: Sequence[Values], problems: Problems) -> None:
-    """Report a rule that counts messages and replaces a rule that counts requests, or the other way round."""
-    counting = {rule[NAME]: rule.differs(MESSAGES) for rule in rules}
-    for rule in rules:
-        own = rule.differs(MESSAGES)
-        for index, name in enumerate(rule[REPLACES]):
-            if counting.get(name, own) is not own:
-                one, other = ("messages", "requests") if own else ("requests", "messages")
-                message = f"this rule counts {one}, so it can't replace {quoted(name)}, which counts {other}"
-                problems.add(rule.place("replaces", index), message)
 
 
 def _validate(rule: Values, problems: Problems) -> None:

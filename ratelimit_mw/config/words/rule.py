@@ -35,7 +35,7 @@ from ratelimit_mw.config.words.load import PRIORITY
 from ratelimit_mw.config.words.messages import MESSAGES
 from ratelimit_mw.config.words.response import RULE_RESPONSE
 from ratelimit_mw.config.words.selection import MATCH, NAME, ON_DEMAND, ON_ERROR, REPLACES, SHADOW
-from ratelimit_mw.config.words.throttle import MAX_WAIT, MAX_WAITING, THROTTLE, raised, widest
+from ratelimit_mw.config.words.throttle import MAX_WAIT, MAX_WAITING, THROTTLE, raised
 from ratelimit_mw.identity.attributes import Attributes
 from ratelimit_mw.model import Elastic, Quota, Rule
 from ratelimit_mw.rules.compiled import ANY, NO_RULES, CompiledRule, Counter, Matching, Tiers, escaped
@@ -108,7 +108,7 @@ def compile_rule(  # noqa: PLR0917 - each argument is needed
         limits=_shared([quota for _, quota in counters]),
         tiers=tiers,
         cost=rule[COST].fixed,
-        read_cost=compile_cost(rule, attributes, problems),
+        read_cost=compile_cost(rule, attributes, problems) if rule.differs(COST) else None,
         on_demand=rule[ON_DEMAND],
         replaces=frozenset(ranks[name] for name in replaced if name in ranks) if replaced else NO_RULES,
     )
@@ -187,7 +187,8 @@ def _quota(rule: Values, window: Window, prefix: str = "") -> Quota:
     if period:
         buckets = rule[BUCKETS] or DEFAULT_BUCKETS
         quota = Quota(rule[ALGORITHM], limit, period, burst_of(rule, window), buckets)
-        quota = replace(quota, max_wait=time_to_drain(widest(raised(quota, rule[THROTTLE]))))
+        if ALGORITHMS[rule[ALGORITHM]].queue:
+            quota = replace(quota, max_wait=time_to_drain(raised(quota, rule[THROTTLE]).widest))
     else:
         quota = Quota(IN_FLIGHT, limit, IN_FLIGHT_PERIOD, buckets=IN_FLIGHT_BUCKETS, refundable=True)
     for word in RULE.words:
@@ -204,7 +205,7 @@ def _validate_window(rule: Values, placed: PlacedWindow, problems: Problems) -> 
         return
     if ALGORITHMS[rule[ALGORITHM]].in_flight and window.period:
         return  # `limit` has reported it
-    quota, cost = widest(_quota(rule, window)), rule[COST].fixed
+    quota, cost = _quota(rule, window).widest, rule[COST].fixed
     if cost > (quota.burst or quota.limit) > 0:
         capacity = f"a burst of {quota.burst}" if quota.burst else f"a limit of {quota.limit}"
         problems.add(rule.place("cost"), f"a cost of {cost} can never fit into {capacity}")

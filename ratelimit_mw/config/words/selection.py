@@ -114,6 +114,10 @@ def validate_names(rules: Sequence[Values], problems: Problems) -> None:
                 problems.add(place, f"there is no rule {quoted(name)}", nearest(name, first))
             elif rule[NAME] in _reachable(name, replaced):
                 problems.add(place, f"this rule and {quoted(name)} replace each other, so neither would ever apply")
+            elif ("messages" in rule) is not ("messages" in first[name]):
+                counts, others = ("messages", "requests") if "messages" in rule else ("requests", "messages")
+                message = f"this rule counts {counts}, so it can't replace {quoted(name)}, which counts {others}"
+                problems.add(place, message)
 
 
 def _reachable(name: str, replaced: Mapping[str, tuple[str, ...]]) -> set[str]:

@@ -74,11 +74,6 @@ def raised(quota: Quota, throttle: Throttle | None) -> Quota:
     return replace(quotas[0], elastic=Elastic(throttle.below, quotas))
 
 
-def widest(quota: Quota) -> Quota:
-    """Return the largest quota that an elastic `quota` may become. Return any other quota itself."""
-    return quota.elastic.quotas[-1] if quota.elastic else quota
-
-
 def _with_spare(quota: Quota, spare: int, over: Literal["soft", "elastic"]) -> Quota:
     if not spare and over == "soft":
         return quota
