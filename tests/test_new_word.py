@@ -83,8 +83,8 @@ def test_a_wrong_value_is_refused_with_its_place_and_a_hint(added, tmp_path, val
 def test_a_combination_is_refused_with_its_reason(added):
     (refused,) = refusals(limit="5 concurrent")
     assert refused.endswith(
-        "reserve: can't be combined with a concurrent limit: a place that is held back could never be taken"
-        " (remove reserve)"
+        "limit: a concurrent limit can't be combined with reserve: a place that is held back could never be taken"
+        " (remove one of the two, or split the rule into two)"
     )
 
 

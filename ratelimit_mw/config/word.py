@@ -10,7 +10,7 @@ other readers, with `tree.Problems`, so that all errors of a file are reported a
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from ratelimit_mw.config.tree import Invalid, Items, Map, Node, Place, Problems, is_empty, kind, node_at
 from ratelimit_mw.errors import nearest, quoted
@@ -109,11 +109,29 @@ class Values:
         return Values(self.node if node is None else node, found, self.dropped, self.extra)
 
 
+class Conflict(NamedTuple):
+    """Another word that a rule cannot have beside the word that states the conflict. It is reported at its place.
+
+    Attributes:
+        other: The other word.
+        why: Why the two cannot be combined.
+        hint: What would be right.
+        when: Returns True if a rule has the conflict. None: if the other word differs from its default.
+        what: Which value of the other word is meant, if not every one.
+    """
+
+    other: "Word[Any]"
+    why: str
+    hint: str = "remove one of the two"
+    when: Callable[[Values], object] | None = None
+    what: str = ""
+
+
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Word(Generic[T_co]):
     """One key of a rules file.
 
-    `validate`, `alter` and `fields` are called only for a rule in which the word has another value than its default.
+    `conflicts`, `validate`, `alter` and `fields` are used only for a rule in which the word differs from its default.
 
     Args:
         key: The key.
@@ -127,7 +145,8 @@ class Word(Generic[T_co]):
         compared: The word changes neither what is charged nor when, so `ratelimit-mw check` may compare rules that
             have it.
         section: Returns the section, if the value is one or contains some.
-        validate: (rule, problems): reports what the word cannot be combined with, and why.
+        conflicts: What the word cannot be combined with.
+        validate: (rule, problems): reports further combinations that a rule cannot have.
         alter: (quota, rule, key prefix) → the quota of a counter, as the word changes it.
         fields: (value) → the fields of `model.Rule` that the word sets.
     """
@@ -142,9 +161,20 @@ class Word(Generic[T_co]):
     required: bool = False
     compared: bool = False
     section: "Callable[[], Section] | None" = None
+    conflicts: tuple[Conflict, ...] = ()
     validate: Callable[[Values, Problems], None] | None = None
     alter: Callable[["Quota", Values, str], "Quota"] | None = None
     fields: Callable[[Any], Mapping[str, Any]] | None = None
+
+    def check(self, rule: Values, problems: Problems) -> None:
+        """Report what the word cannot be combined with in a rule."""
+        if rule.differs(self):
+            for other, why, hint, when, what in self.conflicts:
+                if rule.differs(other) if when is None else when(rule):
+                    message = f"{what} can't be combined with {self.key}: {why}".strip()
+                    problems.add(rule.place(other.key), message, hint)
+            if self.validate is not None:
+                self.validate(rule, problems)
 
     def as_schema(self, shared: dict[str, Any]) -> dict[str, Any]:
         """Return the JSON Schema of the value. The schemas of sections are added to `shared` and referenced by name."""

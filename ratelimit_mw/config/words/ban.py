@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from ratelimit_mw.config import kinds
 from ratelimit_mw.config.tree import Invalid, Node, Problems, Scalar, kind
-from ratelimit_mw.config.word import Section, Values, Word, section_word
+from ratelimit_mw.config.word import Conflict, Section, Values, Word, section_word
 from ratelimit_mw.config.words.consistency import CONSISTENCY, SHARDS
 from ratelimit_mw.config.words.deferral import ON_LIMIT
 from ratelimit_mw.config.words.limit import LIMIT
@@ -24,7 +24,7 @@ _MOST_DENIALS = 1_000  # the store keeps the time of each denial
 _MOST_GROWTH = 100
 _LONGEST_WINDOW = 30 * DAY
 _LONGEST = 365 * DAY
-_REMOVE_ONE = "remove one of the two"
+_ONE_PLACE = "all denials must be counted in one place"
 
 
 def _read_after(node: Node) -> tuple[int, int]:
@@ -106,21 +106,6 @@ def _alter(quota: Quota, rule: Values, prefix: str) -> Quota:
     return replace(quota, ban=ban and replace(ban, prefix=f"{prefix}ban:{{"))
 
 
-def _validate(rule: Values, problems: Problems) -> None:
-    """Report bans that can never begin, and bans whose denials would not all be counted in one place."""
-    place = rule.place("ban")
-    # An override may lift the limit: it is not the place of `ban`, and its client is never banned.
-    if rule.has_key("ban") and "limit" not in rule.dropped and not rule[LIMIT].all():
-        problems.add(place, "a rule without a limit never denies, so it can't ban", "remove ban")
-    for word in (CONSISTENCY, SHARDS):
-        if rule.differs(word):
-            message = "can't be combined with ban: all denials must be counted in one place"
-            problems.add(rule.place(word.key), message, _REMOVE_ONE)
-    if rule.differs(ON_LIMIT):
-        message = "can't be combined with on_limit: defer: a deferred request is not denied, and must not lead to a ban"
-        problems.add(place, message, _REMOVE_ONE)
-
-
 _FOR: Word[int] = Word(
     key="for",
     read=_read_for,
@@ -162,6 +147,17 @@ BAN: Word[Ban | None] = section_word(
     ),
     default=None,
     unset="no bans",
-    validate=_validate,
+    conflicts=(
+        Conflict(
+            LIMIT,
+            "it never denies",
+            # An override may lift the limit. Its client is never banned.
+            when=lambda rule: rule.has_key("ban") and "limit" not in rule.dropped and not rule[LIMIT].all(),
+            what="a rule without a limit",
+        ),
+        Conflict(CONSISTENCY, _ONE_PLACE),
+        Conflict(SHARDS, _ONE_PLACE),
+        Conflict(ON_LIMIT, "a deferred request is not denied, and must not lead to a ban"),
+    ),
     alter=_alter,
 )

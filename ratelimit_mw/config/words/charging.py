@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from ratelimit_mw.config import kinds, readers
 from ratelimit_mw.config.tree import Invalid, Items, Node, Problems, Scalar, kind
-from ratelimit_mw.config.word import Section, Values, Word
-from ratelimit_mw.config.words.limit import MOST, is_concurrent, is_concurrent_only
+from ratelimit_mw.config.word import Conflict, Section, Values, Word
+from ratelimit_mw.config.words.limit import LIMIT, MOST, SPLIT, is_concurrent, no_concurrent
 from ratelimit_mw.config.words.selection import CHARGED_AT_ONCE, ON_DEMAND
 from ratelimit_mw.errors import near, quoted
 from ratelimit_mw.identity.attributes import Attributes, Reader
@@ -121,21 +121,6 @@ class _Number:
         return 1
 
 
-def _validate_cost(rule: Values, problems: Problems) -> None:
-    """Report a cost from the response if the rule must be charged before there is a response."""
-    if not rule[COST].header:
-        return
-    if is_concurrent(rule):
-        message = (
-            "a cost from the response can't be combined with a concurrent limit, which is charged before the response"
-        )
-        hint = "remove cost" if is_concurrent_only(rule) else "split it into two rules"
-        problems.add(rule.place("cost"), message, hint)
-    if rule[ON_DEMAND]:
-        message = f"a cost from the response can't be combined with on_demand: {CHARGED_AT_ONCE}, before the response"
-        problems.add(rule.place("cost"), message)
-
-
 COST: Word[Cost] = Word(
     key="cost",
     read=read_cost,
@@ -149,9 +134,27 @@ COST: Word[Cost] = Word(
     },
     about="The cost of a request: a whole number, an attribute, a python: function, or a header of its response.",
     compared=True,
-    validate=_validate_cost,
+    conflicts=(
+        Conflict(
+            LIMIT,
+            "it is charged before the response, which has the cost",
+            SPLIT,
+            lambda rule: rule[COST].header and is_concurrent(rule),
+            "a concurrent limit",
+        ),
+        Conflict(
+            ON_DEMAND,
+            f"{CHARGED_AT_ONCE}, before the response, which has the cost",
+            when=lambda rule: rule[COST].header and rule[ON_DEMAND],
+        ),
+    ),
     fields=lambda cost: {"cost_after": cost_after(cost)},
 )
+
+
+def no_cost_of_response(why: str) -> Conflict:
+    """Return the conflict of a word with a cost that is in the response."""
+    return Conflict(COST, why, when=lambda rule: rule[COST].header, what="a cost from the response")
 
 
 class Statuses(frozenset[int]):
@@ -248,17 +251,6 @@ def _statuses(node: Node) -> range:
     return range(first, last + 1)
 
 
-def _validate_count(rule: Values, problems: Problems) -> None:
-    """Report a `count` if the rule must be charged before there is a response."""
-    if is_concurrent(rule):
-        message = "can't be combined with a concurrent limit: a request in flight has no status yet"
-        hint = "remove count" if is_concurrent_only(rule) else "split it into two rules"
-        problems.add(rule.place("count"), message, hint)
-    if rule[ON_DEMAND]:
-        message = f"can't be combined with on_demand: {CHARGED_AT_ONCE}, before the status is known"
-        problems.add(rule.place("count"), message)
-
-
 _STATUS: Word[frozenset[int]] = Word(
     key="status",
     read=_read_status,
@@ -298,7 +290,10 @@ COUNT: Word[Counts | None] = Word(
     about="Which responses are charged, by their status or by a function. The charge of all others is refunded.",
     unset="all responses",
     section=lambda: _SECTION,
-    validate=_validate_count,
+    conflicts=(
+        no_concurrent("a request in flight has no status yet"),
+        Conflict(ON_DEMAND, f"{CHARGED_AT_ONCE}, before the status is known"),
+    ),
     alter=lambda quota, _rule, _prefix: replace(quota, refundable=True),
     fields=lambda counts: {"counts": counts},
 )

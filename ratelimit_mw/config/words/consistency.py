@@ -7,9 +7,9 @@ from ratelimit_mw.algorithms import ALGORITHMS, IN_FLIGHT, algorithm_names
 from ratelimit_mw.algorithms.algorithm import Algorithm
 from ratelimit_mw.config import kinds
 from ratelimit_mw.config.tree import Problems
-from ratelimit_mw.config.word import Values, Word
-from ratelimit_mw.config.words.charging import COST, COUNT
-from ratelimit_mw.config.words.limit import ALGORITHM, BURST, LIMIT, is_concurrent, is_concurrent_only
+from ratelimit_mw.config.word import Conflict, Values, Word
+from ratelimit_mw.config.words.charging import COST, COUNT, no_cost_of_response
+from ratelimit_mw.config.words.limit import ALGORITHM, BURST, LIMIT, SPLIT, is_concurrent
 from ratelimit_mw.config.words.throttle import MAX_WAIT
 from ratelimit_mw.model import Quota
 
@@ -22,7 +22,6 @@ def _validate_consistency(rule: Values, problems: Problems) -> None:
     if why:
         message = f"can't be combined with {rule[ALGORITHM]}: {why}"
         problems.add(rule.place("consistency"), message, _instead(algorithm, lease=lease))
-    _validate_refunds(rule, "consistency", problems)
 
 
 def _instead(algorithm: Algorithm, *, lease: bool) -> str:
@@ -36,11 +35,6 @@ def _instead(algorithm: Algorithm, *, lease: bool) -> str:
 def _validate_shards(rule: Values, problems: Problems) -> None:
     """Report shards that the rule cannot have."""
     place, shards = rule.place("shards"), rule[SHARDS]
-    if rule.differs(CONSISTENCY):
-        message = f"can't be combined with consistency: {rule[CONSISTENCY]}"
-        problems.add(place, message, "remove shards: with this consistency, the store gets too few calls to need them")
-        return
-    _validate_refunds(rule, "shards", problems)
     why = ALGORITHMS[rule[ALGORITHM]].no_shards or (rule.differs(MAX_WAIT) and "a queue needs a single counter")
     if why:
         problems.add(place, f"must be 1: {why}", "remove shards")
@@ -59,16 +53,19 @@ def _validate_shards(rule: Values, problems: Problems) -> None:
                 return
 
 
-def _validate_refunds(rule: Values, word: str, problems: Problems) -> None:
-    """Report limits whose charges may be refunded, because a refund must reach the counter that was charged."""
-    if is_concurrent(rule) and not ALGORITHMS[rule[ALGORITHM]].in_flight:
-        message = "can't be combined with a concurrent limit: requests in flight are counted one by one, in one place"
-        hint = "remove this key" if is_concurrent_only(rule) else "split it into two rules"
-        problems.add(rule.place(word), message, hint)
-    if rule.differs(COUNT) or rule[COST].header:
-        what = "count" if rule.differs(COUNT) else "cost: response:…"
-        message = "a charge may be refunded later, and the refund must reach the counter that was charged"
-        problems.add(rule.place(word), f"can't be combined with {what}: {message}")
+_REFUNDED = "a charge may be refunded later, and the refund must reach the counter that was charged"
+_REFUNDS = (
+    Conflict(
+        LIMIT,
+        "requests in flight are counted one by one, in one place",
+        SPLIT,
+        lambda rule: is_concurrent(rule) and not ALGORITHMS[rule[ALGORITHM]].in_flight,
+        "a concurrent limit",
+    ),
+    Conflict(COUNT, _REFUNDED),
+    no_cost_of_response(_REFUNDED),
+)
+"""The words whose charges are refunded. Only one counter can be."""
 
 
 def _alter_consistency(quota: Quota, rule: Values, _prefix: str) -> Quota:
@@ -91,6 +88,7 @@ CONSISTENCY: Word[Literal["strict", "lease", "write_back"]] = kinds.choice(
     "strict",
     "Where requests are decided: always in the store, or in the process, which synchronises with the store.",
     compared=True,
+    conflicts=_REFUNDS,
     validate=_validate_consistency,
     alter=_alter_consistency,
 )
@@ -101,6 +99,10 @@ SHARDS = kinds.number(
     64,
     1,
     "The number of keys over which each counter is spread.",
+    conflicts=(
+        Conflict(CONSISTENCY, "the store gets too few calls to need shards", "remove shards"),
+        *_REFUNDS,
+    ),
     validate=_validate_shards,
     alter=_alter_shards,
 )

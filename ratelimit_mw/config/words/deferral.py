@@ -9,7 +9,7 @@ from typing import Literal
 
 from ratelimit_mw.config import kinds, readers
 from ratelimit_mw.config.tree import Invalid, Node, Problems
-from ratelimit_mw.config.word import Section, Values, Word, section_word
+from ratelimit_mw.config.word import Conflict, Section, Values, Word, section_word
 from ratelimit_mw.config.words.limit import LIMIT
 from ratelimit_mw.config.words.messages import MESSAGES
 from ratelimit_mw.config.words.selection import ON_DEMAND, SHADOW
@@ -18,24 +18,12 @@ from ratelimit_mw.identity.path_forms import cleaned
 from ratelimit_mw.settings import DeferSettings
 
 _FOLDER = re.compile(r"(/[A-Za-z0-9._~-]+)+")  # characters that no client or server encodes or changes
-_REMOVE_ONE = "remove one of the two"
 
 
 def _validate(rule: Values, problems: Problems) -> None:
-    """Report what `on_limit: defer` cannot be combined with, and why."""
-    place = rule.place("on_limit")
-    if rule[SHADOW]:
-        problems.add(place, "can't be combined with shadow: a shadow rule denies no request", _REMOVE_ONE)
-    if rule[ON_DEMAND]:
-        message = (
-            "can't be combined with on_demand: when the app asks for a rule by name, it is already handling the request"
-        )
-        problems.add(place, message, _REMOVE_ONE)
-    if rule[MESSAGES] is not None:
-        problems.add(place, "can't be combined with messages: WebSocket messages can't be deferred", _REMOVE_ONE)
-    for window, limit_place in rule[LIMIT].all():
+    for window, place in rule[LIMIT].all():
         if not window.limit:
-            problems.add(limit_place, "a limit of 0 never admits, so a deferred request would never be replayed")
+            problems.add(place, "a limit of 0 never admits, so a deferred request would never be replayed")
 
 
 def read_folder(node: Node) -> str:
@@ -89,6 +77,11 @@ ON_LIMIT: Word[Literal["deny", "defer"]] = kinds.choice(
     ("deny", "defer"),
     "deny",
     "What happens to a request above the limit: it is denied, or it is deferred and replayed later.",
+    conflicts=(
+        Conflict(SHADOW, "a shadow rule denies no request"),
+        Conflict(ON_DEMAND, "when the app asks for a rule by name, it is already handling the request"),
+        Conflict(MESSAGES, "WebSocket messages can't be deferred"),
+    ),
     validate=_validate,
     fields=lambda on_limit: {"defers": on_limit == "defer"},
 )

@@ -19,7 +19,7 @@ from ratelimit_mw.algorithms.algorithm import Algorithm
 from ratelimit_mw.config import kinds, readers
 from ratelimit_mw.config.elsewhere import correction
 from ratelimit_mw.config.tree import Invalid, Items, Map, Node, Place, Problems, Scalar, kind
-from ratelimit_mw.config.word import Schema, Section, Values, Word
+from ratelimit_mw.config.word import Conflict, Schema, Section, Values, Word
 from ratelimit_mw.errors import DurationError, quoted
 from ratelimit_mw.model import Quota
 from ratelimit_mw.units import DAY, DURATION_FORM, LONGEST_NUMBER, parse_duration, spell_period
@@ -321,9 +321,13 @@ def is_concurrent(rule: Values) -> bool:
     return any(not placed.window.period for placed in rule[LIMIT].all())
 
 
-def is_concurrent_only(rule: Values) -> bool:
-    """Return True if all limits of the rule count requests in flight."""
-    return not any(placed.window.period for placed in rule[LIMIT].all())
+SPLIT = "remove one of the two, or split the rule into two"
+"""The hint for a rule that may have limits of both kinds."""
+
+
+def no_concurrent(why: str) -> Conflict:
+    """Return the conflict of a word with concurrent limits."""
+    return Conflict(LIMIT, why, SPLIT, is_concurrent, "a concurrent limit")
 
 
 _MAPPING = Section(

@@ -119,8 +119,7 @@ def validate_rule(rule: Values, problems: Problems) -> None:
     if rule.dropped & {"algorithm", "burst", "max_wait"}:
         return
     for word in RULE.words:
-        if word.validate is not None and rule.differs(word):
-            word.validate(rule, problems)
+        word.check(rule, problems)
     for placed in rule[LIMIT].all():
         _validate_window(rule, placed, problems)
 

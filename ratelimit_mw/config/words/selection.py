@@ -6,8 +6,8 @@ from typing import Literal
 
 from ratelimit_mw.config import kinds, readers
 from ratelimit_mw.config.tree import Invalid, Node, Problems
-from ratelimit_mw.config.word import Section, Values, Word, section_word, sections_word
-from ratelimit_mw.config.words.limit import is_concurrent
+from ratelimit_mw.config.word import Conflict, Section, Values, Word, section_word, sections_word
+from ratelimit_mw.config.words.limit import no_concurrent
 from ratelimit_mw.config.words.storage import POLICIES
 from ratelimit_mw.errors import TemplateError, near, nearest, quoted
 from ratelimit_mw.identity.attributes import Attributes
@@ -131,16 +131,6 @@ def _reachable(name: str, replaced: Mapping[str, tuple[str, ...]]) -> set[str]:
     return found
 
 
-def _validate_on_demand(rule: Values, problems: Problems) -> None:
-    """Report what a rule cannot have if the app asks for it by name."""
-    if is_concurrent(rule):
-        message = f"a concurrent limit can't be combined with on_demand: {CHARGED_AT_ONCE}, not until the response ends"
-        problems.add(rule.place("limit"), message)
-    if rule[REPLACES]:
-        message = "can't be combined with on_demand: a rule on demand replaces no other rule"
-        problems.add(rule.place("replaces"), message, "remove one of the two")
-
-
 PATH = kinds.several("path", read_template, "Path templates, such as /items/{id:int} or /static/*.", unset="any")
 METHODS = kinds.several(
     "methods", read_method, "HTTP methods. HEAD and WebSocket handshakes count as GET.", unset="any"
@@ -182,7 +172,12 @@ REPLACES = kinds.several(
 )
 
 ON_DEMAND = kinds.flag(
-    "on_demand", "The rule applies only if the app asks for it by name.", validate=_validate_on_demand
+    "on_demand",
+    "The rule applies only if the app asks for it by name.",
+    conflicts=(
+        no_concurrent(f"{CHARGED_AT_ONCE}, not until the response ends"),
+        Conflict(REPLACES, "a rule on demand replaces no other rule"),
+    ),
 )
 
 SHADOW: Word[bool] = kinds.flag(
