@@ -10,7 +10,7 @@ from typing import Any
 from ratelimit_mw.decision.load import ASGI_CAPACITY
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.deferral.http import AsgiDeferral, respond_asgi
-from ratelimit_mw.deferral.service import Page
+from ratelimit_mw.deferral.service import DeferralPage
 from ratelimit_mw.errors import ConfigurationError, Problem
 from ratelimit_mw.http.answers import Answers, LatestAnswers
 from ratelimit_mw.http.handle import AsyncHandle, FirstRequests
@@ -148,7 +148,7 @@ class RateLimitMiddleware:
                 meter.watch(asyncio.get_running_loop())
                 meter.arrived(ASGI_CAPACITY, request)
             answer = rules.deferring and await self._deferral.answer(request, rules)
-            if isinstance(answer, Page):
+            if isinstance(answer, DeferralPage):
                 await respond_asgi(answer, request.method, send)
                 return
             verdict = Verdict((), None) if answer else await engine.adecide(request, rules=rules)
@@ -237,7 +237,7 @@ def _send_with_headers(answers: Answers[bytes], handle: AsyncHandle, send: Send,
 
 
 async def _refuse(
-    answers: Answers[bytes], handle: AsyncHandle, request: Request, page: Page | None, send: Send
+    answers: Answers[bytes], handle: AsyncHandle, request: Request, page: DeferralPage | None, send: Send
 ) -> None:
     if page is None:
         await _deny(answers, handle.reported, request, send)

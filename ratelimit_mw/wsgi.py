@@ -10,7 +10,7 @@ from wsgiref.types import StartResponse, WSGIApplication
 from ratelimit_mw.decision.load import WSGI_CAPACITY, time_in_queue
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.deferral.http import WsgiDeferral, respond_wsgi
-from ratelimit_mw.deferral.service import Page
+from ratelimit_mw.deferral.service import DeferralPage
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.http.answers import Answers, LatestAnswers, phrase
 from ratelimit_mw.http.handle import BlockingHandle, FirstRequests
@@ -137,7 +137,7 @@ class RateLimitMiddleware:
         if rules.metered and (waited := time_in_queue(request, rules.attributes.from_proxy)):
             engine.planner.meter(rules).queued(waited)
         answer = rules.deferring and self._deferral.answer(request, rules)
-        if isinstance(answer, Page):
+        if isinstance(answer, DeferralPage):
             return respond_wsgi(answer, request.method, start_response)
         verdict = Verdict((), None) if answer else engine.decide_in_turn(request, rules=rules)
         environ["ratelimit.decision"] = handle = BlockingHandle(verdict, self.limiter, request, rules)

@@ -10,7 +10,7 @@ from ratelimit_mw.cli.common import Exit, Json, fail, say, say_json, say_table
 from ratelimit_mw.cli.serve import require_extra
 
 if TYPE_CHECKING:
-    from ratelimit_mw.service.client import Asked
+    from ratelimit_mw.service.client import DescriptorAnswer
 
 UNLIMITED = 2**32 - 1
 
@@ -87,7 +87,7 @@ def ask(
         raise typer.Exit(Exit.PROBLEMS)
 
 
-def _row(asked: "Asked") -> tuple[object, ...]:
+def _row(asked: "DescriptorAnswer") -> tuple[object, ...]:
     limit = "" if asked.limit is None else f"{asked.limit} per {asked.unit}"
     if asked.remaining == UNLIMITED:
         limit = "unlimited"

@@ -15,7 +15,7 @@ from ratelimit_mw.cli.common import Exit, bars, fail, open_limiter, say_json, wi
 from ratelimit_mw.decision.explanation import seconds
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.foresight.wording import printable
-from ratelimit_mw.operations.state import State
+from ratelimit_mw.operations.state import LiveState
 from ratelimit_mw.stores import STORES
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def watch(config: str, storage: str | None, *, denied: bool, most: int, as_json:
             viewer.close()
 
 
-def _first(viewer: "Viewer") -> State | None:
+def _first(viewer: "Viewer") -> LiveState | None:
     """Return the state. End the command if the store does not answer."""
     return with_retries(viewer.state)
 
@@ -93,7 +93,7 @@ def _show_each_second(viewer: "Viewer", console: Console, *, denied: bool, most:
                 away = True
 
 
-def frame(state: State, *, denied: bool, most: int) -> RenderableType:
+def frame(state: LiveState, *, denied: bool, most: int) -> RenderableType:
     """Return one frame of the display. All of its texts are printable.
 
     Args:
@@ -108,7 +108,7 @@ def frame(state: State, *, denied: bool, most: int) -> RenderableType:
     return Group(_heading(state), _traffic(state), Text(), limited, Text(), _rules(state, most, several=several))
 
 
-def _heading(state: State) -> Text:
+def _heading(state: LiveState) -> Text:
     store, processes = state["store"], state["processes"]
     latency = "" if store["latency_ms"] is None else f", {store['latency_ms']:g} ms"
     parts = [
@@ -127,7 +127,7 @@ def _version(version: str | None) -> str:
     return "from code" if version == "given" else printable(version or "of unknown version")
 
 
-def _traffic(state: State) -> Text:
+def _traffic(state: LiveState) -> Text:
     rates, series = state["rates"], state["series"]
     return Text(
         f"{rates['requests']:g} requests/s {_spark(series['requests'])}   "
@@ -135,7 +135,7 @@ def _traffic(state: State) -> Text:
     )
 
 
-def _limited(state: State, most: int, *, several: bool) -> RenderableType:
+def _limited(state: LiveState, most: int, *, several: bool) -> RenderableType:
     clients, at = state["limited"], state["at"]
     if not clients:
         return Text("no client is limited now")
@@ -155,7 +155,7 @@ def _limited(state: State, most: int, *, several: bool) -> RenderableType:
     return _with_rest(table, len(clients) - most)
 
 
-def _rules(state: State, most: int, *, several: bool) -> RenderableType:
+def _rules(state: LiveState, most: int, *, several: bool) -> RenderableType:
     table = _table("rule", "limit", ">allowed/s", ">denied/s", ">bans", "denials in 15 minutes")
     busiest = sorted(state["rules"], key=_activity, reverse=True)
     for rule in busiest[:most]:
@@ -175,7 +175,7 @@ def _rules(state: State, most: int, *, several: bool) -> RenderableType:
     return Group(*shown, Text(legend)) if any(rule["shadow"] for rule in busiest[:most]) else Group(*shown)
 
 
-def _activity(rule: State) -> tuple[float, int, float]:
+def _activity(rule: LiveState) -> tuple[float, int, float]:
     rates = rule["rates"]
     return rates["denied"] + rates["shadow_denied"], sum(rule["denials"]), sum(rates.values())
 

@@ -5,21 +5,19 @@ they are decided.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Iterable
 from typing import Any
 from wsgiref.types import StartResponse
 
 from ratelimit_mw.decision.verdict import Verdict
-from ratelimit_mw.deferral.service import Page, deferrals_of
+from ratelimit_mw.deferral.service import DeferralPage, deferrals_of
 from ratelimit_mw.deferral.stored_request import HEADER, of_asgi, of_wsgi
 from ratelimit_mw.http.answers import phrase
+from ratelimit_mw.http.responses import Receive, Send
 from ratelimit_mw.identity.http_request import AsgiRequest, WsgiRequest
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.rules.domains import Rules
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
 _HEADER = HEADER.encode()
 
 
@@ -37,21 +35,23 @@ class AsgiDeferral:
         self._service = deferrals_of(limiter)
         limiter.require(self._service.require)
 
-    async def answer(self, request: AsgiRequest, rules: Rules) -> Page | bool:
+    async def answer(self, request: AsgiRequest, rules: Rules) -> DeferralPage | bool:
         """Return the page for a request that is not to be decided. True if it is a replay, which the app must get."""
         scope = request.context
         arrival = self._service.arrival(request, rules) if scope["type"] == "http" else None
         if arrival is None:
             return False
         found = await asyncio.to_thread(arrival)
-        if isinstance(found, Page):
+        if isinstance(found, DeferralPage):
             return found
         scope["client"] = (found.peer, 0) if found.peer else None
         scope["scheme"] = found.scheme
         scope["headers"] = [line for line in scope["headers"] if line[0].lower() != _HEADER]
         return True
 
-    async def put_off(self, verdict: Verdict, rules: Rules, request: AsgiRequest, receive: Receive) -> Page | None:
+    async def put_off(
+        self, verdict: Verdict, rules: Rules, request: AsgiRequest, receive: Receive
+    ) -> DeferralPage | None:
         """Queue a denied request and return its page, or None if it stays denied."""
         scope = request.context
         length = request.header("content-length")
@@ -68,7 +68,7 @@ class AsgiDeferral:
         return await asyncio.to_thread(self._service.put, verdict, rules, stored, body, lane=lane, root=root)
 
 
-async def respond_asgi(found: Page, method: str, send: Send) -> None:
+async def respond_asgi(found: DeferralPage, method: str, send: Send) -> None:
     """Respond with a page of the middleware."""
     headers = [(name.lower().encode(), value.encode()) for name, value in found.headers]
     await send({"type": "http.response.start", "status": found.status, "headers": headers})
@@ -107,20 +107,20 @@ class WsgiDeferral:
         self._service = deferrals_of(limiter)
         limiter.require(self._service.require)
 
-    def answer(self, request: WsgiRequest, rules: Rules) -> Page | bool:
+    def answer(self, request: WsgiRequest, rules: Rules) -> DeferralPage | bool:
         """Return the page for a request that is not to be decided. True if it is a replay, which the app must get."""
         environ, arrival = request.context, self._service.arrival(request, rules)
         if arrival is None:
             return False
         found = arrival()
-        if isinstance(found, Page):
+        if isinstance(found, DeferralPage):
             return found
         environ["REMOTE_ADDR"] = found.peer or ""
         environ["wsgi.url_scheme"] = found.scheme
         environ.pop(_WSGI_HEADER, None)
         return True
 
-    def put_off(self, verdict: Verdict, rules: Rules, request: WsgiRequest) -> Page | None:
+    def put_off(self, verdict: Verdict, rules: Rules, request: WsgiRequest) -> DeferralPage | None:
         """Queue a denied request and return its page, or None if it stays denied."""
         environ = request.context
         length = environ.get("CONTENT_LENGTH")
@@ -137,7 +137,7 @@ class WsgiDeferral:
         return self._service.put(verdict, rules, stored, body, lane=lane, root=root)
 
 
-def respond_wsgi(found: Page, method: str, start_response: StartResponse) -> Iterable[bytes]:
+def respond_wsgi(found: DeferralPage, method: str, start_response: StartResponse) -> Iterable[bytes]:
     """Respond with a page of the middleware."""
     start_response(f"{found.status} {phrase(found.status)}", list(found.headers))
     return [b"" if method == "HEAD" else found.body]

@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import quote
 
 from ratelimit_mw.clock import Clock
-from ratelimit_mw.deferral.stored_request import DeferredStatus, Entry, Job
+from ratelimit_mw.deferral.stored_request import DeferredStatus, QueuedRequest, QueueEntry
 from ratelimit_mw.model import SECOND
 from ratelimit_mw.settings import DeferSettings
 from ratelimit_mw.stores.redis.records import CommandClient
@@ -60,45 +60,45 @@ class Queue:
         left = self._do("promote")
         return None if left < 0 else left / SECOND
 
-    def next(self, consumer: str, seconds: float) -> Entry | None:
+    def next(self, consumer: str, seconds: float) -> QueueEntry | None:
         """Wait at most `seconds` for the next request that may be tried."""
         command = ("XREADGROUP", "GROUP", GROUP, consumer, "COUNT", 1, "BLOCK", max(int(seconds * 1000), 1))
         found = self._client.ask(self._stream, *command, "STREAMS", self._stream, ">", within=seconds + _LISTEN_MARGIN)
         return _entry(found[0][1]) if found else None
 
-    def pending(self, consumer: str) -> list[Entry]:
+    def pending(self, consumer: str) -> list[QueueEntry]:
         """Return the pending entries of a worker: those that it was given and has not settled."""
         command = ("XREADGROUP", "GROUP", GROUP, consumer, "COUNT", 100, "STREAMS", self._stream, "0")
         found = self._client.ask(self._stream, *command)
         return [entry for item in found[0][1] if (entry := _entry([item])) is not None] if found else []
 
-    def claim(self, consumer: str, idle: float) -> Entry | None:
+    def claim(self, consumer: str, idle: float) -> QueueEntry | None:
         """Take over an entry that another worker was given at least `idle` seconds ago and has not settled."""
         command = ("XAUTOCLAIM", self._stream, GROUP, consumer, int(idle * 1000), "0", "COUNT", 1)
         return _entry(self._client.ask(self._stream, *command)[1])
 
-    def load(self, request: str) -> Job | None:
+    def load(self, request: str) -> QueuedRequest | None:
         """Return a request to be tried, or None if it has expired. Raises ValueError if it is unreadable."""
         now, state, content, body, attempts, since = self._do("load", request)
         if not content:
             return None
-        return Job(state.decode(), content, body or b"", int(attempts or 0), int(now) - int(since or 0))
+        return QueuedRequest(state.decode(), content, body or b"", int(attempts or 0), int(now) - int(since or 0))
 
-    def begin(self, entry: Entry, ticket: str) -> int:
+    def begin(self, entry: QueueEntry, ticket: str) -> int:
         """Begin an attempt and return its number, or 0 if another worker was faster."""
         return int(self._do("begin", entry.id, entry.number, ticket))
 
-    def postpone(self, entry: Entry, seconds: float, *, counted: bool = True) -> bool:
+    def postpone(self, entry: QueueEntry, seconds: float, *, counted: bool = True) -> bool:
         """End an attempt and let the lane wait for `seconds`. An attempt that is not `counted` does not count."""
         return bool(self._do("postpone", entry.id, entry.number, int(seconds * SECOND), int(counted)))
 
-    def settle(self, entry: Entry, state: str, fields: Mapping[str, str | bytes | int]) -> bool:
+    def settle(self, entry: QueueEntry, state: str, fields: Mapping[str, str | bytes | int]) -> bool:
         """Set the final state of a request. Return False if another worker has already done so."""
         keep = int(self._settings.keep * 1000)
         parts = [part for pair in fields.items() for part in pair]
         return bool(self._do("settle", entry.id, entry.number, state, keep, self._settings.max_length, *parts))
 
-    def forget(self, entry: Entry) -> None:
+    def forget(self, entry: QueueEntry) -> None:
         """Remove an entry that is no longer the current entry of its request."""
         self._do("forget", entry.id, entry.number, entry.lane)
 
@@ -143,11 +143,11 @@ def _script() -> str:
     return files("ratelimit_mw.deferral").joinpath("queue.lua").read_text(encoding="utf-8")
 
 
-def _entry(found: Any) -> Entry | None:
+def _entry(found: Any) -> QueueEntry | None:
     for item in found:
         if item is not None and item[1] is not None:  # Redis 6.2 also claims deleted entries
             number, fields = item
-            return Entry(fields[1].decode(), fields[3].decode(), number.decode())
+            return QueueEntry(fields[1].decode(), fields[3].decode(), number.decode())
     return None
 
 

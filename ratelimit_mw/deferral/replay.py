@@ -58,7 +58,7 @@ class DeferredRequest(HttpFields):
 _NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol)
 
 
-class Answer(NamedTuple):
+class AppResponse(NamedTuple):
     """A response. `body` is None if it was too long to be kept. The names in `headers` are in lower case."""
 
     status: int
@@ -79,7 +79,7 @@ class Target:
         self._client = httpx.AsyncClient(limits=limits, timeout=None, trust_env=False, transport=transport)  # noqa: S113  the worker has one
         self._base = httpx.URL(url)
 
-    async def send(self, stored: StoredRequest, body: bytes, more: Mapping[str, str], most: int) -> Answer:
+    async def send(self, stored: StoredRequest, body: bytes, more: Mapping[str, str], most: int) -> AppResponse:
         """Send a request once, with additional headers (`more`). Return the response, with at most `most` bytes of it.
 
         Raises:
@@ -102,7 +102,7 @@ class Target:
             raise NotSent(str(error)) from error
         except httpx.HTTPError as error:
             raise Lost(type(error).__name__) from error
-        return Answer(response.status_code, response.headers, None if kept is None else b"".join(kept))
+        return AppResponse(response.status_code, response.headers, None if kept is None else b"".join(kept))
 
     async def close(self) -> None:
         """Close the connections."""

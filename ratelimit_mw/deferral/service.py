@@ -36,7 +36,7 @@ _MESSAGES = {
 }
 
 
-class Page(NamedTuple):
+class DeferralPage(NamedTuple):
     """A response of the middleware, in place of the app's response."""
 
     status: int
@@ -44,10 +44,10 @@ class Page(NamedTuple):
     body: bytes
 
 
-def _page(status: int, fields: str | Mapping[str, object], *headers: tuple[str, str]) -> Page:
+def _page(status: int, fields: str | Mapping[str, object], *headers: tuple[str, str]) -> DeferralPage:
     """Return a page. `fields` are its JSON, or its message alone."""
     body = json.dumps({"message": fields} if isinstance(fields, str) else fields).encode()
-    return Page(status, (*_ALWAYS, ("Content-Length", str(len(body))), *headers), body)
+    return DeferralPage(status, (*_ALWAYS, ("Content-Length", str(len(body))), *headers), body)
 
 
 UNKNOWN = _page(404, "unknown or expired request")
@@ -59,13 +59,13 @@ STALE = _page(409, "this attempt is over", (HEADER, "stale"))
 """For a replay whose attempt is over. Nothing was done."""
 
 
-def accepted_page(location: str, wait: int) -> Page:
+def accepted_page(location: str, wait: int) -> DeferralPage:
     """Return the response to a deferred request: its status page is at `location`; ask again in `wait` seconds."""
     fields = {"state": "queued", "message": _MESSAGES["queued"], "location": location}
     return _page(202, fields, ("Location", location), ("Retry-After", str(wait)))
 
 
-def status_page(status: DeferredStatus) -> Page:
+def status_page(status: DeferredStatus) -> DeferralPage:
     """Return the status page of a request."""
     fields: dict[str, Any] = {"state": status.state, "message": _MESSAGES.get(status.state, "")}
     if status.reason:
@@ -114,7 +114,7 @@ class DeferralService:
             message = f"on_limit: defer ({names}) needs a queue that outlives this process and that workers can reach"
             raise ConfigurationError([Problem(message, hint=f"set storage.url to a Redis; it is {scheme}:// now")])
 
-    def arrival(self, request: Request, rules: Rules) -> Callable[[], Page | StoredRequest] | None:
+    def arrival(self, request: Request, rules: Rules) -> Callable[[], DeferralPage | StoredRequest] | None:
         """Return what answers a replay or a request for a status page. None for any other request.
 
         The result may ask the queue. It returns a page, or the stored request of a replay that the app must get.
@@ -125,7 +125,7 @@ class DeferralService:
         folder, slash, name = request.path.rpartition("/")
         return partial(self._status, request.method, name, rules) if slash and folder == rules.defer.path else None
 
-    def _status(self, method: str, name: str, rules: Rules) -> Page:
+    def _status(self, method: str, name: str, rules: Rules) -> DeferralPage:
         if method not in ("GET", "HEAD"):
             return NOT_ALLOWED
         if not self.tokens(rules).is_request(name):
@@ -136,12 +136,12 @@ class DeferralService:
             return UNAVAILABLE
         return UNKNOWN if status is None else status_page(status)
 
-    def _replay(self, token: tuple[str, str], rules: Rules) -> Page | StoredRequest:
+    def _replay(self, token: tuple[str, str], rules: Rules) -> DeferralPage | StoredRequest:
         found = self._replayed(token, rules)
-        self._tally.deferred(None, "returned" if isinstance(found, Page) else "replayed")
+        self._tally.deferred(None, "returned" if isinstance(found, DeferralPage) else "replayed")
         return found
 
-    def _replayed(self, token: tuple[str, str], rules: Rules) -> Page | StoredRequest:
+    def _replayed(self, token: tuple[str, str], rules: Rules) -> DeferralPage | StoredRequest:
         if self._load(rules) >= rules.defer.below:
             return BUSY
         try:
@@ -166,7 +166,7 @@ class DeferralService:
 
     def put(
         self, verdict: Verdict, rules: Rules, stored: StoredRequest, body: bytes, *, lane: str, root: str
-    ) -> Page | None:
+    ) -> DeferralPage | None:
         """Queue a request and return the page that says so, or None if the request must be refused.
 
         A request is refused if it cannot be replayed unchanged, or if the queue is full or unavailable. Requests of
@@ -178,7 +178,7 @@ class DeferralService:
 
     def _queued(
         self, verdict: Verdict, rules: Rules, stored: StoredRequest, body: bytes, *, lane: str, root: str
-    ) -> Page | None:
+    ) -> DeferralPage | None:
         if time.monotonic() < self._unavailable_until or not stored.replayable():
             return None
         tokens = self.tokens(rules)

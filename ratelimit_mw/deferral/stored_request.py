@@ -14,7 +14,7 @@ from ratelimit_mw.identity.path_forms import Forms
 from ratelimit_mw.identity.request import Request
 
 
-class Entry(NamedTuple):
+class QueueEntry(NamedTuple):
     """An entry of the stream: the id and the lane of a request, and the number of the entry in Redis."""
 
     id: str
@@ -22,7 +22,7 @@ class Entry(NamedTuple):
     number: str
 
 
-class Job(NamedTuple):
+class QueuedRequest(NamedTuple):
     """A queued request. `age` is the time in microseconds since it was queued, by the store's clock."""
 
     state: str

@@ -14,9 +14,16 @@ from ratelimit_mw.decision.settlement import Account
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.decision.waiting import without_max_wait
 from ratelimit_mw.deferral.queue import Queue
-from ratelimit_mw.deferral.replay import Answer, DeferredRequest, Target
+from ratelimit_mw.deferral.replay import AppResponse, DeferredRequest, Target
 from ratelimit_mw.deferral.service import deferrals_of
-from ratelimit_mw.deferral.stored_request import HEADER, Entry, Job, StoredRequest, replay_header, unpacked
+from ratelimit_mw.deferral.stored_request import (
+    HEADER,
+    QueuedRequest,
+    QueueEntry,
+    StoredRequest,
+    replay_header,
+    unpacked,
+)
 from ratelimit_mw.errors import Lost, NotSent, StoreUnavailable, Unsendable
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.model import NEVER, SECOND
@@ -101,7 +108,7 @@ class Worker:
     def _queue(self) -> Queue:
         return deferrals_of(self._limiter).queue(self._rules)
 
-    async def _next(self) -> Entry | None:
+    async def _next(self) -> QueueEntry | None:
         """Wait for the next entry. Return None if none comes within `listen` seconds."""
         self._rules = self._limiter.engine.current()
         try:
@@ -127,7 +134,7 @@ class Worker:
             self._unavailable = False
         return entry
 
-    async def _carry_out(self, entry: Entry) -> None:
+    async def _carry_out(self, entry: QueueEntry) -> None:
         try:
             job = await asyncio.to_thread(self._queue.load, entry.id)
         except ValueError:
@@ -142,7 +149,7 @@ class Worker:
         else:
             await asyncio.to_thread(self._queue.forget, entry)
 
-    async def _try(self, entry: Entry, job: Job) -> None:
+    async def _try(self, entry: QueueEntry, job: QueuedRequest) -> None:
         left = self._rules.defer.keep - job.age / SECOND
         if left < 0:
             await self._settle(entry, "parked", {"reason": "the limit did not allow the request in time"})
@@ -174,7 +181,7 @@ class Worker:
             plan = Plan(without_max_wait(plan.charges))
         return await engine.aexecute(plan, self._rules)
 
-    async def _replay(self, entry: Entry, job: Job, stored: StoredRequest, verdict: Verdict) -> None:
+    async def _replay(self, entry: QueueEntry, job: QueuedRequest, stored: StoredRequest, verdict: Verdict) -> None:
         settlement = self._limiter.engine.settlement
         account = settlement.account(verdict)
         ticket = deferrals_of(self._limiter).tokens(self._rules).ticket(entry.id)
@@ -207,7 +214,7 @@ class Worker:
         finally:
             await settlement.asettle(account, account.end())
 
-    async def _conclude(self, entry: Entry, attempt: int, account: Account, answer: Answer) -> None:
+    async def _conclude(self, entry: QueueEntry, attempt: int, account: Account, answer: AppResponse) -> None:
         refusal = answer.headers.get(HEADER)
         if refusal == "busy":
             await self._give_back(account)
@@ -233,10 +240,10 @@ class Worker:
     async def _give_back(self, account: Account) -> None:
         await self._limiter.engine.settlement.asettle(account, account.back(None))
 
-    async def _postpone(self, entry: Entry, seconds: float, *, counted: bool = True) -> None:
+    async def _postpone(self, entry: QueueEntry, seconds: float, *, counted: bool = True) -> None:
         await self._report(lambda: self._queue.postpone(entry, seconds, counted=counted))
 
-    async def _settle(self, entry: Entry, state: str, fields: Mapping[str, str | bytes | int]) -> None:
+    async def _settle(self, entry: QueueEntry, state: str, fields: Mapping[str, str | bytes | int]) -> None:
         if state != "done":
             _log.warning("worker: %s is %s: %s", entry.id, state, fields["reason"])
         if not await self._report(lambda: self._queue.settle(entry, state, fields)):

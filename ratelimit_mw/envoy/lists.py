@@ -15,7 +15,7 @@ from ratelimit_mw.algorithms import ALGORITHMS, with_overdraft
 from ratelimit_mw.decision.engine import Engine
 from ratelimit_mw.decision.planning import Plan, Refusal, whole
 from ratelimit_mw.decision.verdict import Verdict
-from ratelimit_mw.envoy.tree import DEFAULT, MOST, DescriptorLimit, Found, asked, replaced_among
+from ratelimit_mw.envoy.tree import DEFAULT, MOST, AppliedLimit, DescriptorLimit, asked, replaced_among
 from ratelimit_mw.identity.attributes import canonical_name
 from ratelimit_mw.identity.identifier import GLOBAL, encoder
 from ratelimit_mw.identity.request import EntriesRequest, Entry, Request
@@ -135,14 +135,14 @@ def _of_rules(rules: RuleSet, request: Request, cost: int) -> Sequence[Charge] |
     return tuple(charges)
 
 
-def _found(rules: RuleSet, each: EntryList, entries: Sequence[Entry]) -> list[Found]:
+def _found(rules: RuleSet, each: EntryList, entries: Sequence[Entry]) -> list[AppliedLimit]:
     """Return the limits of one list: those of the file, or the one that it brings."""
     if each.limit is not None:
         return [_brought(rules, each.limit, entries)]
     return rules.descriptors.match(entries) if rules.descriptors is not None else []
 
 
-def _brought(rules: RuleSet, limit: tuple[int, str], entries: Sequence[Entry]) -> Found:
+def _brought(rules: RuleSet, limit: tuple[int, str], entries: Sequence[Entry]) -> AppliedLimit:
     quota = _quota(*limit)
     keys = [key for key, _ in entries]
     rule = _rule(tuple(keys), rules.storage.on_error, rules.shadow, rules.domain)
@@ -150,7 +150,7 @@ def _brought(rules: RuleSet, limit: tuple[int, str], entries: Sequence[Entry]) -
     path = "/".join(["sent", *map(escaped, keys)])
     key = f"{escaped(rules.domain)}:{path}:fw{quota.period // SECOND}:{{"
     identity = "+".join([encoder(key, rules.attributes)(value) for key, value in entries]) or GLOBAL
-    return Found(DescriptorLimit(rule, "", key, quota, frozenset()), identity)
+    return AppliedLimit(DescriptorLimit(rule, "", key, quota, frozenset()), identity)
 
 
 @lru_cache(maxsize=1024)
@@ -167,7 +167,9 @@ def _quota(requests: object, unit: object) -> Quota:
     return Quota(DEFAULT, requests, UNITS[unit.lower()])
 
 
-def _merged(lists: Sequence[EntryList], costs: Sequence[int], found: Sequence[Sequence[Found]]) -> tuple[Charge, ...]:
+def _merged(
+    lists: Sequence[EntryList], costs: Sequence[int], found: Sequence[Sequence[AppliedLimit]]
+) -> tuple[Charge, ...]:
     """Return one charge for each counter. Of different limits for one counter, the lowest counts."""
     charges: dict[str, Charge] = {}
     for each, cost, own in zip(lists, costs, found, strict=True):
@@ -214,7 +216,7 @@ class ListsRequest:
         self._planned = _plan_lists(rules, [_read(each) for each in lists], whole(hits), stretch)
         self.plan = self._plan()
         """What the engine executes. It may be executed several times, by requests of the same lists."""
-        self._counters: list[tuple[_ListLimits, list[_Counter]]] | None = None  # made when they are first needed
+        self._counters: list[tuple[_ListLimits, list[_ListCounter]]] | None = None  # made when they are first needed
         self._grouped = False
 
     @property
@@ -271,21 +273,21 @@ class ListsRequest:
         known = {charge.ask.key: outcome for charge, outcome in pairs}
         return [known.get(charge.ask.key) for charge in charges]
 
-    def _counters_of_lists(self) -> "list[tuple[_ListLimits, list[_Counter]]]":
+    def _counters_of_lists(self) -> "list[tuple[_ListLimits, list[_ListCounter]]]":
         """Return the limits of each list, and its counters: its own, and those of the rules."""
         charges, planned = self.plan.charges, self._planned
         self._grouped = any(charge.rule.quota_group for charge in charges)
         places = {charge.ask.key: place for place, charge in enumerate(charges)}
         of_rules = [charge.ask.key for charge in planned.rules]
 
-        def counter(key: str, own: _ListLimits) -> _Counter:
-            return _Counter(places[key], charges[places[key]], own.names.get(key))
+        def counter(key: str, own: _ListLimits) -> _ListCounter:
+            return _ListCounter(places[key], charges[places[key]], own.names.get(key))
 
         return [(own, [counter(key, own) for key in (*own.names, *of_rules) if key in places]) for own in planned.lists]
 
 
 def _status(
-    limits: _ListLimits, counters: "Sequence[_Counter]", outcomes: Sequence[Outcome | None], passed: Container[str]
+    limits: _ListLimits, counters: "Sequence[_ListCounter]", outcomes: Sequence[Outcome | None], passed: Container[str]
 ) -> ListStatus:
     """Return the status of a list: that of its counter which binds most. Shadow counters come last."""
     if not counters:
@@ -304,7 +306,7 @@ def _unchanged(charges: Sequence[Charge]) -> Sequence[Charge]:
     return charges
 
 
-class _Counter:
+class _ListCounter:
     """A counter of a list.
 
     Args:

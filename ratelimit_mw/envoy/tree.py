@@ -81,7 +81,7 @@ class Branch:
         return [*self.exact.values(), *([self.bare] if self.bare else [])]
 
 
-class Found(NamedTuple):
+class AppliedLimit(NamedTuple):
     """A limit that applies and the identity that it counts. `apart`: in a separate counter for preflights."""
 
     limit: DescriptorLimit
@@ -112,7 +112,7 @@ class Descriptors:
 
     def plan(self, request: Request, cost: int) -> tuple[Charge, ...]:
         """Return the charges of all lists of a request."""
-        found: list[Found] = []
+        found: list[AppliedLimit] = []
         for sources in self._lists:
             entries = _entries(sources, request)
             if entries is not None:
@@ -124,7 +124,7 @@ class Descriptors:
 
         A list counts the preflight like any request if a descriptor names OPTIONS as the method.
         """
-        found: list[Found] = []
+        found: list[AppliedLimit] = []
         for sources in self._lists:
             own, entries = _entries(sources, request), _entries(sources, view)
             if own is None or entries is None:
@@ -139,7 +139,7 @@ class Descriptors:
         found = self.match(entries)
         return _charges(found, cost) if found else ()
 
-    def match(self, entries: Iterable[Entry], exactly: frozenset[int] = frozenset()) -> list[Found]:
+    def match(self, entries: Iterable[Entry], exactly: frozenset[int] = frozenset()) -> list[AppliedLimit]:
         """Return the limits at the end of the walk. Entries at places `exactly` must match an exact value."""
         walks: list[tuple[DescriptorNode, tuple[str, ...]]] = [(self._root, ())]
         for place, (key, value) in enumerate(entries):
@@ -150,7 +150,7 @@ class Descriptors:
                 if place not in exactly or value in branch.exact
                 for node in branch.find(value)
             ]
-        return [Found(limit, "+".join(values) or GLOBAL) for node, values in walks for limit in node.limits]
+        return [AppliedLimit(limit, "+".join(values) or GLOBAL) for node, values in walks for limit in node.limits]
 
 
 def keys_of(node: DescriptorNode) -> Iterator[str]:
@@ -195,7 +195,7 @@ def _entries(sources: EntryReaders, request: Request) -> list[Entry] | None:
     return entries
 
 
-def replaced_among(found: Iterable[Found]) -> set[str]:
+def replaced_among(found: Iterable[AppliedLimit]) -> set[str]:
     """Return the names of the limits that are replaced by others among these."""
     return {name for match in found for name in match.limit.replaces}
 
@@ -213,7 +213,7 @@ def asked(charges: Sequence[Charge]) -> tuple[Charge, ...]:
     )
 
 
-def _charges(found: list[Found], cost: int) -> tuple[Charge, ...]:
+def _charges(found: list[AppliedLimit], cost: int) -> tuple[Charge, ...]:
     """Return a charge for each limit that is neither replaced nor unlimited."""
     replaced = replaced_among(found)
     charges: list[Charge] = []

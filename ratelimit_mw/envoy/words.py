@@ -51,7 +51,7 @@ _SECRET = re.compile(r"cookie:|header:.*(auth|cookie|key|secret|token)", re.IGNO
 """Sources whose values are secret. They are hashed in keys and names, even if the rules file contains them."""
 
 
-class _Path(NamedTuple):
+class _DescriptorPath(NamedTuple):
     """The path of a descriptor in the tree: as part of a counter's key, as a readable name, and in metrics."""
 
     key: str = ""
@@ -84,11 +84,11 @@ class _Compiler:
 
     def tree(self) -> DescriptorNode:
         """Return the root of the compiled tree. The root matches the empty list of entries."""
-        root = DescriptorNode(branches=self._level(self.file[DESCRIPTORS], _Path()))
+        root = DescriptorNode(branches=self._level(self.file[DESCRIPTORS], _DescriptorPath()))
         self._warn_of_names()
         return root
 
-    def _level(self, descriptors: Sequence[Values], path: _Path) -> dict[str, Branch]:
+    def _level(self, descriptors: Sequence[Values], path: _DescriptorPath) -> dict[str, Branch]:
         """Return the branches of one list of descriptors."""
         branches: dict[str, Branch] = {}
         first: dict[tuple[str, str], Place] = {}
@@ -113,7 +113,7 @@ class _Compiler:
                 branch.patterns.append((pattern(value), node))
         return branches
 
-    def _node(self, descriptor: Values, parent: _Path) -> DescriptorNode:
+    def _node(self, descriptor: Values, parent: _DescriptorPath) -> DescriptorNode:
         value, shared = descriptor[_VALUE], descriptor[_SHARE_THRESHOLD]
         many = "*" in value
         if shared and not many and "value" not in descriptor.dropped:
@@ -128,20 +128,20 @@ class _Compiler:
             spell=encoder(descriptor[_KEY], self.attributes) if own else None,
         )
 
-    def _path(self, descriptor: Values, parent: _Path) -> _Path:
+    def _path(self, descriptor: Values, parent: _DescriptorPath) -> _DescriptorPath:
         own, value = descriptor[_KEY], descriptor[_VALUE]
         key, name = f"{parent.key}/{escaped(own)}", f"{parent.name}/{own}".lstrip("/")
         if not value:
-            return _Path(key, name, (*parent.metric, own))
+            return _DescriptorPath(key, name, (*parent.metric, own))
         client = self.file[CLIENT]
         sources = {**self.file[ATTRIBUTES], "user": client.user, "tier": client.tier}
         if _SECRET.match(sources.get(own) or own):
             digest = self.attributes.digest(value)
-            return _Path(f"{key}=~{digest}", f"{name}=~{digest}", (*parent.metric, own))
+            return _DescriptorPath(f"{key}=~{digest}", f"{name}=~{digest}", (*parent.metric, own))
         metric = own if "*" in value else f"{own}_{value}"
-        return _Path(f"{key}={escaped(value)}", f"{name}={value}", (*parent.metric, metric))
+        return _DescriptorPath(f"{key}={escaped(value)}", f"{name}={value}", (*parent.metric, metric))
 
-    def _limits(self, descriptor: Values, path: _Path) -> tuple[DescriptorLimit, ...]:
+    def _limits(self, descriptor: Values, path: _DescriptorPath) -> tuple[DescriptorLimit, ...]:
         stated = descriptor[_RATE_LIMIT]
         if len(stated) > 1:
             if descriptor[_QUOTA_MODE]:
@@ -156,7 +156,7 @@ class _Compiler:
                 self.problems.add(stated[place].node.place, "two limits have the same unit", "keep only the lower one")
         return limits
 
-    def _limit(self, descriptor: Values, stated: Values, path: _Path) -> DescriptorLimit:
+    def _limit(self, descriptor: Values, stated: Values, path: _DescriptorPath) -> DescriptorLimit:
         quota = self._quota(stated)
         code = f"{ALGORITHMS[stated[_ALGORITHM]].code}{quota.period // SECOND if quota is not None else 0}"
         shadow = descriptor[_SHADOW_MODE] or self.file[SHADOW_FILE]

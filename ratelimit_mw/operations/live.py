@@ -13,7 +13,7 @@ from ratelimit_mw.model import SECOND
 from ratelimit_mw.operations.activity import together
 from ratelimit_mw.operations.observer import Observer, process_name
 from ratelimit_mw.operations.sharing import EVERY, Sharing
-from ratelimit_mw.operations.state import Outline, State, StoreState, state_of
+from ratelimit_mw.operations.state import LiveState, Outline, StoreState, state_of
 from ratelimit_mw.process_local import abandon, lazy, lock, reset_after_fork
 
 _log = logging.getLogger("ratelimit_mw")
@@ -27,7 +27,7 @@ class _Made(NamedTuple):
     """A state, and when it was made, by the monotonic clock."""
 
     at: float
-    state: State
+    state: LiveState
 
 
 class Live:
@@ -56,7 +56,7 @@ class Live:
         self._closed = True
         self._reporter.end(self._number)
 
-    def state(self) -> State:
+    def state(self) -> LiveState:
         """Return what the page shows, as values of JSON. The module `state` has the fields.
 
         The caller must not change it. It begins to report, unless this object or the limiter is closed. It never
@@ -118,7 +118,7 @@ class _Reporter:
                 limiter.engine.on_denial = None
             self._stop()
 
-    def state(self, limiter: RateLimiter) -> State:
+    def state(self, limiter: RateLimiter) -> LiveState:
         """Return the state. If it has many rules, it may be a second old."""
         if LIMITERS[limiter]:  # after its end, only a request starts the thread
             self._start()
@@ -128,7 +128,7 @@ class _Reporter:
             self._made = made if len(made.state["rules"]) > _MANY else None
         return made.state
 
-    def _make(self, limiter: RateLimiter) -> State:
+    def _make(self, limiter: RateLimiter) -> LiveState:
         sharing = self._sharing
         others = None if sharing is None else sharing.others()
         observer, rules = self._observer or Observer(limiter), limiter.rules

@@ -21,7 +21,7 @@ from ratelimit_mw.operations.activity import STEP, STEPS, Activity, RuleActivity
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.tally import OUTCOMES
 
-State = dict[str, Any]
+LiveState = dict[str, Any]
 
 
 class StoreState(NamedTuple):
@@ -73,7 +73,7 @@ def state_of(
     store: StoreState,
     processes: int,
     shared: bool,
-) -> State:
+) -> LiveState:
     """Return the state.
 
     Args:
@@ -113,7 +113,7 @@ def _first(activity: Activity, end: int) -> int:
     return max(min(activity.steps[0], default=end), end - STEPS)
 
 
-def _rules(activity: Activity, outline: Mapping[RuleId, Shown], end: int) -> list[State]:
+def _rules(activity: Activity, outline: Mapping[RuleId, Shown], end: int) -> list[LiveState]:
     first = _first(activity, end)
     known = list(outline)
     return [
@@ -126,7 +126,7 @@ _UNKNOWN = Shown((), shadow=False)
 _NOTHING = RuleActivity((0.0,) * len(OUTCOMES), {}, 0)
 
 
-def _rule(rule: RuleId, shown: Shown, activity: Activity, end: int, first: int) -> State:
+def _rule(rule: RuleId, shown: Shown, activity: Activity, end: int, first: int) -> LiveState:
     did = activity.rules.get(rule, _NOTHING)
     return {
         "domain": rule[0],

@@ -8,7 +8,7 @@ from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.operations.activity import together
 from ratelimit_mw.operations.board import Board
 from ratelimit_mw.operations.report_codec import decode_report
-from ratelimit_mw.operations.state import Outline, State, StoreState, state_of
+from ratelimit_mw.operations.state import LiveState, Outline, StoreState, state_of
 
 
 class Viewer:
@@ -27,7 +27,7 @@ class Viewer:
         self._outline = Outline(rules)
         self._kind = limiter.storage_url.partition(":")[0]
 
-    def state(self) -> State | None:
+    def state(self) -> LiveState | None:
         """Return the state of all processes, as `Live.state` does. None if no process reports.
 
         It takes one command. Raises StoreUnavailable.

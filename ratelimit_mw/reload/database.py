@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ratelimit_mw.config.load import Config, Document, gather, load_documents
 from ratelimit_mw.config.tree import Problems
 from ratelimit_mw.errors import ConfigurationError, Conflict, Problem, StoreUnavailable
-from ratelimit_mw.reload.source import LONGEST, Snapshot
+from ratelimit_mw.reload.source import LONGEST, RulesSnapshot
 from ratelimit_mw.stores import STORES, open_records
 from ratelimit_mw.stores.records import Records
 
@@ -57,10 +57,10 @@ class RulesDatabase:
         self._records: Records = open_records(address)
         self._key = f"ratelimit_mw:rules:{{{name}}}" if name else "ratelimit_mw:rules"
         self.name = f"{self._records.name}#{name}" if name else self._records.name
-        self._snapshot: Snapshot | None = None
+        self._snapshot: RulesSnapshot | None = None
         self._about: str | None = None
 
-    def fetch(self) -> Snapshot:
+    def fetch(self) -> RulesSnapshot:
         """See `Source`. The snapshot is the newest version."""
         try:
             known = self._snapshot.version if self._snapshot is not None else "0"
@@ -69,7 +69,9 @@ class RulesDatabase:
             if self._snapshot is None or known != str(number) or texts.get(f"about:{known}") != self._about:
                 # It is read before the rules, so that a change between both calls is noticed at the next fetch.
                 self._about = self._records.read(self._key, [f"about:{number}"])[1].get(f"about:{number}")
-                self._snapshot = Snapshot(str(number), self.pull(number or None)) if number else Snapshot("0", ())
+                self._snapshot = (
+                    RulesSnapshot(str(number), self.pull(number or None)) if number else RulesSnapshot("0", ())
+                )
         except StoreUnavailable as error:
             raise ConfigurationError([Problem(f"the rules database {self.name} is unavailable: {error}")]) from error
         except LookupError as error:

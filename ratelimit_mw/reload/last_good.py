@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ratelimit_mw.config.load import Config, Document
 from ratelimit_mw.process_local import proc_stat, server_of_worker
-from ratelimit_mw.reload.source import Snapshot
+from ratelimit_mw.reload.source import RulesSnapshot
 
 FOLDER = Path("/dev/shm")  # noqa: S108  files are opened without following links, and their owner is checked
 
@@ -22,8 +22,8 @@ FOLDER = Path("/dev/shm")  # noqa: S108  files are opened without following link
 class Kept(NamedTuple):
     """The stored rules. If they are in a database, `frame` is the file that refers to it."""
 
-    frame: Snapshot | None
-    rules: Snapshot
+    frame: RulesSnapshot | None
+    rules: RulesSnapshot
 
 
 class LastGood:
@@ -83,9 +83,9 @@ def _remove_ended(name: str) -> None:
                 each.unlink()
 
 
-def _texts(snapshot: Snapshot) -> list[tuple[str, str]]:
+def _texts(snapshot: RulesSnapshot) -> list[tuple[str, str]]:
     return [(name, content.decode()) for name, content in snapshot.documents if isinstance(content, bytes)]
 
 
-def _snapshot(version: str, files: list[tuple[str, str]]) -> Snapshot:
-    return Snapshot(version, tuple([Document(name, text.encode()) for name, text in files]))
+def _snapshot(version: str, files: list[tuple[str, str]]) -> RulesSnapshot:
+    return RulesSnapshot(version, tuple([Document(name, text.encode()) for name, text in files]))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from ratelimit_mw.config.load import Config, load_documents
 from ratelimit_mw.errors import ConfigurationError, Problem
 from ratelimit_mw.reload.last_good import Kept, LastGood
-from ratelimit_mw.reload.source import FilesSource, MappingSource, Snapshot, Source
+from ratelimit_mw.reload.source import FilesSource, MappingSource, RulesSnapshot, Source
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.stores import STORES
 
@@ -39,7 +39,7 @@ class Loader:
         self._source = open_source(config)
         self._database: Source | None = None
         self._url: str | None = None
-        self._top: Snapshot | None = None
+        self._top: RulesSnapshot | None = None
         self._own: Rules | ConfigurationError | None = None
         """The rules of the configuration itself, or why it is unusable."""
         self._is_mapping = isinstance(config, Mapping)
@@ -103,7 +103,7 @@ class Loader:
         for source in self.sources:
             source.close()
 
-    def _compiled(self, snapshot: Snapshot, frame: Snapshot | None = None) -> Rules:
+    def _compiled(self, snapshot: RulesSnapshot, frame: RulesSnapshot | None = None) -> Rules:
         around = frame.documents[0] if frame else None
         return load_documents(snapshot.documents, environ=self._environ, frame=around, logged=self._logged)
 
@@ -114,7 +114,7 @@ class Loader:
             self._database, self._url = None if url is None else open_source(url), url
 
 
-def _fetched(source: Source) -> Snapshot:
+def _fetched(source: Source) -> RulesSnapshot:
     snapshot = source.fetch()
     if not snapshot.documents:
         message = f"the rules database {source.name} is empty"

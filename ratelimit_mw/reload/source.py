@@ -16,7 +16,7 @@ from ratelimit_mw.config.tree import Problems
 from ratelimit_mw.errors import ConfigurationError, Problem
 
 
-class Snapshot(NamedTuple):
+class RulesSnapshot(NamedTuple):
     """The documents of one version of the rules. Snapshots with the same `version` have the same content."""
 
     version: str
@@ -38,7 +38,7 @@ class Source(Protocol):
     settling: float
     """The seconds after which unusable documents are fetched again at the start: a file may be half written."""
 
-    def fetch(self) -> Snapshot:
+    def fetch(self) -> RulesSnapshot:
         """Return the current documents. Raises ConfigurationError if they cannot be read.
 
         It is called periodically. If nothing has changed, it must be cheap and return the same object.
@@ -78,9 +78,9 @@ class FilesSource:
         self.name = self._path
         self._read_states: _FileStates | None = None
         self._read_at = 0
-        self._snapshot: Snapshot | None = None
+        self._snapshot: RulesSnapshot | None = None
 
-    def fetch(self) -> Snapshot:
+    def fetch(self) -> RulesSnapshot:
         """See `Source`."""
         states = self._states()
         if self._snapshot is None or states != self._read_states or self._read_at - _newest(states) < _FRESH:
@@ -107,7 +107,7 @@ class FilesSource:
                 raise ConfigurationError(problems.in_order())
             version = _digest(documents)
             if self._snapshot is None or version != self._snapshot.version:
-                self._snapshot = Snapshot(version, tuple(documents))
+                self._snapshot = RulesSnapshot(version, tuple(documents))
             self._read_states = states
             return
 
@@ -145,9 +145,9 @@ class MappingSource:
 
     def __init__(self, rules: Mapping[str, object]) -> None:
         self.name = "a mapping"
-        self._snapshot = Snapshot("given", (Document("", rules),))
+        self._snapshot = RulesSnapshot("given", (Document("", rules),))
 
-    def fetch(self) -> Snapshot:
+    def fetch(self) -> RulesSnapshot:
         """See `Source`."""
         return self._snapshot
 

@@ -25,7 +25,7 @@ from ratelimit_mw.stores.records import MemoryRecords, Records
 logger = logging.getLogger("ratelimit_mw")
 
 
-class Watch:
+class Watcher:
     """A thread that looks for newer rules and overrides.
 
     The thread ends when the object that `look` is a method of no longer exists.
@@ -115,7 +115,7 @@ class Retriever:
         self._controls = Controls(clock or SystemClock())
         self._switch: Callable[[Setting], None] = _no_switch
         self._begun: list[Callable[[], None]] = []
-        self._watch: Watch | None = None
+        self._watch: Watcher | None = None
         self._tried: Kept | None = None
         """The newest documents that were tried."""
         self._fault: ConfigurationError | None = None
@@ -238,7 +238,7 @@ class Retriever:
     def _begin(self) -> None:
         """Start the thread, unless it runs or nothing can change."""
         if (self._watch is None or not self._watch.alive) and self._interval() is not None:
-            self._watch = Watch(self._look_again, (self._loader.close, self.records.close))
+            self._watch = Watcher(self._look_again, (self._loader.close, self.records.close))
             self._watch.begin()
 
     def _look_again(self) -> float | None:

@@ -5,13 +5,13 @@ This module is internal: its names may change in any release.
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import Decision
@@ -24,11 +24,6 @@ from ratelimit_mw.service.messages import Refused
 from ratelimit_mw.service.should_rate_limit import ShouldRateLimit
 from ratelimit_mw.service.state import Service
 
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 BODY_WITHIN = 30.0
@@ -41,7 +36,7 @@ bytes is reset, and the client may lose the response."""
 _UNAVAILABLE = {"problems": ["the store does not answer"]}
 
 
-def http_app(service: Service) -> App:
+def http_app(service: Service) -> ASGIApp:
     """Return the app that is served at `--http`."""
     auth = Auth(service)
     api = _Api(service)

@@ -8,10 +8,11 @@ This module is internal: its names may change in any release.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, MutableMapping
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import parse_qsl
+
+from starlette.types import Receive, Scope, Send
 
 from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.decision.load import ASGI_CAPACITY
@@ -26,11 +27,6 @@ from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.service.original_request import Unanswerable, original_scope
 from ratelimit_mw.service.state import Service
 
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-
 _log = logging.getLogger("ratelimit_mw")
 
 _STATUS = b"x-ratelimit-status"
@@ -43,7 +39,7 @@ _MAX_PEERS = 1000
 _EMPTY_BODY = {"type": "http.response.body", "body": b""}
 
 
-class _Parameters(NamedTuple):
+class _AuthParameters(NamedTuple):
     """The query of `/auth`. `problems` is "" if it can be used."""
 
     domain: str | None = None
@@ -187,7 +183,7 @@ class Auth:
                 self._answers[domain] = answers
         return answers.of(rules)
 
-    async def _refuse(self, refused: Unanswerable, parameters: _Parameters, send: Send) -> None:
+    async def _refuse(self, refused: Unanswerable, parameters: _AuthParameters, send: Send) -> None:
         """Answer a request that cannot be decided.
 
         A proxy may let requests pass if the service fails, and nginx takes a 400 for a failure. What a client can cause
@@ -211,7 +207,7 @@ class Auth:
             _log.error(message, *arguments)
 
 
-_NONE = _Parameters()
+_NONE = _AuthParameters()
 _NO_CONTENT = (b"content-length", b"0")
 
 
@@ -232,18 +228,18 @@ def _needs_response(charge: Charge) -> bool:
 
 
 @lru_cache(maxsize=64)  # the query is in the configuration of the proxy, so there are few different ones
-def _parameters(query: bytes) -> _Parameters:
+def _parameters(query: bytes) -> _AuthParameters:
     if len(query) > _LONGEST_QUERY:
-        return _Parameters(problems=f"The query of /auth is longer than {_LONGEST_QUERY} bytes.")
+        return _AuthParameters(problems=f"The query of /auth is longer than {_LONGEST_QUERY} bytes.")
     try:
         pairs = parse_qsl(query.decode("ascii"), keep_blank_values=True, strict_parsing=True, errors="strict")
     except ValueError:
-        return _Parameters(problems="The query of /auth cannot be read.")
+        return _AuthParameters(problems="The query of /auth cannot be read.")
     found = dict(pairs)
     if len(found) != len(pairs):
-        return _Parameters(problems="The query of /auth has a parameter twice.")
+        return _AuthParameters(problems="The query of /auth has a parameter twice.")
     if found.keys() - {"domain", "denied"}:
-        return _Parameters(problems="The query of /auth has a parameter other than domain and denied.")
+        return _AuthParameters(problems="The query of /auth has a parameter other than domain and denied.")
     if found.get("denied", _DENIED) != _DENIED:
-        return _Parameters(problems="The parameter denied can only be 403, as in /auth?denied=403.")
-    return _Parameters(found.get("domain"), 403 if "denied" in found else None)
+        return _AuthParameters(problems="The parameter denied can only be 403, as in /auth?denied=403.")
+    return _AuthParameters(found.get("domain"), 403 if "denied" in found else None)

@@ -17,7 +17,7 @@ from ratelimit_mw.service.settings import Address
 T = TypeVar("T")
 
 
-class Asked(NamedTuple):
+class DescriptorAnswer(NamedTuple):
     """The status of one descriptor, as the service told it.
 
     Attributes:
@@ -79,7 +79,7 @@ class Client:
         """Close the connection."""
         self._channel.close()
 
-    def ask(self, domain: str, descriptors: Sequence[str], hits: int) -> tuple[bool, list[Asked]]:
+    def ask(self, domain: str, descriptors: Sequence[str], hits: int) -> tuple[bool, list[DescriptorAnswer]]:
         """Send a request, which charges what it asks. Return whether it passes, and the status of each descriptor.
 
         Args:
@@ -129,10 +129,10 @@ def _descriptor(text: str) -> RateLimitDescriptor:
     return RateLimitDescriptor(entries=entries)
 
 
-def _asked(descriptor: str, status: RateLimitResponse.DescriptorStatus) -> Asked:
+def _asked(descriptor: str, status: RateLimitResponse.DescriptorStatus) -> DescriptorAnswer:
     told = status.HasField("current_limit")
     current = status.current_limit
-    return Asked(
+    return DescriptorAnswer(
         descriptor,
         status.code == RateLimitResponse.OK,
         current.requests_per_unit if told else None,

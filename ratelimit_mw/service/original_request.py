@@ -13,11 +13,10 @@ client could claim another path than that of its request. If both sets are prese
 This module is internal: its names may change in any release.
 """
 
-from collections.abc import MutableMapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 
-Scope = MutableMapping[str, Any]
+from starlette.types import Scope
 
 MAX_URI = 16 * 1024
 """The longest URI of an original request, in bytes."""

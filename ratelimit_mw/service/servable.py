@@ -27,18 +27,18 @@ DEADLINE = 250 * MILLISECOND
 _HINT = "leave this rule to the middleware in the app, or start with --ignore-unservable"
 
 
-class _Fault(NamedTuple):
+class _Unservable(NamedTuple):
     """What a service cannot serve of a rule: the key of the file, and the reason."""
 
     key: str
     why: str
 
 
-_COUNT = _Fault("count", "count needs the status of the response, which the service does not see")
-_COST = _Fault("cost", "a cost from the response can't be charged: the service does not see the response")
-_CONCURRENT = _Fault("limit", "a concurrent limit needs the end of the response, which the service does not see")
-_DEFER = _Fault("on_limit", "defer needs the body of the request, which the service does not get")
-_MESSAGES = _Fault("messages", "messages are counted in the app: the service does not see them")
+_COUNT = _Unservable("count", "count needs the status of the response, which the service does not see")
+_COST = _Unservable("cost", "a cost from the response can't be charged: the service does not see the response")
+_CONCURRENT = _Unservable("limit", "a concurrent limit needs the end of the response, which the service does not see")
+_DEFER = _Unservable("on_limit", "defer needs the body of the request, which the service does not get")
+_MESSAGES = _Unservable("messages", "messages are counted in the app: the service does not see them")
 
 
 def require_servable(rules: Rules, config: Config | None = None) -> None:
@@ -92,7 +92,7 @@ def warn_of_waits(rules: Rules, config: Config | None = None) -> None:
 _WAIT_HINT = "set max_wait below the deadline of the proxy, or raise that one, such as proxy_read_timeout of nginx"
 
 
-def _faults(rule: CompiledRule) -> Iterator[_Fault]:
+def _faults(rule: CompiledRule) -> Iterator[_Unservable]:
     if rule.rule.counts is not None:
         yield _COUNT
     if rule.rule.cost_after is not None:

@@ -24,7 +24,7 @@ def label_of(limiter: RateLimiter | None, domain: str, name: str) -> str:
     return f"{domain}/{name}" if domain and limiter is not None and len(limiter.rules.parts) > 1 else name
 
 
-class Reading:
+class ExportReading:
     """What one export reads.
 
     Attributes:
@@ -67,34 +67,34 @@ class Measure(NamedTuple):
     kind: Literal["counter", "gauge", "histogram"]
     labels: Labels
     about: str
-    read: Callable[[Reading], Iterable[Point]]
+    read: Callable[[ExportReading], Iterable[Point]]
     together: str = ""
     unit: str = "1"
     bounds: Sequence[float] = ()
 
 
 def _counter(
-    name: str, labels: Labels, about: str, read: Callable[[Reading], Iterable[Point]], unit: str = "1"
+    name: str, labels: Labels, about: str, read: Callable[[ExportReading], Iterable[Point]], unit: str = "1"
 ) -> Measure:
     return Measure(name, "counter", labels, about, read, unit=unit)
 
 
-def _gauge(name: str, about: str, together: str, read: Callable[[Reading], float | None]) -> Measure:
-    def points(reading: Reading) -> Iterable[Point]:
+def _gauge(name: str, about: str, together: str, read: Callable[[ExportReading], float | None]) -> Measure:
+    def points(reading: ExportReading) -> Iterable[Point]:
         value = read(reading)
         return () if value is None else (((), value),)
 
     return Measure(name, "gauge", (), about, points, together)
 
 
-def _denials(reading: Reading) -> Iterable[Point]:
+def _denials(reading: ExportReading) -> Iterable[Point]:
     yield from reading.by_rule(lambda rule: [((reason,), number) for reason, number in rule.denials.items() if number])
     for reason, number in reading.counts.denials.items():
         if number:
             yield ("", reason), number
 
 
-def _load(reading: Reading) -> float | None:
+def _load(reading: ExportReading) -> float | None:
     rules = reading.limiter.rules
     return reading.limiter.engine.load(rules) if rules.metered else None
 
@@ -224,7 +224,7 @@ MEASURES: tuple[Measure, ...] = (
 """All metrics of a limiter."""
 
 
-def points(measure: Measure, reading: Reading) -> dict[Labels, Value]:
+def points(measure: Measure, reading: ExportReading) -> dict[Labels, Value]:
     """Return the values of a metric by their labels. Those of rules with the same label are added."""
     found: dict[Labels, Value] = {}
     for labels, value in measure.read(reading):

@@ -10,7 +10,7 @@ from opentelemetry.metrics import CallbackOptions, Histogram, Meter, MeterProvid
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.model import Decision
 from ratelimit_mw.tally import Cell
-from ratelimit_mw.telemetry.measures import MEASURES, Measure, Reading, label_of, points
+from ratelimit_mw.telemetry.measures import MEASURES, ExportReading, Measure, label_of, points
 
 __all__ = ["export"]
 
@@ -53,7 +53,7 @@ def _reader(limiter: "weakref.ref[RateLimiter]", measure: Measure, samples: "_Sa
         samples.record()
         return [
             Observation(value, dict(zip(measure.labels, labels, strict=True)))
-            for labels, value in points(measure, Reading(found)).items()
+            for labels, value in points(measure, ExportReading(found)).items()
             if not isinstance(value, tuple)
         ]
 

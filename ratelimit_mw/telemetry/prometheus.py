@@ -14,7 +14,7 @@ from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.process_local import event, lazy, lock, reset_after_fork
 from ratelimit_mw.snapshots import Distribution
 from ratelimit_mw.tally import Cell
-from ratelimit_mw.telemetry.measures import MEASURES, Labels, Measure, Reading, label_of, points
+from ratelimit_mw.telemetry.measures import MEASURES, ExportReading, Labels, Measure, label_of, points
 
 __all__ = ["export"]
 
@@ -59,7 +59,7 @@ class _AtScrape(Collector):
         limiter = self._limiter()
         if limiter is None:
             return []
-        reading = Reading(limiter)
+        reading = ExportReading(limiter)
         return [_family(measure, points(measure, reading)) for measure in MEASURES]
 
 
@@ -173,7 +173,7 @@ class _Files:
         if limiter is None:
             return
         with self._lock:
-            reading = Reading(limiter)
+            reading = ExportReading(limiter)
             for measure in MEASURES:
                 if measure.kind == "histogram" or (measure.kind == "gauge" and not measure.together):
                     continue

@@ -12,7 +12,7 @@ import pytest
 from ratelimit_mw import ConfigurationError, RateLimiter
 from ratelimit_mw.config.load import Document, load_documents
 from ratelimit_mw.reload.database import RulesDatabase
-from ratelimit_mw.reload.watcher import Retriever, Watch
+from ratelimit_mw.reload.watcher import Retriever, Watcher
 from tests.rules.living import limit_of, text
 from tests.support.patience import eventually
 from tests.support.processes import Forked
@@ -70,7 +70,7 @@ class Slow:
 
 def test_a_look_that_runs_when_its_watch_is_stopped_leaves_no_connection():
     slow = Slow()
-    watch = Watch(slow.look, [slow.close])
+    watch = Watcher(slow.look, [slow.close])
     watch.begin()
     assert slow.looking.wait(60)
     watch.stop()

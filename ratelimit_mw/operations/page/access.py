@@ -8,7 +8,7 @@ import hmac
 
 from ratelimit_mw.clock import Clock, SystemClock
 from ratelimit_mw.model import SECOND, Ask, Quota
-from ratelimit_mw.operations.page.visits import Answer, text_answer
+from ratelimit_mw.operations.page.visits import PageAnswer, text_answer
 from ratelimit_mw.stores.memory import MemoryStore
 
 SHORTEST = 16
@@ -21,7 +21,7 @@ _MAX_COUNTERS = 10_000
 _CHALLENGE = ("WWW-Authenticate", 'Basic realm="live page", charset="UTF-8"')  # so that browsers ask for the token
 
 
-class Access:
+class PageAccess:
     """Tests tokens. Threads and event loops may share it.
 
     After ten wrong attempts from one address within a minute, none from it is admitted. The right token is refused
@@ -36,7 +36,7 @@ class Access:
         self._token = _hash(token)
         self._store = MemoryStore(max_counters=_MAX_COUNTERS, clock=clock or SystemClock())
 
-    def refusal(self, address: str, token: str | None) -> Answer | None:
+    def refusal(self, address: str, token: str | None) -> PageAnswer | None:
         """Return the answer to a visitor whose token is not right. None if it is.
 
         Args:

@@ -13,16 +13,13 @@ from inspect import iscoroutine
 from typing import Any
 from wsgiref.types import StartResponse
 
-from ratelimit_mw.http.responses import asyncio_runs
+from ratelimit_mw.http.responses import Message, Receive, Send, asyncio_runs
 from ratelimit_mw.identity.address import UNKNOWN_ADDRESS
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.operations.live import Live
-from ratelimit_mw.operations.page.access import SHORTEST, Access, fault_of
+from ratelimit_mw.operations.page.access import SHORTEST, PageAccess, fault_of
 from ratelimit_mw.operations.page.visits import (
-    Answer,
-    Receive,
-    Scope,
-    Send,
+    PageAnswer,
     Visit,
     asgi_visit,
     send_asgi,
@@ -83,7 +80,7 @@ class Page:
         if guard is not None and not callable(guard):
             raise ValueError(f"the guard is {type(guard).__name__}, not a function. {_NEEDED}")
         self._limiter = limiter
-        self._access = None if token is None else Access(token, limiter.clock)
+        self._access = None if token is None else PageAccess(token, limiter.clock)
         self._guard = guard
         self._live = Live(limiter)
         self._live.start()
@@ -92,7 +89,7 @@ class Page:
         """Serve one request: `(scope, receive, send)` under ASGI, `(environ, start_response)` under WSGI."""
         return self.wsgi(*arguments) if len(arguments) == 2 else self.asgi(*arguments)
 
-    async def asgi(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def asgi(self, scope: Message, receive: Receive, send: Send) -> None:
         """Serve one scope of ASGI. For a server or a framework that must see an async function.
 
         Args:
@@ -141,8 +138,8 @@ class Page:
                 self.close()
                 return
 
-    def _answer(self, visit: Visit, admitted: bool) -> Answer | None:
-        """Answer a request. None if the answer is the data. The guard comes first, so that others learn nothing."""
+    def _answer(self, visit: Visit, admitted: bool) -> PageAnswer | None:
+        """PageAnswer a request. None if the answer is the data. The guard comes first, so that others learn nothing."""
         if not admitted:
             return text_answer(403, "You may not see this page.")
         if visit.path == "":
@@ -159,19 +156,19 @@ class Page:
         address = self._limiter.rules.attributes.client_address.network(visit.request)
         return UNKNOWN_ADDRESS if address is None else address
 
-    def _state(self) -> Answer:
+    def _state(self) -> PageAnswer:
         """Return the data of the page. May wait for the store."""
         body = json.dumps(self._live.state(), separators=(",", ":"))
-        return Answer(200, [("Content-Type", "application/json")], body.encode())
+        return PageAnswer(200, [("Content-Type", "application/json")], body.encode())
 
 
-def _page() -> Answer:
+def _page() -> PageAnswer:
     """Return the page. It has no data: its script fetches them. Each answer has a nonce of its own."""
     nonce = secrets.token_urlsafe(16)
     html = _text("page.html").replace("{{nonce}}", nonce)
     html = html.replace("{{style}}", _text("page.css")).replace("{{script}}", _text("page.js"))
     headers = [("Content-Type", "text/html; charset=utf-8"), ("Content-Security-Policy", _POLICY.format(nonce))]
-    return Answer(200, headers, html.encode())
+    return PageAnswer(200, headers, html.encode())
 
 
 @cache

@@ -4,22 +4,18 @@ This module is internal: its names may change in any release.
 """
 
 from base64 import b64decode
-from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import quote
 from wsgiref.types import StartResponse
 
 from ratelimit_mw.http.answers import phrase
+from ratelimit_mw.http.responses import Message, Send
 from ratelimit_mw.identity.fields import utf8
 from ratelimit_mw.identity.http_request import AsgiRequest, WsgiRequest
 
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
 
-
-class Answer(NamedTuple):
+class PageAnswer(NamedTuple):
     """A response. `headers` has only the headers of this response, not those that all responses share."""
 
     status: int
@@ -62,7 +58,7 @@ class Visit:
         return f"./{quote(self.root.rpartition('/')[2], safe='~')}/"
 
 
-def asgi_visit(scope: Scope) -> Visit:
+def asgi_visit(scope: Message) -> Visit:
     """Return the request of a scope."""
     path, root = scope.get("path") or "", (scope.get("root_path") or "").rstrip("/")
     if root and (path == root or path.startswith(f"{root}/")):  # most servers and frameworks send the whole path
@@ -78,25 +74,27 @@ def wsgi_visit(environ: dict[str, Any]) -> Visit:
     return Visit(WsgiRequest(environ), root, path if root else path or "/")
 
 
-def text_answer(status: int, text: str, *headers: tuple[str, str]) -> Answer:
+def text_answer(status: int, text: str, *headers: tuple[str, str]) -> PageAnswer:
     """Return an answer that is one sentence."""
-    return Answer(status, [("Content-Type", "text/plain; charset=utf-8"), *headers], f"{text}\n".encode())
+    return PageAnswer(status, [("Content-Type", "text/plain; charset=utf-8"), *headers], f"{text}\n".encode())
 
 
-async def send_asgi(answer: Answer, common: Mapping[str, str], method: str, send: Send) -> None:
+async def send_asgi(answer: PageAnswer, common: Mapping[str, str], method: str, send: Send) -> None:
     """Send an answer under ASGI, with the headers that all answers have."""
     headers = [(name.lower().encode(), value.encode("latin-1")) for name, value in _headers(answer, common)]
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
     await send({"type": "http.response.body", "body": b"" if method == "HEAD" else answer.body})
 
 
-def send_wsgi(answer: Answer, common: Mapping[str, str], method: str, start_response: StartResponse) -> Iterable[bytes]:
+def send_wsgi(
+    answer: PageAnswer, common: Mapping[str, str], method: str, start_response: StartResponse
+) -> Iterable[bytes]:
     """Send an answer under WSGI, with the headers that all answers have."""
     start_response(f"{answer.status} {phrase(answer.status)}", _headers(answer, common))
     return [b"" if method == "HEAD" else answer.body]
 
 
-def _headers(answer: Answer, common: Mapping[str, str]) -> list[tuple[str, str]]:
+def _headers(answer: PageAnswer, common: Mapping[str, str]) -> list[tuple[str, str]]:
     own = {name for name, _ in answer.headers}
     defaults = [(name, value) for name, value in common.items() if name not in own]
     return [*answer.headers, *defaults, ("Content-Length", str(len(answer.body)))]
