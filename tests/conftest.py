@@ -7,7 +7,7 @@
 `each_server`   as `server`, but never flushed: for hypothesis, which runs many examples in one test
 `chromium`      a real browser, for one module: `asyncio.run` fails in its tests
 `clock`         a clock that stands still until the test moves it
-`storage`       the URL of a store: once in memory, once on `any_server`
+`storage`       the URL of a store: in memory, and on `any_server` in `make soak`
 
 Under pytest-xdist each process has servers of its own.
 """
@@ -116,9 +116,9 @@ def clock() -> ManualClock:
     return ManualClock(1_700_000_000)
 
 
-@pytest.fixture(params=["memory", "Redis"])
+@pytest.fixture(params=["memory", pytest.param("Redis", marks=pytest.mark.soak)])
 def storage(request: pytest.FixtureRequest) -> str:
-    """The URL of a store of each kind."""
+    """The URL of a store of each kind. The contract of stores and the twins show that both decide alike."""
     return "memory://" if request.param == "memory" else request.getfixturevalue("any_server").url
 
 

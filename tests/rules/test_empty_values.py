@@ -30,15 +30,13 @@ EMPTY = (
     "{}",
     "[[]]",
 )
-TEXTS = ("host", "tier", "user", "lang", "header:X", "cookie:x", "query:x")
 
 
 def written(form, key, value):
     return form.replace("KEY", f'"{key}"' if ":" in key else key).replace("VALUE", value)
 
 
-@pytest.mark.parametrize("value", EMPTY)
-@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize(("key", "value"), [*(("host", value) for value in EMPTY), *((key, '""') for key in KEYS[:2])])
 @pytest.mark.parametrize("form", [RULE, EXEMPTION], ids=["match", "exempt"])
 def test_an_empty_value_is_an_error_at_its_line(form, key, value):
     problems = problems_of(written(form, key, value))
@@ -48,13 +46,13 @@ def test_an_empty_value_is_an_error_at_its_line(form, key, value):
 
 
 @pytest.mark.parametrize("empty", ["null", '""', "~"])
-@pytest.mark.parametrize("key", TEXTS)
+@pytest.mark.parametrize("key", ["tier", "header:X"])
 def test_an_empty_value_in_a_list_is_an_error(key, empty):
     (problem,) = problems_of(written(RULE, key, f"[premium, {empty}]"))
     assert f"rules[0].match.{key}[1]: " in problem
 
 
-@pytest.mark.parametrize("value", [None, "", " ", [None], [""], []])
+@pytest.mark.parametrize("value", [None, " ", []])
 @pytest.mark.parametrize("key", KEYS)
 def test_an_empty_value_in_a_mapping_is_an_error(key, value):
     client = {"user": "header:X-User", "tier": "header:X-Tier"}

@@ -16,9 +16,8 @@ MAIL = {"name": "mail", "limit": "2 per minute", "algorithm": "fixed_window", "o
 ALL = {"name": "all", "limit": "9 per minute", "algorithm": "fixed_window"}
 
 
-@pytest.fixture(params=["memory", "Redis"])
-def engine(request):
-    storage = "memory://" if request.param == "memory" else request.getfixturevalue("any_server").url
+@pytest.fixture
+def engine(storage):
     made = []
 
     def make(*rules, **sections):

@@ -12,8 +12,8 @@ CLIENT = {"ip": "192.0.2.1"}
 
 WAYS = [
     *(("memory", name, "strict") for name in NAMES),
-    *(("redis", name, "strict") for name in NAMES),
-    *(("redis", name, kept) for name in ("fixed_window", "sliding_window") for kept in ("lease", "write_back")),
+    ("redis", "sliding_window", "strict"),
+    *(("redis", "fixed_window", kept) for kept in ("lease", "write_back")),
 ]
 
 
