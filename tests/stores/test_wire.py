@@ -10,7 +10,7 @@ from ratelimit_mw.model import Ask, Outcome, Quota
 from ratelimit_mw.stores.base import DECIDE, Intent, forget_request
 from ratelimit_mw.stores.redis.codec import _OUTCOME, decode, encode
 
-MINUTE = Quota("fixed_window", 3, 60_000_000)
+MINUTE, HOUR = Quota("fixed_window", 3, 60_000_000), Quota("fixed_window", 3, 3_600_000_000)
 ONE, TWO = [Ask("d:a:{x}", MINUTE)], [Ask("d:a:{x}", MINUTE), Ask("d:b:{x}", MINUTE)]
 
 
@@ -43,6 +43,7 @@ def test_each_inquiry_gets_the_outcomes_of_its_own_asks(asked):
     [
         pytest.param([(ONE, DECIDE), (ONE, DECIDE)], False, id="one counter each"),
         pytest.param([([Ask("d:a:{x}", MINUTE, 2)], DECIDE)], False, id="a cost"),
+        pytest.param([(ONE, DECIDE), ([Ask("d:a:{x}", HOUR)], DECIDE)], True, id="two quotas"),
         pytest.param([(ONE, DECIDE), (TWO, DECIDE)], True, id="two counters"),
         pytest.param([(ONE, Intent(commit=False))], True, id="a look"),
         pytest.param([([Ask("d:a:{x}", MINUTE, shadow=True)], DECIDE)], True, id="a shadow"),
@@ -53,7 +54,7 @@ def test_each_inquiry_gets_the_outcomes_of_its_own_asks(asked):
 )
 def test_a_call_takes_what_it_needs_of_the_script(requests, several):
     text = encode(requests, None).script.text.decode()
-    assert ("carry_out = function" in text) == several
+    assert ("function carry_out" in text) == several
     assert ("refunds[FIXED_WINDOW] =" in text) == several
     assert "algorithms[FIXED_WINDOW] =" in text
     assert "algorithms[TOKEN_BUCKET] =" not in text

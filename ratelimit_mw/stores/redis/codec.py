@@ -20,11 +20,12 @@ from ratelimit_mw.model import Outcome, Quota, Reply
 from ratelimit_mw.stores.base import DECIDE, StoreRequest
 from ratelimit_mw.stores.redis.faults import refusal
 
-SEVERAL = 1
-"""The bit of `several.lua`, for requests that do more than take from one counter."""
+GENERAL = 1
+"""The bit of the script for requests of all kinds. Without it, `alike.lua` decides: each takes from one counter, all on
+the same terms."""
 
 _REFUNDS = "\nrefunds["
-"""The beginning of the second half of an algorithm's Lua file, which only `SEVERAL` needs."""
+"""The beginning of the second half of an algorithm's Lua file, which only the general script needs."""
 
 
 class Script(NamedTuple):
@@ -36,13 +37,13 @@ class Script(NamedTuple):
 
 @cache
 def script(parts: int) -> Script:
-    """The script made of these parts, a sum of bits: `SEVERAL` and the bit of each algorithm."""
-    several = bool(parts & SEVERAL)
+    """The script made of these parts, a sum of bits: `GENERAL` and the bit of each algorithm."""
+    general = bool(parts & GENERAL)
     needed = [part for part in LUA_PARTS.values() if parts & 1 << part.number]
     algorithms = [part.lua for part in needed]
-    if not several:
+    if not general:
         algorithms = [text.partition(_REFUNDS)[0] for text in algorithms]
-    ours = ["common", "several", "decide"] if several else ["common", "decide"]
+    ours = ["common", "several", "decide"] if general else ["common", "alike"]
     text = "\n".join([_constants(needed), lua("arithmetic"), *algorithms, *map(_own, ours)])
     encoded = text.encode()
     # Redis identifies scripts by their SHA-1 digest; it is not used for security.
@@ -157,10 +158,11 @@ def _simple_calls(requests: Sequence[StoreRequest]) -> _Calls | None:
     if any(each.quota.overdraft for each in known):
         return None
     places = b""
+    parts = reduce(or_, [each.part for each in known])
     if len(known) > 1:
+        parts |= GENERAL
         place_of = {id(each.quota): place for place, each in enumerate(known)}
         places = _places([place_of[each] for each in ids])
-    parts = reduce(or_, [each.part for each in known])
     return list(map(str.encode, keys)), parts, b"".join([each.taking_one for each in known]), places, True
 
 
@@ -183,7 +185,7 @@ def _calls(requests: Sequence[StoreRequest]) -> _Calls:
         commit, forget, charged_at, _, _, insist = intent
         last = len(asks) - 1
         if last:
-            alone, parts = False, parts | SEVERAL
+            alone, parts = False, parts | GENERAL
         common = 0 if commit else _PEEK
         if forget or insist or charged_at is not None:
             common |= _FORGET * forget | _INSIST * insist | _REFUND * (charged_at is not None)
@@ -200,13 +202,15 @@ def _calls(requests: Sequence[StoreRequest]) -> _Calls:
                 flags |= _OVERDRAFT
                 of_charge = place_of.setdefault(wide, len(place_of))
             if flags:
-                parts |= SEVERAL
+                parts |= GENERAL
             if last == 0:
                 flags |= _LAST
             last -= 1
             terms = b"".join((_FLAGS[flags], known.packed, _CHARGE.pack(cost, of_charge)))
             places.append(place_of.setdefault(terms, len(place_of)))
-    return keys, parts, b"".join(place_of), _places(places) if len(place_of) > 1 else b"", alone
+    if len(place_of) == 1:
+        return keys, parts, b"".join(place_of), b"", alone
+    return keys, parts | GENERAL, b"".join(place_of), _places(places), alone
 
 
 def _places(places: Sequence[int]) -> bytes:
@@ -277,7 +281,7 @@ def _packed_quota(quota: Quota) -> _Packed:
         taking_one, bits = b"".join((_FLAGS[_LAST], packed, _CHARGE.pack(1, 0))), part.bits
         if quota.overdraft:
             wide = _packed_quota(widened(quota)).taking_one
-            taking_one, bits = b"".join((_FLAGS[_LAST | _OVERDRAFT], packed, _CHARGE.pack(1, 1), wide)), bits | SEVERAL
+            taking_one, bits = b"".join((_FLAGS[_LAST | _OVERDRAFT], packed, _CHARGE.pack(1, 1), wide)), bits | GENERAL
         known = _packed[id(quota)] = _Packed(quota, bits, packed, taking_one)
     return known
 

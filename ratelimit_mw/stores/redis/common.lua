@@ -1,4 +1,5 @@
--- Decides a batch of requests, one after the other in order of arrival. Each request is charged entirely or not at all.
+-- The beginning of each script. A script decides requests one after the other, in order of arrival. Each request is charged
+-- entirely or not at all.
 --
 -- KEYS  the counters of all asks, in order
 -- ARGV  1  a nonce of eight bytes, which the reply repeats
@@ -13,6 +14,7 @@ local SHADOW, LAST, PEEK, FORGET, REFUND, INSIST, OVERDRAFT = 1, 2, 4, 8, 16, 32
 local FAILED = -2
 local TERMS = '<BBdddddd'
 local TERMS_SIZE = 50
+local OUTCOME = '<Bi8i8i8i8'
 
 -- Under a clock that is moved by hand, keys must not expire by the server's clock: a TTL is one hour at least.
 local now, least_ttl = tonumber(ARGV[2]), 3600000
@@ -21,28 +23,8 @@ if not now then
   now, least_ttl = time[1] * 1000000 + time[2], 0
 end
 
--- Writes a value together with its TTL: a failed script is not rolled back, and a key without a TTL would never expire.
--- A value that is written `in_place` has the length and the expiry of the previous one; overwriting takes half the time.
-local function save(key, reset_after, write, in_place)
-  if not write then return end
-  if in_place then
-    redis.call('SETRANGE', key, 0, write)
-    return
-  end
-  local ttl = math.max(math.ceil(reset_after / 1000) + 1000, least_ttl)
-  if type(write) == 'function' then
-    write(ttl)
-  else
-    redis.call('SET', key, write, 'PX', ttl)
-  end
+-- The text of an error of a function of an algorithm.
+local function message_of(problem, algorithm)
+  if not algorithms[algorithm] then return 'this script has no algorithm number ' .. algorithm end
+  return tostring(type(problem) == 'table' and problem.err or problem)
 end
-
-local replies, replied, first_error = {}, 0, ''
-
-local function reply(allowed, remaining, reset_after, retry_after, _, delay)
-  replied = replied + 1
-  replies[replied] = struct.pack('<Bi8i8i8i8', allowed and 1 or 0, remaining, reset_after, retry_after, delay or 0)
-end
-
--- Defined in several.lua, if the script includes it.
-local carry_out

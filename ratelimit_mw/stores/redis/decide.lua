@@ -1,47 +1,70 @@
--- Decides a request that asks one counter. `terms` are packed as in ARGV[3].
-local function decide_one(key, terms)
-  local allowed, remaining, reset_after, retry_after, write, delay, in_place =
-    algorithms[terms[2]](key, terms[3], terms[4], terms[5], terms[7], now, terms[6])
-  if write then save(key, reset_after, write, in_place) end
-  reply(allowed, remaining, reset_after, retry_after, write, delay)
-end
-
+-- Decides requests of all kinds.
 local all_terms = {}
 for at = 1, #ARGV[3], TERMS_SIZE do
   all_terms[#all_terms + 1] = {struct.unpack(TERMS, ARGV[3], at)}
 end
 local same_terms = ARGV[4] == '' and all_terms[1]
 
-local pending = {}
-for number, key in ipairs(KEYS) do
-  local terms = same_terms
-  if not terms then
-    local low, high = string.byte(ARGV[4], 2 * number - 1, 2 * number)
-    terms = all_terms[low + 256 * high + 1]
+local function terms_of(number)
+  if same_terms then return same_terms end
+  local low, high = string.byte(ARGV[4], 2 * number - 1, 2 * number)
+  return all_terms[low + 256 * high + 1]
+end
+
+-- Takes from the counter of a request that asks no other, if it admits that.
+local function take(number, terms)
+  local key = KEYS[number]
+  local allowed, remaining, reset_after, retry_after, write, delay, in_place =
+    algorithms[terms[2]](key, terms[3], terms[4], terms[5], terms[7], now, terms[6])
+  if write then save(key, reset_after, write, in_place) end
+  reply(allowed, remaining, reset_after, retry_after, delay)
+end
+
+-- What is found of the counters of a request: one table for each value, because a table for each counter takes longer.
+local remains, resets, writes, delays, places = {}, {}, {}, {}, {}
+
+-- Takes from several counters, if all of them admit that. Otherwise it changes nothing and returns false.
+local function take_all(first, last)
+  for number = first, last do
+    local terms = terms_of(number)
+    local allowed, remaining, reset_after, _, write, delay, in_place =
+      algorithms[terms[2]](KEYS[number], terms[3], terms[4], terms[5], terms[7], now, terms[6])
+    if not allowed then return false end
+    remains[number], resets[number], writes[number] = remaining, reset_after, write or false
+    delays[number], places[number] = delay, in_place
   end
-  local flags, place = terms[1], #pending + 1
-  local succeeded, problem = true, nil
-  if flags == LAST and place == 1 then
-    succeeded, problem = pcall(decide_one, key, terms)
-  else
-    local _, algorithm, limit, period, extra, max_wait, cost, charged_at = unpack(terms)
-    pending[place] = {
-      key = key, flags = flags, algorithm = algorithm, limit = limit, period = period, extra = extra,
+  for number = first, last do
+    if writes[number] then save(KEYS[number], resets[number], writes[number], places[number]) end
+    reply(true, remains[number], resets[number], 0, delays[number])
+  end
+  return true
+end
+
+-- Decides the request with these asks. It is `plain` if it does nothing but take from counters.
+local function decide(first, last, terms, plain)
+  if plain and first == last then return take(last, terms) end
+  if plain and take_all(first, last) then return end
+  local asks = {}
+  for number = first, last do
+    local flags, algorithm, limit, period, extra, max_wait, cost, charged_at = unpack(terms_of(number))
+    asks[#asks + 1] = {
+      key = KEYS[number], flags = flags, algorithm = algorithm, limit = limit, period = period, extra = extra,
       max_wait = max_wait, cost = cost, charged_at = charged_at,
       wide = flags >= OVERDRAFT and all_terms[charged_at + 1]
     }
-    if flags % (2 * LAST) >= LAST then
-      succeeded, problem = pcall(carry_out, pending, flags)
-      pending = {}
-    end
   end
-  if not succeeded then -- an error of one request must not affect the other requests
-    if type(problem) == 'table' then problem = problem.err end
-    if not algorithms[terms[2]] then problem = 'this script has no algorithm number ' .. terms[2] end
-    if first_error == '' then first_error = tostring(problem) end
-    for number_of_reply = replied, number - place + 1, -1 do replies[number_of_reply] = nil end
-    replied = number - place
-    for _ = 1, place do reply(false, 0, 0, FAILED) end
+  carry_out(asks, terms[1])
+end
+
+local first, plain = 1, true
+for number = 1, #KEYS do
+  local terms = terms_of(number)
+  local flags = terms[1]
+  plain = plain and (flags == LAST or flags == 0)
+  if flags % (2 * LAST) >= LAST then
+    local succeeded, problem = pcall(decide, first, number, terms, plain)
+    if not succeeded then fail(first, number, problem, terms[2]) end
+    first, plain = number + 1, true
   end
 end
 

@@ -1,9 +1,45 @@
--- Carries out requests that do more than take from one counter: several counters, shadow rules, bans, peeks, refunds.
--- Calls without such requests use a script without this part. `asks` are the asks of one request.
+-- Carries out the requests that do more than take from counters: shadow rules, bans, peeks, refunds. `asks` are the asks of
+-- one request. Also has what `decide.lua` needs for all requests.
+
+-- Writes a value together with its TTL: a failed script is not rolled back, and a key without a TTL would never expire.
+-- A value that is written `in_place` has the length and the expiry of the previous one; overwriting takes half the time.
+local function save(key, reset_after, write, in_place)
+  if not write then return end
+  if in_place then
+    redis.call('SETRANGE', key, 0, write)
+    return
+  end
+  local ttl = math.max(math.ceil(reset_after / 1000) + 1000, least_ttl)
+  if type(write) == 'function' then
+    write(ttl)
+  else
+    redis.call('SET', key, write, 'PX', ttl)
+  end
+end
+
+local replies, replied, first_error = {}, 0, ''
+
+local function reply(allowed, remaining, reset_after, retry_after, delay)
+  replied = replied + 1
+  replies[replied] = struct.pack(OUTCOME, allowed and 1 or 0, remaining, reset_after, retry_after, delay or 0)
+end
+
+-- Replies to the asks from `first` to `last` that their request has failed. The other requests of the call go on.
+local function fail(first, last, problem, algorithm)
+  if first_error == '' then first_error = message_of(problem, algorithm) end
+  for number = replied, first, -1 do replies[number] = nil end
+  replied = first - 1
+  for _ = first, last do reply(false, 0, 0, FAILED) end
+end
+
 local function flag(flags, bit) return math.floor(flags / bit) % 2 == 1 end
 
 local function ask(key, a, cost)
   return {algorithms[a.algorithm](key, a.limit, a.period, a.extra, cost, now, a.max_wait)}
+end
+
+local function reply_with(outcome)
+  reply(outcome[1], outcome[2], outcome[3], outcome[4], outcome[6])
 end
 
 -- Charges the whole cost even if it does not fit, unless the counter is in debt. The counterpart of `_overdrawing` in
@@ -66,7 +102,7 @@ local function decide(asks)
   end
   if denied and charged then count_denials(asks, outcomes) end
   for _, outcome in ipairs(outcomes) do
-    reply(unpack(outcome, 1, 6))
+    reply_with(outcome)
   end
 end
 
@@ -78,7 +114,7 @@ end
 local function refund(asks)
   for _, a in ipairs(asks) do give_back(a) end
   for _, a in ipairs(asks) do
-    reply(unpack(ask(a.key, a, 0), 1, 6))
+    reply_with(ask(a.key, a, 0))
   end
 end
 
@@ -89,11 +125,11 @@ local function charge(asks)
     local room = ask(a.key, a, 0)[2]
     local outcome = ask(a.key, a, math.min(a.cost, room))
     save(a.key, outcome[3], outcome[5], outcome[7])
-    reply(unpack(outcome, 1, 6))
+    reply_with(outcome)
   end
 end
 
-carry_out = function(asks, flags)
+local function carry_out(asks, flags)
   if flag(flags, INSIST) then return charge(asks) end
   if flag(flags, REFUND) then return refund(asks) end
   return decide(asks)
