@@ -15,7 +15,7 @@ from ratelimit_mw.clock import Clock
 from ratelimit_mw.decision.acquiring import LimitedBlock, acquisition, checked_timeout
 from ratelimit_mw.decision.engine import Engine
 from ratelimit_mw.decision.kill_switch import Switch
-from ratelimit_mw.decision.planning import Arguments, Plan, of_domain, planned, request_of
+from ratelimit_mw.decision.planning import Plan
 from ratelimit_mw.decision.storage import Storage
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.errors import StoreUnavailable
@@ -24,7 +24,7 @@ from ratelimit_mw.model import Decision, EntryList, ListsDecision
 from ratelimit_mw.reload.override_list import OverrideList
 from ratelimit_mw.reload.watcher import Retriever, State
 from ratelimit_mw.rules.compiled import BLOCKED, escaped
-from ratelimit_mw.rules.domains import Rules
+from ratelimit_mw.rules.domains import Arguments, Rules, unknown_domain
 from ratelimit_mw.rules.preflights import preflight_key
 from ratelimit_mw.settings import ResponseSettings
 from ratelimit_mw.stores import Store, open_records
@@ -312,7 +312,7 @@ class RateLimiter:
             ValueError: The cost is negative or is not a whole number, or an attribute is unknown.
         """
         rules = self._rules_of(domain)
-        question = self._question(rules, request_of(rules, attributes), cost)
+        question = self._question(rules, rules.request_of(attributes), cost)
         try:
             reply = self._storage.store.decide(question.asks, commit=False) if question.asks else None
         except StoreUnavailable as error:
@@ -324,7 +324,7 @@ class RateLimiter:
     ) -> "Explanation":
         """Do what `explain` does, awaitable."""
         rules = self._rules_of(domain)
-        request = request_of(rules, attributes)
+        request = rules.request_of(attributes)
         if rules.attributes.awaited:
             await rules.attributes.resolve(request)
         question = self._question(rules, request, cost)
@@ -415,7 +415,9 @@ class RateLimiter:
         rules = self.engine.current()
         if domain is None:
             return rules
-        found = of_domain(rules, domain)
+        found = rules.of(domain)
+        if found is None:
+            raise LookupError(str(unknown_domain(domain, rules)))
         if rules.source is None:
             self.engine.planner.names.domains.add(domain)
         return found
@@ -435,7 +437,7 @@ class RateLimiter:
     def _lists(self, domain: str, lists: Sequence[EntryList | Sequence[tuple[str, str]]], hits: int) -> "ListsRequest":
         from ratelimit_mw.envoy.lists import ListsRequest  # imported late: most apps do not use it
 
-        return ListsRequest(self.engine, self._rules_of(domain).parts[0], lists, hits)
+        return ListsRequest(self.engine, self._rules_of(domain), lists, hits)
 
     def _question(self, rules: Rules, request: Request, cost: int) -> "Question":
         from ratelimit_mw.decision.explanation import Question  # imported late: most apps do not use it
@@ -444,7 +446,7 @@ class RateLimiter:
 
     def _keys(self, attributes: Arguments, domain: str | None) -> list[str]:
         rules = self._rules_of(domain)
-        charges = planned(rules, request_of(rules, attributes), 1)
+        charges = rules.plan(rules.request_of(attributes))
         keys = [] if charges is BLOCKED else [charge.ask.key for charge in charges]
         return list(dict.fromkeys([*keys, *map(preflight_key, keys)]))
 

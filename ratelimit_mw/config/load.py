@@ -17,7 +17,7 @@ from ratelimit_mw.config.word import Values
 from ratelimit_mw.config.words.client import ATTRIBUTES
 from ratelimit_mw.config.words.storage import take_source
 from ratelimit_mw.errors import ConfigurationError, Problem, quoted
-from ratelimit_mw.rules.domains import Domains, Rules
+from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.rules.ruleset import RuleSet
 
 logger = logging.getLogger("ratelimit_mw")
@@ -223,7 +223,7 @@ def compose(
         _refuse_sources(parts, alone=len(everything) == 1)
         compiled = [compile_file(part.file, part.problems, source=part.source, logged=logged) for part in parts]
         if not any(part.problems for part in everything):
-            rules = compiled[0] if len(compiled) == 1 else Domains(compiled)
+            rules = Rules(compiled)
             warnings = [*_unused_shedding(everything, rules), *(found for made in compiled for found in made.warnings)]
             files = [(part.file, made) for part, made in zip(parts, compiled, strict=True)]
             return Examined(rules, (), tuple(warnings), files)

@@ -14,13 +14,13 @@ from types import TracebackType
 from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.clock import Clock, ManualClock, clock_to_move
 from ratelimit_mw.decision.engine import Engine
-from ratelimit_mw.decision.planning import Arguments, Plan
+from ratelimit_mw.decision.planning import Plan
 from ratelimit_mw.decision.settlement import Account
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.decision.waiting import with_max_wait
 from ratelimit_mw.errors import LimitExceeded
 from ratelimit_mw.model import NEVER, SECOND, Decision
-from ratelimit_mw.rules.domains import Rules
+from ratelimit_mw.rules.domains import Arguments, Rules
 from ratelimit_mw.stores.base import Steps, Store, adrive, drive
 
 _POLL = SECOND // 10

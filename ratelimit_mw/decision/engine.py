@@ -10,7 +10,7 @@ from typing import Any
 
 from ratelimit_mw.clock import Clock
 from ratelimit_mw.decision.denials import DENIALS, DenialLog
-from ratelimit_mw.decision.planning import Arguments, Plan, Planner, Refusal
+from ratelimit_mw.decision.planning import Plan, Planner, Refusal
 from ratelimit_mw.decision.settlement import Settlement
 from ratelimit_mw.decision.storage import Shadows, Storage
 from ratelimit_mw.decision.verdict import Verdict
@@ -27,7 +27,7 @@ from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import SECOND, Banned, Charge, Reply
 from ratelimit_mw.reload.watcher import Retriever
 from ratelimit_mw.rules.compiled import NamedRule
-from ratelimit_mw.rules.domains import Rules
+from ratelimit_mw.rules.domains import Arguments, Rules
 from ratelimit_mw.stores.base import DECIDE, LOOK
 from ratelimit_mw.tally import Passes
 

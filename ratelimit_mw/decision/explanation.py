@@ -394,7 +394,7 @@ def explain(
 def _reasons(part: RuleSet, request: Request, cost: int) -> tuple[list[Reason], str]:
     if isinstance(request, EntriesRequest):
         asked: dict[str, list[Charge]] = {}
-        for charge in part.plan_entries(request.entries, cost):
+        for charge in part.plan(request, cost):
             asked.setdefault(charge.rule.name, []).append(charge)
         found = [Reason(name, "applies", "", (), tuple(charges)) for name, charges in asked.items()]
         return found, _IN_SHADOW if part.shadow else ""

@@ -12,51 +12,15 @@ from ratelimit_mw.decision.names import UsedNames
 from ratelimit_mw.decision.shedding import Shedder
 from ratelimit_mw.decision.storage import Shadows
 from ratelimit_mw.decision.verdict import Verdict
-from ratelimit_mw.identity.request import EntriesRequest, Request
+from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import SECOND, Ask, Charge
 from ratelimit_mw.rules.compiled import BLOCKED, NamedRule
-from ratelimit_mw.rules.domains import Rules, rule_names, unknown_domain, unknown_rule
-from ratelimit_mw.rules.ruleset import RuleSet
+from ratelimit_mw.rules.domains import Arguments, Rules, rule_names, unknown_rule
 from ratelimit_mw.settings import LoadSettings
 from ratelimit_mw.tally import Passes
 
-Arguments = Mapping[str, str] | Sequence[tuple[str, str]]
-"""What `check()` takes: a mapping of attribute names to values, or one Envoy descriptor as a list of entries."""
-
 _MAX_COST = 10**15
 """A greater cost is reduced to this number. It is above every limit, and every store represents it exactly."""
-
-
-def request_of(rules: Rules, given: Arguments | Request) -> Request:
-    """A request with the attributes in `given`. If `given` is a request, it is returned unchanged.
-
-    Raises ValueError for an unknown attribute, unless the rules are still to be read from their database.
-    """
-    if type(given) is dict or isinstance(given, Mapping):  # the second takes much longer
-        return rules.attributes.request_from(given, ignore_unknown=rules.source is not None)
-    return EntriesRequest(given) if isinstance(given, Sequence) else given
-
-
-def of_domain(rules: Rules, domain: str | None) -> Rules:
-    """The rules of one domain, or all rules if `domain` is None. Raises LookupError for an unknown domain.
-
-    While the rules are still to be read from their database, an unknown domain has an empty rule set.
-    """
-    found = rules if domain is None else rules.of(domain)
-    if found is not None:
-        return found
-    if domain is None or rules.source is None:
-        raise LookupError(str(unknown_domain(str(domain), rules)))
-    return RuleSet(
-        domain=domain,
-        storage=rules.storage,
-        client=rules.client,
-        response=rules.response,
-        attributes=rules.attributes,
-        rules=(),
-        exempt=(),
-        source=rules.source,
-    )
 
 
 def whole(cost: object) -> int:
@@ -141,7 +105,7 @@ class Planner:
     def _planned(
         self, rules: Rules, request: Request, cost: int, name: str | NamedRule | None, *, holding: bool = False
     ) -> Plan:
-        charges = planned(rules, request, cost) if name is None else self._by_name(name, rules, request, cost, holding)
+        charges = rules.plan(request, cost) if name is None else self._by_name(name, rules, request, cost, holding)
         if self.switch.thrown:
             charges = self.switch.apply(charges)
         if rules.settling and not holding and (name is not None or request.context is None) and charges is not BLOCKED:
@@ -192,7 +156,7 @@ class Planner:
 
     def _request_of(self, rules: Rules, given: Arguments) -> Request:
         """The request with the attributes in `given`. Their names count as used."""
-        request = request_of(rules, given)
+        request = rules.request_of(given)
         custom = rules.attributes.custom
         if custom and isinstance(given, Mapping):
             self.names.attributes.update(custom.intersection(given))
@@ -264,10 +228,3 @@ def _settled_late(charge: Charge, holding: bool) -> bool:
     rule, ask = charge
     in_flight = ALGORITHMS[ask.quota.algorithm].in_flight and not holding
     return rule.counts is not None or rule.cost_after is not None or in_flight
-
-
-def planned(rules: Rules, request: Request, cost: int) -> Sequence[Charge]:
-    """The charges by the rules alone. The kill switch and the load are not applied."""
-    if isinstance(request, EntriesRequest):
-        return rules.plan_entries(request.entries, cost)
-    return rules.plan(request, cost)

@@ -15,6 +15,7 @@ from ratelimit_mw.identity.request import Request
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.model import NEVER, SECOND
 from ratelimit_mw.rules.domains import Rules
+from ratelimit_mw.rules.ruleset import RuleSet
 from ratelimit_mw.settings import DeferSettings
 from ratelimit_mw.stores import STORES
 
@@ -238,9 +239,9 @@ def deferrals_of(limiter: RateLimiter) -> DeferralService:
     return limiter.kept(DeferralService, lambda: DeferralService(limiter))
 
 
-def _owner(rules: Rules) -> Rules:
+def _owner(rules: Rules) -> RuleSet:
     """Return the rules that own the queue: those of the first file that defers. A new file then does not move it."""
-    return next((part for part in rules.parts if part.deferring), rules)
+    return next((part for part in rules.parts if any(rule.defers for rule in part.rules)), rules.parts[0])
 
 
 def _deferred(verdict: Verdict) -> bool:

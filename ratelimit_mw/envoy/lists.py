@@ -32,6 +32,7 @@ from ratelimit_mw.model import (
     Rule,
 )
 from ratelimit_mw.rules.compiled import BLOCKED, escaped
+from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.rules.ruleset import REFUSED, RuleSet
 from ratelimit_mw.units import SECOND, UNITS
 
@@ -205,7 +206,7 @@ class ListsRequest:
     """
 
     def __init__(
-        self, engine: Engine, rules: RuleSet, lists: Sequence[EntryList | Sequence[tuple[str, str]]], hits: int
+        self, engine: Engine, rules: Rules, lists: Sequence[EntryList | Sequence[tuple[str, str]]], hits: int
     ) -> None:
         if not lists:
             raise ValueError("there are no lists of entries")
@@ -213,7 +214,7 @@ class ListsRequest:
         self._planner = engine.planner
         self.rules = rules
         stretch = self._planner.meter(rules).stretched if rules.elastic else _unchanged
-        self._planned = _plan_lists(rules, [_read(each) for each in lists], whole(hits), stretch)
+        self._planned = _plan_lists(rules.parts[0], [_read(each) for each in lists], whole(hits), stretch)
         self.plan = self._plan()
         """What the engine executes. It may be executed several times, by requests of the same lists."""
         self._counters: list[tuple[_ListLimits, list[_ListCounter]]] | None = None  # made when they are first needed

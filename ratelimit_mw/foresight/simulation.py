@@ -15,7 +15,7 @@ from operator import itemgetter
 from ratelimit_mw.algorithms.concurrency import PERIOD
 from ratelimit_mw.clock import Clock
 from ratelimit_mw.decision.engine import Engine
-from ratelimit_mw.decision.planning import Plan, planned
+from ratelimit_mw.decision.planning import Plan
 from ratelimit_mw.decision.settlement import Account
 from ratelimit_mw.decision.storage import InFlight, InFlightPlace, Storage
 from ratelimit_mw.decision.verdict import Verdict
@@ -122,9 +122,9 @@ class Simulation:
 
         They alone decide this: there is no switch, and no load that would shed requests or stretch elastic limits.
         """
-        charges = planned(self.rules, request, 1)
+        charges = self.rules.plan(request)
         if self._answerable is not None and charges is not BLOCKED:
-            charges = [charge for charge in charges if self._answerable(charge)]
+            charges = tuple(filter(self._answerable, charges))
         return Plan(charges)
 
     def decide(self, entry: Entry, plan: Plan) -> Verdict:

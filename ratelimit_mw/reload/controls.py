@@ -10,7 +10,7 @@ from ratelimit_mw.clock import Clock
 from ratelimit_mw.model import NEVER, SECOND
 from ratelimit_mw.reload.database import Setting, most_permissive, setting_in
 from ratelimit_mw.rules.compiled import KINDS, CompiledOverride
-from ratelimit_mw.rules.domains import Domains, Rules
+from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.rules.ruleset import RuleSet
 from ratelimit_mw.stores.records import MemoryRecords, Records
 
@@ -125,7 +125,7 @@ class Controls:
     def applied_to(self, rules: Rules) -> Rules:
         """Return the same rules with the overrides applied."""
         parts = [part.overridden(self._compiled(part), self._clock) for part in rules.parts]
-        return rules.overridden(parts) if isinstance(rules, Domains) else parts[0]
+        return rules.overridden(parts)
 
     def _of(self, part: RuleSet) -> tuple[Override, ...]:
         return self._overrides.get(part.domain, (0, ()))[1]

@@ -1,59 +1,111 @@
-"""The rules of several files, one domain each, and the check of the rule names that an app uses."""
+"""The rules of a limiter, of one domain or several, and the check of the names that an app uses."""
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.errors import ConfigurationError, Problem, near, nearest, quoted
 from ratelimit_mw.identity.attributes import Attributes
-from ratelimit_mw.identity.request import Entry, Request
+from ratelimit_mw.identity.request import EntriesRequest, Request
 from ratelimit_mw.model import Charge
-from ratelimit_mw.rules.compiled import BLOCKED, NamedRule
+from ratelimit_mw.rules.compiled import BLOCKED, NamedRule, quotas_of
 from ratelimit_mw.rules.inline import InlineLimit
 from ratelimit_mw.rules.matching import Plans
-from ratelimit_mw.rules.ruleset import Features, RuleSet
+from ratelimit_mw.rules.ruleset import RuleSet
+from ratelimit_mw.settings import ClientSettings
+
+Arguments = Mapping[str, str] | Sequence[tuple[str, str]]
+"""What `check()` takes: a mapping of attribute names to values, or one Envoy descriptor as a list of entries."""
 
 
-class Domains(Features):
-    """The rules of several files. The rules of every file apply to a request.
+class Rules:
+    """The rules of a limiter: those of one or more domains, `parts`. The rules of every domain apply to a request.
 
-    All files have the same `storage`, `client` and `response`, and the same meaning for each attribute name.
+    All domains have the same `storage`, `client` and `response`, and the same meaning for each attribute name. Rules
+    are immutable, and threads may share them.
     """
 
     def __init__(self, parts: Sequence[RuleSet]) -> None:
-        super().__init__((rule for part in parts for rule in part.compiled), [part.descriptors for part in parts])
         first = parts[0]
-        self._use(parts)
+        compiled = [rule for part in parts for rule in part.compiled]
+        self.quotas = quotas = quotas_of(compiled)
+        """The quotas of all rules. Rules with equal quotas share them."""
+        self.elastic = any(quota.elastic for quota in quotas)
+        """A limit depends on the load."""
+        lists = [part.descriptors for part in parts if part.descriptors is not None]
+        self.waiting = any(quota.max_wait for quota in quotas) or any(each.waiting for each in lists)
+        """A request may have to wait for its turn."""
+        self.deferring = any(rule.rule.defers for rule in compiled)
+        """A request may be deferred instead of denied."""
+        self.shedding = any(rule.rule.priority for rule in compiled)
+        """A request may be shed under load."""
+        self.metered = self.elastic or self.deferring or self.shedding
+        """Any of these features depends on the load."""
+        self._settling = any(rule.rule.counts is not None or rule.rule.cost_after for rule in compiled) or any(
+            ALGORITHMS[quota.algorithm].in_flight for quota in quotas
+        )
         self.domain = first.domain
+        self.source = first.source
+        """The place of the rules, if they are still to be read from there."""
         self.storage = first.storage
         self.response = first.response
         self.reload = first.reload
         self.observe = first.observe
-        self.source = None
-        named = {name: source for part in parts for name, source in part.client.attributes.items()}
-        self.client = replace(first.client, attributes=named)
-        first.inline.reserve(rule.rule.name for part in parts[1:] for rule in part.compiled)
-        for part in parts:
-            part.attributes.accept(named)  # check() may pass one mapping to each domain in turn
-        # These attributes only read requests. Each domain hashes values with its own key.
-        self.attributes = Attributes(self.client)
-        for part in parts:
-            self.attributes.await_those_of(part.attributes)
-        self.rules = tuple(rule for part in parts for rule in part.rules)
         self.load = first.load
         self.defer = first.defer
-        self.messages: Domains | None = _of_messages(parts)
-        self.plans = _plan_cache(parts)
+        self.rules = tuple(rule for part in parts for rule in part.rules)
         self.warnings = tuple(warning for part in parts for warning in part.warnings)
+        self.client, self.attributes = first.client, first.attributes
+        if len(parts) > 1:
+            self.client, self.attributes = _joined(parts)
+        self._use(parts)
 
-    def of(self, domain: str) -> RuleSet | None:
-        """Return the rules of one domain, or None if no file has it."""
-        return next((part for part in self.parts if part.domain == domain), None)
+    def _use(self, parts: Sequence[RuleSet]) -> None:
+        self.parts = tuple(parts)
+        self._single: dict[str, Rules] = {}
+        limiting = [part.messages for part in parts if part.messages is not None]
+        self.messages = Rules(limiting) if limiting else None
+        """The rules for the messages of a WebSocket. None if no rule limits messages."""
+        self.settling = self._settling or any(part.overrides and part.overrides.in_flight for part in parts)
+        """A charge is settled only when the response is known or has ended."""
+        self.special = self.metered or self.waiting or self.settling or self.messages is not None
+        """A request takes more than one decision before the app is called."""
+        by_path = any(part.by_path for part in parts)
+        remembered = not self.metered and all(part.lasting for part in parts)
+        self.plans = Plans([part.attributes for part in parts], by_path=by_path) if remembered else None
+        """A cache of plans. None if a plan depends on the time or the load, or if the request is stored."""
 
-    def plan(self, request: Request, cost: int = 1) -> Sequence[Charge]:
-        """See `RuleSet.plan`."""
-        charges: list[Charge] = []
+    def overridden(self, parts: Sequence[RuleSet]) -> "Rules":
+        """Return the same rules, in `parts` that have other overrides."""
+        same = copy.copy(self)
+        same._use(parts)  # noqa: SLF001  one of our own
+        return same
+
+    def of(self, domain: str) -> "Rules | None":
+        """Return the rules of one domain, or None if there is no such domain.
+
+        While the rules are still to be read from their source, they have every domain.
+        """
+        if self.source is not None or (len(self.parts) == 1 and domain == self.domain):
+            return self
+        found = [part for part in self.parts if part.domain == domain]
+        if found and domain not in self._single:
+            self._single[domain] = Rules(found)
+        return self._single.get(domain)
+
+    def request_of(self, given: Arguments | Request) -> Request:
+        """Return a request with the attributes in `given`. If `given` is a request, it is returned unchanged.
+
+        Raises ValueError for an unknown attribute, unless the rules are still to be read from their source.
+        """
+        if type(given) is dict or isinstance(given, Mapping):  # the second takes much longer
+            return self.attributes.request_from(given, ignore_unknown=self.source is not None)
+        return EntriesRequest(given) if isinstance(given, Sequence) else given
+
+    def plan(self, request: Request, cost: int = 1) -> tuple[Charge, ...]:
+        """Return the charges of a request, in the order of the domains and of their files. See `RuleSet.plan`."""
+        charges: tuple[Charge, ...] = ()
         for part in self.parts:
             found = part.plan(request, cost)
             if found is BLOCKED:
@@ -63,11 +115,8 @@ class Domains(Features):
 
     def plan_rule(self, asked: str | NamedRule, request: Request, cost: int = 1) -> Sequence[Charge] | None:
         """See `RuleSet.plan_rule`. If several domains have a rule of this name, the first one's is used."""
-        for part in self.parts:
-            found = part.plan_rule(asked, request, cost)
-            if found is not None:
-                return found
-        return None
+        every = (part.plan_rule(asked, request, cost) for part in self.parts)
+        return next((found for found in every if found is not None), None)
 
     def route(self, name: str, request: Request) -> str | None:
         """See `RuleSet.route`."""
@@ -85,43 +134,22 @@ class Domains(Features):
             charges += found
         return charges
 
-    def plan_entries(self, entries: Sequence[Entry], cost: int = 1) -> Sequence[Charge]:
-        """See `RuleSet.plan_entries`."""
-        return [charge for part in self.parts for charge in part.plan_entries(entries, cost)]
-
-    def overridden(self, parts: Sequence[RuleSet]) -> "Domains":
-        """The same rules, in `parts` that have other overrides."""
-        same = copy.copy(self)
-        same._use(parts)  # noqa: SLF001  one of our own
-        same.messages = _of_messages(parts)
-        same.plans = _plan_cache(parts)
-        return same
-
-    def _use(self, parts: Sequence[RuleSet]) -> None:
-        self.parts = tuple(parts)
-        if any(part.settling for part in parts):  # by an override, of which `Features` does not know
-            self.settling = self.special = True
-
     def concerns(self, request: Request) -> bool:
         """See `RuleSet.concerns`."""
         return any(part.concerns(request) for part in self.parts)
 
 
-def _of_messages(parts: Sequence[RuleSet]) -> Domains | None:
-    """Return the rules for the messages of a WebSocket, or None if no part has any."""
-    limiting = [part.messages for part in parts if part.messages is not None]
-    return Domains(limiting) if limiting else None
-
-
-def _plan_cache(parts: Sequence[RuleSet]) -> Plans | None:
-    caches = [part.plans for part in parts if part.plans is not None]
-    if len(caches) < len(parts):
-        return None
-    return Plans([part.attributes for part in parts], by_path=any(cache.by_path for cache in caches))
-
-
-Rules = RuleSet | Domains
-"""The rules of a limiter."""
+def _joined(parts: Sequence[RuleSet]) -> tuple[ClientSettings, Attributes]:
+    """Return settings and attributes that read the requests of several domains. Each hashes with its own key."""
+    first = parts[0]
+    named = {name: source for part in parts for name, source in part.client.attributes.items()}
+    first.inline.reserve(rule.rule.name for part in parts[1:] for rule in part.compiled)
+    client = replace(first.client, attributes=named)
+    attributes = Attributes(client)
+    for part in parts:
+        part.attributes.accept(named)  # check() may pass one mapping to each domain in turn
+        attributes.await_those_of(part.attributes)
+    return client, attributes
 
 
 def declare(rules: Rules, limit: InlineLimit) -> None:
@@ -131,7 +159,7 @@ def declare(rules: Rules, limit: InlineLimit) -> None:
     """
     first = rules.parts[0]
     first.inline.declare(limit)
-    if rules is not first:
+    if rules.attributes is not first.attributes:
         rules.attributes.await_those_of(first.attributes)
 
 

@@ -5,13 +5,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Self
 
-from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.clock import Clock, SystemClock
 from ratelimit_mw.envoy.tree import Descriptors
 from ratelimit_mw.errors import Problem
 from ratelimit_mw.identity.attributes import Attributes
 from ratelimit_mw.identity.identifier import NO_PARAMETERS, Parameters
-from ratelimit_mw.identity.request import Entry, Request, alternatives, for_alternative
+from ratelimit_mw.identity.request import EntriesRequest, Request, alternatives, for_alternative
 from ratelimit_mw.model import NEVER, Charge
 from ratelimit_mw.rules.compiled import (
     BLOCKED,
@@ -23,13 +22,11 @@ from ratelimit_mw.rules.compiled import (
     OverrideCompiler,
     Overrides,
     blocks_and_exemptions,
-    quotas_of,
 )
 from ratelimit_mw.rules.inline import InlineCompiler, InlineLimits, tier_reader, with_key, with_limits
 from ratelimit_mw.rules.matching import (
     Candidate,
     Index,
-    Plans,
     charges_of,
     exemption,
     program,
@@ -46,34 +43,6 @@ from ratelimit_mw.settings import (
     ResponseSettings,
     StorageSettings,
 )
-
-
-class Features:
-    """The features that at least one rule uses."""
-
-    def __init__(self, rules: Iterable[CompiledRule], descriptors: Iterable[Descriptors | None] = ()) -> None:
-        rules = tuple(rules)
-        self.quotas = quotas = quotas_of(rules)
-        """The quotas of all rules. Rules with equal quotas share them."""
-        self.elastic = any(quota.elastic for quota in quotas)
-        """A limit depends on the load."""
-        self.waiting = any(quota.max_wait for quota in quotas) or any(each and each.waiting for each in descriptors)
-        """A request may have to wait for its turn."""
-        self.settling = any(rule.rule.counts is not None or rule.rule.cost_after for rule in rules) or any(
-            ALGORITHMS[quota.algorithm].in_flight for quota in quotas
-        )
-        """A charge is settled only when the response is known or has ended."""
-        self.deferring = any(rule.rule.defers for rule in rules)
-        """A request may be deferred instead of denied."""
-        self.shedding = any(rule.rule.priority for rule in rules)
-        """A request may be shed under load."""
-        self.metered = self.elastic or self.deferring or self.shedding
-        """Any of these features depends on the load."""
-        self.messages_limited = any(rule.rule.messages for rule in rules)
-        """A rule counts the messages of WebSockets."""
-        self.special = self.metered or self.waiting or self.settling or self.messages_limited
-        """A request takes more than one decision before the app is called."""
-
 
 Selection = tuple[Sequence[Candidate], Mapping[int, str], int | None, Request | None]
 """The rules that apply to one reading of a request. The plan charges them, and an explanation reads it.
@@ -95,8 +64,8 @@ _EXEMPTED: Selection = (), _NONE, EXEMPTED, None
 _REFUSED: Selection = (), _NONE, REFUSED, None
 
 
-class RuleSet(Features):
-    """Every rule of a configuration, ready to be asked. Immutable, and safe to share between threads.
+class RuleSet:
+    """Every rule of one domain, ready to be asked. Immutable, and safe to share between threads.
 
     Made by `load`. An exemption is a rule without counters: its rank is negative, so it comes before all others.
     """
@@ -125,7 +94,6 @@ class RuleSet(Features):
         source: str | None = None,
         shadow: bool = False,
     ) -> None:
-        super().__init__(rules, [descriptors])
         self.domain = domain
         self.storage = storage
         self.client = client
@@ -152,6 +120,8 @@ class RuleSet(Features):
         self.shadow = shadow
         """Nothing is enforced, not even blocks."""
         self._own = overrides = tuple(self._enforced(overrides))
+        self.lasting = _lasting(overrides)
+        """Whether no override ends."""
         self._tier = tier_reader(rules, attributes)
         self._replacing = any(rule.replaces for rule in rules)
         self._exempting = bool(exempt)
@@ -169,15 +139,13 @@ class RuleSet(Features):
         }
         self.messages: RuleSet | None = self._of_messages([rule for rule in standing if rule.rule.messages])
         """The rules for the messages of a WebSocket. None if no rule limits messages."""
-        self.plans: Plans | None = self._remembering(overrides)
-        """A cache of plans. None if a plan depends on the time or the load, or if the request is stored."""
 
     def _of_messages(self, rules: Sequence[CompiledRule]) -> Self | None:
         """Return a rule set for the messages that these rules count, or None without rules."""
         if not rules:
             return None
         same = copy.copy(self)
-        same.descriptors = same.messages = same.plans = None
+        same.descriptors = same.messages = None
         same._use(self.overrides)  # noqa: SLF001  one of our own
         same._index = self._indexed(rules)  # noqa: SLF001  one of our own
         return same
@@ -189,27 +157,15 @@ class RuleSet(Features):
         """Return True if a rule may apply to a request of this path."""
         return self._index.concerns(request)
 
-    def _remembering(self, held: Iterable[CompiledOverride]) -> Plans | None:
-        lasting = all(override.until == NEVER for override in held)
-        if not lasting or self.elastic or self.shedding or self.deferring:
-            return None
-        return Plans([self.attributes], by_path=self._index.paths is not None or self.attributes.reads_path)
-
     def _use(self, overrides: Overrides | None) -> None:
         self.overrides = overrides
-        if overrides is not None and overrides.in_flight:  # the rule need not have such a limit
-            self.settling = self.special = True
         self._plain = not (overrides or self._exempting or self._replacing or self.descriptors)
         """Whether the candidates alone decide: there are no overrides, exemptions, replacements and descriptors."""
 
     @property
-    def parts(self) -> "tuple[RuleSet, ...]":
-        """The rule set of each domain: just this one. See `Domains`."""
-        return (self,)
-
-    def of(self, domain: str) -> "RuleSet | None":
-        """Return this rule set if it has this domain, otherwise None."""
-        return self if domain == self.domain else None
+    def by_path(self) -> bool:
+        """Whether the path of a request may change its plan."""
+        return self._index.paths is not None or self.attributes.reads_path
 
     def overridden(self, further: Iterable[CompiledOverride], clock: Clock) -> Self:
         """Return the same rules with `further` overrides in addition to the file's own. `clock` tells when they end."""
@@ -220,7 +176,7 @@ class RuleSet(Features):
         if self.messages is not None:
             same.messages = copy.copy(self.messages)
             same.messages._use(same.overrides)  # noqa: SLF001  one of our own
-        same.plans = self._remembering(held)
+        same.lasting = _lasting(held)
         if self.classifier is not None:
             same.classifier = self.classifier.overridden(blocks_and_exemptions(further), clock)
         return same
@@ -232,8 +188,10 @@ class RuleSet(Features):
         """Return the charges of a request, in the order of the file.
 
         The result is () if the request is exempt or no rule matches. `cost` is 0 or more. A CORS preflight has counters
-        of its own.
+        of its own. Only the descriptors apply to a list of entries.
         """
+        if type(request) is EntriesRequest:
+            return () if self.descriptors is None else self.descriptors.plan_entries(request.entries, cost)
         if self._plain and request.method != "OPTIONS":  # the common case, in one step
             charges = charges_of(self._index.candidates(request), request, cost, self._tier, None)
         else:
@@ -408,6 +366,6 @@ class RuleSet(Features):
         """Return the counters of a rule for an identity without a tier."""
         return self.overrides.counters(rule.rule.name, identity, rule.counters) if self.overrides else rule.counters
 
-    def plan_entries(self, entries: Sequence[Entry], cost: int = 1) -> tuple[Charge, ...]:
-        """Return the charges of one list of entries. Only `descriptors` apply to it."""
-        return () if self.descriptors is None else self.descriptors.plan_entries(entries, cost)
+
+def _lasting(overrides: Iterable[CompiledOverride]) -> bool:
+    return all(override.until == NEVER for override in overrides)

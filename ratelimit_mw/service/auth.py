@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.decision.load import ASGI_CAPACITY
-from ratelimit_mw.decision.planning import Plan, Refusal, of_domain
+from ratelimit_mw.decision.planning import Plan, Refusal
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.http.answers import Answers, Denial, LatestAnswers
 from ratelimit_mw.identity.address import canonical
@@ -101,11 +101,11 @@ class Auth:
             return
         rules = whole
         if parameters.domain is not None:
-            try:
-                rules = of_domain(whole, parameters.domain)
-            except LookupError:
+            found = whole.of(parameters.domain)
+            if found is None:
                 await self._refuse(_BAD_DOMAIN, parameters, send)
                 return
+            rules = found
         if rules.special:
             verdict = await self._decide_special(rules, request)
         elif self._engine.waits or rules.attributes.awaited:

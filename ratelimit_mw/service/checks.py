@@ -11,8 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple
 
-from ratelimit_mw.decision.planning import Arguments
-from ratelimit_mw.rules.domains import Rules
+from ratelimit_mw.rules.domains import Arguments, Rules
 
 MAX_BODY = 64 * 1024
 """The longest body, in bytes."""

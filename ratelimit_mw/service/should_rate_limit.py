@@ -9,7 +9,7 @@ from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.envoy.lists import ListsRequest
 from ratelimit_mw.http.answers import LatestAnswers
 from ratelimit_mw.model import ListStatus
-from ratelimit_mw.rules.ruleset import RuleSet
+from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.service.messages import DecodedRequest, Header, Refused, TooLong, go_headers, passed, read, write
 from ratelimit_mw.service.state import Service
 
@@ -69,7 +69,7 @@ class ShouldRateLimit:
             self._service.refuse(str(error))
             raise
 
-    def _planned(self, rules: RuleSet, request: DecodedRequest) -> ListsRequest:
+    def _planned(self, rules: Rules, request: DecodedRequest) -> ListsRequest:
         try:
             return ListsRequest(self._engine, rules, request.lists, request.hits)
         except ValueError:

@@ -11,6 +11,7 @@ from ratelimit_mw import ManualClock, RateLimiter
 from ratelimit_mw.config.load import load_rules
 from ratelimit_mw.envoy.tree import pattern
 from ratelimit_mw.errors import StoreUnavailable
+from ratelimit_mw.identity.request import EntriesRequest
 from ratelimit_mw.stores.memory import MemoryStore
 from tests.rules.corpus import load_text, request
 
@@ -66,7 +67,7 @@ descriptors:
 
 def met(text, *entries):
     """The limits that a list of entries meets."""
-    return [charge.ask.quota.limit for charge in load_text(text).plan_entries(entries)]
+    return [charge.ask.quota.limit for charge in load_text(text).plan(EntriesRequest(entries))]
 
 
 @pytest.mark.parametrize(
@@ -169,7 +170,7 @@ class TestUnits:
     )
     def test_each_is_that_long(self, unit, seconds):
         rules = load_rules({"domain": "d", "descriptors": [{"key": "a", "value": "b", **limit(5, unit)}]})
-        (charge,) = rules.plan_entries([("a", "b")])
+        (charge,) = rules.plan(EntriesRequest([("a", "b")]))
         assert charge.ask.quota.period == seconds * 1_000_000
         assert charge.ask.quota.algorithm == "fixed_window"
 
@@ -263,12 +264,12 @@ class TestCounters:
         ],
     )
     def test_it_is_named_so_that_it_can_be_read(self, descriptor, entry, key):
-        (charge,) = limiter({**descriptor, **limit(1)}).rules.plan_entries([entry])
+        (charge,) = limiter({**descriptor, **limit(1)}).rules.plan(EntriesRequest([entry]))
         assert charge.ask.key == key
 
     @pytest.mark.parametrize("value", [pytest.param("s3cret-token", id="short"), pytest.param("x" * 5_000, id="long")])
     def test_what_a_client_wrote_is_hashed(self, value):
-        (charge,) = limiter({"key": "api_key", **limit(1)}).rules.plan_entries([("api_key", value)])
+        (charge,) = limiter({"key": "api_key", **limit(1)}).rules.plan(EntriesRequest([("api_key", value)]))
         before, _, identity = charge.ask.key.partition("{")
         assert before == "shop:/api_key:fw60:"
         assert value not in identity
@@ -277,13 +278,13 @@ class TestCounters:
     @pytest.mark.parametrize("source", ["header:Authorization", "cookie:session", "header:X-Api-Key"])
     def test_a_secret_that_the_file_names_is_neither_in_the_key_nor_in_the_name(self, source):
         descriptor = {"key": "token", "value": "s3cret", **limit(1)}
-        (charge,) = limiter(descriptor, attributes={"token": source}).rules.plan_entries([("token", "s3cret")])
+        (charge,) = limiter(descriptor, attributes={"token": source}).rules.plan(EntriesRequest([("token", "s3cret")]))
         assert "s3cret" not in f"{charge.ask.key} {charge.rule.name}"
 
     def test_another_unit_is_another_counter(self):
         keys = {
             load_rules({"domain": "d", "descriptors": [{"key": "a", **limit(1, unit)}]})
-            .plan_entries([("a", "b")])[0]
+            .plan(EntriesRequest([("a", "b")]))[0]
             .ask.key
             for unit in ("minute", "hour")
         }
@@ -727,6 +728,6 @@ def test_another_algorithm_starts_with_a_new_counter():
         load_text(f"domain: d\ndescriptors: [{{key: a, rate_limit: {{unit: hour, requests_per_unit: 1{more}}}}}]\n")
         for more in ("", ", algorithm: sliding_log")
     )
-    keys = [rules.plan_entries([("a", "b")])[0].ask.key for rules in (fixed, log)]
+    keys = [rules.plan(EntriesRequest([("a", "b")]))[0].ask.key for rules in (fixed, log)]
     assert keys[0] != keys[1]
     assert ":fw3600:{" in keys[0]

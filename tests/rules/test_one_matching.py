@@ -122,7 +122,7 @@ def test_a_rule_is_said_to_apply_if_and_only_if_the_plan_charges_it(config, make
         charges = rules.plan(made(make, **request))
         if charges is BLOCKED:
             continue
-        found, note = reasons(rules, made(make, **request), charges)
+        found, note = reasons(rules.parts[0], made(make, **request), charges)
         context = (config, request, charges, found)
         by_rule = {
             rule.name: tuple(charge for charge in charges if charge.rule.name == rule.name) for rule in rules.rules

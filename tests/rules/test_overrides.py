@@ -451,6 +451,6 @@ class TestOnRedis:
 
 
 def test_without_overrides_there_is_nothing_to_ask():
-    rules = load_rules(RULES, environ={})
+    (rules,) = load_rules(RULES, environ={}).parts
     assert rules.overrides is None
     assert rules.overridden((), ManualClock()).overrides is None

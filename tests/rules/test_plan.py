@@ -250,6 +250,7 @@ def test_many_rules_are_found_and_not_searched():
         + "".join(f"  - {{name: h{n}, limit: 5/s, match: {{'header:t': t{n}}}}}\n" for n in range(1_000))
         + "".join(f"  - {{name: i{n}, limit: 5/s, match: {{ip: 10.0.{n // 250}.{n % 250}}}}}\n" for n in range(1_000))
     )
-    assert len(rule_set._index._always) == 0
-    assert len(rule_set._index._lookups) == 2
+    index = rule_set.parts[0]._index
+    assert len(index._always) == 0
+    assert len(index._lookups) == 2
     assert applied(rule_set, "/api/r7/1", headers={"t": "t8"}, ip="10.0.0.9") == ["p7", "h8", "i9"]
