@@ -18,7 +18,6 @@ from ratelimit_mw.decision.kill_switch import Switch
 from ratelimit_mw.decision.planning import Plan
 from ratelimit_mw.decision.storage import Storage
 from ratelimit_mw.decision.verdict import Verdict
-from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import Decision, EntryList, ListsDecision
 from ratelimit_mw.reload.override_list import OverrideList
@@ -32,7 +31,7 @@ from ratelimit_mw.stores.base import Steps, adrive, drive
 from ratelimit_mw.tally import Tally
 
 if TYPE_CHECKING:
-    from ratelimit_mw.decision.explanation import Explanation, Question
+    from ratelimit_mw.decision.explanation import Explanation
     from ratelimit_mw.envoy.lists import ListsRequest
 
 
@@ -312,12 +311,7 @@ class RateLimiter:
             ValueError: The cost is negative or is not a whole number, or an attribute is unknown.
         """
         rules = self._rules_of(domain)
-        question = self._question(rules, rules.request_of(attributes), cost)
-        try:
-            reply = self._storage.store.decide(question.asks, commit=False) if question.asks else None
-        except StoreUnavailable as error:
-            return question.unanswered(error)
-        return question.answered(reply)
+        return drive(self._storage.store, self._explaining(rules, rules.request_of(attributes), cost))
 
     async def aexplain(
         self, attributes: Arguments | Request, cost: int = 1, *, domain: str | None = None
@@ -327,12 +321,7 @@ class RateLimiter:
         request = rules.request_of(attributes)
         if rules.attributes.awaited:
             await rules.attributes.resolve(request)
-        question = self._question(rules, request, cost)
-        try:
-            reply = await self._storage.store.adecide(question.asks, commit=False) if question.asks else None
-        except StoreUnavailable as error:
-            return question.unanswered(error)
-        return question.answered(reply)
+        return await adrive(self._storage.store, self._explaining(rules, request, cost))
 
     def reset(self, attributes: Arguments, *, domain: str | None = None) -> None:
         """Forget the counters that `check` would ask for these attributes, and those of the CORS preflights with them.
@@ -439,10 +428,10 @@ class RateLimiter:
 
         return ListsRequest(self.engine, self._rules_of(domain), lists, hits)
 
-    def _question(self, rules: Rules, request: Request, cost: int) -> "Question":
-        from ratelimit_mw.decision.explanation import Question  # imported late: most apps do not use it
+    def _explaining(self, rules: Rules, request: Request, cost: int) -> "Steps[Explanation]":
+        from ratelimit_mw.decision.explanation import explaining  # imported late: most apps do not use it
 
-        return Question(self.engine, rules, request, cost)
+        return explaining(self.engine, rules, request, cost)
 
     def _keys(self, attributes: Arguments, domain: str | None) -> list[str]:
         rules = self._rules_of(domain)

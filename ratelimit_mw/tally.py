@@ -119,7 +119,7 @@ class Tally:
         shed: The number of shed requests by priority.
         due: Returns True for each request that is measured.
         tracers: Internal. The functions that are called with each decision.
-        passes: Internal. The requests that rules simply allowed, by the label of the rule, or by those of the rules.
+        passes: Internal. The requests that rules simply allowed, by the labels of the rules.
     """
 
     _counting = lazy(lock)
@@ -135,7 +135,7 @@ class Tally:
         self._closers: list[Callable[[], None]] = []
         self.tracers: list[Callable[[Decision], None]] = []
         self._cells: dict[str, Cell] = {}
-        self.passes: dict[str | tuple[str, ...], Passes] = {}
+        self.passes: dict[tuple[str, ...], Passes] = {}
         self._further = Passes(())
         self._hits: dict[tuple[str, tuple[str, ...]], Hits] = {}
         self._begin()
@@ -252,13 +252,12 @@ class Tally:
         more in what is returned, which then belongs to no rule.
         """
         labels = tuple([rule.label for rule, _ in charges])
-        key = labels[0] if len(labels) == 1 else labels
-        found = self.passes.get(key)
+        found = self.passes.get(labels)
         if found is not None:
             return found
         cells = tuple(dict.fromkeys([self.cell(rule) for rule, _ in charges]))
         if len(self.passes) < MOST_RULES:
-            return self.passes.setdefault(key, Passes(cells))
+            return self.passes.setdefault(labels, Passes(cells))
         for cell in cells:
             cell.allowed += 1
         return self._further

@@ -288,6 +288,6 @@ def test_a_switch_that_is_thrown_while_a_plan_is_made_leaves_no_trace(engine, wo
 
     rules.plan = plan_and_throw
     plan(limiter, IP)
-    del rules.plan
+    rules.plan = plan_of
     turn(Setting("on"))
     assert [ask.shadow for ask in plan(limiter, IP).asks] == [False]

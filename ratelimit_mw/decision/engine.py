@@ -28,12 +28,23 @@ from ratelimit_mw.model import SECOND, Banned, Charge, Reply
 from ratelimit_mw.reload.watcher import Retriever
 from ratelimit_mw.rules.compiled import NamedRule
 from ratelimit_mw.rules.domains import Arguments, Rules
-from ratelimit_mw.stores.base import DECIDE, LOOK
+from ratelimit_mw.stores.base import DECIDE, LOOK, Intent, Steps, adrive, drive
 from ratelimit_mw.tally import Passes
 
 _FREE = Verdict((), None)
 _REFUSED = Verdict((), None, denied="unavailable")
 _BLOCKED = Verdict((), None, denied="blocked")
+
+
+class _Renewal:
+    """Wait until the concurrent places of all requests are renewed."""
+
+    def __init__(self, storage: Storage) -> None:
+        self.result = storage.renew
+
+    async def awaited(self) -> None:
+        """See `Wait`."""
+        await asyncio.to_thread(self.result)
 
 
 class Engine:
@@ -56,7 +67,7 @@ class Engine:
         self._denials = DenialLog(clock)
         self.on_denial: Callable[[Verdict, str], None] | None = None
         """Is called with each denial and its reason, on the path of the request. None if no code needs it."""
-        self.planner = Planner(self.shadows, clock)
+        self.planner = Planner(storage, self.shadows, clock)
         self.settlement = Settlement(storage)
         self.tally = storage.tally
         self.tally.shed = self.planner.shedder.counts
@@ -145,62 +156,53 @@ class Engine:
             commit: whether to charge; False only looks (`peek`).
             again: the request was decided before, so its shadow denials are already counted.
         """
-        if rules.settling and self._clock:
-            self._storage.renew()  # the renewing thread cannot follow a clock that is moved by hand
-        asks = plan.asks
-        if not asks:
-            return self._without_counters(plan, commit)
-        tally, store = self.tally, self._storage.store
-        started = perf_counter() if tally.due() else 0.0
-        try:
-            reply = store.ask((asks, DECIDE if commit else LOOK))
-        except StoreUnavailable:
-            return self.without_store(plan.charges, commit, started)
-        verdict = Verdict(plan.charges, reply)
-        if commit:
-            if verdict.allowed and not (verdict.shadowed or verdict.delay or verdict.over):
-                if len(asks) == 1:
-                    passes = tally.passes.get(plan.charges[0][0].label) or self._passes(plan)
-                else:
-                    passes = plan.passes or self._passes(plan)
-                passes.number += 1
-            elif verdict.shadowed or verdict.allowed or reply.only is not None:
-                self._count(plan, verdict, reply, again=again)
-                if verdict.shadowed and verdict.owed:
-                    with suppress(StoreUnavailable):  # what cannot be returned stays charged
-                        store.refund(verdict.owed, reply.now)
-            if started:
-                self._measure(verdict, started, reply)
-        return verdict
+        if plan.take is None or not commit:
+            return drive(self._storage.store, self._steps(plan, rules, commit, again))
+        started = perf_counter() if self.tally.due() else 0.0
+        return self._counted(plan, Verdict(plan.charges, plan.take()), started, again)
 
     async def aexecute(self, plan: Plan, rules: Rules, *, commit: bool = True) -> Verdict:
         """The awaitable twin of `execute`."""
+        if plan.take is None or not commit:
+            return await adrive(self._storage.store, self._steps(plan, rules, commit))
+        return self.execute(plan, rules)
+
+    def _steps(self, plan: Plan, rules: Rules, commit: bool, again: bool = False) -> Steps[Verdict]:
+        """Carry out a plan that takes more than one step. See `execute`."""
         if rules.settling and self._clock:
-            await asyncio.to_thread(self._storage.renew)
-        asks = plan.asks
-        if not asks:
+            yield _Renewal(self._storage)  # the renewing thread cannot follow a clock that is moved by hand
+        if not plan.asks:
             return self._without_counters(plan, commit)
-        tally, store = self.tally, self._storage.store
-        started = perf_counter() if tally.due() else 0.0
+        started = perf_counter() if self.tally.due() else 0.0
         try:
-            reply = await store.aask((asks, DECIDE if commit else LOOK))
+            reply: Reply = yield plan.asks, DECIDE if commit else LOOK
         except StoreUnavailable:
             return self.without_store(plan.charges, commit, started)
         verdict = Verdict(plan.charges, reply)
         if commit:
-            if verdict.allowed and not (verdict.shadowed or verdict.delay or verdict.over):
-                if len(asks) == 1:
-                    passes = tally.passes.get(plan.charges[0][0].label) or self._passes(plan)
-                else:
-                    passes = plan.passes or self._passes(plan)
-                passes.number += 1
-            elif verdict.shadowed or verdict.allowed or reply.only is not None:
-                self._count(plan, verdict, reply)
-                if verdict.shadowed and verdict.owed:
-                    with suppress(StoreUnavailable):
-                        await store.arefund(verdict.owed, reply.now)
-            if started:
-                self._measure(verdict, started, reply)
+            self._counted(plan, verdict, started, again, certain=reply.only is not None)
+            if verdict.shadowed and verdict.owed:
+                with suppress(StoreUnavailable):  # what cannot be returned stays charged
+                    yield verdict.owed, Intent(charged_at=reply.now)
+        return verdict
+
+    def _counted(self, plan: Plan, verdict: Verdict, started: float, again: bool, *, certain: bool = False) -> Verdict:
+        """Count a verdict, and return it. Denied requests are counted by `report`.
+
+        Args:
+            plan: the plan.
+            verdict: the verdict on it.
+            started: when the store was asked, if that is measured; otherwise 0.
+            again: its shadow denials are already counted.
+            certain: the denial was certain without asking the store.
+        """
+        if verdict.allowed and not (verdict.shadowed or verdict.delay or verdict.over):
+            passes = plan.passes or self._passes(plan)
+            passes.number += 1
+        elif verdict.shadowed or verdict.allowed or certain:
+            self._count(plan, verdict, again, certain=certain)
+        if started:
+            self._measure(verdict, started, answered=not certain)
         return verdict
 
     def _without_counters(self, plan: Plan, commit: bool) -> Verdict:
@@ -213,20 +215,13 @@ class Engine:
 
     def _passes(self, plan: Plan) -> Passes:
         """What counts the requests with this plan that all its rules simply allow."""
-        tally, charges = self.tally, plan.charges
-        found = tally.passes.get(tuple([rule.label for rule, _ in charges]))
-        if found is not None:
-            plan.passes = found
-            return found
-        return tally.passes_of(charges)
+        plan.passes = self.tally.passes.get(tuple([rule.label for rule, _ in plan.charges]))
+        return plan.passes or self.tally.passes_of(plan.charges)
 
-    def _count(self, plan: Plan, verdict: Verdict, reply: Reply, *, again: bool = False) -> None:
-        """Count a request that its counters did not simply allow. Denied requests are counted by `report`.
-
-        `again`: its shadow denials are already counted.
-        """
+    def _count(self, plan: Plan, verdict: Verdict, again: bool, *, certain: bool) -> None:
+        """Count a request that its counters did not simply allow. See `_counted` for the arguments."""
         denied = verdict.shadowed and (again or self.shadows.count(verdict))
-        if reply.only is not None:
+        if certain:
             self.tally.local_denials += 1
         if not verdict.allowed:
             return
@@ -235,11 +230,11 @@ class Engine:
         else:
             self._passes(plan).number += 1
 
-    def _measure(self, verdict: Verdict, started: float, reply: Reply | None = None) -> None:
-        """Count the measures of a request. `started` is when the store was asked; `reply` what it answered."""
+    def _measure(self, verdict: Verdict, started: float, *, answered: bool = False) -> None:
+        """Count the measures of a request. `started` is when the store was asked, `answered` whether it replied."""
         tally = self.tally
         tally.measured(perf_counter() - started, verdict.charges, verdict.outcomes)
-        if not tally.store_up and reply is not None and reply.only is None:
+        if answered and not tally.store_up:
             tally.answered()
         if tally.tracers:
             tally.traced(verdict.decision)
@@ -268,7 +263,7 @@ class Engine:
         most = most_waiting(plan.charges) if rules.waiting else None
         if most is None:
             return self.execute(plan, rules)
-        verdict = self.execute(Plan(without_max_wait(plan.charges)), rules)
+        verdict = self.execute(self.planner.plan_of(rules, without_max_wait(plan.charges)), rules)
         if not (only_waiting_helps(plan.charges, verdict) and may_wait(request.context)):
             return verdict
         waiting, place = self._waiting, WaitingPlace()
@@ -301,7 +296,7 @@ class Engine:
         """
         tally, charges, place = self.tally, verdict.charges, verdict.binding
         rule = charges[place][0] if place >= 0 else None
-        passes = tally.passes.get(rule.label) if rule is not None and len(charges) == 1 else None
+        passes = tally.passes.get((rule.label,)) if rule is not None and len(charges) == 1 else None
         if passes is None:
             reason: str = verdict.reason or "limited"
             tally.refused(charges, verdict.outcomes, verdict.over, rule=rule, reason=reason)

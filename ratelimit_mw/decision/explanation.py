@@ -1,6 +1,6 @@
 """Explains the decision on a request: each rule, its counters, and what would change the outcome.
 
-`Question` asks the counters without a charge. `Explanation` is the answer that users get.
+`explaining` asks the counters without a charge. `Explanation` is the answer that users get.
 """
 
 import math
@@ -14,12 +14,13 @@ from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.identity.attributes import canonical_name
 from ratelimit_mw.identity.identifier import Identifier, attributes_of
 from ratelimit_mw.identity.request import EntriesRequest, Request
-from ratelimit_mw.model import NEVER, SECOND, Banned, Charge, Decision, Outcome, Quota, Reply
+from ratelimit_mw.model import NEVER, SECOND, Banned, Charge, Decision, Outcome, Quota
 from ratelimit_mw.rules.compiled import BLOCKED, CompiledRule, Condition, Matching, Overrides
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.rules.matching import Candidate
 from ratelimit_mw.rules.preflights import counts_options
 from ratelimit_mw.rules.ruleset import RuleSet, Selection
+from ratelimit_mw.stores.base import LOOK, Steps
 from ratelimit_mw.units import spell_period
 
 
@@ -477,37 +478,23 @@ def seconds(number: float) -> str:
     return f"{minutes} min" if minutes < 120 else f"{math.ceil(minutes / 60)} h"
 
 
-class Question:
-    """A request that is to be explained.
-
-    The caller passes `asks` to the store without a charge and its reply to `answered`. `asks` may be empty.
-    """
-
-    def __init__(self, engine: Engine, rules: Rules, request: Request, cost: int) -> None:
-        self._engine = engine
-        self._rules = rules
-        self._request = request
-        self._cost = cost
-        self._plan = engine.planner.plan(rules, request, cost)
-        self.asks = self._plan.asks
-
-    def answered(self, reply: Reply | None) -> Explanation:
-        """The explanation with the reply of the store; None if there was nothing to ask."""
-        return self._explained(
-            Verdict(self._plan.charges, reply) if self.asks else verdict_without_counters(self._plan)
-        )
-
-    def unanswered(self, error: StoreUnavailable) -> Explanation:
-        """The explanation if the store is unavailable. `error` is its error."""
-        return self._explained(self._engine.without_store(self._plan.charges, commit=False), str(error))
-
-    def _explained(self, verdict: Verdict, error: str = "") -> Explanation:
-        switch, priority = self._engine.planner.switch, ""
-        note = switch.note if switch.thrown else ""
-        shed: Verdict | None = None
-        if self._rules.shedding:
-            standing = self._engine.planner.shedder.standing(self._rules, self._request, commit=False)
-            priority = str(standing or "")
-            shed = standing and standing.denial
-        parts, request, cost = self._rules.parts, self._request, self._cost
-        return explain(parts, request, cost, verdict, note=note, error=error, priority=priority, shed=shed)
+def explaining(engine: Engine, rules: Rules, request: Request, cost: int) -> Steps[Explanation]:
+    """Make the explanation of a request in steps. The store is asked without a charge."""
+    planner, error = engine.planner, ""
+    plan = planner.plan(rules, request, cost)
+    try:
+        reply = (yield plan.asks, LOOK) if plan.asks else None
+        verdict = Verdict(plan.charges, reply) if plan.asks else verdict_without_counters(plan)
+    except StoreUnavailable as unavailable:
+        error, verdict = str(unavailable), engine.without_store(plan.charges, commit=False)
+    standing = planner.shedder.standing(rules, request, commit=False) if rules.shedding else None
+    return explain(
+        rules.parts,
+        request,
+        cost,
+        verdict,
+        note=planner.switch.note if planner.switch.thrown else "",
+        error=error,
+        priority=str(standing or ""),
+        shed=standing and standing.denial,
+    )

@@ -10,13 +10,14 @@ from ratelimit_mw.decision.kill_switch import KillSwitch
 from ratelimit_mw.decision.load import Meter
 from ratelimit_mw.decision.names import UsedNames
 from ratelimit_mw.decision.shedding import Shedder
-from ratelimit_mw.decision.storage import Shadows
+from ratelimit_mw.decision.storage import Shadows, Storage
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import SECOND, Ask, Charge
 from ratelimit_mw.rules.compiled import BLOCKED, NamedRule
 from ratelimit_mw.rules.domains import Arguments, Rules, rule_names, unknown_rule
 from ratelimit_mw.settings import LoadSettings
+from ratelimit_mw.stores import Store
 from ratelimit_mw.tally import Passes
 
 _MAX_COST = 10**15
@@ -40,12 +41,13 @@ class Plan:
     """The counters that a request asks, each with its rule. A plan is immutable, so similar requests may share it.
 
     If there are no `asks`, the request is blocked if `charges` is `BLOCKED`, and free otherwise. The engine sets
-    `passes`, which counts the requests that all rules allow, when the plan is first executed.
+    `passes`, which counts the requests that all rules allow, when the plan is first executed. A `store` that decides
+    without waiting makes a plan whose execution is one step.
     """
 
-    __slots__ = ("asks", "charges", "passes")
+    __slots__ = ("asks", "charges", "passes", "take")
 
-    def __init__(self, charges: Sequence[Charge]) -> None:
+    def __init__(self, charges: Sequence[Charge], store: Store | None = None) -> None:
         self.charges = charges
         self.passes: Passes | None = None
         self.asks: Sequence[Ask]
@@ -55,6 +57,8 @@ class Plan:
             self.asks = (charges[0][1],)
         else:
             self.asks = tuple([ask for _, ask in charges])
+        self.take = store.taker(self.asks) if store is not None and self.asks else None
+        """Decides and charges in one step. None if the plan takes more steps."""
 
 
 class Refusal(Plan):
@@ -71,11 +75,13 @@ class Planner:
     """Makes the plans of requests.
 
     Args:
+        storage: has the store, which is asked in one step if possible.
         shadows: counts the requests that shadow rules would have shed.
         clock: the user's clock, or None for the system's.
     """
 
-    def __init__(self, shadows: Shadows, clock: Clock | None) -> None:
+    def __init__(self, storage: Storage, shadows: Shadows, clock: Clock | None) -> None:
+        self._storage = storage
         self._clock = clock
         self.switch = KillSwitch(clock)
         self.shedder = Shedder(self.meter, self.switch, shadows)
@@ -113,7 +119,11 @@ class Planner:
             charges = [charge for charge in charges if not ALGORITHMS[charge.ask.quota.algorithm].in_flight]
         if rules.elastic and charges and charges is not BLOCKED:
             charges = self.meter(rules).stretched(charges)
-        return Plan(charges)
+        return self.plan_of(rules, charges)
+
+    def plan_of(self, rules: Rules, charges: Sequence[Charge]) -> Plan:
+        """The plan with these charges."""
+        return Plan(charges, None if rules.settling and self._clock else self._storage.store)
 
     def admit(
         self,

@@ -47,44 +47,34 @@ class Verdict:
         wait: the attribute of that name.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_decision",
-        "_denied",
-        "account",
-        "allowed",
-        "binding",
-        "charges",
-        "delay",
-        "local",
-        "now",
-        "outcomes",
-        "over",
-        "shadowed",
-        "wait",
-    )
+    # What few verdicts have is a default of the class, because a verdict is made for each request.
+    shadowed = local = False
+    over = _NONE
+    account: Any = None
+    _denied: Reason | None = None
+    wait = 0
+    _decision: Decision | None = None
 
     def __init__(
-        self, charges: Sequence[Charge], reply: Reply | None, *, denied: Reason | None = None, wait: int = 0
+        self,
+        charges: Sequence[Charge],
+        reply: tuple[int, Sequence[Outcome], int | None] | None,
+        *,
+        denied: Reason | None = None,
+        wait: int = 0,
     ) -> None:
         self.now: int
         self.outcomes: Sequence[Outcome]
         self.now, self.outcomes, only = reply or _NO_REPLY
         self.charges = charges = charges if only is None else (charges[only],)
-        self._denied: Reason | None = denied
-        self.wait = wait
-        self._decision: Decision | None = None
-        self.account: Any = None
-        self.local = False
-        self.over = _NONE
         # Indices and unpacking read a field of a NamedTuple faster than its name.
         if len(self.outcomes) == 1 and not charges[0][1][3]:
             if charges[0][1][1].spare:
                 self._hide_spare()
             self.binding = 0
             ((self.allowed, _, _, _, self.delay),) = self.outcomes
-            self.shadowed = False
         elif len(self.outcomes) < 2 or not self._bind_plainly():
+            self._denied, self.wait = denied, wait
             self._hide_spare()
             self.binding = self._most_binding()
             self.allowed = denied is None and (self.binding < 0 or self.outcomes[self.binding].allowed)

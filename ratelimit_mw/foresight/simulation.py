@@ -125,7 +125,7 @@ class Simulation:
         charges = self.rules.plan(request)
         if self._answerable is not None and charges is not BLOCKED:
             charges = tuple(filter(self._answerable, charges))
-        return Plan(charges)
+        return self._engine.planner.plan_of(self.rules, charges)
 
     def decide(self, entry: Entry, plan: Plan) -> Verdict:
         """Decide on the request of a line, at its time. `plan` is that of the request."""

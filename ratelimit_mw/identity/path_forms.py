@@ -5,6 +5,7 @@ as the server passes it on, the same path without each prefix that an app may cu
 """
 
 import posixpath
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 from urllib.parse import urlparse
@@ -18,6 +19,10 @@ _NUL, _STAND_IN = "\0", "\uffff"
 _INNER = ("app", "asgi_app", "wsgi_app", "application")  # attributes in which middlewares keep the app
 _MAX_APPS = 32  # apps that `apps_inside` yields
 _LONGEST_SCHEME = 32  # characters
+
+
+is_clean = re.compile(r"/|(?:/[^/.][^/]*)+(?<!\n)").fullmatch
+"""Tells quickly that a path is its own cleaned form. Of some paths that are, such as `/.env`, it does not know it."""
 
 
 class Forms(NamedTuple):
@@ -93,9 +98,7 @@ def cleaned(path: str) -> str:
     A line feed at the end is removed too, because `$` in a router's regular expression matches before it. Case and
     percent signs stay as they are: the server has decoded the path once, and no router decodes it again.
     """
-    if path[-1:] not in ("/", "\n", "") and path[0] == "/" and "//" not in path and "/." not in path:
-        return path
-    if path == "/":
+    if is_clean(path):
         return path
     path = path.removesuffix("\n").lstrip("/")
     if _NUL in path:

@@ -63,6 +63,8 @@ class Rules:
 
     def _use(self, parts: Sequence[RuleSet]) -> None:
         self.parts = tuple(parts)
+        self.plan = parts[0].plan if len(parts) == 1 else self._plan_all
+        """Returns the charges of a request and a cost, in the order of the domains and of their files."""
         self._single: dict[str, Rules] = {}
         limiting = [part.messages for part in parts if part.messages is not None]
         self.messages = Rules(limiting) if limiting else None
@@ -103,8 +105,7 @@ class Rules:
             return self.attributes.request_from(given, ignore_unknown=self.source is not None)
         return EntriesRequest(given) if isinstance(given, Sequence) else given
 
-    def plan(self, request: Request, cost: int = 1) -> tuple[Charge, ...]:
-        """Return the charges of a request, in the order of the domains and of their files. See `RuleSet.plan`."""
+    def _plan_all(self, request: Request, cost: int = 1) -> tuple[Charge, ...]:
         charges: tuple[Charge, ...] = ()
         for part in self.parts:
             found = part.plan(request, cost)

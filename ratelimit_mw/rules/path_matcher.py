@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 from ratelimit_mw.identity.identifier import NO_PARAMETERS, Parameters
 from ratelimit_mw.identity.path_forms import cleaned as clean
-from ratelimit_mw.identity.path_forms import spellings
+from ratelimit_mw.identity.path_forms import is_clean, spellings
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.rules.path_templates import (
+    ANYTHING,
     TYPES,
     Kind,
     Matcher,
@@ -58,7 +59,8 @@ class _Node:
 
     Attributes:
         literals: What follows a segment without parameters, by its text.
-        patterns: What follows a segment with parameters, each with its matcher.
+        patterns: What follows a segment with parameters, each with its matcher. None: the segment is one parameter that
+            matches any text.
         tails: Templates whose last part matches the rest, each with the matchers of the segments behind that part.
         ends: Templates that end here.
     """
@@ -67,7 +69,7 @@ class _Node:
 
     def __init__(self) -> None:
         self.literals: dict[str, _Node] = {}
-        self.patterns: dict[Segment, tuple[Matcher, _Node]] = {}
+        self.patterns: dict[Segment, tuple[Matcher | None, _Node]] = {}
         self.tails: list[tuple[Tail, tuple[Matcher, ...], Entry]] = []
         self.ends: list[Entry] = []
 
@@ -76,7 +78,7 @@ class _Node:
         if not segment.kinds:
             return self.literals.setdefault(segment.texts[0], _Node())
         if segment not in self.patterns:
-            self.patterns[segment] = matcher(segment), _Node()
+            self.patterns[segment] = None if segment == ANYTHING else matcher(segment), _Node()
         return self.patterns[segment][1]
 
 
@@ -125,10 +127,10 @@ class PathMatcher:
         if not path:
             return []
         found: dict[str, Found] = {}
-        if forms is None and clean(path) == path:  # the common case
-            found[path] = self.find(path)
-            if len(found[path]) < 2:
-                return [_hit(entry, values, path) for entry, values in found[path]]
+        if forms is None and is_clean(path):  # the common case
+            found[path] = own = self.find(path)
+            if len(own) < 2 or len({entry.owner for entry, _ in own}) == len(own):
+                return [_hit(entry, values, path) for entry, values in own]
         every, routed = forms or ((path,), (path,))
         chosen: dict[int, Hit] = {}
         for spelling in dict.fromkeys([each for form in every for each in spellings(form)]):
@@ -167,7 +169,9 @@ class PathMatcher:
                     found.append((entry, values + rest))
             segment = segments[depth]
             for match, child in node.patterns.values():
-                more = match(segment)
+                more: tuple[Value, ...] | None = ((segment, segment),) if segment else None
+                if match is not None:
+                    more = match(segment)
                 if more is not None:
                     if depth < last:
                         self._walk(child, segments, depth + 1, values + more, found)
@@ -199,14 +203,13 @@ def _is_plain(entry: Entry, values: tuple[Value, ...], path: str) -> bool:
 def _hit(entry: Entry, values: tuple[Value, ...], path: str) -> Hit:
     """Return the hit of an entry whose values stand in `path`."""
     _, owner, route, parts, types = entry
-    plain = _is_plain(entry, values, path)
-    if not values:
-        return Hit(owner, route, NO_PARAMETERS, plain)
-    parsed = [value for value, _ in values]
-    parameters = Parameters(zip(parts.names, parsed, strict=True))
-    if types and parsed != [text for _, text in values]:
-        parameters.path = clean(with_values(parts, path, parsed))
-    return Hit(owner, route, parameters, plain)
+    parameters = NO_PARAMETERS
+    if values:
+        parsed = [value for value, _ in values]
+        parameters = Parameters(zip(parts[2], parsed, strict=True))  # an index is faster than a name
+        if types and parsed != [text for _, text in values]:
+            parameters.path = clean(with_values(parts, path, parsed))
+    return tuple.__new__(Hit, (owner, route, parameters, _is_plain(entry, values, path)))
 
 
 def _match_tail(tail: Tail, matchers: tuple[Matcher, ...], segments: list[str], depth: int) -> tuple[Value, ...] | None:

@@ -263,8 +263,6 @@ def matcher(segment: Segment) -> Matcher:
     if len(segment.kinds) == 2:
         return _pair(segment)
     (before, after), read = segment.texts, _reader(segment.kinds[0])
-    if segment == _ANYTHING:
-        return lambda given: ((given, given),) if given else None
 
     def match(given: str) -> tuple[Value, ...] | None:
         if before or after:
@@ -277,7 +275,8 @@ def matcher(segment: Segment) -> Matcher:
     return match
 
 
-_ANYTHING = Segment(("", ""), ("str",))
+ANYTHING = Segment(("", ""), ("str",))
+"""A segment that is one parameter without a type."""
 
 
 def _reader(kind: str) -> Callable[[str], str | None]:

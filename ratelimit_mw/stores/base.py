@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Hashable,
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from ratelimit_mw.algorithms import NOTHING
-from ratelimit_mw.model import Ask, Reply
+from ratelimit_mw.model import Ask, Outcome, Reply
 
 T = TypeVar("T")
 
@@ -50,6 +50,10 @@ StoreRequest = tuple[Sequence[Ask], Intent]
 
 It is a plain pair because one is made for each request.
 """
+
+
+Taker = Callable[[], tuple[int, Sequence[Outcome], int | None]]
+"""Decides on one request. It returns the fields of a `Reply`."""
 
 
 def forget_request(keys: Sequence[str]) -> StoreRequest:
@@ -106,6 +110,13 @@ class Store(ABC):
         A store may return a future here, which takes less time than a coroutine.
         """
         return self.aask(request)
+
+    def taker(self, asks: Sequence[Ask]) -> Taker | None:  # noqa: ARG002  for subclasses
+        """A function that does what `ask` does for these asks and `DECIDE`, in one step. None if the store has none.
+
+        The function is called for each request with the same plan. It neither waits nor raises.
+        """
+        return None
 
     @abstractmethod
     def keys(self, prefix: str) -> Iterator[str]:

@@ -83,9 +83,9 @@ class Counters:
                 if state is not None:
                     self.save(key, stamp(quota, cost, shadow, outcome, now) + state, now)
             return [outcome for outcome, _ in found]
-        return self._decide_otherwise(asks, found, commit, now, denied=denied)
+        return self.decide_otherwise(asks, found, commit, now, denied=denied)
 
-    def _decide_otherwise(
+    def decide_otherwise(
         self, asks: Sequence[Ask], found: list[_Found], commit: bool, now: int, *, denied: bool
     ) -> Sequence[Outcome]:
         """Conclude a decision that does not charge every counter: one denies, or there is no `commit`."""

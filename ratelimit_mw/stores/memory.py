@@ -3,14 +3,16 @@
 import logging
 import random
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 
 from ratelimit_mw.algorithms import DECIDE_ALL
+from ratelimit_mw.algorithms.algorithm import Decide
 from ratelimit_mw.clock import Clock, SystemClock
-from ratelimit_mw.model import Reply
+from ratelimit_mw.model import Ask, Outcome, Quota, Reply
 from ratelimit_mw.process_local import reset_after_fork, workers_of_server
 from ratelimit_mw.settings import StorageSettings
-from ratelimit_mw.stores.base import DECIDE, Store, StoreRequest
+from ratelimit_mw.stores.base import Store, StoreRequest, Taker
 from ratelimit_mw.stores.counters import (
     MAX_SAMPLE,
     SAMPLE,
@@ -36,6 +38,10 @@ class _Segment(dict[str, bytes]):
 
     def __init__(self) -> None:
         self.upcoming: list[str] = []
+
+
+_Step = tuple[str, _Segment, Quota, Decide, int]
+"""One ask: its key, the segment that has the counter, the quota, the function that decides, and the cost."""
 
 
 class MemoryStore(Counters, Store):
@@ -77,18 +83,6 @@ class MemoryStore(Counters, Store):
     def ask(self, request: StoreRequest) -> Reply:
         """See `Store`."""
         asks, intent = request
-        if intent is DECIDE and len(asks) == 1:  # the common case: `decide_one`, without its calls
-            key, quota, cost, shadow = asks[0]
-            with self._lock:
-                now = self._now()
-                segment = self._segments[hash(key) % self._count]
-                stored = segment.get(key)
-                outcome, state = DECIDE_ALL[quota.decided_by](stored[STAMP_SIZE:] if stored else b"", quota, cost, now)
-                if state is not None:
-                    if stored is None:
-                        self._make_room(segment, now)
-                    segment[key] = stamp(quota, cost, shadow, outcome, now) + state
-            return tuple.__new__(Reply, (now, (outcome,), None))
         with self._lock:
             now = self._now()
             outcomes = self.answer(asks, intent, now)
@@ -97,6 +91,50 @@ class MemoryStore(Counters, Store):
     async def aask(self, request: StoreRequest) -> Reply:
         """See `Store`. It returns at once, because there is no I/O."""
         return self.ask(request)
+
+    def taker(self, asks: Sequence[Ask]) -> Taker | None:
+        """See `Store`."""
+        if any(shadow for _, _, _, shadow in asks) or type(self).ask is not MemoryStore.ask:
+            return None
+        steps = [
+            (key, self._segments[hash(key) % self._count], quota, DECIDE_ALL[quota.decided_by], cost)
+            for key, quota, cost, _ in asks
+        ]
+        return partial(self._take, *steps[0]) if len(steps) == 1 else partial(self._take_all, asks, steps)
+
+    def _take(
+        self, key: str, segment: _Segment, quota: Quota, decide: Decide, cost: int
+    ) -> tuple[int, tuple[Outcome], None]:
+        with self._lock:
+            now = self._now()
+            stored = segment.get(key)
+            outcome, state = decide(stored[STAMP_SIZE:] if stored else b"", quota, cost, now)
+            if state is not None:
+                if stored is None:
+                    self._make_room(segment, now)
+                segment[key] = stamp(quota, cost, False, outcome, now) + state
+        return now, (outcome,), None
+
+    def _take_all(self, asks: Sequence[Ask], steps: Sequence[_Step]) -> tuple[int, Sequence[Outcome], None]:
+        """Decide on all counters first, and charge them if none denies."""
+        found: list[tuple[Outcome, bytes | None]] = []
+        denied = False
+        with self._lock:
+            now = self._now()
+            for key, segment, quota, decide, cost in steps:
+                stored = segment.get(key)
+                decided = decide(stored[STAMP_SIZE:] if stored else b"", quota, cost, now)
+                found.append(decided)
+                if not decided[0][0]:
+                    denied = True
+            if denied:
+                return now, self.decide_otherwise(asks, found, True, now, denied=True), None
+            for (key, segment, quota, _, cost), (outcome, state) in zip(steps, found, strict=True):
+                if state is not None:
+                    if key not in segment:
+                        self._make_room(segment, now)
+                    segment[key] = stamp(quota, cost, False, outcome, now) + state
+        return now, [outcome for outcome, _ in found], None
 
     def keys(self, prefix: str) -> Iterator[str]:
         """See `Store.keys`."""
