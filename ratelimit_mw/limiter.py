@@ -18,12 +18,12 @@ from ratelimit_mw.decision.kill_switch import Switch
 from ratelimit_mw.decision.planning import Plan
 from ratelimit_mw.decision.storage import Storage
 from ratelimit_mw.decision.verdict import Verdict
-from ratelimit_mw.identity.request import Request
+from ratelimit_mw.identity.request import Arguments, Request
 from ratelimit_mw.model import Decision, EntryList, ListsDecision
 from ratelimit_mw.reload.override_list import OverrideList
 from ratelimit_mw.reload.watcher import Retriever, State
 from ratelimit_mw.rules.compiled import BLOCKED, escaped
-from ratelimit_mw.rules.domains import Arguments, Rules, unknown_domain
+from ratelimit_mw.rules.domains import Rules, unknown_domain
 from ratelimit_mw.rules.preflights import preflight_key
 from ratelimit_mw.settings import ResponseSettings
 from ratelimit_mw.stores import Store, open_records
@@ -311,14 +311,14 @@ class RateLimiter:
             ValueError: The cost is negative or is not a whole number, or an attribute is unknown.
         """
         rules = self._rules_of(domain)
-        return drive(self._storage.store, self._explaining(rules, rules.request_of(attributes), cost))
+        return drive(self._storage.store, self._explaining(rules, rules.attributes.request_of(attributes), cost))
 
     async def aexplain(
         self, attributes: Arguments | Request, cost: int = 1, *, domain: str | None = None
     ) -> "Explanation":
         """Do what `explain` does, awaitable."""
         rules = self._rules_of(domain)
-        request = rules.request_of(attributes)
+        request = rules.attributes.request_of(attributes)
         if rules.attributes.awaited:
             await rules.attributes.resolve(request)
         return await adrive(self._storage.store, self._explaining(rules, request, cost))
@@ -435,7 +435,7 @@ class RateLimiter:
 
     def _keys(self, attributes: Arguments, domain: str | None) -> list[str]:
         rules = self._rules_of(domain)
-        charges = rules.plan(rules.request_of(attributes))
+        charges = rules.plan(rules.attributes.request_of(attributes))
         keys = [] if charges is BLOCKED else [charge.ask.key for charge in charges]
         return list(dict.fromkeys([*keys, *map(preflight_key, keys)]))
 

@@ -19,8 +19,9 @@ from ratelimit_mw.decision.settlement import Account
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.decision.waiting import with_max_wait
 from ratelimit_mw.errors import LimitExceeded
+from ratelimit_mw.identity.request import Arguments
 from ratelimit_mw.model import NEVER, SECOND, Decision
-from ratelimit_mw.rules.domains import Arguments, Rules
+from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.stores.base import Steps, Store, adrive, drive
 
 _POLL = SECOND // 10

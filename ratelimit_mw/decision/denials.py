@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 from ratelimit_mw.clock import Clock, clock_to_move
 from ratelimit_mw.decision.verdict import Verdict
-from ratelimit_mw.identity.request import Request
+from ratelimit_mw.identity.request import Arguments, Request
 from ratelimit_mw.identity.sources import described
 from ratelimit_mw.logs import LineLimit
 from ratelimit_mw.model import NEVER, SECOND
-from ratelimit_mw.rules.domains import Arguments, Rules
+from ratelimit_mw.rules.domains import Rules
 
 DENIALS = logging.getLogger("ratelimit_mw.denials")
 """The logger of denials."""
@@ -53,7 +53,7 @@ class DenialLog:
         if omitted is None:
             return
         key = charge.ask.key if charge is not None else ""
-        request = rules.request_of(given)
+        request = rules.attributes.request_of(given)
         outcome = verdict.outcome
         wait = (verdict.wait or NEVER) if outcome is None else outcome.retry_after
         name = charge.rule.name if charge is not None else None

@@ -23,11 +23,11 @@ from ratelimit_mw.decision.waiting import (
     without_max_wait,
 )
 from ratelimit_mw.errors import StoreUnavailable
-from ratelimit_mw.identity.request import Request
+from ratelimit_mw.identity.request import Arguments, Request
 from ratelimit_mw.model import SECOND, Banned, Charge, Reply
 from ratelimit_mw.reload.watcher import Retriever
 from ratelimit_mw.rules.compiled import NamedRule
-from ratelimit_mw.rules.domains import Arguments, Rules
+from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.stores.base import DECIDE, LOOK, Intent, Steps, adrive, drive
 from ratelimit_mw.tally import Passes
 

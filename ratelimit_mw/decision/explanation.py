@@ -82,7 +82,7 @@ def reasons(rules: RuleSet, request: Request, charges: Iterable[Charge]) -> tupl
     for charge in charges:
         asked.setdefault(charge.rule.name, []).append(charge)
     readings = [_Reading(rules, view, selection) for view, selection in rules.selections(request)]
-    known = (*rules.compiled, *rules.inline)
+    known = (*rules.compiled, *rules.inline.rules.values())
     found = [_reason_of_all(rule, readings, tuple(asked.pop(rule.rule.name, ()))) for rule in known]
     # The remaining charges come from descriptors, which match entries instead of requests.
     found += [Reason(name, "applies", "", (), tuple(own)) for name, own in asked.items()]

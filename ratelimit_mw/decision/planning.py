@@ -12,10 +12,10 @@ from ratelimit_mw.decision.names import UsedNames
 from ratelimit_mw.decision.shedding import Shedder
 from ratelimit_mw.decision.storage import Shadows, Storage
 from ratelimit_mw.decision.verdict import Verdict
-from ratelimit_mw.identity.request import Request
+from ratelimit_mw.identity.request import Arguments, Request
 from ratelimit_mw.model import SECOND, Ask, Charge
 from ratelimit_mw.rules.compiled import BLOCKED, NamedRule
-from ratelimit_mw.rules.domains import Arguments, Rules, rule_names, unknown_rule
+from ratelimit_mw.rules.domains import Rules, rule_names, unknown_rule
 from ratelimit_mw.settings import LoadSettings
 from ratelimit_mw.stores import Store
 from ratelimit_mw.tally import Passes
@@ -166,7 +166,7 @@ class Planner:
 
     def _request_of(self, rules: Rules, given: Arguments) -> Request:
         """The request with the attributes in `given`. Their names count as used."""
-        request = rules.request_of(given)
+        request = rules.attributes.request_of(given)
         custom = rules.attributes.custom
         if custom and isinstance(given, Mapping):
             self.names.attributes.update(custom.intersection(given))

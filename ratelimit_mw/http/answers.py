@@ -142,22 +142,24 @@ _Text = TypeVar("_Text", bound=str | bytes)
 _MOST_NUMBERS = 4096
 
 
-class Numbers(dict[int, _Text]):
-    """The texts of the numbers in headers. Most responses of one second have numbers of earlier ones.
+class Lines(dict[int, tuple[_Text, _Text]]):
+    """The lines of one header by its number. Most responses of one second have numbers of earlier ones.
 
     Args:
+        name: the name of the header.
         value: makes the value of a header, as text or bytes.
     """
 
-    def __init__(self, value: Callable[[str], _Text]) -> None:
+    def __init__(self, name: _Text, value: Callable[[str], _Text]) -> None:
         super().__init__()
+        self._name = name
         self._value = value
 
-    def __missing__(self, number: int) -> _Text:
+    def __missing__(self, number: int) -> tuple[_Text, _Text]:
         if len(self) >= _MOST_NUMBERS:
             self.clear()
-        text = self[number] = self._value(str(number))
-        return text
+        line = self[number] = self._name, self._value(str(number))
+        return line
 
 
 class RateFields(Generic[_Text]):
@@ -187,12 +189,12 @@ class RateFields(Generic[_Text]):
         self._policies = policies
         self._epoch = epoch
         self._value = value
-        self._numbers = Numbers(value)
-        self._limit, self._remaining, self._reset, self._over = map(name, spellings)
+        limit, remaining, reset, self._over = map(name, spellings)
+        self._limits, self._remainders, self._resets = (Lines(each, value) for each in (limit, remaining, reset))
         self._policy, self._rate_limit = name("RateLimit-Policy"), name("RateLimit")
         self.wanted = self._classic or self._draft
         """Whether any headers are configured."""
-        classic, draft = (self._limit, self._remaining, self._reset), (self._policy, self._rate_limit)
+        classic, draft = (limit, remaining, reset), (self._policy, self._rate_limit)
         self.names = frozenset(
             field.lower() for field in (*(classic if self._classic else ()), *(draft if self._draft else ()))
         )
@@ -213,11 +215,10 @@ class RateFields(Generic[_Text]):
             _, remaining, reset, _, _ = verdict.outcomes[binding]
             if self._epoch:
                 reset += verdict.now
-            numbers = self._numbers
             lines = [
-                (self._limit, numbers[ask.quota.shown_limit]),
-                (self._remaining, numbers[remaining]),
-                (self._reset, numbers[(reset + SECOND - 1) // SECOND]),
+                self._limits[ask.quota.shown_limit],
+                self._remainders[remaining],
+                self._resets[(reset + SECOND - 1) // SECOND],
             ]
             if verdict.over and binding in verdict.over:
                 lines.append((self._over, value(str(ask.quota.over))))

@@ -2,7 +2,7 @@
 
 import logging
 from base64 import urlsafe_b64encode
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
@@ -12,8 +12,8 @@ from ratelimit_mw.identity import sources
 from ratelimit_mw.identity.address import ClientAddress, canonical
 from ratelimit_mw.identity.credentials import is_session, reduced
 from ratelimit_mw.identity.fields import Values, host_name
-from ratelimit_mw.identity.path_forms import cleaned
-from ratelimit_mw.identity.request import MappingRequest, Request
+from ratelimit_mw.identity.path_forms import cleaned, is_clean
+from ratelimit_mw.identity.request import Arguments, EntriesRequest, MappingRequest, Request
 from ratelimit_mw.settings import ClientSettings
 
 _MAX_CACHED_LENGTH = 256  # characters; longer texts are not cached, so that clients cannot fill the memory
@@ -88,6 +88,8 @@ class Attributes:
         self.custom = frozenset(name for name in self._sources if name not in _BUILT_IN)
         """The names that the rules file defines under `attributes`."""
         self._accepted: frozenset[str] = frozenset()
+        self.accepts_all = False
+        """Whether `request_from` ignores unknown names, because the rules are still to be read from their source."""
         self._known_names = lru_cache(maxsize=1024)(self._known_name)
         self.client_address = ClientAddress(client, self._logged)
         """Reads the attribute `ip`."""
@@ -173,6 +175,15 @@ class Attributes:
         """Whether an attribute in use may be read from the path."""
         return self.headers is None or any(name.partition(":")[0] == "path" for name in self._readers)
 
+    def request_of(self, given: Arguments | Request) -> Request:
+        """Return a request with what `check()` was given. If `given` is a request, it is returned unchanged.
+
+        Raises ValueError for an unknown attribute.
+        """
+        if type(given) is dict or isinstance(given, Mapping):  # the second takes much longer
+            return self.request_from(given, ignore_unknown=self.accepts_all)
+        return EntriesRequest(given) if isinstance(given, Sequence) else given
+
     def request_from(self, attributes: Mapping[str, object], *, ignore_unknown: bool = False) -> MappingRequest:
         """Return a request that is made of attributes, as `check()` takes them.
 
@@ -197,7 +208,7 @@ class Attributes:
             method = method.upper()
             values["method"] = _counted_method(method)
         if path:
-            values["path"] = cleaned(path)
+            values["path"] = path if is_clean(path) else cleaned(path)
         if host:
             values["host"] = host_name(host)
         return MappingRequest(values, raw, method=method, path=path)

@@ -197,6 +197,9 @@ class MappingRequest:
 Entry = tuple[str, str]
 """The key and the value of one entry of a descriptor."""
 
+Arguments = Mapping[str, str] | Sequence[Entry]
+"""What `check()` takes: a mapping of attribute names to values, or one Envoy descriptor as a list of entries."""
+
 
 class EntriesRequest(MappingRequest):
     """A request made of the ordered (key, value) pairs of one Envoy descriptor. It has no other attributes.

@@ -1,22 +1,19 @@
 """The rules of a limiter, of one domain or several, and the check of the names that an app uses."""
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.errors import ConfigurationError, Problem, near, nearest, quoted
 from ratelimit_mw.identity.attributes import Attributes
-from ratelimit_mw.identity.request import EntriesRequest, Request
+from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import Charge
 from ratelimit_mw.rules.compiled import BLOCKED, NamedRule, quotas_of
 from ratelimit_mw.rules.inline import InlineLimit
 from ratelimit_mw.rules.matching import Plans
 from ratelimit_mw.rules.ruleset import RuleSet
 from ratelimit_mw.settings import ClientSettings
-
-Arguments = Mapping[str, str] | Sequence[tuple[str, str]]
-"""What `check()` takes: a mapping of attribute names to values, or one Envoy descriptor as a list of entries."""
 
 
 class Rules:
@@ -95,15 +92,6 @@ class Rules:
         if found and domain not in self._single:
             self._single[domain] = Rules(found)
         return self._single.get(domain)
-
-    def request_of(self, given: Arguments | Request) -> Request:
-        """Return a request with the attributes in `given`. If `given` is a request, it is returned unchanged.
-
-        Raises ValueError for an unknown attribute, unless the rules are still to be read from their source.
-        """
-        if type(given) is dict or isinstance(given, Mapping):  # the second takes much longer
-            return self.attributes.request_from(given, ignore_unknown=self.source is not None)
-        return EntriesRequest(given) if isinstance(given, Sequence) else given
 
     def _plan_all(self, request: Request, cost: int = 1) -> tuple[Charge, ...]:
         charges: tuple[Charge, ...] = ()

@@ -1,7 +1,7 @@
 """The limits that an app declares or computes in its code, and the rules that one rule set makes of them."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple, Protocol
@@ -51,9 +51,7 @@ class InlineCompiler(Protocol):
 
 
 class InlineLimits:
-    """The inline limits that one rule set was asked for. Each is one rule. Iterating yields the rules.
-
-    Threads may share it.
+    """The inline limits that one rule set was asked for. Each is one rule, see `rules`. Threads may share it.
 
     Args:
         named: The rules of the file by name. Inline limits are added.
@@ -64,11 +62,9 @@ class InlineLimits:
         self._named = named
         self._of_file = set(named)
         self._compiler = compiler
-        self._rules: dict[InlineLimit, CompiledRule] = {}
+        self.rules: dict[InlineLimit, CompiledRule] = {}
+        """The rules of the limits."""
         self._owners: dict[str, InlineLimit] = {}  # the limits by their names
-
-    def __iter__(self) -> Iterator[CompiledRule]:
-        return iter(tuple(self._rules.values()))
 
     def reserve(self, names: Iterable[str]) -> None:
         """Refuse limits with these names: rules of other files have them."""
@@ -79,7 +75,7 @@ class InlineLimits:
 
         Raises ConfigurationError if the limit cannot be used, or if another rule has its name.
         """
-        if limit in self._rules or self._compiler is None:
+        if limit in self.rules or self._compiler is None:
             return
         if limit.name in self._of_file:
             message = f"the limit {quoted(limit.limit)} in the code has the name of the rule {quoted(limit.name)}"
@@ -88,7 +84,7 @@ class InlineLimits:
         made = self._compiler.compile(limit)
         # `setdefault` is atomic: of two threads that are here at once, one has the name, and both get its rule.
         self._own(limit, self._owners.setdefault(limit.name, limit))
-        self._rules[limit] = self._named.setdefault(limit.name, made)
+        self.rules[limit] = self._named.setdefault(limit.name, made)
 
     @staticmethod
     def _own(limit: InlineLimit, owner: InlineLimit) -> None:

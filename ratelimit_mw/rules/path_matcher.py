@@ -206,10 +206,11 @@ def _hit(entry: Entry, values: tuple[Value, ...], path: str) -> Hit:
     parameters = NO_PARAMETERS
     if values:
         parsed = [value for value, _ in values]
-        parameters = Parameters(zip(parts[2], parsed, strict=True))  # an index is faster than a name
+        parameters = Parameters(zip(parts[2], parsed))  # noqa: B905  `strict` doubles the time
         if types and parsed != [text for _, text in values]:
             parameters.path = clean(with_values(parts, path, parsed))
-    return tuple.__new__(Hit, (owner, route, parameters, _is_plain(entry, values, path)))
+    plain = _is_plain(entry, values, path) if types else "\n" not in path
+    return tuple.__new__(Hit, (owner, route, parameters, plain))
 
 
 def _match_tail(tail: Tail, matchers: tuple[Matcher, ...], segments: list[str], depth: int) -> tuple[Value, ...] | None:

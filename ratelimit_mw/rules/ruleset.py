@@ -99,6 +99,7 @@ class RuleSet:
         self.client = client
         self.response = response
         self.attributes = attributes
+        attributes.accepts_all = source is not None
         limits = descriptors.limits if descriptors is not None else ()
         self.rules = (*(rule.rule for rule in rules), *(limit.rule for limit in limits))
         self.compiled = rules

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple
 
-from ratelimit_mw.rules.domains import Arguments, Rules
+from ratelimit_mw.identity.request import Arguments
+from ratelimit_mw.rules.domains import Rules
 
 MAX_BODY = 64 * 1024
 """The longest body, in bytes."""

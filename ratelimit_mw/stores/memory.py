@@ -74,6 +74,8 @@ class MemoryStore(Counters, Store):
         self._room = max_counters // self._count
         self._segments = [_Segment() for _ in range(self._count)]
         self._lock = threading.Lock()
+        self._overridden = type(self).ask is not MemoryStore.ask
+        """Whether a subclass decides."""
         reset_after_fork(self)
 
     def __len__(self) -> int:
@@ -94,12 +96,11 @@ class MemoryStore(Counters, Store):
 
     def taker(self, asks: Sequence[Ask]) -> Taker | None:
         """See `Store`."""
-        if any(shadow for _, _, _, shadow in asks) or type(self).ask is not MemoryStore.ask:
-            return None
-        steps = [
-            (key, self._segments[hash(key) % self._count], quota, DECIDE_ALL[quota.decided_by], cost)
-            for key, quota, cost, _ in asks
-        ]
+        steps: list[_Step] = []
+        for key, quota, cost, shadow in asks:
+            if shadow or self._overridden:
+                return None
+            steps.append((key, self._segments[hash(key) % self._count], quota, DECIDE_ALL[quota.decided_by], cost))
         return partial(self._take, *steps[0]) if len(steps) == 1 else partial(self._take_all, asks, steps)
 
     def _take(

@@ -111,7 +111,7 @@ def test_stacked_limits_all_count_and_each_by_its_own_words(limiter, clock):
     clock.advance(120)
     answers = [client.get("/stacked", headers={"X-User": "ann"}) for _ in range(2)]
     assert [answer.status_code for answer in answers] == [200, 429]  # the fourth, and the fifth of two each
-    names = [rule.rule.name for rule in limiter.rules.parts[0].inline]
+    names = [rule.rule.name for rule in limiter.rules.parts[0].inline.rules.values()]
     assert sorted(names) == [f"{HERE}:stacked[1]", f"{HERE}:stacked[2]"]
     assert answers[1].json is not None
 
@@ -126,7 +126,7 @@ def test_views_with_a_shared_limit_share_its_counters_and_absent_users_are_not_c
 def test_a_class_of_flask_views_is_named_by_its_endpoint(limiter):
     client = served(limiter, fax=Fax.as_view("fax"))
     assert statuses(client, "/fax", "/fax") == [200, 429]
-    assert [rule.rule.name for rule in limiter.rules.parts[0].inline] == [f"{HERE}:fax[1]"]
+    assert [rule.rule.name for rule in limiter.rules.parts[0].inline.rules.values()] == [f"{HERE}:fax[1]"]
 
 
 def test_a_limit_keeps_its_counters_over_a_restart(any_server, clock):
@@ -153,10 +153,10 @@ def test_a_reload_keeps_the_limits_and_their_counters(tmp_path, clock):
         assert statuses(client, "/mail") == [200]
         file.write_text(text.replace("9/hour", "8/hour"))
         limiter.reload()
-        compiled = list(limiter.rules.parts[0].inline)
+        compiled = list(limiter.rules.parts[0].inline.rules.values())
         assert [rule.rule.name for rule in compiled] == [f"{HERE}:mail[1]"]  # by the reload, not by a request
         assert statuses(client, "/mail", "/mail") == [200, 429]
-        assert list(limiter.rules.parts[0].inline) == compiled
+        assert list(limiter.rules.parts[0].inline.rules.values()) == compiled
 
 
 def test_a_reload_that_makes_a_limit_unusable_is_refused(tmp_path):
@@ -292,7 +292,7 @@ def test_two_threads_that_declare_a_name_at_once_make_one_rule_and_a_different_l
         declared = [pool.submit(limits.declare, InlineLimit("mail", text, shared=True)) for text in texts]
         errors = [error for each in declared if (error := each.exception(30))]
     assert [type(error) for error in errors] == [ConfigurationError] * refused
-    assert list(limits) == list(named.values())
+    assert list(limits.rules.values()) == list(named.values())
     assert len(named) == 1
 
 
@@ -431,7 +431,7 @@ def starlette_app(limiter, **endpoints):
 
 def test_endpoints_of_starlette_have_the_limits_of_their_decorators(limiter):
     with TestClient(starlette_app(limiter, endpoint=endpoint, base=Base, derived=Derived)) as client:
-        assert {rule.rule.name.removeprefix(f"{HERE}:") for rule in limiter.rules.parts[0].inline} == {
+        assert {rule.rule.name.removeprefix(f"{HERE}:") for rule in limiter.rules.parts[0].inline.rules.values()} == {
             "endpoint[1]",
             "endpoint[2]",
             "Base[1]",
@@ -501,7 +501,7 @@ def test_django_views_have_the_limits_of_their_decorators(limiter, ask):
         assert found(*["plain"] * 3, *["asynchronous"] * 3) == [200, 200, 429] * 2
         assert found("one", "one", "two", "two", "three", "three", "three") == [200, 429, 200, 429, 200, 200, 429]
         assert [answer.headers["X-RateLimit-Limit"] for answer in ask(["/asynchronous", "/three"])] == ["2", "2"]
-    names = {rule.rule.name.removeprefix(f"{HERE}:") for rule in limiter.rules.parts[0].inline}
+    names = {rule.rule.name.removeprefix(f"{HERE}:") for rule in limiter.rules.parts[0].inline.rules.values()}
     assert {"plain[1]", "plain[2]", "One.dispatch[1]", "Two.dispatch[1]", "Two.get[1]", "Three.dispatch[1]"} <= names
 
 
