@@ -174,7 +174,7 @@ def test_a_limit_is_compiled_once_for_each_text(asked, limiter):
     for _ in range(3):
         asked("login", limit="5 per hour")
         asked("login", limit="6 per hour")
-    assert limiter.rules._with_limit.cache_info().misses == 2
+    assert limiter.rules.parts[0]._with_limit.cache_info().misses == 2
 
 
 def test_the_kill_switch_holds_for_keys_and_limits(asked, limiter):

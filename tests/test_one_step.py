@@ -1,0 +1,109 @@
+"""A plan that is executed in one step does the same as one that is executed in several, for any rules and requests.
+
+A store that offers no `taker` has all plans executed in several steps.
+"""
+
+import logging
+from random import Random
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from ratelimit_mw import ManualClock, RateLimiter
+from ratelimit_mw.stores.memory import MemoryStore
+from tests.shells.asking import IP, START, limiter
+from tests.test_combinations import asked_asgi, asked_wsgi, history, loaded
+from tests.test_combinations import given as attributes_of
+
+
+class InSteps(MemoryStore):
+    """Counters in memory that no plan takes in one step."""
+
+    def taker(self, asks):
+        return None
+
+
+def counted(tally):
+    """All that was counted. How long decisions took differs, but not how many were measured."""
+    snapshot = tally.snapshot()
+    return snapshot._replace(decisions=sum(snapshot.decisions.counts))
+
+
+def told(config, shell, kind, seed, caplog):
+    """What becomes of each request of a history, and what it leaves behind: counters, tallies and logs."""
+    clock, answers = ManualClock(START), []
+    store = kind(clock=clock)
+    caplog.clear()
+    with RateLimiter(config, storage=store, clock=clock) as engine:
+        ask = shell(engine)
+        for wait, request, outcome, cost in history(Random(seed)):
+            clock.advance(wait)
+            answers += [engine.check(attributes_of(request)), ask(request, outcome, cost)]
+        counters = {key: store.load(key) for key in store.keys("")}
+        return answers, counters, counted(engine.tally), [record.getMessage() for record in caplog.records]
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(seed=st.integers(0, 10**6), shell=st.sampled_from([asked_asgi, asked_wsgi]))
+def test_one_step_leaves_the_same_answers_counters_tallies_and_logs_as_several(caplog, seed, shell):
+    caplog.set_level(logging.INFO, "ratelimit_mw")
+    config = loaded(seed)
+    assume(config is not None)
+    assert told(config, shell, MemoryStore, seed, caplog) == told(config, shell, InSteps, seed, caplog), config
+
+
+ONE = {"name": "one", "by": "ip", "limit": "3 per minute", "algorithm": "fixed_window"}
+BAN = {"after": "2 denials in 1 minute", "for": "1 minute"}
+
+
+def plan_of(limiter, **attributes):
+    return limiter.engine.planner.plan(limiter.rules, limiter.rules.attributes.request_of({"ip": IP, **attributes}))
+
+
+@pytest.mark.parametrize(
+    ("rules", "one_step"),
+    [
+        pytest.param([ONE], True, id="one counter"),
+        pytest.param([ONE, {**ONE, "name": "two"}], True, id="several counters"),
+        pytest.param([{**ONE, "shadow": True}], False, id="a shadow rule, whose denials are counted"),
+        pytest.param(
+            [{**ONE, "ban": {"after": "2 denials", "for": "1 minute"}}], False, id="a ban, which needs more asks"
+        ),
+        pytest.param([{**ONE, "count": {"status": [401]}}], False, id="a charge that is settled by the response"),
+    ],
+)
+def test_a_plan_knows_how_it_is_executed(rules, one_step):
+    with limiter(rules=rules, storage=MemoryStore(clock=ManualClock(START))) as made:
+        assert (plan_of(made).take is not None) == one_step
+
+
+@pytest.mark.parametrize("kind", [MemoryStore, InSteps])
+def test_a_rule_gets_its_cell_of_the_tally_when_it_has_decided_and_not_when_it_is_planned(kind):
+    with limiter(rules=[ONE], storage=kind(clock=ManualClock(START))) as made:
+        plan_of(made)
+        assert made.tally.snapshot().rules == ()
+        made.check({"ip": IP})
+        assert [rule.outcomes["allowed"] for rule in made.tally.snapshot().rules] == [1]
+
+
+def test_the_switch_holds_for_plans_that_are_executed_in_one_step():
+    with limiter(rules=[ONE]) as made:
+        assert [made.check({"ip": IP}).remaining for _ in range(2)] == [2, 1]
+        made.switch.set("off")
+        assert made.check({"ip": IP}).remaining is None
+        made.switch.set("on")
+        assert made.check({"ip": IP}).remaining == 0
+
+
+def test_a_subclass_that_decides_by_itself_is_asked():
+    asked = []
+
+    class Own(MemoryStore):
+        def ask(self, request):
+            asked.append(request)
+            return super().ask(request)
+
+    with limiter(rules=[ONE], storage=Own(clock=ManualClock(START))) as made:
+        made.check({"ip": IP})
+    assert len(asked) == 1
