@@ -8,10 +8,10 @@ import httpx
 from ratelimit_mw.deferral.stored_request import StoredRequest
 from ratelimit_mw.errors import Lost, NotSent, Unsendable
 from ratelimit_mw.identity.fields import MOST_LINES, Values
-from ratelimit_mw.identity.request import HttpFields
+from ratelimit_mw.identity.request import Request
 
 
-class DeferredRequest(HttpFields):
+class DeferredRequest(Request):
     """A stored request, as rules read it. See `identity.request.Request`.
 
     Attributes that were read when the request arrived keep their values. A rule that is newer than the request may
@@ -19,7 +19,7 @@ class DeferredRequest(HttpFields):
     is gone.
     """
 
-    __slots__ = ("_stored", "context", "forms", "method", "path", "several", "values")
+    __slots__ = ("_stored",)
 
     def __init__(self, stored: StoredRequest) -> None:
         self._stored = stored
@@ -38,10 +38,6 @@ class DeferredRequest(HttpFields):
     def header_lines(self, name: str) -> list[str]:
         """Return every stored line of a header, in order."""
         return [value for key, value in self._stored.headers if key == name]
-
-    def header(self, name: str) -> str | None:
-        """Return the first stored line of a header."""
-        return self._stored.header(name)
 
     def field_lines(self, name: str) -> list[str] | None:
         """Return every stored line behind a name."""

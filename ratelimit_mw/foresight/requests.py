@@ -53,7 +53,7 @@ def readings_of(rules: Rules, has: Has, given: Collection[str]) -> dict[str, Rea
     found: dict[str, Reading] = {}
     for part in rules.parts:
         for name in part.attributes.used:
-            if not name.startswith(" "):  # the source of a cost or a limit, which is a function
+            if part.attributes.known(name):  # otherwise it is the source of a cost or a limit, which is a function
                 reading = _reading(name, part, has, given)
                 if reading is not None:
                     found[name] = reading

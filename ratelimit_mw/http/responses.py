@@ -217,24 +217,16 @@ class _Body:
     def __init__(self, body: Iterable[bytes], tracker: WsgiResponseTracker) -> None:
         self._body = body
         self._tracker = tracker
-        self._parts: Iterator[bytes] | None = None
 
     def __iter__(self) -> Iterator[bytes]:
-        return self
-
-    def __next__(self) -> bytes:
-        if self._parts is None:
-            self._parts = iter(self._body)
         try:
-            part = next(self._parts)
-        except Exception:  # also StopIteration: the status is final
+            for part in self._body:
+                self._tracker.conclude(_FAILED)
+                yield part
+        except Exception:
             self._tracker.conclude(_FAILED)
             raise
-        except BaseException:
-            self._parts = None  # the status of an interrupted app is unknown, as before its first part
-            raise
         self._tracker.conclude(_FAILED)
-        return part
 
     def close(self) -> None:
         """End the response. The server calls this when it needs no more of it."""
@@ -243,8 +235,6 @@ class _Body:
             if close is not None:
                 close()
         finally:
-            if self._parts is not None:
-                self._tracker.conclude(_FAILED)
             self._tracker.end()
 
 

@@ -22,8 +22,8 @@ T = TypeVar("T")
 UNKNOWN_ADDRESS = "ip=?"
 """The identity that all requests without a client address share."""
 
-_WHOLE = " address"
-"""The key of the whole address in `Request.values`. No attribute name starts with a space."""
+_WHOLE = "(address)"
+"""The key of the whole address in `Request.values`. No attribute's name has parentheses."""
 
 _log = logging.getLogger("ratelimit_mw")
 

@@ -140,21 +140,15 @@ class Attributes:
 
         Raises ValueError if the text is not a source.
         """
-        name = f" {text}"  # no attribute name starts with a space
+        name = canonical_name(text)
         if name not in self._readers:
-            source = sources.compiled(text)
-            if source.fetch is not None:
-                self.awaited += ((name, source.fetch),)
-            self._readers[name] = self._source_reader(name, source)
+            self._readers[name] = self._source_reader(name, sources.compiled(text))
         return self._readers[name]
 
     def await_those_of(self, other: "Attributes") -> None:
         """Let `resolve` also await the async functions of another domain."""
         for name, _ in other.awaited:
-            if name.startswith(" "):  # see `source`
-                self.source(name[1:])
-            else:
-                self.reader(name)
+            (self.reader if self.known(name) else self.source)(name)
 
     @property
     def headers(self) -> frozenset[str] | None:
@@ -250,10 +244,7 @@ class Attributes:
         if name in _DIRECT:
             return _cached_reader(name, _DIRECT[name])
         if name in self._sources:
-            source = self._sources[name]
-            if source.fetch is not None:
-                self.awaited += ((name, source.fetch),)
-            return self._source_reader(name, source)
+            return self._source_reader(name, self._sources[name])
         if not self.known(name):
             raise ValueError(f"{name!r} is not an attribute; known attributes: {', '.join(self.names())}")
         if name.startswith(_RAW_PREFIXES):
@@ -263,34 +254,27 @@ class Attributes:
         return lambda request: request.values.get(name)  # a path parameter
 
     def _source_reader(self, name: str, source: sources.AttributeSource) -> Reader:
+        if source.fetch is not None:
+            self.awaited += ((name, source.fetch),)
         read = _first_of(name, source.read)
         return self._user_reader(read) if name == "user" else _cached_reader(name, read)
 
-    def _user_reader(self, source: Reader) -> Reader:
+    def _user_reader(self, read: Reader) -> Reader:
         """Return the reader of the user. It warns once if none of the first requests has a user."""
-        if "no user" in self._logged:
-            return _cached_reader("user", source)
-        left, read = _EXAMINED, source
-
-        def first(request: Request) -> str | None:
-            nonlocal left, read
-            value = source(request)
-            if value is not None:
-                read = source
-            elif request.context is not None:
-                left -= 1
-                if left <= 0:
-                    read = source
-                    self._warn_of_absent_users()
-            return value
-
-        read = first  # afterwards it is the source itself, so that reading costs nothing more
+        left = _EXAMINED
 
         def reader(request: Request) -> str | None:
+            nonlocal left
             values = request.values
             if "user" in values:
                 return values["user"]
             value = values["user"] = read(request)
+            if value is not None:
+                left = 0
+            elif left and request.context is not None:
+                left -= 1
+                if not left:
+                    self._warn_of_absent_users()
             return value
 
         return reader

@@ -10,7 +10,6 @@ are decoded by the codec `unicode_escape`: `%41` is written as `\x41`, and `\101
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
 from urllib.parse import unquote
 
 Values = tuple[str, ...]
@@ -30,9 +29,8 @@ MOST_LINES = 32
 """Header lines, cookies or parameters of one name, also if they are equal."""
 _MOST_SPELLINGS = 16  # of at most four values: with and without what follows a comma, percent signs decoded or not
 _MOST_TEXT = 65536
-_MOST_ESCAPES = 64  # irregular ones, which are decoded one by one
+_MOST_ESCAPES = 64  # irregular percent signs, which are decoded one by one
 _MOST_BACKSLASHES = 2048  # before a quoted cookie can be read; a browser sends at most 4 KiB of it
-_MOST_INVALID = 1024  # characters of a parameter that is not UTF-8
 
 # Whatever may stand before or after the name of a cookie: separators, blanks, controls, and what is not ASCII.
 _AROUND = bytes(code if 33 <= code < 127 and code not in b",;" else ord(";") for code in range(256))
@@ -42,12 +40,10 @@ _NEXT_COOKIE = re.compile(r',\s*+[^\s=;,"]++\s*+=')
 _NEXT_PARAMETER = re.compile(r";[^;=]++=")
 _QUOTED = re.compile(r'"([^"\\]*+(?:\\.[^"\\]*+)*+)"', re.DOTALL)
 _REGULAR = re.compile(r'(?:[^\\]++|\\(?:["\\]|[0-3][0-7]{2}))*+')
-_ESCAPE = re.compile(r"\\([0-3][0-7]{2}|.)", re.DOTALL)
 _STRAY = re.compile(r"%(?![0-9A-Fa-f]{2})")
 # Escaped separators are decoded to characters that are no bytes, and these are replaced when the fields are cut.
 _ESCAPED = (("%26", r"\u0126"), ("%3B", r"\u013b"), ("%3b", r"\u013b"), ("%3D", r"\u013d"), ("%3d", r"\u013d"))
 _STAND_INS = (("\u0126", "&"), ("\u013b", ";"), ("\u013d", "="))
-_AS_PERCENT = {0xDC00 + code: f"%{code:02X}" for code in range(128, 256)}
 
 _Readings = Sequence[str]
 """What parsers read of one occurrence of a name. The first one is its value; the others are spellings of it."""
@@ -70,37 +66,24 @@ def _collected(occurrences: Iterable[_Readings | None]) -> Values:
     return tuple(values | spellings)
 
 
-def header_values(lines: Sequence[str] | None, exact: Sequence[str]) -> Values:
-    """Return the values of a header: each line, and the lines as Django joins them. None: too many lines.
-
-    `exact` are the lines of exactly this name. Some frameworks join these alone.
-    """
+def header_values(lines: Sequence[str] | None) -> Values:
+    """Return the values of a header, one a line. None: too many lines."""
     if lines is None or sum(map(len, lines)) > _MOST_TEXT:
         return TOO_MANY
-    each = [_texts(line.strip()) for line in lines]
-    if len(lines) > 1:
-        each += [("", *_texts(",".join(joined).strip())) for joined in (lines, exact)]
-    return _collected(each)
+    return _collected(_texts(line.strip()) for line in lines)
 
 
 def host_name(host: str) -> str | None:
     """Return the name in a Host header: lower case, without the port and the trailing dot. None if it is empty."""
-    name = host.strip().lower()
-    head, colon, port = name.rpartition(":")
-    if colon and (not port or (port.isascii() and port.isdigit())) and (":" not in head or head.endswith("]")):
-        name = head
-    return name.rstrip(".") or None
+    name, bracket, _ = host.strip().lower().rpartition("]")
+    return f"{name}]" if bracket else host.strip().lower().partition(":")[0].rstrip(".") or None
 
 
 def host_values(lines: Sequence[str] | None) -> Values:
-    """Return the names in the lines of a Host header. Some parsers take what follows the first colon for the port."""
+    """Return the names in the lines of a Host header. None: too many lines."""
     if lines is None or sum(map(len, lines)) > _MOST_TEXT:
         return TOO_MANY
-    return _collected((host_name(line) or "", _up_to_colon(line)) for line in lines)
-
-
-def _up_to_colon(host: str) -> str:
-    return "" if host.startswith("[") else host.partition(":")[0].strip().lower().rstrip(".")
+    return _collected((host_name(line) or "",) for line in lines)
 
 
 class Cookie:
@@ -121,10 +104,7 @@ class Cookie:
         """Return the cookies in these lines of the Cookie header, which are one text. None: too many lines."""
         if lines is None or sum(map(len, lines)) + len(lines) > _MOST_TEXT:
             return TOO_MANY
-        if len(lines) <= 1:
-            return _collected(self._occurrences(lines[0])) if lines else ()
-        joined_by_django = (None if each is None else ("", *each) for each in self._occurrences(",".join(lines)))
-        return _collected(chain(self._occurrences(";".join(lines)), joined_by_django))
+        return _collected(self._occurrences(";".join(lines)))
 
     def _occurrences(self, text: str) -> Iterator[_Readings | None]:
         searched = f";{text}".encode("latin-1", "replace").translate(_AROUND)
@@ -171,14 +151,10 @@ def _unquoted(text: str) -> str | None:
 
 
 def _unescaped(text: str) -> str | None:
-    """Decode the escapes of a quoted cookie, of which an octal one is a byte. None if too many are irregular."""
+    """Decode the escapes of a quoted cookie, of which an octal one is a byte. None if one is irregular."""
     if "\\" not in text:
         return text
-    if _REGULAR.fullmatch(text):
-        return text.encode("raw_unicode_escape").decode("unicode_escape")
-    if text.count("\\") > _MOST_ESCAPES:
-        return None
-    return _ESCAPE.sub(lambda escape: chr(int(escape[1], 8)) if len(escape[1]) > 1 else escape[1], text)
+    return text.encode("raw_unicode_escape").decode("unicode_escape") if _REGULAR.fullmatch(text) else None
 
 
 def _percent_decoded(text: str) -> str | None:
@@ -269,8 +245,8 @@ def _decoded_query(query: str) -> str | None:
     return _bytes_of(text)
 
 
-def _parameter_readings(text: str, start: int) -> _Readings | None:
-    """Return what parsers read of the parameter whose value starts there. None if it is long and not UTF-8."""
+def _parameter_readings(text: str, start: int) -> _Readings:
+    """Return what parsers read of the parameter whose value starts there."""
     end = text.find("&", start)
     field = text[start:] if end < 0 else text[start:end]
     further = _NEXT_PARAMETER.search(field) if ";" in field else None
@@ -279,12 +255,5 @@ def _parameter_readings(text: str, start: int) -> _Readings | None:
         value = raw
         for stand_in, separator in _STAND_INS:
             value = value.replace(stand_in, separator)
-        texts = _texts(value)
-        if len(texts) > 1:
-            if len(value) > _MOST_INVALID:
-                return None
-            # Werkzeug keeps the percent signs of bytes that are not UTF-8.
-            kept = value.encode("latin-1").decode("utf-8", "surrogateescape").translate(_AS_PERCENT)
-            texts = (*reversed(texts), kept)
-        readings += texts
+        readings += _texts(value)
     return readings

@@ -7,7 +7,7 @@ from typing import Any
 
 from ratelimit_mw.identity.fields import MOST_LINES, Values, utf8
 from ratelimit_mw.identity.path_forms import PLAIN, Forms, Routing, decodings, forms_of, routing_of
-from ratelimit_mw.identity.request import HttpFields
+from ratelimit_mw.identity.request import Request
 
 # Lower case, and "-" for "_".
 _FOLD = bytes.maketrans(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ_", b"abcdefghijklmnopqrstuvwxyz-")
@@ -16,13 +16,13 @@ _FOLD = bytes.maketrans(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ_", b"abcdefghijklmnopqrstuv
 _NAME = itemgetter(0)
 
 
-class AsgiRequest(HttpFields):
+class AsgiRequest(Request):
     """A request made from an ASGI scope of type http or websocket.
 
     See `Request`.
     """
 
-    __slots__ = ("_names", "context", "forms", "method", "path", "several", "values")
+    __slots__ = ("_names",)
 
     def __init__(self, scope: MutableMapping[str, Any], routing: Routing = PLAIN) -> None:
         self.context = scope
@@ -56,11 +56,6 @@ class AsgiRequest(HttpFields):
     def header_lines(self, name: str) -> list[str]:
         """Return the last `MOST_LINES` lines of a header, in order. The server may pass its name in any case."""
         return self._lines(self._joined_names().lower(), name.encode("latin-1", "replace"))[-MOST_LINES:]
-
-    def header(self, name: str) -> str | None:
-        """Return the first line of a header."""
-        lines = self.header_lines(name)
-        return lines[0] if lines else None
 
     def field_lines(self, name: str) -> list[str] | None:
         """Return every line behind a name, as `X_User` for `x-user`. See `Request`."""
@@ -117,7 +112,7 @@ def _without_invalid_bytes(path: str) -> str:
         return path
 
 
-class WsgiRequest(HttpFields):
+class WsgiRequest(Request):
     """A request made from a WSGI environ.
 
     See `Request`.
@@ -127,7 +122,7 @@ class WsgiRequest(HttpFields):
     Werkzeug's server drop such names by default.
     """
 
-    __slots__ = ("context", "forms", "method", "path", "several", "values")
+    __slots__ = ()
 
     def __init__(self, environ: dict[str, Any]) -> None:
         self.context = environ

@@ -38,17 +38,20 @@ class Request(Protocol):
     context: Any
     """The ASGI scope or the WSGI environ. None for attributes given to `check()`."""
 
+    __slots__ = ("context", "forms", "method", "path", "several", "values")
+
     @property
     def peer(self) -> str | None:
         """The address of the connection's other end, as the server wrote it. None if there is no address."""
         ...
 
+    @property
+    def query_string(self) -> str:
+        """The query string, decoded as latin-1."""
+        return ""
+
     def header_lines(self, name: str) -> list[str]:
         """Return every line of a header, in order. `name` is lower-case. Of very many lines, the last ones."""
-        ...
-
-    def header(self, name: str) -> str | None:
-        """Return the first of the header's lines. None if the header is absent."""
         ...
 
     def field_lines(self, name: str) -> list[str] | None:
@@ -58,44 +61,14 @@ class Request(Protocol):
         """
         ...
 
-    def headers(self, name: str) -> Values:
-        """Return all values of a header."""
-        ...
-
-    def cookies(self, cookie: Cookie) -> Values:
-        """Return all values of a cookie."""
-        ...
-
-    def parameters(self, parameter: Parameter) -> Values:
-        """Return all values of a query parameter."""
-        ...
-
-    def hosts(self) -> Values:
-        """Return all names that the Host header may have."""
-        ...
-
-
-class HttpFields:
-    """The named values of a request that has header lines and a query string. See `Request`."""
-
-    __slots__ = ()
-
-    @property
-    def query_string(self) -> str:
-        """The query string, decoded as latin-1."""
-        raise NotImplementedError
-
-    def field_lines(self, name: str) -> list[str] | None:
-        """Return every line behind a name. See `Request`."""
-        raise NotImplementedError
-
-    def header_lines(self, name: str) -> list[str]:
-        """Return every line of exactly this name. See `Request`."""
-        raise NotImplementedError
+    def header(self, name: str) -> str | None:
+        """Return the first of the header's lines. None if the header is absent."""
+        lines = self.header_lines(name)
+        return lines[0] if lines else None
 
     def headers(self, name: str) -> Values:
         """Return all values of a header."""
-        return header_values(self.field_lines(name), self.header_lines(name))
+        return header_values(self.field_lines(name))
 
     def cookies(self, cookie: Cookie) -> Values:
         """Return all values of a cookie."""
@@ -126,7 +99,7 @@ def for_alternative(alternative: Alternative, request: Request, ask: Callable[[R
     return answer
 
 
-class MappingRequest:
+class MappingRequest(Request):
     """A request made of the attributes that are passed to `check()`. All other attributes are absent.
 
     Args:
@@ -137,7 +110,7 @@ class MappingRequest:
         path: the path, or "".
     """
 
-    __slots__ = ("context", "forms", "method", "path", "raw", "several", "values")
+    __slots__ = ("raw",)
 
     def __init__(
         self,
@@ -161,17 +134,10 @@ class MappingRequest:
         return
 
     def header_lines(self, name: str) -> list[str]:
-        """Return the header as one line, if it was given."""
-        value = self.header(name)
-        return [] if value is None else [value]
+        """Return a header as one line, if it was given as "header:N"."""
+        return list(self._given(f"header:{name}"))
 
-    def header(self, name: str) -> str | None:
-        """Return a header, if it was given as "header:N"."""
-        return self.raw.get(f"header:{name}")
-
-    def field_lines(self, name: str) -> list[str] | None:
-        """Return the header as one line, if it was given."""
-        return self.header_lines(name)
+    field_lines = header_lines
 
     def headers(self, name: str) -> Values:
         """Return a header, if it was given as "header:N"."""
@@ -184,10 +150,6 @@ class MappingRequest:
     def parameters(self, parameter: Parameter) -> Values:
         """Return a query parameter, if it was given as "query:N"."""
         return self._given(f"query:{parameter.name}")
-
-    def hosts(self) -> Values:
-        """Return a host, if it was given as "header:host"."""
-        return host_values(self.header_lines("host"))
 
     def _given(self, name: str) -> Values:
         value = self.raw.get(name)

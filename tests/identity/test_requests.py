@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 from werkzeug.test import EnvironBuilder
 
 from ratelimit_mw.identity import AsgiRequest, Attributes, MappingRequest, WsgiRequest
-from ratelimit_mw.identity.fields import Cookie, Parameter
+from ratelimit_mw.identity.fields import TOO_MANY, Cookie, Parameter
 from tests.identity.requests import asgi, attributes, environ, scope, settings, wsgi
 from tests.support.steps import steps
 
@@ -109,7 +109,7 @@ def test_head_counts_as_get():
         pytest.param("[2001:DB8::1]:80", "[2001:db8::1]", id="ipv6 with a port"),
         pytest.param("[2001:db8::1]", "[2001:db8::1]", id="ipv6"),
         pytest.param("shop:", "shop", id="an empty port"),
-        pytest.param("shop:eighty", "shop:eighty", id="no port"),
+        pytest.param("shop:eighty", "shop", id="a port that is no number"),
         pytest.param("", None, id="empty"),
         pytest.param(None, None, id="absent"),
     ],
@@ -154,6 +154,25 @@ def test_every_value_of_a_cookie_is_found(make, header, expected):
 @pytest.mark.parametrize("make", [asgi, wsgi])
 def test_every_value_of_a_query_parameter_is_found(make, query, expected):
     assert make(query=query).parameters(Parameter("id")) == expected
+
+
+@pytest.mark.parametrize(("stray", "expected"), [(64, ("1",)), (65, TOO_MANY)])
+def test_a_query_with_many_stray_percent_signs_counts_with_all_others(stray, expected):
+    assert asgi(query="id=1&q=" + "%" * stray).parameters(Parameter("id")) == expected
+
+
+@pytest.mark.parametrize(("escapes", "expected"), [(64, ("é%" + "%41" * 63, "é%" + "A" * 63)), (65, TOO_MANY)])
+def test_a_cookie_that_is_not_ascii_has_few_escapes(escapes, expected):
+    header = "s=\xc3\xa9%" + "%41" * (escapes - 1)
+    assert asgi([("Cookie", header)]).cookies(Cookie("s")) == expected
+
+
+def test_a_cookie_with_an_irregular_escape_counts_with_all_others():
+    assert asgi([("Cookie", 's="a\\q"')]).cookies(Cookie("s")) == TOO_MANY
+
+
+def test_several_lines_of_cookies_are_one_text():
+    assert asgi([("Cookie", "s=1"), ("Cookie", "t; s=2")]).cookies(Cookie("s")) == ("1", "2")
 
 
 def test_no_cookie_has_a_name_that_is_no_token():
