@@ -345,7 +345,7 @@ class FirstRequests:
     def _is_untrusted(self, request: Request) -> bool:
         peer = request.peer
         for name in _FORWARDING:
-            value = request.header(name.lower())
+            value = ",".join(request.header_lines(name.lower()))
             # A server that trusts its proxy, as uvicorn does, has already replaced the peer by the reported address.
             if value and not (peer and peer in value):
                 _log.warning(
