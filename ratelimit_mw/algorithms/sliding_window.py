@@ -74,14 +74,14 @@ def refund(state: bytes, quota: Quota, cost: int, charged_at: int, _now: int) ->
     return None
 
 
-def _since(quota: Quota, now: Numbers) -> tuple[Numbers, Numbers]:
-    """Return when the current window begins, and the one before it."""
+def since(quota: Quota, now: Numbers) -> tuple[Numbers, Numbers]:
+    """Return when the current window begins, and the one before it. See `Counting.since`."""
     begin = now // quota.period * quota.period
     return begin, begin - quota.period
 
 
-def _used(quota: Quota, counts: Sequence[Numbers], now: Numbers) -> Numbers:
-    """Return the weighted sum of both windows, rounded up. See `decide`."""
+def used(quota: Quota, counts: Sequence[Numbers], now: Numbers) -> Numbers:
+    """Return the weighted sum of both windows, rounded up. See `Counting.used`."""
     current, both = counts
     rest = quota.period - now % quota.period
     return current - (current - both) * rest // quota.period
@@ -93,5 +93,5 @@ ALGORITHM = Algorithm(
     refund=refund,
     no_lease="",
     no_write_back="",
-    at_all_limits=Counting(_since, _used),
+    at_all_limits=Counting(since, used),
 )

@@ -341,7 +341,7 @@ HOSTILE = st.text(st.characters(exclude_characters=" ", codec="utf-8"), max_size
 @settings(max_examples=30, deadline=None)
 @given(HOSTILE, HOSTILE, HOSTILE)
 def test_no_text_of_a_log_leaves_its_comment_or_its_string(tmp_path_factory, one, other, method):
-    """The texts are in the path of a login, in that of pollers, and in the method, the address and the file name."""
+    """The texts are in the path of a login, in that of pollers, in the method, the address and the file name."""
     start = traffic.START * 10**6
 
     def wired(text):
@@ -360,7 +360,7 @@ def test_no_text_of_a_log_leaves_its_comment_or_its_string(tmp_path_factory, one
     seen.formats.append(other)
     seen.add(entries)
     proposal = propose(seen, check)
-    source = Source(logs=[one + other], options=["--field", other], file=method, enforce=True)
+    source = Source(logs=[one + other], options=["--field", other], enforce=True)
     text = as_yaml(proposal, seen, source)
     assert all(character.isprintable() or character == "\n" for character in text)
     assert yaml.safe_load(text) == proposal.mapping(enforce=True)

@@ -4,13 +4,17 @@ A client that does one thing only asks at regular intervals, or guesses password
 does not depend on how a machine rounds.
 """
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from itertools import pairwise
 from typing import NamedTuple
 
+from ratelimit_mw.algorithms import sliding_window
+from ratelimit_mw.config.words.limit import DEFAULT
 from ratelimit_mw.foresight.suggest.traffic import TRACK, Request, route_of, status_of
+from ratelimit_mw.model import Quota
 from ratelimit_mw.units import MINUTE, SECOND
 
 HEADROOM = Fraction(3, 2)
@@ -31,7 +35,11 @@ _GAP = 3
 """The ratio of two neighboring peaks above the fence, from which on the larger one is far beyond."""
 
 
-def busiest_minute(times: Iterable[int]) -> int:
+_PER_MINUTE = Quota(DEFAULT, 0, MINUTE)
+"""The quota of a proposed rule, whatever its limit."""
+
+
+def busiest_minute(times: Sequence[int]) -> int:
     """Return the number of requests in the busiest minute, as the algorithm `sliding_window` counts them.
 
     This is the smallest limit per minute that denies none of these requests.
@@ -39,16 +47,10 @@ def busiest_minute(times: Iterable[int]) -> int:
     Args:
         times: The times of a client's requests in ascending order, in microseconds since the epoch.
     """
-    most = previous = current = 0
-    last = -2
-    for at in times:
-        window, elapsed = divmod(at, MINUTE)
-        if window != last:
-            previous = current if window == last + 1 else 0
-            current, last = 0, window
-        current += 1
-        weighted = current if not previous else current - (-previous * (MINUTE - elapsed) // MINUTE)
-        most = max(most, weighted)
+    most = 0
+    for place, at in enumerate(times):
+        counts = [place - bisect_left(times, moment, 0, place) for moment in sliding_window.since(_PER_MINUTE, at)]
+        most = max(most, sliding_window.used(_PER_MINUTE, counts, at) + 1)
     return most
 
 
