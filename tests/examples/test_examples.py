@@ -87,7 +87,7 @@ def test_two_workers_on_one_redis_admit_exactly_what_the_rules_say(served, any_s
     assert not any("lovelace" in key for key in keys), "no token in a key"
 
 
-@pytest.mark.parametrize("app", APPS)
+@pytest.mark.parametrize("app", [APPS[0], APPS[2]])
 def test_a_broken_file_stops_the_server_at_start_and_says_why(tmp_path, app):
     serve, module, name = app
     shutil.copy(EXAMPLES / f"{module}.py", tmp_path)

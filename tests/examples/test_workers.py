@@ -64,7 +64,7 @@ def garbage(path):
 @pytest.mark.parametrize(
     ("serve", "name"),
     [
-        pytest.param(uvicorn, "starlette_app:app", id="uvicorn"),
+        pytest.param(uvicorn, "starlette_app:app", id="uvicorn", marks=pytest.mark.soak),
         pytest.param(gunicorn, "flask_app:app", id="gunicorn"),
     ],
 )

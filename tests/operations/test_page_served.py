@@ -40,7 +40,7 @@ def test_a_mounted_page_answers_below_its_path(serve):
 
 
 @EACH_SERVER
-@pytest.mark.parametrize("trouble", ["kill", "pause"])
+@pytest.mark.parametrize("trouble", [pytest.param("kill", marks=pytest.mark.soak), "pause"])
 def test_the_page_answers_without_its_store(serve, trouble, fresh_server):
     """Nothing resumes the server, so an answer does not wait for it."""
     environment = {"REDIS_URL": fresh_server.url}

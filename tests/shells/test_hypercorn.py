@@ -77,7 +77,7 @@ def places_free(url):
     return free
 
 
-@pytest.fixture(scope="module", params=["answering", "ticking"])
+@pytest.fixture(scope="module", params=["answering", pytest.param("ticking", marks=pytest.mark.soak)])
 def sockets(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("sockets")
     (folder / "served.py").write_text(SOCKETS)
@@ -157,7 +157,7 @@ class Http2:
         self._socket.sendall(self._http.data_to_send())
 
 
-@pytest.mark.parametrize("app", ["short", "endless"])
+@pytest.mark.parametrize("app", [pytest.param("short", marks=pytest.mark.soak), "endless"])
 @pytest.mark.parametrize("reset_when", ["at once", "when it has begun", "with the connection"])
 def test_a_reset_stream_gives_its_place_back(tmp_path, app, reset_when):
     (tmp_path / "served.py").write_text(STREAMS)

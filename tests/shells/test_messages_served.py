@@ -71,17 +71,15 @@ def echoed(socket, *texts):
     return found
 
 
-@pytest.mark.parametrize("source", [pytest.param(STARLETTE, id="Starlette"), pytest.param(FASTAPI, id="FastAPI")])
 @pytest.mark.parametrize(
-    ("storage", "implementation"),
+    ("source", "implementation"),
     [
-        pytest.param("memory", "websockets", id="memory"),
-        pytest.param("Redis", "websockets-sansio", id="Redis"),
+        pytest.param(STARLETTE, "websockets", id="Starlette"),
+        pytest.param(FASTAPI, "websockets-sansio", id="FastAPI"),
     ],
 )
-def test_a_client_that_sends_too_much_is_closed_or_not_heard(tmp_path, request, source, storage, implementation):
-    url = "memory://" if storage == "memory" else request.getfixturevalue("any_server").url
-    (tmp_path / "ratelimits.yaml").write_text(RULES.format(url=url))
+def test_a_client_that_sends_too_much_is_closed_or_not_heard(tmp_path, any_server, source, implementation):
+    (tmp_path / "ratelimits.yaml").write_text(RULES.format(url=any_server.url))
     (tmp_path / "served.py").write_text(source)
     with uvicorn("served:app", args=["--ws", implementation], cwd=tmp_path) as server:
         base = server.url.replace("http", "ws")

@@ -49,10 +49,8 @@ NAME = "gr%C3%B6%C3%9Fer <b>"
 
 
 @pytest.mark.parametrize(("kind", "serve"), [("asgi", uvicorn), ("wsgi", gunicorn)])
-@pytest.mark.parametrize("storage", ["memory", "Redis"])
-def test_what_a_client_reads(tmp_path, request, kind, serve, storage):
-    url = "memory://" if storage == "memory" else request.getfixturevalue("any_server").url
-    (tmp_path / "ratelimits.yaml").write_text(RULES.format(url=url), encoding="utf-8")
+def test_what_a_client_reads(tmp_path, any_server, kind, serve):
+    (tmp_path / "ratelimits.yaml").write_text(RULES.format(url=any_server.url), encoding="utf-8")
     (tmp_path / "served.py").write_text(SERVED.format(kind=kind))
     ada = {"X-User": "ada", "X-Forwarded-For": IP}
     with serve("served:app", cwd=tmp_path) as running, httpx.Client(base_url=running.url, headers=ada) as client:

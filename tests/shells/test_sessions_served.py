@@ -12,10 +12,17 @@ import pytest
 
 from tests.support.apps import gunicorn, hypercorn, uvicorn
 
-HOSTILE = 10
+HOSTILE = 4
 
-ASGI = ("starlette", "django_asgi", "litestar", "quart", "falcon_asgi")
-WSGI = ("django_wsgi", "flask", "bottle")
+ASGI = ("starlette", "django_asgi")
+WSGI = ("flask", "bottle")
+MORE = [
+    ("litestar", "uvicorn"),
+    ("quart", "uvicorn"),
+    ("falcon_asgi", "uvicorn"),
+    ("django_asgi", "hypercorn"),
+    ("django_wsgi", "gunicorn"),
+]
 
 SESSIONS = [
     ["sid=REAL", "sid=%d"],
@@ -72,7 +79,11 @@ def served(app):
     return {"hypercorn": hypercorn, "gunicorn": gunicorn}[server](f"tests.shells.session_apps:{name}()")
 
 
-APPS = [*(f"{name} on uvicorn" for name in ASGI), *(f"{name} on gunicorn" for name in WSGI), "django_asgi on hypercorn"]
+APPS = [
+    *(f"{name} on uvicorn" for name in ASGI),
+    *(f"{name} on gunicorn" for name in WSGI),
+    *(pytest.param(f"{name} on {server}", marks=pytest.mark.soak) for name, server in MORE),
+]
 
 
 @pytest.mark.parametrize("app", APPS)

@@ -66,7 +66,9 @@ else:
 CONTEXT = ssl.create_default_context()  # to make one takes a client longer than to ask
 
 KINDS = pytest.mark.parametrize("kind", ["asgi", "wsgi"])
-STORES = pytest.mark.parametrize("workers", [pytest.param(1, id="memory"), pytest.param(2, id="Redis")])
+STORES = pytest.mark.parametrize(
+    "workers", [pytest.param(1, id="memory", marks=pytest.mark.soak), pytest.param(2, id="Redis")]
+)
 
 
 @pytest.fixture
@@ -109,7 +111,7 @@ def statuses(answers):
 @KINDS
 @STORES
 def test_fifty_wrong_passwords_at_once_are_three_tries(tmp_path, kind, workers, url):
-    tries = {"name": "tries", "limit": "3 per minute", "algorithm": "sliding_log", "count": {"status": [401, 403]}}
+    tries = {"name": "tries", "limit": "3 per day", "algorithm": "sliding_log", "count": {"status": [401, 403]}}
     with serve(tmp_path, kind, workers, url, tries) as app:
         assert statuses(get(app) for _ in range(10)) == [200] * 10
         with ThreadPoolExecutor(50) as pool:
