@@ -1,24 +1,18 @@
-"""The seed's example, five marketing messages a day, and its login example, through real servers."""
+"""The seed's example, five marketing messages a day, and its login example, through one ASGI and one WSGI server."""
 
 import httpx
-import pytest
 
 from tests.support.apps import gunicorn, uvicorn, within_a_minute
 
 APPS = "tests.rules.descriptor_apps:{}_{}"
-EACH_SHELL = pytest.mark.parametrize(
-    ("serve", "shell"), [pytest.param(uvicorn, "asgi", id="ASGI"), pytest.param(gunicorn, "wsgi", id="WSGI")]
-)
 
 
 def statuses(url, count, **headers):
     return [httpx.get(url, headers=headers).status_code for _ in range(count)]
 
 
-@EACH_SHELL
-def test_five_marketing_messages_a_day(serve, shell):
-    within_a_minute()
-    with serve(APPS.format(shell, "messages")) as app:
+def test_five_marketing_messages_a_day():
+    with uvicorn(APPS.format("asgi", "messages")) as app:
         assert statuses(app.url, 6, **{"X-Message-Type": "marketing"}) == [200] * 5 + [429]
         assert statuses(app.url, 6, **{"X-Message-Type": "transactional"}) == [200] * 6
         assert statuses(app.url, 6) == [200] * 6
@@ -30,9 +24,8 @@ def test_five_marketing_messages_a_day(serve, shell):
     assert 0 < int(denied.headers["retry-after"]) <= 86_400
 
 
-@EACH_SHELL
-def test_five_logins_a_minute(serve, shell):
-    with serve(APPS.format(shell, "login")) as app:
+def test_five_logins_a_minute():
+    with gunicorn(APPS.format("wsgi", "login")) as app:
         within_a_minute()
         assert statuses(app.url, 6, **{"X-Auth-Type": "login"}) == [200] * 5 + [429]
         assert statuses(app.url, 6, **{"X-Auth-Type": "register"}) == [200] * 6

@@ -11,28 +11,20 @@ SERVED = """
 from ratelimit_mw.{kind} import RateLimitMiddleware
 from tests.support import routers
 
-COUNTED = [("/login", "path"), ("/items/{{id:int}}", "path:id"), ("/things/{{u:uuid}}", "path")]
+COUNTED = [("/login", "path"), ("/items/{{id:int}}", "path:id")]
 RULES = [
     {{"name": f"r{{n}}", "match": {{"path": path}}, "by": by, "limit": "3 per day"}}
     for n, (path, by) in enumerate(COUNTED)
 ]
 app = RateLimitMiddleware(routers.{table}["{name}"](), {{"domain": "d", "rules": RULES}})
 """
-UUID = "0e0cbbd4-1a6d-4f23-9c5e-2f8f10a1b2c3"
-UUIDS = [UUID, UUID.upper(), "-".join(UUID.replace("-", "")), f"{{{UUID}}}"]
 CASES = [
-    (hypercorn, "quart", "", ["http://h/login", "foo:/login", "%0A/login", "/login"]),
     (uvicorn, "quart", "", ["http://h/login", "foo:/login", "%0A/login", "/login"]),
     (hypercorn, "quart", "/api", ["/apilogin", "/api/login", "http://h/api/login", "/api//login"]),
-    (hypercorn, "litestar", "/api", ["/x/api/login", "/apilogin", "/api/login", "/login"]),
     (uvicorn, "litestar", "/api", ["login", "/login", "//login", "/login/"]),
     (uvicorn, "litestar", "", ["/items/+7", "/items/07", "/items/%D9%A7", "/items/7%20"]),
-    (uvicorn, "litestar", "", [f"/things/{each}" for each in UUIDS]),
-    (uvicorn, "fastapi", "", ["/items/+7", "/items/7%0D", "/items/7.0", "/items/007"]),
     (uvicorn, "starlette", "", ["/items/7", "/items/07", "/items/007", "/items/0007"]),
-    (uvicorn, "falcon", "", ["/items/+7", "//items/7", "/items/0_7", "/items/07"]),
     (gunicorn, "flask", "", ["/items/%EF%BC%97", "/items/7", "/items/07", "//items/%D9%A7"]),
-    (gunicorn, "falcon", "", ["/items/+7", "/items/7", "/items/0_7", "//items/07"]),
     (gunicorn, "bottle", "", ["/login%FF", "/%C3login", "/login", "/lo%FFgin"]),
 ]
 
