@@ -1,7 +1,7 @@
 """The bodies of denials, and the selection of a format by the client's Accept.
 
-`FORMATS` is the only table of formats. It defines the YAML word `body`, the bodies of denials, and the OpenAPI schemas
-of FastAPI apps. This module is internal: its names may change in any release.
+`FORMATS` is the only table of formats. It defines the YAML word `body` and the bodies of denials. This module is
+internal: its names may change in any release.
 """
 
 import json
@@ -96,7 +96,6 @@ class Format(NamedTuple):
         content_type: The content type of the response.
         accepted: The media types. A client that accepts one of them may get this format.
         render: Returns the body.
-        schema: The JSON Schema of the body, for OpenAPI.
         constant: True if the body is the same for all clients with the same message.
         has_page: True if `response.page` may replace the page of the package.
     """
@@ -104,14 +103,8 @@ class Format(NamedTuple):
     content_type: str
     accepted: tuple[str, ...]
     render: Callable[[BodyContent], bytes]
-    schema: Mapping[str, Any]
     constant: bool = True
     has_page: bool = False
-
-    @property
-    def media_type(self) -> str:
-        """The content type without its parameters."""
-        return self.content_type.partition(";")[0]
 
 
 def format_of(body: Body, page: str | None) -> Format:
@@ -123,7 +116,6 @@ def format_of(body: Body, page: str | None) -> Format:
         return found
     return FORMATS["json"]._replace(
         render=lambda content: _dumped(_filled_template(body, content.words)),
-        schema={"type": "object"},
         constant=is_constant(body),
     )
 
@@ -201,28 +193,16 @@ def _dumped(fields: Any) -> bytes:
     return json.dumps(fields).encode()
 
 
-def _object(**fields: str) -> dict[str, Any]:
-    """Return the JSON Schema of an object with these fields and their types."""
-    return {"type": "object", "properties": {name: {"type": kind} for name, kind in fields.items()}}
-
-
 FORMATS = {
-    "json": Format(
-        "application/json", ("application/json",), _json, _object(message="string", documentation_url="string")
-    ),
+    "json": Format("application/json", ("application/json",), _json),
     "problem": Format(
-        "application/problem+json",
-        ("application/problem+json", "application/json"),
-        _problem,
-        _object(type="string", title="string", status="integer", detail="string"),
-        constant=False,
+        "application/problem+json", ("application/problem+json", "application/json"), _problem, constant=False
     ),
-    "text": Format("text/plain; charset=utf-8", ("text/plain",), _text, {"type": "string"}),
+    "text": Format("text/plain; charset=utf-8", ("text/plain",), _text),
     "html": Format(
         "text/html; charset=utf-8",
         ("text/html", "application/xhtml+xml"),
         _html(_PAGE),
-        {"type": "string"},
         constant=is_constant(_PAGE),
         has_page=True,
     ),

@@ -11,7 +11,6 @@ from starlette.requests import HTTPConnection, Request
 from starlette.types import ASGIApp
 
 from ratelimit_mw.asgi import RateLimitMiddleware
-from ratelimit_mw.bodies import format_of
 from ratelimit_mw.http.answers import Denial, phrase
 from ratelimit_mw.http.limits_in_code import LimitInCode, limit_in_code, name_of_view
 from ratelimit_mw.http.responses import lifespan_with
@@ -21,7 +20,6 @@ from ratelimit_mw.http.websocket import close_code
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.model import Decision
 from ratelimit_mw.rules.inline import InlineLimit
-from ratelimit_mw.settings import ResponseSettings
 from ratelimit_mw.starlette import response_of
 from ratelimit_mw.stores import Store
 
@@ -237,33 +235,4 @@ def _document(app: FastAPI, schema: dict[str, Any], limiter: RateLimiter) -> Non
             operation = paths.get(route.path_format, {}).get(method.lower())
             if operation is not None:
                 for status in sorted(statuses):
-                    operation.setdefault("responses", {}).setdefault(str(status), _described(status, limiter.response))
-
-
-def _described(status: int, settings: ResponseSettings) -> dict[str, Any]:
-    sent = settings.headers.denied
-    headers = {}
-    if "retry-after" in sent:
-        headers["Retry-After"] = _whole("Seconds after which the same request is allowed")
-    if "x-ratelimit" in sent:
-        names = settings.header_names
-        headers[names.limit] = _whole("Requests that are allowed")
-        headers[names.remaining] = _whole("Requests that remain")
-        unit = "Epoch time in seconds" if settings.reset == "epoch" else "Seconds"
-        headers[names.reset] = _whole(f"{unit} until all requests are available again")
-    if "ratelimit" in sent:
-        headers["RateLimit-Policy"] = _text("The policies, each with its quota (q) and its window in seconds (w)")
-        headers["RateLimit"] = _text("What remains of each policy (r), and the seconds until there is more (t)")
-    content: dict[str, Any] = {}
-    for body in settings.body:
-        found = format_of(body, None)
-        content[found.media_type] = {"schema": dict(found.schema)}
-    return {"description": phrase(status), "headers": headers, "content": content}
-
-
-def _text(description: str) -> dict[str, Any]:
-    return {"description": description, "schema": {"type": "string"}}
-
-
-def _whole(description: str) -> dict[str, Any]:
-    return {"description": description, "schema": {"type": "integer"}}
+                    operation.setdefault("responses", {}).setdefault(str(status), {"description": phrase(status)})

@@ -1,8 +1,6 @@
 """The handle in `request.ratelimit`, and the responses to denied requests. This module is internal."""
 
 from collections.abc import Iterable
-from contextlib import suppress
-from http.cookies import CookieError, Morsel
 from typing import Any
 
 from asgiref.sync import sync_to_async
@@ -113,23 +111,7 @@ def _add(response: HttpResponseBase, headers: Iterable[tuple[str, str]]) -> None
     for name, value in headers:
         key = name.lower()
         if key == "set-cookie":
-            cookie = _Cookie(value)
-            response.cookies[value if cookie.key in response.cookies else cookie.key] = cookie
+            response.cookies.load(value)
         else:
             response[name] = f"{response[name]}, {value}" if key in added else value
             added.add(key)
-
-
-class _Cookie(Morsel[str]):
-    """A cookie that is sent as the line that it was made from, with attributes that Python does not know."""
-
-    def __init__(self, line: str) -> None:
-        super().__init__()
-        self._line = line
-        name, _, value = line.partition(";")[0].partition("=")
-        with suppress(CookieError):  # the name is illegal: it is sent, but cannot be looked up
-            self.set(name.strip(), value.strip(), value.strip())
-
-    def OutputString(self, attrs: object = None) -> str:  # noqa: ARG002, N802 - the signature of the standard library
-        """Return the line."""
-        return self._line

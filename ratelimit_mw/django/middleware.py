@@ -2,8 +2,10 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -14,17 +16,19 @@ from django.http.response import HttpResponseBase
 
 from ratelimit_mw.decision.load import ASGI_CAPACITY, WSGI_CAPACITY, time_in_queue
 from ratelimit_mw.decision.settlement import Account, Move
-from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.django.handles import DjangoHandle, UnlimitedHandle, add_headers, add_throttled, answer, reads_user
 from ratelimit_mw.django.project import limiter, register_views, switched_off
 from ratelimit_mw.django.requests import Environ, Scope, user_of, visitor
-from ratelimit_mw.http.answers import Answers, LatestAnswers
+from ratelimit_mw.http.answers import LatestAnswers
 from ratelimit_mw.http.handle import FirstRequests, RequestHandle
 from ratelimit_mw.http.setup import refuse_awaited
 from ratelimit_mw.model import SECOND
 from ratelimit_mw.rules.domains import Rules
+from ratelimit_mw.stores.base import Steps, adrive, drive
 
 _log = logging.getLogger("ratelimit_mw")
+
+_NO_STORE: Any = None  # no step asks a store by itself
 
 
 class RateLimitMiddleware:
@@ -88,64 +92,51 @@ class RateLimitMiddleware:
             visit.ratelimit = UnlimitedHandle()
             passed: HttpResponseBase | Awaitable[HttpResponseBase] = self.get_response(request)
             return passed
-        return self._aserve(request) if self._awaits else self._serve(request)
+        steps = self._steps(request)
+        return adrive(_NO_STORE, steps) if self._awaits else drive(_NO_STORE, steps)
 
-    def _serve(self, request: Any) -> HttpResponseBase:
+    def _steps(self, request: Any) -> Steps[HttpResponseBase]:
+        """Serve one request. Yields the steps that block or are awaited."""
         rules = self._engine.current()
         asked = self._request_of(request)
+        if self._awaits and reads_user(rules):  # reading it may query the database
+            asked.values["user"] = yield _Step(user_of, sync_to_async(user_of), request)
+        respond = _Step(self.get_response, self.get_response, request)
         around = self._decided_around(request, asked)
         if around is not None:
-            response: HttpResponseBase = self.get_response(request)
+            response = yield respond
             around.reported = request.ratelimit.reported
             add_throttled(response, request.ratelimit)
             return response
         with self._load(rules, asked) as busy:
-            verdict = self._engine.decide_in_turn(asked, rules=rules)
-            handle, answers = self._begun(request, asked, rules, verdict)
+            engine = self._engine
+            decide = partial(engine.decide_in_turn, rules=rules), partial(engine.adecide, rules=rules)
+            verdict = yield _Step(*decide, asked)
+            request.ratelimit = handle = DjangoHandle(verdict, self._limiter, asked, rules)
+            answers = self._answers.of(rules)
             if not verdict.allowed:
-                self._engine.report(verdict, rules, asked)
+                engine.report(verdict, rules, asked)
                 return answer(answers.denial(verdict, asked))
-            account = self._account(rules, verdict)
+            account = engine.settlement.account(verdict) if rules.settling else None
+            if account is not None and not account.settles:
+                account = None
+            settlement = engine.settlement
             try:
-                response = self.get_response(request)
-            except BaseException:
-                self._end(account)
-                raise
-            _keep(busy, response)
-        if account is not None:
-            self._engine.settlement.settle(account, self._concluded(account, response))
-        add_headers(answers, response, handle)
-        return response
-
-    async def _aserve(self, request: Any) -> HttpResponseBase:
-        rules = self._engine.current()
-        asked = self._request_of(request)
-        if reads_user(rules):
-            asked.values["user"] = await sync_to_async(user_of)(request)
-        around = self._decided_around(request, asked)
-        if around is not None:
-            response: HttpResponseBase = await self.get_response(request)
-            around.reported = request.ratelimit.reported
-            add_throttled(response, request.ratelimit)
-            return response
-        with self._load(rules, asked) as busy:
-            verdict = await self._engine.adecide(asked, rules=rules)
-            handle, answers = self._begun(request, asked, rules, verdict)
-            if not verdict.allowed:
-                self._engine.report(verdict, rules, asked)
-                return answer(answers.denial(verdict, asked))
-            account = self._account(rules, verdict)
-            try:
-                if verdict.delay:
-                    await asyncio.sleep(verdict.delay / SECOND)
-                response = await self.get_response(request)
+                if self._awaits and verdict.delay:
+                    yield _Step(time.sleep, asyncio.sleep, verdict.delay / SECOND)
+                response = yield respond
             except BaseException:
                 if account is not None:
-                    self._engine.settlement.settle_soon(account, account.end())
+                    if self._awaits:
+                        settlement.settle_soon(account, account.end())
+                    else:
+                        settlement.settle(account, account.end())
                 raise
-            _keep(busy, response)
+            if response.streaming:  # it occupies its thread or task until it is closed
+                _at_close(response, busy.pop_all().close)
         if account is not None:
-            await self._engine.settlement.asettle(account, self._concluded(account, response))
+            moves = self._concluded(account, response)
+            yield _Step(partial(settlement.settle, account), partial(settlement.asettle, account), moves)
         add_headers(answers, response, handle)
         return response
 
@@ -163,18 +154,6 @@ class RateLimitMiddleware:
         request.ratelimit = around.as_kind(DjangoHandle, asked)
         return around
 
-    def _begun(
-        self, request: Any, asked: Environ | Scope, rules: Rules, verdict: Verdict
-    ) -> tuple[DjangoHandle, Answers[str]]:
-        handle = DjangoHandle(verdict, self._limiter, asked, rules)
-        request.ratelimit = handle
-        return handle, self._answers.of(rules)
-
-    def _account(self, rules: Rules, verdict: Verdict) -> Account | None:
-        """The account of a request if it depends on the response, otherwise None."""
-        account = self._engine.settlement.account(verdict) if rules.settling else None
-        return account if account is not None and account.settles else None
-
     def _concluded(self, account: Account, response: Any) -> list[Move]:
         """The moves that settle by the response. Concurrent places are released when a streaming response is closed."""
 
@@ -188,12 +167,8 @@ class RateLimitMiddleware:
             return moves
         if not response.streaming:
             return [*moves, *account.end()]
-        _at_close(response, lambda: self._end(account))
+        _at_close(response, lambda: self._engine.settlement.settle(account, account.end()))
         return moves
-
-    def _end(self, account: Account | None) -> None:
-        if account is not None:
-            self._engine.settlement.settle(account, account.end())
 
     def _load(self, rules: Rules, asked: Environ | Scope) -> ExitStack:
         """Count the request in the meter of the load, if the rules need it, until the returned stack is closed."""
@@ -209,10 +184,19 @@ class RateLimitMiddleware:
         return busy
 
 
-def _keep(busy: ExitStack, response: Any) -> None:
-    """Keep the stack open until a streamed response is closed, because it occupies its thread or task until then."""
-    if response.streaming:
-        _at_close(response, busy.pop_all().close)
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A call that blocks, and its awaitable twin."""
+
+    blocking: Callable[[Any], Any]
+    awaiting: Callable[[Any], Awaitable[Any]]
+    argument: Any
+
+    def result(self) -> Any:
+        return self.blocking(self.argument)
+
+    async def awaited(self) -> Any:
+        return await self.awaiting(self.argument)
 
 
 def _at_close(response: Any, then: Callable[[], None]) -> None:

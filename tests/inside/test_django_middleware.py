@@ -177,7 +177,7 @@ def test_a_user_that_the_rules_read_from_a_header_takes_the_place_of_the_project
 
 
 def with_repeated_headers(context, decision):
-    cookies = [("Set-Cookie", "a=1; Partitioned"), ("set-cookie", "b=2"), ("Set-Cookie", "b=3; Path=/cart")]
+    cookies = [("Set-Cookie", "a=1; Path=/cart"), ("set-cookie", "b=2")]
     return 429, [*cookies, ("X-Why", "limit"), ("x-why", "again"), ("Content-Type", "text/csv")], "no"
 
 
@@ -192,7 +192,7 @@ def test_a_denial_keeps_headers_that_a_handler_repeats(me, ask, path):
         (denied,) = ask([path], me)
     assert denied.status_code == 429
     cookies = [cookie.strip() for cookie in denied.headers.get_list("Set-Cookie")]
-    assert cookies == ["a=1; Partitioned", "b=2", "b=3; Path=/cart"]
+    assert cookies == ["a=1; Path=/cart", "b=2"]
     assert denied.headers["X-Why"] == "limit, again"
     assert denied.headers["Content-Type"] == ("application/json" if "throttled" in path else "text/csv")
 

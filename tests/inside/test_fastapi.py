@@ -69,15 +69,7 @@ def test_the_openapi_tells_of_it(client):
         "/later",
         "/shop/{item}",
     }
-    for response in told.values():
-        assert response["description"] == "Too Many Requests"
-        assert set(response["headers"]) == {
-            "Retry-After",
-            "X-RateLimit-Limit",
-            "X-RateLimit-Remaining",
-            "X-RateLimit-Reset",
-        }
-        assert response["content"]["application/json"]["schema"]["properties"]["message"] == {"type": "string"}
+    assert all(response == {"description": "Too Many Requests"} for response in told.values())
 
 
 def test_a_websocket(client, me):
@@ -94,7 +86,6 @@ def test_app_wide_with_its_own_words_and_another_status(me):
         assert answers[-1].headers["Retry-After"]
         responses = client.get("/openapi.json").json()["paths"]["/"]["get"]["responses"]
     assert set(responses) == {"200", "403"}
-    assert "application/problem+json" in responses["403"]["content"]
 
 
 @pytest.fixture
@@ -147,11 +138,10 @@ def test_a_websocket_where_the_server_knows_no_denial(policy, code):
         assert serve(app, websocket_scope()) == [{"type": "websocket.close", "code": code, "reason": ""}]
 
 
-def test_the_docs_of_settings_that_send_less(asking):
+def test_an_endpoint_outside_of_the_openapi_document_stays_outside(asking):
     app = asking("mail")
     app.add_api_route("/hidden", lambda: "x", include_in_schema=False, dependencies=[Depends(limited("mail"))])
-    add_rate_limits(app, {**RULES, "response": {"headers": []}}, storage="memory://")
-    assert app.openapi()["paths"]["/"]["get"]["responses"]["429"]["headers"] == {}
+    add_rate_limits(app, RULES, storage="memory://")
     assert "/hidden" not in app.openapi()["paths"]
 
 
@@ -218,7 +208,7 @@ def test_a_limiter_of_the_app_s_own_stays_open(asking, me):
         assert limiter.check({"header:X-Client": me["X-Client"]}).remaining == 6
 
 
-def test_the_openapi_tells_of_a_rule_s_own_status_and_of_every_format():
+def test_the_openapi_tells_of_a_rule_s_own_status():
     named = FastAPI()
     headers = {"allowed": [], "denied": ["ratelimit"]}
     rules = [{"name": "mail", "on_demand": True, "limit": "1 per hour", "response": {"status": 403}}]
@@ -233,8 +223,6 @@ def test_the_openapi_tells_of_a_rule_s_own_status_and_of_every_format():
         responses = client.get("/openapi.json").json()["paths"]["/"]["get"]["responses"]
         answers = [client.get("/") for _ in range(2)]
     assert set(responses) == {"200", "403"}
-    assert set(responses["403"]["headers"]) == {"RateLimit-Policy", "RateLimit"}
-    assert set(responses["403"]["content"]) == {"application/json", "text/html"}
     assert [answer.status_code for answer in answers] == [200, 403]
     assert answers[1].json() == {"error": "Too many requests"}
     assert answers[1].headers["RateLimit"].startswith('"mail";r=0;t=')
