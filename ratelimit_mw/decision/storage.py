@@ -28,7 +28,6 @@ from ratelimit_mw.reload.first_start import starting
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.settings import StorageSettings
 from ratelimit_mw.stores import Store, innermost, open_store, with_bans, with_domain, with_leases_and_shards
-from ratelimit_mw.stores.base import Connectable
 from ratelimit_mw.stores.memory import MemoryStore
 from ratelimit_mw.tally import Tally
 from ratelimit_mw.units import spell_duration
@@ -371,20 +370,18 @@ class Storage:
         self.local = with_bans(self.local, quotas, self.bans.begun)
 
     def connect(self) -> None:
-        """Connect to the store for threads, if it takes connections.
+        """Connect to the store for threads.
 
         Raises:
             StoreUnavailable: the store is required, it is away, and this is the first start of the server.
         """
         with starting(self.url, required=self._required):
-            if isinstance(self._server, Connectable):
-                self._server.connect(self._domain)
+            self._server.connect(self._domain)
 
     async def aconnect(self) -> None:
         """The awaitable twin of `connect`, for the running event loop."""
         with starting(self.url, required=self._required):
-            if isinstance(self._server, Connectable):
-                await self._server.aconnect(self._domain)
+            await self._server.aconnect(self._domain)
 
     def renew(self) -> None:
         """Renew the concurrent places of both stores."""

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Hashable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from ratelimit_mw.algorithms import NOTHING
 from ratelimit_mw.model import Ask, Outcome, Reply
@@ -61,21 +61,6 @@ def forget_request(keys: Sequence[str]) -> StoreRequest:
     return [Ask(key, NOTHING) for key in keys], Intent(forget=True)
 
 
-@runtime_checkable
-class Connectable(Protocol):
-    """A store that can connect before the first request comes. Both methods return after three seconds at the latest.
-
-    Both make a decision, on a key of `domain`, or check that one can be made. If that fails, they log it and raise
-    StoreUnavailable.
-    """
-
-    def connect(self, domain: str) -> None:
-        """Connect for threads."""
-
-    async def aconnect(self, domain: str) -> None:
-        """Connect the running event loop."""
-
-
 class Store(ABC):
     """Counters under keys. A store decides on several counters in one atomic step, by its own clock.
 
@@ -124,6 +109,17 @@ class Store(ABC):
 
         A counter that is made or dropped during the call may be missing. Keys that are no counters may be included.
         """
+
+    def connect(self, domain: str) -> None:  # noqa: B027  a store in memory has nothing to connect
+        """Connect for threads, before the first request comes. Returns after three seconds at the latest.
+
+        It makes a decision, on a key of `domain`, or checks that one can be made. If that fails, it logs it and raises
+        StoreUnavailable.
+        """
+
+    async def aconnect(self, domain: str) -> None:
+        """The counterpart of `connect` for the running event loop."""
+        self.connect(domain)
 
     def close(self) -> None:  # noqa: B027  a store in memory has nothing to close
         """Close all connections. May be called twice."""

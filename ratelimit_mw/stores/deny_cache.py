@@ -16,7 +16,7 @@ _MAX_AGE = 5 * SECOND
 """The longest time for which a denial is cached. A reset by another process takes effect within this time."""
 
 
-class _Watch(NamedTuple):
+class _KnownBan(NamedTuple):
     """What is known of a ban that is in force.
 
     Attributes:
@@ -30,7 +30,7 @@ class _Watch(NamedTuple):
     last: int
 
 
-class _Denial(NamedTuple):
+class _KnownDenial(NamedTuple):
     """A denial by one counter. Times are local, in microseconds.
 
     Attributes:
@@ -50,7 +50,7 @@ class _Denial(NamedTuple):
     cost: int
     quota: Quota
     counted: bool = False
-    watch: _Watch | None = None
+    watch: _KnownBan | None = None
 
     def holds(self, quota: Quota, cost: int, now: int) -> bool:
         """Whether the denial is certain for this ask at `now`. A request of another cost has another wait."""
@@ -93,7 +93,7 @@ class DenyCache(Wrapper):
     def __init__(self, store: Store, *, clock: Clock | None = None, most: int = 65_536) -> None:
         super().__init__(store)
         self._ticks, self._per_microsecond = (clock.now, 1) if clock else (time.monotonic_ns, 1000)
-        self._denials: LRU[str, _Denial] = LRU(most)
+        self._denials: LRU[str, _KnownDenial] = LRU(most)
         self._offset = 0
 
     def asked(self, request: StoreRequest) -> Call | Reply:
@@ -147,7 +147,7 @@ class DenyCache(Wrapper):
         """Cache the denials of a reply."""
         answered_at = self._ticks() // self._per_microsecond
         self._offset = reply.now - answered_at
-        learnt: list[tuple[str, _Denial]] = []
+        learnt: list[tuple[str, _KnownDenial]] = []
         longest = longest_cached = 0.0
         for place, ((key, quota, cost, shadow), outcome) in enumerate(zip(asks, reply.outcomes, strict=True)):
             if shadow or (quota.ban is not None and quota.algorithm != "ban"):
@@ -159,14 +159,14 @@ class DenyCache(Wrapper):
                 wait, counted = _soonest(_watched(reply.outcomes, place, cost)), True
             else:
                 last, outcome = _last(_watched(reply.outcomes, place, cost), outcome)  # noqa: PLW2901  while banned
-                watch = _Watch(answered_at + wait, tuple(_watched(asks, place, cost)), last)
+                watch = _KnownBan(answered_at + wait, tuple(_watched(asks, place, cost)), last)
             if wait:
                 # The store decided at an unknown time during the call. The denial therefore ends at the earliest
                 # possible time, and the client is shown the latest.
                 until = asked_at + (_MAX_AGE if wait == NEVER else min(wait, _MAX_AGE))
                 opens = NEVER if outcome.retry_after == NEVER else answered_at + outcome.retry_after
                 resets = answered_at + outcome.reset_after
-                learnt.append((key, _Denial(asked_at, until, opens, resets, cost, quota, counted, watch)))
+                learnt.append((key, _KnownDenial(asked_at, until, opens, resets, cost, quota, counted, watch)))
                 longest_cached = longest_cached if counted else max(longest_cached, _comparable(outcome.retry_after))
         for key, denial in learnt:
             # If a counter whose denial is not cached denies longest, only the store knows the wait.

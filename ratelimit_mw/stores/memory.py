@@ -31,7 +31,7 @@ _BATCH = 4  # a segment drops expired counters each time that it has grown by th
 _CHECKED = 2 * _BATCH  # old counters that are then checked for expiry
 
 
-class _Segment(dict[str, bytes]):
+class _CounterDict(dict[str, bytes]):
     """Some of the counters by their keys. `upcoming` has the keys that are checked next to make room."""
 
     __slots__ = ("upcoming",)
@@ -72,7 +72,7 @@ class MemoryStore(Counters, Store):
         self._now = (clock or SystemClock()).now
         self._count = max(1, max_counters // _SEGMENT)
         self._room = max_counters // self._count
-        self._segments = [_Segment() for _ in range(self._count)]
+        self._segments = [_CounterDict() for _ in range(self._count)]
         self._lock = threading.Lock()
         self._overridden = type(self).ask is not MemoryStore.ask
         """Whether a subclass decides."""
@@ -159,7 +159,7 @@ class MemoryStore(Counters, Store):
         """See `Counters`."""
         self._segments[hash(key) % self._count].pop(key, None)
 
-    def _make_room(self, segment: _Segment, now: int) -> None:
+    def _make_room(self, segment: _CounterDict, now: int) -> None:
         """Drop expired counters of a segment. If it is full, drop one that has not expired."""
         held = len(segment)
         if held < self._room:
@@ -197,21 +197,21 @@ def _warn(workers: int) -> None:
     )
 
 
-def _drop_expired(segment: _Segment, keys: Iterable[str], now: int) -> None:
+def _drop_expired(segment: _CounterDict, keys: Iterable[str], now: int) -> None:
     earliest = first_unexpired(now)
     for key in keys:
         if segment[key] < earliest:
             del segment[key]
 
 
-def _unexpired(segment: _Segment, count: int, now: int) -> list[tuple[int, str]]:
+def _unexpired(segment: _CounterDict, count: int, now: int) -> list[tuple[int, str]]:
     """The used share (0 to 255) and the key of the next `count` counters of a segment. Expired ones are dropped."""
     keys = _next(segment, count)
     _drop_expired(segment, keys, now)
     return [(segment[key][STAMP_SIZE - 1], key) for key in keys if key in segment]
 
 
-def _next(segment: _Segment, count: int) -> list[str]:
+def _next(segment: _CounterDict, count: int) -> list[str]:
     """The next `count` keys of a segment, in rounds over all keys.
 
     They are fewer if some have been dropped, or at the end of a round. The result is empty only if the segment is.

@@ -39,12 +39,31 @@ class Records(Protocol):
         """Close all connections. May be called twice."""
 
 
+Texts = dict[str, tuple[int, dict[str, str]]]
+"""The version and the texts by name, by key."""
+
+
+def read_from(texts: Texts, key: str, names: Sequence[str] | None) -> tuple[int, dict[str, str]]:
+    """See `Records.read`."""
+    version, known = texts.get(key, (0, {}))
+    return version, {name: text for name, text in known.items() if names is None or name in names}
+
+
+def write_to(texts: Texts, key: str, put: Mapping[str, str], drop: Collection[str], expected: int | None) -> int:
+    """See `Records.write`."""
+    version, known = texts.get(key, (0, {}))
+    if expected is not None and expected != version:
+        raise Conflict(version)
+    texts[key] = version + 1, {**{name: text for name, text in known.items() if name not in drop}, **put}
+    return version + 1
+
+
 class MemoryRecords:
     """Records in the memory of this process."""
 
     def __init__(self) -> None:
         self.name = "this process's memory"
-        self._texts: dict[str, tuple[int, dict[str, str]]] = {}
+        self._texts: Texts = {}
         self._lock = threading.Lock()
 
     def version(self, key: str) -> int:
@@ -53,20 +72,14 @@ class MemoryRecords:
 
     def read(self, key: str, names: Sequence[str] | None = None) -> tuple[int, dict[str, str]]:
         """See `Records`."""
-        version, texts = self._texts.get(key, (0, {}))
-        return version, {name: text for name, text in texts.items() if names is None or name in names}
+        return read_from(self._texts, key, names)
 
     def write(
         self, key: str, put: Mapping[str, str], drop: Collection[str] = (), *, expected: int | None = None
     ) -> int:
         """See `Records`."""
         with self._lock:
-            version, texts = self._texts.get(key, (0, {}))
-            if expected is not None and expected != version:
-                raise Conflict(version)
-            kept = {name: text for name, text in texts.items() if name not in drop}
-            self._texts[key] = version + 1, {**kept, **put}
-            return version + 1
+            return write_to(self._texts, key, put, drop, expected)
 
     def close(self) -> None:
         """Do nothing: there are no connections."""

@@ -8,7 +8,7 @@ from redis.crc import key_slot
 from ratelimit_mw.errors import CounterError, ErrorReply, Redirected, StoreUnavailable, WrongNode
 from ratelimit_mw.model import Ask, Outcome, Quota, Reply
 from ratelimit_mw.stores.base import Intent
-from ratelimit_mw.stores.redis.cluster import MultiSlotRequest, by_slot
+from ratelimit_mw.stores.redis.cluster import by_slot, over_slots
 from ratelimit_mw.stores.redis.codec import away, encode
 from ratelimit_mw.stores.redis.topology import _table, converse_by_slot, slot_of
 
@@ -180,32 +180,38 @@ class TestSpanning:
     ASKS = (Ask("d:r:{1}", QUOTA, 2), Ask("d:r:{2}", QUOTA, 3))
     YES, NO = Outcome(True, 1, 9), Outcome(False, 0, 9, 5)
 
-    def request(self, commit=True):
-        return MultiSlotRequest((self.ASKS, Intent(commit)), by_slot([ask.key for ask in self.ASKS]))
+    def sent(self, *results, commit=True):
+        """What is sent after these results of the parts: the refunds, and the steps that go on; or the reply."""
+        steps = over_slots((self.ASKS, Intent(commit)), by_slot([ask.key for ask in self.ASKS]))
+        next(steps)
+        return after(steps, results), steps
 
     def test_where_one_denies_the_other_is_given_back_at_its_own_time(self):
-        request = self.request()
-        (back,) = request.returns([Reply(7, [self.YES]), Reply(8, [self.NO])])
+        (back,), steps = self.sent(Reply(7, [self.YES]), Reply(8, [self.NO]))
         assert (back[0], back[1].charged_at) == ([self.ASKS[0]], 7)
         looked = Outcome(True, 3, 0)
-        assert request.reply([Reply(10, [looked])]) == Reply(8, [looked, self.NO])
+        assert after(steps, [Reply(10, [looked])]) == Reply(8, [looked, self.NO])
 
     def test_what_cannot_be_returned_stays_charged(self):
-        request = self.request()
-        request.returns([Reply(7, [self.YES]), Reply(8, [self.NO])])
-        assert request.reply([StoreUnavailable("gone")]) == Reply(8, [self.YES, self.NO])
+        _, steps = self.sent(Reply(7, [self.YES]), Reply(8, [self.NO]))
+        assert after(steps, [StoreUnavailable("gone")]) == Reply(8, [self.YES, self.NO])
 
     def test_a_look_gives_nothing_back(self):
-        request = self.request(commit=False)
-        assert request.returns([Reply(7, [self.YES]), Reply(8, [self.NO])]) == []
+        reply, _ = self.sent(Reply(7, [self.YES]), Reply(8, [self.NO]), commit=False)
+        assert reply == Reply(8, [self.YES, self.NO])
 
     def test_a_silent_part_leaves_the_other_charged_and_the_rest_to_on_error(self):
-        request = self.request()
-        assert request.returns([Reply(7, [self.YES]), StoreUnavailable("gone")]) == []
         with pytest.raises(StoreUnavailable, match="gone"):
-            request.reply([])
+            self.sent(Reply(7, [self.YES]), StoreUnavailable("gone"))
 
     def test_a_denial_is_certain_whoever_is_silent(self):
-        request = self.request()
-        assert request.returns([StoreUnavailable("gone"), Reply(8, [self.NO])]) == []
-        assert request.reply([]) == Reply(8, [Outcome(True, 0, 0), self.NO])
+        reply, _ = self.sent(StoreUnavailable("gone"), Reply(8, [self.NO]))
+        assert reply == Reply(8, [Outcome(True, 0, 0), self.NO])
+
+
+def after(steps, results):
+    """What the steps yield or return after these results."""
+    try:
+        return steps.send(results)
+    except StopIteration as end:
+        return end.value

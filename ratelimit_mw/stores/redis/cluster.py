@@ -5,7 +5,7 @@ import contextlib
 import itertools
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Self
 
 from ratelimit_mw.clock import Clock
@@ -20,7 +20,7 @@ from ratelimit_mw.stores.redis.store import Server
 from ratelimit_mw.stores.redis.topology import Topology, converse_by_slot, slot_of
 
 
-class Node(Server):
+class ClusterNode(Server):
     """One node of the cluster. It counts as available when it decides again or when other nodes serve its slots."""
 
     def __init__(
@@ -88,80 +88,54 @@ def _in_slot(charged_at: int | None, slot: int) -> int | None:
 _NO_OUTCOME = Outcome(True, 0, 0)
 
 
-class MultiSlotRequest:
-    """A request whose counters are in several slots. It is charged in all slots or in none.
+def over_slots(
+    request: StoreRequest, places: Mapping[int, Sequence[int]]
+) -> Generator[Sequence[StoreRequest], Sequence[Result], Reply]:
+    """Carry out a request whose counters are in several slots. It is charged in all slots or in none.
 
-    If one slot denies the request, the charges in the other slots are refunded.
+    It yields the requests to send at the same time, one for each slot, and is sent their results. If one slot denies
+    the request, the charges in the other slots are refunded; a charge that cannot be refunded stays. If a slot did not
+    answer and no other denies, `on_error` decides, and the other slots stay charged.
 
     Args:
         request: the whole request.
         places: the indices of the asks in each slot.
+
+    Returns:
+        The reply to the whole request. If one slot denies it, the counters of a slot that did not answer are reported
+        as allowed.
+
+    Raises:
+        StoreUnavailable: a slot did not answer, and no other slot denies the request.
     """
-
-    def __init__(self, request: StoreRequest, places: Mapping[int, Sequence[int]]) -> None:
-        asks, intent = request
-        self._asks = asks
-        self._places = places
-        self._intent = intent
-        self.requests: list[StoreRequest] = [
-            ([asks[place] for place in own], _within(intent, slot)) for slot, own in places.items()
-        ]
-        self._results: list[Result] = []
-        self._returned: list[int] = []
-
-    def returns(self, results: Sequence[Result]) -> list[StoreRequest]:
-        """The refunds that follow from the `results` of `requests`; none unless a slot denies.
-
-        If a slot did not answer and no other denies, `on_error` decides, and the other slots stay charged.
-        """
-        self._results = list(results)
-        if not self._intent.decides or not self._intent.commit:
-            return []
-        taken: dict[int, StoreRequest] = {}
-        denied = False
-        for number, (request, result) in enumerate(zip(self.requests, results, strict=True)):
-            if isinstance(result, Reply):
-                if result.admits(request[0]):
-                    taken[number] = _refund(request, result)
-                else:
-                    denied = True
-        if not denied:
-            return []
-        self._returned = list(taken)
-        return list(taken.values())
-
-    def reply(self, looks: Sequence[Result]) -> Reply:
-        """The reply to the whole request.
-
-        If one slot denies the request, the counters of a slot that did not answer are reported as allowed.
-
-        Args:
-            looks: the results of the refunds that `returns` has returned.
-
-        Raises:
-            StoreUnavailable: a slot did not answer, and no other slot denies the request.
-        """
-        for number, look in zip(self._returned, looks, strict=True):
-            first = self._results[number]
-            if isinstance(look, Reply) and isinstance(first, Reply):
+    asks, intent = request
+    parts = [([asks[place] for place in there], _within(intent, slot)) for slot, there in places.items()]
+    results = list((yield parts))
+    taken: dict[int, Reply] = {}
+    denied = False
+    if intent.decides:
+        for number, ((own, _), result) in enumerate(zip(parts, results, strict=True)):
+            if isinstance(result, Reply) and result.admits(own):
+                taken[number] = result
+            elif isinstance(result, Reply):
+                denied = True
+    if taken and denied and intent.commit:
+        looks = yield [_refund(parts[number], first) for number, first in taken.items()]
+        for (number, first), look in zip(taken.items(), looks, strict=True):
+            if isinstance(look, Reply):
                 pairs = zip(first.outcomes, look.outcomes, strict=True)
-                self._results[number] = Reply(first.now, [new if old.allowed else old for old, new in pairs])
-        outcomes = [_NO_OUTCOME] * len(self._asks)
-        times: dict[int, int] = {}
-        failure: StoreUnavailable | None = None
-        for (slot, own), result in zip(self._places.items(), self._results, strict=True):
-            if isinstance(result, Reply):
-                times[slot] = result.now
-                for place, outcome in zip(own, result.outcomes, strict=True):
-                    outcomes[place] = outcome
-            else:
-                failure = result
-        if failure and not (times and self._intent.decides and self._denied(outcomes)):
-            raise failure
-        return Reply(ClusterTime.latest(times), outcomes)
-
-    def _denied(self, outcomes: Sequence[Outcome]) -> bool:
-        return not all(outcome.allowed or ask.shadow for ask, outcome in zip(self._asks, outcomes, strict=True))
+                results[number] = Reply(first.now, [new if old.allowed else old for old, new in pairs])
+    failure = next((result for result in results if isinstance(result, StoreUnavailable)), None)
+    if failure and not denied:
+        raise failure
+    outcomes = [_NO_OUTCOME] * len(asks)
+    times: dict[int, int] = {}
+    for (slot, there), result in zip(places.items(), results, strict=True):
+        if isinstance(result, Reply):
+            times[slot] = result.now
+            for place, outcome in zip(there, result.outcomes, strict=True):
+                outcomes[place] = outcome
+    return Reply(ClusterTime.latest(times), outcomes)
 
 
 def _refund(request: StoreRequest, reply: Reply) -> StoreRequest:
@@ -207,7 +181,7 @@ class ClusterStore(Store):
         self._timeout = timeout
         self._clock = clock
         self._topology = Topology(spread.addresses, self._connect, self._is_away)
-        self._nodes: dict[Address, Node] = {}
+        self._nodes: dict[Address, ClusterNode] = {}
         self._endpoint(spread.addresses[0])  # raises for a malformed URL
 
     def ask(self, request: StoreRequest) -> Reply:
@@ -217,9 +191,14 @@ class ClusterStore(Store):
         places = by_slot([ask.key for ask in asks])
         if len(places) == 1:
             return self._ask((asks, _within(intent, next(iter(places)))), deadline)
-        whole = MultiSlotRequest(request, places)
-        back = whole.returns(self._ask_all(whole.requests, deadline))
-        return whole.reply(self._ask_all(back, deadline))
+        steps = over_slots(request, places)
+        parts = next(steps)
+        try:
+            while True:
+                parts = steps.send(self._ask_all(parts, deadline))
+        except StopIteration as end:
+            reply: Reply = end.value
+            return reply
 
     async def aask(self, request: StoreRequest) -> Reply:
         """See `Store`."""
@@ -228,9 +207,14 @@ class ClusterStore(Store):
         places = by_slot([ask.key for ask in asks])
         if len(places) == 1:
             return await self._aask((asks, _within(intent, next(iter(places)))), deadline)
-        whole = MultiSlotRequest(request, places)
-        back = whole.returns(await self._aask_all(whole.requests, deadline))
-        return whole.reply(await self._aask_all(back, deadline))
+        steps = over_slots(request, places)
+        parts = next(steps)
+        try:
+            while True:
+                parts = steps.send(await self._aask_all(parts, deadline))
+        except StopIteration as end:
+            reply: Reply = end.value
+            return reply
 
     def keys(self, prefix: str) -> Iterator[str]:
         """See `Store.keys`. The nodes are scanned one after the other."""
@@ -238,7 +222,7 @@ class ClusterStore(Store):
             yield from self._node(address).keys(prefix)
 
     def connect(self, domain: str) -> None:
-        """See `Connectable`. Reads the map of slots, and connects to each node that serves a slot."""
+        """See `Store`. Reads the map of slots, and connects to each node that serves a slot."""
         failures: list[StoreUnavailable] = []
         thread = threading.Thread(
             target=self._connect_to_all, args=(domain, failures), name="ratelimit_mw connect", daemon=True
@@ -257,7 +241,7 @@ class ClusterStore(Store):
                 failures.append(error)
 
     async def aconnect(self, domain: str) -> None:
-        """See `Connectable`. Reads the map of slots, and connects to each node that serves a slot."""
+        """See `Store`. Reads the map of slots, and connects to each node that serves a slot."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_START):
                 nodes = await asyncio.to_thread(self._nodes_at_start)
@@ -312,7 +296,7 @@ class ClusterStore(Store):
                     await asyncio.sleep(pause)
         raise _no_answer(request)
 
-    def _follow(self, error: WrongNode, node: Node, request: StoreRequest) -> tuple[Node, StoreRequest]:
+    def _follow(self, error: WrongNode, node: ClusterNode, request: StoreRequest) -> tuple[ClusterNode, StoreRequest]:
         """The node to ask next after a redirection, and the request for it."""
         asks, intent = request
         if not isinstance(error, Redirected):  # a migrating slot, whose keys are on two nodes
@@ -359,9 +343,9 @@ class ClusterStore(Store):
 
         return await asyncio.gather(*map(ask_one, requests))
 
-    def _node(self, address: Address) -> Node:
+    def _node(self, address: Address) -> ClusterNode:
         return self._nodes.get(address) or self._nodes.setdefault(
-            address, Node(address, self._topology, self._endpoint(address), self._timeout, self._clock)
+            address, ClusterNode(address, self._topology, self._endpoint(address), self._timeout, self._clock)
         )
 
     def _is_away(self, address: Address) -> bool:

@@ -14,7 +14,7 @@ from ratelimit_mw.stores.redis.faults import mismatch, refusal
 _URL = re.compile(r"(?P<scheme>[^:/?#]*)://(?P<netloc>[^/?#]*)(?P<path>[^?#]*)(?:\?(?P<query>[^#]*))?")
 
 
-class Parts(NamedTuple):
+class UrlParts(NamedTuple):
     """The parts of `scheme://credentials@hosts/path?query`, not decoded."""
 
     scheme: str
@@ -24,7 +24,7 @@ class Parts(NamedTuple):
     query: str
 
 
-def split(url: str) -> Parts:
+def split(url: str) -> UrlParts:
     """The parts of a URL. Raises ValueError if it is malformed.
 
     `urllib.parse.urlsplit` cannot be used: it refuses several hosts if one of them is an IPv6 address.
@@ -33,7 +33,7 @@ def split(url: str) -> Parts:
     if not found:
         raise ValueError(f"it must be scheme://host:port, not {url!r}")
     credentials, _, hosts = found["netloc"].rpartition("@")
-    return Parts(found["scheme"], credentials, hosts, found["path"], found["query"] or "")
+    return UrlParts(found["scheme"], credentials, hosts, found["path"], found["query"] or "")
 
 
 def shown(url: str) -> str:

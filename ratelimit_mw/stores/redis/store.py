@@ -141,13 +141,13 @@ class Server(Store):
         return batcher
 
     def connect(self, domain: str) -> None:
-        """See `Connectable`."""
+        """See `Store`."""
         self._threads.begin_connecting()
         self._check(domain)
         self._threads.connect()
 
     async def aconnect(self, domain: str) -> None:
-        """See `Connectable`."""
+        """See `Store`."""
         batcher = self._batcher(asyncio.get_running_loop())
         _, failure = await asyncio.gather(
             batcher.connect(), asyncio.to_thread(self._check, domain), return_exceptions=True

@@ -11,14 +11,13 @@ from collections.abc import Collection, Mapping, Sequence
 from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
 
-from ratelimit_mw.errors import Conflict, StoreUnavailable
+from ratelimit_mw.errors import StoreUnavailable
+from ratelimit_mw.stores.records import Texts, read_from, write_to
 from ratelimit_mw.stores.shared.file import create, names, open_permitted
 from ratelimit_mw.stores.shared.location import Location
 
 _PATIENCE = 1.0  # seconds for one call
 _PAUSE = 0.001  # seconds between two attempts to lock the file
-
-_Content = dict[str, tuple[int, dict[str, str]]]
 
 
 class FileRecords:
@@ -50,8 +49,7 @@ class FileRecords:
         except FileNotFoundError:
             return 0, {}
         with os.fdopen(fd, "rb") as file:
-            version, texts = _parsed(file.read()).get(key, (0, {}))
-        return version, {name: text for name, text in texts.items() if names is None or name in names}
+            return read_from(_parsed(file.read()), key, names)
 
     def write(
         self, key: str, put: Mapping[str, str], drop: Collection[str] = (), *, expected: int | None = None
@@ -75,14 +73,10 @@ class FileRecords:
                 if not names(self.name, fd):  # another writer has replaced it
                     continue
                 content = _parsed(file.read())
-                version, texts = content.get(key, (0, {}))
-                if expected is not None and expected != version:
-                    raise Conflict(version)
-                kept = {name: text for name, text in texts.items() if name not in drop}
-                content[key] = version + 1, {**kept, **put}
+                version = write_to(content, key, put, drop, expected)
                 text = json.dumps(content, ensure_ascii=False).encode("utf-8", "surrogatepass")
                 self._create(text, replace=True)
-                return version + 1
+                return version
 
     def close(self) -> None:
         """Do nothing: the file is open only during a call."""
@@ -91,7 +85,7 @@ class FileRecords:
         create(self.name, self._location.mode, lambda path, _: Path(path).write_bytes(content), replace=replace)
 
 
-def _parsed(raw: bytes) -> _Content:
+def _parsed(raw: bytes) -> Texts:
     try:
         return {
             str(key): (int(version), {str(name): str(text) for name, text in texts.items()})

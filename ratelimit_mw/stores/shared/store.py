@@ -81,16 +81,12 @@ class SharedStore(Store):
             return self._alone.ask(request)
 
     def connect(self, domain: str) -> None:  # noqa: ARG002  a decision would create the file, for another user maybe
-        """See `Connectable`. It checks the file, but makes no decision."""
+        """See `Store`. It checks the file, but makes no decision."""
         try:
             check(self._location)
         except StoreUnavailable as error:
             self._failed(error, self._breaker.period)
             raise
-
-    async def aconnect(self, domain: str) -> None:
-        """See `Connectable`."""
-        self.connect(domain)
 
     def keys(self, prefix: str) -> Iterator[str]:
         """See `Store`."""
