@@ -40,7 +40,7 @@ class _CounterDict(dict[str, bytes]):
         self.upcoming: list[str] = []
 
 
-_Step = tuple[str, _Segment, Quota, Decide, int]
+_Step = tuple[str, _CounterDict, Quota, Decide, int]
 """One ask: its key, the segment that has the counter, the quota, the function that decides, and the cost."""
 
 
@@ -104,7 +104,7 @@ class MemoryStore(Counters, Store):
         return partial(self._take, *steps[0]) if len(steps) == 1 else partial(self._take_all, asks, steps)
 
     def _take(
-        self, key: str, segment: _Segment, quota: Quota, decide: Decide, cost: int
+        self, key: str, segment: _CounterDict, quota: Quota, decide: Decide, cost: int
     ) -> tuple[int, tuple[Outcome], None]:
         with self._lock:
             now = self._now()
