@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from importlib import import_module
-from itertools import count, product
+from itertools import count
 from types import MappingProxyType
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -35,22 +35,22 @@ class Route(NamedTuple):
 
     Attributes:
         path: The path template, as the framework writes it, after the prefixes of what it is mounted in.
-        templates: The paths that the route serves, as rules write them. Almost always one.
+        template: The paths that the route serves, as rules write them.
         methods: Its methods, or `ANY`. HEAD is left out beside GET, and so is OPTIONS if the framework answers it.
         websocket: True if it serves WebSockets.
         asked: What its decorators and dependencies ask for: names of rules, and limits.
-        exact: False if `templates` also match paths that the route does not serve, because the framework's template
+        exact: False if `template` also matches paths that the route does not serve, because the framework's template
             has no equivalent in rules (a regular expression, for example).
-        typed: `templates` with the types that the endpoint's own parameters have. () if they are the same.
+        typed: `template` with the types that the endpoint's own parameters have.
     """
 
     path: str
-    templates: tuple[Template, ...]
+    template: Template
     methods: tuple[str, ...] = (ANY,)
     websocket: bool = False
     asked: tuple[Wanted, ...] = ()
     exact: bool = True
-    typed: tuple[Template, ...] = ()
+    typed: Template = parse("/")
 
 
 class _Prefix(NamedTuple):
@@ -59,6 +59,10 @@ class _Prefix(NamedTuple):
     shown: str = ""
     text: str = ""
     exact: bool = True
+
+
+_Text = tuple[str, bool]
+"""A template, and whether it is exact."""
 
 
 class UnknownApp(Exception):
@@ -99,7 +103,12 @@ def _mounted(app: Any, prefix: _Prefix) -> Iterator[Route]:
 def _route(prefix: _Prefix, shown: str, text: str, *, exact: bool = True, **fields: Any) -> Route:
     """Make a route. `text` is its template as rules write it, apart from the names of parameters."""
     template, exact_here = _parsed(prefix.text + text)
-    return Route(prefix.shown + shown, (template,), exact=exact and exact_here and prefix.exact, **fields)
+    return Route(
+        prefix.shown + shown,
+        template,
+        exact=exact and exact_here and prefix.exact,
+        **{"typed": template, **fields},
+    )
 
 
 def _parsed(text: str) -> tuple[Template, bool]:
@@ -163,6 +172,25 @@ def _kind_of(pattern: str) -> tuple[str, bool]:
     return "str", matches("x1a") is not None
 
 
+def _with_kinds(parameter: re.Pattern[str], text: str, kind: Callable[[re.Match[str]], tuple[str, bool]]) -> _Text:
+    """Return a template with kinds of parameters that rules know, and whether it is exact.
+
+    Args:
+        parameter: Finds the parameters.
+        text: The template, as the framework writes it.
+        kind: Returns the kind of a parameter, and whether it has the same values. See `_kind_of`.
+    """
+    exact = True
+
+    def known(found: re.Match[str]) -> str:
+        nonlocal exact
+        name, same = kind(found)
+        exact = exact and same
+        return f"{{p:{name}}}"
+
+    return parameter.sub(known, text), exact
+
+
 # ------------------------------------------------------------------------------------------ Starlette and FastAPI
 
 
@@ -199,53 +227,51 @@ def _from_starlette(route: Any, types: Mapping[str, str] = MappingProxyType({}))
 
     `types` has the kinds of parameters that have none in the template.
     """
-    convertors: Mapping[str, Any] = route.param_convertors
 
-    def parameter(found: re.Match[str]) -> str:
-        kind = (found[2] or types.get(found[1], "str")).lstrip(":")
-        return f"{{p:{kind if kind in KINDS else _kind_of(convertors[found[1]].regex)[0]}}}"
+    def kind(found: re.Match[str]) -> tuple[str, bool]:
+        known = (found[2] or types.get(found[1], "str")).lstrip(":")
+        return (known, True) if known in KINDS else _kind_of(route.param_convertors[found[1]].regex)
 
-    text = re.sub(r"\{(\w+)(:\w+)?\}", parameter, str(route.path))
+    text, _ = _with_kinds(_PARAMETER, str(route.path), kind)
     return text.removesuffix("{p:path}") + "*" if text.endswith("/{p:path}") else text
+
+
+_PARAMETER = re.compile(r"\{(\w+)(:\w+)?\}")
 
 
 def _endpoint(route: Any, prefix: _Prefix, path: str, *, websocket: bool) -> Iterator[Route]:
     view, text = getattr(route, "endpoint", None), _from_starlette(route)
     views = (getattr(view, "dispatch", None),) if isinstance(view, type) else (view,)
-    asked = (*_dependencies(getattr(route, "dependant", None), view), *_asked(view, *views))
+    asked = (*_dependencies(route, view), *_asked(view, *views))
     if isinstance(view, type) and not websocket and getattr(route, "methods", None) is None:
         for methods, own in _by_method(view, _METHODS, getattr(view, "dispatch", None)):
             yield _route(prefix, path, text, methods=methods, asked=own)
         return
     methods = ("GET",) if websocket else _methods(getattr(route, "methods", None))
-    types = dict(_types(getattr(route, "dependant", None)))
-    typed = (_parsed(prefix.text + _from_starlette(route, types))[0],) if types else ()
+    fields = [field for each in _dependants(route) for field in each.path_params]
+    kinds = {field.alias: _KINDS_OF_TYPES.get(field.field_info.annotation, "") for field in fields}
+    types = {name: kind for name, kind in kinds.items() if kind}
+    typed, _ = _parsed(prefix.text + _from_starlette(route, types))
     asked = tuple(dict.fromkeys(asked))
     yield _route(prefix, path, text, methods=methods, websocket=websocket, asked=asked, typed=typed)
-
-
-def _types(dependant: Any) -> Iterator[tuple[str, str]]:
-    """The path parameters of a FastAPI endpoint that have a type which rules know, each with its kind."""
-    waiting = [dependant] if dependant is not None else []
-    for each in waiting:
-        waiting += each.dependencies
-        for field in each.path_params:
-            if field.field_info.annotation in _KINDS_OF_TYPES:
-                yield field.alias, _KINDS_OF_TYPES[field.field_info.annotation]
 
 
 _KINDS_OF_TYPES: Mapping[Any, str] = {int: "int", float: "float", UUID: "uuid"}
 
 
-def _dependencies(dependant: Any, endpoint: Any) -> Iterator[Wanted]:
-    """The rules in the dependencies of a FastAPI route: those of `ratelimit_mw.fastapi.limited`."""
-    kind = getattr(sys.modules.get("ratelimit_mw.fastapi"), "Limited", None)
-    waiting = [dependant] if dependant is not None and kind is not None else []
-    while waiting:
-        each = waiting.pop(0)
-        waiting += each.dependencies
-        if isinstance(each.call, kind or ()):
-            yield each.call.of(endpoint)
+def _dependants(route: Any) -> Iterator[Any]:
+    """Yield what FastAPI has found in the signatures of an endpoint and its dependencies."""
+    waiting = [getattr(route, "dependant", None)]
+    for each in waiting:
+        if each is not None:
+            waiting += each.dependencies
+            yield each
+
+
+def _dependencies(route: Any, endpoint: Any) -> Iterator[Wanted]:
+    """Yield the rules in the dependencies of a FastAPI route: those of `ratelimit_mw.fastapi.limited`."""
+    kind = getattr(sys.modules.get("ratelimit_mw.fastapi"), "Limited", ())
+    return (each.call.of(endpoint) for each in _dependants(route) if isinstance(each.call, kind))
 
 
 # ---------------------------------------------------------------------------------------------------------- Flask
@@ -268,38 +294,19 @@ def _of_flask(app: Any, prefix: _Prefix) -> Iterator[Route]:
         )
         methods = _methods(rule.methods, automatic_options=bool(automatic) and rule.methods != {"OPTIONS"})
         kind = getattr(view, "view_class", None)
-        templates, exact = _from_werkzeug(rule.rule, app.url_map.converters)
-        parsed = [_parsed(prefix.text + text) for text in templates]
-        route = Route(
-            prefix.shown + rule.rule,
-            tuple(template for template, _ in parsed),
-            methods,
-            bool(getattr(rule, "websocket", False)),
-            _asked(kind, view),
-            exact and prefix.exact and all(fine for _, fine in parsed),
-        )
+        text, exact = _with_kinds(_CONVERTER, rule.rule, partial(_from_werkzeug, app.url_map.converters))
+        websocket = bool(getattr(rule, "websocket", False))
+        asked = _asked(kind, view)
+        route = _route(prefix, rule.rule, text, exact=exact, methods=methods, websocket=websocket, asked=asked)
         groups = list(_by_method(kind, methods, view)) if kind is not None else []
         yield from (route._replace(methods=own, asked=asked) for own, asked in groups) if groups else [route]
 
 
-def _from_werkzeug(rule: str, converters: Mapping[str, Any]) -> tuple[list[str], bool]:
-    """The templates of a rule of werkzeug. `any(a, b)` makes several."""
-    exact = True
-    choices: list[list[str]] = []
-    end = 0
-    for found in _CONVERTER.finditer(rule):
-        choices.append([rule[end : found.start()]])
-        end = found.end()
-        name, arguments = found[1] or "default", found[2]
-        if name == "any":
-            choices.append([choice.strip().strip("\"'") for choice in (arguments or "").split(",")])
-            continue
-        known = {"default": "str", "string": "str"}.get(name, name)
-        kind, same = (known, not arguments) if known in KINDS else _kind_of(converters[name].regex)
-        exact = exact and same
-        choices.append([f"{{p:{kind}}}"])
-    choices.append([rule[end:]])
-    return ["".join(pieces) for pieces in product(*choices)], exact
+def _from_werkzeug(converters: Mapping[str, Any], found: re.Match[str]) -> tuple[str, bool]:
+    """Return the kind of a parameter of werkzeug. One with arguments, as `any(a, b)`, takes fewer values."""
+    name = {None: "str", "default": "str", "string": "str"}.get(found[1], found[1])
+    kind, same = (name, True) if name in KINDS else _kind_of(converters[name].regex)
+    return kind, same and not found[2]
 
 
 # --------------------------------------------------------------------------------------------------------- Django
@@ -369,20 +376,15 @@ def _from_django(pattern: Any, *, whole: bool) -> tuple[str, str, bool]:
 
     `whole` is False for a prefix of other patterns.
     """
-    shown, exact = str(pattern), True
-    converters: Mapping[str, Any] = getattr(pattern, "converters", None) or {}
+    shown = str(pattern)
     if any(kind.__name__ == "RegexPattern" for kind in type(pattern).__mro__):
         return re.sub(r"\A\^|(\$|\\Z)\Z", "", shown), *_from_expression(shown, whole=whole)
 
-    def parameter(found: re.Match[str]) -> str:
-        nonlocal exact
+    def kind(found: re.Match[str]) -> tuple[str, bool]:
         name = found[1] or "str"
-        kind, same = (name, True) if name in KINDS else _kind_of(converters[found[2]].regex)
-        exact = exact and same
-        return f"{{p:{kind}}}"
+        return (name, True) if name in KINDS else _kind_of(pattern.converters[found[2]].regex)
 
-    text = re.sub(r"<(?:(\w+):)?(\w+)>", parameter, shown)
-    return shown, text, exact
+    return shown, *_with_kinds(re.compile(r"<(?:(\w+):)?(\w+)>"), shown, kind)
 
 
 _EXPRESSION = re.compile(

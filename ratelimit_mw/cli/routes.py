@@ -19,7 +19,7 @@ from ratelimit_mw.cli.common import (
     say_json,
     say_table,
 )
-from ratelimit_mw.cli.coverage import Coverage, covered, meets
+from ratelimit_mw.cli.coverage import covered, meets
 from ratelimit_mw.cli.frameworks import ANY, Route, UnknownApp, django_knows_users, routes_of, session_cookies
 from ratelimit_mw.cli.lint import paths as paths_of_rules
 from ratelimit_mw.config.load import Examined
@@ -146,23 +146,27 @@ def rows_of(routes: Iterable[Route], rules: Rules) -> Iterator[Row]:
 
 def _asked(route: Route, method: str, rules: Rules) -> tuple[str, tuple[Asked, ...]]:
     """How many requests of a route are exempt, and the rules that requests ask."""
-    each = [covered(rules, template, method, websocket=route.websocket) for template in route.templates]
-    found: dict[tuple[str, str], list[Coverage]] = {}
-    for one in each:
-        for coverage in one.rules:
-            found.setdefault((coverage.domain, coverage.rule), []).append(coverage)
-    asked = []
-    for (domain, name), own in found.items():
-        partial = len(own) < len(each) or any(coverage.partial for coverage in own)
-        covers = "all" if not partial else "some" if route.exact else "maybe"
-        asked.append(Asked(name, domain, "", covers, own[0].conditions, by_name=False, general=own[0].general))
-    if all(one.exempt for one in each):  # from rules that are asked for by name, too
+    found = covered(rules, route.template, method, websocket=route.websocket)
+    if found.exempt:  # from rules that are asked for by name, too
         return "all", ()
+    part = "some" if route.exact else "maybe"
+    asked = [
+        Asked(
+            each.rule,
+            each.domain,
+            "",
+            part if each.partial else "all",
+            each.conditions,
+            by_name=False,
+            general=each.general,
+        )
+        for each in found.rules
+    ]
     domains = {rule.rule.name: part.domain for part in reversed(rules.parts) for rule in part.compiled}
     for wanted in route.asked:
         name, limit = (wanted, "") if isinstance(wanted, str) else (wanted.name, wanted.limit)
         asked.append(Asked(name, domains.get(name, ""), limit, "all", (), by_name=True, general=False))
-    return "some" if any(one.partly_exempt for one in each) else "no", tuple(asked)
+    return "some" if found.partly_exempt else "no", tuple(asked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +229,7 @@ def _unmatched(app: str, found: Sequence[Route], rules: Rules, examined: Examine
         for rule in part.compiled:
             places = () if rule.on_demand else placed[part.domain, rule.rule.name]
             for template, place in zip(rule.match.templates, places, strict=not rule.on_demand):
-                meeting = [route for route in found if _meets(route, template)]
+                meeting = [route for route in found if meets(route.template, template)]
                 methods = rule.match.methods
                 if not meeting:
                     hint = near(template, paths)
@@ -278,7 +282,7 @@ def untyped(found: Sequence[Route], rules: Rules) -> Iterator[Untyped]:
             for index, template in enumerate(rule.match.templates):
                 for route in found if any(name.startswith("path:") for name in counted) else ():
                     typed = _with_types(route, template, counted)
-                    if typed != template and _meets(route, template):
+                    if typed != template and meets(route.template, template):
                         message = (
                             f"rule '{rule.rule.name}' counts each spelling of one value apart, as 7 and 007: "
                             f"a parameter of {template} has no type, but the route {route.path} has one"
@@ -290,18 +294,13 @@ def untyped(found: Sequence[Route], rules: Rules) -> Iterator[Untyped]:
 def _with_types(route: Route, template: Template, counted: Collection[str]) -> str:
     """Return a template with the types that a route has for those of its parameters that are counted."""
     pieces = pieces_of(template)
-    for own in route.typed or route.templates:
-        for place, (piece, beside) in enumerate(zip(pieces, pieces_of(own), strict=False)):
-            bare, typed = _WITHOUT_TYPE.fullmatch(piece), _WITH_TYPE.fullmatch(beside)
-            if bare is not None and typed is not None and f"path:{bare[1]}" in counted:
-                pieces[place] = f"{{{bare[1]}:{typed[1]}}}"
-            if "*" in (piece, beside) or ":path}" in piece + beside:  # behind it, the places differ
-                break
+    for place, (piece, beside) in enumerate(zip(pieces, pieces_of(route.typed), strict=False)):
+        bare, typed = _WITHOUT_TYPE.fullmatch(piece), _WITH_TYPE.fullmatch(beside)
+        if bare is not None and typed is not None and f"path:{bare[1]}" in counted:
+            pieces[place] = f"{{{bare[1]}:{typed[1]}}}"
+        if "*" in (piece, beside) or ":path}" in piece + beside:  # behind it, the places differ
+            break
     return "/" + "/".join(pieces)
-
-
-def _meets(route: Route, template: Template) -> bool:
-    return any(meets(each, template) for each in route.templates)
 
 
 def routes(

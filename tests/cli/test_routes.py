@@ -32,7 +32,7 @@ FASTAPI = [
 ]
 FLASK = [
     ("POST", "/login", "login"),
-    ("GET", "/<any(health, ready):name>", "exempt (some), everything (some)"),
+    ("GET", "/<any(health, ready):name>", "exempt (some), everything (maybe), api (maybe)"),
     ("GET", "/api/items/<int:number>", f"everything, items, api (some), {GOLD}, 5 per minute (in the code)"),
     ("GET,POST", "/api/mail/<string(length=2):language>", "everything, api, mail (by name)"),
     ("GET", "/api/orders/", "everything, api"),
@@ -157,7 +157,7 @@ rules:
 /rules.yaml:4:33: warning: rules[1].match.path: no route of tests.cli.routed.flask_app:app with this path takes PUT
     4 |   - {name: login, match: {path: /login, methods: [PUT]}, limit: 5 per minute}
       |                                 ^
-      = it takes POST
+      = it takes GET, POST
 
 /rules.yaml:5:35: warning: rules[2].match.path[0]: matches no route of tests.cli.routed.flask_app:app
     5 |   - {name: orders, match: {path: [/api/order, "/api/items/{id}"]}, limit: 5 per minute}
