@@ -32,7 +32,7 @@ def page() -> str:
     unset = {
         (name, word.key): word.unset
         for name, section in _tables(FILE, {}).items()
-        for word in section.words
+        for word in section.words.values()
         if word.unset
     }
     parts = [_HEAD]
@@ -47,7 +47,7 @@ def _tables(section: Section, found: dict[str, Section]) -> dict[str, Section]:
     """A section and all sections in it, by their titles."""
     if section.title not in found:
         found[section.title] = section
-        for word in section.words:
+        for word in section.words.values():
             if word.section is not None:
                 _tables(word.section(), found)
     return found

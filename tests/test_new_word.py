@@ -34,9 +34,9 @@ def added(tmp_path, monkeypatch):
     (tmp_path / "reserve.py").write_text(MODULE, "utf-8")
     importlib.invalidate_caches()
     word = getattr(importlib.import_module("reserve"), ENTRY.strip().removesuffix(","))
-    RULE.add(word)
+    RULE.words[word.key] = word
     yield word
-    RULE.remove(word)
+    del RULE.words[word.key]
     del sys.modules["reserve"]
 
 
@@ -127,8 +127,3 @@ def test_an_explanation_has_the_limit_that_is_left(added):
 def test_the_reference_of_words_has_its_row(added):
     line = "* `reserve`: The share of the limit that the rule holds back. (text, as `20%`; **nothing**)"
     assert line in words_page()
-
-
-def test_a_word_is_added_once(added):
-    with pytest.raises(ValueError, match="Rule has the word 'reserve' already"):
-        RULE.add(added)

@@ -27,7 +27,7 @@ def sections(section, found):
     """Every section of a rules file, by its title."""
     if section.title not in found:
         found[section.title] = section
-        for word in section.words:
+        for word in section.words.values():
             if word.section is not None:
                 sections(word.section(), found)
     return found
@@ -42,8 +42,8 @@ def lines(title):
 def test_the_page_has_every_word_of_every_section_with_its_meaning():
     for title, section in sections(FILE, {}).items():
         found = lines(title)
-        assert list(found) == [word.key for word in section.words]
-        for word in section.words:
+        assert list(found) == [word.key for word in section.words.values()]
+        for word in section.words.values():
             assert found[word.key].startswith(f"* `{word.key}`: {word.about} ({'**required**; ' * word.required}")
 
 

@@ -180,7 +180,7 @@ class _Lint:
         self.warnings = Problems()
         self._file = file
         self._sections = file[RULES]
-        compared = {word.key for word in RULE.words if word.compared}
+        compared = {word.key for word in RULE.words.values() if word.compared}
         self._rules = rules
         replaced = {rank for rule in rules.compiled for rank in rule.replaces}
         comparable = [

@@ -46,11 +46,6 @@ def key_elsewhere(key: str, section: str) -> str:
     return _HINTS.get((section, key.lower()), "")
 
 
-def text_elsewhere(text: str) -> str:
-    """Return the hint for a file that is one text, as a configuration of nginx is. "" if there is none."""
-    return "nginx's rate=10r/s burst=20 is limit: 10 per second and burst: 20 in a rule" if "limit_req" in text else ""
-
-
 # 5r/s, 100 requests per minute, 100 a minute
 _NEARLY = re.compile(
     r"([0-9]{1,9})\s*(?:r|reqs?|requests?|hits?|calls?|times?)?\s*(?:per|/|an?\b|every|each|in)"

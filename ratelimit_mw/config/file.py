@@ -92,7 +92,7 @@ def _key_hint(key: str, section: str) -> str:
         sections = {"a rule: indent it": RULE, **sections}
     else:
         return ""
-    return next((f"it is a key of {name}" for name, known in sections.items() if key in known.keys), "")
+    return next((f"it is a key of {name}" for name, known in sections.items() if key in known.words), "")
 
 
 def compile_file(

@@ -10,6 +10,9 @@ from ratelimit_mw.units import SECOND, parse_duration
 
 T = TypeVar("T")
 
+FUNCTION: Schema = {"type": "string", "pattern": r"^\s*python:", "examples": ["python:package.module:function"]}
+"""The name of a function."""
+
 TEXT: Schema = {"type": "string"}
 
 NON_BLANK: Schema = {**TEXT, "minLength": 1, "pattern": r"\S"}
@@ -110,7 +113,7 @@ def duration(
         example: Examples for the hint. Empty: those of `DurationError`.
         options: Further fields of the word.
     """
-    read = cast("Callable[[Node], float]", readers.in_seconds(readers.duration(least, most, example=example)))
+    read = cast("Callable[[Node], float]", readers.seconds(least, most, example=example))
     return Word(
         key=key,
         read=read,

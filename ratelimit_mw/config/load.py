@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ratelimit_mw.config.elsewhere import text_elsewhere
 from ratelimit_mw.config.file import DOMAIN, FILE, SHARED, compile_file, read_file
 from ratelimit_mw.config.tree import Map, Node, Place, Problems, convert, kind
 from ratelimit_mw.config.word import Values
@@ -182,10 +181,7 @@ class _Part:
         self.source: str | None = None
         tree = parse(document, environ, self.problems)
         if tree is not None and not isinstance(tree, Map):
-            hint = text_elsewhere(str(getattr(tree, "text", "")))
-            self.problems.add(
-                tree.place, f"a rules file must be a mapping with domain and rules, not {kind(tree)}", hint
-            )
+            self.problems.add(tree.place, f"a rules file must be a mapping with domain and rules, not {kind(tree)}")
         self.file: Values = FILE.default()
         self.usable = isinstance(tree, Map)
         if isinstance(tree, Map):

@@ -5,11 +5,12 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from ipaddress import IPv4Network as IPv4
 from ipaddress import IPv6Network, ip_network
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ratelimit_mw.config.tree import Invalid, Items, Map, Node, Problems, Scalar, kind
 from ratelimit_mw.errors import DurationError, near, quoted
 from ratelimit_mw.identity.address import is_ipv4
+from ratelimit_mw.identity.sources import imported, is_async
 from ratelimit_mw.settings import Network
 from ratelimit_mw.units import SECOND, parse_duration
 
@@ -135,12 +136,12 @@ def each(read: Callable[[Node], T], *, empty: bool = False) -> Callable[[Node], 
     return read_each
 
 
-def duration(least: str, most: str, *, off: bool = False, example: str = "") -> Callable[[Node], int | None]:
-    """Return a reader of durations, in microseconds. With `off`, the word `off` is read as None."""
+def seconds(least: str, most: str, *, off: bool = False, example: str = "") -> Callable[[Node], float | None]:
+    """Return a reader of durations, in seconds. With `off`, the word `off` is read as None."""
     shortest, longest = parse_duration(least), parse_duration(most)
     or_off = ", or off" if off else ""
 
-    def read(node: Node) -> int | None:
+    def read(node: Node) -> float | None:
         written = text(node)
         if off and written == "off":
             return None
@@ -152,19 +153,9 @@ def duration(least: str, most: str, *, off: bool = False, example: str = "") -> 
             ) from None
         if not shortest <= found <= longest:
             raise Invalid.at(None, f"{quoted(written)} is out of range", f"from {least} to {most}{or_off}")
-        return found
+        return found / SECOND
 
     return read
-
-
-def in_seconds(read: Callable[[Node], int | None]) -> Callable[[Node], float | None]:
-    """Return a reader of the same durations in seconds."""
-
-    def read_seconds(node: Node) -> float | None:
-        found = read(node)
-        return None if found is None else found / SECOND
-
-    return read_seconds
 
 
 def timestamp(node: Node) -> int:
@@ -218,3 +209,18 @@ def texts(node: Node) -> dict[str, str]:
     problems = Problems()
     found = {key: value for key, each in node.items() for value in problems.read_each(text, [each])}
     return problems.checked(found)
+
+
+def function(node: Node) -> tuple[Callable[..., Any], str]:
+    """Import a plain function, as `python:package.module:function`. Return it, and its name in the file."""
+    written = text(node).strip()
+    scheme, _, target = written.partition(":")
+    if scheme != "python":
+        raise Invalid.at(None, f"{quoted(written)} is not a function", "write python:package.module:function")
+    try:
+        found = imported(target.strip())
+    except ValueError as error:
+        raise Invalid.at(None, str(error)) from None
+    if is_async(found):
+        raise Invalid.at(None, f"{quoted(written)} is an async function", "write it as a plain function")
+    return found, written

@@ -43,36 +43,6 @@ def plain(text: str) -> str | int | float | bool | None:
     return text
 
 
-def expand(text: str, environ: Mapping[str, str]) -> tuple[str, list[str]]:
-    """Replace the references `${NAME}` and `${NAME:-default}` in `text`.
-
-    As in a shell, the default is also used if the variable is set and empty. `$${NAME}` is the text `${NAME}`.
-    The value of a variable is not scanned for references.
-
-    Returns:
-        The text, and a message for each reference that cannot be replaced.
-    """
-    if "${" not in text:
-        return text, []
-    errors: list[str] = []
-
-    def value(reference: re.Match[str]) -> str:
-        if reference[0].startswith("$$"):
-            return reference[0][1:]
-        name, default = reference["name"], reference["default"]
-        if name is None or "${" in (default or ""):
-            errors.append("a reference to the environment must be ${NAME} or ${NAME:-default}; they can't be nested")
-            return reference[0]
-        if default is not None:
-            return environ.get(name) or default
-        if name not in environ:
-            errors.append(f"the environment variable {name} is not set")
-            return reference[0]
-        return environ[name]
-
-    return _REFERENCE.sub(value, text), errors
-
-
 DEEPEST = 50
 """The most levels of nesting. A rules file needs eight."""
 
@@ -294,6 +264,37 @@ def is_empty(node: Node) -> bool:
     return isinstance(node, Scalar) and node.value is None and not node.text
 
 
+def expand(text: str, environ: Mapping[str, str], place: Place, problems: Problems) -> tuple[str, bool]:
+    """Replace the references `${NAME}` and `${NAME:-default}` in `text`.
+
+    As in a shell, the default is also used if the variable is set and empty. `$${NAME}` is the text `${NAME}`.
+    The value of a variable is not scanned for references.
+
+    Returns:
+        The text, and True if each reference could be replaced. The problems of others are added.
+    """
+    missing: list[str] = []
+
+    def value(reference: re.Match[str]) -> str:
+        if reference[0].startswith("$$"):
+            return reference[0][1:]
+        name, default = reference["name"], reference["default"]
+        if name is None or "${" in (default or ""):
+            missing.append("a reference to the environment must be ${NAME} or ${NAME:-default}; they can't be nested")
+        elif default is not None:
+            return environ.get(name) or default
+        elif name in environ:
+            return environ[name]
+        else:
+            missing.append(f"the environment variable {name} is not set")
+        return reference[0]
+
+    found = _REFERENCE.sub(value, text) if "${" in text else text
+    for message in missing:
+        problems.add(place, message)
+    return found, not missing
+
+
 def convert(config: Mapping[str, object], environ: Mapping[str, str], problems: Problems) -> Node:
     """Return the tree of a mapping. Its places have a dotted name, but no line.
 
@@ -335,10 +336,8 @@ class _Converter:
 
     def _scalar(self, value: object, place: Place) -> Scalar:
         if isinstance(value, str):
-            text, errors = expand(value, self._environ)
-            for message in errors:
-                self._problems.add(place, message)
-            return Scalar(text, text if text == value else plain(text), place, unusable=bool(errors))
+            text, usable = expand(value, self._environ, place, self._problems)
+            return Scalar(text, text if text == value else plain(text), place, unusable=not usable)
         if value is None:
             return Scalar("", None, place)
         if isinstance(value, bool):

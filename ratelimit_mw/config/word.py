@@ -223,27 +223,8 @@ class Section:
         self._whole = whole
         self._open_keys = open_keys
         self._any_of = any_of
-        self._by_key = {word.key: word for word in words}
-
-    @property
-    def words(self) -> list[Word[Any]]:
-        """The words of the table."""
-        return list(self._by_key.values())
-
-    def add(self, word: Word[Any]) -> None:
-        """Add a word to the table. Raises ValueError if its key is there already."""
-        if word.key in self._by_key:
-            raise ValueError(f"{self.title} has the word '{word.key}' already")
-        self._by_key[word.key] = word
-
-    def remove(self, word: Word[Any]) -> None:
-        """Undo `add`."""
-        del self._by_key[word.key]
-
-    @property
-    def keys(self) -> list[str]:
-        """The known keys, in the order of the table."""
-        return list(self._by_key)
+        self.words = {word.key: word for word in words}
+        """The table, by key."""
 
     def default(self) -> Any:
         """Return the value of a section that is not set."""
@@ -263,10 +244,10 @@ class Section:
         return problems.checked(self._made(values))
 
     def _made(self, values: Values) -> Any:
-        return values if self._make is None else self._make(**{word.key: values[word] for word in self.words})
+        return values if self._make is None else self._make(**{key: values[word] for key, word in self.words.items()})
 
     def _report_missing(self, node: Map, problems: Problems) -> None:
-        missing = [word.key for word in self.words if word.required and word.key not in node.keys_at]
+        missing = [word.key for word in self.words.values() if word.required and word.key not in node.keys_at]
         if self._any_of and not any(key in node.keys_at for key in self._any_of):
             missing.append(self._any_of[0])
         if missing:
@@ -278,7 +259,7 @@ class Section:
         found: dict[str, Any] = {}
         extra: dict[str, Node] = {}
         for key, place in node.keys_at.items():
-            word = self._by_key.get(key)
+            word = self.words.get(key)
             if word is None and not self._open_keys:
                 self._report_unknown(key, place, problems)
             elif key in node:
@@ -288,16 +269,16 @@ class Section:
                 value = problems.read(word.read, node[key], _UNUSABLE)
                 if value is not _UNUSABLE:
                     found[key] = value
-        dropped = {key for key in node.keys_at if key in self._by_key and key not in found}
+        dropped = {key for key in node.keys_at if key in self.words and key not in found}
         return Values(node, found, node.dropped | dropped, extra)
 
     def _report_unknown(self, key: str, place: Place, problems: Problems) -> None:
         name, colon, _ = key.partition(":")
-        if colon and name in self._by_key:
+        if colon and name in self.words:
             # In braces, YAML reads `limit:5/s` as a key without a value. The value may be a secret.
             problems.add(place, f"a space is missing after '{name}:'")
         else:
-            problems.add(place, f"unknown key {quoted(key)}", nearest(key, self._by_key), unknown_key=key)
+            problems.add(place, f"unknown key {quoted(key)}", nearest(key, self.words), unknown_key=key)
 
     def as_schema(self, shared: dict[str, Any]) -> Schema:
         """Add the JSON Schema of the section to `shared`, and return a reference to it."""
@@ -306,11 +287,11 @@ class Section:
             made: dict[str, Any] = {
                 "type": "object",
                 "description": self.about,
-                "properties": {word.key: word.as_schema(shared) for word in self.words},
+                "properties": {key: word.as_schema(shared) for key, word in self.words.items()},
             }
             if not self._open_keys:
                 made["additionalProperties"] = False
-            if required := [word.key for word in self.words if word.required]:
+            if required := [word.key for word in self.words.values() if word.required]:
                 made["required"] = required
             if self._any_of:
                 made["anyOf"] = [{"required": [key]} for key in self._any_of]

@@ -6,6 +6,7 @@ scalars by the rules of YAML 1.1 (`010`, `1:30`, `on`), and recurse without a li
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import NoReturn
 
 import yaml
@@ -42,11 +43,8 @@ def parse(text: str, file: str, environ: Mapping[str, str], problems: Problems) 
     fast = getattr(yaml, "CSafeLoader", None)
     if fast is not None:
         found = Problems()
-        try:
+        with suppress(yaml.YAMLError, RecursionError):
             tree = _Composer(file, environ, found).document(yaml.parse(text, Loader=fast))
-        except (yaml.YAMLError, RecursionError):
-            pass
-        else:
             problems.add_problems(found)
             return tree
     composer = _Composer(file, environ, problems)
@@ -81,22 +79,15 @@ class _Composer:
 
     def document(self, events: Iterator[Event]) -> Node | None:
         """Return the tree. None if there is none, or if the rest of the document cannot be read."""
-        try:
-            return self._document(events)
-        except _Unreadable:
-            return None
-
-    def _document(self, events: Iterator[Event]) -> Node | None:
         tree: Node | None = None
-        documents = 0
-        for event in events:
-            if isinstance(event, DocumentStartEvent):
-                documents += 1
-                if documents > 1:
+        with suppress(_Unreadable):
+            for event in events:
+                if isinstance(event, (ScalarEvent, SequenceStartEvent, MappingStartEvent, AliasEvent)):
+                    tree = self._node(event, events, "", 1)
+                elif isinstance(event, DocumentStartEvent) and self._nodes:
                     self._refuse(event, "", "a file must contain one document; a second one begins here with '---'")
-            elif isinstance(event, (ScalarEvent, SequenceStartEvent, MappingStartEvent, AliasEvent)):
-                tree = self._node(event, events, "", 1)
-        return tree
+            return tree
+        return None
 
     def _place(self, event: Event, path: str) -> Place:
         self.order += 1
@@ -149,10 +140,8 @@ class _Composer:
 
     def _scalar(self, event: ScalarEvent, path: str) -> Scalar:
         place = self._place(event, path)
-        text, errors = expand(event.value, self._environ)
-        for message in errors:
-            self._problems.add(place, message)
-        return Scalar(text, text if event.style else plain(text), place, unusable=bool(errors))
+        text, usable = expand(event.value, self._environ, place, self._problems)
+        return Scalar(text, text if event.style else plain(text), place, unusable=not usable)
 
     def _items(self, start: Event, events: Iterator[Event], path: str, depth: int) -> Items:
         items = Items(self._place(start, path))
@@ -189,7 +178,6 @@ _EXPLANATIONS = (
     ),
     ("expected the node content", "a value is missing here, or a '[' or '{' is not closed", ""),
     ("could not find expected ':'", "the ':' after a key is missing", ""),
-    ("found undefined alias", "the alias has no anchor above it", ""),
     ("found unexpected end of stream", "the text ends inside a quoted value", "close the quote"),
     ("expected ',' or '}'", "a '{' is not closed, or a ',' is missing", ""),
     ("expected ',' or ']'", "a '[' is not closed, or a ',' is missing", ""),

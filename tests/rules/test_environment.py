@@ -4,7 +4,7 @@ import pytest
 
 from ratelimit_mw import ConfigurationError
 from ratelimit_mw.config.load import load_rules
-from ratelimit_mw.config.tree import expand
+from ratelimit_mw.config.tree import Place, Problems, expand
 from tests.rules.corpus import load_text, problems_of
 
 ENVIRON = {"NAME": "value", "EMPTY": "", "ZERO": "010", "NUMBER": "7", "NESTED": "${NAME}", "YAML": "x\nrules: [evil"}
@@ -28,7 +28,7 @@ WRONG = "a reference to the environment must be ${NAME} or ${NAME:-default}; the
     ],
 )
 def test_expands(text, expected):
-    assert expand(text, ENVIRON) == (expected, [])
+    assert expand(text, ENVIRON, Place(), Problems()) == (expected, True)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,9 @@ def test_expands(text, expected):
     ],
 )
 def test_what_cannot_be_expanded_is_said(text, wrong):
-    assert expand(text, ENVIRON)[1] == [wrong]
+    problems = Problems()
+    assert not expand(text, ENVIRON, Place(), problems)[1]
+    assert [problem.message for problem in problems.in_order()] == [wrong]
 
 
 def test_a_value_is_typed_as_if_it_had_stood_there():

@@ -20,7 +20,7 @@ from ratelimit_mw.config.words.selection import CHARGED_AT_ONCE, ON_DEMAND
 from ratelimit_mw.errors import near, quoted
 from ratelimit_mw.identity.attributes import Attributes, Reader
 from ratelimit_mw.identity.fields import TOO_MANY
-from ratelimit_mw.identity.sources import SOURCES, described, imported, is_async
+from ratelimit_mw.identity.sources import SOURCES, described
 from ratelimit_mw.model import CostAfter, Counts
 from ratelimit_mw.rules.compiled import CostReader
 
@@ -28,7 +28,6 @@ _log = logging.getLogger("ratelimit_mw")
 
 _NAME = re.compile("[A-Za-z_]")
 _RESPONSE = "response:"
-_PYTHON = "python:"
 _FORM = "write a whole number, an attribute, python:package.module:function or response:X-Cost"
 
 
@@ -172,18 +171,14 @@ class CountedBy:
     True or False, the response is charged. The first such error is logged.
 
     Args:
-        source: The function, as "python:package.module:function".
-
-    Raises:
-        ValueError: The function cannot be imported, or is async. The message is for the user.
+        function: The function.
+        source: Its name in the rules file.
     """
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, function: Callable[..., object], source: str) -> None:
+        self._function = function
         self._source = source
-        self._function = imported(source.removeprefix(_PYTHON).strip())
         self._logged = False
-        if is_async(self._function):
-            raise ValueError(f"{quoted(source)} is an async function, but count needs a plain one")
 
     def __call__(self, status: int, header: Callable[[str], str | None]) -> bool:
         """Return True if a response is charged."""
@@ -210,13 +205,10 @@ _LEAST, _MOST = 100, 599
 
 def _read_count(node: Node) -> Counts:
     """Read the section, or import a function."""
-    if not isinstance(node, Scalar) or not node.text.strip().startswith(_PYTHON):
-        statuses: Statuses = _SECTION.read(node)
-        return statuses
-    try:
-        return CountedBy(node.text.strip())
-    except ValueError as error:
-        raise Invalid.at(None, str(error)) from None
+    if isinstance(node, Scalar) and node.text.strip().startswith("python:"):
+        return CountedBy(*readers.function(node))
+    statuses: Statuses = _SECTION.read(node)
+    return statuses
 
 
 def _read_status(node: Node) -> frozenset[int]:
@@ -284,7 +276,7 @@ COUNT: Word[Counts | None] = Word(
     schema=lambda shared: {
         "anyOf": [
             _SECTION.as_schema(shared),
-            {**kinds.TEXT, "pattern": "^\\s*python:", "examples": ["python:package.module:function"]},
+            kinds.FUNCTION,
         ]
     },
     about="Which responses are charged, by their status or by a function. The charge of all others is refunded.",

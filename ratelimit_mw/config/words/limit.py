@@ -186,7 +186,7 @@ def read_limits(node: Node) -> Limits:
     """Read the limits of a rule, in any form."""
     if isinstance(node, Scalar) and isinstance(node.value, str) and node.text.strip().startswith(_FUNCTION):
         return Limits((), function=node.text.strip())
-    by_tier = isinstance(node, Map) and ("default" in node or not {*_MAPPING.keys, *_OTHER_KEYS} & node.keys())
+    by_tier = isinstance(node, Map) and ("default" in node or not {*_MAPPING.words, *_OTHER_KEYS} & node.keys())
     if not isinstance(node, Map) or not by_tier:
         return Limits(_read_windows(node))
     problems = Problems()

@@ -5,55 +5,24 @@ At the first load, the first requests of the priority are shed. From the second 
 `decision.load` measures the load, and `decision.shedding` decides.
 """
 
-from collections.abc import Callable
 from itertools import pairwise
 from math import inf
-from typing import NamedTuple, cast
+from typing import cast
 
-from ratelimit_mw.config import kinds
+from ratelimit_mw.config import kinds, readers
 from ratelimit_mw.config.tree import Invalid, Items, Node, Problems, Scalar, kind
 from ratelimit_mw.config.word import Section, Values, Word, section_word
-from ratelimit_mw.errors import quoted
-from ratelimit_mw.identity.sources import imported
 from ratelimit_mw.model import Priority
 from ratelimit_mw.settings import Band, Bands, LoadSettings
 
 PRIORITIES: tuple[Priority, ...] = ("low", "normal", "critical")
 """The priorities, in ascending order. Requests of the first are shed first."""
 
-_SOURCE = "write python:package.module:function"
-
-
-class _Function(NamedTuple):
-    """The function that reports the load, and its name in the rules file."""
-
-    function: Callable[..., object] | None = None
-    name: str = ""
-
-
-def _function(form: str) -> Callable[[Node], _Function]:
-    """Return a reader that imports the function. `form` is the hint if the text does not name one."""
-
-    def read(node: Node) -> _Function:
-        name = node.text.strip() if isinstance(node, Scalar) else ""
-        scheme, _, target = name.partition(":")
-        if scheme != "python" or not target:
-            raise Invalid.at(None, f"{quoted(name) if name else kind(node)} is not a source of the load", form)
-        try:
-            return _Function(imported(target.strip()), name)
-        except ValueError as error:
-            raise Invalid.at(None, str(error)) from None
-
-    return read
-
 
 def _read_load(node: Node) -> LoadSettings:
     """Read a function, or the section."""
-    form = f"{_SOURCE}, or {{capacity: 100}}"
-    if isinstance(node, Scalar):
-        return LoadSettings(*_function(form)(node))
-    if isinstance(node, Items) or not node.keys_at:
-        raise Invalid.at(None, f"must be a source of the load or a mapping, not {kind(node)}", form)
+    if isinstance(node, Scalar) and node.text:
+        return LoadSettings(*readers.function(node))
     settings: LoadSettings = _SECTION.read(node)
     return settings
 
@@ -93,8 +62,6 @@ def _format_band(band: Band) -> str:
     return "never" if band[0] == inf else f"[{band[0]:g}, {band[1]:g}]"
 
 
-_SOURCE_SCHEMA = {**kinds.TEXT, "pattern": "^python:", "examples": ["python:package.module:function"]}
-
 _BANDS: tuple[Word[Band], ...] = tuple(
     Word(
         key=priority,
@@ -123,9 +90,9 @@ _SECTION = Section(
     (
         Word(
             key="source",
-            read=_function(_SOURCE),
-            default=_Function(),
-            schema=_SOURCE_SCHEMA,
+            read=readers.function,
+            default=(None, ""),
+            schema=kinds.FUNCTION,
             about="A function that returns the load.",
             unset="the package measures the load",
         ),
@@ -149,8 +116,9 @@ _SECTION = Section(
             ),
         ),
     ),
-    make=lambda source, capacity, shed: LoadSettings(source.function, source.name, capacity, shed),
+    make=lambda source, capacity, shed: LoadSettings(source[0], source[1], capacity, shed),
     check=_check,
+    example="write python:package.module:function, or {capacity: 100}",
     whole=True,
 )
 
@@ -158,7 +126,7 @@ LOAD: Word[LoadSettings] = Word(
     key="load",
     read=_read_load,
     default=LoadSettings(),
-    schema=lambda shared: {"anyOf": [_SOURCE_SCHEMA, {**_SECTION.as_schema(shared), "minProperties": 1}]},
+    schema=lambda shared: {"anyOf": [kinds.FUNCTION, _SECTION.as_schema(shared)]},
     about="Where the load of the process comes from, and from which load on requests of each priority are shed.",
     section=lambda: _SECTION,
 )

@@ -17,55 +17,50 @@ from ratelimit_mw.rules.compiled import CompiledOverride, Counter, identity_of, 
 def compile_overrides(
     overrides: Sequence[Values], domain: str, rules: Sequence[Values], attributes: Attributes, problems: Problems
 ) -> tuple[CompiledOverride, ...]:
-    """Return the compiled overrides of a file."""
-    ranks = {rule[NAME]: rank for rank, rule in enumerate(rules)} if overrides else {}
-    found = []
-    for override in overrides:
-        if override.dropped:
-            continue  # its errors have been reported
-        compiled = _compile(override, domain, rules, ranks, attributes, problems)
-        if compiled is not None:
-            found.append(compiled)
-    return tuple(found)
+    """Return the compiled overrides of a file. If there is a problem, the result must not be used."""
+    named = {rule[NAME]: rule for rule in rules}
+    usable = [override for override in overrides if not override.dropped]  # the others have been reported
+    return tuple([_compile(override, domain, named, attributes, problems) for override in usable])
 
 
-def _compile(  # noqa: PLR0917 - each argument is needed
-    override: Values,
-    domain: str,
-    rules: Sequence[Values],
-    ranks: Mapping[str, int],
-    attributes: Attributes,
-    problems: Problems,
-) -> CompiledOverride | None:
-    place = override.node.place
-    kinds_set = [word.key for word in (_OWN_LIMIT, _EXEMPT, _BLOCK) if override[word]]
-    if len(kinds_set) != 1:
-        problems.add(place, "must have exactly one of the keys limit, exempt and block")
-        return None
-    (kind,), name = kinds_set, override[_RULE]
-    if (name is not None) != (kind == "limit"):
-        message = "a limit needs the key 'rule'" if kind == "limit" else f"{kind} can't be combined with rule"
-        hint = "add the name of the rule" if kind == "limit" else f"remove rule: {kind} applies to all rules"
-        problems.add(place, message, hint)
-        return None
+def _compile(
+    override: Values, domain: str, rules: Mapping[str, Values], attributes: Attributes, problems: Problems
+) -> CompiledOverride:
+    limits, name, client = override[_OWN_LIMIT], override[_RULE] or "", override[_CLIENT]
+    identity = ""
+    counters: tuple[Counter, ...] = ()
     try:
-        identity = identity_of(override[_CLIENT], attributes)
+        identity = identity_of(client, attributes)
     except ValueError as error:
         problems.add(override.place("client"), str(error))
-        return None
-    counters: tuple[Counter, ...] = ()
-    limits = override[_OWN_LIMIT]
-    if limits is not None and name is not None:
-        if name not in ranks:
-            problems.add(override.place("rule"), f"there is no rule {quoted(name)}", nearest(name, ranks))
-            return None
-        if names_network(override[_CLIENT]):
+    if limits is not None:
+        if name not in rules:
+            problems.add(override.place("rule"), f"there is no rule {quoted(name)}", nearest(name, rules))
+        elif identity and names_network(client):
             hint = "only exempt and block can have a network"
             problems.add(override.place("client"), "the client of a limit must be a single address", hint)
-            return None
-        counters = override_counters(domain, rules[ranks[name]], limits, Map(override.place("limit")), problems)
-    until = override[_UNTIL]
-    return CompiledOverride(identity, kind, NEVER if until is None else until, name or "", counters)
+        else:
+            counters = override_counters(domain, rules[name], limits, Map(override.place("limit")), problems)
+    (kind,) = _kinds(override)
+    return CompiledOverride(identity, kind, override[_UNTIL], name, counters)
+
+
+def _kinds(override: Values) -> list[str]:
+    return [word.key for word in (_OWN_LIMIT, _EXEMPT, _BLOCK) if override[word]]
+
+
+def _check(override: Values, problems: Problems) -> None:
+    """Report an override that has no effect, or several."""
+    place, kinds_set = override.node.place, _kinds(override)
+    if override.dropped:
+        return
+    if len(kinds_set) != 1:
+        problems.add(place, "must have exactly one of the keys limit, exempt and block")
+    elif kinds_set == ["limit"] and override[_RULE] is None:
+        problems.add(place, "a limit needs the key 'rule'", "add the name of the rule")
+    elif kinds_set != ["limit"] and override[_RULE] is not None:
+        message = f"{kinds_set[0]} can't be combined with rule"
+        problems.add(place, message, f"remove rule: {kinds_set[0]} applies to all rules")
 
 
 def override_counters(domain: str, rule: Values, limits: Limits, node: Map, problems: Problems) -> tuple[Counter, ...]:
@@ -96,10 +91,10 @@ _OWN_LIMIT: Word[Limits | None] = Word(
 )
 _BLOCK = kinds.flag("block", "All requests of the client are denied.")
 _EXEMPT = kinds.flag("exempt", "Requests of the client are never counted.")
-_UNTIL: Word[int | None] = Word(
+_UNTIL: Word[int] = Word(
     key="until",
     read=readers.timestamp,
-    default=None,
+    default=NEVER,
     schema=kinds.TEXT,
     about="When the override ends, in ISO 8601.",
     unset="never",
@@ -116,4 +111,6 @@ _OVERRIDE: Section = Section(
     "Override",
     "An exception to the rules for one client: another limit of one rule, a block, or an exemption.",
     (_CLIENT, _RULE, _OWN_LIMIT, _BLOCK, _EXEMPT, _UNTIL, _COMMENT),
+    check=_check,
+    whole=True,
 )

@@ -12,7 +12,6 @@ from ratelimit_mw.config import kinds, readers
 from ratelimit_mw.config.tree import Fault, Invalid, Items, Map, Node, Problems, Scalar, kind
 from ratelimit_mw.config.word import Section, Values, Word, section_word
 from ratelimit_mw.errors import near, nearest, quoted
-from ratelimit_mw.identity.sources import imported, is_async
 from ratelimit_mw.settings import (
     BODY_PLACEHOLDERS,
     PLACEHOLDERS,
@@ -128,24 +127,9 @@ def read_link(node: Node) -> str | None:
     return found or None
 
 
-_FUNCTION = "write python:package.module:function"
-
-
 def read_handler(node: Node) -> HandlerSettings | None:
     """Import the function that makes the responses of denials."""
-    name = readers.text(node).strip()
-    if not name:
-        return None
-    scheme, _, target = name.partition(":")
-    if scheme != "python":
-        raise Invalid.at(None, f"{quoted(name)} is not a function", _FUNCTION)
-    try:
-        function = imported(target.strip())
-    except ValueError as error:
-        raise Invalid.at(None, str(error)) from None
-    if is_async(function):
-        raise Invalid.at(None, f"{quoted(name)} is an async function", "write it as a plain function")
-    return HandlerSettings(function, name)
+    return HandlerSettings(*readers.function(node)) if readers.text(node).strip() else None
 
 
 def _checked(found: str, placeholders: Iterable[str]) -> str:

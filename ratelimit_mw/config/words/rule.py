@@ -118,7 +118,7 @@ def validate_rule(rule: Values, problems: Problems) -> None:
     """Report words that cannot be combined, and limits that cannot be counted or could never admit a request."""
     if rule.dropped & {"algorithm", "burst", "max_wait"}:
         return
-    for word in RULE.words:
+    for word in RULE.words.values():
         word.check(rule, problems)
     for placed in rule[LIMIT].all():
         _validate_window(rule, placed, problems)
@@ -135,7 +135,7 @@ def compile_counters(domain: str, rule: Values) -> tuple[tuple[Counter, ...], Ti
 
 def _fields(rule: Values) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for word in RULE.words:
+    for word in RULE.words.values():
         if word.fields is not None and rule.differs(word):
             found |= word.fields(rule[word])
     return found
@@ -190,7 +190,7 @@ def _quota(rule: Values, window: Window, prefix: str = "") -> Quota:
             quota = replace(quota, max_wait=time_to_drain(raised(quota, rule[THROTTLE]).widest))
     else:
         quota = Quota(IN_FLIGHT, limit, IN_FLIGHT_PERIOD, buckets=IN_FLIGHT_BUCKETS, refundable=True)
-    for word in RULE.words:
+    for word in RULE.words.values():
         if word.alter is not None and rule.differs(word):
             quota = word.alter(quota, rule, prefix)
     return quota

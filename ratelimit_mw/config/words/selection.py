@@ -77,7 +77,7 @@ def _attribute(key: str, value: Node, match: Values, attributes: Attributes, pro
         problems.add(place, f"unknown key {quoted(key)}", "write the value in match.path, instead of the parameter")
     elif not attributes.known(key):
         custom = [name for name in attributes.names() if name not in (*_RENAMED, "path:N")]
-        known = dict.fromkeys((*MATCH_SECTION.keys, *_OPEN_KEYS, *custom))
+        known = dict.fromkeys((*MATCH_SECTION.words, *_OPEN_KEYS, *custom))
         problems.add(place, f"unknown key {quoted(key)}", nearest(key, known))
     else:
         wanted = problems.read(readers.each(readers.non_blank), value, ())

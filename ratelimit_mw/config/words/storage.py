@@ -95,7 +95,7 @@ def take_source(tree: Map, allowed: tuple[str, ...], problems: Problems) -> str 
 
 RELOAD: Word[float | None] = Word(
     key="reload",
-    read=readers.in_seconds(readers.duration("100ms", "1h", off=True, example="5s or 1m")),
+    read=readers.seconds("100ms", "1h", off=True, example="5s or 1m"),
     default=5.0,
     shown_default="5s",
     schema={**kinds.TEXT, "examples": ["5s", "1m", "off"]},

@@ -11,7 +11,7 @@ from ratelimit_mw.config.tree import Invalid, Map, Node, Problems, Scalar, kind
 from ratelimit_mw.config.word import Section, Values, Word, section_word
 from ratelimit_mw.config.words.limit import ALGORITHM, algorithm_hint
 from ratelimit_mw.errors import quoted
-from ratelimit_mw.model import Elastic, Quota, Rule
+from ratelimit_mw.model import SECOND, Elastic, Quota, Rule
 
 _PERCENT = re.compile(r"([0-9]{1,4})(?:\.([0-9]{1,2}))?\s*%")
 _HUNDRED_PERCENT = 10_000  # percentages are in hundredths of a percent
@@ -144,7 +144,7 @@ THROTTLE: Word[Throttle | None] = Word(
 
 def _alter_max_wait(quota: Quota, rule: Values, _prefix: str) -> Quota:
     waits = quota.limit and ALGORITHMS[quota.algorithm].can_wait
-    return replace(quota, max_wait=rule[MAX_WAIT] or 0) if waits else quota
+    return replace(quota, max_wait=round((rule[MAX_WAIT] or 0) * SECOND)) if waits else quota
 
 
 def _validate_max_wait(rule: Values, problems: Problems) -> None:
@@ -170,9 +170,9 @@ def _never_waits(rule: Values) -> str:
     return f"can't be combined with {rule[ALGORITHM]}: its requests never wait"
 
 
-MAX_WAIT: Word[int | None] = Word(
+MAX_WAIT: Word[float | None] = Word(
     key="max_wait",
-    read=readers.duration("1ms", "1m"),
+    read=readers.seconds("1ms", "1m"),
     default=None,
     schema={**kinds.TEXT, "examples": ["500ms", "10s"]},
     about="How long a request may wait for its turn instead of being denied.",
