@@ -180,13 +180,13 @@ class _Lint:
         self.warnings = Problems()
         self._file = file
         self._sections = file[RULES]
-        compared = {word.key for word in RULE.words.values() if word.compared}
+        special = [word for word in RULE.words.values() if not word.compared]
         self._rules = rules
         replaced = {rank for rule in rules.compiled for rank in rule.replaces}
         comparable = [
             rule
             for rule in rules.compiled
-            if set(self._sections[rule.rank]) <= compared
+            if not any(self._sections[rule.rank].differs(word) for word in special)
             and not self._sections[rule.rank][COST].source
             and rule.read_limit is None
         ]

@@ -5,7 +5,6 @@ Such a key or text is an error. The hint is the same in the notation of a rules 
 
 import re
 
-from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.units import SHORT_UNITS, UNITS
 
 _TOGETHER = "write the number and the time in one text, for example limit: 100 per minute"
@@ -53,8 +52,6 @@ _NEARLY = re.compile(
     re.IGNORECASE,
 )
 _RPS = re.compile(r"([0-9])\s*rp([smhd])\b", re.IGNORECASE)
-# nginx: rate=10r/s burst=20 nodelay
-_NGINX = re.compile(r"\b(?:zone=\S+|nodelay|delay=\d+|rate=(?=\d)|burst[=\s:]\s*(\d{1,9}))", re.IGNORECASE)
 _NEARLY_CONCURRENT = re.compile(r"([0-9]{1,9})\s*con?c+ur+[ea]nt(?:ly|s)?\b\s*(?:requests?\b\s*)?", re.IGNORECASE)
 # What people write after a limit, instead of the key `by`: 100 per minute per ip.
 _BY = {"ip": "ip", "client": "ip", "address": "ip", "user": "user", "host": "host", "path": "path", "method": "method"}
@@ -69,10 +66,7 @@ def correction(text: str) -> str:
     """
     limits: list[str] = []
     whose: set[str] = set()
-    bursts = [found for found in _NGINX.findall(text) if found]
-    delays = "=" in text and "nodelay" not in text  # as nginx's burst= does
-    bucket = next(name for name, found in ALGORITHMS.items() if found.has_burst and found.queue == delays)
-    text = _NGINX.sub(" ", _RPS.sub(r"\1 per \2", text))
+    text = _RPS.sub(r"\1 per \2", text)
     position = _between(text, 0)
     while position < len(text):
         found = _NEARLY.match(text, position) or _NEARLY_CONCURRENT.match(text, position)
@@ -84,15 +78,14 @@ def correction(text: str) -> str:
             limits.append(f"{found[1]} per {found[2] or ''}{found[3]}")
         else:
             return ""
-        by = _WHOSE.match(text, found.end())
-        if by is not None:
-            whose.add(_BY[by[1].lower()])
-        position = _between(text, (by or found).end())
-    if not limits or len(whose) > 1 or len(bursts) > 1:
+        owner = _WHOSE.match(text, found.end())
+        if owner is not None:
+            whose.add(_BY[owner[1].lower()])
+        position = _between(text, (owner or found).end())
+    if not limits or len(whose) > 1:
         return ""
-    more = [f", and by: {name}" for name in whose]
-    more += [f", and burst: {burst} with algorithm: {bucket}" for burst in bursts]
-    return f"did you mean '{'; '.join(limits)}'{''.join(more)}?"
+    by = "".join(f", and by: {name}" for name in whose)
+    return f"did you mean '{'; '.join(limits)}'{by}?"
 
 
 def _between(text: str, position: int) -> int:

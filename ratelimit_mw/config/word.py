@@ -8,7 +8,7 @@ Reading has one form everywhere: a function from a node to its value, which rais
 other readers, with `tree.Problems`, so that all errors of a file are reported at once.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
@@ -62,10 +62,6 @@ class Values:
     def __contains__(self, key: str) -> bool:
         """Return True if the key is set to a value that can be used."""
         return key in self._found
-
-    def __iter__(self) -> Iterator[str]:
-        """Yield the keys that are set to values that can be used."""
-        return iter(self._found)
 
     def __len__(self) -> int:
         return len(self._found) + len(self.extra)

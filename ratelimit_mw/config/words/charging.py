@@ -184,18 +184,15 @@ class CountedBy:
         """Return True if a response is charged."""
         try:
             counted: object = self._function(status, lambda name: header(name.lower()))
+            if isinstance(counted, bool):
+                return counted
+            problem = f"it returned {type(counted).__name__}, not True or False"
         except Exception as error:  # noqa: BLE001 - the app's own function may raise anything
-            self._report(described(error))
-            return True
-        if not isinstance(counted, bool):
-            self._report(f"it returned {type(counted).__name__}, not True or False")
-            return True
-        return counted
-
-    def _report(self, problem: str) -> None:
+            problem = described(error)
         if not self._logged:
             self._logged = True
             _log.error("count: %s: %s; the response is charged (logged once)", self._source, problem)
+        return True
 
 
 _CLASS = re.compile(r"([1-5])[xX]{2}")  # 4xx: the first digit of a class of statuses, RFC 9110

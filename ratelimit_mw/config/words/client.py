@@ -172,10 +172,6 @@ def _faults(entry: str, templates: tuple[Template, ...], attributes: Attributes)
 
 def _by_hint(part: str) -> str:
     """Return the hint for a text that looks like several attributes, or like a header or a cookie."""
-    variable = re.fullmatch(r"\$(?:(http)|cookie)_(\w+)", part)  # of nginx
-    if variable is not None and variable[2] != "host":
-        header = variable[2].replace("_", "-").title()
-        return f"did you mean '{f'header:{header}' if variable[1] else f'cookie:{variable[2]}'}'?"
     if "_or_" in part:
         return f"did you mean '{part.replace('_or_', '|')}'?"
     if re.search("[,&]| and ", part):

@@ -34,23 +34,20 @@ def _instead(algorithm: Algorithm, *, lease: bool) -> str:
 
 def _validate_shards(rule: Values, problems: Problems) -> None:
     """Report shards that the rule cannot have."""
-    place, shards = rule.place("shards"), rule[SHARDS]
+    place, shards, fixed = rule.place("shards"), rule[SHARDS], rule[COST].fixed
     why = ALGORITHMS[rule[ALGORITHM]].no_shards or (rule.differs(MAX_WAIT) and "a queue needs a single counter")
+    # The limit of an override is not checked: an override with a small limit has fewer shards.
+    windows = [placed.window for placed in rule[LIMIT].all() if rule.has_key("shards")]
+    capacities = [(window.limit, "limit") for window in windows]
+    capacities += [(window.burst or rule[BURST] or 0, "burst") for window in windows]
+    least, name = min(((capacity, name) for capacity, name in capacities if capacity), default=(0, ""))
     if why:
         problems.add(place, f"must be 1: {why}", "remove shards")
-        return
-    fixed = rule[COST].fixed
-    # The limit of an override is not checked: an override with a small limit has fewer shards.
-    for window, _ in rule[LIMIT].all() if rule.has_key("shards") else ():
-        for capacity, name in ((window.limit, "limit"), (window.burst or rule[BURST] or 0, "burst")):
-            if 0 < capacity < shards:
-                hint = f"at most {capacity}"
-                problems.add(place, f"a {name} of {capacity} can't be spread over {shards} shards", hint)
-                return
-            if 0 < capacity < fixed * shards:
-                message = f"a cost of {fixed} does not fit into each of {shards} shards of a {name} of {capacity}"
-                problems.add(place, message, f"at most {capacity // fixed}")
-                return
+    elif 0 < least < shards:
+        problems.add(place, f"a {name} of {least} can't be spread over {shards} shards", f"at most {least}")
+    elif 0 < least < fixed * shards:
+        message = f"a cost of {fixed} does not fit into each of {shards} shards of a {name} of {least}"
+        problems.add(place, message, f"at most {least // fixed}")
 
 
 _REFUNDED = "a charge may be refunded later, and the refund must reach the counter that was charged"

@@ -17,10 +17,11 @@ from ratelimit_mw.rules.compiled import CompiledOverride, Counter, identity_of, 
 def compile_overrides(
     overrides: Sequence[Values], domain: str, rules: Sequence[Values], attributes: Attributes, problems: Problems
 ) -> tuple[CompiledOverride, ...]:
-    """Return the compiled overrides of a file. If there is a problem, the result must not be used."""
+    """Return the compiled overrides of a file, without those whose client cannot be identified."""
     named = {rule[NAME]: rule for rule in rules}
     usable = [override for override in overrides if not override.dropped]  # the others have been reported
-    return tuple([_compile(override, domain, named, attributes, problems) for override in usable])
+    compiled = [_compile(override, domain, named, attributes, problems) for override in usable]
+    return tuple([made for made in compiled if made.identity])
 
 
 def _compile(

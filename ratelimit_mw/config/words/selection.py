@@ -48,20 +48,20 @@ def read_method(node: Node) -> str:
     return upper
 
 
+def read_host(node: Node) -> str:
+    """Read a host, in lower case and without a dot at its end."""
+    host = readers.non_blank(node)
+    if _WITH_PORT.search(host):
+        raise Invalid.at(None, f"{quoted(host)} must not have a port", "hosts are matched without their port")
+    if not host.strip("."):
+        raise Invalid.at(None, f"{quoted(host)} is not a host name", "for example api.example.com")
+    return host.lower().rstrip(".")
+
+
 def compile_match(match: Values, attributes: Attributes, problems: Problems) -> Matching:
     """Return the compiled conditions of a `match`, or of an entry of `exempt`."""
-    exact: list[Exact] = []
-    if match[_HOST]:
-        for host in match[_HOST]:
-            if _WITH_PORT.search(host):
-                problems.add(
-                    match.place("host"), f"{quoted(host)} must not have a port", "hosts are matched without their port"
-                )
-            elif not host.strip("."):
-                problems.add(match.place("host"), f"{quoted(host)} is not a host name", "for example api.example.com")
-        hosts = tuple(host.lower().rstrip(".") for host in match[_HOST])
-        exact.append(Exact(attributes.reader("host"), hosts, "host"))
-    exact += [Exact(attributes.reader(word.key), match[word], word.key) for word in (_TIER, _USER) if match[word]]
+    words = (_HOST, _TIER, _USER)
+    exact = [Exact(attributes.reader(word.key), match[word], word.key) for word in words if match[word]]
     for key, value in match.extra.items():
         found = _attribute(key, value, match, attributes, problems)
         if found is not None:
@@ -136,7 +136,9 @@ METHODS = kinds.several(
     "methods", read_method, "HTTP methods. HEAD and WebSocket handshakes count as GET.", unset="any"
 )
 _IP = kinds.several("ip", readers.network_text, "Addresses and networks of clients.", unset="any")
-_HOST = kinds.several("host", readers.non_blank, "Hosts, without a port.", of=kinds.NON_BLANK, unset="any")
+_HOST: Word[tuple[str, ...]] = kinds.several(
+    "host", read_host, "Hosts, without a port.", of=kinds.NON_BLANK, unset="any"
+)
 _TIER: Word[tuple[str, ...]] = kinds.several(
     "tier", readers.non_blank, "Tiers of clients. See client.tier.", of=kinds.NON_BLANK, unset="any"
 )
