@@ -47,7 +47,6 @@ class RulesDatabase:
     """
 
     longest = LONGEST
-    settling = 0.0
 
     def __init__(self, url: str) -> None:
         address, _, name = url.partition("#")

@@ -57,11 +57,6 @@ class Loader:
         return (self._source, self._database) if self._database else (self._source,)
 
     @property
-    def settling(self) -> float:
-        """See `Source`."""
-        return self._source.settling
-
-    @property
     def frame(self) -> Rules | None:
         """The rules of a frame alone. They limit nothing. None if the configuration names no database."""
         return None if self._own is None or isinstance(self._own, ConfigurationError) or not self._url else self._own

@@ -35,9 +35,6 @@ class Source(Protocol):
     longest: float
     """The most seconds between two looks, whatever `reload` says. 0 if the source cannot change."""
 
-    settling: float
-    """The seconds after which unusable documents are fetched again at the start: a file may be half written."""
-
     def fetch(self) -> RulesSnapshot:
         """Return the current documents. Raises ConfigurationError if they cannot be read.
 
@@ -71,7 +68,6 @@ class FilesSource:
     """
 
     longest = math.inf
-    settling = SETTLING
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = os.fspath(path)
@@ -141,7 +137,6 @@ class MappingSource:
     """A mapping of the same structure as a rules file."""
 
     longest = 0.0
-    settling = 0.0
 
     def __init__(self, rules: Mapping[str, object]) -> None:
         self.name = "a mapping"

@@ -73,9 +73,6 @@ class Watcher:
 
 _chance = random.Random()  # separate, so that the app's seeded random numbers are not disturbed
 
-_TRIES = 5
-"""How many times an unusable file is read at the start while it keeps changing."""
-
 
 @dataclass(frozen=True, slots=True)
 class State:
@@ -273,7 +270,8 @@ class Retriever:
         worker has stored. A worker must start even if the database is unavailable: then no request is limited.
         """
         try:
-            found, rules = self._first()
+            found = self._loader.fetch()
+            rules = self._usable(found)
         except ConfigurationError as error:
             stored = self._stored()
             if stored is not None:
@@ -289,26 +287,6 @@ class Retriever:
         self._tried = found
         self._note(None, found)
         return rules
-
-    def _first(self) -> tuple[Kept, Rules]:
-        """Return the newest rules. Raises ConfigurationError.
-
-        An unusable file may be half written. It is read again after the settling time, as long as it changes, but only
-        a few times.
-        """
-        refused = ConfigurationError([])
-        for _ in range(_TRIES):
-            try:
-                found = self._loader.fetch()
-                if found == self._tried:
-                    break  # the file has not changed since it was refused
-                return found, self._usable(found)
-            except ConfigurationError as error:
-                refused = error
-                if not self._loader.settling or self._loader.frame is not None:
-                    break
-                time.sleep(self._loader.settling)
-        raise refused
 
     def _usable(self, found: Kept) -> Rules:
         """Return the rules of these documents. Raises ConfigurationError, and remembers it, if they are unusable."""
