@@ -52,7 +52,7 @@ _BATCH = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class CounterRow:
     """The state of one counter.
 
     Attributes:
@@ -141,7 +141,7 @@ def require_rule(index: CounterIndex, rule: str) -> None:
         fail(f"there is no rule {rule!r} with a limit ({nearest(rule, index.names())})", Exit.USAGE)
 
 
-def nearest_full(counters: Iterable[Found], most: int) -> list[Found]:
+def nearest_full(counters: Iterable[CounterRow], most: int) -> list[CounterRow]:
     """Return the counters that are closest to their limit. The closest is the first."""
     return heapq.nsmallest(most, counters, key=lambda found: (-found.used, -found.reset_after, found.key))
 
@@ -198,7 +198,7 @@ def scanned(store: Store, prefixes: Iterable[str]) -> Iterator[str]:
         fail_without_store(error)
 
 
-def read(store: Store, index: CounterIndex, keys: Iterable[str]) -> Iterator[Found]:
+def read(store: Store, index: CounterIndex, keys: Iterable[str]) -> Iterator[CounterRow]:
     """Yield the states of these counters. Keys that no rule in force has are skipped."""
     found = ((key, known) for key in keys if (known := index.read(key)) is not None)
     while batch := list(islice(found, _BATCH)):
@@ -208,12 +208,12 @@ def read(store: Store, index: CounterIndex, keys: Iterable[str]) -> Iterator[Fou
             yield _found(index, key, known, outcome)
 
 
-def _found(index: CounterIndex, key: str, known: tuple[str, str, Quota], outcome: Outcome) -> Found:
+def _found(index: CounterIndex, key: str, known: tuple[str, str, Quota], outcome: Outcome) -> CounterRow:
     name, identity, quota = known
     capacity = quota.burst or quota.limit
     ban = quota.algorithm == "ban"
     counted = "denials " if ban else "preflights " if is_preflight_key(key) else ""
-    return Found(
+    return CounterRow(
         name,
         identity,
         index.client(identity),
@@ -259,7 +259,7 @@ def show(
             store.close()
 
 
-def print_counters(counters: Iterable[Found], *, as_json: bool) -> None:
+def print_counters(counters: Iterable[CounterRow], *, as_json: bool) -> None:
     """Print counters, one per line."""
     counters = list(counters)
     if as_json:
@@ -271,7 +271,7 @@ def print_counters(counters: Iterable[Found], *, as_json: bool) -> None:
         say_table(columns, map(_row, counters))
 
 
-def _row(counter: Found) -> tuple[object, ...]:
+def _row(counter: CounterRow) -> tuple[object, ...]:
     return (
         counter.rule,
         counter.client,

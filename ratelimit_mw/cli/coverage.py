@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ratelimit_mw.rules.compiled import CompiledRule, Matching
 from ratelimit_mw.rules.domains import Rules
-from ratelimit_mw.rules.path_templates import TYPES, Parts, Segment, Template, cleaned, matcher, parts_of
+from ratelimit_mw.rules.path_templates import TYPES, Segment, Template, TemplateParts, cleaned, matcher, parts_of
 from ratelimit_mw.rules.ruleset import RuleSet
 
 _ADDRESS = "240.0.0.1"  # a reserved address, which no list of exemptions has
@@ -172,12 +172,12 @@ def meets(route: Template, template: Template) -> bool:
     return 1 in sample_paths(route, (template,))
 
 
-def _longest(parts: Parts) -> int:
+def _longest(parts: TemplateParts) -> int:
     """Return the number of segments from which on more of them make no difference."""
     return len(parts.segments) + (0 if parts.tail is None else len(parts.tail.segments) + 2)
 
 
-def _expanded(parts: Parts, length: int) -> list[Segment] | None:
+def _expanded(parts: TemplateParts, length: int) -> list[Segment] | None:
     """Return the segments of a template for paths of this length. None if it matches none of them.
 
     A segment that the value of a tail begins or ends has the kind "path".

@@ -23,7 +23,7 @@ from ratelimit_mw.identity.attributes import canonical_name
 from ratelimit_mw.identity.identifier import attributes_of
 from ratelimit_mw.model import Quota
 from ratelimit_mw.rules.compiled import CompiledRule, Matching
-from ratelimit_mw.rules.path_templates import Parts, Segment, Template, cleaned, matcher, parts_of
+from ratelimit_mw.rules.path_templates import Segment, Template, TemplateParts, cleaned, matcher, parts_of
 from ratelimit_mw.rules.ruleset import RuleSet
 from ratelimit_mw.settings import Network
 from ratelimit_mw.units import spell_period
@@ -102,7 +102,7 @@ def _paths(wider: tuple[Template, ...], narrower: tuple[Template, ...]) -> bool:
     return bool(narrower) and all(any(_template(own, other) for own in forms) for other in _forms(narrower))
 
 
-def _forms(templates: tuple[Template, ...]) -> list[Parts]:
+def _forms(templates: tuple[Template, ...]) -> list[TemplateParts]:
     """Return the templates and their cleaned forms, because the cleaned form of a path is matched too."""
     return list(map(_parts, dict.fromkeys([*templates, *map(cleaned, templates)])))
 
@@ -110,7 +110,7 @@ def _forms(templates: tuple[Template, ...]) -> list[Parts]:
 _parts = lru_cache(maxsize=4096)(parts_of)  # each rule is compared with all others
 
 
-def _template(wider: Parts, narrower: Parts) -> bool:
+def _template(wider: TemplateParts, narrower: TemplateParts) -> bool:
     head = wider.segments
     if wider.tail is None:
         return (

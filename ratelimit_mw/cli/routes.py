@@ -64,7 +64,7 @@ def read_app(name: str) -> ReadApp:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RuleOfRoute:
     """One rule that requests of a route ask.
 
     Attributes:
@@ -110,7 +110,7 @@ class Row:
     path: str
     websocket: bool
     exempt: str
-    rules: tuple[Asked, ...]
+    rules: tuple[RuleOfRoute, ...]
 
     @property
     def protected(self) -> bool:
@@ -135,7 +135,7 @@ def rows_of(routes: Iterable[Route], rules: Rules) -> Iterator[Row]:
     # One method stands for all that no rule names.
     other = next(method for method in ("GET", "POST", "PUT", "PATCH", "DELETE", "LOCK") if method not in named)
     for route in routes:
-        shared: dict[tuple[str, tuple[Asked, ...]], list[str]] = {}
+        shared: dict[tuple[str, tuple[RuleOfRoute, ...]], list[str]] = {}
         methods = [other, *named] if ANY in route.methods else list(route.methods)
         for method in methods:
             shared.setdefault(_asked(route, method, rules), []).append(method)
@@ -144,14 +144,14 @@ def rows_of(routes: Iterable[Route], rules: Rules) -> Iterator[Row]:
             yield Row(shown, route.path, route.websocket, exempt, asked)
 
 
-def _asked(route: Route, method: str, rules: Rules) -> tuple[str, tuple[Asked, ...]]:
+def _asked(route: Route, method: str, rules: Rules) -> tuple[str, tuple[RuleOfRoute, ...]]:
     """How many requests of a route are exempt, and the rules that requests ask."""
     found = covered(rules, route.template, method, websocket=route.websocket)
     if found.exempt:  # from rules that are asked for by name, too
         return "all", ()
     part = "some" if route.exact else "maybe"
     asked = [
-        Asked(
+        RuleOfRoute(
             each.rule,
             each.domain,
             "",
@@ -165,7 +165,7 @@ def _asked(route: Route, method: str, rules: Rules) -> tuple[str, tuple[Asked, .
     domains = {rule.rule.name: part.domain for part in reversed(rules.parts) for rule in part.compiled}
     for wanted in route.asked:
         name, limit = (wanted, "") if isinstance(wanted, str) else (wanted.name, wanted.limit)
-        asked.append(Asked(name, domains.get(name, ""), limit, "all", (), by_name=True, general=False))
+        asked.append(RuleOfRoute(name, domains.get(name, ""), limit, "all", (), by_name=True, general=False))
     return "some" if found.partly_exempt else "no", tuple(asked)
 
 

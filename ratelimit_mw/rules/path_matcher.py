@@ -15,10 +15,10 @@ from ratelimit_mw.rules.path_templates import (
     TYPES,
     Kind,
     Matcher,
-    Parts,
     Segment,
     Tail,
     Template,
+    TemplateParts,
     Value,
     matcher,
     parts_of,
@@ -39,18 +39,18 @@ class Hit(NamedTuple):
     """True if each form by which the app may route matches with plain values, and so does its cleaned form."""
 
 
-class Entry(NamedTuple):
+class PathEntry(NamedTuple):
     """A template that is ready to match. `rank` is its place among all templates."""
 
     rank: int
     owner: int
     route: str
-    parts: Parts
+    parts: TemplateParts
     types: tuple[Kind | None, ...]
     """One for each parameter, or () if no parameter has a type."""
 
 
-Found = list[tuple[Entry, tuple[Value, ...]]]
+Found = list[tuple[PathEntry, tuple[Value, ...]]]
 """The templates that match, each with the values of its parameters."""
 
 
@@ -70,8 +70,8 @@ class _Node:
     def __init__(self) -> None:
         self.literals: dict[str, _Node] = {}
         self.patterns: dict[Segment, tuple[Matcher | None, _Node]] = {}
-        self.tails: list[tuple[Tail, tuple[Matcher, ...], Entry]] = []
-        self.ends: list[Entry] = []
+        self.tails: list[tuple[Tail, tuple[Matcher, ...], PathEntry]] = []
+        self.ends: list[PathEntry] = []
 
     def below(self, segment: Segment) -> "_Node":
         """Return the node behind a segment. It is made if there is none."""
@@ -90,7 +90,7 @@ class PathMatcher:
     """
 
     def __init__(self, owned: Iterable[tuple[int, Template]]) -> None:
-        self._literal: dict[str, list[Entry]] = {}
+        self._literal: dict[str, list[PathEntry]] = {}
         self._root = _Node()
         self._most_segments = 0
         """The most segments that the tree can tell apart. The others stay one text."""
@@ -104,7 +104,7 @@ class PathMatcher:
     def _add(self, form: Template, rank: int, owner: int, route: str) -> None:
         parts = parts_of(form)
         types = tuple(map(TYPES.get, parts.kinds))
-        entry = Entry(rank, owner, route, parts, types if any(types) else ())
+        entry = PathEntry(rank, owner, route, parts, types if any(types) else ())
         if not parts.names and parts.tail is None:
             self._literal.setdefault(form, []).append(entry)
             return
@@ -187,7 +187,7 @@ class PathMatcher:
             depth += 1
 
 
-def _is_plain(entry: Entry, values: tuple[Value, ...], path: str) -> bool:
+def _is_plain(entry: PathEntry, values: tuple[Value, ...], path: str) -> bool:
     """Return True if all routers agree that the path matches.
 
     They disagree about line feeds: `.` does not match one, and `$` matches before one.
@@ -200,7 +200,7 @@ def _is_plain(entry: Entry, values: tuple[Value, ...], path: str) -> bool:
     return True
 
 
-def _hit(entry: Entry, values: tuple[Value, ...], path: str) -> Hit:
+def _hit(entry: PathEntry, values: tuple[Value, ...], path: str) -> Hit:
     """Return the hit of an entry whose values stand in `path`."""
     _, owner, route, parts, types = entry
     parameters = NO_PARAMETERS

@@ -46,7 +46,7 @@ class Tail(NamedTuple):
     folder: bool = False
 
 
-class Parts(NamedTuple):
+class TemplateParts(NamedTuple):
     """The parts of a template. `names` and `kinds` are those of its parameters, from left to right."""
 
     segments: tuple[Segment, ...]
@@ -71,7 +71,7 @@ def cleaned(template: Template) -> Template:
     return Template("".join([f"/{piece}" for piece in pieces_of(template) if piece]) or "/")
 
 
-def with_values(parts: Parts, path: str, values: Iterable[str]) -> str:
+def with_values(parts: TemplateParts, path: str, values: Iterable[str]) -> str:
     """Return `path`, which a template with these parts matches, with `values` in place of its parameters."""
     pieces, left = path.split("/"), iter(values)
     for index, segment in enumerate(parts.segments, 1):
@@ -91,7 +91,7 @@ def parse(text: str) -> Template:
     return Template(text)
 
 
-def parts_of(text: str) -> Parts:
+def parts_of(text: str) -> TemplateParts:
     """Return the parts of a template. Raises `TemplateError` if it is invalid."""
     body, folder = (text[:-2], True) if text.endswith("/*") else (text, False)
     names: list[str] = []
@@ -114,7 +114,7 @@ def parts_of(text: str) -> Parts:
         tail, segments = tail._replace(segments=tuple(segments)), head
     elif folder:
         tail = Tail("", "", folder=True)
-    return Parts(tuple(segments), tail, tuple(names), tuple(kinds))
+    return TemplateParts(tuple(segments), tail, tuple(names), tuple(kinds))
 
 
 def _check_path(text: str) -> None:
