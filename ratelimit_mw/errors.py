@@ -12,7 +12,7 @@ has its module behind it:
     │   ├── BodyTooLong             the body of a request to the service is too long (service.api)
     │   ├── _DuplicateKey           an object in such a body has a key twice (service.checks)
     │   ├── UnknownFormat           the format of a log is not known (foresight.logs.formats)
-    │   ├── TooLong                 the times of a log are too far apart for the curve (foresight.what_if.exact)
+    │   ├── WindowTooLong           the times of a log are too far apart for the curve (foresight.what_if.exact)
     │   ├── UnsuitableLog           nothing can be proposed for a log (foresight.suggest.traffic)
     │   └── _Hinted                 a text cannot be read
     │       ├── DurationError       a text is not a duration

@@ -30,7 +30,7 @@ Wanted = str | InlineLimit
 """What a decorator asks for: the name of a rule, or a limit."""
 
 
-class Route(NamedTuple):
+class AppRoute(NamedTuple):
     """One route of an app.
 
     Attributes:
@@ -69,7 +69,7 @@ class UnknownApp(Exception):
     """The app is of no framework whose routes can be read."""
 
 
-def routes_of(app: Any) -> list[Route]:
+def routes_of(app: Any) -> list[AppRoute]:
     """Return the routes of an app, in the order of its router. Middlewares around the app are unwrapped.
 
     Raises UnknownApp.
@@ -81,7 +81,7 @@ def routes_of(app: Any) -> list[Route]:
     return list(found)
 
 
-def _routes(app: Any, prefix: _Prefix) -> Iterator[Route] | None:
+def _routes(app: Any, prefix: _Prefix) -> Iterator[AppRoute] | None:
     """The routes of an app, or None if it is of no known framework."""
     for each in apps_inside(app):
         for kind in type(each).__mro__:
@@ -91,7 +91,7 @@ def _routes(app: Any, prefix: _Prefix) -> Iterator[Route] | None:
     return None
 
 
-def _mounted(app: Any, prefix: _Prefix) -> Iterator[Route]:
+def _mounted(app: Any, prefix: _Prefix) -> Iterator[AppRoute]:
     """The routes of a mounted app. An app that cannot be read serves all paths below its prefix."""
     found = _routes(app, prefix)
     if found is not None:
@@ -100,10 +100,10 @@ def _mounted(app: Any, prefix: _Prefix) -> Iterator[Route]:
         yield _route(prefix, "/*", "/*")
 
 
-def _route(prefix: _Prefix, shown: str, text: str, *, exact: bool = True, **fields: Any) -> Route:
+def _route(prefix: _Prefix, shown: str, text: str, *, exact: bool = True, **fields: Any) -> AppRoute:
     """Make a route. `text` is its template as rules write it, apart from the names of parameters."""
     template, exact_here = _parsed(prefix.text + text)
-    return Route(
+    return AppRoute(
         prefix.shown + shown,
         template,
         exact=exact and exact_here and prefix.exact,
@@ -194,18 +194,18 @@ def _with_kinds(parameter: re.Pattern[str], text: str, kind: Callable[[re.Match[
 # ------------------------------------------------------------------------------------------ Starlette and FastAPI
 
 
-def _starlette(app: Any, prefix: _Prefix, walk: Callable[[Any], Iterable[Any]] = iter) -> Iterator[Route] | None:
+def _starlette(app: Any, prefix: _Prefix, walk: Callable[[Any], Iterable[Any]] = iter) -> Iterator[AppRoute] | None:
     """The routes of an app or a router of Starlette."""
     routes = getattr(app, "routes", None)
     return None if routes is None else _of_starlette(routes, prefix, walk)
 
 
-def _fastapi(app: Any, prefix: _Prefix) -> Iterator[Route] | None:
+def _fastapi(app: Any, prefix: _Prefix) -> Iterator[AppRoute] | None:
     """The routes of a FastAPI app. Newer versions of FastAPI list those of included routers separately."""
     return _starlette(app, prefix, getattr(import_module("fastapi.routing"), "iter_route_contexts", iter))
 
 
-def _of_starlette(routes: Any, prefix: _Prefix, walk: Callable[[Any], Iterable[Any]]) -> Iterator[Route]:
+def _of_starlette(routes: Any, prefix: _Prefix, walk: Callable[[Any], Iterable[Any]]) -> Iterator[AppRoute]:
     for route in walk(routes):
         original = getattr(route, "original_route", route)
         kinds = {kind.__name__ for kind in type(original).__mro__}
@@ -239,7 +239,7 @@ def _from_starlette(route: Any, types: Mapping[str, str] = MappingProxyType({}))
 _PARAMETER = re.compile(r"\{(\w+)(:\w+)?\}")
 
 
-def _endpoint(route: Any, prefix: _Prefix, path: str, *, websocket: bool) -> Iterator[Route]:
+def _endpoint(route: Any, prefix: _Prefix, path: str, *, websocket: bool) -> Iterator[AppRoute]:
     view, text = getattr(route, "endpoint", None), _from_starlette(route)
     views = (getattr(view, "dispatch", None),) if isinstance(view, type) else (view,)
     asked = (*_dependencies(route, view), *_asked(view, *views))
@@ -279,12 +279,12 @@ def _dependencies(route: Any, endpoint: Any) -> Iterator[Wanted]:
 _CONVERTER = re.compile(r"<(?:(\w+)(?:\((.*?)\))?:)?\w+>")
 
 
-def _flask(app: Any, prefix: _Prefix) -> Iterator[Route] | None:
+def _flask(app: Any, prefix: _Prefix) -> Iterator[AppRoute] | None:
     """The routes of a Flask app, with those of its blueprints."""
     return None if getattr(app, "url_map", None) is None else _of_flask(app, prefix)
 
 
-def _of_flask(app: Any, prefix: _Prefix) -> Iterator[Route]:
+def _of_flask(app: Any, prefix: _Prefix) -> Iterator[AppRoute]:
     for rule in app.url_map.iter_rules():
         if rule.build_only:
             continue
@@ -312,7 +312,7 @@ def _from_werkzeug(converters: Mapping[str, Any], found: re.Match[str]) -> tuple
 # --------------------------------------------------------------------------------------------------------- Django
 
 
-def _django(app: Any, prefix: _Prefix) -> Iterator[Route] | None:
+def _django(app: Any, prefix: _Prefix) -> Iterator[AppRoute] | None:
     """The routes of a Django project, from its URLconf."""
     if not any(kind.__name__ == "BaseHandler" for kind in type(app).__mro__):
         return None
@@ -320,7 +320,7 @@ def _django(app: Any, prefix: _Prefix) -> Iterator[Route] | None:
     return _of_django(resolver.url_patterns, _Prefix(prefix.shown + "/", prefix.text + "/", prefix.exact))
 
 
-def _of_django(patterns: Iterable[Any], prefix: _Prefix) -> Iterator[Route]:
+def _of_django(patterns: Iterable[Any], prefix: _Prefix) -> Iterator[AppRoute]:
     for pattern in patterns:
         included = getattr(pattern, "url_patterns", None)
         shown, text, exact = _from_django(pattern.pattern, whole=included is None)
@@ -421,7 +421,7 @@ def _with_anything(text: str) -> str:
     return text + "{p:path}" if begun and "{" not in begun else text.removesuffix(begun) + "*"
 
 
-FRAMEWORKS: Mapping[str, Callable[[Any, _Prefix], Iterator[Route] | None]] = {
+FRAMEWORKS: Mapping[str, Callable[[Any, _Prefix], Iterator[AppRoute] | None]] = {
     "fastapi": _fastapi,
     "starlette": _starlette,
     "flask": _flask,

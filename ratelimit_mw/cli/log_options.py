@@ -22,7 +22,7 @@ Names = Literal["plain", "hashed"]
 Logs = Annotated[
     list[str], typer.Argument(metavar="LOG…", help="Access logs, which may be compressed. - is standard input.")
 ]
-LogFormat = Annotated[
+FormatOption = Annotated[
     str,
     typer.Option(
         "--format",

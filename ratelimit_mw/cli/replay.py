@@ -15,8 +15,8 @@ from ratelimit_mw.cli.common import CONFIG_VARIABLE, DEFAULT_CONFIG, Exit, Json,
 from ratelimit_mw.cli.log_options import (
     ClientNames,
     Field,
+    FormatOption,
     Lenient,
-    LogFormat,
     Logs,
     Since,
     Until,
@@ -30,7 +30,7 @@ from ratelimit_mw.cli.log_options import (
 from ratelimit_mw.cli.replayed import as_mapping, say_result
 from ratelimit_mw.foresight.replay import Options
 from ratelimit_mw.foresight.replay import replay as replayed
-from ratelimit_mw.foresight.results import Denial, Result
+from ratelimit_mw.foresight.results import DeniedRequest, Result
 from ratelimit_mw.foresight.wording import printable, utc
 
 By = Literal["minute", "hour", "day"]
@@ -56,7 +56,7 @@ def replay(
             "--rule", metavar="NAME", help="Show only this rule, and try other limits for it. All rules are replayed."
         ),
     ] = None,
-    form: LogFormat = "auto",
+    form: FormatOption = "auto",
     field: Field = None,
     since: Since = None,
     until: Until = None,
@@ -165,7 +165,7 @@ def _share(text: str) -> float:
 
 
 @contextmanager
-def _denials_to(path: Path | None, rule: str | None) -> Iterator[Callable[[Denial], None] | None]:
+def _denials_to(path: Path | None, rule: str | None) -> Iterator[Callable[[DeniedRequest], None] | None]:
     """Yield a function that writes a denial to a file. None without a file."""
     if path is None:
         yield None
@@ -179,9 +179,9 @@ def _denials_to(path: Path | None, rule: str | None) -> Iterator[Callable[[Denia
     with file:
         table = csv.writer(file)
         if path.suffix == ".csv":
-            table.writerow(("time", *Denial._fields[1:]))
+            table.writerow(("time", *DeniedRequest._fields[1:]))
 
-        def write(denial: Denial) -> None:
+        def write(denial: DeniedRequest) -> None:
             if rule not in (None, denial.rule):
                 return
             row = _row(denial)
@@ -200,7 +200,7 @@ def _cell(value: object) -> object:
     return "" if value is None else value
 
 
-def _row(denial: Denial) -> dict[str, object]:
+def _row(denial: DeniedRequest) -> dict[str, object]:
     """Return the values of a denial by their names, without control characters."""
     cells = {name: printable(cell) if isinstance(cell, str) else cell for name, cell in denial._asdict().items()}
     del cells["at"]

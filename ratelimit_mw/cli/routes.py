@@ -20,7 +20,7 @@ from ratelimit_mw.cli.common import (
     say_table,
 )
 from ratelimit_mw.cli.coverage import covered, meets
-from ratelimit_mw.cli.frameworks import ANY, Route, UnknownApp, django_knows_users, routes_of, session_cookies
+from ratelimit_mw.cli.frameworks import ANY, AppRoute, UnknownApp, django_knows_users, routes_of, session_cookies
 from ratelimit_mw.cli.lint import paths as paths_of_rules
 from ratelimit_mw.config.load import Examined
 from ratelimit_mw.errors import ConfigurationError, Problem, near
@@ -45,7 +45,7 @@ class ReadApp(NamedTuple):
     """What is read of an app: its name, its routes, and the names of the cookies in which it keeps signed sessions."""
 
     name: str
-    routes: Sequence[Route]
+    routes: Sequence[AppRoute]
     sessions: Collection[str]
 
 
@@ -129,7 +129,7 @@ class Row:
         return "WebSocket" if self.websocket else ",".join(self.methods)
 
 
-def rows_of(routes: Iterable[Route], rules: Rules) -> Iterator[Row]:
+def rows_of(routes: Iterable[AppRoute], rules: Rules) -> Iterator[Row]:
     """Yield the routes with their rules. Methods of a route that ask the same rules share a row."""
     named = sorted({method for part in rules.parts for rule in part.compiled for method in rule.match.methods})
     # One method stands for all that no rule names.
@@ -144,7 +144,7 @@ def rows_of(routes: Iterable[Route], rules: Rules) -> Iterator[Row]:
             yield Row(shown, route.path, route.websocket, exempt, asked)
 
 
-def _asked(route: Route, method: str, rules: Rules) -> tuple[str, tuple[RuleOfRoute, ...]]:
+def _asked(route: AppRoute, method: str, rules: Rules) -> tuple[str, tuple[RuleOfRoute, ...]]:
     """How many requests of a route are exempt, and the rules that requests ask."""
     found = covered(rules, route.template, method, websocket=route.websocket)
     if found.exempt:  # from rules that are asked for by name, too
@@ -219,7 +219,7 @@ def compare(app: ReadApp, examined: Examined, known: Collection[str]) -> Compari
     return Comparison(app.name, examined._replace(problems=problems, warnings=tuple(warnings)), without_path)
 
 
-def _unmatched(app: str, found: Sequence[Route], rules: Rules, examined: Examined) -> Iterator[Problem]:
+def _unmatched(app: str, found: Sequence[AppRoute], rules: Rules, examined: Examined) -> Iterator[Problem]:
     """Yield a warning for each path in a rule that matches no route.
 
     Rules with `on_demand` are left out: a view may ask for them in its code.
@@ -274,7 +274,7 @@ _WITHOUT_TYPE = re.compile(r"\{(\w+)(?::str)?\}")
 _WITH_TYPE = re.compile(rf"\{{\w+:({'|'.join(TYPES)})\}}")
 
 
-def untyped(found: Sequence[Route], rules: Rules) -> Iterator[Untyped]:
+def untyped(found: Sequence[AppRoute], rules: Rules) -> Iterator[Untyped]:
     """Yield each path of a rule whose parameters lack a type that a route of the app has."""
     for part in rules.parts:
         for rule in part.compiled:
@@ -291,7 +291,7 @@ def untyped(found: Sequence[Route], rules: Rules) -> Iterator[Untyped]:
                         break
 
 
-def _with_types(route: Route, template: Template, counted: Collection[str]) -> str:
+def _with_types(route: AppRoute, template: Template, counted: Collection[str]) -> str:
     """Return a template with the types that a route has for those of its parameters that are counted."""
     pieces = pieces_of(template)
     for place, (piece, beside) in enumerate(zip(pieces, pieces_of(route.typed), strict=False)):

@@ -8,8 +8,8 @@ from ratelimit_mw.cli.lint import check
 from ratelimit_mw.cli.log_options import (
     ClientNames,
     Field,
+    FormatOption,
     Lenient,
-    LogFormat,
     Logs,
     Since,
     Until,
@@ -22,7 +22,7 @@ from ratelimit_mw.cli.log_options import (
 )
 from ratelimit_mw.foresight.logs.entry import check_fields
 from ratelimit_mw.foresight.suggest.proposal import propose
-from ratelimit_mw.foresight.suggest.text import Source, as_yaml
+from ratelimit_mw.foresight.suggest.text import ProposalSource, as_yaml
 from ratelimit_mw.foresight.suggest.traffic import Traffic
 
 
@@ -32,7 +32,7 @@ def suggest(
     enforce: Annotated[
         bool, typer.Option("--enforce", help="Propose rules that deny requests. Default: shadow rules.")
     ] = False,
-    form: LogFormat = "auto",
+    form: FormatOption = "auto",
     field: Field = None,
     since: Since = None,
     until: Until = None,
@@ -58,5 +58,5 @@ def suggest(
     options = [*([] if form == "auto" else ["--format", form])]
     for option, values in (("--field", field or []), ("--since", [since]), ("--until", [until])):
         options += [word for value in values if value is not None for word in (option, value)]
-    source = Source(logs=logs, options=options, enforce=enforce, hashed=names == "hashed")
+    source = ProposalSource(logs=logs, options=options, enforce=enforce, hashed=names == "hashed")
     typer.echo(as_yaml(proposal, traffic, source), nl=False)

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.errors import near
-from ratelimit_mw.foresight.logs.entry import BASIC, DURATIONS, Entry, check_fields
+from ratelimit_mw.foresight.logs.entry import BASIC, DURATIONS, LogEntry, check_fields
 from ratelimit_mw.foresight.logs.inputs import Log, Order, merged
 from ratelimit_mw.foresight.requests import Reading, Requests, answerable, find_gaps, needs_filter, readings_of
-from ratelimit_mw.foresight.results import Denial, Difference, Result
+from ratelimit_mw.foresight.results import DeniedRequest, Difference, Result
 from ratelimit_mw.foresight.simulation import Decider, Simulation, quiet
 from ratelimit_mw.foresight.what_if.collection import NEEDS_NUMPY, collection_of
 from ratelimit_mw.rules.path_matcher import PathMatcher
@@ -57,7 +57,7 @@ class Options:
     spread: bool = False
     hashed: bool = False
     what_if: str | None = None
-    on_denial: Callable[[Denial], None] | None = None
+    on_denial: Callable[[DeniedRequest], None] | None = None
     on_progress: Callable[[int, int], None] | None = None
 
 
@@ -158,7 +158,7 @@ class _Run:
         names = tuple(DURATIONS) if name == "duration" else (name,)
         return any(form.has(each) for form in self._formats for each in names)
 
-    def _take(self, deciders: Sequence[Decider], result: Result, batches: Iterable[list[Entry]]) -> None:
+    def _take(self, deciders: Sequence[Decider], result: Result, batches: Iterable[list[LogEntry]]) -> None:
         """Take each request in order of time."""
         options = self._options
         decider, outcome = deciders[0], result.outcome
@@ -185,7 +185,7 @@ class _Run:
                 progress(outcome.requests + result.skipped, sum(log.position for log in self._logs))
 
 
-def _compare(deciders: Sequence[Decider], difference: Difference, entry: Entry, verdict: Verdict) -> None:
+def _compare(deciders: Sequence[Decider], difference: Difference, entry: LogEntry, verdict: Verdict) -> None:
     """Decide on a request by the rules to compare with, and count how the verdict differs."""
     decider, against = deciders
     old = against.decide(entry)
@@ -195,7 +195,7 @@ def _compare(deciders: Sequence[Decider], difference: Difference, entry: Entry, 
         difference.allow(against.name_of(old, entry), entry.at)
 
 
-def _hits(template: str, decider: Decider) -> Callable[[Entry], bool]:
+def _hits(template: str, decider: Decider) -> Callable[[LogEntry], bool]:
     """Return a function that returns True if the path of a request matches a template."""
     matcher = PathMatcher([(0, parse(template))])
     return lambda entry: bool(matcher.hits(decider.request_of(entry)))

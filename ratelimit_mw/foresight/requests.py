@@ -11,7 +11,7 @@ from urllib.parse import unquote_to_bytes
 from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.config.words.charging import Statuses
 from ratelimit_mw.errors import quoted
-from ratelimit_mw.foresight.logs.entry import Entry, from_wire
+from ratelimit_mw.foresight.logs.entry import LogEntry, from_wire
 from ratelimit_mw.identity.address import UNKNOWN_ADDRESS
 from ratelimit_mw.identity.attributes import canonical_name
 from ratelimit_mw.identity.http_request import AsgiRequest
@@ -102,7 +102,7 @@ class Requests:
 
     Args:
         readings: How the attributes are read, see `readings_of`.
-        fields: The fields in `Entry.extra`, in order.
+        fields: The fields in `LogEntry.extra`, in order.
     """
 
     def __init__(self, readings: Collection[Reading], fields: Sequence[str]) -> None:
@@ -111,7 +111,7 @@ class Requests:
         unique = list({(each.field, each.header, each.cookie): each for each in readings if each.field}.values())
         self._given = [(fields.index(each.field), each) for each in unique]
 
-    def make(self, entry: Entry) -> AsgiRequest:
+    def make(self, entry: LogEntry) -> AsgiRequest:
         """Return the request of a line."""
         _, ip, method, target, _, _, extra = entry
         path, _, query = target.partition("?")

@@ -229,7 +229,7 @@ class Curve(NamedTuple):
         return self.limits.index(self.limit)
 
 
-class Denial(NamedTuple):
+class DeniedRequest(NamedTuple):
     """One denial of one request.
 
     Attributes:
@@ -255,7 +255,7 @@ class Denial(NamedTuple):
     status: int
 
 
-class Outcome:
+class RulesOutcome:
     """What one set of rules did with a log.
 
     Args:
@@ -345,7 +345,7 @@ class Result:
     """
 
     formats: list[str]
-    outcome: Outcome
+    outcome: RulesOutcome
     gaps: list[Gap] = field(default_factory=list)
     first: int = 0
     last: int = 0
@@ -355,7 +355,7 @@ class Result:
     without_request: int = 0
     late: int = 0
     limited_before: int = 0
-    against: Outcome | None = None
+    against: RulesOutcome | None = None
     difference: Difference | None = None
     curves: list[Curve] = field(default_factory=list)
     without_curve: list[str] = field(default_factory=list)

@@ -19,9 +19,9 @@ from ratelimit_mw.decision.planning import Plan
 from ratelimit_mw.decision.settlement import Account
 from ratelimit_mw.decision.storage import InFlight, InFlightPlace, Storage
 from ratelimit_mw.decision.verdict import Verdict
-from ratelimit_mw.foresight.logs.entry import Entry
+from ratelimit_mw.foresight.logs.entry import LogEntry
 from ratelimit_mw.foresight.requests import Requests
-from ratelimit_mw.foresight.results import Denial, Outcome, RuleResult
+from ratelimit_mw.foresight.results import DeniedRequest, RuleResult, RulesOutcome
 from ratelimit_mw.foresight.wording import namer
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import Ask, Charge
@@ -127,7 +127,7 @@ class Simulation:
             charges = tuple(filter(self._answerable, charges))
         return self._engine.planner.plan_of(self.rules, charges)
 
-    def decide(self, entry: Entry, plan: Plan) -> Verdict:
+    def decide(self, entry: LogEntry, plan: Plan) -> Verdict:
         """Decide on the request of a line, at its time. `plan` is that of the request."""
         at, _, _, _, status, lasted, _ = entry
         rules, engine = self.rules, self._engine
@@ -182,11 +182,11 @@ class Decider:
 
     def __init__(self, simulation: Simulation, requests: Requests, *, hashed: bool) -> None:
         rules = [rule for part in simulation.rules.parts for rule in part.rules]
-        self.outcome = outcome = Outcome(rules)
+        self.outcome = outcome = RulesOutcome(rules)
         """What the rules did so far."""
-        self.on_denial: Callable[[Denial], None] | None = None
+        self.on_denial: Callable[[DeniedRequest], None] | None = None
         """Is called with each denial."""
-        self.on_verdict: Callable[[Entry, Sequence[Charge], Verdict], None] | None = None
+        self.on_verdict: Callable[[LogEntry, Sequence[Charge], Verdict], None] | None = None
         """Is called with each request, what it asked, and what the rules decided."""
         self._rules = rules
         self._places = {id(rule): place for place, rule in enumerate(rules)}
@@ -201,7 +201,7 @@ class Decider:
         """The plans of recent requests, by what plans depend on. None if they may depend on more. See `Plans`."""
         self._name = namer(simulation.rules, hashed=hashed)
 
-    def decide(self, entry: Entry) -> Verdict:
+    def decide(self, entry: LogEntry) -> Verdict:
         """Decide on the request of a line, and count the result. Requests must be in order of time."""
         _, ip, method, target, _, _, extra = entry
         plans = self._plans
@@ -225,18 +225,18 @@ class Decider:
             self._count(entry, verdict)
         return verdict
 
-    def request_of(self, entry: Entry) -> Request:
+    def request_of(self, entry: LogEntry) -> Request:
         """Return the request of a line."""
         return self._requests.make(entry)
 
-    def client_of(self, verdict: Verdict, entry: Entry) -> str:
+    def client_of(self, verdict: Verdict, entry: LogEntry) -> str:
         """Return the identity of the client of a request that was denied, as the denying counter has it."""
         if verdict.binding >= 0:
             return identity_of(verdict.charges[verdict.binding].ask.key)
         request = self._read(entry)
         return f"ip={request.values.get('ip') or request.peer or '?'}"
 
-    def name_of(self, verdict: Verdict, entry: Entry) -> str:
+    def name_of(self, verdict: Verdict, entry: LogEntry) -> str:
         """Return the name of the client of a request that was denied."""
         return self._name(self.client_of(verdict, entry), self._read(entry))
 
@@ -251,7 +251,7 @@ class Decider:
                 results.append(self._results[id(rule)])
         return plan, results
 
-    def _remembered(self, key: _Key, entry: Entry) -> Planned:
+    def _remembered(self, key: _Key, entry: LogEntry) -> Planned:
         """Return the plan of a request, and keep it for similar requests if it depends on nothing else."""
         request = self._requests.make(entry)
         planned = self._planned(request)
@@ -260,13 +260,13 @@ class Decider:
             self._plans.put(key, planned)
         return planned
 
-    def _read(self, entry: Entry) -> Request:
+    def _read(self, entry: LogEntry) -> Request:
         """Return the request of a line, with the values that the rules have read."""
         request = self._requests.make(entry)
         self._simulation.plan(request)
         return request
 
-    def _count(self, entry: Entry, verdict: Verdict) -> None:
+    def _count(self, entry: LogEntry, verdict: Verdict) -> None:
         """Count a verdict that is more than an admission."""
         if not verdict.allowed:
             outcome = self.outcome
@@ -286,10 +286,12 @@ class Decider:
         if verdict.reason == "blocked" and self.on_denial is not None:
             name = self.name_of(verdict, entry)
             self.on_denial(
-                Denial(entry.at, name, "", False, "blocked", float("inf"), entry.method, entry.target, entry.status)
+                DeniedRequest(
+                    entry.at, name, "", False, "blocked", float("inf"), entry.method, entry.target, entry.status
+                )
             )
 
-    def _deny(self, entry: Entry, verdict: Verdict, charge: Charge, retry_after: int) -> None:
+    def _deny(self, entry: LogEntry, verdict: Verdict, charge: Charge, retry_after: int) -> None:
         rule, ask = charge
         outcome, result = self.outcome, self._results[id(rule)]
         result.deny(entry.at)
@@ -303,7 +305,7 @@ class Decider:
             reason = verdict.reason if not verdict.allowed and not ask.shadow else "limited"
             wait = float("inf") if retry_after < 0 else retry_after / 1e6
             self.on_denial(
-                Denial(
+                DeniedRequest(
                     entry.at,
                     outcome.names[key],
                     rule.name,

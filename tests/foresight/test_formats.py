@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratelimit_mw.foresight.logs.entry import Entry, Unreadable
+from ratelimit_mw.foresight.logs.entry import LogEntry, Unreadable
 from ratelimit_mw.foresight.logs.formats import NAMED, UVICORN, UnknownFormat, find_format
 from ratelimit_mw.foresight.logs.patterns import PatternFormat
 from ratelimit_mw.foresight.logs.structured import PRODUCTS, NamedFormat
@@ -246,7 +246,7 @@ def test_json_of_unknown_names_needs_places():
         with pytest.raises(UnknownFormat, match="--field time=NAME"):
             find_format("auto", [line], places)
     form = find_format("json", [line], {"time": "t", "ip": "who", "method": "verb", "target": "deep.path.0"})
-    assert form.reader([], Unreadable()).read(line.encode() + b"\n") == [Entry(START, "192.0.2.1", "GET", "/a")]
+    assert form.reader([], Unreadable()).read(line.encode() + b"\n") == [LogEntry(START, "192.0.2.1", "GET", "/a")]
 
 
 READERS = [

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratelimit_mw.foresight.logs.entry import Entry
+from ratelimit_mw.foresight.logs.entry import LogEntry
 from ratelimit_mw.foresight.logs.inputs import Order, merged
 from ratelimit_mw.model import SECOND
 
@@ -11,7 +11,7 @@ START = 1_772_366_400
 
 
 def entry(second, ip="192.0.2.1"):
-    return Entry(round((START + second) * SECOND), ip, "GET", "/")
+    return LogEntry(round((START + second) * SECOND), ip, "GET", "/")
 
 
 def ordered(seconds, disorder=60, **options):

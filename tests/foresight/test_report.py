@@ -12,7 +12,7 @@ from ratelimit_mw.foresight.report.html import page
 from ratelimit_mw.foresight.report.markup import element
 from ratelimit_mw.foresight.report.svg import Scale, bars_of, spans_of, what_if
 from ratelimit_mw.foresight.requests import Gap
-from ratelimit_mw.foresight.results import MINUTE, Difference, Outcome, Result
+from ratelimit_mw.foresight.results import MINUTE, Difference, Result, RulesOutcome
 from ratelimit_mw.foresight.wording import share
 from tests.foresight.reports import HOSTILE, curve, small
 from tests.foresight.test_replay import NOON, replayed, shop
@@ -179,7 +179,7 @@ def test_a_curve_of_one_limit_and_no_clients_is_drawn(result):
 
 
 def rule(number):
-    """What `Outcome` needs of a rule."""
+    """What `RulesOutcome` needs of a rule."""
 
     class Named:
         name = f"rule-{number}-" + "n" * 60
@@ -189,7 +189,7 @@ def rule(number):
 
 
 def test_a_million_requests_of_many_clients_and_rules_fit_into_300_kilobytes():
-    outcome = Outcome([rule(number) for number in range(40)])
+    outcome = RulesOutcome([rule(number) for number in range(40)])
     outcome.requests, outcome.denied = 1_000_000, 600_000
     start = NOON * 1_000_000
     minutes = 90 * 1440

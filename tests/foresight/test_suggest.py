@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ratelimit_mw.cli.lint import check
-from ratelimit_mw.foresight.logs.entry import Entry
+from ratelimit_mw.foresight.logs.entry import LogEntry
 from ratelimit_mw.foresight.replay import Options, replay
 from ratelimit_mw.foresight.suggest.proposal import CONVENTION, propose
-from ratelimit_mw.foresight.suggest.text import Source, as_yaml
+from ratelimit_mw.foresight.suggest.text import ProposalSource, as_yaml
 from ratelimit_mw.foresight.suggest.traffic import Route, Traffic, UnsuitableLog
 from tests.foresight import traffic
 from tests.foresight.test_replay import SAMPLE
@@ -195,7 +195,7 @@ def test_long_targets_are_not_kept_in_memory():
     tracemalloc.start()
     try:
         for at in range(2000):
-            seen.add([Entry(traffic.START + at, "192.0.2.1", "GET", f"/{at}?{'q' * 20_000}", 200)])
+            seen.add([LogEntry(traffic.START + at, "192.0.2.1", "GET", f"/{at}?{'q' * 20_000}", 200)])
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -204,7 +204,7 @@ def test_long_targets_are_not_kept_in_memory():
 
 def test_head_counts_as_get_as_in_rules():
     seen = Traffic()
-    seen.add([Entry(traffic.START, "192.0.2.1", method, "/a", 200) for method in ("HEAD", "GET")])
+    seen.add([LogEntry(traffic.START, "192.0.2.1", method, "/a", 200) for method in ("HEAD", "GET")])
     assert seen.routes[1:] == [Route("GET", ("a",))]
 
 
@@ -259,7 +259,7 @@ def test_check_finds_nothing_wrong_with_the_text(tmp_path):
     proposal = proposed(log)
     path = tmp_path / "rules.yaml"
     for enforce in (True, False):
-        path.write_text(as_yaml(proposal, traffic_of(log), Source(logs=[log], enforce=enforce)))
+        path.write_text(as_yaml(proposal, traffic_of(log), ProposalSource(logs=[log], enforce=enforce)))
         examined = check(path)
         assert (examined.problems, examined.warnings) == ((), ())
         assert {rule.shadow for rule in examined.rules.rules} == {not enforce}
@@ -271,7 +271,9 @@ def test_check_finds_nothing_wrong_with_the_text(tmp_path):
 )
 def test_a_log_with_too_little_is_refused(requests, clients, text):
     seen = Traffic()
-    seen.add([Entry(traffic.START * 10**6 + each, f"192.0.2.{each % clients}", "GET", "/") for each in range(requests)])
+    seen.add(
+        [LogEntry(traffic.START * 10**6 + each, f"192.0.2.{each % clients}", "GET", "/") for each in range(requests)]
+    )
     if not text:
         assert limits(propose(seen, check))
         return
@@ -284,11 +286,11 @@ import sys
 from ratelimit_mw.cli.lint import check
 from ratelimit_mw.foresight.suggest.traffic import Traffic
 from ratelimit_mw.foresight.suggest.proposal import propose
-from ratelimit_mw.foresight.suggest.text import Source, as_yaml
+from ratelimit_mw.foresight.suggest.text import ProposalSource, as_yaml
 seen = Traffic()
 seen.read(sys.argv[1:])
 seen.formats.clear()
-sys.stdout.write(as_yaml(propose(seen, check), seen, Source(logs=[])))
+sys.stdout.write(as_yaml(propose(seen, check), seen, ProposalSource(logs=[])))
 """
 
 
@@ -347,20 +349,20 @@ def test_no_text_of_a_log_leaves_its_comment_or_its_string(tmp_path_factory, one
     def wired(text):
         return text.encode("utf-8").decode("latin-1")
 
-    entries = [Entry(start + 10**6 * each, f"192.0.2.{each % 40}", "GET", "/") for each in range(1000)]
+    entries = [LogEntry(start + 10**6 * each, f"192.0.2.{each % 40}", "GET", "/") for each in range(1000)]
     login = "/login/" + wired(one)
     for client in range(45):
         for each in range(25):
             at = start + 10**7 * each
-            entries.append(Entry(at, f"198.51.100.{client}", "POST", login, 401))
-            entries.append(Entry(at, f"203.0.113.{client}", "GET", "/" + wired(other), 200))
-            entries.append(Entry(at, "192.0.2.200", wired(method), "/", 200))
-            entries.append(Entry(at, wired(other), "GET", "/", 200))
+            entries.append(LogEntry(at, f"198.51.100.{client}", "POST", login, 401))
+            entries.append(LogEntry(at, f"203.0.113.{client}", "GET", "/" + wired(other), 200))
+            entries.append(LogEntry(at, "192.0.2.200", wired(method), "/", 200))
+            entries.append(LogEntry(at, wired(other), "GET", "/", 200))
     seen = Traffic()
     seen.formats.append(other)
     seen.add(entries)
     proposal = propose(seen, check)
-    source = Source(logs=[one + other], options=["--field", other], enforce=True)
+    source = ProposalSource(logs=[one + other], options=["--field", other], enforce=True)
     text = as_yaml(proposal, seen, source)
     assert all(character.isprintable() or character == "\n" for character in text)
     assert yaml.safe_load(text) == proposal.mapping(enforce=True)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ratelimit_mw import ManualClock, RateLimiter
 from ratelimit_mw.config.load import examine
-from ratelimit_mw.foresight.logs.entry import Entry
+from ratelimit_mw.foresight.logs.entry import LogEntry
 from ratelimit_mw.foresight.suggest import traffic
 from ratelimit_mw.foresight.suggest.behaviour import (
     busiest_minute,
@@ -203,7 +203,9 @@ def test_rules_have_different_names_of_letters_and_digits():
 
 def traffic_of(*requests):
     traffic = Traffic()
-    traffic.add([Entry(NOON + int(at * SECOND), ip, method, path, status) for at, ip, method, path, status in requests])
+    traffic.add(
+        [LogEntry(NOON + int(at * SECOND), ip, method, path, status) for at, ip, method, path, status in requests]
+    )
     return traffic
 
 
@@ -271,13 +273,13 @@ def test_the_memory_for_paths_and_for_one_client_is_bounded(monkeypatch):
 
 def test_requests_that_began_before_1970_are_skipped():
     traffic = Traffic()
-    traffic.add([Entry(-1, "192.0.2.1", "GET", "/"), Entry(-(10**30), "192.0.2.1", "GET", "/")])
+    traffic.add([LogEntry(-1, "192.0.2.1", "GET", "/"), LogEntry(-(10**30), "192.0.2.1", "GET", "/")])
     assert (traffic.requests, traffic.skipped) == (0, 2)
 
 
 def test_requests_outside_of_the_times_are_skipped():
     traffic = Traffic(NOON + SECOND, NOON + 3 * SECOND)
-    entries = [Entry(NOON + each * SECOND, "192.0.2.1", "GET", "/") for each in range(5)]
+    entries = [LogEntry(NOON + each * SECOND, "192.0.2.1", "GET", "/") for each in range(5)]
     traffic.add(entries[:1])
     traffic.add(entries[1:])
     assert (traffic.requests, traffic.skipped, traffic.lines) == (2, 3, 5)

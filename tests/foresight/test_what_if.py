@@ -13,7 +13,7 @@ from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.foresight.replay import Options, replay
 from ratelimit_mw.foresight.simulation import Simulation
 from ratelimit_mw.foresight.what_if import collection, exact
-from ratelimit_mw.foresight.what_if.exact import TooLong, busiest_windows, distribution, in_sequence
+from ratelimit_mw.foresight.what_if.exact import WindowTooLong, busiest_windows, distribution, in_sequence
 from ratelimit_mw.foresight.what_if.limits import (
     MOST_LIMITS,
     candidates,
@@ -388,7 +388,7 @@ def test_the_busiest_window_is_that_of_a_search(requests, window, aligned):
 
 def test_a_window_beyond_64_bits_has_no_peak():
     times = np.arange(3, dtype=np.int64) * 2**61
-    with pytest.raises(TooLong):
+    with pytest.raises(WindowTooLong):
         busiest_windows(in_sequence(times, np.array([0, 1, 2])), Quota("sliding_window", 1, 2**62))
 
 

@@ -7,7 +7,7 @@ from ratelimit_mw.errors import near
 from ratelimit_mw.foresight.logs.times import KnownTimes, TimeReader, duration
 
 
-class Entry(NamedTuple):
+class LogEntry(NamedTuple):
     """One request of a log.
 
     The texts are as on the wire: each character is one byte (latin-1), as servers pass headers to apps.
@@ -19,7 +19,7 @@ class Entry(NamedTuple):
         target: The path and the query, percent-encoded.
         status: The status of the response. 0 if the log does not have it.
         duration: How long the request took, in microseconds. -1 if the log does not have it.
-        extra: The further values that were wanted, in their order (see `Format.reader`). None stands for absent.
+        extra: The further values that were wanted, in their order (see `LineFormat.reader`). None stands for absent.
     """
 
     at: int
@@ -44,7 +44,7 @@ FIELDS = (*TIMES, "ip", *REQUEST, "status", "host", "user", "tier", *DURATIONS)
 """The fields that `--field` can name, without `header:N`, `cookie:N` and the attributes of the rules."""
 
 BASIC = frozenset((*TIMES, "ip", *REQUEST, "status", *DURATIONS, "header:*"))
-"""The fields that have a place of their own in an `Entry`, and the word for all headers. All others are extras."""
+"""The fields that have a place of their own in an `LogEntry`, and the word for all headers. All others are extras."""
 
 
 def check_fields(names: Iterable[str], custom: Sequence[str] = ()) -> None:
@@ -94,12 +94,12 @@ class Unreadable:
 class LineReader(Protocol):
     """Reads the lines of one input."""
 
-    def read(self, block: bytes) -> list[Entry]:
+    def read(self, block: bytes) -> list[LogEntry]:
         """Read whole lines. The block ends with a newline. What cannot be read is counted."""
         ...
 
 
-class Format(Protocol):
+class LineFormat(Protocol):
     """One format of logs, with its fields."""
 
     name: str
@@ -118,7 +118,7 @@ class Format(Protocol):
 
         Args:
             wanted: The fields to read, in addition to those that every request needs. Those that are not in `BASIC`
-                are in `Entry.extra`, in this order. A field that the format does not tell is always absent.
+                are in `LogEntry.extra`, in this order. A field that the format does not tell is always absent.
             unreadable: Counts what cannot be read.
         """
         ...
@@ -133,7 +133,7 @@ class EntryMaker:
 
     Args:
         has: The fields that the lines have.
-        extras: The fields in `Entry.extra`.
+        extras: The fields in `LogEntry.extra`.
         read: Reads a time.
         unreadable: Counts the lines without a request.
 
@@ -150,7 +150,7 @@ class EntryMaker:
         self._extras = extras
         self._unreadable = unreadable
 
-    def make(self, text: Text) -> Entry | None:
+    def make(self, text: Text) -> LogEntry | None:
         """Return the request of a line. A line without one is counted.
 
         Raises:
@@ -169,7 +169,7 @@ class EntryMaker:
         status = text("status") or ""
         code = int(status) if status.isascii() and status.isdigit() and len(status) == 3 else 0
         extra = tuple([None if (found := text(field)) in ("", "-") else found for field in self._extras])
-        return Entry(at, text("ip") or "", *request, code, lasted, extra)
+        return LogEntry(at, text("ip") or "", *request, code, lasted, extra)
 
 
 def _request(text: Text) -> tuple[str, str] | None:

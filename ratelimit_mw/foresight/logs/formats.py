@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 
-from ratelimit_mw.foresight.logs.entry import TIMES, Format
+from ratelimit_mw.foresight.logs.entry import TIMES, LineFormat
 from ratelimit_mw.foresight.logs.patterns import PatternFormat
 from ratelimit_mw.foresight.logs.structured import (
     PRODUCTS,
@@ -56,7 +56,7 @@ class UnknownFormat(ValueError):
         self.usage = usage
 
 
-def find_format(wanted: str, sample: Sequence[str], places: Mapping[str, str]) -> Format:
+def find_format(wanted: str, sample: Sequence[str], places: Mapping[str, str]) -> LineFormat:
     """Return the format of a log.
 
     Args:
@@ -81,7 +81,7 @@ def find_format(wanted: str, sample: Sequence[str], places: Mapping[str, str]) -
     return found
 
 
-def _named(wanted: str, lines: Sequence[str], places: Mapping[str, str]) -> Format:
+def _named(wanted: str, lines: Sequence[str], places: Mapping[str, str]) -> LineFormat:
     if wanted == "json":
         return _json(lines, places)
     if wanted == "csv":
@@ -94,7 +94,7 @@ def _named(wanted: str, lines: Sequence[str], places: Mapping[str, str]) -> Form
     return PatternFormat("the given format", wanted, places)
 
 
-def _detected(lines: Sequence[str], places: Mapping[str, str]) -> Format:
+def _detected(lines: Sequence[str], places: Mapping[str, str]) -> LineFormat:
     if looks_like_json(lines):
         return _json(lines, places)
     for name in _DETECTED:
@@ -114,7 +114,7 @@ def _detected(lines: Sequence[str], places: Mapping[str, str]) -> Format:
     )
 
 
-def _fits(form: Format, lines: Sequence[str]) -> bool:
+def _fits(form: LineFormat, lines: Sequence[str]) -> bool:
     return 10 * sum(map(form.fits, lines)) >= 9 * len(lines)
 
 
@@ -123,7 +123,7 @@ def _usable(places: Mapping[str, object]) -> bool:
     return not places.keys().isdisjoint(TIMES) and not places.keys().isdisjoint(("request", "target", "path"))
 
 
-def _json(lines: Sequence[str], places: Mapping[str, str]) -> Format:
+def _json(lines: Sequence[str], places: Mapping[str, str]) -> LineFormat:
     given = {field: (place,) for field, place in places.items()}
     product = product_of(lines)
     merged = {**(PRODUCTS[product] if product else {}), **given}
@@ -146,7 +146,7 @@ def _json(lines: Sequence[str], places: Mapping[str, str]) -> Format:
     return form
 
 
-def _csv(header: str, places: Mapping[str, str]) -> Format:
+def _csv(header: str, places: Mapping[str, str]) -> LineFormat:
     delimiter = delimiter_of(header)
     columns = columns_of(header, delimiter)
     unknown = [place for place in places.values() if place not in columns and not place.isdigit()]

@@ -16,7 +16,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import IO, Any, Self
 
-from ratelimit_mw.foresight.logs.entry import Entry, Format, Unreadable
+from ratelimit_mw.foresight.logs.entry import LineFormat, LogEntry, Unreadable
 from ratelimit_mw.foresight.logs.formats import UnknownFormat, find_format
 from ratelimit_mw.model import SECOND
 
@@ -58,7 +58,7 @@ class Log:
         self._blocks = self._read()
         self.unreadable = Unreadable()
         """Counts the lines that could not be read."""
-        self.format: Format | None = None
+        self.format: LineFormat | None = None
         """The format, after `detect`."""
 
     def __enter__(self) -> Self:
@@ -79,7 +79,7 @@ class Log:
         if self.path != STANDARD_INPUT:
             self._raw.close()
 
-    def detect(self, wanted: str, places: Mapping[str, str]) -> Format:
+    def detect(self, wanted: str, places: Mapping[str, str]) -> LineFormat:
         """Find the format of the log. See `find_format` for the arguments.
 
         Raises:
@@ -95,11 +95,11 @@ class Log:
         self.format = find_format(wanted, list(islice((line for line in lines if line.strip()), _SAMPLE)), places)
         return self.format
 
-    def entries(self, wanted: Sequence[str]) -> Iterator[list[Entry]]:
+    def entries(self, wanted: Sequence[str]) -> Iterator[list[LogEntry]]:
         """Read the log after `detect`: yield the requests of one block after the other.
 
         Args:
-            wanted: The fields to read, see `Format.reader`.
+            wanted: The fields to read, see `LineFormat.reader`.
 
         Raises:
             OSError: The file cannot be read, or is damaged.
@@ -176,9 +176,9 @@ class Order:
         self._disorder = disorder
         self._spread = spread
 
-    def ordered(self, batches: Iterable[list[Entry]]) -> Iterator[list[Entry]]:
+    def ordered(self, batches: Iterable[list[LogEntry]]) -> Iterator[list[LogEntry]]:
         """Yield the requests in order of time, some at once."""
-        seconds: dict[int, list[Entry]] = {}
+        seconds: dict[int, list[LogEntry]] = {}
         heap: list[int] = []
         newest, released, last = -1, -1, 0
         for batch in batches:
@@ -202,7 +202,7 @@ class Order:
         while heap:
             yield self._sorted(seconds.pop(heapq.heappop(heap)))
 
-    def _sorted(self, entries: list[Entry]) -> list[Entry]:
+    def _sorted(self, entries: list[LogEntry]) -> list[LogEntry]:
         if len(entries) == 1:
             return entries
         if not self._spread or any(entry.at % SECOND for entry in entries):
@@ -211,7 +211,7 @@ class Order:
         return [entry._replace(at=entry.at + place * SECOND // len(entries)) for place, entry in enumerate(entries)]
 
 
-def merged(streams: Sequence[Iterator[list[Entry]]]) -> Iterator[list[Entry]]:
+def merged(streams: Sequence[Iterator[list[LogEntry]]]) -> Iterator[list[LogEntry]]:
     """Merge the requests of several logs, each of which is in order, by their times."""
     if len(streams) == 1:
         yield from streams[0]

@@ -9,8 +9,8 @@ from ratelimit_mw.foresight.logs.entry import (
     DURATIONS,
     REQUEST,
     TIMES,
-    Entry,
     EntryMaker,
+    LogEntry,
     Unreadable,
 )
 from ratelimit_mw.foresight.logs.times import any_time
@@ -21,7 +21,7 @@ _REQUEST_LINE = r'([A-Za-z]++) ([^ "\\\n]++) HTTP/[0-9.]++'
 _ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|(.))")
 _CONTROLS = {"n": "\n", "r": "\r", "t": "\t", "v": "\v", "f": "\f", "b": "\b", "a": "\a"}
 
-_new = tuple.__new__  # makes an Entry in a third of the time of a call
+_new = tuple.__new__  # makes an LogEntry in a third of the time of a call
 
 
 def unescaped(text: str) -> str:
@@ -57,15 +57,15 @@ class PatternFormat:
         self._line = re.compile(_expression(parts, frozenset())[0] + r"\r?")
 
     def fits(self, line: str) -> bool:
-        """See `Format`."""
+        """See `LineFormat`."""
         return self._line.fullmatch(line.rstrip("\n")) is not None
 
     def has(self, field: str) -> bool:
-        """See `Format`."""
+        """See `LineFormat`."""
         return field in self._fields
 
     def reader(self, wanted: Sequence[str], unreadable: Unreadable) -> "PatternReader":
-        """See `Format`."""
+        """See `LineFormat`."""
         chosen = self._fields & _ALWAYS.union(wanted)
         # The time of nginx is that of the end, so the duration is needed for the beginning.
         if "end" in self._fields or "duration" in wanted:
@@ -147,7 +147,7 @@ class PatternReader:
     Args:
         parts: The parts of the format.
         fields: The fields to read.
-        extras: The fields in `Entry.extra`.
+        extras: The fields in `LogEntry.extra`.
         unreadable: Counts what cannot be read.
     """
 
@@ -169,13 +169,13 @@ class PatternReader:
         self._maker = EntryMaker(self._group, extras, clock.read or any_time, unreadable)
         self._plain = "request" in self._group and not (extras or self._maker.unit)
 
-    def read(self, block: bytes) -> list[Entry]:
+    def read(self, block: bytes) -> list[LogEntry]:
         """See `LineReader`."""
         text = block.decode("latin-1")
         rows = self._search.findall(text)
         if len(rows) != text.count("\n"):
             self._count_unmatched(text)
-        entries: list[Entry] = []
+        entries: list[LogEntry] = []
         add, times, time = entries.append, self._maker.times, self._group[self._maker.clock]
         ip, method, status = (self._group.get(field, -1) for field in ("ip", "method", "status"))
         plain = self._plain
@@ -184,7 +184,7 @@ class PatternReader:
                 if plain and row[method]:  # the usual case, in a third of the time
                     code = int(row[status]) if status >= 0 and row[status] != "-" else 0
                     address = row[ip] if ip >= 0 else ""
-                    add(_new(Entry, (times[row[time]], address, row[method], row[method + 1], code, -1, ())))
+                    add(_new(LogEntry, (times[row[time]], address, row[method], row[method + 1], code, -1, ())))
                 elif (entry := self._maker.make(partial(self._text, row))) is not None:
                     add(entry)
             except ValueError:

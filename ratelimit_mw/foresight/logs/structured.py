@@ -12,8 +12,8 @@ from ratelimit_mw.foresight.logs.entry import (
     DURATIONS,
     REQUEST,
     TIMES,
-    Entry,
     EntryMaker,
+    LogEntry,
     Unreadable,
     wire,
 )
@@ -106,17 +106,17 @@ class NamedFormat:
         self._delimiter = delimiter
 
     def fits(self, line: str) -> bool:
-        """See `Format`."""
+        """See `LineFormat`."""
         unreadable = Unreadable()
         NamedReader(self._places, (), unreadable, None).read(line.encode())
         return not unreadable.count
 
     def has(self, field: str) -> bool:
-        """See `Format`."""
+        """See `LineFormat`."""
         return field in self._places or (field.startswith("header:") and "header:*" in self._places)
 
     def reader(self, wanted: Sequence[str], unreadable: Unreadable) -> "NamedReader":
-        """See `Format`."""
+        """See `LineFormat`."""
         return NamedReader(self._places, wanted, unreadable, self._delimiter)
 
 
@@ -141,9 +141,9 @@ class NamedReader:
         extras = [field for field in wanted if field not in BASIC]
         self._maker = EntryMaker(places, extras, any_time, unreadable)
 
-    def read(self, block: bytes) -> list[Entry]:
+    def read(self, block: bytes) -> list[LogEntry]:
         """See `LineReader`."""
-        entries: list[Entry] = []
+        entries: list[LogEntry] = []
         for line in block.decode("utf-8", "replace").split("\n"):
             if self._delimiter is not None and self._columns is None:
                 self._columns = columns_of(line, self._delimiter)
@@ -156,7 +156,7 @@ class NamedReader:
                     entries += [] if entry is None else [entry]
         return entries
 
-    def entry_of(self, line: str) -> Entry | None:
+    def entry_of(self, line: str) -> LogEntry | None:
         """Return the request of a line. None if it has no request.
 
         Raises:

@@ -98,7 +98,7 @@ def parts_of(text: str) -> list[str | Variable]:
     """Return the texts and the variables of a format, in order.
 
     Args:
-        text: The format, or the whole line of the configuration that defines it (`log_format …;`, `LogFormat …`).
+        text: The format, or the whole line of the configuration that defines it (`log_format …;`, `LineFormat …`).
 
     Raises:
         ValueError: The text has no variables of either server.

@@ -13,7 +13,7 @@ from pathlib import PurePath
 from ratelimit_mw.foresight.report import svg
 from ratelimit_mw.foresight.report.markup import Markup, cut, element, joined
 from ratelimit_mw.foresight.report.svg import bars_of
-from ratelimit_mw.foresight.results import MINUTE, Curve, Difference, Heaviest, Outcome, Result, RuleResult
+from ratelimit_mw.foresight.results import MINUTE, Curve, Difference, Heaviest, Result, RuleResult, RulesOutcome
 from ratelimit_mw.foresight.wording import notes, sentence, share, spelled, utc
 from ratelimit_mw.units import spell_period
 
@@ -124,7 +124,7 @@ def _most_denying(rules: Sequence[RuleResult]) -> Markup:
     return Markup(", ".join(parts))
 
 
-def _rules(outcome: Outcome, rules: Sequence[RuleResult]) -> Markup:
+def _rules(outcome: RulesOutcome, rules: Sequence[RuleResult]) -> Markup:
     extra = [name for name in ("delayed", "over") if any(getattr(each, name) for each in rules)]
     rows = [
         (
@@ -169,7 +169,7 @@ def _denials(result: Result, rules: Sequence[RuleResult]) -> Markup | None:
     )
 
 
-def _clients(outcome: Outcome, most: int, rule: str | None) -> Markup | None:
+def _clients(outcome: RulesOutcome, most: int, rule: str | None) -> Markup | None:
     rows = [
         (
             _client(each.client),

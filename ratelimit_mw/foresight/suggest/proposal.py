@@ -74,7 +74,7 @@ _STATIC = re.compile(
 """The ends of static files. The rule for all requests limits them."""
 
 
-class Measure(NamedTuple):
+class MeasuredLimit(NamedTuple):
     """The limit that ordinary clients need, and how it was found.
 
     Attributes:
@@ -106,7 +106,7 @@ class ProposedRule(NamedTuple):
     name: str
     route: Route | None
     limit: int
-    measure: Measure | None = None
+    measure: MeasuredLimit | None = None
     reason: str = ""
 
 
@@ -172,7 +172,7 @@ class _Uses:
             if failed >= _FAILED and failed >= _MOSTLY * requests:
                 yield client
 
-    def measure(self, left_out: Container[int], *, strict: bool = False) -> Measure | None:
+    def measure(self, left_out: Container[int], *, strict: bool = False) -> MeasuredLimit | None:
         """Return the limit that ordinary clients need. None if too few clients are not `left_out`.
 
         Args:
@@ -193,7 +193,7 @@ class _Uses:
         limit = max(round_limit(most * HEADROOM), CONVENTION)
         needed = _covering(ordinary)
         beyond = tuple((client, peak) for peak, _, client in reversed(kept[len(ordinary) :]))
-        return Measure(max(limit, next_round(needed)), quantile(peaks, 500), most, beyond, needed > limit)
+        return MeasuredLimit(max(limit, next_round(needed)), quantile(peaks, 500), most, beyond, needed > limit)
 
     def above(self, limit: int, left_out: Container[int]) -> int:
         """Return the requests of the clients whose busiest minute is above a limit."""
@@ -318,7 +318,7 @@ class _Analysis:
             clients=len(clients),
         )
 
-    def _rule(self, route: Route, uses: _Uses, overall: Measure, *, login: bool) -> ProposedRule | str | None:
+    def _rule(self, route: Route, uses: _Uses, overall: MeasuredLimit, *, login: bool) -> ProposedRule | str | None:
         """Return the rule for a route, or the reason why it has none. None if that is not worth a line."""
         here = [
             self._tracks[client]
@@ -342,7 +342,7 @@ class _Analysis:
         return None
 
     def _convention(
-        self, route: Route, uses: _Uses, here: Sequence[Track], overall: Measure, *, login: bool
+        self, route: Route, uses: _Uses, here: Sequence[Track], overall: MeasuredLimit, *, login: bool
     ) -> ProposedRule | str | None:
         """Return the rule for a route where many clients do nothing else: its percentiles would be theirs."""
         number = f"{len(here)} of {len(uses.clients)} addresses"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from textwrap import wrap
 
 from ratelimit_mw.foresight.suggest.behaviour import HEADROOM, Track, round_limit
-from ratelimit_mw.foresight.suggest.proposal import DOMAIN, Measure, Proposal, ProposedRule
+from ratelimit_mw.foresight.suggest.proposal import DOMAIN, MeasuredLimit, Proposal, ProposedRule
 from ratelimit_mw.foresight.suggest.routes import template
 from ratelimit_mw.foresight.suggest.traffic import IPV6_PREFIX, OTHER, Route, Traffic
 from ratelimit_mw.foresight.wording import printable, utc
@@ -27,7 +27,7 @@ _MOST_NAMED = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class ProposalSource:
     """Where a proposal comes from, and what it is written for.
 
     Attributes:
@@ -43,7 +43,7 @@ class Source:
     hashed: bool = False
 
 
-def as_yaml(proposal: Proposal, traffic: Traffic, source: Source) -> str:
+def as_yaml(proposal: Proposal, traffic: Traffic, source: ProposalSource) -> str:
     """Return the text of the rules file."""
     name = _namer(hashed=source.hashed)
     lines = [
@@ -90,7 +90,7 @@ def _comment(text: str, indent: str = "", *, hanging: bool = False) -> list[str]
     )
 
 
-def _head(proposal: Proposal, traffic: Traffic, source: Source) -> Iterator[str]:
+def _head(proposal: Proposal, traffic: Traffic, source: ProposalSource) -> Iterator[str]:
     yield "# Limits that `ratelimit-mw suggest` proposes for the traffic of"
     for log, form in zip(source.logs, traffic.formats, strict=True):
         yield f"#   {printable(log)} ({printable(form)})"
@@ -140,7 +140,7 @@ def _rule(rule: ProposedRule, *, enforce: bool) -> Iterator[str]:
         yield "    shadow: true"
 
 
-def _reason(measure: Measure) -> str:
+def _reason(measure: MeasuredLimit) -> str:
     parts = [f"half of the addresses have {measure.half:,} in their busiest minute, 99.9 % ≤ {measure.most:,}"]
     if measure.beyond:
         parts.append(f"{len(measure.beyond):,} far beyond {'was' if len(measure.beyond) == 1 else 'were'} left out")

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 from zlib import crc32
 
-from ratelimit_mw.foresight.logs.entry import Entry
+from ratelimit_mw.foresight.logs.entry import LogEntry
 from ratelimit_mw.foresight.logs.inputs import Log
 from ratelimit_mw.identity.address import canonical, masked
 from ratelimit_mw.identity.path_forms import cleaned, path_of_target
@@ -178,7 +178,7 @@ class Traffic:
                 self.unreadable += log.unreadable.count
                 self.without_request += log.unreadable.without_request
 
-    def add(self, batch: Sequence[Entry]) -> None:
+    def add(self, batch: Sequence[LogEntry]) -> None:
         """Add requests, in any order."""
         since, until, by_text, tracks = self._since, self._until, self._by_text, self._tracks
         used = [each for each in batch if since <= each[0] < until]

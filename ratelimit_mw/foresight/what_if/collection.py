@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ratelimit_mw.decision.planning import Plan
 from ratelimit_mw.decision.verdict import Verdict
-from ratelimit_mw.foresight.logs.entry import Entry
+from ratelimit_mw.foresight.logs.entry import LogEntry
 from ratelimit_mw.foresight.simulation import Simulation, identity_of
 from ratelimit_mw.foresight.what_if.limits import Subject, decides_alone, replayed_candidates, subjects_of
 from ratelimit_mw.model import Charge, Quota, Rule
@@ -188,7 +188,7 @@ class Replay:
         self._quota, self._simulation = quota, simulation
         self.close = simulation.close
 
-    def add(self, entry: Entry, charges: Sequence[Charge]) -> None:
+    def add(self, entry: LogEntry, charges: Sequence[Charge]) -> None:
         """Decide on a request that asks these counters. Requests must be in order of time."""
         rule, quota = self.subject.rule, self.subject.quota
         if charges is not BLOCKED:
@@ -231,7 +231,7 @@ class Collection:
             for limit, quota in subject.quotas(replayed_candidates(subject.limit))
         ]
 
-    def add(self, entry: Entry, charges: Sequence[Charge], verdict: Verdict) -> None:
+    def add(self, entry: LogEntry, charges: Sequence[Charge], verdict: Verdict) -> None:
         """Add the request of a line, what it asked, and what the rules decided. Requests must be in order of time."""
         self.arrivals.add(entry[0], charges, verdict)
         for replay in self.replays:

@@ -12,7 +12,7 @@ from ratelimit_mw.foresight.what_if.collection import Arrivals, Collection, Repl
 from ratelimit_mw.foresight.what_if.exact import (
     Ints,
     Sequences,
-    TooLong,
+    WindowTooLong,
     busiest_windows,
     decide_all,
     distribution,
@@ -139,7 +139,7 @@ def _exact(subject: Subject, result: RuleResult, collected: _Collected) -> Curve
         peaks = _peaks(subject.quota, *asked)
         quotas = dict(subject.quotas(candidates(subject.limit, peaks)))
         decided = decide_all(way, *asked, list(quotas.values()))
-    except TooLong:
+    except WindowTooLong:
         return "its window is too long"
     points = dict(zip(quotas, zip(*decided, strict=True), strict=True))
     curve = _curve(subject, points, peaks, requests=result.asked, clients=sum(number for _, number in peaks))
@@ -158,7 +158,7 @@ def _replayed(
     found[subject.limit] = result.denied, result.clients
     try:
         peaks = _peaks(subject.quota, *collected.asked(Series(subject.place, subject.quota)))
-    except TooLong:
+    except WindowTooLong:
         peaks = ()
     return _curve(
         subject,

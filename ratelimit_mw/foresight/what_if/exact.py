@@ -37,7 +37,7 @@ _MOST = 2**31 - 1
 """A limit that no count reaches: not as many arrivals are kept."""
 
 
-class TooLong(ValueError):
+class WindowTooLong(ValueError):
     """The window and the times are too long, or the counts too high, for the arithmetic of 64 bits."""
 
 
@@ -80,7 +80,7 @@ def _first_since(arrivals: Sequences, moments: Ints) -> Ints:
     """Return, for each arrival, the index of its counter's first arrival at a moment, which is not later, or after it.
 
     Raises:
-        TooLong: The times cannot be put in one line.
+        WindowTooLong: The times cannot be put in one line.
     """
     times = arrivals.times
     back = np.minimum(times - moments, int(times.max() - times.min()))
@@ -89,7 +89,7 @@ def _first_since(arrivals: Sequences, moments: Ints) -> Ints:
     steps = np.minimum(np.diff(times, prepend=times[0]), apart)
     steps[arrivals.starts] = apart
     if float(steps.sum(dtype=np.float64)) > _LARGEST:
-        raise TooLong
+        raise WindowTooLong
     line = np.cumsum(steps)
     found: Ints = np.searchsorted(line, line - back, side="left")
     return found
@@ -101,7 +101,7 @@ def busiest_windows(arrivals: Sequences, quota: Quota) -> Ints:
     If the algorithm counts in one window, this is its own. Otherwise a window is any span of one period.
 
     Raises:
-        TooLong: The window is too long for the arithmetic.
+        WindowTooLong: The window is too long for the arithmetic.
     """
     size = len(arrivals.times)
     if not size:
@@ -145,7 +145,7 @@ def decide_all(way: Way, arrivals: Sequences, clients: Ints, quotas: Sequence[Qu
         quotas: The quotas, which differ only in what follows from their limits.
 
     Raises:
-        TooLong: The numbers are too large for the arithmetic.
+        WindowTooLong: The numbers are too large for the arithmetic.
     """
     if not len(arrivals.times):
         return Decided((0,) * len(quotas), (0,) * len(quotas))
@@ -252,7 +252,7 @@ def _windows(arrivals: Sequences, quotas: Sequence[Quota], way: Counting) -> _Se
     before = _charged_before(arrivals)
     most = [before[:-1] - before[first] for first in firsts]  # if all earlier ones were admitted
     if way.used is not None and float(most[-1].max() + 1) * quotas[0].period > _LARGEST:  # the largest product
-        raise TooLong
+        raise WindowTooLong
     starts = np.flatnonzero(firsts[-1] == np.arange(len(times)))
     begin = _spread(starts, len(times))
     full = used(quotas[0], most, times) >= min(quota.limit for quota in quotas)
@@ -288,7 +288,7 @@ def _buckets(arrivals: Sequences, quotas: Sequence[Quota], way: Refilling) -> _S
         intervals = [-(-quota.period // quota.limit) if quota.limit else 1 for quota in quotas]
         rooms = [way.room(*each) if each[0].limit else -1 for each in zip(quotas, intervals, strict=True)]
         if max(rooms) + max(intervals) > _LARGEST:
-            raise TooLong
+            raise WindowTooLong
         return np.array(intervals, np.int64), np.array(rooms, np.int64)
 
     def decide(steps: _Steps, rows: Ints, quotas: Sequence[Quota]) -> Counts:
