@@ -29,7 +29,6 @@ HIDDEN = {
     "Reply": {"admits"},
     "Setting": {"lasts", "text"},
     "Switch": {"records"},
-    "Tally": {"counters", "due", "near", "passes", "shed", "store", "tracers"},
 }
 """What the package itself uses of public classes."""
 

@@ -26,9 +26,9 @@ from ratelimit_mw.rules.compiled import BLOCKED, escaped
 from ratelimit_mw.rules.domains import Rules, unknown_domain
 from ratelimit_mw.rules.preflights import preflight_key
 from ratelimit_mw.settings import ResponseSettings
+from ratelimit_mw.snapshots import Snapshot
 from ratelimit_mw.stores import Store, open_records
 from ratelimit_mw.stores.base import Steps, adrive, drive
-from ratelimit_mw.tally import Tally
 
 if TYPE_CHECKING:
     from ratelimit_mw.decision.explanation import Explanation
@@ -89,8 +89,6 @@ class RateLimiter:
         """How many bans each shadow rule would have begun, by the name of the rule."""
         self.shed: Counter[str] = self.engine.planner.shedder.counts
         """How many requests were shed under load, by their priority."""
-        self.tally: Tally = self._storage.tally
-        """What this process has counted: requests, rules and denials by outcome, and more. See `Tally.snapshot`."""
         self._kept: dict[type, object] = {}
         retriever.require(_follow(ref(self)))
         LIMITERS[self] = True
@@ -369,19 +367,26 @@ class RateLimiter:
         """Do what `reset_all` does, awaitable."""
         await asyncio.to_thread(self.reset_all)
 
+    def snapshot(self) -> Snapshot:
+        """Return what this process has counted: requests, rules and denials by outcome, and more.
+
+        It reads the counts one by one, and does not stop the requests.
+        """
+        return self.engine.tally.snapshot()
+
     def close(self) -> None:
         """Stop looking for newer rules and close the connections to the store. A second call does nothing."""
         LIMITERS[self] = False
         self._retriever.stop()
         self._storage.close()
-        self.tally.close()
+        self.engine.tally.close()
 
     async def aclose(self) -> None:
         """Do what `close` does, awaitable."""
         LIMITERS[self] = False
         self._retriever.stop()
         await self._storage.aclose()
-        self.tally.close()
+        self.engine.tally.close()
 
     def __enter__(self) -> Self:
         return self

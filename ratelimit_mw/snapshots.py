@@ -1,6 +1,6 @@
 """What a limiter has counted: the counts of all requests, of each rule and of each descriptor.
 
-`RateLimiter.tally.snapshot()` returns a `Snapshot`. Apps only read these values. Constructing them is internal.
+`RateLimiter.snapshot()` returns a `Snapshot`. Apps only read these values. Constructing them is internal.
 
 The values are frozen, except `Histogram`: `ratelimit_mw.tally`, which does the counting, adds to it.
 """
@@ -80,7 +80,7 @@ class HitsSnapshot(NamedTuple):
             is left out, so no value of a client is here.
         total_hits: All hits.
         over_limit: The hits that were denied, or that a shadow limit would have denied.
-        near_limit: The admitted hits above 0.8 of the limit (see `Tally.near`).
+        near_limit: The admitted hits above 0.8 of the limit (`--near` of `serve`).
         within_limit: The admitted hits.
         shadow_mode: The hits that a shadow limit would have denied.
     """

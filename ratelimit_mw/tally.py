@@ -11,7 +11,7 @@ threads: the counts would be a little too low, and nothing else.
 The number of cells is bounded. A cell belongs to a rule of the file or of the code, never to a client. Rules beyond
 the first 1 000 names are counted together, as `other`. A rule that a reload brings again keeps its cell.
 
-Apps get the object from `RateLimiter.tally`. All other names of this module are internal.
+Apps get the counts by `RateLimiter.snapshot`. This module is internal: its names may change in any release.
 """
 
 from bisect import bisect_left
@@ -118,8 +118,8 @@ class Tally:
         near: The share of a limit from which hits are near it. It may be set.
         shed: The number of shed requests by priority.
         due: Returns True for each request that is measured.
-        tracers: Internal. The functions that are called with each decision.
-        passes: Internal. The requests that rules simply allowed, by the labels of the rules.
+        tracers: The functions that are called with each decision.
+        passes: The requests that rules simply allowed, by the labels of the rules.
     """
 
     _counting = lazy(lock)
@@ -151,11 +151,11 @@ class Tally:
         self.decisions = Histogram(SECONDS_BOUNDS)
 
     def after_fork(self) -> None:
-        """Internal. Count from 0 in the child of a fork."""
+        """Count from 0 in the child of a fork."""
         self.reset()
 
     def reset(self) -> None:
-        """Internal. Count from 0. Plans refer to the cells, so the same cells go on."""
+        """Count from 0. Plans refer to the cells, so the same cells go on."""
         self._begin()
         self.shed.clear()
         self._hits.clear()
@@ -165,20 +165,20 @@ class Tally:
             passes.number = 0
 
     def watch(self, watcher: Watcher) -> None:
-        """Internal. Call `watcher` with the measures of one request in 16, on the path of the request."""
+        """Call `watcher` with the measures of one request in 16, on the path of the request."""
         self._watchers.append(watcher)
 
     def at_close(self, closer: Callable[[], None]) -> None:
-        """Internal. Call `closer` when the limiter is closed."""
+        """Call `closer` when the limiter is closed."""
         self._closers.append(closer)
 
     def close(self) -> None:
-        """Internal. Note that the limiter is closed."""
+        """Note that the limiter is closed."""
         for close in self._closers:
             close()
 
     def trace(self, tracer: Callable[[Decision], None]) -> None:
-        """Internal. Call `tracer` with each decision, on the path of the request."""
+        """Call `tracer` with each decision, on the path of the request."""
         self.tracers.append(tracer)
         self.due = _always
 
@@ -213,7 +213,7 @@ class Tally:
         )
 
     def totals(self) -> Totals:
-        """Internal. Return the counts that change most. It takes a tenth of the time of `snapshot`."""
+        """Return the counts that change most. It takes a tenth of the time of `snapshot`."""
         simply, passed = self._passed()
         requests = self.allowed + simply + self.over + self.delayed + self.denied + self.unlimited + self.unchecked
         rules = {
@@ -235,7 +235,7 @@ class Tally:
         return simply, passed
 
     def cell(self, rule: Rule) -> Cell:
-        """Internal. Return the cell of a rule. It is the one of all further rules if there are too many."""
+        """Return the cell of a rule. It is the one of all further rules if there are too many."""
         cell = self._cells.get(rule.label)
         return self._made(rule.domain, SENT if rule.sent else rule.name) if cell is None else cell
 
@@ -246,7 +246,7 @@ class Tally:
         return self._cells.setdefault(label, Cell(domain, name))
 
     def passes_of(self, charges: Sequence[Charge]) -> Passes:
-        """Internal. Return what counts the requests that all rules of a plan simply allow.
+        """Return what counts the requests that all rules of a plan simply allow.
 
         There are at most 1 000. The request is counted for the rules of further plans, and the caller counts it once
         more in what is returned, which then belongs to no rule.
@@ -263,7 +263,7 @@ class Tally:
         return self._further
 
     def passed(self, charges: Sequence[Charge], outcomes: Sequence[Outcome], over: frozenset[int], delay: int) -> None:
-        """Internal. Count an allowed request that was not simply allowed by all its counters.
+        """Count an allowed request that was not simply allowed by all its counters.
 
         Args:
             charges: What it asked.
@@ -288,7 +288,7 @@ class Tally:
         rule: Rule | None,
         reason: str,
     ) -> None:
-        """Internal. Count a denied request.
+        """Count a denied request.
 
         Args:
             charges: What it asked.
@@ -336,13 +336,13 @@ class Tally:
                 cell.shadow_denied += 1
 
     def failed(self) -> None:
-        """Internal. Count a decision without the store. All decisions are then measured until it answers again."""
+        """Count a decision without the store. All decisions are then measured until it answers again."""
         self.store_failures += 1
         self.store_up = False
         self.due = _always
 
     def measured(self, seconds: float, charges: Sequence[Charge], outcomes: Sequence[Outcome]) -> None:
-        """Internal. Count the measures of a request.
+        """Count the measures of a request.
 
         Args:
             seconds: How long the decision took.
@@ -368,30 +368,30 @@ class Tally:
             watch(None, seconds)
 
     def traced(self, decision: Decision) -> None:
-        """Internal. Pass a decision to the tracers."""
+        """Pass a decision to the tracers."""
         for trace in self.tracers:
             trace(decision)
 
     def answered(self) -> None:
-        """Internal. Note that the store has answered."""
+        """Note that the store has answered."""
         if not self.store_up:
             self.store_up = True
             self.due = _always if self.tracers else self._turn
 
     def banned(self, domain: str, rule: str, *, enforced: bool) -> None:
-        """Internal. Count a ban that begins."""
+        """Count a ban that begins."""
         cell = self._made(domain, rule)
         with self._counting:
             self.bans[cell.domain, cell.name, enforced] += 1
 
     def deferred(self, rule: Rule | None, fate: str) -> None:
-        """Internal. Count what happened to a deferred request."""
+        """Count what happened to a deferred request."""
         cell = None if rule is None else self.cell(rule)
         with self._counting:
             self.deferrals["" if cell is None else cell.domain, "" if cell is None else cell.name, fate] += 1
 
     def hit(self, rule: Rule, quota: Quota, hits: int, outcome: Outcome | None, *, shadow: bool) -> None:
-        """Internal. Count the hits of a descriptor.
+        """Count the hits of a descriptor.
 
         Args:
             rule: The rule of the descriptor.

@@ -14,7 +14,6 @@ from ratelimit_mw.reload.override_list import OverrideList
 from ratelimit_mw.reload.watcher import State
 from ratelimit_mw.snapshots import Distribution, HitsSnapshot, RuleSnapshot, Snapshot
 from ratelimit_mw.stores.base import Intent, Store
-from ratelimit_mw.tally import Tally
 
 __all__ = [
     "Ask",
@@ -41,5 +40,4 @@ __all__ = [
     "State",
     "Store",
     "Switch",
-    "Tally",
 ]

@@ -41,7 +41,7 @@ def told(config, shell, kind, seed, caplog):
             clock.advance(wait)
             answers += [engine.check(attributes_of(request)), ask(request, outcome, cost)]
         counters = {key: store.load(key) for key in store.keys("")}
-        return answers, counters, counted(engine.tally), [record.getMessage() for record in caplog.records]
+        return answers, counters, counted(engine.engine.tally), [record.getMessage() for record in caplog.records]
 
 
 @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
@@ -84,9 +84,9 @@ def test_a_plan_knows_how_it_is_executed(rules, one_step):
 def test_a_rule_gets_its_cell_of_the_tally_when_it_has_decided_and_not_when_it_is_planned(kind):
     with limiter(rules=[ONE], storage=kind(clock=ManualClock(START))) as made:
         plan_of(made)
-        assert made.tally.snapshot().rules == ()
+        assert made.snapshot().rules == ()
         made.check({"ip": IP})
-        assert [rule.outcomes["allowed"] for rule in made.tally.snapshot().rules] == [1]
+        assert [rule.outcomes["allowed"] for rule in made.snapshot().rules] == [1]
 
 
 def test_the_switch_holds_for_plans_that_are_executed_in_one_step():

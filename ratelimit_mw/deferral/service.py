@@ -99,13 +99,13 @@ class DeferralService:
 
     def __init__(self, limiter: RateLimiter) -> None:
         self._url = limiter.storage_url
-        self._tally = limiter.tally
+        self._tally = limiter.engine.tally
         self._clock = limiter.clock
         self._load = limiter.engine.load
         self._opened: tuple[tuple[str, DeferSettings], Queue] | None = None
         self._tokens: tuple[Rules, Tokens] | None = None
         self._unavailable_until = 0.0
-        limiter.tally.at_close(self._close)
+        limiter.engine.tally.at_close(self._close)
 
     def require(self, rules: Rules) -> None:
         """Check that rules that defer have a queue. Raises ConfigurationError if the storage is not a Redis."""

@@ -104,7 +104,7 @@ class _Reporter:
         if self._observer is None:
             self._observer = Observer(limiter)
             reset_after_fork(self)
-            limiter.tally.at_close(self._stop)
+            limiter.engine.tally.at_close(self._stop)
             limiter.at_first_request(self._start)
         self._users.add(user)
         limiter.engine.on_denial = self._observer.table.add
@@ -205,9 +205,9 @@ class _Reporter:
 def _store(limiter: RateLimiter, sharing: Sharing | None, *, deciding: bool) -> StoreState:
     """Return what is known of the store: by the last exchange, and by the last decision if there were some lately."""
     if sharing is None or not sharing.possible:
-        return StoreState(limiter.tally.store, limiter.tally.store_up, None)
-    up = not sharing.away and (limiter.tally.store_up or not deciding)
-    return StoreState(limiter.tally.store, up, sharing.latency_ms if up else None)
+        return StoreState(limiter.engine.tally.store, limiter.engine.tally.store_up, None)
+    up = not sharing.away and (limiter.engine.tally.store_up or not deciding)
+    return StoreState(limiter.engine.tally.store, up, sharing.latency_ms if up else None)
 
 
 _THE_RULES = 0

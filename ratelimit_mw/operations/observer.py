@@ -45,12 +45,12 @@ class Observer:
         self.table = DenialTable()
         """Who was denied. The engine adds to it while the limiter is observed."""
         self._clock: Clock = limiter.clock or SystemClock()
-        self._recorder = Recorder(limiter.tally, self._clock.now(), limiter.tally.totals())
+        self._recorder = Recorder(limiter.engine.tally, self._clock.now(), limiter.engine.tally.totals())
 
     def reset(self, limiter: RateLimiter) -> None:
         """Begin again in the child of a fork, where the tally counts from 0."""
         self.table.clear()
-        self._recorder = Recorder(limiter.tally, self._clock.now(), NO_COUNTS)
+        self._recorder = Recorder(limiter.engine.tally, self._clock.now(), NO_COUNTS)
 
     def now(self) -> int:
         """Return the time in microseconds."""

@@ -34,7 +34,7 @@ class ExportReading:
 
     def __init__(self, limiter: RateLimiter) -> None:
         self.limiter = limiter
-        self.counts = limiter.tally.snapshot()
+        self.counts = limiter.snapshot()
 
     def rule(self, domain: str, name: str) -> str:
         """Return the label of a rule, as `label_of` does."""
@@ -135,7 +135,7 @@ MEASURES: tuple[Measure, ...] = (
         "histogram",
         ("store",),
         "How long a decision took, for one request in 16.",
-        lambda reading: [((reading.limiter.tally.store,), reading.counts.decisions)],
+        lambda reading: [((reading.limiter.engine.tally.store,), reading.counts.decisions)],
         unit="s",
         bounds=SECONDS_BOUNDS,
     ),
@@ -193,7 +193,7 @@ MEASURES: tuple[Measure, ...] = (
         "ratelimit_counters",
         "Counters in the memory of the process. Absent if they are on a server.",
         "livesum",
-        lambda reading: reading.limiter.tally.counters(),
+        lambda reading: reading.limiter.engine.tally.counters(),
     ),
     Measure(
         "ratelimit_rules_info",

@@ -34,7 +34,7 @@ def export(limiter: RateLimiter, meter_provider: MeterProvider | None = None) ->
     """
     meter = get_meter("ratelimit_mw", meter_provider=meter_provider)
     samples = _Samples(limiter, meter)
-    limiter.tally.watch(samples.add)
+    limiter.engine.tally.watch(samples.add)
     for measure in MEASURES:
         if measure.kind != "histogram":
             callback = _reader(weakref.ref(limiter), measure, samples)
@@ -42,7 +42,7 @@ def export(limiter: RateLimiter, meter_provider: MeterProvider | None = None) ->
                 meter.create_observable_counter(measure.name, [callback], measure.unit, measure.about)
             else:
                 meter.create_observable_gauge(measure.name, [callback], measure.unit, measure.about)
-    limiter.tally.trace(_describe)
+    limiter.engine.tally.trace(_describe)
 
 
 def _reader(limiter: "weakref.ref[RateLimiter]", measure: Measure, samples: "_Samples") -> _Callback:
@@ -65,7 +65,7 @@ class _Samples:
 
     def __init__(self, limiter: RateLimiter, meter: Meter) -> None:
         self._limiter = weakref.ref(limiter)
-        self._store = {"store": limiter.tally.store}
+        self._store = {"store": limiter.engine.tally.store}
         self._waiting: deque[tuple[Cell | None, float]] = deque(maxlen=_MOST_WAITING)
         self._histograms = {measure.name: _histogram(meter, measure) for measure in MEASURES if measure.bounds}
 

@@ -98,7 +98,7 @@ class _Files:
 
     def __init__(self, limiter: RateLimiter, registry: CollectorRegistry) -> None:
         self._limiter = weakref.ref(limiter)
-        self._store = limiter.tally.store
+        self._store = limiter.engine.tally.store
         self._thread: threading.Thread | None = None
         self._moved: dict[tuple[str, Labels], float] = {}
         self._counters = {
@@ -129,8 +129,8 @@ class _Files:
         """Follow the limiter until it is closed."""
         limiter = self._limiter()
         if limiter is not None:
-            limiter.tally.watch(self._observe)
-            limiter.tally.at_close(self._close)
+            limiter.engine.tally.watch(self._observe)
+            limiter.engine.tally.at_close(self._close)
             reset_after_fork(self)
             atexit.register(self._close)
 

@@ -22,7 +22,7 @@ RULE = ("shop", "login")
 
 def history(clock, *rules):
     limiter = RateLimiter({"domain": "shop", "client": {"secret": "s"}, "rules": list(rules or [LOGIN])}, clock=clock)
-    return limiter, Recorder(limiter.tally, clock.now(), NO_COUNTS)
+    return limiter, Recorder(limiter.engine.tally, clock.now(), NO_COUNTS)
 
 
 def ask(limiter, number=1, path="/"):

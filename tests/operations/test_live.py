@@ -210,7 +210,7 @@ def test_what_a_forked_process_inherits_is_dropped(started):
         limiter.check({"ip": "192.0.2.1"})
     parent, sharing = live._reporter._thread, live._reporter._sharing
     assert len(live.state()["limited"]) == 1
-    limiter.tally.after_fork()
+    limiter.engine.tally.after_fork()
     live._reporter.after_fork()  # as in the child, which does not have the thread
     state = live.state()
     assert state["limited"] == []
