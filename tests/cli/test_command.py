@@ -57,10 +57,10 @@ def test_without_words_it_says_what_there_is():
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_has_help(name):
-    ran = command(name, "-h")
-    assert (ran.returncode, ran.stderr) == (0, "")
-    assert f"ratelimit-mw {name}" in ran.stdout or f"{name} [OPTIONS]" in ran.stdout
+def test_every_command_has_help(run, name):
+    status, printed, said = run(name, "-h")
+    assert (status, said) == (0, "")
+    assert f"{name} [OPTIONS]" in printed
 
 
 @pytest.mark.parametrize("library", ["typer", "rich"])
@@ -78,11 +78,10 @@ def test_another_missing_module_is_not_mistaken_for_it():
     assert "ratelimit_mw[cli]" not in ran.stderr
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_shells_can_complete(shell):
+def test_shells_can_complete():
     ran = command(
         _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1",
-        _RATELIMIT_MW_COMPLETE=f"source_{shell}",
+        _RATELIMIT_MW_COMPLETE="source_bash",
         code="import sys; sys.argv[0] = 'ratelimit-mw'; from ratelimit_mw.cli import main; main()",
     )
     assert ran.returncode == 0

@@ -39,6 +39,4 @@ def _greet(environ, start_response):
 
 
 asgi_messages = Asgi(_hello, MESSAGES)
-asgi_login = Asgi(_hello, LOGIN)
-wsgi_messages = Wsgi(_greet, MESSAGES)
 wsgi_login = Wsgi(_greet, LOGIN)
