@@ -58,11 +58,6 @@ def event() -> threading.Event:
     return threading.Event()
 
 
-def condition() -> threading.Condition:
-    """Return a condition of this process. Its lock is not reentrant, because such a lock is the fastest."""
-    return threading.Condition(threading.Lock())
-
-
 class Forked(Protocol):
     """An object that must be reset in the child of a fork."""
 

@@ -3,7 +3,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from ratelimit_mw.process_local import condition, event, lazy, lock, rlock, workers_of_server
+from ratelimit_mw.process_local import event, lazy, lock, rlock, workers_of_server
 from tests.support.processes import in_child
 
 
@@ -11,7 +11,6 @@ class Holder:
     lock = lazy(lock)
     rlock = lazy(rlock)
     event = lazy(event)
-    condition = lazy(condition)
 
 
 def test_it_is_made_once_whichever_threads_ask():
@@ -37,23 +36,17 @@ def test_it_is_not_made_before_and_can_be_made_again():
 
 def test_the_child_of_a_fork_makes_it_again_because_a_thread_of_the_parent_may_hold_it():
     held = Holder()
-    with held.lock, held.condition:
+    with held.lock:
         held.event.set()
-        assert in_child(lambda: [held.lock.locked(), held.condition.acquire(blocking=False), held.event.is_set()]) == [
-            False,
-            True,
-            False,
-        ]
+        assert in_child(lambda: [held.lock.locked(), held.event.is_set()]) == [False, False]
         assert held.lock.locked()
 
 
 def test_each_maker_looks_up_what_it_calls(monkeypatch):
     for name in ("Lock", "RLock", "Event"):
         monkeypatch.setattr(threading, name, lambda name=name: name)
-    monkeypatch.setattr(threading, "Condition", lambda lock: f"Condition of a {lock}")
     held = Holder()
     assert (held.lock, held.rlock, held.event) == ("Lock", "RLock", "Event")
-    assert held.condition == "Condition of a Lock"
     assert isinstance(Holder.lock, lazy)
 
 

@@ -15,7 +15,7 @@ from redis.exceptions import RedisError
 from ratelimit_mw.errors import ErrorReply, NoAnswer, StoreUnavailable
 from ratelimit_mw.model import Reply
 from ratelimit_mw.stores.redis.codec import Command, Conversation, only_text, packed
-from ratelimit_mw.stores.redis.faults import stranger
+from ratelimit_mw.stores.redis.faults import refusal, stranger
 from ratelimit_mw.stores.redis.redis_py import (
     check_handshake,
     connection,
@@ -183,7 +183,7 @@ class Blocking:
         self._socket = socket_of(self._connection)
         if self._introduction:
             try:
-                check_handshake(self.carry(_one_pipeline(self._introduction), time.monotonic() + self._patience))
+                check_handshake(self.ask_all(self._introduction, self._patience))
             except BaseException:
                 self.close()
                 raise
@@ -201,6 +201,17 @@ class Blocking:
         except StopIteration as end:
             result: list[Reply | StoreUnavailable] = end.value
             return result
+
+    def ask(self, command: Command, within: float) -> Any:
+        """The reply to one command, outside of requests, in `within` seconds. An error reply is raised."""
+        (reply,) = self.ask_all((command,), within)
+        if isinstance(reply, ErrorReply):
+            raise refusal(str(reply))
+        return reply
+
+    def ask_all(self, pipeline: Sequence[Command], within: float) -> list[Any]:
+        """The replies to several commands, which are sent together. Error replies are returned as values."""
+        return self._exchange(pipeline, time.monotonic() + within)
 
     def _exchange(self, pipeline: Sequence[Command], deadline: float) -> list[object]:
         """Send a pipeline of commands in one write and return the replies. Error replies are returned as values."""

@@ -2,14 +2,13 @@
 
 import asyncio
 import re
-import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
-from ratelimit_mw.errors import ErrorReply, PermanentFault, StoreUnavailable
+from ratelimit_mw.errors import PermanentFault, StoreUnavailable
 from ratelimit_mw.stores.redis.connection import HANDSHAKE_TIMEOUT, Blocking, Streaming
-from ratelimit_mw.stores.redis.faults import mismatch, refusal
+from ratelimit_mw.stores.redis.faults import mismatch
 
 _URL = re.compile(r"(?P<scheme>[^:/?#]*)://(?P<netloc>[^/?#]*)(?P<path>[^?#]*)(?:\?(?P<query>[^#]*))?")
 
@@ -204,7 +203,7 @@ class Sentinels:
                 # Half of the time, so that a Sentinel that failed with the master does not use it all.
                 connection = Direct(self._watch, self._patience / 2, sentinel).connect()
                 try:
-                    rows = connection.carry(_master_of(self._service), time.monotonic() + self._patience / 2)
+                    rows = connection.ask((b"SENTINEL", b"MASTER", self._service.encode()), self._patience / 2)
                 finally:
                     connection.close()
                 return _address(rows)
@@ -212,13 +211,6 @@ class Sentinels:
                 failure = error
         told = f"no Sentinel names a master: {failure}"
         raise PermanentFault(told, failure.remedy) if isinstance(failure, PermanentFault) else StoreUnavailable(told)
-
-
-def _master_of(service: str) -> Any:
-    (reply,) = yield ((b"SENTINEL", b"MASTER", service.encode()),)
-    if isinstance(reply, ErrorReply):
-        raise refusal(str(reply))
-    return reply
 
 
 def _address(rows: Any) -> Address:

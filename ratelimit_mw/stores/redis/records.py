@@ -3,7 +3,6 @@
 import contextlib
 import logging
 import re
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -31,9 +30,7 @@ def scan(connection: Blocking, prefix: str) -> Iterator[str]:
     cursor = b"0"
     try:
         while True:
-            # The declared result type is that of decisions; this conversation returns the reply to SCAN.
-            page: Any = connection.carry(_page(cursor, pattern), time.monotonic() + _PATIENCE)
-            cursor, keys = page
+            cursor, keys = connection.ask((b"SCAN", cursor, b"MATCH", pattern, b"COUNT", b"%d" % _PAGE), _PATIENCE)
             for key in keys:
                 if key not in seen:  # SCAN may return a key twice
                     seen.add(key)
@@ -42,13 +39,6 @@ def scan(connection: Blocking, prefix: str) -> Iterator[str]:
                 return
     finally:
         connection.close()
-
-
-def _page(cursor: bytes, pattern: bytes) -> Any:
-    (reply,) = yield ((b"SCAN", cursor, b"MATCH", pattern, b"COUNT", b"%d" % _PAGE),)
-    if isinstance(reply, Exception):
-        raise StoreUnavailable(str(reply))
-    return reply
 
 
 _REDIRECTIONS = 5
@@ -122,7 +112,7 @@ class CommandClient:
 
     def _redirected(self, key: str, commands: Sequence[Command], within: float) -> list[Any]:
         for _ in range(_REDIRECTIONS):
-            replies = _send_commands(self._connection(self._where.get(key)), commands, within)
+            replies = self._connection(self._where.get(key)).ask_all(commands, within)
             failure = next((reply for reply in replies if isinstance(reply, Exception)), None)
             if failure is None:
                 return replies
@@ -145,18 +135,6 @@ class CommandClient:
         while self._connections:
             self._connections.popitem()[1].close()
         self._where.clear()
-
-
-def send_command(connection: Blocking, command: Command, within: float = HANDSHAKE_TIMEOUT) -> Any:
-    """Send one command and return its reply. An error reply is returned as a value."""
-    return _send_commands(connection, (command,), within)[0]
-
-
-def _send_commands(connection: Blocking, commands: Sequence[Command], within: float) -> list[Any]:
-    def conversation() -> Any:
-        return (yield commands)
-
-    return connection.carry(conversation(), time.monotonic() + within)
 
 
 def _encoded(words: Sequence[str | bytes | int]) -> Command:

@@ -200,17 +200,10 @@ class Topology:
     def _read_from(self, address: Address) -> list[Address | None]:
         connection = self._connect(address)
         try:
-            rows = connection.carry(_cluster_slots(), time.monotonic() + HANDSHAKE_TIMEOUT)
+            rows = connection.ask((b"CLUSTER", b"SLOTS"), HANDSHAKE_TIMEOUT)
         finally:
             connection.close()
         return _table(rows, address[0])
-
-
-def _cluster_slots() -> Any:
-    (reply,) = yield ((b"CLUSTER", b"SLOTS"),)
-    if isinstance(reply, Exception):
-        raise refusal(str(reply))
-    return reply
 
 
 def _table(rows: Any, asked: str) -> list[Address | None]:
