@@ -25,7 +25,7 @@ def apps():
 @pytest.mark.parametrize(("text", "rules"), list(apps()))
 def test_it_runs(text, rules, tmp_path):
     (tmp_path / "ratelimits.yaml").write_text(rules)
-    (tmp_path / "project.py").write_text("SECRET_KEY = 'for tests'")
+    (tmp_path / "project.py").write_text("SECRET_KEY = 'for tests'\nUSE_TZ = True\n")
     environ = {**os.environ, "DJANGO_SETTINGS_MODULE": "project", "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
     command = [sys.executable, "-W", "error", "-c", text]
     done = subprocess.run(command, cwd=tmp_path, env=environ, stderr=subprocess.PIPE, text=True, check=False)
