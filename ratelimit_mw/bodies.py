@@ -89,7 +89,7 @@ class BodyContent(NamedTuple):
     link: str | None = None
 
 
-class Format(NamedTuple):
+class BodyFormat(NamedTuple):
     """One format of a body.
 
     Attributes:
@@ -107,7 +107,7 @@ class Format(NamedTuple):
     has_page: bool = False
 
 
-def format_of(body: Body, page: str | None) -> Format:
+def format_of(body: Body, page: str | None) -> BodyFormat:
     """Return the format of one `body` of the file: the name of a format, or the template of a JSON body."""
     if isinstance(body, str):
         found = FORMATS[body]
@@ -194,12 +194,12 @@ def _dumped(fields: Any) -> bytes:
 
 
 FORMATS = {
-    "json": Format("application/json", ("application/json",), _json),
-    "problem": Format(
+    "json": BodyFormat("application/json", ("application/json",), _json),
+    "problem": BodyFormat(
         "application/problem+json", ("application/problem+json", "application/json"), _problem, constant=False
     ),
-    "text": Format("text/plain; charset=utf-8", ("text/plain",), _text),
-    "html": Format(
+    "text": BodyFormat("text/plain; charset=utf-8", ("text/plain",), _text),
+    "html": BodyFormat(
         "text/html; charset=utf-8",
         ("text/html", "application/xhtml+xml"),
         _html(_PAGE),

@@ -11,7 +11,7 @@ from starlette.requests import HTTPConnection, Request
 from starlette.types import ASGIApp
 
 from ratelimit_mw.asgi import RateLimitMiddleware
-from ratelimit_mw.http.answers import Denial, phrase
+from ratelimit_mw.http.answers import DenialResponse, phrase
 from ratelimit_mw.http.limits_in_code import LimitInCode, limit_in_code, name_of_view
 from ratelimit_mw.http.responses import lifespan_with
 from ratelimit_mw.http.setup import limiter_for
@@ -44,7 +44,7 @@ class RateLimited(HTTPException):
         response: The answer by the `response` section, as a Starlette response.
     """
 
-    def __init__(self, decision: Decision, denial: Denial[str]) -> None:
+    def __init__(self, decision: Decision, denial: DenialResponse[str]) -> None:
         self.decision = decision
         self.response = response_of(denial)
         own = [line for line in self.response.raw_headers if line[0] not in _OF_THE_BODY]

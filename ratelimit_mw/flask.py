@@ -8,7 +8,7 @@ from flask import Request, Response, current_app, request
 from flask.views import View
 from werkzeug.exceptions import TooManyRequests
 
-from ratelimit_mw.http.answers import Denial
+from ratelimit_mw.http.answers import DenialResponse
 from ratelimit_mw.http.handle import UNSET, BlockingHandle, Enforced, Key
 from ratelimit_mw.http.limits_in_code import decorator, handle_in, limit_in_code
 from ratelimit_mw.model import Decision
@@ -40,7 +40,7 @@ class RateLimited(TooManyRequests):
         code: The status of the answer.
     """
 
-    def __init__(self, decision: Decision, denial: Denial[str]) -> None:
+    def __init__(self, decision: Decision, denial: DenialResponse[str]) -> None:
         # A list, because for bytes werkzeug sets the length again, which is 0 for the empty body of a HEAD response.
         super().__init__(response=Response([denial.body], denial.status, denial.headers))
         self.code = denial.status

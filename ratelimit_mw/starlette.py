@@ -10,7 +10,7 @@ from starlette.requests import HTTPConnection
 from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketState
 
-from ratelimit_mw.http.answers import Denial
+from ratelimit_mw.http.answers import DenialResponse
 from ratelimit_mw.http.limits_in_code import decorator, limit_in_code
 from ratelimit_mw.http.websocket import close_code
 
@@ -118,14 +118,14 @@ def _without_request(endpoint: Callable[..., Any]) -> str:
     return f"limited needs the request: give {name} an argument for it, as in {name}(request: Request)"
 
 
-def response_of(denial: Denial[str]) -> Response:
+def response_of(denial: DenialResponse[str]) -> Response:
     """The response to a denied request. A header may be there twice, as Set-Cookie."""
     response = Response(denial.body, denial.status)
     response.raw_headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in denial.headers]
     return response
 
 
-async def _answer(connection: HTTPConnection, denial: Denial[str]) -> Response | None:
+async def _answer(connection: HTTPConnection, denial: DenialResponse[str]) -> Response | None:
     """The answer to a request. A WebSocket is answered or closed here, because its endpoint returns no response."""
     if not isinstance(connection, WebSocket):
         return response_of(denial)

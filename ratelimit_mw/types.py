@@ -6,6 +6,7 @@ The values that a store of your own gets and returns are here, too.
 from ratelimit_mw.decision.acquiring import LimitedBlock
 from ratelimit_mw.decision.explanation import CounterState, Explanation, RuleExplanation
 from ratelimit_mw.decision.kill_switch import Switch
+from ratelimit_mw.http.answers import DenialResponse
 from ratelimit_mw.http.handle import AsyncHandle, BlockingHandle, Enforced
 from ratelimit_mw.model import Ask, ListsDecision, ListStatus, Outcome, Quota, Reply
 from ratelimit_mw.reload.controls import Override
@@ -20,6 +21,7 @@ __all__ = [
     "AsyncHandle",
     "BlockingHandle",
     "CounterState",
+    "DenialResponse",
     "Distribution",
     "Enforced",
     "Explanation",

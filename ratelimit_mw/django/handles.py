@@ -8,7 +8,7 @@ from django.http import HttpResponse
 from django.http.response import HttpResponseBase
 
 from ratelimit_mw.decision.verdict import Verdict
-from ratelimit_mw.http.answers import Answers, Denial, phrase
+from ratelimit_mw.http.answers import Answers, DenialResponse, phrase
 from ratelimit_mw.http.handle import BlockingHandle, Enforced
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.limiter import RateLimiter
@@ -72,7 +72,7 @@ def reads_user(rules: Rules) -> bool:
     return rules.client.user is None and any("user" in part.attributes.used for part in rules.parts)
 
 
-def answer(denial: Denial[str]) -> HttpResponse:
+def answer(denial: DenialResponse[str]) -> HttpResponse:
     """The response to a request that is denied."""
     status, headers, body = denial
     response = HttpResponse(body, status=status, reason=phrase(status))

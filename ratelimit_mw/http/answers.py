@@ -273,7 +273,7 @@ _ANSWERS: dict[Reason, _Answer] = {
 }
 
 
-class Denial(NamedTuple, Generic[_Text]):
+class DenialResponse(NamedTuple, Generic[_Text]):
     """A response that replaces that of the app. For HEAD, the body is empty and the headers are those of GET."""
 
     status: int
@@ -336,7 +336,7 @@ class Answers(Generic[_Text]):
         headers += self._allowed.lines(verdict)
         return headers
 
-    def denial(self, verdict: Verdict, request: Request) -> Denial[_Text]:
+    def denial(self, verdict: Verdict, request: Request) -> DenialResponse[_Text]:
         """The response to a request that `verdict` denies."""
         value = self._value
         reason = verdict.reason or "limited"
@@ -361,7 +361,7 @@ class Answers(Generic[_Text]):
             headers += self._denied.lines(verdict)
         if self._handler is not None:
             status, headers, body = self._handler.answer(request.context, verdict.decision, (status, headers, body))
-        return Denial(status, headers, b"" if request.method == "HEAD" else body)
+        return DenialResponse(status, headers, b"" if request.method == "HEAD" else body)
 
     def _content(
         self, verdict: Verdict, request: Request, reason: Reason, *, status: int, message: str, wait: int | None

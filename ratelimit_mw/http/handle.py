@@ -13,7 +13,7 @@ from uuid import UUID
 from ratelimit_mw.decision.planning import whole
 from ratelimit_mw.decision.settlement import Account, Move, Settlement
 from ratelimit_mw.decision.verdict import Verdict
-from ratelimit_mw.http.answers import Denial, LatestAnswers
+from ratelimit_mw.http.answers import DenialResponse, LatestAnswers
 from ratelimit_mw.identity.address import canonical
 from ratelimit_mw.identity.http_request import drops_underscores
 from ratelimit_mw.identity.request import Request
@@ -62,7 +62,7 @@ class Enforced(NamedTuple):
     """
 
     decision: Decision
-    denial: Denial[str] | None
+    denial: DenialResponse[str] | None
 
 
 class RequestHandle:

@@ -18,7 +18,7 @@ from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.decision.load import ASGI_CAPACITY
 from ratelimit_mw.decision.planning import Plan, Refusal
 from ratelimit_mw.decision.verdict import Verdict
-from ratelimit_mw.http.answers import Answers, Denial, LatestAnswers
+from ratelimit_mw.http.answers import Answers, DenialResponse, LatestAnswers
 from ratelimit_mw.identity.address import canonical
 from ratelimit_mw.identity.http_request import AsgiRequest
 from ratelimit_mw.model import SECOND, Charge
@@ -199,7 +199,7 @@ class Auth:
             (b"content-length", str(len(body)).encode()),
         ]
         status = (parameters.denied if refused.by_client else None) or refused.status
-        await _send_denial(Denial(refused.status, headers, body), status, send)
+        await _send_denial(DenialResponse(refused.status, headers, body), status, send)
 
     def _log_once(self, topic: str, message: str, *arguments: object) -> None:
         if topic not in self._logged:
@@ -211,7 +211,7 @@ _NONE = _AuthParameters()
 _NO_CONTENT = (b"content-length", b"0")
 
 
-async def _send_denial(denial: Denial[bytes], status: int, send: Send) -> None:
+async def _send_denial(denial: DenialResponse[bytes], status: int, send: Send) -> None:
     headers = denial.headers
     if not denial.body:  # the denial of a HEAD request has the length of GET's body, but the proxy may ask with a GET
         headers = [pair for pair in headers if pair[0] != b"content-length"]
