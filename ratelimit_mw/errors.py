@@ -10,7 +10,6 @@ has its module behind it:
     │   ├── Invalid                 a value of the rules file cannot be used (config.tree)
     │   ├── BadRequest              the body of a request to the service cannot be used (service.checks)
     │   ├── BodyTooLong             the body of a request to the service is too long (service.api)
-    │   ├── _DuplicateKey           an object in such a body has a key twice (service.checks)
     │   ├── UnknownFormat           the format of a log is not known (foresight.logs.formats)
     │   ├── WindowTooLong           the times of a log are too far apart for the curve (foresight.what_if.exact)
     │   ├── UnsuitableLog           nothing can be proposed for a log (foresight.suggest.traffic)
