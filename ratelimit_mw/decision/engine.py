@@ -159,7 +159,11 @@ class Engine:
         if plan.take is None or not commit:
             return drive(self._storage.store, self._steps(plan, rules, commit, again))
         started = perf_counter() if self.tally.due() else 0.0
-        return self._counted(plan, Verdict(plan.charges, plan.take()), started, again)
+        verdict, passes = Verdict(plan.charges, plan.take()), plan.passes
+        if passes is None or started or not verdict.simple:
+            return self._counted(plan, verdict, started, again)
+        passes.number += 1  # the common case, without a call
+        return verdict
 
     async def aexecute(self, plan: Plan, rules: Rules, *, commit: bool = True) -> Verdict:
         """The awaitable twin of `execute`."""
@@ -196,7 +200,7 @@ class Engine:
             again: its shadow denials are already counted.
             certain: the denial was certain without asking the store.
         """
-        if verdict.allowed and not (verdict.shadowed or verdict.delay or verdict.over):
+        if verdict.simple:
             passes = plan.passes or self._passes(plan)
             passes.number += 1
         elif verdict.shadowed or verdict.allowed or certain:

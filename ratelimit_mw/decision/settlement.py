@@ -11,9 +11,10 @@ from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.decision.storage import InFlight, InFlightPlace, Storage
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.errors import StoreUnavailable
-from ratelimit_mw.model import Ask, Rule
+from ratelimit_mw.model import Ask, Reply, Rule
 from ratelimit_mw.process_local import lazy, lock
 from ratelimit_mw.stores import Store
+from ratelimit_mw.stores.base import Intent, Steps, adrive, drive
 
 ReadHeader = Callable[[str], str | None]
 """Returns the value of a response header by its name in lower case; None if there is no such header."""
@@ -207,22 +208,12 @@ class Settlement:
     @staticmethod
     def settle(account: Account, moves: Sequence[Move]) -> None:
         """Carry out the moves of an account. If the store is unavailable, a move has no effect."""
-        for move in moves:
-            with suppress(StoreUnavailable):
-                if move.charged_at is None:
-                    account.charged(move, account.store.charge(move.asks))
-                else:
-                    account.store.refund(move.asks, move.charged_at)
+        drive(account.store, _carried_out(account, moves))
 
     @staticmethod
     async def asettle(account: Account, moves: Sequence[Move]) -> None:
         """The awaitable twin of `settle`."""
-        for move in moves:
-            with suppress(StoreUnavailable):
-                if move.charged_at is None:
-                    account.charged(move, await account.store.acharge(move.asks))
-                else:
-                    await account.store.arefund(move.asks, move.charged_at)
+        await adrive(account.store, _carried_out(account, moves))
 
     def settle_soon(self, account: Account, moves: Sequence[Move]) -> "asyncio.Task[None]":
         """Carry out the moves in a separate task, which continues if the request's task is cancelled."""
@@ -230,3 +221,11 @@ class Settlement:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def _carried_out(account: Account, moves: Sequence[Move]) -> Steps[None]:
+    for move in moves:
+        with suppress(StoreUnavailable):
+            reply: Reply = yield move.asks, Intent(charged_at=move.charged_at, insist=move.charged_at is None)
+            if move.charged_at is None:
+                account.charged(move, reply.now)

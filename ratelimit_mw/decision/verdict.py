@@ -37,6 +37,7 @@ class Verdict:
         delay: how long an admitted request must wait for its turn, in microseconds.
         wait: for a request that no counter denies, how long it is asked to wait, in microseconds; 0 if unknown.
         shadowed: whether a shadow rule was asked.
+        simple: whether each counter admits the request below its limit and at once, and none is a shadow.
         local: whether the local store decided instead of the shared one.
         account: what the request took (`settlement.Account`); None until it is opened.
 
@@ -80,6 +81,7 @@ class Verdict:
             self.allowed = denied is None and (self.binding < 0 or self.outcomes[self.binding].allowed)
             self.shadowed = any(charge.ask.shadow for charge in charges)
             self.delay = self._longest_delay() if self.allowed else 0
+        self.simple = self.allowed and not (self.shadowed or self.delay or self.over)
 
     def _bind_plainly(self) -> bool:
         """Bind the enforced counter with the least remaining, if all counters simply admit the request.

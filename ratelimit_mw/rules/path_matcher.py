@@ -4,6 +4,7 @@ Templates without parameters are in a dict. The others share a tree with one lev
 """
 
 from collections.abc import Iterable
+from operator import itemgetter
 from typing import NamedTuple
 
 from ratelimit_mw.identity.identifier import NO_PARAMETERS, Parameters
@@ -129,7 +130,9 @@ class PathMatcher:
         found: dict[str, Found] = {}
         if forms is None and is_clean(path):  # the common case
             found[path] = own = self.find(path)
-            if len(own) < 2 or len({entry.owner for entry, _ in own}) == len(own):
+            if len(own) == 1:
+                return [_hit(*own[0], path)]
+            if not own or len({entry.owner for entry, _ in own}) == len(own):
                 return [_hit(entry, values, path) for entry, values in own]
         every, routed = forms or ((path,), (path,))
         chosen: dict[int, Hit] = {}
@@ -149,7 +152,8 @@ class PathMatcher:
 
     def find(self, path: str) -> Found:
         """Return every template that matches one spelling of a path, in their order, and the values of parameters."""
-        found: Found = [(entry, ()) for entry in self._literal.get(path, ())]
+        literal = self._literal.get(path)
+        found: Found = [] if literal is None else [(entry, ()) for entry in literal]
         if self._most_segments and path.startswith("/"):
             self._walk(self._root, path.split("/", self._most_segments), 1, (), found)
             if len(found) > 1:
@@ -176,12 +180,14 @@ class PathMatcher:
                     if depth < last:
                         self._walk(child, segments, depth + 1, values + more, found)
                     else:
-                        found.extend([(entry, values + more) for entry in child.ends])
+                        for entry in child.ends:
+                            found.append((entry, values + more))
             following = node.literals.get(segment)
             if following is None:
                 return
             if depth == last:
-                found.extend([(entry, values) for entry in following.ends])
+                for entry in following.ends:
+                    found.append((entry, values))
                 return
             node = following
             depth += 1
@@ -200,15 +206,17 @@ def _is_plain(entry: PathEntry, values: tuple[Value, ...], path: str) -> bool:
     return True
 
 
+_VALUE = itemgetter(0)
+
+
 def _hit(entry: PathEntry, values: tuple[Value, ...], path: str) -> Hit:
     """Return the hit of an entry whose values stand in `path`."""
     _, owner, route, parts, types = entry
     parameters = NO_PARAMETERS
     if values:
-        parsed = [value for value, _ in values]
-        parameters = Parameters(zip(parts[2], parsed))  # noqa: B905  `strict` doubles the time
-        if types and parsed != [text for _, text in values]:
-            parameters.path = clean(with_values(parts, path, parsed))
+        parameters = Parameters(zip(parts[2], map(_VALUE, values)))  # noqa: B905  `strict` doubles the time
+        if types and any(value != text for value, text in values):
+            parameters.path = clean(with_values(parts, path, [value for value, _ in values]))
     plain = _is_plain(entry, values, path) if types else "\n" not in path
     return tuple.__new__(Hit, (owner, route, parameters, plain))
 
