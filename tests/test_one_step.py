@@ -67,11 +67,7 @@ def plan_of(limiter, **attributes):
         pytest.param([ONE], True, id="one counter"),
         pytest.param([ONE, {**ONE, "name": "two"}], True, id="several counters"),
         pytest.param([{**ONE, "shadow": True}], False, id="a shadow rule, whose denials are counted"),
-        pytest.param(
-            [{**ONE, "ban": {"after": "2 denials in 1 minute", "for": "1 minute"}}],
-            False,
-            id="a ban, which needs more asks",
-        ),
+        pytest.param([{**ONE, "ban": BAN}], True, id="a ban"),
         pytest.param([{**ONE, "count": {"status": [401]}}], False, id="a charge that is settled by the response"),
     ],
 )

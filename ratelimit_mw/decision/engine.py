@@ -159,9 +159,13 @@ class Engine:
         if plan.take is None or not commit:
             return drive(self._storage.store, self._steps(plan, rules, commit, again))
         started = perf_counter() if self.tally.due() else 0.0
-        verdict, passes = Verdict(plan.charges, plan.take()), plan.passes
+        try:
+            reply = plan.take()
+        except StoreUnavailable:
+            return self.without_store(plan.charges, commit, started)
+        verdict, passes = Verdict(plan.charges, reply), plan.passes
         if passes is None or started or not verdict.simple:
-            return self._counted(plan, verdict, started, again)
+            return self._counted(plan, verdict, started, again, certain=reply[2] is not None)
         passes.number += 1  # the common case, without a call
         return verdict
 
@@ -169,7 +173,14 @@ class Engine:
         """The awaitable twin of `execute`."""
         if plan.take is None or not commit:
             return await adrive(self._storage.store, self._steps(plan, rules, commit))
-        return self.execute(plan, rules)
+        if not self.waits:
+            return self.execute(plan, rules)
+        started = perf_counter() if self.tally.due() else 0.0
+        try:
+            reply = await self._storage.store.reply_to((plan.asks, DECIDE))
+        except StoreUnavailable:
+            return self.without_store(plan.charges, commit, started)
+        return self._counted(plan, Verdict(plan.charges, reply), started, certain=reply.only is not None)
 
     def _steps(self, plan: Plan, rules: Rules, commit: bool, again: bool = False) -> Steps[Verdict]:
         """Carry out a plan that takes more than one step. See `execute`."""
@@ -190,7 +201,7 @@ class Engine:
                     yield verdict.owed, Intent(charged_at=reply.now)
         return verdict
 
-    def _counted(self, plan: Plan, verdict: Verdict, started: float, again: bool, *, certain: bool = False) -> Verdict:
+    def _counted(self, plan: Plan, verdict: Verdict, started: float, again: bool = False, *, certain: bool) -> Verdict:
         """Count a verdict, and return it. Denied requests are counted by `report`.
 
         Args:

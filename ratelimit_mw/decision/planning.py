@@ -41,8 +41,8 @@ class Plan:
     """The counters that a request asks, each with its rule. A plan is immutable, so similar requests may share it.
 
     If there are no `asks`, the request is blocked if `charges` is `BLOCKED`, and free otherwise. The engine sets
-    `passes`, which counts the requests that all rules allow, when the plan is first executed. A `store` that decides
-    without waiting makes a plan whose execution is one step.
+    `passes`, which counts the requests that all rules allow, when the plan is first executed. With a `store` and
+    without shadow rules, the execution is one step.
     """
 
     __slots__ = ("asks", "charges", "passes", "take")
@@ -57,8 +57,14 @@ class Plan:
             self.asks = (charges[0][1],)
         else:
             self.asks = tuple([ask for _, ask in charges])
-        self.take = store.taker(self.asks) if store is not None and self.asks else None
+        self.take = None
         """Decides and charges in one step. None if the plan takes more steps."""
+        if store is not None and self.asks:
+            for ask in self.asks:
+                if ask[3]:  # the denials of shadow rules are counted
+                    break
+            else:
+                self.take = store.taker(self.asks)
 
 
 class Refusal(Plan):

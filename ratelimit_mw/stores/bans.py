@@ -5,7 +5,7 @@ from functools import lru_cache
 from typing import Any
 
 from ratelimit_mw.model import NEVER, Ask, Ban, Banned, Outcome, Quota, Reply
-from ratelimit_mw.stores.base import LRU, Call, Store, StoreRequest, Wrapper, forget_request
+from ratelimit_mw.stores.base import LRU, Call, Store, StoreRequest, Taker, Wrapper, forget_request
 
 _MAX_CACHED = 4096  # clients whose asks with bans are cached
 
@@ -45,6 +45,10 @@ class Bans(Wrapper):
         if len(asked) == len(asks):
             return request, None
         return (asked, intent), asked
+
+    def taker(self, asks: Sequence[Ask]) -> Taker | None:
+        """See `Store`."""
+        return self.beneath.taker(asks) if _with_bans(asks) is asks else super().taker(asks)
 
     def answered(self, asked: StoreRequest, note: Any, reply: Reply) -> Reply:  # noqa: ARG002  the note has the asks
         """Remove the outcomes of the bans, and deny the counters whose ban is in force."""

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Hashable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from ratelimit_mw.algorithms import NOTHING
@@ -96,12 +97,12 @@ class Store(ABC):
         """
         return self.aask(request)
 
-    def taker(self, asks: Sequence[Ask]) -> Taker | None:  # noqa: ARG002  for subclasses
-        """A function that does what `ask` does for these asks and `DECIDE`, in one step. None if the store has none.
+    def taker(self, asks: Sequence[Ask]) -> Taker | None:
+        """A function that does what `ask` does for these asks and `DECIDE`. None: `ask` is called.
 
-        The function is called for each request with the same plan. It neither waits nor raises.
+        The asks are enforced, none is a shadow. The function is called for each request with the same plan.
         """
-        return None
+        return partial(self.ask, (asks, DECIDE))
 
     @abstractmethod
     def keys(self, prefix: str) -> Iterator[str]:

@@ -96,10 +96,10 @@ class MemoryStore(Counters, Store):
 
     def taker(self, asks: Sequence[Ask]) -> Taker | None:
         """See `Store`."""
+        if self._overridden:
+            return super().taker(asks)
         steps: list[_Step] = []
-        for key, quota, cost, shadow in asks:
-            if shadow or self._overridden:
-                return None
+        for key, quota, cost, _ in asks:
             steps.append((key, self._segments[hash(key) % self._count], quota, DECIDE_ALL[quota.decided_by], cost))
         return partial(self._take, *steps[0]) if len(steps) == 1 else partial(self._take_all, asks, steps)
 
