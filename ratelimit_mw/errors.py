@@ -25,7 +25,7 @@ has its module behind it:
     │   └── WrongNode               another node of the cluster must be asked
     │       └── Redirected          as above, and that node is known
     ├── LimitExceeded               public: a rule denied a block of code
-    ├── Conflict                    another writer changed the record first
+    ├── VersionConflict             another writer changed the record first
     ├── ErrorReply                  Redis answered with an error
     ├── NotSent                     a deferred request did not reach the app
     ├── Unsendable                  a deferred request can never reach the app
@@ -117,7 +117,7 @@ class LimitExceeded(Exception):
         super().__init__(f"denied{by}{again}")
 
 
-class Conflict(Exception):
+class VersionConflict(Exception):
     """A record was not written, because another writer came first. Read it again and repeat the change.
 
     Records are the overrides, the switch and the rules that a Redis database holds.

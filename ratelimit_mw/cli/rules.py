@@ -27,7 +27,7 @@ from ratelimit_mw.cli.common import (
     say_table,
 )
 from ratelimit_mw.cli.operators import Author, author_of
-from ratelimit_mw.errors import ConfigurationError, Conflict, StoreUnavailable
+from ratelimit_mw.errors import ConfigurationError, StoreUnavailable, VersionConflict
 from ratelimit_mw.reload.database import RulesDatabase
 
 Database = Annotated[
@@ -172,7 +172,7 @@ def _database(url: str) -> Iterator[RulesDatabase]:
         fail(f"--database: {error}", Exit.USAGE)
     try:
         yield database
-    except Conflict as conflict:
+    except VersionConflict as conflict:
         fail(f"version {conflict.version} was pushed first: pull it, add your changes, and push again", Exit.PROBLEMS)
     except LookupError as error:
         fail(str(error.args[0]), Exit.PROBLEMS)

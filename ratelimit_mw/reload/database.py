@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ratelimit_mw.config.load import Config, Document, gather, load_documents
 from ratelimit_mw.config.tree import Problems
-from ratelimit_mw.errors import ConfigurationError, Conflict, Problem, StoreUnavailable
+from ratelimit_mw.errors import ConfigurationError, Problem, StoreUnavailable, VersionConflict
 from ratelimit_mw.reload.source import LONGEST, RulesSnapshot
 from ratelimit_mw.stores import STORES, open_records
 from ratelimit_mw.stores.records import Records
@@ -104,7 +104,7 @@ class RulesDatabase:
 
         Raises:
             ConfigurationError: The rules cannot be loaded. Nothing is pushed.
-            Conflict: `base` is not the newest version any more.
+            VersionConflict: `base` is not the newest version any more.
         """
         documents = _documents(config)
         _check(documents, environ)
@@ -159,14 +159,14 @@ class RulesDatabase:
         for _ in range(_TRIES):
             before = self._records.version(self._key)
             if base is not None and before != base:
-                raise Conflict(before)
+                raise VersionConflict(before)
             number = before + 1
             about_now = json.dumps({**about, "at": time.time()}, ensure_ascii=False)
             put = {f"rules:{number}": files, f"about:{number}": about_now}
             drop = (f"rules:{number - KEPT}", f"about:{number - KEPT}") if number > KEPT else ()
             try:
                 return self._records.write(self._key, put, drop, expected=before)
-            except Conflict:  # another push was first: take the next number
+            except VersionConflict:  # another push was first: take the next number
                 time.sleep(_chance.uniform(0, 0.01))
         raise StoreUnavailable("other pushes keep changing the rules database; try again")
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
-from ratelimit_mw.errors import Conflict
+from ratelimit_mw.errors import VersionConflict
 
 
 class Records(Protocol):
@@ -31,7 +31,7 @@ class Records(Protocol):
     ) -> int:
         """Set the texts `put` and delete the names `drop` in one atomic step, and return the new version.
 
-        Raises Conflict, without a change, if the version is not the `expected` one (None for any).
+        Raises VersionConflict, without a change, if the version is not the `expected` one (None for any).
         """
         ...
 
@@ -53,7 +53,7 @@ def write_to(texts: Texts, key: str, put: Mapping[str, str], drop: Collection[st
     """See `Records.write`."""
     version, known = texts.get(key, (0, {}))
     if expected is not None and expected != version:
-        raise Conflict(version)
+        raise VersionConflict(version)
     texts[key] = version + 1, {**{name: text for name, text in known.items() if name not in drop}, **put}
     return version + 1
 

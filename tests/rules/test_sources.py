@@ -10,7 +10,7 @@ import pytest
 
 from ratelimit_mw import ConfigurationError, RateLimiter
 from ratelimit_mw.config.load import Document, load_documents, load_rules
-from ratelimit_mw.errors import Conflict, StoreUnavailable
+from ratelimit_mw.errors import StoreUnavailable, VersionConflict
 from ratelimit_mw.reload.database import KEPT, RulesDatabase
 from ratelimit_mw.reload.loader import open_source
 from ratelimit_mw.reload.source import FilesSource
@@ -330,7 +330,7 @@ class TestDatabase:
     def test_a_push_on_a_base_that_has_passed_changes_nothing(self, database):
         database.push(document())
         assert database.push(document("6 per minute"), base=1) == 2
-        with pytest.raises(Conflict) as caught:
+        with pytest.raises(VersionConflict) as caught:
             database.push(document("7 per minute"), base=1)
         assert caught.value.version == 2
         assert [version.number for version in database.list()] == [2, 1]

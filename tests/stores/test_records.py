@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from ratelimit_mw.errors import Conflict, StoreUnavailable
+from ratelimit_mw.errors import StoreUnavailable, VersionConflict
 from ratelimit_mw.stores import open_records
 from tests.support.processes import in_child
 
@@ -35,7 +35,7 @@ def test_each_write_is_a_version(records):
 
 def test_a_write_on_a_version_that_has_passed_changes_nothing(records):
     records.write("k", {"a": "1"}, expected=0)
-    with pytest.raises(Conflict, match="the version is now 1") as caught:
+    with pytest.raises(VersionConflict, match="the version is now 1") as caught:
         records.write("k", {"a": "2"}, expected=0)
     assert caught.value.version == 1
     assert records.read("k") == (1, {"a": "1"})
@@ -46,7 +46,7 @@ def test_of_many_at_once_one_wins(any_server):
 
     def write():
         records = open_records(any_server.url)
-        with contextlib.suppress(Conflict):
+        with contextlib.suppress(VersionConflict):
             won.append(records.write("k", {"a": threading.current_thread().name}, expected=0))
         records.close()
 

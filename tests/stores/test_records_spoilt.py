@@ -6,7 +6,7 @@ import pytest
 
 from ratelimit_mw import ConfigurationError, RateLimiter
 from ratelimit_mw.config.load import Document
-from ratelimit_mw.errors import Conflict, StoreUnavailable
+from ratelimit_mw.errors import StoreUnavailable, VersionConflict
 from ratelimit_mw.reload.database import RulesDatabase
 from ratelimit_mw.stores import open_records
 from tests.rules.living import limit_of, text
@@ -50,7 +50,7 @@ def test_any_reply_is_read_or_the_records_are_away(any_server, reply):
         for question in questions:
             records.version("k")  # connects
             proxy.reply_with(reply)
-            with contextlib.suppress(StoreUnavailable, Conflict):
+            with contextlib.suppress(StoreUnavailable, VersionConflict):
                 question()
             proxy.heal()
             records.close()

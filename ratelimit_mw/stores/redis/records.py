@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from ratelimit_mw.errors import Conflict, StoreUnavailable
+from ratelimit_mw.errors import StoreUnavailable, VersionConflict
 from ratelimit_mw.process_local import abandon, lazy, lock, reset_after_fork
 from ratelimit_mw.stores.redis.codec import Command
 from ratelimit_mw.stores.redis.connection import HANDSHAKE_TIMEOUT, Blocking
@@ -225,7 +225,7 @@ class RedisRecords:
             done, version = self._ask(key, "EVAL", _WRITE, "1", key, base, str(len(drop)), *drop, *pairs)
             number = int(version)
         if not done:
-            raise Conflict(number)
+            raise VersionConflict(number)
         return number
 
     def close(self) -> None:
