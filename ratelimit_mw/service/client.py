@@ -1,4 +1,4 @@
-"""A client of the gRPC port, for `ratelimit-mw ask`: a request of some descriptors, or of the health.
+"""A client of the gRPC port, for `ratelimit-mw ask`: it asks for a decision on descriptors, or for the health.
 
 This module is internal: its names may change in any release.
 """

@@ -1,4 +1,4 @@
-"""The decision of the stores that decide in Python, over counters wherever they are, and what they keep of a counter.
+"""The decision in Python, for counters in memory and in a shared file, and what such a store keeps of a counter.
 
 The value of a counter is a stamp, followed by the state of its algorithm. The stamp is the time in microseconds at
 which the counter is as if unused, and the share of its limit that is used (0 to 255).
