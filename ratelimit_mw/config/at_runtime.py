@@ -11,7 +11,7 @@ import re
 from dataclasses import replace
 
 from ratelimit_mw.algorithms import ALGORITHMS
-from ratelimit_mw.config.tree import Map, Problems, convert, node_at
+from ratelimit_mw.config.tree import Map, Problems, convert, node_at, pack, unpack
 from ratelimit_mw.config.word import Values
 from ratelimit_mw.config.words.limit import (
     ALGORITHM,
@@ -98,11 +98,11 @@ class Recompiler:
 
     def __init__(self, domain: str) -> None:
         self._domain = domain
-        self._rules: dict[str, Values] = {}
+        self._rules: dict[str, bytes] = {}
 
     def add(self, rule: Values) -> None:
         """Add a rule."""
-        self._rules[rule[NAME]] = rule.detached()
+        self._rules[rule[NAME]] = pack(rule.detached())
 
     def limit(self, identity: str, rule: str, limit: object, until: int = NEVER) -> CompiledOverride:
         """Return the compiled override of a limit.
@@ -123,7 +123,7 @@ class Recompiler:
         limits = problems.read(read_limits, node_at(node, ("limit",)), Limits(()))
         counters: tuple[Counter, ...] = ()
         if not problems:
-            counters = override_counters(self._domain, self._rules[rule], limits, Map(node.place), problems)
+            counters = override_counters(self._domain, unpack(self._rules[rule]), limits, Map(node.place), problems)
         _raise(problems)
         return CompiledOverride(identity, "limit", until, rule, counters)
 
@@ -140,7 +140,7 @@ class Recompiler:
         Raises:
             ValueError: The rule cannot have this number.
         """
-        values: Values = self._rules[rule]
+        values: Values = unpack(self._rules[rule])
         limits = values[LIMIT]
         windows = list(limits.default)
         windows[place] = windows[place]._replace(window=windows[place].window._replace(limit=number))

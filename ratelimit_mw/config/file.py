@@ -42,6 +42,7 @@ RULES = sections_word(
     lambda: RULE,
     "The rules. Every rule that matches a request counts it.",
     example="a rule begins with '- name:'",
+    packed=True,
 )
 
 FILE = Section(

@@ -75,22 +75,22 @@ class Scalar(NamedTuple):
 
 
 class Items(Sequence["Node"]):
-    """A list, and the place where it begins. A scalar is made when it is read.
+    """A list, and the place where it begins. Its items are kept packed (see `pack`): each access makes a copy.
 
-    A list may have hundreds of thousands of scalars. They are kept as plain tuples of texts and numbers, which the
-    garbage collector does not visit after its first pass. A collection stops every thread.
+    There may be hundreds of thousands of scalars. They are kept as plain tuples of texts and numbers, which are faster
+    to make, and which the garbage collector forgets after its first pass.
     """
 
     __slots__ = ("_kept", "place")
 
     def __init__(self, place: Place) -> None:
         self.place = place
-        self._kept: list[Items | Map | tuple[Any, ...]] = []
+        self._kept: list[bytes | tuple[Any, ...]] = []
 
     def put(self, node: "Node") -> None:
         """Add an item, unless it is unusable."""
         if not isinstance(node, Scalar):
-            self._kept.append(node)
+            self._kept.append(pack(node))
         elif not node.unusable:
             self._kept.append((node.text, node.value, *node.place))
 
@@ -105,7 +105,8 @@ class Items(Sequence["Node"]):
         if isinstance(index, slice):
             return [self[each] for each in range(*index.indices(len(self)))]
         kept = self._kept[index]
-        return Scalar(kept[0], kept[1], Place(*kept[2:])) if isinstance(kept, tuple) else kept
+        node: Node = unpack(kept) if isinstance(kept, bytes) else Scalar(kept[0], kept[1], Place(*kept[2:]))
+        return node
 
 
 class Map(dict[str, "Node"]):
@@ -132,6 +133,24 @@ class Map(dict[str, "Node"]):
 
 
 Node = Scalar | Items | Map
+
+
+def pack(value: object) -> bytes:
+    """Return a copy of a node, or of values that were read from one, as a single object. See `unpack`.
+
+    The rules of a file are many thousands of small objects. If all of them existed at once, the garbage collector would
+    visit all objects of the process in each reload, which stops every thread. It does not visit bytes.
+    """
+    import pickle  # late, because importing the package does not need it
+
+    return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+
+
+def unpack(packed: bytes) -> Any:
+    """Return a copy of what was packed."""
+    import pickle
+
+    return pickle.loads(packed)  # noqa: S301  `pack` of this process made these bytes
 
 
 Location = tuple[str | int, ...]

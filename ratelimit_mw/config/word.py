@@ -10,9 +10,9 @@ other readers, with `tree.Problems`, so that all errors of a file are reported a
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, overload
 
-from ratelimit_mw.config.tree import Invalid, Items, Map, Node, Place, Problems, is_empty, kind, node_at
+from ratelimit_mw.config.tree import Invalid, Items, Map, Node, Place, Problems, is_empty, kind, node_at, pack, unpack
 from ratelimit_mw.errors import nearest, quoted
 
 if TYPE_CHECKING:
@@ -34,26 +34,37 @@ class Values:
     """The values of one section, by word. A word that is not set has its default.
 
     Args:
-        node: The mapping that the values were read from.
+        node: The mapping that the values were read from, or the same packed (see `tree.pack`).
         found: The values that are set.
         dropped: The keys whose values cannot be used. The problem has been reported; further checks must not report
             errors that follow from it. For a list item that is not a mapping, this is the key "".
         extra: The nodes of keys that are not words, if the section has `open_keys`.
     """
 
-    __slots__ = ("_found", "dropped", "extra", "node")
+    __slots__ = ("_found", "_node", "dropped", "extra")
 
     def __init__(
         self,
-        node: Node,
+        node: Node | bytes,
         found: Mapping[str, Any] | None = None,
         dropped: Iterable[str] = _NO_KEYS,
         extra: Mapping[str, Node] | None = None,
     ) -> None:
-        self.node = node
+        self._node = node
         self._found = dict(found or {})
         self.dropped = frozenset(dropped)
         self.extra: Mapping[str, Node] = extra or {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The node is packed by itself, because it is only unpacked to report a problem.
+        node = self._node if isinstance(self._node, bytes) else pack(self._node)
+        return Values, (node, self._found, self.dropped, self.extra)
+
+    @property
+    def node(self) -> Node:
+        """The mapping that the values were read from."""
+        node: Node = unpack(self._node) if isinstance(self._node, bytes) else self._node
+        return node
 
     def __getitem__(self, word: "Word[T]") -> T:
         value: T = self._found.get(word.key, word.default)
@@ -78,7 +89,8 @@ class Values:
 
     def key_place(self, key: str) -> Place:
         """Return the place of a key itself."""
-        return self.node.keys_at.get(key, self.node.place) if isinstance(self.node, Map) else self.node.place
+        node = self.node
+        return node.keys_at.get(key, node.place) if isinstance(node, Map) else node.place
 
     def has_key(self, *steps: str) -> bool:
         """Return True if the file has the key at the end of `steps`, even if its value cannot be used.
@@ -102,7 +114,7 @@ class Values:
             node: The node at whose place problems are reported. None keeps the present one.
         """
         found = {**self._found, word.key: value}
-        return Values(self.node if node is None else node, found, self.dropped, self.extra)
+        return Values(self._node if node is None else node, found, self.dropped, self.extra)
 
 
 class Conflict(NamedTuple):
@@ -313,6 +325,26 @@ def section_word(key: str, section: Section, about: str = "", **options: Any) ->
     )
 
 
+class PackedSections(Sequence[Values]):
+    """The values of a long list of sections. They are kept packed (see `tree.pack`): each access makes a copy."""
+
+    def __init__(self, sections: Iterable[Values]) -> None:
+        self._packed = [pack(values) for values in sections]
+
+    def __len__(self) -> int:
+        return len(self._packed)
+
+    @overload
+    def __getitem__(self, index: int) -> Values: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Values]: ...
+    def __getitem__(self, index: int | slice) -> Values | Sequence[Values]:
+        if isinstance(index, slice):
+            return [self[each] for each in range(*index.indices(len(self)))]
+        values: Values = unpack(self._packed[index])
+        return values
+
+
 def sections_word(
     key: str,
     section: Callable[[], Section],
@@ -321,6 +353,7 @@ def sections_word(
     example: str = "",
     empty: bool = False,
     or_one: bool = False,
+    packed: bool = False,
     **options: Any,
 ) -> Word[Sequence[Values]]:
     """Return the word for a list of sections.
@@ -332,10 +365,11 @@ def sections_word(
         example: The hint for a value that is not a list, or for an item that is not a mapping.
         empty: A key without a value stands for an empty list. Otherwise it is an error.
         or_one: One section stands for a list of one. An empty list is an error.
+        packed: There may be thousands of sections, so their values are kept packed.
         options: Further fields of the word.
     """
 
-    def read(node: Node) -> tuple[Values, ...]:
+    def read(node: Node) -> Sequence[Values]:
         if empty and is_empty(node):
             return ()
         listed = [node] if or_one and isinstance(node, Map) else node
@@ -345,7 +379,8 @@ def sections_word(
         if or_one and not listed:
             raise Invalid.at(None, "the list must not be empty")
         problems = Problems()
-        return problems.checked(tuple([_item(section(), item, example, problems) for item in listed]))
+        sections = (_item(section(), item, example, problems) for item in listed)
+        return problems.checked(PackedSections(sections) if packed else tuple(sections))
 
     def schema(shared: dict[str, Any]) -> Schema:
         one = section().as_schema(shared)

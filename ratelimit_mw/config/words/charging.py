@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ratelimit_mw.config import kinds, readers
 from ratelimit_mw.config.tree import Invalid, Items, Node, Problems, Scalar, kind
@@ -20,7 +20,7 @@ from ratelimit_mw.config.words.selection import CHARGED_AT_ONCE, ON_DEMAND
 from ratelimit_mw.errors import near, quoted
 from ratelimit_mw.identity.attributes import Attributes, Reader
 from ratelimit_mw.identity.fields import TOO_MANY
-from ratelimit_mw.identity.sources import SOURCES, described
+from ratelimit_mw.identity.sources import SOURCES, described, imported
 from ratelimit_mw.model import CostAfter, Counts
 from ratelimit_mw.rules.compiled import CostReader
 
@@ -180,6 +180,9 @@ class CountedBy:
         self._source = source
         self._logged = False
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _counted_by, (self._source,)  # the values of a rule are copied; the function is not
+
     def __call__(self, status: int, header: Callable[[str], str | None]) -> bool:
         """Return True if a response is charged."""
         try:
@@ -193,6 +196,10 @@ class CountedBy:
             self._logged = True
             _log.error("count: %s: %s; the response is charged (logged once)", self._source, problem)
         return True
+
+
+def _counted_by(source: str) -> CountedBy:
+    return CountedBy(imported(source.partition(":")[2].strip()), source)
 
 
 _CLASS = re.compile(r"([1-5])[xX]{2}")  # 4xx: the first digit of a class of statuses, RFC 9110
