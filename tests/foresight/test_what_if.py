@@ -79,7 +79,7 @@ requests_of_clients = st.lists(
 )
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     requests=requests_of_clients,
     limit=st.integers(1, 6),
@@ -115,7 +115,7 @@ def test_requests_exactly_one_period_apart_are_decided_as_by_the_engine(tmp_path
     assert_equals_replays(path, rules, "limited", method="exact")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_the_arithmetic_equals_the_algorithms(data):
     algorithm = data.draw(st.sampled_from(WINDOWS))

@@ -161,7 +161,7 @@ def decide_all(way: Way, arrivals: Sequences, clients: Ints, quotas: Sequence[Qu
 
 def _charged_before(arrivals: Sequences) -> Ints:
     """Return how many charged arrivals precede each index. The last index is the end."""
-    return np.concatenate((np.zeros(1, np.int64), np.cumsum(arrivals.charged)))
+    return np.concatenate((np.zeros(1, np.int64), np.cumsum(arrivals.charged, dtype=np.int64)))
 
 
 def _in_windows(arrivals: Sequences, clients: Ints, quotas: Sequence[Quota], first: Ints) -> Decided:
