@@ -98,7 +98,7 @@ def replay(
     if html is not None and not (html.parent.is_dir() and not html.is_dir()):
         raise typer.BadParameter(f"{str(html)!r} is not a file in a folder that exists", param_hint="--html")
     _require_apart({"--html": html, "--denials": denials}, {"log": logs, "rules": [rules, against]})
-    with errors_shown(), _denials_to(denials, rule) as on_denial, progress_of("replay", logs) as on_progress:
+    with _denials_to(denials, rule) as on_denial, errors_shown(), progress_of("replay", logs) as on_progress:
         options = Options(
             logs=logs,
             rules=rules,
@@ -123,10 +123,8 @@ def replay(
     if html is not None:
         from ratelimit_mw.foresight.report.html import page  # imported late: few replays need it
 
-        try:
+        with _writing(html):
             html.write_text(page(result, logs, most=most, rule=rule), "utf-8")
-        except OSError as error:
-            fail(f"{str(html)!r} can't be written: {error}", Exit.PROBLEMS)
     _conclude(result, limit, rule, lenient=lenient)
 
 
@@ -165,6 +163,15 @@ def _share(text: str) -> float:
 
 
 @contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """End the command if the file cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        fail(f"{str(path)!r} can't be written: {error}", Exit.PROBLEMS)
+
+
+@contextmanager
 def _denials_to(path: Path | None, rule: str | None) -> Iterator[Callable[[DeniedRequest], None] | None]:
     """Yield a function that writes a denial to a file. None without a file."""
     if path is None:
@@ -176,7 +183,7 @@ def _denials_to(path: Path | None, rule: str | None) -> Iterator[Callable[[Denie
         file = path.open("w", encoding="utf-8", newline="")
     except OSError as error:
         raise typer.BadParameter(f"{str(path)!r} can't be written: {error.strerror}", param_hint="--denials") from None
-    with file:
+    with _writing(path), file:
         table = csv.writer(file)
         if path.suffix == ".csv":
             table.writerow(("time", *DeniedRequest._fields[1:]))
@@ -185,10 +192,11 @@ def _denials_to(path: Path | None, rule: str | None) -> Iterator[Callable[[Denie
             if rule not in (None, denial.rule):
                 return
             row = _row(denial)
-            if path.suffix == ".csv":
-                table.writerow(map(_cell, row.values()))
-            else:
-                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            with _writing(path):
+                if path.suffix == ".csv":
+                    table.writerow(map(_cell, row.values()))
+                else:
+                    file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
         yield write
 

@@ -318,6 +318,12 @@ def test_an_error_leaves_the_page_of_an_earlier_replay_as_it_was(replay, words, 
     assert Path("old.html").read_text() == "old"
 
 
+def test_a_file_of_denials_without_space_is_an_error_that_names_it(replay):
+    Path("full.csv").symlink_to("/dev/full")
+    code, _, err = replay("access.log", "--denials", "full.csv")
+    assert (code, err) == (1, "ratelimit-mw: 'full.csv' can't be written: [Errno 28] No space left on device\n")
+
+
 def test_denials_are_written_to_a_pipe(replay):
     os.mkfifo("pipe.csv")
     found = []
