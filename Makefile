@@ -8,8 +8,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 OLDEST := .venv-oldest
 
-# What a surrounding environment must not reach into ours.
-unexport VIRTUAL_ENV PYTHONHOME PYTHONPATH PIP_TARGET PIP_PREFIX PIP_USER
+# What a surrounding environment must not reach into ours. Without bytecode each process compiles all that it imports.
+unexport VIRTUAL_ENV PYTHONHOME PYTHONPATH PYTHONDONTWRITEBYTECODE PIP_TARGET PIP_PREFIX PIP_USER
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test quick unit soak oldest lint format bench docs clean
