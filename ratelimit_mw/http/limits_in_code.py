@@ -7,7 +7,6 @@ limit that is written directly above the function.
 
 import inspect
 import logging
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar, cast
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 from ratelimit_mw.config.at_runtime import reads_as_limit, validate_inline
 from ratelimit_mw.errors import ConfigurationError, Problem, quoted
 from ratelimit_mw.http.handle import UNSET, BlockingHandle, Enforced, Key, RequestHandle, text_of_key
+from ratelimit_mw.identity.sources import described
 from ratelimit_mw.rules.inline import InlineLimit
 
 RULES_OF_VIEW = "ratelimit_rules"
@@ -64,17 +64,10 @@ class KeyFunction:
             return self._failed(error)
 
     def _failed(self, error: Exception) -> str:
-        """Log an exception by its type and its line. Its message may have a secret."""
         if not self._logged:
             self._logged = True
-            trace = traceback.extract_tb(error.__traceback__)[-1]
-            _log.warning(
-                "the key of a limit counts as absent, and the limit does not apply: "
-                "%s was raised at %s:%s (logged once)",
-                type(error).__name__,
-                trace.filename,
-                trace.lineno,
-            )
+            message = "the key of a limit counts as absent, and the limit does not apply: %s (logged once)"
+            _log.warning(message, described(error))
         return ""
 
 
