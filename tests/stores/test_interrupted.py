@@ -131,13 +131,21 @@ def test_what_a_signals_handler_raises_reaches_the_app_and_does_not_trip_the_bre
     with Proxy(any_server.port) as proxy:
         store = RedisStore(proxy.url, timeout=20)
         exactly = Exactly(store)
-        proxy.delay(0.2)
+        proxy.delay(0, 20)
+        calls = any_server.calls("evalsha")
+
+        def send():
+            eventually(lambda: any_server.calls("evalsha") > calls)
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGALRM)  # which waits for the reply
+
         before = signal.signal(signal.SIGALRM, handler)
+        sender = threading.Thread(target=send)
         try:
-            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            sender.start()
             with pytest.raises(kind, match="from the handler"):
                 store.decide(ASKS)
         finally:
+            sender.join()
             signal.signal(signal.SIGALRM, before)
         proxy.heal()
         exactly("the handler")
