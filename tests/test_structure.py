@@ -218,7 +218,7 @@ ADDED = {
             "viewer",
         )
     },
-    **{f"operations/page/{name}.py": "the same" for name in ("__init__", "access", "app", "visits")},
+    **{f"operations/page/{name}.py": "the same" for name in ("__init__", "access", "app", "metrics", "visits")},
     "testing.py": "support for the tests of apps",
     "types.py": "the types of what public functions return",
     "cli/frameworks.py": "the routes of apps",

@@ -1,8 +1,12 @@
 """Rules that a service cannot serve, because they need the response, the body or the connection of a request.
 
+`/auth` serves rules that make requests wait, but the proxy waits only for a time. A rule whose wait may be longer is
+logged.
+
 This module is internal: its names may change in any release.
 """
 
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
@@ -13,6 +17,12 @@ from ratelimit_mw.config.tree import Items, Map, Place, Problems
 from ratelimit_mw.errors import ConfigurationError, Problem, quoted
 from ratelimit_mw.rules.compiled import CompiledRule
 from ratelimit_mw.rules.domains import Rules
+from ratelimit_mw.units import MILLISECOND, spell_duration
+
+logger = logging.getLogger("ratelimit_mw.service")
+
+DEADLINE = 250 * MILLISECOND
+"""How long the proxies of the documentation wait for `/auth`, in microseconds."""
 
 _HINT = "leave this rule to the middleware in the app, or start with --ignore-unservable"
 
@@ -60,6 +70,26 @@ def unservable(rules: Rules, config: Config | None = None) -> tuple[Problem, ...
                 )
                 found.append(Problem(message, place.file, place.line, place.column, _HINT))
     return tuple(found)
+
+
+def warn_of_waits(rules: Rules, config: Config | None = None) -> None:
+    """Log each rule that may make a request wait for longer than `DEADLINE`. See `require_servable`."""
+    trees: Mapping[str, Map] | None = None
+    for part in rules.parts:
+        for rule in part.compiled:
+            wait = 0 if rule.rule.shadow else max((quota.max_wait for quota in rule.quotas), default=0)
+            if wait > DEADLINE:
+                trees = _trees(config) if trees is None else trees
+                place = _place(trees.get(part.domain), rule.rank, "max_wait")
+                message = (
+                    f"rules[{rule.rank}]: a request may wait {spell_duration(wait)} for its turn by the rule "
+                    f"{quoted(rule.rule.name)}, and /auth answers after that. The proxies of the documentation wait "
+                    f"{spell_duration(DEADLINE)}"
+                )
+                logger.warning("%s", Problem(message, place.file, place.line, place.column, _WAIT_HINT))
+
+
+_WAIT_HINT = "set max_wait below the deadline of the proxy, or raise that one, such as proxy_read_timeout of nginx"
 
 
 def _faults(rule: CompiledRule) -> Iterator[_Unservable]:

@@ -3,13 +3,17 @@
 import asyncio
 import json
 import re
+import subprocess
+import sys
 import threading
 
 import pytest
 
+from ratelimit_mw import ManualClock
 from ratelimit_mw.operations.page import Page
 from tests.operations.visiting import BEARER, EACH_SHELL, TOKEN, WRONG, page_of, visit_asgi, visit_wsgi
-from tests.shells.asking import exchange, http_scope, limiter, websocket_scope
+from tests.shells.asking import START, exchange, http_scope, limiter, websocket_scope
+from tests.support.apps import ROOT
 
 
 @EACH_SHELL
@@ -41,7 +45,7 @@ def every_answer(visit):
     yield visit(page, "/refuse")
     yield visit(page, "/nothing", headers=BEARER)
     yield visit(page, "/state.json", method="DELETE")
-    for path in ("/", "/state.json"):
+    for path in ("/", "/state.json", "/metrics"):
         yield visit(page, path, headers=BEARER)
 
 
@@ -59,11 +63,11 @@ def test_every_answer_has_the_headers_that_protect_it(visit):
         assert answer.headers["x-frame-options"] == "DENY"
         assert answer.headers["referrer-policy"] == "no-referrer"
         assert int(answer.headers["content-length"]) == len(answer.body)
-    assert statuses == [401, 307, 403, 404, 405, 200, 200]
+    assert statuses == [401, 307, 403, 404, 405, 200, 200, 200]
 
 
 @EACH_SHELL
-@pytest.mark.parametrize("path", ["/", "/state.json"])
+@pytest.mark.parametrize("path", ["/", "/state.json", "/metrics"])
 def test_only_get_and_head_are_allowed(visit, path):
     page = page_of()
     for method in ("POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"):
@@ -241,3 +245,59 @@ def test_a_page_with_a_wrong_token_writes_no_token_into_its_answers():
     page = page_of()
     for headers in (WRONG, BEARER):
         assert TOKEN.encode() not in visit_asgi(page, "/state.json", headers=headers).body
+
+
+@EACH_SHELL
+def test_the_metrics_are_those_of_the_limiter(visit, monkeypatch):
+    monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR", raising=False)
+    engine = limiter(clock=ManualClock(START))
+    page = page_of(engine)
+    for _ in range(2):
+        engine.check({"ip": "203.0.113.1"})
+        answer = visit(page, "/metrics", headers=BEARER)
+    assert answer.headers["content-type"].startswith("text/plain; version=")
+    assert b'ratelimit_requests_total{outcome="allowed"} 2.0' in answer.body.splitlines()
+
+
+@EACH_SHELL
+def test_metrics_without_prometheus_client_are_answered_with_what_to_install(visit, monkeypatch):
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    for name in ("ratelimit_mw.operations.page.metrics", "ratelimit_mw.telemetry.prometheus"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    answer = visit(page_of(), "/metrics", headers=BEARER)
+    assert answer.status == 501
+    assert b"pip install" in answer.body
+
+
+_PROCESS = """
+import sys
+from prometheus_client import Counter
+from ratelimit_mw import RateLimiter
+from ratelimit_mw import ManualClock
+from ratelimit_mw.operations.page import Page
+from ratelimit_mw.telemetry.prometheus import export
+
+limiter = RateLimiter({"domain": "d", "rules": [{"name": "a", "limit": "9 per minute"}]})
+if "export" in sys.argv:
+    export(limiter)
+Counter("orders", "Orders.").inc()
+page = Page(limiter, guard=lambda environ: True)
+limiter.check({})
+limiter.close()  # moves the counts into the files
+environ = {"SCRIPT_NAME": "", "PATH_INFO": "/metrics", "REQUEST_METHOD": "GET", "wsgi.url_scheme": "http"}
+(body,) = page(environ, lambda status, headers: print(status))
+print(body.decode())
+"""
+
+
+def test_with_several_processes_the_metrics_are_those_that_the_app_exports(tmp_path):
+    """And its export is not repeated: both would add to the same files."""
+    for argument, expected in (("nothing", "501 Not Implemented"), ("export", "200 OK")):
+        environment = {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(
+            [sys.executable, "-c", _PROCESS, argument], env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith(expected)
+        assert "orders" not in done.stdout
+    assert 'ratelimit_requests_total{outcome="allowed"} 1.0' in done.stdout.splitlines()

@@ -35,6 +35,7 @@ def test_a_mounted_page_answers_below_its_path(serve):
             ("ip=127.0.0.1", "everything", 2)
         ]
         assert state["store"] == {"kind": "memory", "up": True, "latency_ms": None}
+        assert 'ratelimit_requests_total{outcome="denied"} 2.0' in http.get("/_limits/metrics", headers=BEARER).text
         assert http.get("/_limits/", auth=("", TOKEN)).status_code == 200
         assert "traceback" not in app.log.lower()
 

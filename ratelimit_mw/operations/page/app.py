@@ -7,10 +7,10 @@ import asyncio
 import json
 import secrets
 from collections.abc import Awaitable, Callable, Iterable
-from functools import cache
+from functools import cache, cached_property
 from importlib import resources
 from inspect import iscoroutine
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from wsgiref.types import StartResponse
 
 from ratelimit_mw.http.responses import Message, Receive, Send, asyncio_runs
@@ -27,6 +27,9 @@ from ratelimit_mw.operations.page.visits import (
     text_answer,
     wsgi_visit,
 )
+
+if TYPE_CHECKING:
+    from ratelimit_mw.operations.page.metrics import Exposition
 
 Guard = Callable[[Any], bool | Awaitable[bool]]
 
@@ -53,7 +56,8 @@ class Page:
     """A web page that shows what the limits do now: how much they deny, to which clients, and by which rule.
 
     It is an ASGI app and a WSGI app. Mount it under any path of your app: `app.mount("/_limits", Page(limiter, …))`.
-    Below that path, `/` is the page, and `/state.json` its data. The page only reads: it cannot change a limit.
+    Below that path, `/` is the page, `/state.json` its data, and `/metrics` the metrics for Prometheus. The page only
+    reads: it cannot change a limit.
 
     A visitor sends the token as `Authorization: Bearer TOKEN`, or as the password of HTTP Basic, which browsers ask
     for. After ten wrong attempts of one address within a minute, the answer is 429.
@@ -101,7 +105,7 @@ class Page:
             visit, admits = asgi_visit(scope), self._guard is None or self._guard(scope)
             answer = self._answer(visit, (await admits if isinstance(admits, Awaitable) else admits) is True)
             if answer is None:  # under trio only a limiter in memory works, which waits for no store
-                answer = await asyncio.to_thread(self._state) if asyncio_runs() else self._state()
+                answer = await asyncio.to_thread(self._data, visit) if asyncio_runs() else self._data(visit)
             await send_asgi(answer, _SECURITY_HEADERS, visit.method, send)
         elif scope["type"] == "websocket":
             await receive()
@@ -122,7 +126,7 @@ class Page:
         if iscoroutine(admits):
             admits.close()
             raise TypeError("the guard of the live page is an async function, which WSGI cannot await")
-        answer = self._answer(visit, admits is True) or self._state()
+        answer = self._answer(visit, admits is True) or self._data(visit)
         return send_wsgi(answer, _SECURITY_HEADERS, visit.method, start_response)
 
     def close(self) -> None:
@@ -139,12 +143,12 @@ class Page:
                 return
 
     def _answer(self, visit: Visit, admitted: bool) -> PageAnswer | None:
-        """PageAnswer a request. None if the answer is the data. The guard comes first, so that others learn nothing."""
+        """Answer a request. None if the answer is `_data`. The guard comes first, so that others learn nothing."""
         if not admitted:
             return text_answer(403, "You may not see this page.")
         if visit.path == "":
             return text_answer(307, "The address of the page ends with a slash.", ("Location", visit.with_slash))
-        if visit.path not in ("/", "/state.json"):
+        if visit.path not in ("/", "/state.json", "/metrics"):
             return text_answer(404, "There is no such page. The live page is at /, its data are at /state.json.")
         if visit.method not in ("GET", "HEAD"):
             return text_answer(405, "Only GET and HEAD are allowed: this page changes nothing.", ("Allow", "GET, HEAD"))
@@ -156,10 +160,29 @@ class Page:
         address = self._limiter.rules.attributes.client_address.network(visit.request)
         return UNKNOWN_ADDRESS if address is None else address
 
-    def _state(self) -> PageAnswer:
-        """Return the data of the page. May wait for the store."""
+    def _data(self, visit: Visit) -> PageAnswer:
+        """Return the data of the page, or the metrics. May wait for the store."""
+        if visit.path == "/metrics":
+            return self._metrics()
         body = json.dumps(self._live.state(), separators=(",", ":"))
         return PageAnswer(200, [("Content-Type", "application/json")], body.encode())
+
+    def _metrics(self) -> PageAnswer:
+        """Return the metrics, as Prometheus reads them."""
+        try:
+            from ratelimit_mw.operations.page.metrics import CONTENT_TYPE
+        except ModuleNotFoundError:
+            return text_answer(501, "The metrics need prometheus_client: pip install 'ratelimit_mw[prometheus]'")
+        text = self._exposition.text()
+        if not text:  # PROMETHEUS_MULTIPROC_DIR is set
+            return text_answer(501, "The processes export no metrics: call ratelimit_mw.telemetry.prometheus.export.")
+        return PageAnswer(200, [("Content-Type", CONTENT_TYPE)], text)
+
+    @cached_property
+    def _exposition(self) -> "Exposition":
+        from ratelimit_mw.operations.page.metrics import Exposition
+
+        return Exposition(self._limiter)
 
 
 def _page() -> PageAnswer:
