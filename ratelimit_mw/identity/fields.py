@@ -40,6 +40,7 @@ _NEXT_COOKIE = re.compile(r',\s*+[^\s=;,"]++\s*+=')
 _NEXT_PARAMETER = re.compile(r";[^;=]++=")
 _QUOTED = re.compile(r'"([^"\\]*+(?:\\.[^"\\]*+)*+)"', re.DOTALL)
 _REGULAR = re.compile(r'(?:[^\\]++|\\(?:["\\]|[0-3][0-7]{2}))*+')
+_HOST = re.compile(r"(?:\[[^\[\]]*+\]|[^:@\[\]]*+)(?::[0-9]*+)?")
 _STRAY = re.compile(r"%(?![0-9A-Fa-f]{2})")
 # Escaped separators are decoded to characters that are no bytes, and these are replaced when the fields are cut.
 _ESCAPED = (("%26", r"\u0126"), ("%3B", r"\u013b"), ("%3b", r"\u013b"), ("%3D", r"\u013d"), ("%3d", r"\u013d"))
@@ -80,10 +81,14 @@ def host_name(host: str) -> str | None:
 
 
 def host_values(lines: Sequence[str] | None) -> Values:
-    """Return the names in the lines of a Host header. None: too many lines."""
+    """Return the names in the lines of a Host header. None: too many lines.
+
+    A malformed line is a name of its own, too: parsers disagree about it, so no exemption may hold for it.
+    """
     if lines is None or sum(map(len, lines)) > _MOST_TEXT:
         return TOO_MANY
-    return _collected((host_name(line) or "",) for line in lines)
+    names = ((line.strip().lower(), host_name(line) or "") for line in lines)
+    return _collected((name,) if _HOST.fullmatch(text) else (name, text) for text, name in names)
 
 
 class Cookie:
