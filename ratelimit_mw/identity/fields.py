@@ -10,7 +10,10 @@ are decoded by the codec `unicode_escape`: `%41` is written as `\x41`, and `\101
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from urllib.parse import unquote
+
+from ratelimit_mw.identity.credentials import reduced
 
 Values = tuple[str, ...]
 """All values that stand behind a name. () if it is absent."""
@@ -67,11 +70,18 @@ def _collected(occurrences: Iterable[_Readings | None]) -> Values:
     return tuple(values | spellings)
 
 
-def header_values(lines: Sequence[str] | None) -> Values:
-    """Return the values of a header, one a line. None: too many lines."""
+def header_values(lines: Sequence[str] | None, *repeated: Sequence[str]) -> Values:
+    """Return the values of a header, one a line. None: too many lines.
+
+    The lines of each of `repeated` are read as one text, too, with commas between them, as some frameworks join them.
+    A decoder of base64 skips the commas.
+    """
     if lines is None or sum(map(len, lines)) > _MOST_TEXT:
         return TOO_MANY
-    return _collected(_texts(line.strip()) for line in lines)
+    occurrences = [_texts(line.strip()) for line in lines]
+    for joined in repeated:
+        occurrences[-1] += _texts(",".join(joined).strip())
+    return _collected(occurrences)
 
 
 def host_name(host: str) -> str | None:
@@ -109,7 +119,15 @@ class Cookie:
         """Return the cookies in these lines of the Cookie header, which are one text. None: too many lines."""
         if lines is None or sum(map(len, lines)) + len(lines) > _MOST_TEXT:
             return TOO_MANY
-        return _collected(self._occurrences(";".join(lines)))
+        occurrences = self._occurrences(";".join(lines))
+        return _collected(occurrences if len(lines) < 2 else chain(occurrences, self._respelt(",".join(lines))))
+
+    def _respelt(self, text: str) -> Iterator[_Readings | None]:
+        """Yield the signed values in lines that a framework has joined by commas: a decoder skips the commas."""
+        for readings in self._occurrences(text):
+            respelt = [each for each in readings if reduced(each) != each] if readings else readings
+            if respelt != []:
+                yield respelt
 
     def _occurrences(self, text: str) -> Iterator[_Readings | None]:
         searched = f";{text}".encode("latin-1", "replace").translate(_AROUND)

@@ -68,7 +68,10 @@ class Request(Protocol):
 
     def headers(self, name: str) -> Values:
         """Return all values of a header."""
-        return header_values(self.field_lines(name))
+        lines = self.field_lines(name)
+        if lines is None or len(lines) < 2:
+            return header_values(lines)
+        return header_values(lines, lines, self.header_lines(name))
 
     def cookies(self, cookie: Cookie) -> Values:
         """Return all values of a cookie."""

@@ -322,7 +322,7 @@ class Plans(OrderedDict[Hashable, Any]):
         lines = [tuple(request.header_lines(name)) for name in self._addresses]
         for name in headers:
             found = request.field_lines(name)
-            if found is None:
+            if found is None or len(found) > 1:  # of several lines, the spelling of each name counts
                 return None
             lines.append(tuple(found))
         if sum(len(line) + 1 for each in lines for line in each) > _LONG:  # an empty line takes room, too

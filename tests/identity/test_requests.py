@@ -1,5 +1,7 @@
 """What a router would see, under both interfaces, whatever the client sent."""
 
+from base64 import b64encode
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,6 +12,7 @@ from starlette.testclient import TestClient
 from werkzeug.test import EnvironBuilder
 
 from ratelimit_mw.identity import AsgiRequest, Attributes, MappingRequest, WsgiRequest
+from ratelimit_mw.identity.credentials import reduced
 from ratelimit_mw.identity.fields import TOO_MANY, Cookie, Parameter
 from tests.identity.requests import asgi, attributes, environ, scope, settings, wsgi
 from tests.support.steps import steps
@@ -173,6 +176,31 @@ def test_a_cookie_with_an_irregular_escape_counts_with_all_others():
 
 def test_several_lines_of_cookies_are_one_text():
     assert asgi([("Cookie", "s=1"), ("Cookie", "t; s=2")]).cookies(Cookie("s")) == ("1", "2")
+
+
+SIGNED = "payload." + "a" * 44
+
+
+@pytest.mark.parametrize("cut", [10, 20, 40])
+@pytest.mark.parametrize("stray", ["", "!", "!!"])
+def test_a_signed_cookie_that_is_cut_into_lines_is_one_identity(cut, stray):
+    lines = [("Cookie", f"s={SIGNED[:cut]}{stray}"), ("Cookie", f"{stray}{SIGNED[cut:]}")]
+    assert SIGNED in map(reduced, asgi(lines).cookies(Cookie("s")))
+
+
+def test_joined_lines_of_a_header_count_by_the_whole_text_too():
+    lines = [("X-User", "1"), ("X_User", "2"), ("X-User", "3")]
+    assert asgi(lines).headers("x-user") == ("1", "2", "3", "1,2,3", "1,3")
+    assert wsgi(lines).headers("x-user") == ("1,2,3",)
+
+
+def test_basic_credentials_in_several_lines_are_one_user_where_a_framework_joins_the_lines():
+    known = attributes(user="header:Authorization")
+    for password in "12":
+        credentials = b64encode(f"root:{password}".encode()).decode()
+        request = asgi([("Authorization", "Basic !"), ("Authorization", credentials)])
+        known.reader("user")(request)
+        assert "basic root" in request.several["user"]
 
 
 def test_no_cookie_has_a_name_that_is_no_token():
