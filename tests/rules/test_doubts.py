@@ -247,7 +247,7 @@ def test_a_remembered_plan_belongs_to_one_spelling_of_a_header():
     assert keys() == []
     assert keys(("x_key", "REAL")) == keys(("x-key", "REAL")) != []
     assert keys(("x_key", "OTHER")) not in ([], keys(("x_key", "REAL")))
-    assert len(keys(("x-key", "REAL"), ("x_key", "OTHER"))) == 2
+    assert len(keys(("x-key", "REAL"), ("x_key", "OTHER"))) == 3
     assert len(keys(*[("x-key", str(n)) for n in range(70)])) == 2
     limiter.close()
 
@@ -288,9 +288,9 @@ def test_four_values_are_counted_under_each_and_more_under_one_identity_and_the_
 def test_four_lines_of_a_header_are_counted_under_each():
     found = rules({**BY_USER}, client={"user": "header:X-User"})
     four = charged(found, asgi([("x-user", str(n)) for n in range(4)]))
-    assert four == {key for n in range(4) for key in charged(found, asgi([("x-user", str(n))]))}
+    assert four > {key for n in range(4) for key in charged(found, asgi([("x-user", str(n))]))}
     assert len(charged(found, asgi([("x-user", str(n)) for n in range(5)]))) == 2
-    assert len(charged(found, asgi([("x-user", "1")] * 4))) == 1
+    assert len(charged(found, asgi([("x-user", "1")] * 4))) == 2  # and under "1,1,1,1", as Django reads it
 
 
 def test_a_text_beyond_64_kib_is_counted_under_the_shared_identity():
@@ -321,8 +321,8 @@ def test_too_many_combinations_are_too_many_values():
     client = {"user": "cookie:sid", "tier": "header:X-Plan"}
     found = rules({"by": "user+tier+query:q"}, client=client)
     headers = [("cookie", "sid=1; sid=2; sid=3"), ("x-plan", "1"), ("x-plan", "2")]
-    assert len(charged(found, asgi(headers, query="q=1"))) == 6
-    assert len(charged(found, asgi(headers, query="q=1&q=2&q=3"))) == len(TOO_MANY)
+    assert len(charged(found, asgi(headers, query="q=1"))) == 9
+    assert len(charged(found, asgi(headers, query="q=1&q=2"))) == len(TOO_MANY)
 
 
 def test_a_name_in_the_path_of_a_rule_is_read_only_there():
