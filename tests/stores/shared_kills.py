@@ -46,6 +46,14 @@ def started(url, slot, counts):
     return pid
 
 
+def attempted(counts):
+    return sum(struct.unpack_from("<Q", counts, 16 * slot)[0] for slot in range(WORKERS))
+
+
+def acknowledged(counts):
+    return sum(struct.unpack_from("<Q", counts, 16 * slot + 8)[0] for slot in range(WORKERS))
+
+
 def main(url, kills):
     rng = random.Random(kills)
     counts = mmap.mmap(-1, 4096)
@@ -57,11 +65,12 @@ def main(url, kills):
         os.kill(workers[slot], signal.SIGKILL)
         died += os.waitstatus_to_exitcode(os.waitpid(workers[slot], 0)[1]) != -signal.SIGKILL
         workers[slot] = started(url, slot, counts)
+    while not acknowledged(counts):  # on a busy machine, no worker may have lived long enough
+        time.sleep(0.001)
     for pid in workers:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-    pairs = [struct.unpack_from("<QQ", counts, 16 * slot) for slot in range(WORKERS)]
-    print(json.dumps({"attempted": sum(a for a, _ in pairs), "acknowledged": sum(b for _, b in pairs), "died": died}))
+    print(json.dumps({"attempted": attempted(counts), "acknowledged": acknowledged(counts), "died": died}))
 
 
 if __name__ == "__main__":

@@ -49,6 +49,9 @@ _PATIENCE = 0.5
 _ALERT = b"\x15\x03"
 """The first bytes of a server that speaks TLS and was sent something else."""
 
+_TLS_RECORDS = (b"\x15", b"\x16")
+"""The first byte of a record of TLS: of an alert, and of a handshake."""
+
 
 def refusal(text: str) -> StoreUnavailable:
     """The exception for the message of a server or a socket: a `PermanentFault` if waiting does not help."""
@@ -94,7 +97,12 @@ def _answers_plainly(address: tuple[str, int]) -> bool:
 
 
 def _answers_tls(address: tuple[str, int]) -> bool:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # nothing is sent, so the certificate does not matter
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    with socket.create_connection(address, _PATIENCE) as plain, context.wrap_socket(plain):
-        return True
+    # A socket of `ssl` would stay open if the server resets the connection while it is wrapped.
+    greeting = ssl.MemoryBIO()
+    with contextlib.suppress(ssl.SSLWantReadError):
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).wrap_bio(
+            ssl.MemoryBIO(), greeting, server_hostname="redis"
+        ).do_handshake()
+    with socket.create_connection(address, _PATIENCE) as plain:
+        plain.sendall(greeting.read())
+        return plain.recv(1) in _TLS_RECORDS
