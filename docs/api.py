@@ -29,6 +29,11 @@ HIDDEN = {
     "Reply": {"admits"},
     "Setting": {"lasts", "text"},
     "Switch": {"records"},
+    "Tally": {
+        *("after_fork", "answered", "at_close", "banned", "cell", "close", "counters", "deferred", "due", "failed"),
+        *("hit", "measured", "near", "passed", "passes", "passes_of", "refused", "reset", "shed", "store", "totals"),
+        *("trace", "traced", "tracers", "watch"),
+    },
 }
 """What the package itself uses of public classes."""
 

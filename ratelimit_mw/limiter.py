@@ -26,9 +26,9 @@ from ratelimit_mw.rules.compiled import BLOCKED, escaped
 from ratelimit_mw.rules.domains import Rules, unknown_domain
 from ratelimit_mw.rules.preflights import preflight_key
 from ratelimit_mw.settings import ResponseSettings
-from ratelimit_mw.snapshots import Snapshot
 from ratelimit_mw.stores import Store, open_records
 from ratelimit_mw.stores.base import Steps, adrive, drive
+from ratelimit_mw.tally import Tally
 
 if TYPE_CHECKING:
     from ratelimit_mw.decision.explanation import Explanation
@@ -92,6 +92,11 @@ class RateLimiter:
         self._kept: dict[type, object] = {}
         retriever.require(_follow(ref(self)))
         LIMITERS[self] = True
+
+    @property
+    def tally(self) -> Tally:
+        """What this process has counted: requests, rules and denials by outcome, and more. See `Tally.snapshot`."""
+        return self.engine.tally
 
     @property
     def rules(self) -> Rules:
@@ -366,13 +371,6 @@ class RateLimiter:
     async def areset_all(self) -> None:
         """Do what `reset_all` does, awaitable."""
         await asyncio.to_thread(self.reset_all)
-
-    def snapshot(self) -> Snapshot:
-        """Return what this process has counted: requests, rules and denials by outcome, and more.
-
-        It reads the counts one by one, and does not stop the requests.
-        """
-        return self.engine.tally.snapshot()
 
     def close(self) -> None:
         """Stop looking for newer rules and close the connections to the store. A second call does nothing."""

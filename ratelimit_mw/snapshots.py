@@ -1,6 +1,6 @@
 """What a limiter has counted: the counts of all requests, of each rule and of each descriptor.
 
-`RateLimiter.snapshot()` returns a `Snapshot`. Apps only read these values. Constructing them is internal.
+`RateLimiter.tally.snapshot()` returns a `Snapshot`. Apps only read these values. Constructing them is internal.
 
 The values are frozen, except `Histogram`: `ratelimit_mw.tally`, which does the counting, adds to it.
 """

@@ -11,7 +11,7 @@ threads: the counts would be a little too low, and nothing else.
 The number of cells is bounded. A cell belongs to a rule of the file or of the code, never to a client. Rules beyond
 the first 1 000 names are counted together, as `other`. A rule that a reload brings again keeps its cell.
 
-Apps get the counts by `RateLimiter.snapshot`. This module is internal: its names may change in any release.
+Apps get the `Tally` from `RateLimiter.tally`, and read it by `snapshot`. All other names of this module are internal.
 """
 
 from bisect import bisect_left

@@ -15,6 +15,7 @@ from ratelimit_mw.reload.override_list import OverrideList
 from ratelimit_mw.reload.watcher import State
 from ratelimit_mw.snapshots import Distribution, HitsSnapshot, RuleSnapshot, Snapshot
 from ratelimit_mw.stores.base import Intent, Store
+from ratelimit_mw.tally import Tally
 
 __all__ = [
     "Ask",
@@ -42,4 +43,5 @@ __all__ = [
     "State",
     "Store",
     "Switch",
+    "Tally",
 ]

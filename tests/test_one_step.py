@@ -80,9 +80,9 @@ def test_a_plan_knows_how_it_is_executed(rules, one_step):
 def test_a_rule_gets_its_cell_of_the_tally_when_it_has_decided_and_not_when_it_is_planned(kind):
     with limiter(rules=[ONE], storage=kind(clock=ManualClock(START))) as made:
         plan_of(made)
-        assert made.snapshot().rules == ()
+        assert made.tally.snapshot().rules == ()
         made.check({"ip": IP})
-        assert [rule.outcomes["allowed"] for rule in made.snapshot().rules] == [1]
+        assert [rule.outcomes["allowed"] for rule in made.tally.snapshot().rules] == [1]
 
 
 def test_the_switch_holds_for_plans_that_are_executed_in_one_step():

@@ -34,7 +34,7 @@ def ask(limiter, times=1, **attributes):
 
 def counted(limiter):
     """What is not 0: the requests, and the outcomes and denials of each rule."""
-    found = limiter.snapshot()
+    found = limiter.tally.snapshot()
     rules = {each.name: {**positive(each.outcomes), **positive(each.denials)} for each in found.rules}
     return positive(found.requests), rules
 
@@ -86,7 +86,7 @@ def test_a_queue_counts_delays_and_their_seconds():
     bucket = rule(limit="1 per second", algorithm="leaky_bucket", burst=3, max_wait="2 seconds")
     with limiter(bucket) as each:
         delays = sum(ask(each).delay for _ in range(3))
-        (found,) = each.snapshot().rules
+        (found,) = each.tally.snapshot().rules
     assert delays > 0
     assert found.delay == delays
     assert found.outcomes["delayed"] + found.outcomes["allowed"] == 3
@@ -96,7 +96,7 @@ def test_a_ban_counts_its_beginning_and_its_denials():
     ban = {"after": "2 denials in 1 minute", "for": "10 minutes"}
     with limiter(rule(limit=f"1 {YEARS}", ban=ban)) as each:
         ask(each, 5)
-        found = each.snapshot()
+        found = each.tally.snapshot()
     assert found.bans == {("d", "a", True): 1}
     assert sum(found.rules[0].denials.values()) == found.requests["denied"] == 4
     assert found.rules[0].denials["banned"] >= 2
@@ -105,7 +105,7 @@ def test_a_ban_counts_its_beginning_and_its_denials():
 def test_a_block_is_a_denial_of_no_rule():
     with limiter(rule(), overrides=[{"client": {"ip": "192.0.2.1"}, "block": True}]) as each:
         ask(each, 2)
-        assert each.snapshot().denials["blocked"] == 2
+        assert each.tally.snapshot().denials["blocked"] == 2
         assert counted(each) == ({"denied": 2}, {})
 
 
@@ -120,7 +120,7 @@ def test_a_block_is_a_denial_of_no_rule():
 def test_decisions_without_the_store_are_counted_by_their_result(on_error, requests, rules):
     with limiter(rule(on_error=on_error), storage="redis://127.0.0.1:1") as each:
         ask(each, 2)
-        found = each.snapshot()
+        found = each.tally.snapshot()
         assert counted(each) == (requests, rules)
     assert (found.store_up, found.store_failures) == (False, 2)
 
@@ -128,16 +128,16 @@ def test_decisions_without_the_store_are_counted_by_their_result(on_error, reque
 def test_the_store_is_up_again_after_its_first_answer(any_server):
     with limiter(rule(limit=f"9 {YEARS}", on_error="allow"), storage=any_server.url) as each:
         each.engine.tally.failed()
-        assert not each.snapshot().store_up
+        assert not each.tally.snapshot().store_up
         ask(each)
-        assert each.snapshot().store_up
+        assert each.tally.snapshot().store_up
 
 
 def test_a_denial_from_the_cache_is_local(any_server):
     with limiter(rule(limit=f"1 {YEARS}"), storage=any_server.url) as each:
         each.reset({"ip": "192.0.2.1"})
         ask(each, 5)
-        found = each.snapshot()
+        found = each.tally.snapshot()
     assert (found.requests["allowed"], found.requests["denied"]) == (1, 4)
     assert found.local_denials == 3
 
@@ -152,7 +152,7 @@ def test_a_wait_for_a_place_counts_one_request():
 def test_one_request_in_16_is_measured():
     with limiter(rule(limit=f"64 {YEARS}")) as each:
         ask(each, 64)
-        found = each.snapshot()
+        found = each.tally.snapshot()
     assert sum(found.decisions.counts) == 4
     assert found.decisions.total > 0
     assert sum(found.rules[0].used.counts) == 4
@@ -161,7 +161,7 @@ def test_one_request_in_16_is_measured():
 
 def test_a_snapshot_does_not_change():
     with limiter(rule()) as each:
-        before = each.snapshot()
+        before = each.tally.snapshot()
         ask(each, 3)
         assert positive(before.requests) == {}
         with pytest.raises(TypeError):
@@ -188,7 +188,7 @@ def test_rules_of_one_name_in_two_domains_are_counted_apart(tmp_path):
         for domain in ("one", "two"):
             for _ in range(2):
                 each.check({"ip": "192.0.2.1"}, domain=domain)
-        found = {each.domain: positive(each.outcomes) for each in each.snapshot().rules}
+        found = {each.domain: positive(each.outcomes) for each in each.tally.snapshot().rules}
     assert found == {"one": {"allowed": 1, "denied": 1}, "two": {"allowed": 2}}
 
 
@@ -197,7 +197,7 @@ def test_rules_beyond_a_thousand_names_are_counted_together():
     with limiter(*rules) as each:
         for n in range(MOST_RULES + 5):
             ask(each, 2, path=f"/{n}")
-        found = each.snapshot()
+        found = each.tally.snapshot()
     assert len(found.rules) == MOST_RULES + 1
     assert positive(found.rules[-1].outcomes) == {"allowed": 5, "denied": 5}
     assert found.rules[-1].name == OTHER
@@ -257,7 +257,7 @@ DESCRIPTORS = [
 def hits(each):
     return {
         found.path: (found.total_hits, found.within_limit, found.near_limit, found.over_limit, found.shadow_mode)
-        for found in each.snapshot().hits
+        for found in each.tally.snapshot().hits
     }
 
 
@@ -322,7 +322,7 @@ def replay(history, storage):
         each.reset_all()
         for client, path in history:
             each.check({"user": client, "path": path})
-        found = each.snapshot()
+        found = each.tally.snapshot()
     rules = {each.name: positive(each.outcomes) for each in found.rules}
     assert sum(sum(each.denials.values()) for each in found.rules) == found.requests["denied"]
     return positive(found.requests), {name: counts for name, counts in rules.items() if counts}

@@ -100,7 +100,7 @@ class Metrics(Collector):
         It has labels for two levels. The hits of deeper levels are counted for their second level, as it does.
         """
         found: dict[tuple[str, ...], list[int]] = {}
-        for hits in self._service.limiter.snapshot().hits:
+        for hits in self._service.limiter.tally.snapshot().hits:
             sums = found.setdefault((hits.domain, *hits.path[:2]), [0] * len(_HITS))
             for index, (name, _) in enumerate(_HITS):
                 sums[index] += getattr(hits, name)

@@ -34,7 +34,7 @@ class ExportReading:
 
     def __init__(self, limiter: RateLimiter) -> None:
         self.limiter = limiter
-        self.counts = limiter.snapshot()
+        self.counts = limiter.tally.snapshot()
 
     def rule(self, domain: str, name: str) -> str:
         """Return the label of a rule, as `label_of` does."""

@@ -538,7 +538,7 @@ def test_an_inline_limit_of_one_app_changes_no_limiter_of_another(clock):
 
 def exposed(limiter):
     """What an operator sees of a limiter: its explanation of a request and its counts."""
-    return str(limiter.explain({"ip": "192.0.2.1", "path": "/mail"})), limiter.snapshot()
+    return str(limiter.explain({"ip": "192.0.2.1", "path": "/mail"})), limiter.tally.snapshot()
 
 
 def renamed(view):

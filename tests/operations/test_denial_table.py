@@ -105,7 +105,7 @@ def test_a_ban_and_a_denial_of_the_cache_are_entries(started, any_server):
     limiter, live = started(rule, storage={"url": any_server.url, "timeout": "5s"})
     deny(limiter, 9)
     assert limited(live) == [("ip=192.0.2.1", "login", "banned", 8)]
-    assert limiter.snapshot().local_denials > 0
+    assert limiter.tally.snapshot().local_denials > 0
     (shown,) = live.state()["rules"]
     assert shown["bans"] == 1
 

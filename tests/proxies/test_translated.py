@@ -419,7 +419,7 @@ def test_a_denied_client_does_not_reach_the_store(shop, any_server):
 
 def counted(ask):
     """The hits of the only descriptor that was asked: all, over, near and within the limit, and in shadow mode."""
-    (hits,) = ask.limiter.snapshot().hits
+    (hits,) = ask.limiter.tally.snapshot().hits
     return [hits.total_hits, hits.over_limit, hits.near_limit, hits.within_limit, hits.shadow_mode]
 
 

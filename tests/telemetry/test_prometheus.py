@@ -161,7 +161,7 @@ def test_the_series_do_not_grow_with_10_000_identities():
             assert not any(text in name for name in found for text in ("198.51.", "login/"))
 
         ask()
-        assert sum(each.snapshot().requests.values()) >= 10_000
+        assert sum(each.tally.snapshot().requests.values()) >= 10_000
     rules = {name.partition("rule=")[2] for name in seen if "rule=" in name}
     assert rules == {"all", "login", "trial", "user", "path=/a*", "(sent)"}
     assert len(seen) < 200

@@ -85,7 +85,7 @@ def test_each_example_of_the_page_runs_alone(tmp_path, example, visit, domain):
 def test_requests_for_a_page_inside_the_middleware_are_part_of_requests(tmp_path):
     assert 'still part of "Requests"' in PAGE
     (example, *_) = (each for each in PYTHON if "Page(" in each)
-    counts = "print(dict(limiter.snapshot().requests))"
+    counts = "print(dict(limiter.tally.snapshot().requests))"
     printed = run(example + 3 * _VISIT_ASGI + counts, tmp_path, LIMITS_TOKEN="the token of this test")
     assert printed.count('b\'{"domain":"shop"') == 3  # more than the limit allows
     assert "'unlimited': 3" in printed

@@ -44,7 +44,7 @@ FIELDS = (*TIMES, "ip", *REQUEST, "status", "host", "user", "tier", *DURATIONS)
 """The fields that `--field` can name, without `header:N`, `cookie:N` and the attributes of the rules."""
 
 BASIC = frozenset((*TIMES, "ip", *REQUEST, "status", *DURATIONS, "header:*"))
-"""The fields that have a place of their own in an `LogEntry`, and the word for all headers. All others are extras."""
+"""The fields that have a place of their own in a `LogEntry`, and the word for all headers. All others are extras."""
 
 
 def check_fields(names: Iterable[str], custom: Sequence[str] = ()) -> None:

@@ -21,7 +21,7 @@ _REQUEST_LINE = r'([A-Za-z]++) ([^ "\\\n]++) HTTP/[0-9.]++'
 _ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|(.))")
 _CONTROLS = {"n": "\n", "r": "\r", "t": "\t", "v": "\v", "f": "\f", "b": "\b", "a": "\a"}
 
-_new = tuple.__new__  # makes an LogEntry in a third of the time of a call
+_new = tuple.__new__  # makes a LogEntry in a third of the time of a call
 
 
 def unescaped(text: str) -> str:
