@@ -108,9 +108,10 @@ class Planner:
             return self._planned(rules, request, cost, name)
         plan: Plan | None = known.get(key)
         if plan is None:
+            absences = rules.attributes.absences
             plan = self._planned(rules, request, cost, name)
-            # Do not cache the plan if the switch was turned during the call.
-            if known.seen(key) and not self.switch.thrown:
+            # Do not cache the plan if the switch was turned during the call, or while equal requests are to be noticed.
+            if known.seen(key) and not self.switch.thrown and rules.attributes.absences == absences:
                 known.put(key, plan)
         return plan
 

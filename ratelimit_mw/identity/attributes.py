@@ -47,8 +47,8 @@ Reader = Callable[[Request], str | None]
 """Reads one attribute of a request. The result is None if the attribute is absent."""
 Fetch = Callable[[Any], Awaitable[str | None]]
 
-_EXAMINED = 100
-"""The number of requests without a user after which this is logged. Requests with a cached plan are not counted."""
+FIRST_REQUESTS = 100
+"""The number of requests without a user, or without a counter of a rule, after which this is logged."""
 
 _BUILT_IN = ("ip", "user", "tier", "method", "path", "host")
 _PREFIXES = ("header", "cookie", "query", "path")
@@ -87,6 +87,8 @@ class Attributes:
         """The names of the attributes that a rule uses."""
         self.custom = frozenset(name for name in self._sources if name not in _BUILT_IN)
         """The names that the rules file defines under `attributes`."""
+        self.absences = 0
+        """How many requests were counted as lacking what rules count by."""
         self._accepted: frozenset[str] = frozenset()
         self.accepts_all = False
         """Whether `request_from` ignores unknown names, because the rules are still to be read from their source."""
@@ -236,6 +238,19 @@ class Attributes:
                 extra={"ratelimit_topic": "secret"},
             )
 
+    def warn_without_counter(self, by: tuple[str, ...]) -> None:
+        """Log that the rules with this `by` had no counter for any of the first requests that they matched."""
+        entries = ", ".join(by)
+        if entries not in self._logged:
+            self._logged.add(entries)
+            logger.warning(
+                "the rules by %s had nothing to count by in the first %d requests that they matched, so they did not "
+                "apply: count by %s|ip to count such requests by address (logged once)",
+                entries,
+                FIRST_REQUESTS,
+                by[0],
+            )
+
     def _make_reader(self, name: str) -> Reader:
         if name == "ip":
             return self.client_address.network
@@ -261,7 +276,7 @@ class Attributes:
 
     def _user_reader(self, read: Reader) -> Reader:
         """Return the reader of the user. It warns once if none of the first requests has a user."""
-        left = _EXAMINED
+        left = FIRST_REQUESTS
 
         def reader(request: Request) -> str | None:
             nonlocal left
@@ -272,6 +287,7 @@ class Attributes:
             if value is not None:
                 left = 0
             elif left and request.context is not None:
+                self.absences += 1
                 left -= 1
                 if not left:
                     self._warn_of_absent_users()
@@ -285,7 +301,7 @@ class Attributes:
             logger.warning(
                 "a rule reads the user, but none of the first %d such requests had one (client.user is %s): by: user "
                 "leaves them out, and user|ip counts them by address (logged once)",
-                _EXAMINED,
+                FIRST_REQUESTS,
                 self._client.user or "not set",
             )
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from urllib.parse import quote
 
 from ratelimit_mw.identity.address import UNKNOWN_ADDRESS
-from ratelimit_mw.identity.attributes import Attributes, canonical_name
+from ratelimit_mw.identity.attributes import FIRST_REQUESTS, Attributes, canonical_name
 from ratelimit_mw.identity.fields import BY_ADDRESS
 from ratelimit_mw.identity.request import Request
 
@@ -45,6 +45,8 @@ CONNECTION = "connection"
 
 _UNESCAPED = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 _NOT_SECRET = ("method", "tier", "host")
+_PRESENT = ("ip", "global", "method", "path", "host", "route", CONNECTION, "user")
+"""What requests have, or what is noticed elsewhere if it is absent."""
 
 
 def identifier(by: str, attributes: Attributes) -> Identifier:
@@ -68,8 +70,40 @@ def identifiers(by: tuple[str, ...], attributes: Attributes) -> tuple[Identifier
     """Compile all entries of `by`. Rules with the same entries share one tuple. Raises ValueError, see `identifier`."""
     cached = attributes.identifiers_of.get(by)
     if cached is None:
-        cached = attributes.identifiers_of[by] = tuple([identifier(entry, attributes) for entry in by])
+        made = [identifier(entry, attributes) for entry in by]
+        if by and all(_may_be_absent(entry) for entry in by):
+            made = _noticing_absence(made, by, attributes)
+        cached = attributes.identifiers_of[by] = tuple(made)
     return cached
+
+
+def _may_be_absent(entry: str) -> bool:
+    """Whether requests may lack what an entry counts by. An absent user is noticed by the reader of the user."""
+    choices = [[canonical_name(name) for name in attributes_of(choice)] for choice in entry.split("|")]
+    return all(any(name.partition(":")[0] not in _PRESENT for name in names) for names in choices)
+
+
+def _noticing_absence(made: list[Identifier], by: tuple[str, ...], attributes: Attributes) -> list[Identifier]:
+    """Return the same identifiers, which log it if the first requests of the app have none of the identities."""
+    left = FIRST_REQUESTS
+
+    def noticing(identify: Identifier, *, last: bool) -> Identifier:
+        def noticed(request: Request, params: Parameters, route: str) -> str | None:
+            nonlocal left
+            identity = identify(request, params, route)
+            if left:
+                if identity is not None:
+                    left = 0
+                elif last and request.context is not None:
+                    attributes.absences += 1
+                    left -= 1
+                    if not left:
+                        attributes.warn_without_counter(by)
+            return identity
+
+        return noticed
+
+    return [noticing(identify, last=identify is made[-1]) for identify in made]
 
 
 def attributes_of(by: str) -> list[str]:

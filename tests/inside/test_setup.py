@@ -112,6 +112,33 @@ def test_a_rule_by_user_is_logged_if_none_of_a_hundred_requests_has_one(ask, cap
 
 
 @EACH
+@pytest.mark.parametrize("user", ["header:X-User", "cookie:user"])
+def test_equal_requests_without_a_user_are_logged_as_well(ask, caplog, user):
+    ask(rules(by="user|ip", user=user), headers={}, times=100)
+    (message,) = warnings_of(caplog, "reads the user")
+    assert f"(client.user is {user})" in message
+
+
+@EACH
+@pytest.mark.parametrize("by", ["header:X-Tenant", "header:X-Tenant+ip", ["header:X-Tenant", "cookie:tenant"]])
+def test_a_rule_without_a_counter_for_its_first_hundred_requests_is_logged_with_the_remedy(ask, caplog, by):
+    config = rules(by=by)
+    ask(config, headers={}, times=99)
+    assert warnings_of(caplog, "nothing to count by") == []
+    ask(config, headers={}, times=250)
+    (message,) = warnings_of(caplog, "nothing to count by")
+    first = by if isinstance(by, str) else by[0]
+    assert f"count by {first}|ip" in message
+
+
+@EACH
+@pytest.mark.parametrize("by", ["header:X-Tenant|ip", ["header:X-Tenant", "ip"], "path"])
+def test_a_rule_that_always_has_a_counter_is_not_logged(ask, caplog, by):
+    ask(rules(by=by), headers={}, times=101)
+    assert warnings_of(caplog, "nothing to count by") == []
+
+
+@EACH
 def test_one_user_among_the_first_requests_is_enough(ask, caplog):
     limiter = RateLimiter(rules(by="user|ip", user="cookie:user"), storage="memory://")
     middleware = Wsgi if ask is under_wsgi else Asgi
