@@ -40,6 +40,32 @@ def flask():
     return app
 
 
+def bottle():
+    from bottle import Bottle, request
+
+    app = Bottle()
+    app.route("/")(lambda: request.path)
+    return app
+
+
+def falcon():
+    from falcon import App
+
+    class Root:
+        def on_get(self, req, resp):
+            resp.text = req.path
+
+    app = App()
+    app.add_route("/", Root())
+    return app
+
+
+def werkzeug():
+    from werkzeug.wrappers import Request, Response
+
+    return Request.application(lambda request: Response(request.path))
+
+
 def plain(environ, start_response):
     start_response("200 OK", [])
     return [b"/"]
@@ -68,6 +94,40 @@ def fastapi():
     async def root(path: str = Depends(dependency)):
         return path
 
+    return app
+
+
+def litestar():
+    from litestar import Litestar, get
+
+    @get("/")
+    async def root() -> str:
+        return "/"
+
+    return Litestar([root])
+
+
+def quart():
+    from quart import Quart, request
+
+    app = Quart(__name__)
+
+    @app.route("/")
+    async def root():
+        return request.path
+
+    return app
+
+
+def falcon_asgi():
+    from falcon.asgi import App
+
+    class Root:
+        async def on_get(self, req, resp):
+            resp.text = req.path
+
+    app = App()
+    app.add_route("/", Root())
     return app
 
 
@@ -122,7 +182,7 @@ def limiter(rule, response):
 
 
 @EACH_STATE
-@pytest.mark.parametrize("make", [flask, lambda: plain], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", [flask, bottle, falcon, werkzeug, lambda: plain], ids=lambda make: make.__name__)
 def test_a_request_under_wsgi_leaves_no_garbage(make, rule, response):
     app = make()
     call = getattr(app, "wsgi_app", app)
@@ -131,7 +191,9 @@ def test_a_request_under_wsgi_leaves_no_garbage(make, rule, response):
 
 
 @EACH_STATE
-@pytest.mark.parametrize("make", [starlette, fastapi, lambda: plain_asgi], ids=lambda make: make.__name__)
+@pytest.mark.parametrize(
+    "make", [starlette, fastapi, litestar, quart, falcon_asgi, lambda: plain_asgi], ids=lambda make: make.__name__
+)
 def test_a_request_under_asgi_leaves_no_garbage(make, rule, response):
     app = make()
     with limiter(rule, response) as engine:
