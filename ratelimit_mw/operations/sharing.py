@@ -1,6 +1,7 @@
 """Shares the reports of processes: sends the one of this process once a second, and reads those of the others."""
 
 import logging
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -19,6 +20,9 @@ _log = logging.getLogger("ratelimit_mw")
 
 EVERY = 1.0
 """Seconds between two reports, and for which the reports of others are kept for all viewers."""
+
+_PATIENCE = 0.2
+"""The seconds that a viewer waits for the reports of others. The page answers within 0.3 seconds without the server."""
 
 
 class Others(NamedTuple):
@@ -56,21 +60,27 @@ class Sharing:
         self._url, self._domain = url, domain
         self._board: Board | None = None
         self._others: Others | None = None
+        self._reader: threading.Thread | None = None
         self._read_at = float("-inf")
         self._logged: set[str] = set()
 
     def others(self) -> Others | None:
         """Return the reports of the other processes, at most a second old. None if they are not known.
 
-        It waits for the server if they are older, but not while the server is away.
+        If they are older, it waits for the server for 0.2 seconds at most, and not while the server is away.
         """
+        if self.away or not self.possible or self._end.is_set():
+            return None
         with self._reading:
-            if self.away or not self.possible or self._end.is_set():
-                return None
-            if time.monotonic() - self._read_at >= EVERY:
-                self._others = self._read()
-                self._read_at = time.monotonic()
-            return self._others
+            reader = self._reader
+            if time.monotonic() - self._read_at >= EVERY and (reader is None or not reader.is_alive()):
+                reader = threading.Thread(target=self._read, name="ratelimit_mw live reports", daemon=True)
+                with suppress(RuntimeError):  # no more threads: the next call tries again
+                    reader.start()
+                    self._reader = reader
+        if self._reader is not None:
+            self._reader.join(_PATIENCE)
+        return None if self.away else self._others
 
     def send(self, report: ProcessReport) -> None:
         """Send the report of this process."""
@@ -101,14 +111,16 @@ class Sharing:
                 self._board.withdraw()
             self._board.close()
 
-    def _read(self) -> Others | None:
+    def _read(self) -> None:
         try:
             texts = self._opened().read()
         except StoreUnavailable as error:
             self._note(error)
-            return None
-        reports = [found for found in map(decode_report, texts) if found is not None]
-        return Others(reports, together([each.activity for each in reports]) if reports else None)
+            self._others = None
+        else:
+            reports = [found for found in map(decode_report, texts) if found is not None]
+            self._others = Others(reports, together([each.activity for each in reports]) if reports else None)
+        self._read_at = time.monotonic()
 
     def _opened(self) -> "Board":
         if self._board is None:

@@ -174,6 +174,17 @@ def test_a_first_look_at_a_frozen_server_waits_for_less_than_its_timeout(fresh_s
         assert eventually(lambda: alone(each))
 
 
+@pytest.mark.soak
+def test_a_look_at_a_server_that_freezes_waits_for_less_than_300_milliseconds(fresh_server):
+    with live(fresh_server.url) as (_, each):
+        eventually(lambda: alone(each))
+        time.sleep(1)  # the reports of others are known for a second
+        fresh_server.pause()
+        with at_most(0.3):
+            each.state()
+        fresh_server.resume()
+
+
 @pytest.mark.parametrize(
     "text",
     ["", "{", "[]", '{"form": 1}', '{"form": 2}', "\xff", "[" * 9_000],
