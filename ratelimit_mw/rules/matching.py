@@ -322,9 +322,11 @@ class Plans(OrderedDict[Hashable, Any]):
         lines = [tuple(request.header_lines(name)) for name in self._addresses]
         for name in headers:
             found = request.field_lines(name)
-            if found is None or len(found) > 1:  # of several lines, the spelling of each name counts
+            if found is None:
                 return None
             lines.append(tuple(found))
+            if len(found) > 1:  # those that are spelt alike count as one text, too
+                lines.append(tuple(request.header_lines(name)))
         if sum(len(line) + 1 for each in lines for line in each) > _LONG:  # an empty line takes room, too
             return None
         return type(request), method, forms, request.peer, *lines

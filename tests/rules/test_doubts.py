@@ -248,6 +248,8 @@ def test_a_remembered_plan_belongs_to_one_spelling_of_a_header():
     assert keys(("x_key", "REAL")) == keys(("x-key", "REAL")) != []
     assert keys(("x_key", "OTHER")) not in ([], keys(("x_key", "REAL")))
     assert len(keys(("x-key", "REAL"), ("x_key", "OTHER"))) == 3
+    assert len(keys(("x-key", "RE"), ("x-key", "OTHER"), ("x-key", "AL"))) == 4
+    assert len(keys(("x-key", "RE"), ("x_key", "OTHER"), ("x-key", "AL"))) == 5  # and under "RE,AL"
     assert len(keys(*[("x-key", str(n)) for n in range(70)])) == 2
     limiter.close()
 
