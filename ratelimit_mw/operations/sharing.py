@@ -80,7 +80,7 @@ class Sharing:
                     self._reader = reader
         if self._reader is not None:
             self._reader.join(_PATIENCE)
-        return None if self.away else self._others
+        return self._others
 
     def send(self, report: ProcessReport) -> None:
         """Send the report of this process."""
@@ -112,15 +112,15 @@ class Sharing:
             self._board.close()
 
     def _read(self) -> None:
+        found: Others | None = None
         try:
             texts = self._opened().read()
         except StoreUnavailable as error:
             self._note(error)
-            self._others = None
         else:
             reports = [found for found in map(decode_report, texts) if found is not None]
-            self._others = Others(reports, together([each.activity for each in reports]) if reports else None)
-        self._read_at = time.monotonic()
+            found = Others(reports, together([each.activity for each in reports]) if reports else None)
+        self._others, self._read_at = found, time.monotonic()
 
     def _opened(self) -> "Board":
         if self._board is None:
@@ -132,6 +132,8 @@ class Sharing:
     def _note(self, error: StoreUnavailable) -> None:
         refused = isinstance(error.__cause__, ErrorReply)
         self.away = not refused
+        if self.away:
+            self._others = None
         if refused:
             self._log_once(f"the server refuses the reports of the live page: {error}")
 
