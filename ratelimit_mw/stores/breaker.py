@@ -191,7 +191,7 @@ class Breaker:
                 if not number:
                     self._reporter = None
                     return
-            line = "store %s is not away, but had no answer in time for %d request%s: on_error applied to them"
+            line = "store %s answered others, but not %d request%s in time: on_error applied to them"
             _log.warning(line, self._name, number, "" if number == 1 else "s")
             pause = _MINUTE
 

@@ -62,7 +62,7 @@ def test_requests_that_were_late_while_others_were_served_leave_one_line(proxy, 
 
     asyncio.run(main())
     (line,) = lines(caplog)
-    assert "is not away, but had no answer in time for 3 requests: on_error applied to them" in line
+    assert "answered others, but not 3 requests in time: on_error applied to them" in line
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
 
 

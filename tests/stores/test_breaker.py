@@ -184,7 +184,7 @@ def test_late_requests_are_counted_and_logged_in_one_line(breaker, caplog):
     eventually(lambda: caplog.records)
     for _ in range(100):
         breaker.late()
-    line = "store the test's is not away, but had no answer in time for 400 requests: on_error applied to them"
+    line = "store the test's answered others, but not 400 requests in time: on_error applied to them"
     assert messages(caplog) == [line]  # the next ones have their line after a minute
     breaker.stop()
     eventually(lambda: len(caplog.records) == 2)
