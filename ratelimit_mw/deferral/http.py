@@ -21,8 +21,8 @@ from ratelimit_mw.rules.domains import Rules
 _HEADER = HEADER.encode()
 
 
-class AsgiDeferral:
-    """Handles status pages, replays and deferred requests for an ASGI middleware.
+class _Deferral:
+    """What the middlewares of ASGI and WSGI share.
 
     Args:
         limiter: The limiter of the middleware.
@@ -34,6 +34,10 @@ class AsgiDeferral:
     def __init__(self, limiter: RateLimiter) -> None:
         self._service = deferrals_of(limiter)
         limiter.require(self._service.require)
+
+
+class AsgiDeferral(_Deferral):
+    """Handles status pages, replays and deferred requests for an ASGI middleware. See `_Deferral` for arguments."""
 
     async def answer(self, request: AsgiRequest, rules: Rules) -> DeferralPage | bool:
         """Return the page for a request that is not to be decided. True if it is a replay, which the app must get."""
@@ -93,19 +97,8 @@ async def _body(receive: Receive, most: int) -> bytes | None:
 _WSGI_HEADER = f"HTTP_{HEADER.upper().replace('-', '_')}"
 
 
-class WsgiDeferral:
-    """Handles status pages, replays and deferred requests for a WSGI middleware.
-
-    Args:
-        limiter: The limiter of the middleware.
-
-    Raises:
-        ConfigurationError: A rule defers, but the storage has no queue.
-    """
-
-    def __init__(self, limiter: RateLimiter) -> None:
-        self._service = deferrals_of(limiter)
-        limiter.require(self._service.require)
+class WsgiDeferral(_Deferral):
+    """Handles status pages, replays and deferred requests for a WSGI middleware. See `_Deferral` for arguments."""
 
     def answer(self, request: WsgiRequest, rules: Rules) -> DeferralPage | bool:
         """Return the page for a request that is not to be decided. True if it is a replay, which the app must get."""

@@ -64,6 +64,31 @@ def canonical_name(name: str) -> str:
     return f"header:{rest.strip().lower()}" if colon and kind == "header" else name
 
 
+class Absence:
+    """Examines the first requests for something that all of them may lack, and warns once if they do.
+
+    Attributes:
+        left: The number of requests that are still examined.
+    """
+
+    __slots__ = ("_attributes", "_warn", "left")
+
+    def __init__(self, attributes: "Attributes", warn: Callable[[], object]) -> None:
+        self._attributes = attributes
+        self._warn = warn
+        self.left = FIRST_REQUESTS
+
+    def examine(self, request: Request, value: str | None) -> None:
+        """Note what a request has, while requests are `left`. One that has it ends the examination."""
+        if value is not None:
+            self.left = 0
+        elif request.context is not None:
+            self._attributes.absences += 1
+            self.left -= 1
+            if not self.left:
+                self._warn()
+
+
 class Attributes:
     """The attributes that a rules file can name, with a reader for each.
 
@@ -276,21 +301,15 @@ class Attributes:
 
     def _user_reader(self, read: Reader) -> Reader:
         """Return the reader of the user. It warns once if none of the first requests has a user."""
-        left = FIRST_REQUESTS
+        absence = Absence(self, self._warn_of_absent_users)
 
         def reader(request: Request) -> str | None:
-            nonlocal left
             values = request.values
             if "user" in values:
                 return values["user"]
             value = values["user"] = read(request)
-            if value is not None:
-                left = 0
-            elif left and request.context is not None:
-                self.absences += 1
-                left -= 1
-                if not left:
-                    self._warn_of_absent_users()
+            if absence.left:
+                absence.examine(request, value)
             return value
 
         return reader

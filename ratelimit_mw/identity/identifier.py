@@ -7,10 +7,11 @@ of attributes that are not secret (`_NOT_SECRET`) are written as they are.
 
 import re
 from collections.abc import Callable
+from functools import partial
 from urllib.parse import quote
 
 from ratelimit_mw.identity.address import UNKNOWN_ADDRESS
-from ratelimit_mw.identity.attributes import FIRST_REQUESTS, Attributes, canonical_name
+from ratelimit_mw.identity.attributes import Absence, Attributes, canonical_name
 from ratelimit_mw.identity.fields import BY_ADDRESS
 from ratelimit_mw.identity.request import Request
 
@@ -85,20 +86,13 @@ def _may_be_absent(entry: str) -> bool:
 
 def _noticing_absence(made: list[Identifier], by: tuple[str, ...], attributes: Attributes) -> list[Identifier]:
     """Return the same identifiers, which log it if the first requests of the app have none of the identities."""
-    left = FIRST_REQUESTS
+    absence = Absence(attributes, partial(attributes.warn_without_counter, by))
 
     def noticing(identify: Identifier, *, last: bool) -> Identifier:
         def noticed(request: Request, params: Parameters, route: str) -> str | None:
-            nonlocal left
             identity = identify(request, params, route)
-            if left:
-                if identity is not None:
-                    left = 0
-                elif last and request.context is not None:
-                    attributes.absences += 1
-                    left -= 1
-                    if not left:
-                        attributes.warn_without_counter(by)
+            if absence.left and (last or identity is not None):
+                absence.examine(request, identity)
             return identity
 
         return noticed
