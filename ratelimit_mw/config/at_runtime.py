@@ -1,17 +1,18 @@
 """Compiles the limits that come while an app runs. The words of the rules file read them, so they mean the same.
 
-* `Recompiler`: the limit that an operator sets for one client, and another number for a limit of a rule.
+* `Recompiler`: the limit that an operator sets for one client, another number for a limit of a rule, and what a
+  decorator declares, as `limited("5 per minute", by="user")`.
 * `with_function`: `limit: python:package.module:function`, a function of the app that returns the text of a request's
   limit. The rest of the rule is checked and compiled with a sample of a limit. Each text is then compiled when the
   function first returns it.
-* `InlineRules`: what a decorator declares, as `limited("5 per minute", by="user")`.
 """
 
 import re
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from ratelimit_mw.algorithms import ALGORITHMS
-from ratelimit_mw.config.tree import Map, Problems, convert, node_at, pack, unpack
+from ratelimit_mw.config.tree import Map, Problems, convert, node_at, unpack
 from ratelimit_mw.config.word import Values
 from ratelimit_mw.config.words.limit import (
     ALGORITHM,
@@ -26,7 +27,6 @@ from ratelimit_mw.config.words.limit import (
 from ratelimit_mw.config.words.overrides import override_counters
 from ratelimit_mw.config.words.rule import RULE, compile_counters, compile_rule, validate_rule
 from ratelimit_mw.config.words.selection import NAME
-from ratelimit_mw.config.words.throttle import THROTTLE
 from ratelimit_mw.errors import ConfigurationError, DurationError, Problem, nearest, quoted
 from ratelimit_mw.identity.attributes import Attributes
 from ratelimit_mw.identity.identifier import attributes_of
@@ -40,23 +40,14 @@ _ROOM = 10
 """The largest factor by which a throttle raises a limit. The sample must stay below the largest limit."""
 
 
-def with_sample(rule: Values) -> Values:
-    """Return the rule with a limit in place of its function, so that its words can be checked and compiled."""
-    return _with_large_limit(rule) if rule[LIMIT].function else rule
-
-
-def sample_of(domain: str, rule: Values, made: CompiledRule) -> Quota | None:
-    """Return a quota that has the effects of any limit of the rule, if its own limits do not have them.
-
-    They lack some if they are `unlimited` or 0, or if they are so low that a throttle adds nothing to them.
-    """
-    if made.read_limit is not None or (rule[THROTTLE] is None and any(quota.limit for quota in made.quotas)):
-        return None
-    ((_, sample),), _ = compile_counters(domain, _with_large_limit(rule))
+def sample_of(domain: str, rule: Values) -> Quota:
+    """Return a quota that has the effects of any limit of the rule."""
+    ((_, sample),), _ = compile_counters(domain, with_sample(rule))
     return sample
 
 
-def _with_large_limit(rule: Values) -> Values:
+def with_sample(rule: Values) -> Values:
+    """Return the rule with a large limit in place of its own."""
     algorithm = ALGORITHMS[rule[ALGORITHM]]
     largest = MOST if algorithm.largest is None else algorithm.largest.limit
     # A concurrent limit has no period. Other algorithms cannot have one from a function.
@@ -67,7 +58,7 @@ def _with_large_limit(rule: Values) -> Values:
 def with_function(
     made: CompiledRule, rule: Values, compiler: OverrideCompiler, attributes: Attributes, problems: Problems
 ) -> CompiledRule:
-    """Return the compiled rule with the function of its limit in place of the sample, if it has one.
+    """Return the compiled rule with the function of its limit in place of the sample.
 
     Args:
         made: The rule, compiled with the sample.
@@ -77,8 +68,6 @@ def with_function(
         problems: Receives the errors.
     """
     source = rule[LIMIT].function
-    if not source:
-        return made
     if ALGORITHMS[rule[ALGORITHM]].in_flight:
         message = f"{rule[ALGORITHM]} counts requests in flight; a function returns limits per time"
         problems.add(rule.place("limit"), message, "use another algorithm")
@@ -93,16 +82,19 @@ def with_function(
     return replace(made, rule=replace(made.rule, several=True), keys=(), limits=(), read_limit=function)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Recompiler:
-    """Compiles other limits of the rules in force. See `rules.compiled.OverrideCompiler`."""
+    """Compiles other limits of the rules in force, and inline limits. See `rules.inline.RuntimeCompiler`.
 
-    def __init__(self, domain: str) -> None:
-        self._domain = domain
-        self._rules: dict[str, bytes] = {}
+    Attributes:
+        base: What the rules of the file have in common.
+        attributes: The attributes that rules may use.
+        rules: The values of each rule by its name, packed.
+    """
 
-    def add(self, rule: Values) -> None:
-        """Add a rule."""
-        self._rules[rule[NAME]] = pack(rule.detached())
+    base: Rule
+    attributes: Attributes
+    rules: Mapping[str, bytes]
 
     def limit(self, identity: str, rule: str, limit: object, until: int = NEVER) -> CompiledOverride:
         """Return the compiled override of a limit.
@@ -116,14 +108,14 @@ class Recompiler:
         Raises:
             ValueError: There is no such rule, or the limit cannot be used.
         """
-        if rule not in self._rules:
-            raise ValueError(f"there is no rule {quoted(rule)} ({nearest(rule, self._rules)})")
+        if rule not in self.rules:
+            raise ValueError(f"there is no rule {quoted(rule)} ({nearest(rule, self.rules)})")
         problems = Problems()
         node = convert({"limit": limit}, {}, problems)
         limits = problems.read(read_limits, node_at(node, ("limit",)), Limits(()))
         counters: tuple[Counter, ...] = ()
         if not problems:
-            counters = override_counters(self._domain, unpack(self._rules[rule]), limits, Map(node.place), problems)
+            counters = override_counters(self.base.domain, unpack(self.rules[rule]), limits, Map(node.place), problems)
         _raise(problems)
         return CompiledOverride(identity, "limit", until, rule, counters)
 
@@ -140,7 +132,7 @@ class Recompiler:
         Raises:
             ValueError: The rule cannot have this number.
         """
-        values: Values = unpack(self._rules[rule])
+        values: Values = unpack(self.rules[rule])
         limits = values[LIMIT]
         windows = list(limits.default)
         windows[place] = windows[place]._replace(window=windows[place].window._replace(limit=number))
@@ -148,7 +140,35 @@ class Recompiler:
         problems = Problems()
         validate_rule(changed, problems)
         _raise(problems)
-        return compile_counters(self._domain, changed)[0][place][1]
+        return compile_counters(self.base.domain, changed)[0][place][1]
+
+    def inline(self, limit: InlineLimit, cost: int = 1) -> CompiledRule:
+        """Return the rule of a limit. It is on demand, behind the rules of the file, and has their defaults.
+
+        `cost` is only checked: the one who asks for the rule passes it.
+
+        Raises ConfigurationError with every problem of the limit.
+        """
+        problems = Problems()
+        words: dict[str, object] = {"name": limit.name if limit.shared else "inline", "limit": limit.limit}
+        if limit.by:
+            words["by"] = list(limit.by)
+        if cost > 1:
+            words["cost"] = cost
+        node = convert({**words, "on_demand": True}, {}, problems)
+        if isinstance(node, Map):
+            # A qualified name may be longer than the names in a file.
+            rule = problems.read(RULE.read, node, RULE.default()).with_value(NAME, limit.name)
+            made = compile_rule(len(self.rules), rule, self.base, {}, Matching(), self.attributes, problems)
+            if not problems:
+                return made
+        of = f" of {limit.name}" if limit.name else ""
+        raise ConfigurationError(
+            [
+                Problem(f"the limit {quoted(limit.limit)}{of}: {problem.message}", hint=problem.hint)
+                for problem in problems.in_order()
+            ]
+        )
 
 
 def _raise(problems: Problems) -> None:
@@ -190,51 +210,8 @@ def validate_inline(limit: InlineLimit, cost: int) -> None:
     known = Attributes(ClientSettings(""))
     possible = {name: "header:X" for name in names if _CUSTOM.fullmatch(name) and not _is_built_in(name, known)}
     attributes = Attributes(ClientSettings("", attributes=possible), {"secret"})  # the file may have a secret
-    InlineRules(Rule(""), attributes, 0).compile(limit, cost)
+    Recompiler(Rule(""), attributes, {}).inline(limit, cost)
 
 
 def _is_built_in(name: str, attributes: Attributes) -> bool:
     return attributes.known(name) or name in ("global", "route", "connection")
-
-
-class InlineRules:
-    """Compiles inline limits by the settings of one rules file. See `rules.inline.InlineCompiler`.
-
-    Args:
-        base: What the rules of the file have in common.
-        attributes: The attributes that rules may use.
-        rank: The rank of the rules that are made: behind those of the file.
-    """
-
-    def __init__(self, base: Rule, attributes: Attributes, rank: int) -> None:
-        self._base = base
-        self._attributes = attributes
-        self._rank = rank
-
-    def compile(self, limit: InlineLimit, cost: int = 1) -> CompiledRule:
-        """Return the rule of a limit. It is on demand, and has the defaults of a rule in the file.
-
-        `cost` is only checked: the one who asks for the rule passes it.
-
-        Raises ConfigurationError with every problem of the limit.
-        """
-        problems = Problems()
-        words: dict[str, object] = {"name": limit.name if limit.shared else "inline", "limit": limit.limit}
-        if limit.by:
-            words["by"] = list(limit.by)
-        if cost > 1:
-            words["cost"] = cost
-        node = convert({**words, "on_demand": True}, {}, problems)
-        if isinstance(node, Map):
-            # A qualified name may be longer than the names in a file.
-            rule = problems.read(RULE.read, node, RULE.default()).with_value(NAME, limit.name)
-            made = compile_rule(self._rank, rule, self._base, {}, Matching(), self._attributes, problems)
-            if not problems:
-                return made
-        of = f" of {limit.name}" if limit.name else ""
-        raise ConfigurationError(
-            [
-                Problem(f"the limit {quoted(limit.limit)}{of}: {problem.message}", hint=problem.hint)
-                for problem in problems.in_order()
-            ]
-        )

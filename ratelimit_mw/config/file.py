@@ -5,9 +5,9 @@ from dataclasses import replace
 from typing import Any
 
 from ratelimit_mw.config import kinds
-from ratelimit_mw.config.at_runtime import InlineRules, Recompiler, sample_of, with_function, with_sample
+from ratelimit_mw.config.at_runtime import Recompiler, sample_of, with_function, with_sample
 from ratelimit_mw.config.elsewhere import key_elsewhere
-from ratelimit_mw.config.tree import Map, Problems
+from ratelimit_mw.config.tree import Map, Problems, pack
 from ratelimit_mw.config.word import Section, Values, Word, sections_word
 from ratelimit_mw.config.words.client import ATTRIBUTES, BY, CLIENT, compile_client
 from ratelimit_mw.config.words.deferral import DEFER
@@ -115,15 +115,21 @@ def compile_file(
     validate_exempt(file[EXEMPT], problems)
     base = Rule("", file[STORAGE].on_error, file[SHADOW_FILE], domain=domain)
     ranks = {rule[NAME]: rank for rank, rule in enumerate(rules)}
-    recompiler = Recompiler(domain)
+    packed: dict[str, bytes] = {}
+    recompiler = Recompiler(base, attributes, packed)
     compiled: list[CompiledRule] = []
     for rank, rule in enumerate(rules):
         match = compile_match(rule[MATCH], attributes, problems)
-        made = compile_rule(rank, with_sample(rule), base, ranks, match, attributes, problems)
-        recompiler.add(rule)
-        made = with_function(made, rule, recompiler, attributes, problems)
-        sample = sample_of(domain, rule, made)
-        compiled.append(made if sample is None else replace(made, sample=sample))
+        packed[rule[NAME]] = pack(rule.detached())
+        if rule[LIMIT].function:
+            made = compile_rule(rank, with_sample(rule), base, ranks, match, attributes, problems)
+            made = with_function(made, rule, recompiler, attributes, problems)
+        else:
+            made = compile_rule(rank, rule, base, ranks, match, attributes, problems)
+            # Another limit may have effects that a limit of 0 has not, or one so low that the throttle adds nothing.
+            if rule[THROTTLE] is not None or not any(quota.limit for quota in made.quotas):
+                made = replace(made, sample=sample_of(domain, rule))
+        compiled.append(made)
         _warn_of_missing_tier(rule, client, warnings)
         _warn_of_missing_user(rule, client, without_user)
         _warn_of_ineffective_throttle(rule, made, warnings)
@@ -139,6 +145,7 @@ def compile_file(
         "client": client,
         "response": file[RESPONSE],
         "attributes": attributes,
+        "recompiler": recompiler,
         "exempt": exempt,
     }
     classifier = RuleSet(
@@ -151,8 +158,6 @@ def compile_file(
         defer=file[DEFER],
         overrides=overrides,
         classifier=classifier,
-        recompiler=recompiler,
-        inline=InlineRules(base, attributes, len(compiled)),
         reload=file[RELOAD],
         observe=file[OBSERVE],
         shadow=file[SHADOW_FILE],

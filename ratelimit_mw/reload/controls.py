@@ -54,8 +54,6 @@ class Override(NamedTuple):
         until = NEVER if self.until is None else round(self.until * SECOND)
         if self.kind != "limit":
             return CompiledOverride(self.identity, self.kind, until)
-        if rules.recompiler is None:
-            raise ValueError(f"there is no rule {self.rule!r}")
         return rules.recompiler.limit(self.identity, self.rule, self.limit, until)
 
 

@@ -132,7 +132,7 @@ def _joined(parts: Sequence[RuleSet]) -> tuple[ClientSettings, Attributes]:
     """Return settings and attributes that read the requests of several domains. Each hashes with its own key."""
     first = parts[0]
     named = {name: source for part in parts for name, source in part.client.attributes.items()}
-    first.inline.reserve(rule.rule.name for part in parts[1:] for rule in part.compiled)
+    first.inline.reserved.update(rule.rule.name for part in parts[1:] for rule in part.compiled)
     client = replace(first.client, attributes=named)
     attributes = Attributes(client)
     for part in parts:

@@ -1,8 +1,8 @@
 """The limits that an app declares or computes in its code, and the rules that one rule set makes of them."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import NamedTuple, Protocol
 
@@ -42,55 +42,48 @@ class InlineLimit(NamedTuple):
     shared: bool = False
 
 
-class InlineCompiler(Protocol):
-    """Compiles inline limits by the settings of one rules file."""
+class RuntimeCompiler(OverrideCompiler, Protocol):
+    """Compiles limits that come at run time, by the settings of one rules file."""
 
-    def compile(self, limit: InlineLimit) -> CompiledRule:
-        """Compile a limit to a rule on demand. Raises ConfigurationError if it cannot be used."""
+    def inline(self, limit: InlineLimit) -> CompiledRule:
+        """Compile an inline limit to a rule on demand. Raises ConfigurationError if it cannot be used."""
         ...
 
 
+@dataclass(slots=True, eq=False)
 class InlineLimits:
     """The inline limits that one rule set was asked for. Each is one rule, see `rules`. Threads may share it.
 
-    Args:
+    Attributes:
         named: The rules of the file by name. Inline limits are added.
-        compiler: Compiles the limits. None: there are none, as in a rule set without a file.
+        reserved: The names that no inline limit may have, because rules of a file have them.
+        compiler: Compiles the limits.
+        rules: The rules of the limits.
+        owners: The limits by their names.
     """
 
-    def __init__(self, named: dict[str, CompiledRule], compiler: InlineCompiler | None) -> None:
-        self._named = named
-        self._of_file = set(named)
-        self._compiler = compiler
-        self.rules: dict[InlineLimit, CompiledRule] = {}
-        """The rules of the limits."""
-        self._owners: dict[str, InlineLimit] = {}  # the limits by their names
-
-    def reserve(self, names: Iterable[str]) -> None:
-        """Refuse limits with these names: rules of other files have them."""
-        self._of_file.update(names)
+    named: dict[str, CompiledRule]
+    reserved: set[str]
+    compiler: RuntimeCompiler
+    rules: dict[InlineLimit, CompiledRule] = field(default_factory=dict)
+    owners: dict[str, InlineLimit] = field(default_factory=dict)
 
     def declare(self, limit: InlineLimit) -> None:
         """Compile a limit, unless that was done before.
 
         Raises ConfigurationError if the limit cannot be used, or if another rule has its name.
         """
-        if limit in self.rules or self._compiler is None:
+        if limit in self.rules:
             return
-        if limit.name in self._of_file:
+        if limit.name in self.reserved:
             message = f"the limit {quoted(limit.limit)} in the code has the name of the rule {quoted(limit.name)}"
             raise ConfigurationError([Problem(message, hint="choose another name for shared=")])
-        self._own(limit, self._owners.get(limit.name, limit))
-        made = self._compiler.compile(limit)
+        made = self.compiler.inline(limit)
         # `setdefault` is atomic: of two threads that are here at once, one has the name, and both get its rule.
-        self._own(limit, self._owners.setdefault(limit.name, limit))
-        self.rules[limit] = self._named.setdefault(limit.name, made)
-
-    @staticmethod
-    def _own(limit: InlineLimit, owner: InlineLimit) -> None:
-        """Raise ConfigurationError if another limit has the name."""
+        owner = self.owners.setdefault(limit.name, limit)
         if owner != limit:
             raise ConfigurationError([two_limits(limit, owner)])
+        self.rules[limit] = self.named.setdefault(limit.name, made)
 
 
 def two_limits(limit: InlineLimit, other: InlineLimit) -> Problem:
@@ -112,9 +105,17 @@ def with_key(rule: CompiledRule, key: str, attributes: Attributes) -> CompiledRu
     return replace(rule, by=(KEY,), identifiers=(identifier_of_key(key, attributes),))
 
 
-def with_limits(
-    named: Mapping[str, CompiledRule], compiler: OverrideCompiler | None
-) -> Callable[[str, str], CompiledRule]:
+def _counters(compiler: OverrideCompiler, rule: str, text: str) -> tuple[Counter, ...]:
+    """Return the counters of a rule with a limit that the app has computed. Raises ValueError if it cannot be used."""
+    if len(text) > _LONGEST_TEXT:
+        raise ValueError(f"limit: {quoted(text)} is too long: a limit has at most {_LONGEST_TEXT} characters")
+    counters = compiler.limit("", rule, text).counters
+    if any(ALGORITHMS[quota.algorithm].in_flight for _, quota in counters):
+        raise ValueError(f"limit: {quoted(text)} is a concurrent limit, which code can't set")
+    return counters
+
+
+def with_limits(named: Mapping[str, CompiledRule], compiler: OverrideCompiler) -> Callable[[str, str], CompiledRule]:
     """Return a function from the name of a rule and the text of a limit to that rule with that limit.
 
     The function keeps the rules that it makes. It raises ValueError if the limit cannot be used.
@@ -126,13 +127,7 @@ def with_limits(
 
     @lru_cache(maxsize=_MAX_TEXTS)
     def with_limit(name: str, text: str) -> CompiledRule:
-        if compiler is None:
-            raise ValueError(f"there is no rule {quoted(name)}")
-        if len(text) > _LONGEST_TEXT:
-            raise ValueError(f"limit: {quoted(text)} is too long: a limit has at most {_LONGEST_TEXT} characters")
-        rule, counters = named[name], compiler.limit("", name, text).counters
-        if any(ALGORITHMS[quota.algorithm].in_flight for _, quota in counters):
-            raise ValueError(f"limit: {quoted(text)} is a concurrent limit, which code can't set")
+        rule, counters = named[name], _counters(compiler, name, text)
         return replace(
             rule,
             rule=replace(rule.rule, several=len(counters) > 1),
@@ -143,17 +138,6 @@ def with_limits(
         )
 
     return with_limit
-
-
-def tier_reader(rules: Iterable[CompiledRule], attributes: Attributes) -> Reader | None:
-    """Return the function that reads the tier of a request. None if no counters depend on the request.
-
-    The tier itself is read only if a limit depends on it: an async source that is asked for is awaited for every
-    request.
-    """
-    if any(rule.tiers is not None for rule in rules):
-        return attributes.reader("tier")
-    return (lambda _request: None) if any(rule.read_limit is not None for rule in rules) else None
 
 
 class LimitFunction:
@@ -188,38 +172,31 @@ class LimitFunction:
         self.samples = samples
 
         @lru_cache(maxsize=_MAX_TEXTS)
-        def compiled(text: str) -> tuple[Counter, ...] | str:
-            """Return the counters, or why the limit cannot be used. The text may be a secret by mistake."""
+        def compiled(text: str) -> tuple[Counter, ...] | None:
             try:
-                counters = compiler.limit("", rule, text).counters
+                return _counters(compiler, rule, text)
             except ValueError:
-                return "returned a text that the rule cannot have as a limit"
-            concurrent = any(ALGORITHMS[quota.algorithm].in_flight for _, quota in counters)
-            return "returned a concurrent limit, which a function can't set" if concurrent else counters
+                return None
 
         self._compiled = compiled
 
     def __call__(self, request: Request) -> tuple[Counter, ...]:
         """Return the counters of a request. Never raises."""
         text = self._read(request)
-        if text is None:
-            found: tuple[Counter, ...] | str = "returned no text, or raised"
-            if request.context is None:
-                found = "is not called by check(), which has no request"
-        elif len(text) > _LONGEST_TEXT:
-            found = "returned a text that is too long"
-        else:
-            found = self._compiled(text)
-        if not isinstance(found, str):
+        found = None if text is None or len(text) > _LONGEST_TEXT else self._compiled(text)
+        if found is not None:
             return found
-        if found not in self._logged:
-            self._logged.add(found)
+        why = "returned a text that the rule cannot have as a limit"  # not the text, which may be a secret by mistake
+        if text is None:
+            asked = request.context is not None
+            why = "returned no text, or raised" if asked else "is not called by check(), which has no request"
+        if why not in self._logged:
+            self._logged.add(why)
             _log.error(
                 "the rule %r has no limit, because %s %s: such a request is %s (logged once)",
                 self._rule,
                 self._source,
-                found,
+                why,
                 "denied, by its on_error" if self._deny else "not limited by the rule",
             )
-        never = self._compiled(_NEVER) if self._deny else ()
-        return () if isinstance(never, str) else never
+        return (self._compiled(_NEVER) or ()) if self._deny else ()

@@ -2,13 +2,14 @@
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from types import MappingProxyType
 from typing import Self
 
 from ratelimit_mw.clock import Clock, SystemClock
 from ratelimit_mw.envoy.tree import Descriptors
 from ratelimit_mw.errors import Problem
-from ratelimit_mw.identity.attributes import Attributes
+from ratelimit_mw.identity.attributes import Attributes, Reader
 from ratelimit_mw.identity.identifier import NO_PARAMETERS, Parameters
 from ratelimit_mw.identity.request import EntriesRequest, Request, alternatives, for_alternative
 from ratelimit_mw.model import NEVER, Charge
@@ -19,11 +20,10 @@ from ratelimit_mw.rules.compiled import (
     Counter,
     Matching,
     NamedRule,
-    OverrideCompiler,
     Overrides,
     blocks_and_exemptions,
 )
-from ratelimit_mw.rules.inline import InlineCompiler, InlineLimits, tier_reader, with_key, with_limits
+from ratelimit_mw.rules.inline import InlineLimits, RuntimeCompiler, with_key, with_limits
 from ratelimit_mw.rules.matching import (
     Candidate,
     Index,
@@ -79,6 +79,7 @@ class RuleSet:
         response: ResponseSettings,
         attributes: Attributes,
         rules: tuple[CompiledRule, ...],
+        recompiler: RuntimeCompiler,
         exempt: tuple[Matching, ...],
         descriptors: Descriptors | None = None,
         warnings: tuple[Problem, ...] = (),
@@ -87,8 +88,6 @@ class RuleSet:
         classifier: "RuleSet | None" = None,
         defer: DeferSettings | None = None,
         overrides: tuple[CompiledOverride, ...] = (),
-        recompiler: OverrideCompiler | None = None,
-        inline: InlineCompiler | None = None,
         reload: float | None = None,
         observe: ObserveSettings | None = None,
         source: str | None = None,
@@ -123,16 +122,15 @@ class RuleSet:
         self._own = overrides = tuple(self._enforced(overrides))
         self.lasting = _lasting(overrides)
         """Whether no override ends."""
-        self._tier = tier_reader(rules, attributes)
+        self._tier = _tier_reader(rules, attributes)
         self._replacing = any(rule.replaces for rule in rules)
         self._exempting = bool(exempt)
         self._use(Overrides(overrides, attributes, SystemClock()) if overrides else None)
         standing = [rule for rule in rules if not rule.on_demand]
         self._index = self._indexed([rule for rule in standing if not rule.rule.messages])
         self._named = {rule.rule.name: rule for rule in rules}
-        self.inline = InlineLimits(self._named, inline)
+        self.inline = InlineLimits(self._named, set(self._named), recompiler)
         """The limits that the app declares. `plan_rule` knows their names."""
-        self._with_limit = with_limits(self._named, recompiler)
         self._demanded = {
             rule.rank: PathMatcher([(rule.rank, template) for template in rule.match.templates])
             for rule in rules
@@ -140,6 +138,11 @@ class RuleSet:
         }
         self.messages: RuleSet | None = self._of_messages([rule for rule in standing if rule.rule.messages])
         """The rules for the messages of a WebSocket. None if no rule limits messages."""
+
+    @cached_property
+    def _with_limit(self) -> Callable[[str, str], CompiledRule]:
+        """Returns the rule of a name with the limit of a text. Few apps use it."""
+        return with_limits(self._named, self.recompiler)
 
     def _of_messages(self, rules: Sequence[CompiledRule]) -> Self | None:
         """Return a rule set for the messages that these rules count, or None without rules."""
@@ -366,6 +369,17 @@ class RuleSet:
     def counters_of(self, rule: CompiledRule, identity: str) -> tuple[Counter, ...]:
         """Return the counters of a rule for an identity without a tier."""
         return self.overrides.counters(rule.rule.name, identity, rule.counters) if self.overrides else rule.counters
+
+
+def _tier_reader(rules: Iterable[CompiledRule], attributes: Attributes) -> Reader | None:
+    """Return the function that reads the tier of a request. None if no counters depend on the request.
+
+    The tier itself is read only if a limit depends on it: an async source that is asked for is awaited for every
+    request.
+    """
+    if any(rule.tiers is not None for rule in rules):
+        return attributes.reader("tier")
+    return (lambda _request: None) if any(rule.read_limit is not None for rule in rules) else None
 
 
 def _lasting(overrides: Iterable[CompiledOverride]) -> bool:

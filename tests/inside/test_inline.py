@@ -276,9 +276,9 @@ class Meeting:
         self.compiler = compiler
         self.both = threading.Barrier(2)
 
-    def compile(self, limit):
+    def inline(self, limit):
         self.both.wait(30)
-        return self.compiler.compile(limit)
+        return self.compiler.inline(limit)
 
 
 @pytest.mark.parametrize(
@@ -287,7 +287,7 @@ class Meeting:
 def test_two_threads_that_declare_a_name_at_once_make_one_rule_and_a_different_limit_is_refused(texts, refused):
     named = {}
     with RateLimiter({"domain": "shop", "rules": []}) as limiter:
-        limits = InlineLimits(named, Meeting(limiter.rules.parts[0].inline._compiler))
+        limits = InlineLimits(named, set(), Meeting(limiter.rules.parts[0].recompiler))
     with ThreadPoolExecutor(2) as pool:
         declared = [pool.submit(limits.declare, InlineLimit("mail", text, shared=True)) for text in texts]
         errors = [error for each in declared if (error := each.exception(30))]

@@ -100,8 +100,8 @@ UNUSABLE = {
     "5 per hur": "returned a text that the rule cannot have as a limit",
     "python:x:y": "returned a text that the rule cannot have as a limit",
     "1 per minute": "returned a text that the rule cannot have as a limit",  # the rule costs 2
-    "5 concurrent": "returned a concurrent limit",
-    "5 per minute" + "!" * 300: "returned a text that is too long",
+    "5 concurrent": "returned a text that the rule cannot have as a limit",
+    "5 per minute" + "!" * 300: "returned a text that the rule cannot have as a limit",
 }
 
 

@@ -94,11 +94,10 @@ def decides_alone(rules: Rules) -> bool:
 
 
 def _of_rule(part: RuleSet, compiled: CompiledRule, place: int) -> Iterator[Subject]:
-    recompiler = part.recompiler
-    if recompiler is None or compiled.read_limit is not None:
+    if compiled.read_limit is not None:
         return
     for index, quota in enumerate(compiled.limits):
-        number = partial(recompiler.with_number, compiled.rule.name, index)
+        number = partial(part.recompiler.with_number, compiled.rule.name, index)
         coupled = _coupled(compiled.rule, quota)
         yield Subject(rule=compiled.rule, place=place, quota=quota, coupled=coupled, with_number=number)
 
