@@ -1,14 +1,234 @@
-"""Makes words of the common kinds: flags, numbers, choices, texts, durations and lists, with their JSON Schemas."""
+"""The common kinds of values: their readers, and words of these kinds with their JSON Schemas.
 
+A reader returns the value of a node of the tree, or raises `Invalid`.
+"""
+
+import re
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from ipaddress import IPv4Network as IPv4
+from ipaddress import IPv6Network, ip_network
 from typing import Any, TypeVar, cast
 
-from ratelimit_mw.config import readers
-from ratelimit_mw.config.tree import Node
+from ratelimit_mw.config.tree import Invalid, Items, Map, Node, Problems, Scalar, kind
 from ratelimit_mw.config.word import Schema, Word
+from ratelimit_mw.errors import DurationError, near, quoted
+from ratelimit_mw.identity.address import is_ipv4
+from ratelimit_mw.identity.sources import imported, is_async
+from ratelimit_mw.settings import Network
 from ratelimit_mw.units import SECOND, parse_duration
 
 T = TypeVar("T")
+
+LONGEST_NAME = 100
+"""The most characters in the name of a domain or a rule."""
+
+TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+"""The name of a header or a method: a token of RFC 9110, section 5.6.2."""
+
+PLACEHOLDER = re.compile(r"\{([A-Za-z_-]+)\}")
+"""A placeholder in a message, such as {limit}."""
+
+_DIGITS = re.compile("[0-9]{1,10}")
+
+
+def read_text(node: Node) -> str:
+    """Read any text. A number or a flag is read as the text that was written."""
+    if not isinstance(node, Scalar):
+        raise Invalid.at(None, f"must be text, not {kind(node)}")
+    if node.value is None and node.text:
+        raise Invalid.at(None, f"must be text, not {kind(node)}", "put it in quotes if it is text")
+    return node.text
+
+
+def read_non_blank(node: Node) -> str:
+    """Read the text that an attribute is compared with. It must not be blank, because an attribute never is."""
+    found = read_text(node)
+    if not found.strip():
+        hint = "write a value, or remove the key to match every value"
+        raise Invalid.at(None, f"{quoted(found) if found else 'an empty value'} matches no request", hint)
+    return found
+
+
+def read_optional_text(node: Node) -> str | None:
+    """Read text. Empty text is None."""
+    return read_text(node) or None
+
+
+def read_name(node: Node) -> str:
+    """Read the name of a domain or a rule. It appears in keys, logs and response bodies, so it must be printable."""
+    found = read_text(node)
+    if not found.strip():
+        raise Invalid.at(None, "must not be empty")
+    if not found.isprintable():
+        raise Invalid.at(None, f"{quoted(found)} contains a character that can't be printed")
+    if len(found) > LONGEST_NAME:
+        raise Invalid.at(None, f"longer than {LONGEST_NAME} characters")
+    return found
+
+
+def _read_whole(node: Node) -> int:
+    """Read a whole number."""
+    if isinstance(node, Scalar) and isinstance(node.value, int) and not isinstance(node.value, bool):
+        return node.value
+    hint = ""
+    if isinstance(node, Scalar) and _DIGITS.fullmatch(node.text):
+        hint = f"write {int(node.text)} without quotes and without leading zeros"
+    raise Invalid.at(None, f"must be a whole number, not {kind(node)}", hint)
+
+
+def whole_between(least: int, most: int) -> Callable[[Node], int]:
+    """Return a reader of whole numbers from `least` to `most`."""
+
+    def read(node: Node) -> int:
+        found = _read_whole(node)
+        if found < least:
+            raise Invalid.at(None, f"{kind(node)} is too small", f"at least {least}")
+        if found > most:
+            raise Invalid.at(None, f"{kind(node)} is too large", f"at most {most}")
+        return found
+
+    return read
+
+
+def read_flag(node: Node) -> bool:
+    """Read true or false."""
+    if isinstance(node, Scalar) and isinstance(node.value, bool):
+        return node.value
+    meant = {"yes": "true", "on": "true", "no": "false", "off": "false"}
+    hint = f"write {meant[node.text.lower()]}" if isinstance(node, Scalar) and node.text.lower() in meant else ""
+    raise Invalid.at(None, f"must be true or false, not {kind(node)}", hint)
+
+
+def read_load(node: Node) -> float:
+    """Read a load: a number above 0 and at most 1."""
+    value = node.value if isinstance(node, Scalar) else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise Invalid.at(node.place, f"must be a load from 0 to 1, not {kind(node)}", "for example 0.7")
+    if not 0 < value <= 1:
+        raise Invalid.at(node.place, f"a load of {value} is out of range", "must be above 0 and at most 1")
+    return float(value)
+
+
+def one_of(*words: str, other_names: Mapping[str, str] | None = None) -> Callable[[Node], str]:
+    """Return a reader of one of `words`. For `other_names` see `errors.near`."""
+
+    def read(node: Node) -> str:
+        word = read_text(node)
+        if word not in words:
+            raise Invalid.at(
+                None, f"must be one of {', '.join(words)}, not {kind(node)}", near(word, words, other_names or {})
+            )
+        return word
+
+    return read
+
+
+def each(read: Callable[[Node], T], *, empty: bool = False) -> Callable[[Node], tuple[T, ...]]:
+    """Return a reader of one value or a list of values. It reports every bad value. `empty` allows an empty list."""
+
+    def read_each(node: Node) -> tuple[T, ...]:
+        if not isinstance(node, Items):
+            return (read(node),)
+        if not node and not empty:
+            raise Invalid.at(None, "the list must not be empty")
+        problems = Problems()
+        found = problems.read_each(read, node)
+        problems.refuse()
+        return tuple(found)
+
+    return read_each
+
+
+def seconds(least: str, most: str, *, off: bool = False, example: str = "") -> Callable[[Node], float | None]:
+    """Return a reader of durations, in seconds. With `off`, the word `off` is read as None."""
+    shortest, longest = parse_duration(least), parse_duration(most)
+    or_off = ", or off" if off else ""
+
+    def read(node: Node) -> float | None:
+        written = read_text(node)
+        if off and written == "off":
+            return None
+        try:
+            found = parse_duration(written)
+        except DurationError as error:
+            raise Invalid.at(
+                None, str(error), error.hint if not example else f"for example {example}{or_off}"
+            ) from None
+        if not shortest <= found <= longest:
+            raise Invalid.at(None, f"{quoted(written)} is out of range", f"from {least} to {most}{or_off}")
+        return found / SECOND
+
+    return read
+
+
+def read_timestamp(node: Node) -> int:
+    """Read a date or a time in ISO 8601, as microseconds since the epoch. Without an offset it is UTC."""
+    try:
+        found = datetime.fromisoformat(read_text(node))
+    except ValueError:
+        hint = "for example 2026-12-31 or 2026-12-31T18:00:00Z"
+        raise Invalid.at(None, f"{quoted(read_text(node))} is not a time in ISO 8601", hint) from None
+    return round((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp() * 1_000_000)
+
+
+def read_network(node: Node) -> Network:
+    """Read an address or a network in CIDR notation. An IPv4-mapped IPv6 network is read as the IPv4 network."""
+    written = read_text(node)
+    try:
+        found = ip_network(written)
+    except ValueError:
+        raise _not_a_network(written) from None
+    mapped = found.network_address.ipv4_mapped if isinstance(found, IPv6Network) and found.prefixlen >= 96 else None
+    return found if mapped is None else IPv4((mapped, found.prefixlen - 96))
+
+
+def read_network_text(node: Node) -> str:
+    """Read an address or a network, as `read_network` does, as text: "10.0.0.0/8", or "192.0.2.1/32" for an address."""
+    written = read_text(node)
+    return f"{written}/32" if is_ipv4(written) else str(read_network(node))
+
+
+def _not_a_network(written: str) -> Invalid:
+    try:
+        meant = ip_network(written, strict=False)
+    except ValueError:
+        hint = "for example 10.0.0.0/8, 2001:db8::/32 or 192.0.2.1"
+        return Invalid.at(None, f"{quoted(written)} is neither an address nor a network", hint)
+    return Invalid.at(None, f"{quoted(written)} has host bits set, so it is not a network", f"did you mean '{meant}'?")
+
+
+def read_header_name(node: Node) -> str:
+    """Read the name of a header."""
+    word = read_text(node)
+    if not TOKEN.fullmatch(word):
+        raise Invalid.at(None, f"{quoted(word)} is not a header name", "for example X-Forwarded-For")
+    return word
+
+
+def read_texts(node: Node) -> dict[str, str]:
+    """Read a mapping of texts. The user chooses its keys. Texts that cannot be used are left out."""
+    if not isinstance(node, Map):
+        raise Invalid.at(None, f"must be a mapping, not {kind(node)}")
+    problems = Problems()
+    found = {key: value for key, each in node.items() for value in problems.read_each(read_text, [each])}
+    return problems.checked(found)
+
+
+def read_function(node: Node) -> tuple[Callable[..., Any], str]:
+    """Import a plain function, as `python:package.module:function`. Return it, and its name in the file."""
+    written = read_text(node).strip()
+    scheme, _, target = written.partition(":")
+    if scheme != "python":
+        raise Invalid.at(None, f"{quoted(written)} is not a function", "write python:package.module:function")
+    try:
+        found = imported(target.strip())
+    except ValueError as error:
+        raise Invalid.at(None, str(error)) from None
+    if is_async(found):
+        raise Invalid.at(None, f"{quoted(written)} is an async function", "write it as a plain function")
+    return found, written
+
 
 FUNCTION: Schema = {"type": "string", "pattern": r"^\s*python:", "examples": ["python:package.module:function"]}
 """The name of a function."""
@@ -32,7 +252,7 @@ def flag(key: str, about: str, **options: Any) -> Word[bool]:
     """Return a word that is true or false. The default is false."""
     return Word(
         key=key,
-        read=readers.flag,
+        read=read_flag,
         default=False,
         shown_default=False,
         schema={"type": "boolean"},
@@ -44,38 +264,36 @@ def flag(key: str, about: str, **options: Any) -> Word[bool]:
 def number(key: str, least: int, most: int, default: int, about: str, **options: Any) -> Word[int]:
     """Return a word that is a whole number from `least` to `most`."""
     schema = {"type": "integer", "minimum": least, "maximum": most}
-    read = readers.whole_between(least, most)
+    read = whole_between(least, most)
     return Word(key=key, read=read, default=default, shown_default=default, schema=schema, about=about, **options)
 
 
 def optional_number(key: str, least: int, most: int, about: str, **options: Any) -> Word[int | None]:
     """Return a word that is a whole number from `least` to `most`, or None if it is not set."""
     schema = {"type": "integer", "minimum": least, "maximum": most}
-    return Word(key=key, read=readers.whole_between(least, most), default=None, schema=schema, about=about, **options)
+    return Word(key=key, read=whole_between(least, most), default=None, schema=schema, about=about, **options)
 
 
 def load(key: str, default: float, about: str, **options: Any) -> Word[float]:
     """Return a word that is a load: a number above 0 and at most 1."""
     schema = {"type": "number", "exclusiveMinimum": 0, "maximum": 1}
-    return Word(key=key, read=readers.load, default=default, schema=schema, about=about, **options)
+    return Word(key=key, read=read_load, default=default, schema=schema, about=about, **options)
 
 
 def choice(key: str, words: tuple[str, ...], default: T, about: str, **options: Any) -> Word[T]:
     """Return a word whose value is one of `words`. A default of None is the value of a word that is not set."""
-    read = cast("Callable[[Node], T]", readers.one_of(*words))
+    read = cast("Callable[[Node], T]", one_of(*words))
     schema = {"enum": list(words)}
     return Word(key=key, read=read, default=default, shown_default=default, schema=schema, about=about, **options)
 
 
-def text(
-    key: str, about: str, default: str = "", read: Callable[[Node], str] = readers.text, **options: Any
-) -> Word[str]:
+def text(key: str, about: str, default: str = "", read: Callable[[Node], str] = read_text, **options: Any) -> Word[str]:
     """Return a word that is text."""
     return Word(key=key, read=read, default=default, shown_default=default, schema=TEXT, about=about, **options)
 
 
 def optional_text(
-    key: str, about: str, read: Callable[[Node], str | None] = readers.optional_text, **options: Any
+    key: str, about: str, read: Callable[[Node], str | None] = read_optional_text, **options: Any
 ) -> Word[str | None]:
     """Return a word that is text, or None if it is empty or not set."""
     return Word(key=key, read=read, default=None, schema=TEXT, about=about, **options)
@@ -83,16 +301,16 @@ def optional_text(
 
 def texts(key: str, about: str, **options: Any) -> Word[Mapping[str, str]]:
     """Return a word that is a mapping of texts. The user chooses its keys."""
-    return Word(key=key, read=readers.texts, default={}, schema=TEXTS, about=about, **options)
+    return Word(key=key, read=read_texts, default={}, schema=TEXTS, about=about, **options)
 
 
 def name(key: str, about: str, **options: Any) -> Word[str]:
     """Return a required word that is the name of a domain or a rule."""
     return Word(
         key=key,
-        read=readers.name,
+        read=read_name,
         default="",
-        schema={**TEXT, "minLength": 1, "maxLength": readers.LONGEST_NAME},
+        schema={**TEXT, "minLength": 1, "maxLength": LONGEST_NAME},
         about=about,
         required=True,
         **options,
@@ -113,7 +331,7 @@ def duration(
         example: Examples for the hint. Empty: those of `DurationError`.
         options: Further fields of the word.
     """
-    read = cast("Callable[[Node], float]", readers.seconds(least, most, example=example))
+    read = cast("Callable[[Node], float]", seconds(least, most, example=example))
     return Word(
         key=key,
         read=read,
@@ -148,7 +366,7 @@ def several(
     """
     return Word(
         key=key,
-        read=readers.each(read, empty=empty),
+        read=each(read, empty=empty),
         default=default,
         schema=or_list(of, at_least=0 if empty else 1),
         about=about,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
 from ratelimit_mw.algorithms import ALGORITHMS
-from ratelimit_mw.config import kinds, readers
+from ratelimit_mw.config import kinds
 from ratelimit_mw.config.tree import Invalid, Items, Map, Node, Place, Problems, is_empty, kind
 from ratelimit_mw.config.word import Section, Values, Word, sections_word
 from ratelimit_mw.config.words.client import ATTRIBUTES, CLIENT
@@ -244,11 +244,11 @@ def _is_null(node: Node) -> bool:
 def _read_text(node: Node) -> str:
     if not isinstance(node, Map | Items) and isinstance(node.value, float):
         raise Invalid.at(None, f"must be text, not {kind(node)}", "put it in quotes if it is text")
-    return readers.text(node)
+    return kinds.read_text(node)
 
 
 def _read_unit(node: Node) -> int:
-    word = readers.text(node)
+    word = kinds.read_text(node)
     if word.lower() not in UNIT_NAMES:
         hint = near(word, UNIT_NAMES)
         raise Invalid.at(None, f"must be one of {', '.join(UNIT_NAMES)}, not {kind(node)}", hint)
@@ -268,7 +268,7 @@ def _text(key: str, about: str, **options: Any) -> Word[str]:
 def _flag(key: str, about: str) -> Word[bool]:
     return Word(
         key=key,
-        read=_or_absent(readers.flag, absent=False),
+        read=_or_absent(kinds.read_flag, absent=False),
         default=False,
         shown_default=False,
         schema={"type": "boolean"},
@@ -368,7 +368,7 @@ def _read_entries(node: Node) -> tuple[Keys, ...]:
         hint = "for example [[message_type, to_number]]"
         raise Invalid.at(None, f"must be a list of lists of attributes, not {kind(node)}", hint)
     problems = Problems()
-    lists = problems.read_each(readers.each(readers.text), node)
+    lists = problems.read_each(kinds.each(kinds.read_text), node)
     problems.refuse()
     return tuple(lists)
 

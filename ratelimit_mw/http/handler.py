@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, TypeVar
 
-from ratelimit_mw.config.readers import TOKEN
+from ratelimit_mw.config.kinds import TOKEN
 from ratelimit_mw.identity.sources import described
 from ratelimit_mw.model import Decision
 from ratelimit_mw.settings import HandlerSettings

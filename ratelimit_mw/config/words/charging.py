@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any, NamedTuple
 
-from ratelimit_mw.config import kinds, readers
+from ratelimit_mw.config import kinds
 from ratelimit_mw.config.tree import Invalid, Items, Node, Problems, Scalar, kind
 from ratelimit_mw.config.word import Conflict, Section, Values, Word
 from ratelimit_mw.config.words.limit import LIMIT, MOST, SPLIT, is_concurrent, no_concurrent
@@ -49,9 +49,9 @@ class Cost(NamedTuple):
 def read_cost(node: Node) -> Cost:
     """Read a cost. Raises `Invalid`."""
     if not isinstance(node, Scalar) or not isinstance(node.value, str) or not _NAME.match(node.text.strip()):
-        return Cost(readers.whole_between(0, MOST)(node))
+        return Cost(kinds.whole_between(0, MOST)(node))
     cost = Cost(1, node.text.strip())
-    if cost.source.startswith(_RESPONSE) and not readers.TOKEN.fullmatch(cost.header):
+    if cost.source.startswith(_RESPONSE) and not kinds.TOKEN.fullmatch(cost.header):
         raise Invalid.at(None, f"{quoted(cost.header)} is not a header name", "for example response:X-Cost")
     return cost
 
@@ -210,7 +210,7 @@ _LEAST, _MOST = 100, 599
 def _read_count(node: Node) -> Counts:
     """Read the section, or import a function."""
     if isinstance(node, Scalar) and node.text.strip().startswith("python:"):
-        return CountedBy(*readers.function(node))
+        return CountedBy(*kinds.read_function(node))
     statuses: Statuses = _SECTION.read(node)
     return statuses
 
@@ -219,7 +219,7 @@ def _read_status(node: Node) -> frozenset[int]:
     """Read one value or a list."""
     if isinstance(node, Items) and not node:
         raise Invalid.at(None, "the list must not be empty: no request would be charged")
-    return frozenset(chain(*readers.each(_statuses)(node)))
+    return frozenset(chain(*kinds.each(_statuses)(node)))
 
 
 def _check_count(count: Values, problems: Problems) -> None:

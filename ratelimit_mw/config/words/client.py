@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ratelimit_mw.config import kinds, readers
+from ratelimit_mw.config import kinds
 from ratelimit_mw.config.tree import Fault, Invalid, Map, Node, Problems, kind
 from ratelimit_mw.config.word import Section, Values, Word, section_word
 from ratelimit_mw.errors import nearest, quoted
@@ -61,7 +61,7 @@ def _read_attributes(node: Node) -> dict[str, str]:
 
 def _read_source(node: Node) -> str | None:
     """Read the source of an attribute. None if it is empty."""
-    written = readers.optional_text(node)
+    written = kinds.read_optional_text(node)
     try:
         sources.compiled(written or _VALID_SOURCE)
     except ValueError as error:
@@ -71,7 +71,7 @@ def _read_source(node: Node) -> str | None:
 
 _TRUSTED_PROXIES = kinds.several(
     "trusted_proxies",
-    readers.network,
+    kinds.read_network,
     "The proxies that are trusted to report the client's address.",
     empty=True,
     unset="none",
@@ -80,7 +80,7 @@ _TRUSTED_HOPS = kinds.number(
     "trusted_hops", 0, 32, 0, "The number of proxies in front of the app, whatever their addresses."
 )
 _IP_HEADER = kinds.text(
-    "ip_header", "The header in which trusted proxies report the client.", "X-Forwarded-For", readers.header_name
+    "ip_header", "The header in which trusted proxies report the client.", "X-Forwarded-For", kinds.read_header_name
 )
 _IPV6_PREFIX = kinds.number("ipv6_prefix", 1, 128, 64, "The number of leading bits that identify an IPv6 client.")
 _USER = kinds.optional_text(
@@ -200,7 +200,7 @@ BY_VALUES = {
 
 BY = kinds.several(
     "by",
-    readers.text,
+    kinds.read_text,
     f"What the rule counts by: {', '.join(BY_VALUES)} or an attribute of the file. a+b counts by the pair, a|b by the"
     " first that is present. A list has one counter for each of its items.",
     default=("ip",),

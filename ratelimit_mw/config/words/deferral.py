@@ -7,7 +7,7 @@ rules of the file share. The package `deferral` queues and replays the requests.
 import re
 from typing import Literal
 
-from ratelimit_mw.config import kinds, readers
+from ratelimit_mw.config import kinds
 from ratelimit_mw.config.tree import Invalid, Node, Problems
 from ratelimit_mw.config.word import Conflict, Section, Values, Word, section_word
 from ratelimit_mw.config.words.limit import LIMIT
@@ -28,7 +28,7 @@ def _validate(rule: Values, problems: Problems) -> None:
 
 def read_folder(node: Node) -> str:
     """Read the path of the folder of the status pages, without a slash at its end."""
-    written = readers.text(node)
+    written = kinds.read_text(node)
     found = written.rstrip("/")
     if not _FOLDER.fullmatch(found) or cleaned(found) != found:
         raise Invalid.at(None, f"{quoted(written)} is not the path of a folder", "for example /.ratelimit/deferred")
@@ -37,7 +37,7 @@ def read_folder(node: Node) -> str:
 
 def _read_headers(node: Node) -> tuple[str, ...]:
     """Read the names of headers, in lower case."""
-    return tuple(name.lower() for name in readers.each(readers.header_name, empty=True)(node))
+    return tuple(name.lower() for name in kinds.each(kinds.read_header_name, empty=True)(node))
 
 
 DEFER: Word[DeferSettings] = section_word(

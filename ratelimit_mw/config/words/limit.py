@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from ratelimit_mw.algorithms import ALGORITHMS, IN_FLIGHT, algorithm_names
 from ratelimit_mw.algorithms.algorithm import Algorithm
-from ratelimit_mw.config import kinds, readers
+from ratelimit_mw.config import kinds
 from ratelimit_mw.config.elsewhere import correction
 from ratelimit_mw.config.tree import Invalid, Items, Map, Node, Place, Problems, Scalar, kind
 from ratelimit_mw.config.word import Conflict, Schema, Section, Values, Word
@@ -39,7 +39,7 @@ def algorithm_hint(able: Callable[[Algorithm], bool], key: str) -> str:
 def read_algorithm(node: Node) -> str:
     """Read the name of an algorithm. Raises `Invalid`."""
     other_names = {other: name for name, algorithm in ALGORITHMS.items() for other in algorithm.also_called}
-    return readers.one_of(*ALGORITHMS, other_names=other_names)(node)
+    return kinds.one_of(*ALGORITHMS, other_names=other_names)(node)
 
 
 def _validate_buckets(rule: Values, problems: Problems) -> None:

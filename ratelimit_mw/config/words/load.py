@@ -9,7 +9,7 @@ from itertools import pairwise
 from math import inf
 from typing import cast
 
-from ratelimit_mw.config import kinds, readers
+from ratelimit_mw.config import kinds
 from ratelimit_mw.config.tree import Invalid, Items, Node, Problems, Scalar, kind
 from ratelimit_mw.config.word import Section, Values, Word, section_word
 from ratelimit_mw.model import Priority
@@ -22,7 +22,7 @@ PRIORITIES: tuple[Priority, ...] = ("low", "normal", "critical")
 def _read_load(node: Node) -> LoadSettings:
     """Read a function, or the section."""
     if isinstance(node, Scalar) and node.text:
-        return LoadSettings(*readers.function(node))
+        return LoadSettings(*kinds.read_function(node))
     settings: LoadSettings = _SECTION.read(node)
     return settings
 
@@ -90,7 +90,7 @@ _SECTION = Section(
     (
         Word(
             key="source",
-            read=readers.function,
+            read=kinds.read_function,
             default=(None, ""),
             schema=kinds.FUNCTION,
             about="A function that returns the load.",

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from ratelimit_mw.config import kinds, readers
+from ratelimit_mw.config import kinds
 from ratelimit_mw.config.tree import Map, Problems
 from ratelimit_mw.config.word import Section, Values, Word, sections_word
 from ratelimit_mw.config.words.limit import LIMIT, Limits, limit_schema, read_limits
@@ -94,7 +94,7 @@ _BLOCK = kinds.flag("block", "All requests of the client are denied.")
 _EXEMPT = kinds.flag("exempt", "Requests of the client are never counted.")
 _UNTIL: Word[int] = Word(
     key="until",
-    read=readers.timestamp,
+    read=kinds.read_timestamp,
     default=NEVER,
     schema=kinds.TEXT,
     about="When the override ends, in ISO 8601.",

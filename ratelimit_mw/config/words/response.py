@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from ratelimit_mw.bodies import FORMATS
-from ratelimit_mw.config import kinds, readers
+from ratelimit_mw.config import kinds
 from ratelimit_mw.config.tree import Fault, Invalid, Items, Map, Node, Problems, Scalar, kind
 from ratelimit_mw.config.word import Section, Values, Word, section_word
 from ratelimit_mw.errors import near, nearest, quoted
@@ -25,7 +25,7 @@ from ratelimit_mw.settings import (
 GROUPS = ("x-ratelimit", "ratelimit", "retry-after")
 """The groups of headers."""
 
-_groups = readers.each(readers.one_of(*GROUPS), empty=True)
+_groups = kinds.each(kinds.one_of(*GROUPS), empty=True)
 
 
 def _read_headers(node: Node) -> HeaderGroups:
@@ -67,7 +67,7 @@ def _body(node: Node) -> Body:
         raise Invalid.at(node.place, "the template must not be empty", "for example {error: '{message}'}")
     if isinstance(node, Items):
         raise Invalid.at(node.place, "must be a format, not a list")
-    word = readers.text(node)
+    word = kinds.read_text(node)
     if word not in FORMATS:
         hint = near(word, FORMATS) or "or write a mapping, for example {error: '{message}'}"
         raise Invalid.at(node.place, f"must be one of {', '.join(FORMATS)}, not {kind(node)}", hint)
@@ -101,7 +101,7 @@ def _keys(node: Node) -> list[str]:
 
 def read_message(node: Node) -> str:
     """Read the message of a denial. All its placeholders must be known."""
-    return _checked(readers.text(node), PLACEHOLDERS)
+    return _checked(kinds.read_text(node), PLACEHOLDERS)
 
 
 def read_page(node: Node) -> str | None:
@@ -109,9 +109,9 @@ def read_page(node: Node) -> str | None:
 
     Other text in braces may be a style or a script. It is an error only if it is similar to a placeholder.
     """
-    page = _sendable(readers.text(node))
+    page = _sendable(kinds.read_text(node))
     problems = Problems()
-    for word in readers.PLACEHOLDER.findall(page):
+    for word in kinds.PLACEHOLDER.findall(page):
         hint = near(word, BODY_PLACEHOLDERS)
         if word not in BODY_PLACEHOLDERS and hint:
             problems.add(node.place, f"there is no placeholder {{{word}}}", hint)
@@ -121,7 +121,7 @@ def read_page(node: Node) -> str | None:
 
 def read_link(node: Node) -> str | None:
     """Read a URL that is shown to clients."""
-    found = readers.text(node)
+    found = kinds.read_text(node)
     if found and (not found.startswith(("http://", "https://")) or not found.isprintable() or " " in found):
         raise Invalid.at(None, f"{quoted(found)} is not a URL", "for example https://example.com/limits")
     return found or None
@@ -129,12 +129,12 @@ def read_link(node: Node) -> str | None:
 
 def read_handler(node: Node) -> HandlerSettings | None:
     """Import the function that makes the responses of denials."""
-    return HandlerSettings(*readers.function(node)) if readers.text(node).strip() else None
+    return HandlerSettings(*kinds.read_function(node)) if kinds.read_text(node).strip() else None
 
 
 def _checked(found: str, placeholders: Iterable[str]) -> str:
     """Return `found`. Raises `Invalid` if it has a placeholder that is not in `placeholders`."""
-    unknown = [word for word in readers.PLACEHOLDER.findall(_sendable(found)) if word not in placeholders]
+    unknown = [word for word in kinds.PLACEHOLDER.findall(_sendable(found)) if word not in placeholders]
     if unknown:
         raise Invalid(
             Fault(None, f"there is no placeholder {{{word}}}", nearest(word, placeholders)) for word in unknown
@@ -225,7 +225,7 @@ _HEADERS: Word[HeaderGroups] = Word(
     section=lambda: _HEADER_SECTION,
 )
 _NAMES: tuple[Word[str], ...] = tuple(
-    kinds.text(key, f"The name of the header {default}.", default, readers.header_name)
+    kinds.text(key, f"The name of the header {default}.", default, kinds.read_header_name)
     for key, default in HeaderNames()._asdict().items()
 )
 _HEADER_NAMES: Word[HeaderNames] = section_word(

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from ratelimit_mw.config import kinds, readers
+from ratelimit_mw.config import kinds
 from ratelimit_mw.config.tree import Invalid, Node, Problems
 from ratelimit_mw.config.word import Conflict, Section, Values, Word, section_word, sections_word
 from ratelimit_mw.config.words.limit import no_concurrent
@@ -25,7 +25,7 @@ _OPEN_KEYS = ("header:N", "cookie:N", "query:N")
 
 def read_template(node: Node) -> Template:
     """Read a path template."""
-    written = readers.text(node)
+    written = kinds.read_text(node)
     try:
         return parse(written)
     except TemplateError as error:
@@ -34,9 +34,9 @@ def read_template(node: Node) -> Template:
 
 def read_method(node: Node) -> str:
     """Read a method, in upper case. An unknown method is allowed, unless it is similar to a known one."""
-    word = readers.text(node)
+    word = kinds.read_text(node)
     upper = word.upper()
-    if not readers.TOKEN.fullmatch(word) or not upper[:1].isalpha():
+    if not kinds.TOKEN.fullmatch(word) or not upper[:1].isalpha():
         hint = "remove methods to match all of them" if word == "*" else f"known: {', '.join(_METHODS)}"
         raise Invalid.at(None, f"{quoted(word)} is not an HTTP method", hint)
     if upper == "HEAD":
@@ -50,7 +50,7 @@ def read_method(node: Node) -> str:
 
 def read_host(node: Node) -> str:
     """Read a host, in lower case and without a dot at its end."""
-    host = readers.non_blank(node)
+    host = kinds.read_non_blank(node)
     if _WITH_PORT.search(host):
         raise Invalid.at(None, f"{quoted(host)} must not have a port", "hosts are matched without their port")
     if not host.strip("."):
@@ -80,7 +80,7 @@ def _attribute(key: str, value: Node, match: Values, attributes: Attributes, pro
         known = dict.fromkeys((*MATCH_SECTION.words, *_OPEN_KEYS, *custom))
         problems.add(place, f"unknown key {quoted(key)}", nearest(key, known))
     else:
-        wanted = problems.read(readers.each(readers.non_blank), value, ())
+        wanted = problems.read(kinds.each(kinds.read_non_blank), value, ())
         return Exact(attributes.reader(key), wanted, key)
     return None
 
@@ -135,15 +135,15 @@ PATH = kinds.several("path", read_template, "Path templates, such as /items/{id:
 METHODS = kinds.several(
     "methods", read_method, "HTTP methods. HEAD and WebSocket handshakes count as GET.", unset="any"
 )
-_IP = kinds.several("ip", readers.network_text, "Addresses and networks of clients.", unset="any")
+_IP = kinds.several("ip", kinds.read_network_text, "Addresses and networks of clients.", unset="any")
 _HOST: Word[tuple[str, ...]] = kinds.several(
     "host", read_host, "Hosts, without a port.", of=kinds.NON_BLANK, unset="any"
 )
 _TIER: Word[tuple[str, ...]] = kinds.several(
-    "tier", readers.non_blank, "Tiers of clients. See client.tier.", of=kinds.NON_BLANK, unset="any"
+    "tier", kinds.read_non_blank, "Tiers of clients. See client.tier.", of=kinds.NON_BLANK, unset="any"
 )
 _USER: Word[tuple[str, ...]] = kinds.several(
-    "user", readers.non_blank, "Users. See client.user.", of=kinds.NON_BLANK, unset="any"
+    "user", kinds.read_non_blank, "Users. See client.user.", of=kinds.NON_BLANK, unset="any"
 )
 
 MATCH_SECTION = Section(
@@ -166,7 +166,7 @@ NAME = kinds.name("name", "The rule's name in keys, headers, logs and commands. 
 
 REPLACES = kinds.several(
     "replaces",
-    readers.text,
+    kinds.read_text,
     "The rules that do not apply to a request if this rule does.",
     unset="none",
     empty=True,

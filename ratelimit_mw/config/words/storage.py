@@ -1,6 +1,6 @@
 """`storage`, `reload`, `rules: {source: …}` and `observe`: where counters and rules are, and what a process reports."""
 
-from ratelimit_mw.config import kinds, readers
+from ratelimit_mw.config import kinds
 from ratelimit_mw.config.tree import Invalid, Items, Map, Node, Problems
 from ratelimit_mw.config.word import Section, Word, section_word
 from ratelimit_mw.config.words.limit import MOST
@@ -14,7 +14,7 @@ POLICIES = ("allow", "deny", "local")
 
 def read_url(node: Node) -> str:
     """Read a storage URL. Messages show only its scheme, because the rest may contain a password."""
-    address = readers.text(node)
+    address = kinds.read_text(node)
     scheme, separator, _ = address.partition("://")
     if address.startswith("$"):
         raise Invalid.at(None, "is not a storage URL", "to read a variable of the environment, write ${NAME}")
@@ -95,7 +95,7 @@ def take_source(tree: Map, allowed: tuple[str, ...], problems: Problems) -> str 
 
 RELOAD: Word[float | None] = Word(
     key="reload",
-    read=readers.seconds("100ms", "1h", off=True, example="5s or 1m"),
+    read=kinds.seconds("100ms", "1h", off=True, example="5s or 1m"),
     default=5.0,
     shown_default="5s",
     schema={**kinds.TEXT, "examples": ["5s", "1m", "off"]},

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Literal, NamedTuple
 
 from ratelimit_mw.algorithms import ALGORITHMS
-from ratelimit_mw.config import kinds, readers
+from ratelimit_mw.config import kinds
 from ratelimit_mw.config.tree import Invalid, Map, Node, Problems, Scalar, kind
 from ratelimit_mw.config.word import Section, Values, Word, section_word
 from ratelimit_mw.config.words.limit import ALGORITHM, algorithm_hint
@@ -172,7 +172,7 @@ def _never_waits(rule: Values) -> str:
 
 MAX_WAIT: Word[float | None] = Word(
     key="max_wait",
-    read=readers.seconds("1ms", "1m"),
+    read=kinds.seconds("1ms", "1m"),
     default=None,
     schema={**kinds.TEXT, "examples": ["500ms", "10s"]},
     about="How long a request may wait for its turn instead of being denied.",
