@@ -9,8 +9,7 @@ from typing import Any
 
 from ratelimit_mw.decision.load import ASGI_CAPACITY
 from ratelimit_mw.decision.verdict import Verdict
-from ratelimit_mw.deferral.http import AsgiDeferral, respond_asgi
-from ratelimit_mw.deferral.service import DeferralPage
+from ratelimit_mw.deferral.http import AsgiDeferral
 from ratelimit_mw.errors import ConfigurationError, Problem
 from ratelimit_mw.http.answers import Answers, LatestAnswers
 from ratelimit_mw.http.handle import AsyncHandle, FirstRequests
@@ -147,18 +146,16 @@ class RateLimitMiddleware:
             if meter is not None:
                 meter.watch(asyncio.get_running_loop())
                 meter.arrived(ASGI_CAPACITY, request)
-            answer = rules.deferring and await self._deferral.answer(request, rules)
-            if isinstance(answer, DeferralPage):
-                await respond_asgi(answer, request.method, send)
-                return
-            verdict = Verdict((), None) if answer else await engine.adecide(request, rules=rules)
+            app = self.app
+            if rules.deferring:
+                verdict, app = await self._deferral.decide(app, request, rules, receive)
+            else:
+                verdict = await engine.adecide(request, rules=rules)
             scope["ratelimit"] = handle = AsyncHandle(verdict, self._limiter, request, rules)
             answers = self._answers.of(rules)
-            if not verdict.allowed:
-                page = await self._deferral.put_off(verdict, rules, request, receive) if rules.deferring else None
-                if page is None:
-                    engine.report(verdict, rules, request)
-                await _refuse(answers, handle, request, page, send)
+            if app is self.app and not verdict.allowed:
+                engine.report(verdict, rules, request)
+                await _deny(answers, verdict, request, send)
                 return
             if rules.settling:
                 receive, send = detecting_close(scope, receive, send)
@@ -168,10 +165,10 @@ class RateLimitMiddleware:
                 messages = Messages(engine, rules, request, receive, send)
                 receive, send = messages.receive, messages.send
             if rules.settling and (account := engine.settlement.account(verdict)).settles:
-                serve = partial(self._serve, verdict, request, receive)
+                serve = partial(_serve, app, verdict, request, receive)
                 await AsgiResponseTracker(engine.settlement, account, send).serve(serve)
             else:
-                await self._serve(verdict, request, receive, send)
+                await _serve(app, verdict, request, receive, send)
         finally:
             if meter is not None:
                 meter.left(request)
@@ -217,11 +214,12 @@ class RateLimitMiddleware:
         """What the decorators of the app's endpoints ask for."""
         return [found for route in self._routes() for found in rules_of_view(getattr(route, "endpoint", None))]
 
-    async def _serve(self, verdict: Verdict, request: AsgiRequest, receive: Receive, send: Send) -> None:
-        """Call the app when the request's turn has come."""
-        if verdict.delay:
-            await asyncio.sleep(verdict.delay / SECOND)
-        await self.app(request.context, receive, send)
+
+async def _serve(app: App, verdict: Verdict, request: AsgiRequest, receive: Receive, send: Send) -> None:
+    """Call `app` when the request's turn has come."""
+    if verdict.delay:
+        await asyncio.sleep(verdict.delay / SECOND)
+    await app(request.context, receive, send)
 
 
 def _send_with_headers(answers: Answers[bytes], handle: AsyncHandle, send: Send, message: Message) -> Awaitable[None]:
@@ -234,15 +232,6 @@ def _send_with_headers(answers: Answers[bytes], handle: AsyncHandle, send: Send,
         message = dict(message)
         message["headers"] = answers.add_headers(message.get("headers") or (), handle.reported)
     return send(message)
-
-
-async def _refuse(
-    answers: Answers[bytes], handle: AsyncHandle, request: Request, page: DeferralPage | None, send: Send
-) -> None:
-    if page is None:
-        await _deny(answers, handle.reported, request, send)
-    else:
-        await respond_asgi(page, "", partial(_send_with_headers, answers, handle, send) if answers.rated else send)
 
 
 async def _deny(answers: Answers[bytes], verdict: Verdict, request: Request, send: Send) -> None:

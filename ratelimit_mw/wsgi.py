@@ -9,8 +9,7 @@ from wsgiref.types import StartResponse, WSGIApplication
 
 from ratelimit_mw.decision.load import WSGI_CAPACITY, time_in_queue
 from ratelimit_mw.decision.verdict import Verdict
-from ratelimit_mw.deferral.http import WsgiDeferral, respond_wsgi
-from ratelimit_mw.deferral.service import DeferralPage
+from ratelimit_mw.deferral.http import WsgiDeferral
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.http.answers import Answers, LatestAnswers, phrase
 from ratelimit_mw.http.handle import BlockingHandle, FirstRequests
@@ -136,24 +135,19 @@ class RateLimitMiddleware:
         engine = self._engine
         if rules.metered and (waited := time_in_queue(request, rules.attributes.from_proxy)):
             engine.planner.meter(rules).queued(waited)
-        answer = rules.deferring and self._deferral.answer(request, rules)
-        if isinstance(answer, DeferralPage):
-            return respond_wsgi(answer, request.method, start_response)
-        verdict = Verdict((), None) if answer else engine.decide_in_turn(request, rules=rules)
+        app = self.app
+        if rules.deferring:
+            verdict, app = self._deferral.decide(app, request, rules)
+        else:
+            verdict = engine.decide_in_turn(request, rules=rules)
         environ["ratelimit.decision"] = handle = BlockingHandle(verdict, self.limiter, request, rules)
         answers = self._answers.of(rules)
-        if not verdict.allowed:
-            if rules.deferring and (page := self._deferral.put_off(verdict, rules, request)):
-                return respond_wsgi(
-                    page,
-                    "",
-                    partial(_start, answers, handle, request, start_response),
-                )
+        if app is self.app and not verdict.allowed:
             return self._deny(rules, verdict, request, start_response)
         start_response = partial(_start, answers, handle, request, start_response)
         if rules.settling and (account := engine.settlement.account(verdict)).settles:
-            return WsgiResponseTracker(engine.settlement, account, start_response).serve(partial(self.app, environ))
-        return self.app(environ, start_response)
+            return WsgiResponseTracker(engine.settlement, account, start_response).serve(partial(app, environ))
+        return app(environ, start_response)
 
     def _deny(
         self, rules: Rules, verdict: Verdict, request: WsgiRequest, start_response: StartResponse

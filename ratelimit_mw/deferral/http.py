@@ -1,24 +1,26 @@
-"""Deferral in the ASGI and WSGI middlewares.
+"""Deferral in the ASGI and WSGI middlewares: the decision on a request by rules that defer.
 
-A denied request may be put into the queue. A replay by a worker, and a request for a status page, are answered before
-they are decided.
+The middleware gets the verdict, and what must serve the request: its app, or a page in place of the app. A page is an
+app of the same kind.
 """
 
 import asyncio
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
-from wsgiref.types import StartResponse
+from wsgiref.types import StartResponse, WSGIApplication
 
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.deferral.service import DeferralPage, deferrals_of
 from ratelimit_mw.deferral.stored_request import HEADER, of_asgi, of_wsgi
 from ratelimit_mw.http.answers import phrase
-from ratelimit_mw.http.responses import Receive, Send
+from ratelimit_mw.http.responses import App, Message, Receive, Send
 from ratelimit_mw.identity.http_request import AsgiRequest, WsgiRequest
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.rules.domains import Rules
 
 _HEADER = HEADER.encode()
+_REPLAYED = Verdict((), None)  # the worker has charged the request
 
 
 class _Deferral:
@@ -32,51 +34,56 @@ class _Deferral:
     """
 
     def __init__(self, limiter: RateLimiter) -> None:
+        self._engine = limiter.engine
         self._service = deferrals_of(limiter)
         limiter.require(self._service.require)
 
 
 class AsgiDeferral(_Deferral):
-    """Handles status pages, replays and deferred requests for an ASGI middleware. See `_Deferral` for arguments."""
+    """Decides for an ASGI middleware. See `_Deferral` for arguments."""
 
-    async def answer(self, request: AsgiRequest, rules: Rules) -> DeferralPage | bool:
-        """Return the page for a request that is not to be decided. True if it is a replay, which the app must get."""
+    async def decide(self, app: App, request: AsgiRequest, rules: Rules, receive: Receive) -> tuple[Verdict, App]:
+        """Return the verdict on a request, and what must serve it: `app` or a page.
+
+        A denied request that is now in the queue has a page. `app` must not serve any other denied request.
+        """
         scope = request.context
-        arrival = self._service.arrival(request, rules) if scope["type"] == "http" else None
-        if arrival is None:
-            return False
-        found = await asyncio.to_thread(arrival)
+        if scope["type"] != "http":
+            return await self._engine.adecide(request, rules=rules), app
+        token = self._service.replay_token(request, rules)
+        if token is None:
+            verdict = await self._engine.adecide(request, rules=rules)
+            page = await self._page(verdict, request, rules, receive)
+            return verdict, app if page is None else partial(_respond_asgi, page)
+        found = await asyncio.to_thread(self._service.replay, token, rules)
         if isinstance(found, DeferralPage):
-            return found
+            return _REPLAYED, partial(_respond_asgi, found)
         scope["client"] = (found.peer, 0) if found.peer else None
         scope["scheme"] = found.scheme
         scope["headers"] = [line for line in scope["headers"] if line[0].lower() != _HEADER]
-        return True
+        return _REPLAYED, app
 
-    async def put_off(
-        self, verdict: Verdict, rules: Rules, request: AsgiRequest, receive: Receive
+    async def _page(
+        self, verdict: Verdict, request: AsgiRequest, rules: Rules, receive: Receive
     ) -> DeferralPage | None:
-        """Queue a denied request and return its page, or None if it stays denied."""
-        scope = request.context
-        length = request.header("content-length")
-        if scope["type"] != "http" or not self._service.may_defer(verdict, request, rules, length):
-            return None
-        lane = self._service.lane(request, rules)
-        if lane is None:
-            return None
-        body = await _body(receive, rules.defer.max_body)
-        if body is None:
+        service = self._service
+        if verdict.allowed:
+            asked = service.status_asked(request, rules)
+            return None if asked is None else await asyncio.to_thread(asked)
+        lane = service.lane(verdict, request, rules, request.header("content-length"))
+        body = None if lane is None else await _body(receive, rules.defer.max_body)
+        if lane is None or body is None:
             return None
         stored = of_asgi(request, rules.defer.headers)
-        root = scope.get("root_path") or ""
-        return await asyncio.to_thread(self._service.put, verdict, rules, stored, body, lane=lane, root=root)
+        root = request.context.get("root_path") or ""
+        return await asyncio.to_thread(service.put, verdict, rules, stored, body, lane=lane, root=root)
 
 
-async def respond_asgi(found: DeferralPage, method: str, send: Send) -> None:
-    """Respond with a page of the middleware."""
-    headers = [(name.lower().encode(), value.encode()) for name, value in found.headers]
-    await send({"type": "http.response.start", "status": found.status, "headers": headers})
-    await send({"type": "http.response.body", "body": b"" if method == "HEAD" else found.body})
+async def _respond_asgi(page: DeferralPage, scope: Message, _receive: Receive, send: Send) -> None:
+    """Respond with a page. An ASGI app, with its page."""
+    headers = [(name.lower().encode(), value.encode()) for name, value in page.headers]
+    await send({"type": "http.response.start", "status": page.status, "headers": headers})
+    await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else page.body})
 
 
 async def _body(receive: Receive, most: int) -> bytes | None:
@@ -98,42 +105,43 @@ _WSGI_HEADER = f"HTTP_{HEADER.upper().replace('-', '_')}"
 
 
 class WsgiDeferral(_Deferral):
-    """Handles status pages, replays and deferred requests for a WSGI middleware. See `_Deferral` for arguments."""
+    """Decides for a WSGI middleware. See `_Deferral` for arguments."""
 
-    def answer(self, request: WsgiRequest, rules: Rules) -> DeferralPage | bool:
-        """Return the page for a request that is not to be decided. True if it is a replay, which the app must get."""
-        environ, arrival = request.context, self._service.arrival(request, rules)
-        if arrival is None:
-            return False
-        found = arrival()
+    def decide(self, app: WSGIApplication, request: WsgiRequest, rules: Rules) -> tuple[Verdict, WSGIApplication]:
+        """Return the verdict on a request, and what must serve it: `app` or a page. See `AsgiDeferral.decide`."""
+        environ = request.context
+        token = self._service.replay_token(request, rules)
+        if token is None:
+            verdict = self._engine.decide_in_turn(request, rules=rules)
+            page = self._page(verdict, request, rules)
+            return verdict, app if page is None else partial(_respond_wsgi, page)
+        found = self._service.replay(token, rules)
         if isinstance(found, DeferralPage):
-            return found
+            return _REPLAYED, partial(_respond_wsgi, found)
         environ["REMOTE_ADDR"] = found.peer or ""
         environ["wsgi.url_scheme"] = found.scheme
         environ.pop(_WSGI_HEADER, None)
-        return True
+        return _REPLAYED, app
 
-    def put_off(self, verdict: Verdict, rules: Rules, request: WsgiRequest) -> DeferralPage | None:
-        """Queue a denied request and return its page, or None if it stays denied."""
-        environ = request.context
+    def _page(self, verdict: Verdict, request: WsgiRequest, rules: Rules) -> DeferralPage | None:
+        service, environ = self._service, request.context
+        if verdict.allowed:
+            asked = service.status_asked(request, rules)
+            return asked and asked()
         length = environ.get("CONTENT_LENGTH")
-        if not self._service.may_defer(verdict, request, rules, length):
-            return None
-        lane = self._service.lane(request, rules)
-        if lane is None:
-            return None
-        body = _wsgi_body(environ, length, rules.defer.max_body)
-        if body is None:
+        lane = service.lane(verdict, request, rules, length)
+        body = None if lane is None else _wsgi_body(environ, length, rules.defer.max_body)
+        if lane is None or body is None:
             return None
         stored = of_wsgi(request, rules.defer.headers)
         root = environ.get("SCRIPT_NAME") or ""
-        return self._service.put(verdict, rules, stored, body, lane=lane, root=root)
+        return service.put(verdict, rules, stored, body, lane=lane, root=root)
 
 
-def respond_wsgi(found: DeferralPage, method: str, start_response: StartResponse) -> Iterable[bytes]:
-    """Respond with a page of the middleware."""
-    start_response(f"{found.status} {phrase(found.status)}", list(found.headers))
-    return [b"" if method == "HEAD" else found.body]
+def _respond_wsgi(page: DeferralPage, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+    """Respond with a page. A WSGI app, with its page."""
+    start_response(f"{page.status} {phrase(page.status)}", list(page.headers))
+    return [b"" if environ["REQUEST_METHOD"] == "HEAD" else page.body]
 
 
 def _wsgi_body(environ: dict[str, Any], length: str | None, most: int) -> bytes | None:

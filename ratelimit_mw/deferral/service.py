@@ -115,16 +115,10 @@ class DeferralService:
             message = f"on_limit: defer ({names}) needs a queue that outlives this process and that workers can reach"
             raise ConfigurationError([Problem(message, hint=f"set storage.url to a Redis; it is {scheme}:// now")])
 
-    def arrival(self, request: Request, rules: Rules) -> Callable[[], DeferralPage | StoredRequest] | None:
-        """Return what answers a replay or a request for a status page. None for any other request.
-
-        The result may ask the queue. It returns a page, or the stored request of a replay that the app must get.
-        """
-        token = self.tokens(rules).read(request.header(HEADER))
-        if token is not None:
-            return partial(self._replay, token, rules)
-        folder, slash, name = request.path.rpartition("/")
-        return partial(self._status, request.method, name, rules) if slash and folder == rules.defer.path else None
+    def status_asked(self, request: Request, rules: Rules) -> Callable[[], DeferralPage] | None:
+        """Return what makes the status page that a request asks for. None if it asks for none."""
+        folder, _, name = request.path.rpartition("/")
+        return partial(self._status, request.method, name, rules) if folder == rules.defer.path else None
 
     def _status(self, method: str, name: str, rules: Rules) -> DeferralPage:
         if method not in ("GET", "HEAD"):
@@ -137,7 +131,12 @@ class DeferralService:
             return UNAVAILABLE
         return UNKNOWN if status is None else status_page(status)
 
-    def _replay(self, token: tuple[str, str], rules: Rules) -> DeferralPage | StoredRequest:
+    def replay_token(self, request: Request, rules: Rules) -> tuple[str, str] | None:
+        """Return the id and the ticket that a worker has sent with a replay. None for any other request."""
+        return self.tokens(rules).read(request.header(HEADER))
+
+    def replay(self, token: tuple[str, str], rules: Rules) -> DeferralPage | StoredRequest:
+        """Return the stored request of a replay that the app must get, or the page that answers the worker."""
         found = self._replayed(token, rules)
         self._tally.deferred(None, "returned" if isinstance(found, DeferralPage) else "replayed")
         return found
@@ -154,16 +153,21 @@ class DeferralService:
         except ValueError:  # the stored request is unreadable
             return STALE
 
-    def may_defer(self, verdict: Verdict, request: Request, rules: Rules, length: str | None) -> bool:
-        """Return True if all rules that deny the request defer, and its method and its length allow it.
+    def lane(self, verdict: Verdict, request: Request, rules: Rules, length: str | None) -> str | None:
+        """Return the lane of a denied request: a hash of the key of the first counter that defers.
 
-        `length` is the value of the Content-Length header.
+        None if the request must not be deferred: a rule that denies it does not defer, or its method or its length does
+        not allow it. `length` is the value of the Content-Length header.
         """
-        if verdict.local or not _deferred(verdict) or request.method in _NEVER_DEFERRED:
-            return False
-        if request.path.rpartition("/")[0] == rules.defer.path:
-            return False
-        return not length or (length.isascii() and length.isdigit() and int(length[:20]) <= rules.defer.max_body)
+        if verdict.local or not _defers(verdict) or request.method in _NEVER_DEFERRED:
+            return None
+        if length and not (length.isascii() and length.isdigit() and int(length[:20]) <= rules.defer.max_body):
+            return None
+        if self.status_asked(request, rules) is not None:
+            return None
+        keys = (charge.ask.key for charge in rules.plan(request) if charge.rule.defers)
+        key = next(keys, None)
+        return None if key is None else _owner(rules).attributes.digest(key)
 
     def put(
         self, verdict: Verdict, rules: Rules, stored: StoredRequest, body: bytes, *, lane: str, root: str
@@ -199,13 +203,6 @@ class DeferralService:
         mount = quote(root.strip("/"), safe="/")
         location = f"{'/' if mount else ''}{mount}{rules.defer.path}/{name}"
         return accepted_page(location, max(1, -(-wait // SECOND)))
-
-    def lane(self, request: Request, rules: Rules) -> str | None:
-        """Return the lane of a request: a hash of the key of the first counter that defers. None if none defers."""
-        for charge in rules.plan(request):
-            if charge.rule.defers:
-                return _owner(rules).attributes.digest(charge.ask.key)
-        return None
 
     def tokens(self, rules: Rules) -> Tokens:
         """Return the object that makes and checks the tokens of these rules."""
@@ -244,7 +241,7 @@ def _owner(rules: Rules) -> RuleSet:
     return next((part for part in rules.parts if any(rule.defers for rule in part.rules)), rules.parts[0])
 
 
-def _deferred(verdict: Verdict) -> bool:
+def _defers(verdict: Verdict) -> bool:
     """Return True if every counter that denies defers and may admit the request later.
 
     A request that was shed has no outcomes. `lane` decides whether it is deferred.

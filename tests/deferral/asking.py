@@ -106,7 +106,9 @@ def ask_wsgi(engine, path="/reports", *, method="POST", body=b"", headers=(), ip
     setup_testing_defaults(made)
     answer = (asked or Asked()).wsgi(engine)(made, lambda *arguments: said.append(arguments))
     ((status, fields),) = said
-    return Answer(int(status[:3]), [(name.lower(), value) for name, value in fields], b"".join(answer))
+    content = b"".join(answer)
+    getattr(answer, "close", lambda: None)()
+    return Answer(int(status[:3]), [(name.lower(), value) for name, value in fields], content)
 
 
 EACH_SHELL = pytest.mark.parametrize("ask", [pytest.param(ask_asgi, id="ASGI"), pytest.param(ask_wsgi, id="WSGI")])

@@ -218,12 +218,22 @@ def test_what_merely_looks_like_a_page_is_the_app_s(engine, ask):
 
 
 @EACH_SHELL
-def test_status_pages_are_not_limited(any_server, ask):
-    everything = {**REPORTS, "match": {}, "limit": "2 per minute"}
-    with limiter(any_server, everything) as engine:
+def test_status_pages_are_limited_like_any_request_and_never_deferred(any_server, ask):
+    clock, everything = ManualClock(START), {**REPORTS, "match": {}, "limit": "2 per minute"}
+    with limiter(any_server, everything, clock=clock) as engine:
+        location = deferred(ask, engine)
+        assert ask(engine, location, method="POST").status == 429
+        clock.advance(60)
+        answers = [ask(engine, location, method="GET") for _ in range(3)]
+        assert [(answer.status, answer.rate[1]) for answer in answers] == [(200, "1"), (200, "0"), (429, "0")]
+        assert length(engine) == 1
+
+
+@EACH_SHELL
+def test_a_status_page_returns_the_concurrent_place_that_it_took(any_server, ask):
+    with limiter(any_server, {"name": "busy", "limit": "1 concurrent"}) as engine:
         location = deferred(ask, engine)
         assert [ask(engine, location, method="GET").status for _ in range(3)] == [200] * 3
-        assert length(engine) == 1
 
 
 def test_the_location_is_below_what_the_app_is_mounted_at(engine):
