@@ -286,7 +286,7 @@ class ListStatus(NamedTuple):
 
 
 class ListsDecision(NamedTuple):
-    """The decision on several lists of entries.
+    """The decision on several lists of entries. It is true if the request is allowed.
 
     Attributes:
         decision: The decision on the whole request. Its `policies` are the counters that were asked.
@@ -301,9 +301,12 @@ class ListsDecision(NamedTuple):
         """True if the request may pass."""
         return self.decision.allowed
 
+    def __bool__(self) -> bool:
+        return self.decision.allowed
+
 
 class Decision(NamedTuple):
-    """The decision on one request. All times are in seconds, as floats.
+    """The decision on one request. It is true if the request is allowed. All times are in seconds, as floats.
 
     If no rule applies, or if the store is unavailable, `rule`, `limit`, `remaining` and `used` are None.
 
@@ -339,3 +342,6 @@ class Decision(NamedTuple):
     banned: bool = False
     reason: str | None = None
     used: int | None = None
+
+    def __bool__(self) -> bool:
+        return self.allowed

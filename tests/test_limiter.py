@@ -107,6 +107,17 @@ class TestCheck:
         assert [call(limiter, "check", CLIENT).used for _ in range(4)] == used
         assert call(limiter, "peek", {"ip": "192.0.2.77"}).used == 0
 
+    @pytest.mark.parametrize("method", ["check", "peek", "acquire"])
+    def test_is_true_if_it_allows(self, call, method):
+        limiter = engine(
+            rule("1 per minute"), descriptors=[{"key": "a", "rate_limit": {"unit": "day", "requests_per_unit": 1}}]
+        )
+        options = {"timeout": 0} if method == "acquire" else {}
+        assert call(limiter, method, CLIENT, **options)
+        call(limiter, "check", CLIENT)
+        assert not call(limiter, method, CLIENT, **options)
+        assert [bool(call(limiter, "check_lists", "shop", [[("a", "b")]])) for _ in range(2)] == [True, False]
+
     def test_a_denial_for_ever_says_so(self, call):
         assert call(engine(rule("0 per minute")), "check", CLIENT).retry_after == math.inf
 

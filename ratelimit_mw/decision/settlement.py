@@ -113,19 +113,37 @@ class Account:
         )
         """Whether the charges depend on the response."""
 
-    def more(self, amount: int) -> list[Move]:
-        """Return the moves that charge `amount` more to each counter."""
+    def more(self, amount: int, charged: set[str]) -> list[Move]:
+        """Return the moves that charge `amount` more to each counter, except those whose keys are in `charged`.
+
+        Their keys are added to it: a request may have several accounts, and the same counter in two of them.
+        """
         with self._lock:
-            takers = [taken for taken in self._taken if not taken.closed]
+            takers = [taken for taken in self._taken if not taken.closed and taken.ask.key not in charged]
             for taken in takers:
+                charged.add(taken.ask.key)
                 self._note(taken, amount)
         asks = [taken.ask._replace(cost=amount) for taken in takers]
         return [Move(asks, None, takers)] if amount and asks else []
 
-    def back(self, amount: int | None) -> list[Move]:
-        """Return the moves that refund `amount` to each counter; None refunds everything."""
+    def back(self, amount: int | None, left: dict[str, int] | None = None) -> list[Move]:
+        """Return the moves that refund `amount` to each counter; None refunds everything.
+
+        Args:
+            amount: How much to refund.
+            left: How much of `amount` is left by the key of the counter, if other accounts of the same request have
+                refunded some of it. What this account refunds is subtracted.
+        """
+        left = {} if left is None else left
+        wanted: list[tuple[_Taken, int]] = []
         with self._lock:
-            return self._returns([(taken, taken.amount if amount is None else amount) for taken in self._taken])
+            for taken in self._taken:
+                back = taken.amount
+                if amount is not None:
+                    back = min(back, left.setdefault(taken.ask.key, amount))
+                    left[taken.ask.key] -= back
+                wanted.append((taken, back))
+            return self._returns(wanted)
 
     def charged(self, move: Move, at: int) -> None:
         """Record that the store has charged `move` at its time `at`."""

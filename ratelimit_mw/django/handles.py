@@ -46,7 +46,7 @@ class UnlimitedHandle(BlockingHandle):
         super().__init__(Verdict((), None), nothing, nothing, nothing)
 
     def _more(self, amount: Any) -> Any:  # noqa: ARG002 - nothing is charged
-        return None, ()
+        return ()
 
     _back = _more
 

@@ -54,7 +54,7 @@ def text_of_key(key: object) -> str:
 
 
 class Enforced(NamedTuple):
-    """The result of a rule that the app has asked for by name.
+    """The result of a rule that the app has asked for by name. It is true if the rule allows the request.
 
     Attributes:
         decision: The decision of the rule.
@@ -63,6 +63,9 @@ class Enforced(NamedTuple):
 
     decision: Decision
     denial: DenialResponse[str] | None
+
+    def __bool__(self) -> bool:
+        return self.decision.allowed
 
 
 class RequestHandle:
@@ -74,7 +77,7 @@ class RequestHandle:
     stays charged. No method changes the places in flight (`N concurrent`).
     """
 
-    __slots__ = ("_limiter", "_request", "_rules", "_verdict", "reported")
+    __slots__ = ("_by_name", "_limiter", "_request", "_rules", "_verdict", "reported")
 
     if TYPE_CHECKING:  # the fields of Decision, which `__getattr__` returns
         allowed: bool
@@ -96,6 +99,7 @@ class RequestHandle:
         self._limiter = limiter
         self._request = request
         self._rules = rules
+        self._by_name: tuple[Verdict, ...] = ()  # those of rules that the app has asked for, if they allow the request
         self.reported = verdict
         """The verdict whose limit the headers of the response show."""
 
@@ -121,16 +125,21 @@ class RequestHandle:
     async def acharge(self, amount: int = 1) -> None:
         """Charge each counter of this request more, even above its limit.
 
+        The counters are those of all rules that have charged the request, also of those that the app asked for.
+
         Args:
             amount: How much to charge. A whole number from 0 on.
 
         Raises:
             ValueError: The amount is negative.
         """
-        await Settlement.asettle(*self._more(amount))
+        for account, moves in self._more(amount):
+            await Settlement.asettle(account, moves)
 
     async def arefund(self, amount: int | None = None) -> None:
         """Refund what this request took from each of its counters, at most all of it.
+
+        The counters are those of all rules that have charged the request, also of those that the app asked for.
 
         Args:
             amount: How much to refund. A whole number from 0 on; None refunds everything.
@@ -138,7 +147,8 @@ class RequestHandle:
         Raises:
             ValueError: The amount is negative.
         """
-        await Settlement.asettle(*self._back(amount))
+        for account, moves in self._back(amount):
+            await Settlement.asettle(account, moves)
 
     async def acheck(
         self, rule: str | InlineLimit, cost: int = 1, *, key: Key = UNSET, limit: str | None = None
@@ -208,16 +218,24 @@ class RequestHandle:
             raise TypeError(f"limit takes a text such as '5 per minute', not {limit!r}")
         return NamedRule(name, None if key is UNSET else text_of_key(key), limit)
 
-    def _more(self, amount: int) -> tuple[Account, Sequence[Move]]:
-        account = self._limiter.engine.settlement.account(self._verdict)
-        return account, account.more(whole(amount))
+    def _accounts(self) -> list[Account]:
+        """The accounts of this request, the latest first."""
+        settlement = self._limiter.engine.settlement
+        return [settlement.account(verdict) for verdict in (*reversed(self._by_name), self._verdict)]
 
-    def _back(self, amount: int | None) -> tuple[Account, Sequence[Move]]:
-        account = self._limiter.engine.settlement.account(self._verdict)
-        return account, account.back(None if amount is None else whole(amount))
+    def _more(self, amount: int) -> list[tuple[Account, Sequence[Move]]]:
+        charged: set[str] = set()
+        return [(account, account.more(whole(amount), charged)) for account in self._accounts()]
+
+    def _back(self, amount: int | None) -> list[tuple[Account, Sequence[Move]]]:
+        left: dict[str, int] = {}
+        most = None if amount is None else whole(amount)
+        return [(account, account.back(most, left)) for account in self._accounts()]
 
     def _checked(self, verdict: Verdict) -> Decision:
-        if not verdict.allowed:
+        if verdict.allowed:
+            self._by_name += (verdict,)
+        else:
             self._limiter.engine.report(verdict, self._rules, self._request)
         return verdict.decision
 
@@ -234,6 +252,9 @@ class RequestHandle:
         if name.startswith("_"):  # copy and pickle look up attributes before __init__ has run
             raise AttributeError(name)
         return getattr(self.decision, name)
+
+    def __bool__(self) -> bool:
+        return self.decision.allowed
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *Decision._fields]
@@ -267,11 +288,13 @@ class BlockingHandle(RequestHandle):
 
     def charge(self, amount: int = 1) -> None:
         """See `AsyncHandle.charge`."""
-        Settlement.settle(*self._more(amount))
+        for account, moves in self._more(amount):
+            Settlement.settle(account, moves)
 
     def refund(self, amount: int | None = None) -> None:
         """See `AsyncHandle.refund`."""
-        Settlement.settle(*self._back(amount))
+        for account, moves in self._back(amount):
+            Settlement.settle(account, moves)
 
     def check(self, rule: str | InlineLimit, cost: int = 1, *, key: Key = UNSET, limit: str | None = None) -> Decision:
         """See `AsyncHandle.check`."""

@@ -318,3 +318,83 @@ def test_each_of_two_limits_of_the_app_is_a_policy_of_its_own(storage, clock):
         app.wsgi_app = RateLimitMiddleware(app.wsgi_app, limiter=limiter)
         answer = app.test_client().get("/")
     assert answer.headers["RateLimit-Policy"] == '"mail per day";q=9;w=86400, "mail per hour";q=8;w=3600'
+
+
+FREE = {**RULES, "rules": [{"name": "all", "by": "ip", "limit": "9 per minute"}, *RULES["rules"]]}
+
+
+@pytest.fixture
+def inside(storage, clock):
+    """Calls a function with the handle inside a view of Flask, under a rule of 9 a minute, and returns its result."""
+    with RateLimiter(FREE, storage=storage, clock=clock) as limiter:
+        found = []
+        app = Flask("named", root_path="/")
+        app.testing = True
+        app.add_url_rule("/", "index", lambda: found.append(request.environ["test.do"](handle())) or "")
+        app.wsgi_app = RateLimitMiddleware(app.wsgi_app, limiter=limiter)
+
+        def handle():
+            return request.environ["ratelimit.decision"]
+
+        def call(function):
+            app.test_client().get("/", environ_overrides={"test.do": function})
+            return found.pop()
+
+        yield call
+
+
+def test_a_refund_also_returns_what_rules_by_name_have_charged(inside):
+    def ask_and_refund(handle):
+        allowed = bool(handle.enforce("login"))
+        handle.refund()
+        return allowed
+
+    assert [inside(ask_and_refund) for _ in range(5)] == [True] * 5
+    assert inside(lambda handle: handle.check("login").remaining) == 1
+
+
+def test_a_charge_also_charges_rules_by_name(inside):
+    def ask_and_charge(handle):
+        allowed = bool(handle.enforce("login"))
+        handle.charge(1)
+        return allowed
+
+    assert [inside(ask_and_charge) for _ in range(2)] == [True, False]
+
+
+@pytest.mark.parametrize("amount", [1, 2, 5])
+def test_a_counter_that_a_request_asked_twice_is_refunded_once(inside, amount):
+    def twice(handle):
+        assert handle.check("login")
+        assert handle.check("login")
+        handle.refund(amount)
+        return handle.check("login", cost=0).remaining
+
+    assert inside(twice) == min(amount, 2)
+
+
+def test_a_counter_that_a_request_asked_twice_is_charged_once_more(inside):
+    def twice(handle):
+        assert handle.check("late")
+        handle.enforce("late", limit="8 per minute")
+        handle.charge(3)
+        return handle.check("late", cost=0, limit="8 per minute").remaining
+
+    assert inside(twice) == 3
+
+
+def test_what_a_rule_by_name_denied_is_not_refunded(inside):
+    for _ in range(2):
+        assert inside(lambda handle: handle.check("login"))
+
+    def denied(handle):
+        assert not handle.check("login")
+        handle.refund()
+        return handle.check("login")
+
+    assert not inside(denied)
+
+
+def test_a_handle_and_what_it_enforced_are_true_if_they_allow(inside):
+    seen = [inside(lambda handle: (bool(handle), bool(handle.enforce("login")))) for _ in range(3)]
+    assert seen == [(True, True), (True, True), (True, False)]
