@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
+from ratelimit_mw.identity.identifier import choices_of
 from ratelimit_mw.rules.compiled import CompiledRule, Matching
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.rules.path_templates import TYPES, Segment, Template, TemplateParts, cleaned, matcher, parts_of
@@ -128,8 +129,8 @@ def _takes(match: Matching, method: str) -> bool:
 
 def _depends(rule: CompiledRule) -> bool:
     """Return True if it depends on more than path and method that the rule has a counter for a request."""
-    alternatives = {name.strip() for entry in rule.by for name in entry.split("|")}
-    return bool(rule.match.exact or rule.match.networks) or not alternatives & _ALWAYS_THERE
+    choices = [names for entry in rule.by for names in choices_of(entry)]
+    return bool(rule.match.exact or rule.match.networks) or not any(_ALWAYS_THERE.issuperset(each) for each in choices)
 
 
 def _spelled(route: Template, path: str) -> str:

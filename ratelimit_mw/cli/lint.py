@@ -20,7 +20,7 @@ from ratelimit_mw.config.words.rule import RULE
 from ratelimit_mw.config.words.selection import EXEMPT, NAME, REPLACES, SHADOW
 from ratelimit_mw.errors import Problem
 from ratelimit_mw.identity.attributes import canonical_name
-from ratelimit_mw.identity.identifier import attributes_of
+from ratelimit_mw.identity.identifier import attributes_of, choices_of
 from ratelimit_mw.model import Quota
 from ratelimit_mw.rules.compiled import CompiledRule, Matching
 from ratelimit_mw.rules.path_templates import Segment, Template, TemplateParts, cleaned, matcher, parts_of
@@ -142,7 +142,7 @@ _ANY_ONE = Segment(("", ""), ("str",))
 _CLAIM = "header:authorization"
 """The header in which a client claims to be a user, before the app has verified it."""
 
-_ALWAYS_THERE = ("global", "ip")
+_ALWAYS_THERE = {"global", "ip"}
 _ESCAPED = re.compile("%[0-9A-Fa-f]{2}")
 
 
@@ -249,7 +249,7 @@ class _Lint:
         for index, entry in enumerate(section[BY]):
             lost = [part for part in attributes_of(entry) if part == "tier" and part in absent]
             lost += [part for part in attributes_of(entry) if part.startswith("path:") and not rule.match.templates]
-            if lost and "|" not in entry:
+            if lost and len(choices_of(entry)) == 1:
                 why = "client.tier is not set" if lost[0] == "tier" else "only a rule with match.path has parameters"
                 place = self._sections[rule.rank].place("by", index)
                 self.warnings.add(place, f"counts by {lost[0]}, but {why}: no request is counted")
@@ -257,7 +257,7 @@ class _Lint:
     def _claimed(self, rule: CompiledRule) -> None:
         """Warn about a claim that takes the place of the address, unless a rule counts the same requests by address."""
         for index, entry in enumerate(rule.by):
-            *choices, last = [{canonical_name(part) for part in choice.split("+")} for choice in entry.split("|")]
+            *choices, last = [set(map(canonical_name, names)) for names in choices_of(entry)]
             claims = sorted(self._claims & set().union(*choices)) if "ip" in last else []
             if claims and not any(covers(other.match, rule.match) for other in self._by_address):
                 self.warnings.add(
@@ -322,7 +322,7 @@ def _wider(ours: str, theirs: str, wider: CompiledRule, rule: CompiledRule) -> b
 
     `ours` is an entry of `wider.by`, and `theirs` an entry of `rule.by`.
     """
-    own, other = ({canonical_name(part) for part in attributes_of(entry)} for entry in (ours, theirs))
+    own, other = (set(map(canonical_name, attributes_of(entry))) for entry in (ours, theirs))
     by_template = any(name == "route" or name.startswith("path:") for name in own)
     if by_template and wider.match.templates != rule.match.templates:
         return False  # `route` and `path:N` depend on the templates of the rule
@@ -333,7 +333,7 @@ def _wider(ours: str, theirs: str, wider: CompiledRule, rule: CompiledRule) -> b
 
 def _identified(replacing: CompiledRule, rule: CompiledRule) -> bool:
     """Return True if `replacing` has a counter whenever `rule` has one."""
-    return any(choice.strip() in _ALWAYS_THERE for entry in replacing.by for choice in entry.split("|")) or all(
+    return any(_ALWAYS_THERE.issuperset(names) for entry in replacing.by for names in choices_of(entry)) or all(
         any(_wider(ours, theirs, replacing, rule) for ours in replacing.by) for theirs in rule.by
     )
 

@@ -29,7 +29,7 @@ from ratelimit_mw.config.words.selection import (
 from ratelimit_mw.config.words.storage import OBSERVE, RELOAD, STORAGE
 from ratelimit_mw.config.words.throttle import THROTTLE
 from ratelimit_mw.envoy.words import DESCRIPTORS, ENTRIES, compile_descriptors
-from ratelimit_mw.identity.identifier import attributes_of
+from ratelimit_mw.identity.identifier import choices_of
 from ratelimit_mw.model import Rule
 from ratelimit_mw.rules.compiled import CompiledRule, blocks_and_exemptions, priority_rules
 from ratelimit_mw.rules.ruleset import RuleSet
@@ -131,7 +131,8 @@ def compile_file(
                 made = replace(made, sample=sample_of(domain, rule))
         compiled.append(made)
         _warn_of_missing_tier(rule, client, warnings)
-        _warn_of_missing_user(rule, client, without_user)
+        if made.identifiers:  # otherwise `by` may be a text that cannot be read
+            _warn_of_missing_user(rule, client, without_user)
         _warn_of_ineffective_throttle(rule, made, warnings)
     _warn_of_unread_header(file, client, warnings)
     exempt = tuple([compile_match(entry, attributes, problems) for entry in file[EXEMPT]])
@@ -188,7 +189,7 @@ def _warn_of_missing_tier(rule: Values, client: ClientSettings, warnings: Proble
 def _warn_of_missing_user(rule: Values, client: ClientSettings, warnings: Problems) -> None:
     """Warn about a rule by user if no source for the user is set. Only some middlewares need one."""
     for index, entry in enumerate(rule[BY]):
-        if client.user is None and "|" not in entry and "user" in attributes_of(entry):
+        if client.user is None and all("user" in names for names in choices_of(entry)):
             message = "counts by user, but client.user is not set: only Django's middleware knows the user"
             warnings.add(rule.place("by", index), message)
 

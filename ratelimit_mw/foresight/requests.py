@@ -15,6 +15,7 @@ from ratelimit_mw.foresight.logs.entry import LogEntry, from_wire
 from ratelimit_mw.identity.address import UNKNOWN_ADDRESS
 from ratelimit_mw.identity.attributes import canonical_name
 from ratelimit_mw.identity.http_request import AsgiRequest
+from ratelimit_mw.identity.identifier import choices_of
 from ratelimit_mw.model import Charge
 from ratelimit_mw.rules.compiled import CompiledRule
 from ratelimit_mw.rules.domains import Rules
@@ -277,7 +278,7 @@ def _gaps_of_by(rule: CompiledRule, begins: str, absent: Callable[[str], bool]) 
     usable = 0
     gaps: list[Gap] = []
     for entry in rule.by:
-        choices = [[part.strip() for part in choice.split("+")] for choice in entry.split("|")]
+        choices = choices_of(entry)
         lacking = [[part for part in parts if absent(part)] for parts in choices]
         missing = list(dict.fromkeys(part for parts in lacking for part in parts))
         if all(lacking):

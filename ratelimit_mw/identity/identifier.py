@@ -5,11 +5,13 @@ An identity is compiled from one entry of `by`. Each part names its attribute, s
 of attributes that are not secret (`_NOT_SECRET`) are written as they are.
 """
 
+import itertools
 import re
 from collections.abc import Callable
 from functools import partial
 from urllib.parse import quote
 
+from ratelimit_mw.errors import quoted
 from ratelimit_mw.identity.address import UNKNOWN_ADDRESS
 from ratelimit_mw.identity.attributes import Absence, Attributes, canonical_name
 from ratelimit_mw.identity.fields import BY_ADDRESS
@@ -51,20 +53,16 @@ _PRESENT = ("ip", "global", "method", "path", "host", "route", CONNECTION, "user
 
 
 def identifier(by: str, attributes: Attributes) -> Identifier:
-    """Compile one entry of `by`: an attribute, "a+b" for the pair, or "a|b" for the first that is present.
+    """Compile one entry of `by`: an attribute, "a+b" for the pair, "a|b" for the first that is present, or "(a|b)+c".
 
-    `+` binds tighter than `|`. Rules with the same entry share one function. Raises ValueError, with a message for
-    the user, if an entry is incomplete or names an unknown attribute.
+    Rules with the same entry share one function. Raises ValueError, with a message for the user, if an entry cannot be
+    read or names an unknown attribute.
     """
     cached = attributes.identifiers.get(by)
-    if cached is not None:
-        return cached
-    choices = [[part.strip() for part in choice.split("+")] for choice in by.split("|")]
-    if not all(part for parts in choices for part in parts):
-        raise ValueError(f"{by!r} has nothing on one side of a + or a |; write it as ip+user or user|ip")
-    compiled = _first_present([_joined([_part(name, attributes) for name in parts]) for parts in choices])
-    attributes.identifiers[by] = compiled
-    return compiled
+    if cached is None:
+        parts = [[_part(name, attributes) for name in names] for names in choices_of(by)]
+        cached = attributes.identifiers[by] = _first_present([_joined(each) for each in parts])
+    return cached
 
 
 def identifiers(by: tuple[str, ...], attributes: Attributes) -> tuple[Identifier, ...]:
@@ -80,8 +78,9 @@ def identifiers(by: tuple[str, ...], attributes: Attributes) -> tuple[Identifier
 
 def _may_be_absent(entry: str) -> bool:
     """Whether requests may lack what an entry counts by. An absent user is noticed by the reader of the user."""
-    choices = [[canonical_name(name) for name in attributes_of(choice)] for choice in entry.split("|")]
-    return all(any(name.partition(":")[0] not in _PRESENT for name in names) for names in choices)
+    return all(
+        any(canonical_name(name).partition(":")[0] not in _PRESENT for name in names) for names in choices_of(entry)
+    )
 
 
 def _noticing_absence(made: list[Identifier], by: tuple[str, ...], attributes: Attributes) -> list[Identifier]:
@@ -101,8 +100,72 @@ def _noticing_absence(made: list[Identifier], by: tuple[str, ...], attributes: A
 
 
 def attributes_of(by: str) -> list[str]:
-    """Return the names of the attributes in one entry of `by`."""
-    return [part.strip() for choice in by.split("|") for part in choice.split("+")]
+    """Return the names of the attributes in one entry of `by`, which need not be valid."""
+    return [token.strip() for token in _TOKEN.findall(by) if token.strip() not in _SYMBOLS]
+
+
+def choices_of(by: str) -> list[list[str]]:
+    """Return the choices of one entry of `by`, each with the names that it joins. "(user|ip)+path" has two.
+
+    The first choice of which all attributes are present is counted.
+
+    Raises ValueError, with a message for the user, if the entry cannot be read.
+    """
+    tokens = [token.strip() for token in reversed(_TOKEN.findall(by)) if token.strip()]
+    choices, _ = _choices(tokens, by)
+    if tokens:
+        raise ValueError(f"{quoted(by)} has a parenthesis without its counterpart")
+    return choices
+
+
+_TOKEN = re.compile(r"[()+|]|[^()+|]+")
+_SYMBOLS = ("", "(", ")", "+", "|")
+_MOST_CHOICES = 64
+
+
+def _choices(tokens: list[str], by: str) -> tuple[list[list[str]], str]:
+    """Take parts and the operators between them from the end of `tokens`. Return their choices and their text.
+
+    Without parentheses, all operators must be the same: readers disagree about which of two binds tighter.
+    """
+    choices, text = _taken(tokens, by)
+    texts, operators = [text], list[str]()
+    while tokens and tokens[-1] in ("+", "|"):
+        operators.append(tokens.pop())
+        more, text = _taken(tokens, by)
+        texts.append(text)
+        choices = [*choices, *more] if operators[-1] == "|" else [[*one, *other] for one in choices for other in more]
+        if len(choices) > _MOST_CHOICES:
+            raise ValueError(f"{quoted(by)} has more than {_MOST_CHOICES} choices")
+    if len(set(operators)) > 1:
+        one, other = (_grouped(texts, operators, tighter) for tighter in "|+")
+        raise ValueError(f"{quoted(by)} can be read in two ways (write {one} or {other})")
+    return choices, "".join(itertools.chain(*itertools.zip_longest(texts, operators, fillvalue="")))
+
+
+def _taken(tokens: list[str], by: str) -> tuple[list[list[str]], str]:
+    """Take one name, or one pair of parentheses."""
+    word = tokens.pop() if tokens else ""
+    if word == "(":
+        choices, text = _choices(tokens, by)
+        if not tokens or tokens.pop() != ")":
+            raise ValueError(f"{quoted(by)} has a parenthesis without its counterpart")
+        return choices, f"({text})"
+    if word in _SYMBOLS:
+        raise ValueError(f"an attribute is missing in {quoted(by)} (for example ip+user, user|ip or global)")
+    return [[word]], word
+
+
+def _grouped(texts: list[str], operators: list[str], tighter: str) -> str:
+    """Return the text with parentheses around what the operator `tighter` joins."""
+    groups = [[texts[0]]]
+    for operator, text in zip(operators, texts[1:], strict=True):
+        if operator == tighter:
+            groups[-1].append(text)
+        else:
+            groups.append([text])
+    written = [f"({tighter.join(group)})" if len(group) > 1 else group[0] for group in groups]
+    return ("+" if tighter == "|" else "|").join(written)
 
 
 def _joined(parts: list[Identifier]) -> Identifier:

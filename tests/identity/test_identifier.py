@@ -43,7 +43,10 @@ TEXTS = [
     pytest.param("user|ip", f"user={HASH}", id="the first"),
     pytest.param("shop|ip", r"ip=192\.0\.2\.9", id="the second, where the first is absent"),
     pytest.param("shop|cookie:s", None, id="neither"),
-    pytest.param("shop+ip|tier", "tier=gold", id="plus binds tighter"),
+    pytest.param("(shop+ip)|tier", "tier=gold", id="the second, where the first lacks a part"),
+    pytest.param("(user|ip)+method", rf"user={HASH}\+method=GET", id="a group, and another attribute"),
+    pytest.param("(shop|ip)+(cookie:s|tier)", r"ip=192\.0\.2\.9\+tier=gold", id="two groups"),
+    pytest.param("((shop)|(ip))", r"ip=192\.0\.2\.9", id="parentheses that change nothing"),
 ]
 
 
@@ -67,11 +70,29 @@ def test_a_parameter_given_by_hand():
 @pytest.mark.parametrize(
     ("by", "message"),
     [
-        pytest.param("", "nothing on one side", id="empty"),
-        pytest.param("ip+", "nothing on one side", id="nothing after a plus"),
-        pytest.param("|ip", "nothing on one side", id="nothing before a bar"),
-        pytest.param("ip||user", "nothing on one side", id="nothing between"),
+        pytest.param("", "an attribute is missing in", id="empty"),
+        pytest.param("ip+", "an attribute is missing in", id="nothing after a plus"),
+        pytest.param("|ip", "an attribute is missing in", id="nothing before a bar"),
+        pytest.param("ip||user", "an attribute is missing in", id="nothing between"),
         pytest.param("ip+usr", "can't count by 'usr'; known: global, route, remote_address", id="a typo"),
+        pytest.param(
+            "user|ip+path",
+            r"'user|ip\+path' can be read in two ways \(write \(user\|ip\)\+path or user\|\(ip\+path\)",
+            id="two readings",
+        ),
+        pytest.param(
+            "host + (ip|user+path) | tier",
+            r"write \(ip\|user\)\+path or ip\|\(user\+path\)",
+            id="two readings in a group",
+        ),
+        pytest.param(
+            "(a|b)+c|d+e", r"write \(a\|b\)\+\(c\|d\)\+e or \(\(a\|b\)\+c\)\|\(d\+e\)", id="two readings of groups"
+        ),
+        pytest.param("(ip", "a parenthesis without its counterpart", id="a group that is not closed"),
+        pytest.param("ip)", "a parenthesis without its counterpart", id="a group that is not opened"),
+        pytest.param("()", "an attribute is missing in", id="an empty group"),
+        pytest.param("ip(user)", "a parenthesis without its counterpart", id="no operator before a group"),
+        pytest.param("+".join(["(ip|user)"] * 9), "more than 64 choices", id="too many choices"),
         pytest.param("header:", "can't count by", id="a header without a name"),
         pytest.param("scope:user", "can't count by", id="a source is no attribute"),
     ],
@@ -96,7 +117,7 @@ def test_an_unknown_address_is_a_last_resort():
     known = attributes(user="header:Authorization")
     assert identity("ip|user", request, known) == identity("user", request, known)
     assert identity("ip|user", asgi(peer=None), known) == "ip=?"
-    assert identity("ip+method|ip", asgi(peer=None), known) == "ip=?+method=GET"
+    assert identity("(ip+method)|ip", asgi(peer=None), known) == "ip=?+method=GET"
 
 
 def test_a_user_named_like_an_address_is_another():

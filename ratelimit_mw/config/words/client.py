@@ -15,7 +15,7 @@ from ratelimit_mw.config.word import Section, Values, Word, section_word
 from ratelimit_mw.errors import nearest, quoted
 from ratelimit_mw.identity import sources
 from ratelimit_mw.identity.attributes import Attributes
-from ratelimit_mw.identity.identifier import CONNECTION, Identifier, attributes_of, identifiers
+from ratelimit_mw.identity.identifier import CONNECTION, Identifier, attributes_of, choices_of, identifiers
 from ratelimit_mw.rules.path_templates import Template, parts_of
 from ratelimit_mw.settings import ClientSettings
 
@@ -149,11 +149,12 @@ def _validate_by(rule: Values, problems: Problems) -> None:
 
 def _faults(entry: str, templates: tuple[Template, ...], attributes: Attributes) -> list[tuple[str, str]]:
     """Return (message, hint) for each fault of one entry of `by`."""
+    try:
+        choices_of(entry)
+    except ValueError as error:
+        return [(str(error), "")]
     found: list[tuple[str, str]] = []
     for part in attributes_of(entry):
-        if not part:
-            hint = "for example ip+user, user|ip or global" if entry.strip() else "for example ip, user or global"
-            return [(f"an attribute is missing in {quoted(entry)}", hint)]
         if part == "route" and not templates:
             message = "'route' is the path template that matched, but this rule has no match.path"
             found.append((message, "add match.path, or use path"))
@@ -202,7 +203,7 @@ BY = kinds.several(
     "by",
     kinds.read_text,
     f"What the rule counts by: {', '.join(BY_VALUES)} or an attribute of the file. a+b counts by the pair, a|b by the"
-    " first that is present. A list has one counter for each of its items.",
+    " first that is present. Parentheses group: (user|ip)+path. A list has one counter for each of its items.",
     default=("ip",),
     shown_default="ip",
     compared=True,
