@@ -7,15 +7,13 @@ has its module behind it:
     Exception
     ├── ValueError
     │   ├── ConfigurationError      public: the rules cannot be used
-    │   ├── Invalid                 a value of the rules file cannot be used (config.tree)
     │   ├── BadRequest              the body of a request to the service cannot be used (service.checks)
     │   ├── BodyTooLong             the body of a request to the service is too long (service.api)
     │   ├── UnknownFormat           the format of a log is not known (foresight.logs.formats)
     │   ├── WindowTooLong           the times of a log are too far apart for the curve (foresight.what_if.exact)
     │   ├── UnsuitableLog           nothing can be proposed for a log (foresight.suggest.traffic)
-    │   └── _Hinted                 a text cannot be read
-    │       ├── DurationError       a text is not a duration
-    │       └── TemplateError       a text is not a path template
+    │   └── Invalid                 a text or a value of the rules file cannot be used
+    │       └── Faults              as above, with several reasons, and what can be used of it (config.tree)
     ├── StoreUnavailable            public: the store does not answer within the deadline
     │   ├── NoAnswer                there is no answer at all, or no connection
     │   ├── Late                    one request has no answer, others have
@@ -199,20 +197,12 @@ class ErrorReply(Exception):
     """Redis answered with an error. The text is the server's."""
 
 
-class _Hinted(ValueError):
-    """A text cannot be read. `hint` says what would be right; it is "" if nothing is near."""
+class Invalid(ValueError):
+    """A text or a value cannot be used. `hint` says what would be right; it is "" if nothing is near."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
         self.hint = hint
-
-
-class DurationError(_Hinted):
-    """A text is not a duration."""
-
-
-class TemplateError(_Hinted):
-    """A text is not a path template."""
 
 
 class NotSent(Exception):

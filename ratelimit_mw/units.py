@@ -9,7 +9,7 @@ This module is internal: its names may change in any release.
 import math
 import re
 
-from ratelimit_mw.errors import DurationError, quoted
+from ratelimit_mw.errors import Invalid, quoted
 
 MILLISECOND = 1_000
 SECOND = 1_000_000
@@ -60,17 +60,17 @@ def parse_duration(text: str) -> int:
         text: The duration, such as "100ms", "1.5 seconds", "2 hours" or "minute".
 
     Raises:
-        DurationError: The text is not a duration, or the duration is zero.
+        Invalid: The text is not a duration, or the duration is zero.
     """
     match = _DURATION.fullmatch(text)
     if match is None:
-        raise DurationError(f"{quoted(text.strip())} is not a duration", DURATION_FORM)
+        raise Invalid(f"{quoted(text.strip())} is not a duration", DURATION_FORM)
     whole, fraction, word = match.groups()
     unit = unit_of(word)
     if whole is None:
         return unit
     if len(whole) > LONGEST_NUMBER:
-        raise DurationError(f"the number {quoted(whole)} is too large", "at most 1000000000")
+        raise Invalid(f"the number {quoted(whole)} is too large", "at most 1000000000")
     duration = int(whole) * unit
     if fraction is not None:
         from decimal import Decimal  # few durations need it
@@ -78,12 +78,12 @@ def parse_duration(text: str) -> int:
         # A fraction of a microsecond is rounded up, so that a window is never shorter than the file says.
         duration = math.ceil(Decimal(f"{whole}.{fraction}") * unit)
     if not duration:
-        raise DurationError("the duration is zero", "the number before the unit must be above 0")
+        raise Invalid("the duration is zero", "the number before the unit must be above 0")
     return duration
 
 
 def unit_of(word: str) -> int:
-    """Return a unit in microseconds. It may be a full name, an abbreviation or a plural. Raises `DurationError`."""
+    """Return a unit in microseconds. It may be a full name, an abbreviation or a plural. Raises `Invalid`."""
     lower = word.lower()
     name = next(
         (name for form in (lower, lower.removesuffix("s")) if (name := SHORT_UNITS.get(form, form)) in UNITS), ""
@@ -93,7 +93,7 @@ def unit_of(word: str) -> int:
 
         near = get_close_matches(lower.removesuffix("s"), UNITS, n=1)
         hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(UNITS)}"
-        raise DurationError(f"{quoted(word)} is not a unit of time", hint)
+        raise Invalid(f"{quoted(word)} is not a unit of time", hint)
     return UNITS[name]
 
 

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from ratelimit_mw.errors import TemplateError
+from ratelimit_mw.errors import Invalid
 from ratelimit_mw.http.limits_in_code import RULES_OF_VIEW
 from ratelimit_mw.http.views import rules_of_throttles
 from ratelimit_mw.identity.path_forms import apps_inside
@@ -117,12 +117,12 @@ def _parsed(text: str) -> tuple[Template, bool]:
     text = re.sub(r"\{\w+", lambda _: f"{{p{next(numbers)}", text) or "/"  # a name may be there twice
     try:
         return parse(text), True
-    except TemplateError:
+    except Invalid:
         pieces = text.split("/")[1:]
     for kept in range(len(pieces) - 1, 0, -1):
         try:
             return parse("/" + "/".join(pieces[:kept]) + "/*"), False
-        except TemplateError:
+        except Invalid:
             continue
     return parse("/*"), False
 

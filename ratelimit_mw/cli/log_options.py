@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 from ratelimit_mw.cli.common import Exit, fail, fail_with
-from ratelimit_mw.errors import ConfigurationError, StoreUnavailable, TemplateError
+from ratelimit_mw.errors import ConfigurationError, Invalid, StoreUnavailable
 from ratelimit_mw.foresight.logs.formats import WORDS, UnknownFormat
 from ratelimit_mw.foresight.logs.inputs import STANDARD_INPUT
 from ratelimit_mw.foresight.logs.times import any_time
@@ -66,7 +66,7 @@ def errors_shown() -> Iterator[None]:
         fail(_printable(error), Exit.USAGE if error.usage else Exit.PROBLEMS)
     except UnsuitableLog as error:
         fail(_printable(error), Exit.PROBLEMS)
-    except TemplateError as error:
+    except Invalid as error:
         fail(f"--match: {error}", Exit.USAGE)
     except ValueError as error:
         fail(str(error), Exit.USAGE)

@@ -27,7 +27,7 @@ from ratelimit_mw.config.words.limit import (
 from ratelimit_mw.config.words.overrides import override_counters
 from ratelimit_mw.config.words.rule import RULE, compile_counters, compile_rule, validate_rule
 from ratelimit_mw.config.words.selection import NAME
-from ratelimit_mw.errors import ConfigurationError, DurationError, Problem, nearest, quoted
+from ratelimit_mw.errors import ConfigurationError, Invalid, Problem, nearest, quoted
 from ratelimit_mw.identity.attributes import Attributes
 from ratelimit_mw.identity.identifier import attributes_of
 from ratelimit_mw.model import NEVER, Quota, Rule
@@ -72,11 +72,7 @@ def with_function(
         message = f"{rule[ALGORITHM]} counts requests in flight; a function returns limits per time"
         problems.add(rule.place("limit"), message, "use another algorithm")
         return made
-    try:
-        read = attributes.source(source)
-    except ValueError as error:
-        problems.add(rule.place("limit"), str(error))
-        return made
+    read = attributes.source(source)
     function = LimitFunction(rule[NAME], source, read, compiler, made.limits, deny=made.rule.on_error == "deny")
     # How many limits a text has is known only later.
     return replace(made, rule=replace(made.rule, several=True), keys=(), limits=(), read_limit=function)
@@ -187,7 +183,7 @@ def reads_as_limit(text: str) -> bool:
     """
     try:
         parse_limit(text)
-    except DurationError as error:
+    except Invalid as error:
         if text.strip()[:1].isdigit():
             raise ConfigurationError([Problem(f"limited({quoted(text)}): {error}", hint=error.hint)]) from None
         return False

@@ -10,9 +10,9 @@ from ipaddress import IPv4Network as IPv4
 from ipaddress import IPv6Network, ip_network
 from typing import Any, TypeVar, cast
 
-from ratelimit_mw.config.tree import Invalid, Items, Map, Node, Problems, Scalar, kind
+from ratelimit_mw.config.tree import Items, Map, Node, Problems, Scalar, kind, unlike
 from ratelimit_mw.config.word import Schema, Word
-from ratelimit_mw.errors import DurationError, near, quoted
+from ratelimit_mw.errors import Invalid, near, quoted
 from ratelimit_mw.identity.address import is_ipv4
 from ratelimit_mw.identity.sources import imported, is_async
 from ratelimit_mw.settings import Network
@@ -35,10 +35,21 @@ _DIGITS = re.compile("[0-9]{1,10}")
 def read_text(node: Node) -> str:
     """Read any text. A number or a flag is read as the text that was written."""
     if not isinstance(node, Scalar):
-        raise Invalid.at(None, f"must be text, not {kind(node)}")
+        raise unlike(node, "text")
     if node.value is None and node.text:
-        raise Invalid.at(None, f"must be text, not {kind(node)}", "put it in quotes if it is text")
+        raise unlike(node, "text", "put it in quotes if it is text")
+    if not node.text.isascii() and any("\ud800" <= character <= "\udfff" for character in node.text):
+        hint = "write the character itself, or its \\U escape"
+        raise Invalid(f"{quoted(node.text)} has half of a surrogate pair, which is not a character", hint)
     return node.text
+
+
+def read_match(node: Node, pattern: re.Pattern[str], form: str, hint: str) -> re.Match[str]:
+    """Read a text that a pattern matches. Raises `Invalid` if it does not: the value must be of this `form`."""
+    found = pattern.fullmatch(node.text.strip()) if isinstance(node, Scalar) else None
+    if found is None:
+        raise unlike(node, form, hint)
+    return found
 
 
 def read_non_blank(node: Node) -> str:
@@ -46,7 +57,7 @@ def read_non_blank(node: Node) -> str:
     found = read_text(node)
     if not found.strip():
         hint = "write a value, or remove the key to match every value"
-        raise Invalid.at(None, f"{quoted(found) if found else 'an empty value'} matches no request", hint)
+        raise Invalid(f"{quoted(found) if found else 'an empty value'} matches no request", hint)
     return found
 
 
@@ -59,11 +70,11 @@ def read_name(node: Node) -> str:
     """Read the name of a domain or a rule. It appears in keys, logs and response bodies, so it must be printable."""
     found = read_text(node)
     if not found.strip():
-        raise Invalid.at(None, "must not be empty")
+        raise Invalid("must not be empty")
     if not found.isprintable():
-        raise Invalid.at(None, f"{quoted(found)} contains a character that can't be printed")
+        raise Invalid(f"{quoted(found)} contains a character that can't be printed")
     if len(found) > LONGEST_NAME:
-        raise Invalid.at(None, f"longer than {LONGEST_NAME} characters")
+        raise Invalid(f"longer than {LONGEST_NAME} characters")
     return found
 
 
@@ -74,7 +85,7 @@ def _read_whole(node: Node) -> int:
     hint = ""
     if isinstance(node, Scalar) and _DIGITS.fullmatch(node.text):
         hint = f"write {int(node.text)} without quotes and without leading zeros"
-    raise Invalid.at(None, f"must be a whole number, not {kind(node)}", hint)
+    raise unlike(node, "a whole number", hint)
 
 
 def whole_between(least: int, most: int) -> Callable[[Node], int]:
@@ -83,9 +94,9 @@ def whole_between(least: int, most: int) -> Callable[[Node], int]:
     def read(node: Node) -> int:
         found = _read_whole(node)
         if found < least:
-            raise Invalid.at(None, f"{kind(node)} is too small", f"at least {least}")
+            raise Invalid(f"{kind(node)} is too small", f"at least {least}")
         if found > most:
-            raise Invalid.at(None, f"{kind(node)} is too large", f"at most {most}")
+            raise Invalid(f"{kind(node)} is too large", f"at most {most}")
         return found
 
     return read
@@ -97,16 +108,16 @@ def read_flag(node: Node) -> bool:
         return node.value
     meant = {"yes": "true", "on": "true", "no": "false", "off": "false"}
     hint = f"write {meant[node.text.lower()]}" if isinstance(node, Scalar) and node.text.lower() in meant else ""
-    raise Invalid.at(None, f"must be true or false, not {kind(node)}", hint)
+    raise unlike(node, "true or false", hint)
 
 
 def read_load(node: Node) -> float:
     """Read a load: a number above 0 and at most 1."""
     value = node.value if isinstance(node, Scalar) else None
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise Invalid.at(node.place, f"must be a load from 0 to 1, not {kind(node)}", "for example 0.7")
+        raise unlike(node, "a load from 0 to 1", "for example 0.7")
     if not 0 < value <= 1:
-        raise Invalid.at(node.place, f"a load of {value} is out of range", "must be above 0 and at most 1")
+        raise Invalid(f"a load of {value} is out of range", "must be above 0 and at most 1")
     return float(value)
 
 
@@ -116,9 +127,7 @@ def one_of(*words: str, other_names: Mapping[str, str] | None = None) -> Callabl
     def read(node: Node) -> str:
         word = read_text(node)
         if word not in words:
-            raise Invalid.at(
-                None, f"must be one of {', '.join(words)}, not {kind(node)}", near(word, words, other_names or {})
-            )
+            raise unlike(node, f"one of {', '.join(words)}", near(word, words, other_names or {}))
         return word
 
     return read
@@ -131,7 +140,7 @@ def each(read: Callable[[Node], T], *, empty: bool = False) -> Callable[[Node], 
         if not isinstance(node, Items):
             return (read(node),)
         if not node and not empty:
-            raise Invalid.at(None, "the list must not be empty")
+            raise Invalid("the list must not be empty")
         problems = Problems()
         found = problems.read_each(read, node)
         problems.refuse()
@@ -140,26 +149,17 @@ def each(read: Callable[[Node], T], *, empty: bool = False) -> Callable[[Node], 
     return read_each
 
 
-def seconds(least: str, most: str, *, off: bool = False, example: str = "") -> Callable[[Node], float | None]:
-    """Return a reader of durations, in seconds. With `off`, the word `off` is read as None."""
-    shortest, longest = parse_duration(least), parse_duration(most)
-    or_off = ", or off" if off else ""
+def duration_between(text: str, least: str, most: str) -> int:
+    """Return a duration in microseconds. Raises `Invalid` if it is not from `least` to `most`."""
+    found = parse_duration(text)
+    if not parse_duration(least) <= found <= parse_duration(most):
+        raise Invalid(f"{quoted(text.strip())} is out of range", f"from {least} to {most}")
+    return found
 
-    def read(node: Node) -> float | None:
-        written = read_text(node)
-        if off and written == "off":
-            return None
-        try:
-            found = parse_duration(written)
-        except DurationError as error:
-            raise Invalid.at(
-                None, str(error), error.hint if not example else f"for example {example}{or_off}"
-            ) from None
-        if not shortest <= found <= longest:
-            raise Invalid.at(None, f"{quoted(written)} is out of range", f"from {least} to {most}{or_off}")
-        return found / SECOND
 
-    return read
+def seconds(least: str, most: str) -> Callable[[Node], float]:
+    """Return a reader of durations, in seconds."""
+    return lambda node: duration_between(read_text(node), least, most) / SECOND
 
 
 def read_timestamp(node: Node) -> int:
@@ -168,7 +168,7 @@ def read_timestamp(node: Node) -> int:
         found = datetime.fromisoformat(read_text(node))
     except ValueError:
         hint = "for example 2026-12-31 or 2026-12-31T18:00:00Z"
-        raise Invalid.at(None, f"{quoted(read_text(node))} is not a time in ISO 8601", hint) from None
+        raise Invalid(f"{quoted(read_text(node))} is not a time in ISO 8601", hint) from None
     return round((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp() * 1_000_000)
 
 
@@ -194,22 +194,22 @@ def _not_a_network(written: str) -> Invalid:
         meant = ip_network(written, strict=False)
     except ValueError:
         hint = "for example 10.0.0.0/8, 2001:db8::/32 or 192.0.2.1"
-        return Invalid.at(None, f"{quoted(written)} is neither an address nor a network", hint)
-    return Invalid.at(None, f"{quoted(written)} has host bits set, so it is not a network", f"did you mean '{meant}'?")
+        return Invalid(f"{quoted(written)} is neither an address nor a network", hint)
+    return Invalid(f"{quoted(written)} has host bits set, so it is not a network", f"did you mean '{meant}'?")
 
 
 def read_header_name(node: Node) -> str:
     """Read the name of a header."""
     word = read_text(node)
     if not TOKEN.fullmatch(word):
-        raise Invalid.at(None, f"{quoted(word)} is not a header name", "for example X-Forwarded-For")
+        raise Invalid(f"{quoted(word)} is not a header name", "for example X-Forwarded-For")
     return word
 
 
 def read_texts(node: Node) -> dict[str, str]:
     """Read a mapping of texts. The user chooses its keys. Texts that cannot be used are left out."""
     if not isinstance(node, Map):
-        raise Invalid.at(None, f"must be a mapping, not {kind(node)}")
+        raise unlike(node, "a mapping")
     problems = Problems()
     found = {key: value for key, each in node.items() for value in problems.read_each(read_text, [each])}
     return problems.checked(found)
@@ -220,13 +220,10 @@ def read_function(node: Node) -> tuple[Callable[..., Any], str]:
     written = read_text(node).strip()
     scheme, _, target = written.partition(":")
     if scheme != "python":
-        raise Invalid.at(None, f"{quoted(written)} is not a function", "write python:package.module:function")
-    try:
-        found = imported(target.strip())
-    except ValueError as error:
-        raise Invalid.at(None, str(error)) from None
+        raise Invalid(f"{quoted(written)} is not a function", "write python:package.module:function")
+    found = imported(target.strip())
     if is_async(found):
-        raise Invalid.at(None, f"{quoted(written)} is an async function", "write it as a plain function")
+        raise Invalid(f"{quoted(written)} is an async function", "write it as a plain function")
     return found, written
 
 
@@ -317,9 +314,7 @@ def name(key: str, about: str, **options: Any) -> Word[str]:
     )
 
 
-def duration(
-    key: str, least: str, most: str, default: str, about: str, *, example: str = "", **options: Any
-) -> Word[float]:
+def duration(key: str, least: str, most: str, default: str, about: str, **options: Any) -> Word[float]:
     """Return a word that is a duration, in seconds.
 
     Args:
@@ -328,13 +323,11 @@ def duration(
         most: The longest duration.
         default: The default.
         about: See `Word`.
-        example: Examples for the hint. Empty: those of `DurationError`.
         options: Further fields of the word.
     """
-    read = cast("Callable[[Node], float]", seconds(least, most, example=example))
     return Word(
         key=key,
-        read=read,
+        read=seconds(least, most),
         default=parse_duration(default) / SECOND,
         shown_default=default,
         schema={**TEXT, "examples": [least, default, most]},

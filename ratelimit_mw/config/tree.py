@@ -6,9 +6,9 @@ This module also decides the type of a scalar, replaces `${NAME}`, and collects 
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Self, TypeVar, cast, overload
+from typing import Any, NamedTuple, TypeVar, cast
 
-from ratelimit_mw.errors import Problem, quoted
+from ratelimit_mw.errors import Invalid, Problem, quoted
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -74,18 +74,34 @@ class Scalar(NamedTuple):
     unusable: bool = False
 
 
-class Items(Sequence["Node"]):
-    """A list, and the place where it begins. Its items are kept packed (see `pack`): each access makes a copy.
+class Packed(Sequence[T]):
+    """A long list. Its items are kept packed (see `pack`): each access makes a copy."""
+
+    __slots__ = ("_kept",)
+
+    def __init__(self, items: Iterable[T] = ()) -> None:
+        self._kept: list[Any] = [pack(item) for item in items]
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return a copy of one item."""
+        return unpack(self._kept[index])
+
+
+class Items(Packed["Node"]):
+    """A list, and the place where it begins.
 
     There may be hundreds of thousands of scalars. They are kept as plain tuples of texts and numbers, which are faster
     to make, and which the garbage collector forgets after its first pass.
     """
 
-    __slots__ = ("_kept", "place")
+    __slots__ = ("place",)
 
     def __init__(self, place: Place) -> None:
+        super().__init__()
         self.place = place
-        self._kept: list[bytes | tuple[Any, ...]] = []
 
     def put(self, node: "Node") -> None:
         """Add an item, unless it is unusable."""
@@ -94,19 +110,10 @@ class Items(Sequence["Node"]):
         elif not node.unusable:
             self._kept.append((node.text, node.value, *node.place))
 
-    def __len__(self) -> int:
-        return len(self._kept)
-
-    @overload
-    def __getitem__(self, index: int) -> "Node": ...
-    @overload
-    def __getitem__(self, index: slice) -> "Sequence[Node]": ...
-    def __getitem__(self, index: int | slice) -> "Node | Sequence[Node]":
-        if isinstance(index, slice):
-            return [self[each] for each in range(*index.indices(len(self)))]
+    def __getitem__(self, index: Any) -> Any:
+        """Return a copy of one item."""
         kept = self._kept[index]
-        node: Node = unpack(kept) if isinstance(kept, bytes) else Scalar(kept[0], kept[1], Place(*kept[2:]))
-        return node
+        return unpack(kept) if isinstance(kept, bytes) else Scalar(kept[0], kept[1], Place(*kept[2:]))
 
 
 class Map(dict[str, "Node"]):
@@ -168,32 +175,27 @@ def node_at(tree: Node, location: Location) -> Node:
 
 
 class Fault(NamedTuple):
-    """One error. `place` is None if the error concerns the value that is read, as a whole.
+    """One error.
 
     `unknown_key` is the key, if a section does not know it. See `Problems.with_key_hints`.
     """
 
-    place: Place | None
+    place: Place
     message: str
     hint: str = ""
     unknown_key: str = ""
 
 
-class Invalid(ValueError):
-    """Raised for a value that cannot be used. `usable` is what can be used of it, such as the other words of a section.
+class Faults(Invalid):
+    """Raised for a value with one or several faults. `usable` is what can be used of it: the other words of a section.
 
     `usable` is None if nothing can be used.
     """
 
-    def __init__(self, faults: Iterable[Fault], usable: object = None) -> None:
-        super().__init__()
-        self.faults = tuple(faults)
+    def __init__(self, faults: Sequence[Fault], usable: object = None) -> None:
+        super().__init__("; ".join(fault.message for fault in faults))
+        self.faults = faults
         self.usable = usable
-
-    @classmethod
-    def at(cls, place: Place | None, message: str, hint: str = "") -> Self:
-        """Return an exception with a single fault."""
-        return cls([Fault(place, message, hint)])
 
 
 class Problems:
@@ -213,10 +215,6 @@ class Problems:
         """Add every fault of `other`."""
         self._faults += other._faults  # noqa: SLF001  one of our own
 
-    def add_invalid(self, invalid: Invalid, place: Place) -> None:
-        """Add the faults of a value. `place` is used for faults without a place of their own."""
-        self._faults += [fault._replace(place=fault.place or place) for fault in invalid.faults]
-
     def read(self, read: Callable[[Node], T], node: Node, otherwise: U) -> T | U:
         """Return the value of a node. If it is invalid, add its faults, and return what can be used of it.
 
@@ -224,46 +222,41 @@ class Problems:
         """
         try:
             return read(node)
+        except Faults as found:
+            self._faults += found.faults
+            return otherwise if found.usable is None else cast("T", found.usable)
         except Invalid as invalid:
-            self.add_invalid(invalid, node.place)
-            return otherwise if invalid.usable is None else cast("T", invalid.usable)
+            self.add(node.place, str(invalid), invalid.hint)
+            return otherwise
 
     def read_each(self, read: Callable[[Node], T], nodes: Iterable[Node]) -> list[T]:
         """Return the values of the nodes that are valid. Add the faults of the others."""
-        found: list[T] = []
-        for node in nodes:
-            try:
-                found.append(read(node))
-            except Invalid as invalid:
-                self.add_invalid(invalid, node.place)
-        return found
+        found = [self.read(read, node, None) for node in nodes]
+        return [value for value in found if value is not None]
 
     def checked(self, value: T) -> T:
-        """Return the value. If there is a fault, raise `Invalid` with every fault and the usable value."""
+        """Return the value. If there is a fault, raise `Faults` with every fault and the usable value."""
         if self._faults:
-            raise Invalid(self._faults, value)
+            raise Faults(self._faults, value)
         return value
 
     def refuse(self) -> None:
-        """Raise `Invalid` with every fault, if there is one. Nothing of the value can be used."""
+        """Raise `Faults` with every fault, if there is one. Nothing of the value can be used."""
         if self._faults:
-            raise Invalid(self._faults)
+            raise Faults(self._faults)
 
     def with_key_hints(self, hint: Callable[[str, str], str]) -> None:
         """Replace the hints of unknown keys by `hint(key, dotted name of the section)`, where it knows better."""
         self._faults = [
-            fault._replace(hint=hint(fault.unknown_key, fault.place.path) or fault.hint)
-            if fault.unknown_key and fault.place
-            else fault
+            fault._replace(hint=hint(fault.unknown_key, fault.place.path) or fault.hint) if fault.unknown_key else fault
             for fault in self._faults
         ]
 
     def in_order(self) -> tuple[Problem, ...]:
         """Return the problems in the order of the document. Each message begins with the dotted name of its place."""
-        placed = [(place or Place(), message, hint) for place, message, hint, _ in self._faults]
         return tuple(
             Problem(f"{place.path}: {message}" if place.path else message, place.file, place.line, place.column, hint)
-            for place, message, hint in sorted(placed, key=lambda fault: fault[0].order)
+            for place, message, hint, _ in sorted(self._faults, key=lambda fault: fault.place.order)
         )
 
 
@@ -276,6 +269,11 @@ def kind(node: Node) -> str:
     if node.value is None:
         return "an empty value" if node.text == "" else quoted(node.text)
     return quoted(node.text) if isinstance(node.value, str) else node.text
+
+
+def unlike(node: Node, form: str, hint: str = "") -> Invalid:
+    """Return the error of a node that is not of this form, such as "a list"."""
+    return Invalid(f"must be {form}, not {kind(node)}", hint)
 
 
 def is_empty(node: Node) -> bool:

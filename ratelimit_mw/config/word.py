@@ -10,10 +10,23 @@ other readers, with `tree.Problems`, so that all errors of a file are reported a
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from ratelimit_mw.config.tree import Invalid, Items, Map, Node, Place, Problems, is_empty, kind, node_at, pack, unpack
-from ratelimit_mw.errors import nearest, quoted
+from ratelimit_mw.config.tree import (
+    Items,
+    Map,
+    Node,
+    Packed,
+    Place,
+    Problems,
+    is_empty,
+    kind,
+    node_at,
+    pack,
+    unlike,
+    unpack,
+)
+from ratelimit_mw.errors import Invalid, nearest, quoted
 
 if TYPE_CHECKING:
     from ratelimit_mw.model import Quota
@@ -241,7 +254,7 @@ class Section:
     def read(self, node: Node) -> Any:
         """Return the value of a section. Raises `Invalid` with every error, and with what can be used."""
         if not isinstance(node, Map):
-            raise Invalid.at(node.place, f"must be a mapping, not {kind(node)}", self._example)
+            raise unlike(node, "a mapping", self._example)
         problems = Problems()
         self._report_missing(node, problems)
         values = self._values(node, problems)
@@ -325,26 +338,6 @@ def section_word(key: str, section: Section, about: str = "", **options: Any) ->
     )
 
 
-class PackedSections(Sequence[Values]):
-    """The values of a long list of sections. They are kept packed (see `tree.pack`): each access makes a copy."""
-
-    def __init__(self, sections: Iterable[Values]) -> None:
-        self._packed = [pack(values) for values in sections]
-
-    def __len__(self) -> int:
-        return len(self._packed)
-
-    @overload
-    def __getitem__(self, index: int) -> Values: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Values]: ...
-    def __getitem__(self, index: int | slice) -> Values | Sequence[Values]:
-        if isinstance(index, slice):
-            return [self[each] for each in range(*index.indices(len(self)))]
-        values: Values = unpack(self._packed[index])
-        return values
-
-
 def sections_word(
     key: str,
     section: Callable[[], Section],
@@ -375,12 +368,12 @@ def sections_word(
         listed = [node] if or_one and isinstance(node, Map) else node
         if not isinstance(listed, Items | list):
             form = "a mapping or a list" if or_one else "a list"
-            raise Invalid.at(None, f"must be {form}, not {kind(node)}", "" if is_empty(node) else example)
+            raise unlike(node, form, "" if is_empty(node) else example)
         if or_one and not listed:
-            raise Invalid.at(None, "the list must not be empty")
+            raise Invalid("the list must not be empty")
         problems = Problems()
         sections = (_item(section(), item, example, problems) for item in listed)
-        return problems.checked(PackedSections(sections) if packed else tuple(sections))
+        return problems.checked(Packed(sections) if packed else tuple(sections))
 
     def schema(shared: dict[str, Any]) -> Schema:
         one = section().as_schema(shared)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.config import kinds
-from ratelimit_mw.config.tree import Invalid, Items, Map, Node, Place, Problems, is_empty, kind
+from ratelimit_mw.config.tree import Items, Map, Node, Place, Problems, is_empty, unlike
 from ratelimit_mw.config.word import Section, Values, Word, sections_word
 from ratelimit_mw.config.words.client import ATTRIBUTES, CLIENT
 from ratelimit_mw.config.words.limit import (
@@ -35,7 +35,7 @@ from ratelimit_mw.envoy.tree import (
     limits_at,
     pattern,
 )
-from ratelimit_mw.errors import near, nearest, quoted
+from ratelimit_mw.errors import Invalid, near, nearest, quoted
 from ratelimit_mw.identity.attributes import Attributes, canonical_name
 from ratelimit_mw.identity.identifier import encoder
 from ratelimit_mw.model import Quota, Rule
@@ -243,7 +243,7 @@ def _is_null(node: Node) -> bool:
 
 def _read_text(node: Node) -> str:
     if not isinstance(node, Map | Items) and isinstance(node.value, float):
-        raise Invalid.at(None, f"must be text, not {kind(node)}", "put it in quotes if it is text")
+        raise unlike(node, "text", "put it in quotes if it is text")
     return kinds.read_text(node)
 
 
@@ -251,14 +251,14 @@ def _read_unit(node: Node) -> int:
     word = kinds.read_text(node)
     if word.lower() not in UNIT_NAMES:
         hint = near(word, UNIT_NAMES)
-        raise Invalid.at(None, f"must be one of {', '.join(UNIT_NAMES)}, not {kind(node)}", hint)
+        raise unlike(node, f"one of {', '.join(UNIT_NAMES)}", hint)
     return UNITS[word.lower()]
 
 
 def _read_metadata(node: Node) -> None:
     """Accept any mapping. Metadata is for metrics and does not affect decisions."""
     if not isinstance(node, Map):
-        raise Invalid.at(None, f"must be a mapping, not {kind(node)}")
+        raise unlike(node, "a mapping")
 
 
 def _text(key: str, about: str, **options: Any) -> Word[str]:
@@ -298,7 +298,7 @@ _REQUESTS = kinds.optional_number("requests_per_unit", 0, MOST, "How many reques
 def _read_algorithm_of_descriptor(node: Node) -> str:
     name = read_algorithm(node)
     if ALGORITHMS[name].in_flight:
-        raise Invalid.at(None, f"{name} needs a rule: a descriptor does not know when a request ends")
+        raise Invalid(f"{name} needs a rule: a descriptor does not know when a request ends")
     return name
 
 
@@ -366,7 +366,7 @@ def _read_entries(node: Node) -> tuple[Keys, ...]:
     """Read the lists of entries: each is an attribute or a list of attributes. Raises `Invalid`."""
     if not isinstance(node, Items):
         hint = "for example [[message_type, to_number]]"
-        raise Invalid.at(None, f"must be a list of lists of attributes, not {kind(node)}", hint)
+        raise unlike(node, "a list of lists of attributes", hint)
     problems = Problems()
     lists = problems.read_each(kinds.each(kinds.read_text), node)
     problems.refuse()

@@ -165,7 +165,7 @@ class Attributes:
     def source(self, text: str) -> Reader:
         """Return the function that reads a source without a name, as "python:package.module:function".
 
-        Raises ValueError if the text is not a source.
+        Raises `Invalid` if the text is not a source.
         """
         name = canonical_name(text)
         if name not in self._readers:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from urllib.parse import unquote
 
+from ratelimit_mw.errors import Invalid
 from ratelimit_mw.identity.credentials import reduced
 
 Values = tuple[str, ...]
@@ -102,14 +103,14 @@ def host_values(lines: Sequence[str] | None) -> Values:
 
 
 class Cookie:
-    """Finds the cookies of one name. Raises ValueError, with a message for the user, if no cookie has such a name."""
+    """Finds the cookies of one name. Raises `Invalid`, with a message for the user, if no cookie has such a name."""
 
     __slots__ = ("_pattern", "name")
 
     def __init__(self, name: str) -> None:
         encoded = name.encode("utf-8", "replace")
         if b";" in encoded.translate(_AROUND) or "=" in name or '"' in name:
-            raise ValueError(
+            raise Invalid(
                 f'no cookie is called {name!r}: write printable ASCII characters without blanks and without = ; , "'
             )
         self.name = name

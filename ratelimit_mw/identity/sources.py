@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
+from ratelimit_mw.errors import Invalid
 from ratelimit_mw.identity.credentials import credential
 from ratelimit_mw.identity.fields import TOO_MANY, Cookie, Parameter, Values
 from ratelimit_mw.identity.http_request import AsgiRequest, WsgiRequest
@@ -69,14 +70,14 @@ def described(error: Exception) -> str:
 def compiled(text: str) -> AttributeSource:
     """Compile a source of a rules file, as "header:Authorization".
 
-    Raises ValueError, with a message for the user, if the text is not a source or names no function.
+    Raises `Invalid`, with a message for the user, if the text is not a source or names no function.
     """
     kind, _, argument = text.partition(":")
     compiler = SOURCES.get(kind.strip())
     argument = argument.strip()
     if compiler is None or not argument:
         words = " ".join(f"{word}:" for word in SOURCES)
-        raise ValueError(f"{text!r} is not a source; write one of {words} followed by a name")
+        raise Invalid(f"{text!r} is not a source; write one of {words} followed by a name")
     return compiler(argument, _FirstError(text))
 
 
@@ -222,18 +223,18 @@ def is_async(function: Callable[..., Any]) -> bool:
 
 
 def imported(target: str) -> Callable[..., Any]:
-    """Import the function at "package.module:function". Raises ValueError, with a message for the user, if it fails."""
+    """Import the function at "package.module:function". Raises `Invalid`, with a message for the user, if it fails."""
     module, colon, name = target.partition(":")
     if not (module and colon and name):
-        raise ValueError(f"'python:{target}' does not name a function; write python:package.module:function")
+        raise Invalid(f"'python:{target}' does not name a function; write python:package.module:function")
     try:
         found: Any = importlib.import_module(module)
     except Exception as error:
-        raise ValueError(f"'python:{target}' can't be imported: {type(error).__name__}: {error}") from error
+        raise Invalid(f"'python:{target}' can't be imported: {type(error).__name__}: {error}") from error
     for part in name.split("."):
         found = getattr(found, part, None)
     if not callable(found):
-        raise ValueError(
+        raise Invalid(
             f"'python:{target}' is not a function: {module} has no callable {name!r}, "
             "or defines it after the line that makes the middleware"
         )

@@ -7,7 +7,7 @@ from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from ratelimit_mw.clock import Clock, SystemClock
-from ratelimit_mw.errors import DurationError
+from ratelimit_mw.errors import Invalid
 from ratelimit_mw.model import SECOND
 from ratelimit_mw.reload.controls import Override, key_of, read_all
 from ratelimit_mw.reload.watcher import Retriever
@@ -169,5 +169,5 @@ def in_seconds(duration: str | float) -> float:
         return duration
     try:
         return parse_duration(duration) / SECOND
-    except DurationError:
+    except Invalid:
         raise ValueError(f"{duration!r} is not a duration (for example 30m, 2h or 1 day)") from None

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import NamedTuple, NewType, TypeVar
 from uuid import UUID
 
-from ratelimit_mw.errors import TemplateError
+from ratelimit_mw.errors import Invalid
 
 _MAX_LENGTH = 1_000
 """The largest number of characters in a template."""
@@ -84,7 +84,7 @@ def with_values(parts: TemplateParts, path: str, values: Iterable[str]) -> str:
 
 
 def parse(text: str) -> Template:
-    """Check a template of a file. Raises `TemplateError`, with a message for the user, if it is invalid."""
+    """Check a template of a file. Raises `Invalid`, with a message for the user, if it is invalid."""
     _check_path(text)
     _refuse_other_dialects(text, text.removesuffix("/*"))
     parts_of(text)
@@ -92,7 +92,7 @@ def parse(text: str) -> Template:
 
 
 def parts_of(text: str) -> TemplateParts:
-    """Return the parts of a template. Raises `TemplateError` if it is invalid."""
+    """Return the parts of a template. Raises `Invalid` if it is invalid."""
     body, folder = (text[:-2], True) if text.endswith("/*") else (text, False)
     names: list[str] = []
     kinds: list[str] = []
@@ -104,9 +104,9 @@ def parts_of(text: str) -> TemplateParts:
         if "path" not in segment.kinds:
             segments.append(segment)
         elif tail is not None or folder:
-            raise TemplateError("only one part of a path can hold any number of segments", "one {name:path}, or '/*'")
+            raise Invalid("only one part of a path can hold any number of segments", "one {name:path}, or '/*'")
         elif len(segment.kinds) > 1:
-            raise TemplateError("a {name:path} shares its segment with no other parameter")
+            raise Invalid("a {name:path} shares its segment with no other parameter")
         else:
             tail = Tail(segment.texts[0], segment.texts[1])
             head, segments = segments, []
@@ -119,31 +119,31 @@ def parts_of(text: str) -> TemplateParts:
 
 def _check_path(text: str) -> None:
     if "://" in text:
-        raise TemplateError("a URL, where a path belongs", "a path begins with '/'; the rest of a URL has the key host")
+        raise Invalid("a URL, where a path belongs", "a path begins with '/'; the rest of a URL has the key host")
     if _REGULAR.search(text):
-        raise TemplateError("regular expressions are not read here", "write {name} for one segment, '/*' for all below")
+        raise Invalid("regular expressions are not read here", "write {name} for one segment, '/*' for all below")
     if not text.startswith("/"):
-        raise TemplateError("a path begins with '/'", f"did you mean '/{text}'?" if text else "")
+        raise Invalid("a path begins with '/'", f"did you mean '/{text}'?" if text else "")
     if len(text) > _MAX_LENGTH:
-        raise TemplateError(f"longer than {_MAX_LENGTH} characters")
+        raise Invalid(f"longer than {_MAX_LENGTH} characters")
     if not text.isprintable():
-        raise TemplateError("holds a character that can't be printed")
+        raise Invalid("holds a character that can't be printed")
     if {".", ".."} & set(text.split("/")):
-        raise TemplateError("'.' and '..' are no segments of a path", "a request's are resolved before it is matched")
+        raise Invalid("'.' and '..' are no segments of a path", "a request's are resolved before it is matched")
     if "?" in text or "#" in text:
-        raise TemplateError("a path holds no '?' and no '#'", "for a query parameter there is query:N")
+        raise Invalid("a path holds no '?' and no '#'", "for a query parameter there is query:N")
 
 
 def _refuse_other_dialects(text: str, body: str) -> None:
     if "*" in body:
         folder = body.rstrip("/*") + "/*"
         hint = f"did you mean '{folder}'?" if "*" not in folder[:-1] else "for one segment write {name}"
-        raise TemplateError("'*' stands only at the end, as '/*'", hint)
+        raise Invalid("'*' stands only at the end, as '/*'", hint)
     other = _OTHER_DIALECTS.search(body)
     if other is not None:
         own = {"string": "", None: ""}
         path = _OTHER_DIALECTS.sub(lambda each: f"{{{each[2] or each[3]}{own.get(each[1], f':{each[1]}')}}}", text)
-        raise TemplateError(f"{other[0]} is no parameter here", f"write {path}")
+        raise Invalid(f"{other[0]} is no parameter here", f"write {path}")
 
 
 def _segment(piece: str, names: list[str], kinds: list[str]) -> Segment:
@@ -153,22 +153,22 @@ def _segment(piece: str, names: list[str], kinds: list[str]) -> Segment:
     for parameter in _PARAMETER.finditer(piece):
         name, kind = parameter[1], parameter[2] or "str"
         if kind not in KINDS:
-            raise TemplateError(f"{{{name}:{kind}}}: there is no kind '{kind}'", f"known: {', '.join(KINDS)}")
+            raise Invalid(f"{{{name}:{kind}}}: there is no kind '{kind}'", f"known: {', '.join(KINDS)}")
         if name in names:
-            raise TemplateError(f"the parameter {{{name}}} is there twice")
+            raise Invalid(f"the parameter {{{name}}} is there twice")
         names.append(name)
         own.append(kind)
         texts.append(piece[end : parameter.start()])
         end = parameter.end()
     texts.append(piece[end:])
     if any("{" in text or "}" in text for text in texts):
-        raise TemplateError("a brace that belongs to no parameter", "a parameter is {name} or {name:kind}")
+        raise Invalid("a brace that belongs to no parameter", "a parameter is {name} or {name:kind}")
     kinds.extend(own)
     if len(own) > 2:
-        raise TemplateError("more than two parameters in one segment")
+        raise Invalid("more than two parameters in one segment")
     if len(own) == 2 and {"int", "float"} & set(own) and (not texts[1] or texts[1][0].isdigit()):
         # Otherwise frameworks would divide the digits in different ways.
-        raise TemplateError("a number beside another parameter needs a text between them that begins with no digit")
+        raise Invalid("a number beside another parameter needs a text between them that begins with no digit")
     return _with_parameters(tuple(texts), tuple(own)) if own else Segment(tuple(texts))
 
 

@@ -12,7 +12,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self, get_args
 
-from ratelimit_mw.errors import ConfigurationError, DurationError, Problem, near, quoted
+from ratelimit_mw.errors import ConfigurationError, Invalid, Problem, near, quoted
 from ratelimit_mw.units import SECOND, parse_duration
 
 DEFAULT_HOST = "127.0.0.1"
@@ -78,7 +78,7 @@ def _seconds(text: str) -> float:
         return 0.0
     try:
         return parse_duration(text) / SECOND
-    except DurationError as error:
+    except Invalid as error:
         raise ValueError(f"{error} ({error.hint})") from None
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from ratelimit_mw import ConfigurationError, RateLimiter
 from ratelimit_mw.config.words.limit import parse_limit, parse_period
-from ratelimit_mw.errors import DurationError
+from ratelimit_mw.errors import Invalid
 from ratelimit_mw.model import Quota
 from ratelimit_mw.units import DAY, parse_duration, spell_period
 from tests.rules.corpus import request, rules
@@ -76,13 +76,13 @@ def test_unlimited_is_no_window():
     "text", ["", "5", "per minute", "5 minutes", "5 each hour", "\u0665 per hour", "5 per", "5//s"]
 )
 def test_is_no_limit(text):
-    with pytest.raises(DurationError):
+    with pytest.raises(Invalid):
         parse_limit(text)
 
 
 @pytest.mark.parametrize("text", ["", "5", "5 5 s", "minutess", "0s", "1.5 h", "-1 s", "9" * 30 + " s"])
 def test_is_no_period(text):
-    with pytest.raises(DurationError):
+    with pytest.raises(Invalid):
         parse_period(text)
 
 
@@ -109,7 +109,7 @@ def test_a_duration_is(text, seconds):
 
 @pytest.mark.parametrize("text", ["", "100", "-1s", "1e3ms", "1.s", "1 s s", "0s", "0.0 h", "1 fortnight", ".5s"])
 def test_is_no_duration(text):
-    with pytest.raises(DurationError):
+    with pytest.raises(Invalid):
         parse_duration(text)
 
 

@@ -4,7 +4,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from starlette.routing import compile_path
 
-from ratelimit_mw.errors import TemplateError
+from ratelimit_mw.errors import Invalid
 from ratelimit_mw.identity.path_forms import cleaned as clean
 from ratelimit_mw.rules.path_matcher import PathMatcher
 from ratelimit_mw.rules.path_templates import TYPES, parse, parts_of
@@ -49,7 +49,7 @@ def test_finds_exactly_the_templates_that_starlette_matches_and_their_parameters
     for text in texts:
         try:
             known.append(parse(text))
-        except TemplateError:
+        except Invalid:
             continue
     matcher = PathMatcher(enumerate(known))
     found: dict[int, list[dict[str, str]]] = {}
@@ -83,7 +83,7 @@ def test_two_parameters_are_divided_as_starlette_divides_them(data):
     path = f"/{before}{data.draw(FILLED[kinds[0]])}{between}{data.draw(FILLED[kinds[1]])}{after}"
     try:
         template = parse(text)
-    except TemplateError:
+    except Invalid:
         assume(False)
     for tried in (path, path + data.draw(st.text("ab1.-", max_size=2))):
         match = compile_path(text)[0].fullmatch(tried)

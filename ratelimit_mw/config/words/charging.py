@@ -13,14 +13,14 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from ratelimit_mw.config import kinds
-from ratelimit_mw.config.tree import Invalid, Items, Node, Problems, Scalar, kind
+from ratelimit_mw.config.tree import Items, Node, Problems, Scalar, unlike
 from ratelimit_mw.config.word import Conflict, Section, Values, Word
 from ratelimit_mw.config.words.limit import LIMIT, MOST, SPLIT, is_concurrent, no_concurrent
 from ratelimit_mw.config.words.selection import CHARGED_AT_ONCE, ON_DEMAND
-from ratelimit_mw.errors import near, quoted
+from ratelimit_mw.errors import Invalid, near, quoted
 from ratelimit_mw.identity.attributes import Attributes, Reader
 from ratelimit_mw.identity.fields import TOO_MANY
-from ratelimit_mw.identity.sources import SOURCES, described, imported
+from ratelimit_mw.identity.sources import SOURCES, compiled, described, imported
 from ratelimit_mw.model import CostAfter, Counts
 from ratelimit_mw.rules.compiled import CostReader
 
@@ -52,7 +52,9 @@ def read_cost(node: Node) -> Cost:
         return Cost(kinds.whole_between(0, MOST)(node))
     cost = Cost(1, node.text.strip())
     if cost.source.startswith(_RESPONSE) and not kinds.TOKEN.fullmatch(cost.header):
-        raise Invalid.at(None, f"{quoted(cost.header)} is not a header name", "for example response:X-Cost")
+        raise Invalid(f"{quoted(cost.header)} is not a header name", "for example response:X-Cost")
+    if cost.source.partition(":")[0] in SOURCES:
+        compiled(cost.source)
     return cost
 
 
@@ -65,13 +67,9 @@ def compile_cost(rule: Values, attributes: Attributes, problems: Problems) -> Co
     if attributes.known(source) and not source.startswith("path:"):
         return _cost_reader(attributes.reader(source), source)
     if source.partition(":")[0] in SOURCES:
-        try:
-            return _cost_reader(attributes.source(source), source)
-        except ValueError as error:
-            problems.add(rule.place("cost"), str(error))
-    else:
-        names = [name for name in attributes.names() if name != "path:N"]
-        problems.add(rule.place("cost"), f"there is no attribute {quoted(source)}", near(source, names) or _FORM)
+        return _cost_reader(attributes.source(source), source)
+    names = [name for name in attributes.names() if name != "path:N"]
+    problems.add(rule.place("cost"), f"there is no attribute {quoted(source)}", near(source, names) or _FORM)
     return None
 
 
@@ -218,7 +216,7 @@ def _read_count(node: Node) -> Counts:
 def _read_status(node: Node) -> frozenset[int]:
     """Read one value or a list."""
     if isinstance(node, Items) and not node:
-        raise Invalid.at(None, "the list must not be empty: no request would be charged")
+        raise Invalid("the list must not be empty: no request would be charged")
     return frozenset(chain(*kinds.each(_statuses)(node)))
 
 
@@ -241,9 +239,9 @@ def _statuses(node: Node) -> range:
     elif isinstance(node, Scalar) and isinstance(node.value, int) and not isinstance(node.value, bool):
         first = last = node.value
     else:
-        raise Invalid.at(None, f"must be a status, not {kind(node)}", "for example 401, 4xx or 500-599")
+        raise unlike(node, "a status", "for example 401, 4xx or 500-599")
     if not _LEAST <= first <= last <= _MOST:
-        raise Invalid.at(None, f"{written} is out of range", f"statuses go from {_LEAST} to {_MOST}")
+        raise Invalid(f"{written} is out of range", f"statuses go from {_LEAST} to {_MOST}")
     return range(first, last + 1)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ratelimit_mw.config import kinds
-from ratelimit_mw.config.tree import Fault, Invalid, Map, Node, Problems, kind
+from ratelimit_mw.config.tree import Map, Node, Problems, unlike
 from ratelimit_mw.config.word import Section, Values, Word, section_word
 from ratelimit_mw.errors import nearest, quoted
 from ratelimit_mw.identity import sources
@@ -45,7 +45,7 @@ def compile_client(file: Values, domain: str, logged: set[str] | None = None) ->
 def _read_attributes(node: Node) -> dict[str, str]:
     """Read the sources of the attributes that the file defines, by name."""
     if not isinstance(node, Map):
-        raise Invalid.at(None, f"must be a mapping, not {kind(node)}")
+        raise unlike(node, "a mapping")
     problems = Problems()
     found: dict[str, str] = {}
     for name, source in node.items():
@@ -62,10 +62,8 @@ def _read_attributes(node: Node) -> dict[str, str]:
 def _read_source(node: Node) -> str | None:
     """Read the source of an attribute. None if it is empty."""
     written = kinds.read_optional_text(node)
-    try:
-        sources.compiled(written or _VALID_SOURCE)
-    except ValueError as error:
-        raise Invalid([Fault(None, str(error))], _VALID_SOURCE) from None
+    if written is not None:
+        sources.compiled(written)
     return written
 
 

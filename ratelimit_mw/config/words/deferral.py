@@ -8,12 +8,12 @@ import re
 from typing import Literal
 
 from ratelimit_mw.config import kinds
-from ratelimit_mw.config.tree import Invalid, Node, Problems
+from ratelimit_mw.config.tree import Node, Problems
 from ratelimit_mw.config.word import Conflict, Section, Values, Word, section_word
 from ratelimit_mw.config.words.limit import LIMIT
 from ratelimit_mw.config.words.messages import MESSAGES
 from ratelimit_mw.config.words.selection import ON_DEMAND, SHADOW
-from ratelimit_mw.errors import quoted
+from ratelimit_mw.errors import Invalid, quoted
 from ratelimit_mw.identity.path_forms import cleaned
 from ratelimit_mw.settings import DeferSettings
 
@@ -31,7 +31,7 @@ def read_folder(node: Node) -> str:
     written = kinds.read_text(node)
     found = written.rstrip("/")
     if not _FOLDER.fullmatch(found) or cleaned(found) != found:
-        raise Invalid.at(None, f"{quoted(written)} is not the path of a folder", "for example /.ratelimit/deferred")
+        raise Invalid(f"{quoted(written)} is not the path of a folder", "for example /.ratelimit/deferred")
     return found
 
 
@@ -57,7 +57,6 @@ DEFER: Word[DeferSettings] = section_word(
                 "30 days",
                 "1d",
                 "The longest time that a request waits. Its result is kept for the same time.",
-                example="1h, 12 hours or 2 days",
             ),
             kinds.load("below", 0.7, "The load below which requests are replayed.", shown_default=0.7),
             Word(

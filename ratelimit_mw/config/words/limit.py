@@ -18,9 +18,10 @@ from ratelimit_mw.algorithms import ALGORITHMS, IN_FLIGHT, algorithm_names
 from ratelimit_mw.algorithms.algorithm import Algorithm
 from ratelimit_mw.config import kinds
 from ratelimit_mw.config.elsewhere import correction
-from ratelimit_mw.config.tree import Invalid, Items, Map, Node, Place, Problems, Scalar, kind
+from ratelimit_mw.config.tree import Items, Map, Node, Place, Problems, Scalar, unlike
 from ratelimit_mw.config.word import Conflict, Schema, Section, Values, Word
-from ratelimit_mw.errors import DurationError, quoted
+from ratelimit_mw.errors import Invalid, quoted
+from ratelimit_mw.identity.sources import compiled
 from ratelimit_mw.model import Quota
 from ratelimit_mw.units import DAY, DURATION_FORM, LONGEST_NUMBER, parse_duration, spell_period
 
@@ -135,20 +136,20 @@ class Limits(NamedTuple):
 
 
 def parse_limit(text: str) -> tuple[Window, ...] | None:
-    """Return the windows in `text`. None for `unlimited`. Raises `DurationError`."""
+    """Return the windows in `text`. None for `unlimited`. Raises `Invalid`."""
     if text.strip().lower() == "unlimited":
         return None
     thousands = _THOUSANDS.search(text)
     if thousands is not None:
-        raise DurationError(f"{quoted(text)} is not a limit", f"write {thousands[0].replace(',', '')} without a comma")
+        raise Invalid(f"{quoted(text)} is not a limit", f"write {thousands[0].replace(',', '')} without a comma")
     pieces = _SEPARATOR.split(text)
     if len(pieces) > 1 and not pieces[-1].strip():
         pieces.pop()  # a separator at the end
     try:
         if len(pieces) > 1 and not all(piece.strip() for piece in pieces):
-            raise DurationError(f"a limit is missing in {quoted(text)}", FORM)
+            raise Invalid(f"a limit is missing in {quoted(text)}", FORM)
         return tuple(_window(piece) for piece in pieces)
-    except DurationError as error:
+    except Invalid as error:
         if error.hint in (FORM, DURATION_FORM):
             error.hint = correction(text) or FORM
         raise
@@ -161,15 +162,15 @@ def _window(text: str) -> Window:
     match = _LIMIT.fullmatch(text)
     if match is None:
         if text.strip().lower() == "unlimited":
-            raise DurationError("'unlimited' can't be combined with other limits", "remove it, or the other limits")
-        raise DurationError(f"{quoted(text.strip())} is not a limit", FORM)
+            raise Invalid("'unlimited' can't be combined with other limits", "remove it, or the other limits")
+        raise Invalid(f"{quoted(text.strip())} is not a limit", FORM)
     return Window(_whole(match[1]), parse_period(match[2]))
 
 
 def parse_period(text: str) -> int:
-    """Return the period of a limit in microseconds. It must be a whole number of units. Raises `DurationError`."""
+    """Return the period of a limit in microseconds. It must be a whole number of units. Raises `Invalid`."""
     if "." in text:
-        raise DurationError(
+        raise Invalid(
             f"{quoted(text.strip())} is not a whole number of units",
             "use a smaller unit, for example 1500ms instead of 1.5s",
         )
@@ -178,14 +179,16 @@ def parse_period(text: str) -> int:
 
 def _whole(digits: str) -> int:
     if len(digits) > LONGEST_NUMBER:
-        raise DurationError(f"the number {quoted(digits)} is too large", f"at most {MOST}")
+        raise Invalid(f"the number {quoted(digits)} is too large", f"at most {MOST}")
     return int(digits)
 
 
 def read_limits(node: Node) -> Limits:
     """Read the limits of a rule, in any form."""
     if isinstance(node, Scalar) and isinstance(node.value, str) and node.text.strip().startswith(_FUNCTION):
-        return Limits((), function=node.text.strip())
+        source = node.text.strip()
+        compiled(source)
+        return Limits((), function=source)
     by_tier = isinstance(node, Map) and ("default" in node or not {*_MAPPING.words, *_OTHER_KEYS} & node.keys())
     if not isinstance(node, Map) or not by_tier:
         return Limits(_read_windows(node))
@@ -206,7 +209,7 @@ def _read_windows(node: Node) -> tuple[PlacedWindow, ...]:
     problems = Problems()
     if isinstance(node, Items):
         if not node:
-            raise Invalid.at(None, "the list must not be empty", "write unlimited, or remove the rule")
+            raise Invalid("the list must not be empty", "write unlimited, or remove the rule")
         windows: list[PlacedWindow] = []
         for item in node:
             found = problems.read(_read_one, item, ())
@@ -225,28 +228,22 @@ def _read_windows(node: Node) -> tuple[PlacedWindow, ...]:
 def _read_one(node: Node) -> tuple[PlacedWindow, ...] | None:
     """Read a mapping, or a text with one or several limits. None for `unlimited`."""
     if isinstance(node, Map) and "default" in node:
-        raise Invalid.at(None, "a mapping by tier must not be in a tier or in a list")
+        raise Invalid("a mapping by tier must not be in a tier or in a list")
     if isinstance(node, Map):
         return (PlacedWindow(_MAPPING.read(node), node.place),)
     if isinstance(node, Items):
-        raise Invalid.at(None, "must be a limit, not a list")
+        raise Invalid("must be a limit, not a list")
     if not isinstance(node.value, str):
-        raise Invalid.at(None, f"must be a limit, not {kind(node)}", FORM)
-    try:
-        windows = parse_limit(node.text)
-    except DurationError as error:
-        raise Invalid.at(None, str(error), error.hint) from None
+        raise unlike(node, "a limit", FORM)
+    windows = parse_limit(node.text)
     return None if windows is None else tuple(PlacedWindow(window, node.place) for window in windows)
 
 
 def _read_per(node: Node) -> int:
     """Read the period of a limit in microseconds."""
     if not isinstance(node, Scalar) or not isinstance(node.value, str):
-        raise Invalid.at(None, f"must be a time, not {kind(node)}", "for example minute, 2 hours or 10s")
-    try:
-        return parse_period(node.text)
-    except DurationError as error:
-        raise Invalid.at(None, str(error), error.hint) from None
+        raise unlike(node, "a time", "for example minute, 2 hours or 10s")
+    return parse_period(node.text)
 
 
 def burst_of(rule: Values, window: Window) -> int:

@@ -10,8 +10,9 @@ from math import inf
 from typing import cast
 
 from ratelimit_mw.config import kinds
-from ratelimit_mw.config.tree import Invalid, Items, Node, Problems, Scalar, kind
+from ratelimit_mw.config.tree import Items, Node, Problems, Scalar, unlike
 from ratelimit_mw.config.word import Section, Values, Word, section_word
+from ratelimit_mw.errors import Invalid
 from ratelimit_mw.model import Priority
 from ratelimit_mw.settings import Band, Bands, LoadSettings
 
@@ -41,11 +42,11 @@ def _read_band(node: Node) -> Band:
     numbers = [float(load) for load in loads if isinstance(load, int | float) and not isinstance(load, bool)]
     if not isinstance(node, Items) or not len(node) == len(numbers) == 2:
         hint = "for example [0.7, 0.85]: above 0.7 some requests are shed, from 0.85 all; or write never"
-        raise Invalid.at(None, f"must be two loads, not {kind(node)}", hint)
+        raise unlike(node, "two loads", hint)
     begins, ends = numbers
     if not (0 <= begins <= 1 and begins <= ends <= 2):
         message = f"{_format_band((begins, ends))} is out of range"
-        raise Invalid.at(None, message, "the first must be from 0 to 1, and the second from the first to 2")
+        raise Invalid(message, "the first must be from 0 to 1, and the second from the first to 2")
     return begins, ends
 
 

@@ -9,9 +9,9 @@ from typing import Literal
 
 from ratelimit_mw.bodies import FORMATS
 from ratelimit_mw.config import kinds
-from ratelimit_mw.config.tree import Fault, Invalid, Items, Map, Node, Problems, Scalar, kind
+from ratelimit_mw.config.tree import Items, Map, Node, Problems, Scalar, unlike
 from ratelimit_mw.config.word import Section, Values, Word, section_word
-from ratelimit_mw.errors import near, nearest, quoted
+from ratelimit_mw.errors import Invalid, near, nearest, quoted
 from ratelimit_mw.settings import (
     BODY_PLACEHOLDERS,
     PLACEHOLDERS,
@@ -47,7 +47,7 @@ def read_body(node: Node) -> tuple[Body, ...]:
     """Read the formats of a body, in the order in which they are offered to clients."""
     listed = node if isinstance(node, Items) else [node]
     if not listed:
-        raise Invalid.at(None, "the list must not be empty", f"known: {', '.join(FORMATS)}")
+        raise Invalid("the list must not be empty", f"known: {', '.join(FORMATS)}")
     problems = Problems()
     found: list[Body] = []
     for item in listed:
@@ -64,13 +64,13 @@ def _body(node: Node) -> Body:
         template = _template(node)
         if isinstance(template, dict) and template:
             return template
-        raise Invalid.at(node.place, "the template must not be empty", "for example {error: '{message}'}")
+        raise Invalid("the template must not be empty", "for example {error: '{message}'}")
     if isinstance(node, Items):
-        raise Invalid.at(node.place, "must be a format, not a list")
+        raise Invalid("must be a format, not a list")
     word = kinds.read_text(node)
     if word not in FORMATS:
         hint = near(word, FORMATS) or "or write a mapping, for example {error: '{message}'}"
-        raise Invalid.at(node.place, f"must be one of {', '.join(FORMATS)}, not {kind(node)}", hint)
+        raise unlike(node, f"one of {', '.join(FORMATS)}", hint)
     return word
 
 
@@ -82,11 +82,10 @@ def _media(body: Body) -> str:
 def _template(node: Node) -> object:
     """Read a template of a JSON body. All placeholders in its texts must be known."""
     if isinstance(node, Scalar):
-        return _checked(node.value, BODY_PLACEHOLDERS) if isinstance(node.value, str) else node.value
+        return _checked(node, BODY_PLACEHOLDERS) if isinstance(node.value, str) else node.value
     problems = Problems()
     found: dict[str, object] | list[object]
     if isinstance(node, Map):
-        problems.read(_keys, node, [])
         found = {key: problems.read(_template, value, None) for key, value in node.items()}
     else:
         found = problems.read_each(_template, node)
@@ -94,14 +93,9 @@ def _template(node: Node) -> object:
     return found
 
 
-def _keys(node: Node) -> list[str]:
-    """Read the keys of a mapping."""
-    return [_sendable(key) for key in node] if isinstance(node, Map) else []
-
-
 def read_message(node: Node) -> str:
     """Read the message of a denial. All its placeholders must be known."""
-    return _checked(kinds.read_text(node), PLACEHOLDERS)
+    return _checked(node, PLACEHOLDERS)
 
 
 def read_page(node: Node) -> str | None:
@@ -109,7 +103,7 @@ def read_page(node: Node) -> str | None:
 
     Other text in braces may be a style or a script. It is an error only if it is similar to a placeholder.
     """
-    page = _sendable(kinds.read_text(node))
+    page = kinds.read_text(node)
     problems = Problems()
     for word in kinds.PLACEHOLDER.findall(page):
         hint = near(word, BODY_PLACEHOLDERS)
@@ -123,7 +117,7 @@ def read_link(node: Node) -> str | None:
     """Read a URL that is shown to clients."""
     found = kinds.read_text(node)
     if found and (not found.startswith(("http://", "https://")) or not found.isprintable() or " " in found):
-        raise Invalid.at(None, f"{quoted(found)} is not a URL", "for example https://example.com/limits")
+        raise Invalid(f"{quoted(found)} is not a URL", "for example https://example.com/limits")
     return found or None
 
 
@@ -132,22 +126,14 @@ def read_handler(node: Node) -> HandlerSettings | None:
     return HandlerSettings(*kinds.read_function(node)) if kinds.read_text(node).strip() else None
 
 
-def _checked(found: str, placeholders: Iterable[str]) -> str:
-    """Return `found`. Raises `Invalid` if it has a placeholder that is not in `placeholders`."""
-    unknown = [word for word in kinds.PLACEHOLDER.findall(_sendable(found)) if word not in placeholders]
-    if unknown:
-        raise Invalid(
-            Fault(None, f"there is no placeholder {{{word}}}", nearest(word, placeholders)) for word in unknown
-        )
-    return found
-
-
-def _sendable(found: str) -> str:
-    """Return `found`. Raises `Invalid` if it has a surrogate, because that cannot be encoded as UTF-8."""
-    if any("\ud800" <= character <= "\udfff" for character in found):
-        hint = "write the character itself, or its \\U escape"
-        raise Invalid.at(None, f"{quoted(found)} has half of a surrogate pair, which is not a character", hint)
-    return found
+def _checked(node: Node, placeholders: Iterable[str]) -> str:
+    """Read a text. Raises `Invalid` if it has a placeholder that is not in `placeholders`."""
+    found = kinds.read_text(node)
+    problems = Problems()
+    for word in kinds.PLACEHOLDER.findall(found):
+        if word not in placeholders:
+            problems.add(node.place, f"there is no placeholder {{{word}}}", nearest(word, placeholders))
+    return problems.checked(found)
 
 
 _TAKEN = (

@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from ratelimit_mw.config import kinds
-from ratelimit_mw.config.tree import Invalid, Node, Problems
+from ratelimit_mw.config.tree import Node, Problems
 from ratelimit_mw.config.word import Conflict, Section, Values, Word, section_word, sections_word
 from ratelimit_mw.config.words.limit import no_concurrent
 from ratelimit_mw.config.words.storage import POLICIES
-from ratelimit_mw.errors import TemplateError, near, nearest, quoted
+from ratelimit_mw.errors import Invalid, near, nearest, quoted
 from ratelimit_mw.identity.attributes import Attributes
 from ratelimit_mw.rules.compiled import Exact, Matching
 from ratelimit_mw.rules.path_templates import Template, parse
@@ -28,8 +28,8 @@ def read_template(node: Node) -> Template:
     written = kinds.read_text(node)
     try:
         return parse(written)
-    except TemplateError as error:
-        raise Invalid.at(None, f"{quoted(written)}: {error}", error.hint) from None
+    except Invalid as error:
+        raise Invalid(f"{quoted(written)}: {error}", error.hint) from None
 
 
 def read_method(node: Node) -> str:
@@ -38,13 +38,13 @@ def read_method(node: Node) -> str:
     upper = word.upper()
     if not kinds.TOKEN.fullmatch(word) or not upper[:1].isalpha():
         hint = "remove methods to match all of them" if word == "*" else f"known: {', '.join(_METHODS)}"
-        raise Invalid.at(None, f"{quoted(word)} is not an HTTP method", hint)
+        raise Invalid(f"{quoted(word)} is not an HTTP method", hint)
     if upper == "HEAD":
-        raise Invalid.at(None, "HEAD requests are counted with GET", "write GET")
+        raise Invalid("HEAD requests are counted with GET", "write GET")
     if upper not in _METHODS:
         hint = near(word, _METHODS)
         if hint:  # without a hint, it is a method that only the app knows
-            raise Invalid.at(None, f"{quoted(word)} is not an HTTP method", hint)
+            raise Invalid(f"{quoted(word)} is not an HTTP method", hint)
     return upper
 
 
@@ -52,9 +52,9 @@ def read_host(node: Node) -> str:
     """Read a host, in lower case and without a dot at its end."""
     host = kinds.read_non_blank(node)
     if _WITH_PORT.search(host):
-        raise Invalid.at(None, f"{quoted(host)} must not have a port", "hosts are matched without their port")
+        raise Invalid(f"{quoted(host)} must not have a port", "hosts are matched without their port")
     if not host.strip("."):
-        raise Invalid.at(None, f"{quoted(host)} is not a host name", "for example api.example.com")
+        raise Invalid(f"{quoted(host)} is not a host name", "for example api.example.com")
     return host.lower().rstrip(".")
 
 

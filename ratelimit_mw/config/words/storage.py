@@ -1,10 +1,10 @@
 """`storage`, `reload`, `rules: {source: …}` and `observe`: where counters and rules are, and what a process reports."""
 
 from ratelimit_mw.config import kinds
-from ratelimit_mw.config.tree import Invalid, Items, Map, Node, Problems
+from ratelimit_mw.config.tree import Items, Map, Node, Problems
 from ratelimit_mw.config.word import Section, Word, section_word
 from ratelimit_mw.config.words.limit import MOST
-from ratelimit_mw.errors import nearest, quoted
+from ratelimit_mw.errors import Invalid, nearest, quoted
 from ratelimit_mw.settings import ObserveSettings, StorageSettings
 from ratelimit_mw.stores import STORES, wrong_database
 
@@ -17,16 +17,16 @@ def read_url(node: Node) -> str:
     address = kinds.read_text(node)
     scheme, separator, _ = address.partition("://")
     if address.startswith("$"):
-        raise Invalid.at(None, "is not a storage URL", "to read a variable of the environment, write ${NAME}")
+        raise Invalid("is not a storage URL", "to read a variable of the environment, write ${NAME}")
     if not separator:
-        raise Invalid.at(None, "is not a storage URL", "for example memory:// or redis://localhost:6379/0")
+        raise Invalid("is not a storage URL", "for example memory:// or redis://localhost:6379/0")
     if scheme not in STORES:
         meant = scheme.replace("rediss+", "redis+")
         hint = f"for TLS write {meant}://…?tls=true" if meant in STORES else nearest(scheme, STORES)
-        raise Invalid.at(None, f"unknown storage scheme {quoted(scheme)}", hint)
+        raise Invalid(f"unknown storage scheme {quoted(scheme)}", hint)
     if (path := wrong_database(address)) is not None:
         message = f"{quoted(path)} is not the number of a database"
-        raise Invalid.at(None, message, "for example redis://localhost:6379/0; domain: separates apps in one database")
+        raise Invalid(message, "for example redis://localhost:6379/0; domain: separates apps in one database")
     return address
 
 
@@ -35,7 +35,7 @@ def read_source_url(node: Node) -> str:
     address = read_url(node)
     scheme = address.partition(":")[0]
     if not STORES[scheme].server:
-        raise Invalid.at(None, f"rules can't be in {scheme}://", "for example redis://localhost:6379/0")
+        raise Invalid(f"rules can't be in {scheme}://", "for example redis://localhost:6379/0")
     return address
 
 
@@ -93,9 +93,19 @@ def take_source(tree: Map, allowed: tuple[str, ...], problems: Problems) -> str 
     return source
 
 
+def _read_reload(node: Node) -> float | None:
+    """Read how often to look, in seconds. None for `off`."""
+    if kinds.read_text(node) == "off":
+        return None
+    try:
+        return kinds.seconds("100ms", "1h")(node)
+    except Invalid as error:
+        raise Invalid(str(error), f"{error.hint}, or off") from None
+
+
 RELOAD: Word[float | None] = Word(
     key="reload",
-    read=kinds.seconds("100ms", "1h", off=True, example="5s or 1m"),
+    read=_read_reload,
     default=5.0,
     shown_default="5s",
     schema={**kinds.TEXT, "examples": ["5s", "1m", "off"]},

@@ -7,10 +7,10 @@ from typing import Literal, NamedTuple
 
 from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.config import kinds
-from ratelimit_mw.config.tree import Invalid, Map, Node, Problems, Scalar, kind
+from ratelimit_mw.config.tree import Map, Node, Problems, Scalar, unlike
 from ratelimit_mw.config.word import Section, Values, Word, section_word
 from ratelimit_mw.config.words.limit import ALGORITHM, algorithm_hint
-from ratelimit_mw.errors import quoted
+from ratelimit_mw.errors import Invalid, quoted
 from ratelimit_mw.model import SECOND, Elastic, Quota, Rule
 
 _PERCENT = re.compile(r"([0-9]{1,4})(?:\.([0-9]{1,2}))?\s*%")
@@ -38,13 +38,10 @@ def _percentage(above: int, hint: str) -> Callable[[Node], int]:
     """Return a reader of percentages above `above`, in hundredths of a percent."""
 
     def read(node: Node) -> int:
-        written = node.text if isinstance(node, Scalar) else ""
-        found = _PERCENT.fullmatch(written.strip())
-        if found is None:
-            raise Invalid.at(None, f"must be a percentage, not {kind(node)}", "for example 10% or 12.5%")
+        found = kinds.read_match(node, _PERCENT, "a percentage", "for example 10% or 12.5%")
         percentage = int(found[1]) * 100 + int((found[2] or "").ljust(2, "0"))
         if not above < percentage <= _MOST:
-            raise Invalid.at(None, f"{quoted(written)} is out of range", hint)
+            raise Invalid(f"{quoted(found[0])} is out of range", hint)
         return percentage
 
     return read
@@ -55,7 +52,7 @@ def _read_throttle(node: Node) -> Throttle | None:
     if isinstance(node, Scalar) and node.text == "hard":
         return None
     if not isinstance(node, Map) or len(node.keys_at) != 1:
-        raise Invalid.at(None, f"must be a throttle, not {kind(node)}", _FORM)
+        raise unlike(node, "a throttle", _FORM)
     throttle: Throttle = _SECTION.read(node)
     return throttle
 
