@@ -1,6 +1,13 @@
 """The last 15 minutes of a process, and several processes together."""
 
+import json
+from functools import reduce
+from operator import getitem
+
+import pytest
+
 from ratelimit_mw import ManualClock, RateLimiter
+from ratelimit_mw.config.load import load_rules
 from ratelimit_mw.operations.activity import (
     MOST_LIMITED,
     MOST_SERIES,
@@ -14,10 +21,12 @@ from ratelimit_mw.operations.activity import (
 )
 from ratelimit_mw.operations.live import Live
 from ratelimit_mw.operations.report_codec import ProcessReport, decode_report, encode_report
+from ratelimit_mw.operations.state import Outline, StoreState, state_of
 from tests.support.patience import eventually
 
 LOGIN = {"name": "login", "by": "ip", "limit": "0 per hour"}
 RULE = ("shop", "login")
+RULES = load_rules({"domain": "shop", "client": {"secret": "s"}, "rules": [LOGIN]})
 
 
 def history(clock, *rules):
@@ -139,15 +148,53 @@ def test_a_client_of_several_processes_is_one_with_the_latest_end():
     assert [each.denials for each in together([many, one]).limited][-1] == 6
 
 
-def test_a_text_has_all_of_a_report():
+def report():
     steps = ({100: 5, 103: 1}, {101: 2})
     rules = {
         RULE: RuleActivity((1.5, 0.0, 0.25, 3.0, 0.001), {7: 1, 9: 3}, 2),
         ("shop", "x"): RuleActivity((0.0,) * 5, {}, 0),
     }
     activity = Activity(2.5, 0.125, steps, rules, (client("ip=192.0.2.1", 3, 10.5, None),), 0.5)
-    report = ProcessReport("p", "v", "on", 0.4, activity)
-    assert decode_report(encode_report(report)) == report
+    return ProcessReport("p", "v", "on", 0.4, activity)
+
+
+def test_a_text_has_all_of_a_report():
+    assert decode_report(encode_report(report())) == report()
+
+
+def places(value, way=()):
+    """The way to each value in a value of JSON."""
+    if isinstance(value, dict | list):
+        for key, each in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from places(each, (*way, key))
+    yield way
+
+
+WHOLE = json.loads(encode_report(report()))
+
+
+@pytest.mark.parametrize("way", [pytest.param(way, id=".".join(map(str, way))) for way in places(WHOLE)])
+def test_a_report_with_a_wrong_value_is_left_out_or_can_be_shown(way):
+    for wrong in (None, True, "x", [], {}, ["x"], 1e999, float("nan"), 10**400, -1.5):
+        found = json.loads(encode_report(report()))
+        if way:
+            inside = reduce(getitem, way[:-1], found)
+            inside[way[-1]] = wrong
+        else:
+            found = wrong
+        decoded = decode_report(json.dumps(found))
+        if decoded is not None:
+            state = state_of(
+                together([report().activity, decoded.activity]),
+                Outline(RULES),
+                version=decoded.version,
+                switch=decoded.switch,
+                at=1_050.0,
+                store=StoreState("redis", up=True, latency_ms=decoded.latency_ms),
+                processes=len({decoded.process, report().process}),
+                shared=True,
+            )
+            json.dumps(state, allow_nan=False)
 
 
 def test_many_rules_are_shown_from_a_state_that_the_thread_makes():
