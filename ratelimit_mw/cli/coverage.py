@@ -1,30 +1,36 @@
 """Tells which rules apply to a route of an app: to all of its requests, to some, or to none.
 
-A route stands for many paths. `sample_paths` finds one for each set of templates that its paths match. Each such path
-is then matched as a request is, by the same selection as plans and explanations. So a rule that is reported applies to
-a path of the route.
+A route and a rule are compared by their templates, segment by segment. If that leaves it open whether a rule applies to
+all requests of a route, it applies to some.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
 from ratelimit_mw.identity.identifier import choices_of
 from ratelimit_mw.rules.compiled import CompiledRule, Matching
 from ratelimit_mw.rules.domains import Rules
-from ratelimit_mw.rules.path_templates import TYPES, Segment, Template, TemplateParts, cleaned, matcher, parts_of
+from ratelimit_mw.rules.path_templates import (
+    ANYTHING,
+    TYPES,
+    Segment,
+    Template,
+    TemplateParts,
+    cleaned,
+    matcher,
+    parts_of,
+)
 from ratelimit_mw.rules.ruleset import RuleSet
 
-_ADDRESS = "240.0.0.1"  # a reserved address, which no list of exemptions has
 _ALWAYS_THERE = {"global", "ip", "remote_address", "path", "route", "method"}
 _THE_METHOD = "the method"
 
 _VALUES = ("x", "1", "1.1", "00000000-0000-4000-8000-000000000000", "")
 """Values of parameters: each kind of parameter takes at least one of them."""
 
-_ANY = Segment(("", ""), ("str",))
-
 _matcher = lru_cache(maxsize=4096)(matcher)
+_parts = lru_cache(maxsize=4096)(parts_of)  # each rule is compared with all others
 
 
 class Coverage(NamedTuple):
@@ -33,7 +39,7 @@ class Coverage(NamedTuple):
     Attributes:
         domain: The domain of the rule.
         rule: The name of the rule.
-        partial: True if there are requests of this route and method to which the rule does not apply, although they
+        partial: True if there may be requests of this route and method to which the rule does not apply, although they
             meet its conditions: another path, an exempt path, or another rule replaces it.
         conditions: What a request must have in addition, such as "tier is gold".
         general: True if the rule has no `match.path`.
@@ -62,59 +68,44 @@ def covered(rules: Rules, route: Template, method: str, *, websocket: bool = Fal
     """
     found: list[Coverage] = []
     exempt: list[bool] = []
+    some = False
     for part in rules.parts:
-        standing = [rule for rule in part.compiled if not (rule.on_demand or rule.rule.messages)]
-        coverages, free = _compared(part, standing, route, method)
-        exempt += free
-        if websocket and part.messages is not None:
-            messages = [rule for rule in part.compiled if rule.rule.messages]
-            coverages += _compared(part.messages, messages, route, method)[0]
-        found += [coverage for _, coverage in sorted(coverages)]
-    return Covered(tuple(found), all(exempt), any(exempt))
+        free = [each for each in part.exempt if _takes(each, method) and not (each.exact or each.networks)]
+        exempt.append(any(_strictly(_within, route, each) for each in free))
+        partly = any(_strictly(_meet, route, each) for each in free)
+        some = some or partly
+        if not exempt[-1]:
+            asked = [rule for rule in part.compiled if not rule.on_demand and (websocket or not rule.rule.messages)]
+            found += _applying(part, asked, route, method, partly=partly)
+    return Covered(tuple(found), all(exempt), some)
 
 
-def _compared(
-    rules: RuleSet, asked: Iterable[CompiledRule], route: Template, method: str
-) -> tuple[list[tuple[int, Coverage]], list[bool]]:
-    """Return each rule that applies to a sample path, after its rank, and whether each sample path is exempt.
+def _applying(
+    part: RuleSet, asked: Iterable[CompiledRule], route: Template, method: str, *, partly: bool
+) -> Iterator[Coverage]:
+    """Yield each of the rules that apply to requests of a route. `partly`: some of its requests are exempt."""
+    reached = [
+        rule
+        for rule in asked
+        if _takes(rule.match, method) and (not rule.templates or any(meets(route, each) for each in rule.templates))
+    ]
+    for rule in reached:
+        replacing = [each for each in reached if rule.rank in each.replaces and _strictly(_meet, route, each.match)]
+        if not any(_strictly(_within, route, each.match) and not _depends(each) for each in replacing):
+            whole = not (replacing or partly) and covers_paths(rule.templates, (route,))
+            conditions = tuple(_conditions(part, rule.match))
+            yield Coverage(part.domain, rule.rule.name, not whole, conditions, not rule.templates)
 
-    Args:
-        rules: The rule set that selects rules.
-        asked: Those of its rules that the middleware asks.
-        route: The route.
-        method: The method of the requests.
+
+def _strictly(holds: Callable[[TemplateParts, TemplateParts], bool], route: Template, match: Matching) -> bool:
+    """Return True if `holds` for a route and a template of a match, as they are written and in their cleaned forms.
+
+    Exemptions and `replaces` need both.
     """
-    own = {rule.rank: rule for rule in asked if _takes(rule.match, method)}
-    matches = [each for each in (*rules.exempt, *(rule.match for rule in own.values())) if _takes(each, method)]
-    templates = tuple(dict.fromkeys(template for match in matches for template in match.templates))
-    paths = {_spelled(route, path) for path in sample_paths(route, templates).values()}
-    applied: dict[int, int] = {}
-    doubtful: set[int] = set()
-    exempt = []
-    for path in sorted(paths):
-        request = rules.attributes.request_from({"path": path, "method": method, "ip": _ADDRESS})
-        ((_, (candidates, replaced, free, _)),) = rules.selections(request)
-        exempt.append(free is not None)
-        if free is None:
-            reached = {rank: strict for rank, _, _, _, strict in candidates}
-            ranks = {rank for rank, rule in own.items() if not rule.templates or rank in reached} - replaced.keys()
-            for rank in ranks:
-                applied[rank] = applied.get(rank, 0) + 1
-                if reached.get(rank, True) and _depends(own[rank]):
-                    doubtful |= own[rank].replaces & ranks  # it replaces them for some requests: those with a user
-    return [
-        (
-            rank,
-            Coverage(
-                rules.domain,
-                own[rank].rule.name,
-                number < len(paths) or rank in doubtful,
-                tuple(_conditions(rules, own[rank].match)),
-                not own[rank].match.templates,
-            ),
-        )
-        for rank, number in applied.items()
-    ], exempt
+    return not match.templates or any(
+        holds(_parts(route), _parts(each)) and holds(_parts(cleaned(route)), _parts(cleaned(each)))
+        for each in match.templates
+    )
 
 
 def _conditions(rules: RuleSet, match: Matching) -> Iterator[str]:
@@ -133,49 +124,45 @@ def _depends(rule: CompiledRule) -> bool:
     return bool(rule.match.exact or rule.match.networks) or not any(_ALWAYS_THERE.issuperset(each) for each in choices)
 
 
-def _spelled(route: Template, path: str) -> str:
-    """Return a path as a client must write it: with the slash at the end that the route has."""
-    short = route.endswith("/*") and path.count("/") < route.count("/")
-    return path + "/" if path != "/" and (route.endswith("/") or short) else path
+# ------------------------------------------------------------------------------------- the paths of templates
 
 
-# ------------------------------------------------------------------------------------------------------ sample paths
+def meets(one: Template, other: Template) -> bool:
+    """Return True if there is a path that both match, in their cleaned forms."""
+    return _meet(_parts(cleaned(one)), _parts(cleaned(other)))
 
 
-@lru_cache(maxsize=4096)
-def sample_paths(route: Template, templates: tuple[Template, ...]) -> Mapping[int, str]:
-    """Return a path of the route for each set of templates that its paths match, a short one first.
+def _meet(one: TemplateParts, other: TemplateParts) -> bool:
+    return any(
+        own is not None and held is not None and all(map(_common, own, held))
+        for own, held in _expanded_alike(one, other)
+    )
 
-    A set is a number whose bit n stands for `templates[n]`. Paths and templates are compared in their cleaned form,
-    without empty segments. A parameter with a type stands for its plain values (see `path_templates`).
+
+def covers_paths(wider: tuple[Template, ...], narrower: tuple[Template, ...]) -> bool:
+    """Return True if each path that a template of `narrower` matches also matches one of `wider`.
+
+    Without templates, all paths match. False if it is not certain.
     """
-    parts = [parts_of(cleaned(each)) for each in (route, *templates)]
-    found: dict[int, str] = {}
-    for length in range(max(map(_longest, parts)) + 1):
-        segments = {bit: own for bit, each in enumerate(parts) if (own := _expanded(each, length)) is not None}
-        if 0 not in segments:
-            continue
-        paths = {sum(1 << bit for bit in segments): ""}
-        for place in range(length):
-            texts = _texts({bit: own[place] for bit, own in segments.items()})
-            longer: dict[int, str] = {}
-            for held, path in paths.items():
-                for takers, text in texts.items():
-                    longer.setdefault(held & takers, f"{path}/{text}")
-            paths = longer
-        for held, path in paths.items():
-            found.setdefault(held >> 1, path or "/")
-    return found
+    if not wider:
+        return True
+    forms = [_parts(cleaned(each)) for each in wider]
+    return bool(narrower) and all(any(_within(_parts(cleaned(each)), form) for form in forms) for each in narrower)
 
 
-def meets(route: Template, template: Template) -> bool:
-    """Return True if there is a path that both match."""
-    return 1 in sample_paths(route, (template,))
+def _within(narrower: TemplateParts, wider: TemplateParts) -> bool:
+    """Return True if each path that `narrower` matches also matches `wider`. False if it is not certain."""
+    return all(
+        own is None or (held is not None and all(map(_segment_within, own, held)))
+        for own, held in _expanded_alike(narrower, wider)
+    )
 
 
-def _longest(parts: TemplateParts) -> int:
-    """Return the number of segments from which on more of them make no difference."""
-    return len(parts.segments) + (0 if parts.tail is None else len(parts.tail.segments) + 2)
+def _expanded_alike(one: TemplateParts, other: TemplateParts) -> Iterator[list[list[Segment] | None]]:
+    """Yield the segments of two templates for paths of each length that matters and that `one` may have."""
+    longest = [len(each.segments) + (0 if each.tail is None else len(each.tail.segments) + 2) for each in (one, other)]
+    lengths = range(max(len(one.segments) - 1, 0), max(longest) + 1)
+    return ([_expanded(each, length) for each in (one, other)] for length in lengths)
 
 
 def _expanded(parts: TemplateParts, length: int) -> list[Segment] | None:
@@ -195,26 +182,30 @@ def _expanded(parts: TemplateParts, length: int) -> list[Segment] | None:
     if inside < 2:
         value = [Segment((tail.before, tail.after), ("path",))] * inside
     else:
-        value = [Segment((tail.before, ""), ("path",)), *[_ANY] * (inside - 2), Segment(("", tail.after), ("path",))]
+        rest = [ANYTHING] * (inside - 2)
+        value = [Segment((tail.before, ""), ("path",)), *rest, Segment(("", tail.after), ("path",))]
     return [*head, *value, *tail.segments]
 
 
-def _texts(segments: Mapping[int, Segment]) -> dict[int, str]:
-    """Return a text of the route's segment for each set of segments that take it. The route has the number 0."""
-    different = dict.fromkeys(segments.values())
-    texts = dict.fromkeys(_filled(each, value) for each in different for value in _VALUES)
-    mixed = [each for each in different if each.kinds and any(each.texts)]
-    texts |= dict.fromkeys(_filled(one, _filled(other, value)) for one in mixed for other in mixed for value in _VALUES)
-    found: dict[int, str] = {}
-    for text in texts:
-        if text and _is_taken(segments[0], text):
-            takers = {each for each in different if _is_taken(each, text)}
-            found.setdefault(sum(1 << bit for bit, each in segments.items() if each in takers), text)
-    return found
+@lru_cache(maxsize=4096)
+def _common(one: Segment, other: Segment) -> bool:
+    """Return True if there is a text that both segments take."""
+    texts = {_filled(each, value) for each in (one, other) for value in _VALUES}
+    texts |= {_filled(each, text) for each in (one, other) for text in texts}
+    return any(text and _is_taken(one, text) and _is_taken(other, text) for text in texts)
 
 
 def _filled(segment: Segment, value: str) -> str:
     return segment.filled(iter([value] * len(segment.kinds)))
+
+
+def _segment_within(narrower: Segment, wider: Segment) -> bool:
+    if narrower.kinds:
+        return wider in (narrower, ANYTHING, _ANY_REST)
+    return _is_taken(wider, narrower.texts[0])
+
+
+_ANY_REST = Segment(("", ""), ("path",))
 
 
 def _is_taken(segment: Segment, text: str) -> bool:

@@ -6,6 +6,7 @@
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from itertools import count
@@ -35,12 +36,11 @@ class AppRoute(NamedTuple):
 
     Attributes:
         path: The path template, as the framework writes it, after the prefixes of what it is mounted in.
-        template: The paths that the route serves, as rules write them.
+        template: The paths that the route serves, as rules write them. It matches further ones, too, if the framework's
+            template has no equivalent in rules (a regular expression, for example).
         methods: Its methods, or `ANY`. HEAD is left out beside GET, and so is OPTIONS if the framework answers it.
         websocket: True if it serves WebSockets.
         asked: What its decorators and dependencies ask for: names of rules, and limits.
-        exact: False if `template` also matches paths that the route does not serve, because the framework's template
-            has no equivalent in rules (a regular expression, for example).
         typed: `template` with the types that the endpoint's own parameters have.
     """
 
@@ -49,7 +49,6 @@ class AppRoute(NamedTuple):
     methods: tuple[str, ...] = (ANY,)
     websocket: bool = False
     asked: tuple[Wanted, ...] = ()
-    exact: bool = True
     typed: Template = parse("/")
 
 
@@ -58,11 +57,6 @@ class _Prefix(NamedTuple):
 
     shown: str = ""
     text: str = ""
-    exact: bool = True
-
-
-_Text = tuple[str, bool]
-"""A template, and whether it is exact."""
 
 
 class UnknownApp(Exception):
@@ -100,31 +94,21 @@ def _mounted(app: Any, prefix: _Prefix) -> Iterator[AppRoute]:
         yield _route(prefix, "/*", "/*")
 
 
-def _route(prefix: _Prefix, shown: str, text: str, *, exact: bool = True, **fields: Any) -> AppRoute:
+def _route(prefix: _Prefix, shown: str, text: str, **fields: Any) -> AppRoute:
     """Make a route. `text` is its template as rules write it, apart from the names of parameters."""
-    template, exact_here = _parsed(prefix.text + text)
-    return AppRoute(
-        prefix.shown + shown,
-        template,
-        exact=exact and exact_here and prefix.exact,
-        **{"typed": template, **fields},
-    )
+    template = _parsed(prefix.text + text)
+    return AppRoute(prefix.shown + shown, template, **{"typed": template, **fields})
 
 
-def _parsed(text: str) -> tuple[Template, bool]:
-    """Parse a template. If rules cannot express it, return one that matches more, and False."""
+def _parsed(text: str) -> Template:
+    """Parse a template. If rules cannot express it, return one that matches more."""
     numbers = count()
     text = re.sub(r"\{\w+", lambda _: f"{{p{next(numbers)}", text) or "/"  # a name may be there twice
-    try:
-        return parse(text), True
-    except Invalid:
-        pieces = text.split("/")[1:]
-    for kept in range(len(pieces) - 1, 0, -1):
-        try:
-            return parse("/" + "/".join(pieces[:kept]) + "/*"), False
-        except Invalid:
-            continue
-    return parse("/*"), False
+    pieces = text.split("/")[1:]
+    for each in (text, *("/" + "/".join([*pieces[:kept], "*"]) for kept in range(len(pieces) - 1, 0, -1))):
+        with suppress(Invalid):
+            return parse(each)
+    return parse("/*")
 
 
 def _methods(methods: Iterable[str] | None, *, automatic_options: bool = False) -> tuple[str, ...]:
@@ -156,39 +140,15 @@ def _by_method(kind: Any, allowed: Iterable[str], *views: Any) -> Iterator[tuple
         yield _methods(methods), asked
 
 
-def _kind_of(pattern: str) -> tuple[str, bool]:
-    """The kind of parameter whose values include all texts that a regular expression matches.
-
-    Also whether the expression seems to match nearly all of these values.
-    """
+def _kind_of(pattern: str) -> str:
+    """The kind of parameter whose values include all texts that a regular expression matches."""
     if pattern in (r"\d+", "[0-9]+", r"[\d]+"):
-        return "int", True
+        return "int"
     try:
         matches = re.compile(pattern).fullmatch
     except re.error:
-        return "path", False
-    if any(map(matches, ("x/x", "1/1", "x/x/x"))):
-        return "path", matches("x/x1a") is not None
-    return "str", matches("x1a") is not None
-
-
-def _with_kinds(parameter: re.Pattern[str], text: str, kind: Callable[[re.Match[str]], tuple[str, bool]]) -> _Text:
-    """Return a template with kinds of parameters that rules know, and whether it is exact.
-
-    Args:
-        parameter: Finds the parameters.
-        text: The template, as the framework writes it.
-        kind: Returns the kind of a parameter, and whether it has the same values. See `_kind_of`.
-    """
-    exact = True
-
-    def known(found: re.Match[str]) -> str:
-        nonlocal exact
-        name, same = kind(found)
-        exact = exact and same
-        return f"{{p:{name}}}"
-
-    return parameter.sub(known, text), exact
+        return "path"
+    return "path" if any(map(matches, ("x/x", "1/1", "x/x/x"))) else "str"
 
 
 # ------------------------------------------------------------------------------------------ Starlette and FastAPI
@@ -219,7 +179,7 @@ def _of_starlette(routes: Any, prefix: _Prefix, walk: Callable[[Any], Iterable[A
 
 
 def _below(prefix: _Prefix, shown: str, text: str) -> _Prefix:
-    return _Prefix(prefix.shown + shown.rstrip("/"), prefix.text + text.rstrip("/"), prefix.exact)
+    return _Prefix(prefix.shown + shown.rstrip("/"), prefix.text + text.rstrip("/"))
 
 
 def _from_starlette(route: Any, types: Mapping[str, str] = MappingProxyType({})) -> str:
@@ -228,11 +188,11 @@ def _from_starlette(route: Any, types: Mapping[str, str] = MappingProxyType({}))
     `types` has the kinds of parameters that have none in the template.
     """
 
-    def kind(found: re.Match[str]) -> tuple[str, bool]:
+    def kind(found: re.Match[str]) -> str:
         known = (found[2] or types.get(found[1], "str")).lstrip(":")
-        return (known, True) if known in KINDS else _kind_of(route.param_convertors[found[1]].regex)
+        return f"{{p:{known if known in KINDS else _kind_of(route.param_convertors[found[1]].regex)}}}"
 
-    text, _ = _with_kinds(_PARAMETER, str(route.path), kind)
+    text = _PARAMETER.sub(kind, str(route.path))
     return text.removesuffix("{p:path}") + "*" if text.endswith("/{p:path}") else text
 
 
@@ -251,7 +211,7 @@ def _endpoint(route: Any, prefix: _Prefix, path: str, *, websocket: bool) -> Ite
     fields = [field for each in _dependants(route) for field in each.path_params]
     kinds = {field.alias: _KINDS_OF_TYPES.get(field.field_info.annotation, "") for field in fields}
     types = {name: kind for name, kind in kinds.items() if kind}
-    typed, _ = _parsed(prefix.text + _from_starlette(route, types))
+    typed = _parsed(prefix.text + _from_starlette(route, types))
     asked = tuple(dict.fromkeys(asked))
     yield _route(prefix, path, text, methods=methods, websocket=websocket, asked=asked, typed=typed)
 
@@ -294,19 +254,18 @@ def _of_flask(app: Any, prefix: _Prefix) -> Iterator[AppRoute]:
         )
         methods = _methods(rule.methods, automatic_options=bool(automatic) and rule.methods != {"OPTIONS"})
         kind = getattr(view, "view_class", None)
-        text, exact = _with_kinds(_CONVERTER, rule.rule, partial(_from_werkzeug, app.url_map.converters))
+        text = _CONVERTER.sub(partial(_from_werkzeug, app.url_map.converters), rule.rule)
         websocket = bool(getattr(rule, "websocket", False))
         asked = _asked(kind, view)
-        route = _route(prefix, rule.rule, text, exact=exact, methods=methods, websocket=websocket, asked=asked)
+        route = _route(prefix, rule.rule, text, methods=methods, websocket=websocket, asked=asked)
         groups = list(_by_method(kind, methods, view)) if kind is not None else []
         yield from (route._replace(methods=own, asked=asked) for own, asked in groups) if groups else [route]
 
 
-def _from_werkzeug(converters: Mapping[str, Any], found: re.Match[str]) -> tuple[str, bool]:
-    """Return the kind of a parameter of werkzeug. One with arguments, as `any(a, b)`, takes fewer values."""
+def _from_werkzeug(converters: Mapping[str, Any], found: re.Match[str]) -> str:
+    """Return a parameter of werkzeug as rules write it."""
     name = {None: "str", "default": "str", "string": "str"}.get(found[1], found[1])
-    kind, same = (name, True) if name in KINDS else _kind_of(converters[name].regex)
-    return kind, same and not found[2]
+    return f"{{p:{name if name in KINDS else _kind_of(converters[name].regex)}}}"
 
 
 # --------------------------------------------------------------------------------------------------------- Django
@@ -317,18 +276,18 @@ def _django(app: Any, prefix: _Prefix) -> Iterator[AppRoute] | None:
     if not any(kind.__name__ == "BaseHandler" for kind in type(app).__mro__):
         return None
     resolver = import_module("django.urls").get_resolver()
-    return _of_django(resolver.url_patterns, _Prefix(prefix.shown + "/", prefix.text + "/", prefix.exact))
+    return _of_django(resolver.url_patterns, _Prefix(prefix.shown + "/", prefix.text + "/"))
 
 
 def _of_django(patterns: Iterable[Any], prefix: _Prefix) -> Iterator[AppRoute]:
     for pattern in patterns:
         included = getattr(pattern, "url_patterns", None)
-        shown, text, exact = _from_django(pattern.pattern, whole=included is None)
+        shown, text = _from_django(pattern.pattern, whole=included is None)
         if included is not None:
-            yield from _of_django(included, _Prefix(prefix.shown + shown, prefix.text + text, prefix.exact and exact))
+            yield from _of_django(included, _Prefix(prefix.shown + shown, prefix.text + text))
             continue
         for methods, asked in _of_view(pattern.callback):
-            yield _route(prefix, shown, text, exact=exact, methods=methods, asked=asked)
+            yield _route(prefix, shown, text, methods=methods, asked=asked)
 
 
 def _of_view(view: Any) -> Iterator[tuple[tuple[str, ...], tuple[Wanted, ...]]]:
@@ -371,20 +330,17 @@ def session_cookies(app: Any) -> set[str]:
     return found
 
 
-def _from_django(pattern: Any, *, whole: bool) -> tuple[str, str, bool]:
-    """A pattern of Django: how it is shown, its template, and whether that is exact.
-
-    `whole` is False for a prefix of other patterns.
-    """
+def _from_django(pattern: Any, *, whole: bool) -> tuple[str, str]:
+    """A pattern of Django: how it is shown, and its template. `whole` is False for a prefix of other patterns."""
     shown = str(pattern)
     if any(kind.__name__ == "RegexPattern" for kind in type(pattern).__mro__):
-        return re.sub(r"\A\^|(\$|\\Z)\Z", "", shown), *_from_expression(shown, whole=whole)
+        return re.sub(r"\A\^|(\$|\\Z)\Z", "", shown), _from_expression(shown, whole=whole)
 
-    def kind(found: re.Match[str]) -> tuple[str, bool]:
+    def kind(found: re.Match[str]) -> str:
         name = found[1] or "str"
-        return (name, True) if name in KINDS else _kind_of(pattern.converters[found[2]].regex)
+        return f"{{p:{name if name in KINDS else _kind_of(pattern.converters[found[2]].regex)}}}"
 
-    return shown, *_with_kinds(re.compile(r"<(?:(\w+):)?(\w+)>"), shown, kind)
+    return shown, re.sub(r"<(?:(\w+):)?(\w+)>", kind, shown)
 
 
 _EXPRESSION = re.compile(
@@ -393,26 +349,20 @@ _EXPRESSION = re.compile(
 )
 
 
-def _from_expression(expression: str, *, whole: bool) -> tuple[str, bool]:
+def _from_expression(expression: str, *, whole: bool) -> str:
     """The template of a regular expression. If it cannot be read to its end, the template matches all that may follow.
 
     Rules and templates of REST framework's routers are read completely.
     """
-    text, place, exact = "", 0, True
+    text, place = "", 0
     while place < len(expression):
         found = _EXPRESSION.match(expression, place)
         group = found["group"] if found is not None else None
         if found is None or (group is not None and group.startswith("?")):
-            return _with_anything(text), False
-        if group is not None:
-            kind, same = _kind_of(group)
-            text, exact = f"{text}{{p:{kind}}}", exact and same
-        else:
-            text += found["escaped"] or found["text"] or ""
+            return _with_anything(text)
+        text += f"{{p:{_kind_of(group)}}}" if group is not None else found["escaped"] or found["text"] or ""
         place = found.end()
-    if whole and not expression.endswith(("$", r"\Z")):
-        return _with_anything(text), False
-    return text, exact
+    return text if not whole or expression.endswith(("$", r"\Z")) else _with_anything(text)
 
 
 def _with_anything(text: str) -> str:

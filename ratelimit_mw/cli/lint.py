@@ -3,11 +3,10 @@
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
-from ipaddress import ip_network
 from urllib.parse import unquote
 
 from ratelimit_mw.algorithms import ALGORITHMS
+from ratelimit_mw.cli.coverage import covers_paths
 from ratelimit_mw.config.file import RULES
 from ratelimit_mw.config.load import Config, Examined, examine
 from ratelimit_mw.config.tree import Place, Problems
@@ -23,121 +22,8 @@ from ratelimit_mw.identity.attributes import canonical_name
 from ratelimit_mw.identity.identifier import attributes_of, choices_of
 from ratelimit_mw.model import Quota
 from ratelimit_mw.rules.compiled import CompiledRule, Matching
-from ratelimit_mw.rules.path_templates import Segment, Template, TemplateParts, cleaned, matcher, parts_of
 from ratelimit_mw.rules.ruleset import RuleSet
-from ratelimit_mw.settings import Network
 from ratelimit_mw.units import spell_period
-
-
-def never_full(quota: Quota, stricter: Quota) -> bool:
-    """Return True if `quota` can never deny a request that `stricter` admits. Return False if that is not certain.
-
-    All requests that are charged to `quota` must also be charged to `stricter`.
-    """
-    own, other = ALGORITHMS[quota.algorithm], ALGORITHMS[stricter.algorithm]
-    both = (quota, stricter)
-    if {(each.consistency, each.shards) for each in both} != {("strict", 1)} or own.in_flight or other.in_flight:
-        return False
-    if own.queue or other.queue or any(each.elastic or each.max_wait for each in both):
-        return False
-    if own.has_burst or other.has_burst:
-        slower = not stricter.limit or (quota.limit > 0 and _interval(stricter) >= _interval(quota))
-        return own is other and stricter.burst <= quota.burst and slower
-    if own is other and (quota.period, quota.buckets) == (stricter.period, stricter.buckets):
-        return stricter.limit <= quota.limit
-    # An algorithm of windows looks back over one window and a slice. A sliding window weighs two windows, which the
-    # windows of the stricter limit overlap in part. Together, no more than three further windows of it count.
-    seen = quota.period + -(-quota.period // quota.buckets)
-    return (-(-seen // stricter.period) + 3) * stricter.limit <= quota.limit
-
-
-def _interval(quota: Quota) -> int:
-    return -(-quota.period // quota.limit)
-
-
-def covers(wider: Matching, narrower: Matching) -> bool:
-    """Return True if `wider` matches every request that `narrower` matches."""
-    return (
-        _within(narrower.methods, wider.methods)
-        and _networks(wider.networks, narrower.networks)
-        and all(
-            any(own.read is other.read and set(other.values) <= set(own.values) for other in narrower.exact)
-            for own in wider.exact
-        )
-        and _paths(wider.templates, narrower.templates)
-    )
-
-
-# The functions below compare one part of two rules. Each returns True if the first (`wider`) includes all requests of
-# the second (`narrower`), and False if that is not certain: a missing warning does less harm than a wrong one.
-
-
-def _within(narrower: tuple[str, ...], wider: tuple[str, ...]) -> bool:
-    return not wider or (bool(narrower) and set(narrower) <= set(wider))
-
-
-def _networks(wider: tuple[str, ...], narrower: tuple[str, ...]) -> bool:
-    return not wider or (
-        bool(narrower) and all(any(_contains(own, other) for own in _read(wider)) for other in _read(narrower))
-    )
-
-
-@lru_cache(maxsize=4)
-def _read(networks: tuple[str, ...]) -> tuple[Network, ...]:
-    return tuple(map(ip_network, networks))
-
-
-def _contains(wider: Network, narrower: Network) -> bool:
-    return (
-        wider.version == narrower.version
-        and wider.prefixlen <= narrower.prefixlen
-        and narrower.network_address in wider
-    )
-
-
-def _paths(wider: tuple[Template, ...], narrower: tuple[Template, ...]) -> bool:
-    if not wider:
-        return True
-    forms = _forms(wider)
-    return bool(narrower) and all(any(_template(own, other) for own in forms) for other in _forms(narrower))
-
-
-def _forms(templates: tuple[Template, ...]) -> list[TemplateParts]:
-    """Return the templates and their cleaned forms, because the cleaned form of a path is matched too."""
-    return list(map(_parts, dict.fromkeys([*templates, *map(cleaned, templates)])))
-
-
-_parts = lru_cache(maxsize=4096)(parts_of)  # each rule is compared with all others
-
-
-def _template(wider: TemplateParts, narrower: TemplateParts) -> bool:
-    head = wider.segments
-    if wider.tail is None:
-        return (
-            narrower.tail is None
-            and len(head) == len(narrower.segments)
-            and all(map(_segment, head, narrower.segments))
-        )
-    if wider.tail == narrower.tail and len(head) == len(narrower.segments):
-        return all(map(_segment, head, narrower.segments))
-    # The tail matches anything: all paths that continue after the head. A folder also matches the head itself.
-    folder = wider.tail.folder
-    anything = folder or (not wider.tail.before and not wider.tail.after and not wider.tail.segments)
-    known = len(narrower.segments) + (narrower.tail is not None and not narrower.tail.folder)
-    needed = len(head) + (not folder)
-    return anything and known >= needed and all(map(_segment, head, narrower.segments))
-
-
-def _segment(wider: Segment, narrower: Segment) -> bool:
-    if wider == narrower:
-        return True
-    if not narrower.kinds:
-        return matcher(wider)(narrower.texts[0]) is not None
-    return wider == _ANY_ONE
-
-
-_ANY_ONE = Segment(("", ""), ("str",))
-
 
 _CLAIM = "header:authorization"
 """The header in which a client claims to be a user, before the app has verified it."""
@@ -171,35 +57,23 @@ def paths(found: Examined) -> Mapping[tuple[str, str], Sequence[Problem]]:
 class _Lint:
     """Collects the warnings of one file.
 
-    Only rules whose words are all `compared` are compared with others: other words change what is charged, or when.
-    A rule may make another one useless only if it always applies: it must not be a shadow rule, have a limit by tier,
-    or be replaced itself.
+    The limits of two rules are compared if all their words are `compared`: other words change what is charged, or when.
+    Both must always apply: no shadow rule, no limit by tier, and no rule that another one replaces.
     """
 
     def __init__(self, file: Values, rules: RuleSet) -> None:
         self.warnings = Problems()
         self._file = file
         self._sections = file[RULES]
-        special = [word for word in RULE.words.values() if not word.compared]
         self._rules = rules
+        special = [word for word in RULE.words.values() if not word.compared]
         replaced = {rank for rule in rules.compiled for rank in rule.replaces}
-        comparable = [
+        self._compared = [
             rule
             for rule in rules.compiled
             if not any(self._sections[rule.rank].differs(word) for word in special)
             and not self._sections[rule.rank][COST].source
-            and rule.read_limit is None
-        ]
-        self._comparable = {rule.rank for rule in comparable}
-        sources = {_CLAIM: _CLAIM, "user": rules.client.user or "", **file[ATTRIBUTES]}
-        self._claims = {name for name, source in sources.items() if canonical_name(source) == _CLAIM}
-        by_address = [rule for rule in rules.compiled if any(canonical_name(entry) == "ip" for entry in rule.by)]
-        lost = {rank for rule in rules.compiled if rule not in by_address for rank in rule.replaces}
-        self._by_address = [
-            rule for rule in by_address if not (rule.rule.shadow or rule.on_demand or rule.rank in lost)
-        ]
-        self._strict = [
-            rule for rule in comparable if not rule.rule.shadow and rule.tiers is None and rule.rank not in replaced
+            and not (rule.read_limit or rule.rule.shadow or rule.tiers is not None or rule.rank in replaced)
         ]
         for rule in rules.compiled:
             section = self._sections[rule.rank]
@@ -209,16 +83,17 @@ class _Lint:
                 self._paths(rule)
                 if section[LIMIT].all() and not section[COST].fixed:
                     self._warn(rule, "cost", "a cost of 0 charges nothing, so the limit is never reached")
-                elif section[LIMIT].tiers is None and rule.rank in self._comparable:
+                elif any(rule is each for each in self._compared):
                     self._limits(rule, section)
                 if section[SHADOW] and section[REPLACES]:
                     self._warn(rule, "replaces", "a shadow rule replaces nothing")
 
-    def _warn(self, rule: CompiledRule, key: str, message: str, hint: str = "") -> None:
-        self.warnings.add(self._sections[rule.rank].place(key), message, hint)
+    def _warn(self, rule: CompiledRule, key: str, message: str) -> None:
+        self.warnings.add(self._sections[rule.rank].place(key), message)
 
-    def _named(self, rank: int) -> str:
-        return f"'{self._sections[rank][NAME]}'{_line(self._sections[rank].place('name'))}"
+    def _named(self, rule: CompiledRule) -> str:
+        section = self._sections[rule.rank]
+        return f"'{section[NAME]}'{_line(section.place('name'))}"
 
     def _applies(self, rule: CompiledRule, section: Values) -> bool:
         """Return True if the rule has an effect. Otherwise warn."""
@@ -229,8 +104,7 @@ class _Lint:
                 return False
         for other in self._rules.compiled:
             if rule.rank in other.replaces and covers(other.match, rule.match) and _identified(other, rule):
-                replacer = self._named(other.rank)
-                self._warn(rule, "name", f"has no effect: {replacer} replaces it wherever it matches")
+                self._warn(rule, "name", f"has no effect: {self._named(other)} replaces it wherever it matches")
                 return False
         if not section[LIMIT].all() and rule.read_limit is None and not rule.replaces and section[PRIORITY] is None:
             self._warn(rule, "limit", "has no effect: the rule has no limit and replaces no other rule")
@@ -242,49 +116,56 @@ class _Lint:
         client = self._rules.client
         absent = {key for key, source in (("user", client.user), ("tier", client.tier)) if source is None}
         for name in sorted(absent & {each.name for each in rule.match.exact}):
-            self.warnings.add(
-                self._sections[rule.rank].place("match", name),
-                f"matches no request: no request has a {name}, because client.{name} is not set",
-            )
+            why = f"no request has a {name}, because client.{name} is not set"
+            self.warnings.add(section.place("match", name), f"matches no request: {why}")
         for index, entry in enumerate(section[BY]):
-            lost = [part for part in attributes_of(entry) if part == "tier" and part in absent]
-            lost += [part for part in attributes_of(entry) if part.startswith("path:") and not rule.match.templates]
+            parts = attributes_of(entry)
+            if "tier" in absent.intersection(parts):
+                lost, why = "tier", "client.tier is not set"
+            else:
+                lost = next((part for part in parts if part.startswith("path:")), "") if not rule.templates else ""
+                why = "only a rule with match.path has parameters"
             if lost and len(choices_of(entry)) == 1:
-                why = "client.tier is not set" if lost[0] == "tier" else "only a rule with match.path has parameters"
-                place = self._sections[rule.rank].place("by", index)
-                self.warnings.add(place, f"counts by {lost[0]}, but {why}: no request is counted")
+                self.warnings.add(section.place("by", index), f"counts by {lost}, but {why}: no request is counted")
 
     def _claimed(self, rule: CompiledRule) -> None:
         """Warn about a claim that takes the place of the address, unless a rule counts the same requests by address."""
+        sources = {_CLAIM: _CLAIM, "user": self._rules.client.user or "", **self._file[ATTRIBUTES]}
+        claims = {name for name, source in sources.items() if canonical_name(source) == _CLAIM}
         for index, entry in enumerate(rule.by):
             *choices, last = [set(map(canonical_name, names)) for names in choices_of(entry)]
-            claims = sorted(self._claims & set().union(*choices)) if "ip" in last else []
-            if claims and not any(covers(other.match, rule.match) for other in self._by_address):
+            claimed = sorted(claims & set().union(*choices)) if "ip" in last else []
+            if claimed and not any(covers(other.match, rule.match) for other in self._by_address()):
                 self.warnings.add(
                     self._sections[rule.rank].place("by", index),
-                    f"{claims[0]} is only claimed, in the header Authorization: a client that claims another one each "
+                    f"{claimed[0]} is only claimed, in the header Authorization: a client that claims another one each "
                     "time is never counted by its address",
-                    f"write [ip, {claims[0]}], or add a rule by: ip for these requests",
+                    f"write [ip, {claimed[0]}], or add a rule by: ip for these requests",
                 )
+
+    def _by_address(self) -> list[CompiledRule]:
+        """Return the enforced rules by address that only rules by address replace."""
+        rules = self._rules.compiled
+        found = [rule for rule in rules if any(canonical_name(entry) == "ip" for entry in rule.by)]
+        lost = {rank for rule in rules if rule not in found for rank in rule.replaces}
+        return [rule for rule in found if not (rule.rule.shadow or rule.on_demand or rule.rank in lost)]
 
     def _paths(self, rule: CompiledRule) -> None:
         for index, template in enumerate(rule.match.templates):
             if _ESCAPED.search(template):
-                place = self._sections[rule.rank].place("match", "path", index)
-                decoded = unquote(template)
+                place, decoded = self._sections[rule.rank].place("match", "path", index), unquote(template)
+                hint = f"write {decoded}" if decoded.isprintable() else ""
                 self.warnings.add(
-                    place,
-                    "almost never matches, because paths are decoded before they are matched",
-                    f"write {decoded}" if decoded.isprintable() else "",
+                    place, "almost never matches, because paths are decoded before they are matched", hint
                 )
 
     def _limits(self, rule: CompiledRule, section: Values) -> None:
         """Warn about limits that never deny, because a stricter limit always denies first."""
-        for index, (_, quota) in enumerate(rule.counters):
+        for index, quota in enumerate(rule.limits):
             found = next(self._stricter(rule, index), None)
             if found is not None:
                 other, stricter = found
-                whose = " of the same rule" if other is rule else f" of {self._named(other.rank)}"
+                whose = " of the same rule" if other is rule else f" of {self._named(other)}"
                 self.warnings.add(
                     section[LIMIT].default[index].place,
                     f"{_format_limit(quota)} can never deny: {_format_limit(stricter)}{whose} always denies first",
@@ -292,28 +173,59 @@ class _Lint:
 
     def _stricter(self, rule: CompiledRule, index: int) -> Iterator[tuple[CompiledRule, Quota]]:
         """Yield the limits that always deny before this one. Of two equal limits, the first is the stricter."""
-        quota = rule.counters[index][1]
-        for other in self._strict:
-            for place, (_, stricter) in enumerate(other.counters):
+        quota = rule.limits[index]
+        for other in self._compared:
+            for place, stricter in enumerate(other.limits):
+                before = (other.rank, place) < (rule.rank, index)
                 if (
                     (other.rank, place) != (rule.rank, index)
                     and never_full(quota, stricter)
                     and _counts_all_of(other, rule)
-                    and (
-                        (other.rank, place) < (rule.rank, index)
-                        or rule not in self._strict
-                        or not (never_full(stricter, quota) and _counts_all_of(rule, other))
-                    )
+                    and (before or not (never_full(stricter, quota) and _counts_all_of(rule, other)))
                 ):
                     yield other, stricter
+
+
+def never_full(quota: Quota, stricter: Quota) -> bool:
+    """Return True if `quota` can never deny a request that `stricter` admits. Return False if that is not certain.
+
+    All requests that are charged to `quota` must also be charged to `stricter`.
+    """
+    for each in (quota, stricter):
+        way = ALGORITHMS[each.algorithm]
+        if (each.consistency, each.shards) != ("strict", 1) or way.in_flight or way.has_burst or each.elastic:
+            return False
+    if (quota.algorithm, quota.period, quota.buckets) == (stricter.algorithm, stricter.period, stricter.buckets):
+        return stricter.limit <= quota.limit
+    # An algorithm of windows looks back over one window and a slice. A sliding window weighs two windows, which the
+    # windows of the stricter limit overlap in part. Together, no more than three further windows of it count.
+    seen = quota.period + -(-quota.period // quota.buckets)
+    return (-(-seen // stricter.period) + 3) * stricter.limit <= quota.limit
+
+
+def covers(wider: Matching, narrower: Matching) -> bool:
+    """Return True if `wider` matches every request that `narrower` matches. False if that is not certain."""
+    return (
+        _among(narrower.methods, wider.methods)
+        and _among(narrower.networks, wider.networks)
+        and all(
+            any(own.read is other.read and _among(other.values, own.values) for other in narrower.exact)
+            for own in wider.exact
+        )
+        and covers_paths(wider.templates, narrower.templates)
+    )
+
+
+def _among(narrower: tuple[str, ...], wider: tuple[str, ...]) -> bool:
+    return not wider or (bool(narrower) and set(narrower) <= set(wider))
 
 
 def _counts_all_of(wider: CompiledRule, rule: CompiledRule) -> bool:
     """Return True if all charges to a counter of `rule` are also charged to one counter of `wider`."""
     return (
         rule.cost <= wider.cost
-        and covers(wider.match, rule.match)
         and all(any(_wider(ours, theirs, wider, rule) for ours in wider.by) for theirs in rule.by)
+        and covers(wider.match, rule.match)
     )
 
 

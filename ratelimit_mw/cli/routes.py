@@ -71,8 +71,7 @@ class RuleOfRoute:
         rule: The name of the rule.
         domain: The domain of the rule. Empty for a rule that is asked for by name and is in no domain.
         limit: The text of a limit that a decorator declares. Empty for a rule of the file.
-        covers: "all" requests, or "some", by their path or because another rule replaces it. "maybe" some, if rules
-            cannot express the route's own template.
+        covers: "all" requests, or "some", by their path or because another rule replaces it.
         conditions: What a request must have in addition.
         by_name: True if a decorator or a dependency asks for it, or declares it.
         general: True if it has no `match.path`, and is not asked for by name.
@@ -149,13 +148,12 @@ def _asked(route: AppRoute, method: str, rules: Rules) -> tuple[str, tuple[RuleO
     found = covered(rules, route.template, method, websocket=route.websocket)
     if found.exempt:  # from rules that are asked for by name, too
         return "all", ()
-    part = "some" if route.exact else "maybe"
     asked = [
         RuleOfRoute(
             each.rule,
             each.domain,
             "",
-            part if each.partial else "all",
+            "some" if each.partial else "all",
             each.conditions,
             by_name=False,
             general=each.general,
@@ -311,10 +309,9 @@ def routes(
 ) -> None:
     """Show the routes of an app, and the rules that apply to requests of each route, in the order of the decision.
 
-    "some": the rule applies only to some of the requests, by their path, or because another rule replaces it. "maybe":
-    the same, if the route's template is a regular expression. "by name": a decorator or a dependency asks for the rule.
-    "in the code": a decorator or a dependency declares the limit. "if": what else a request must have. Calls inside the
-    code of a view are not found.
+    "some": the rule applies only to some of the requests, by their path, or because another rule replaces it.
+    "by name": a decorator or a dependency asks for the rule. "in the code": a decorator or a dependency declares the
+    limit. "if": what else a request must have. Calls inside the code of a view are not found.
     """
     found = read_app(app).routes
     with open_limiter(config, None) as limiter:

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from ratelimit_mw.cli.coverage import covered, meets
 from ratelimit_mw.config.load import load_rules
+from ratelimit_mw.rules.path_matcher import PathMatcher
 from ratelimit_mw.rules.path_templates import parse
+from tests.rules.corpus import request
 
 TEMPLATES = ("/*", "/a/*", "/a/{p}", "/a/{p:int}", "/{p}/b", "/{p}/{q}", "/a/b", "/a", "/{p:int}/*", "/a/{p:path}")
 ROUTES = (*TEMPLATES, "/", "/a/", "/a/{p}/")
@@ -106,3 +108,46 @@ def test_methods_choose_rules(method, names):
         {"name": "asked", "on_demand": True},
     )
     assert [name for name, *_ in said(found, "/a", method)] == names
+
+
+SEGMENTS = ("a", "1", "{p}", "{p:int}", "{p:float}", "{p:uuid}", "a{p}", "{p}a", "{p}.{q}", "{p:int}1", "v{p:float}")
+TAILS = ("", "", "/*", "/{rest:path}", "/a{rest:path}", "/{rest:path}/a", "/{rest:path}.x")
+TEXTS = ("a", "x", "1", "a1", "1.1", "x.x", "v1", "00000000-0000-4000-8000-000000000000", "xa")
+MANY_PATHS = ["/", *("/" + "/".join(texts) for count in (1, 2, 3) for texts in product(TEXTS, repeat=count))]
+
+
+@st.composite
+def templates(draw):
+    pieces = draw(st.lists(st.sampled_from(SEGMENTS), max_size=3))
+    named = [piece.replace("{p", f"{{p{n}").replace("{q", f"{{q{n}") for n, piece in enumerate(pieces)]
+    return parse("".join(f"/{piece}" for piece in named) + draw(st.sampled_from(TAILS)) or "/")
+
+
+def matched(path, template):
+    """Whether the template matches the path with plain values, as requests are matched."""
+    return any(hit.strict for hit in PathMatcher([(0, template)]).hits(request(path)))
+
+
+@given(templates(), templates(), st.lists(st.sampled_from(MANY_PATHS), min_size=20, max_size=20))
+def test_templates_that_match_one_path_meet(one, other, paths):
+    for path in paths:
+        assert meets(one, other) or not (matched(path, one) and matched(path, other))
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        ("/", "/*", True),
+        ("/items/", "/items", True),  # one cleaned form
+        ("/files/*", "/files/{rest:path}", True),
+        ("/a/*", "/{b}/c/*", True),
+        ("/v{n}", "/{n}.json", True),
+        ("/items/{number:int}", "/items/{id:uuid}", False),
+        ("/items/{number:int}", "/items/x", False),
+        ("/items", "/items/{id}", False),
+        ("/files/{rest:path}", "/files", False),
+        ("/{rest:path}.css", "/x.js", False),
+    ],
+)
+def test_whether_two_templates_meet(one, other, expected):
+    assert (meets(parse(one), parse(other)), meets(parse(other), parse(one))) == (expected, expected)

@@ -32,13 +32,13 @@ FASTAPI = [
 ]
 FLASK = [
     ("POST", "/login", "login"),
-    ("GET", "/<any(health, ready):name>", "exempt (some), everything (maybe), api (maybe)"),
+    ("GET", "/<any(health, ready):name>", "exempt (some), everything (some), api (some)"),
     ("GET", "/api/items/<int:number>", f"everything, items, api (some), {GOLD}, 5 per minute (in the code)"),
     ("GET,POST", "/api/mail/<string(length=2):language>", "everything, api, mail (by name)"),
     ("GET", "/api/orders/", "everything, api"),
     ("POST", "/api/orders/", "everything, api, mail (by name)"),
 ]
-MAYBE = "items (maybe), api (maybe), gold (maybe, if tier is gold)"
+SOME = "items (some), api (some), gold (some, if tier is gold)"
 DJANGO = [
     ("POST", "/login", "login"),
     ("*", "/health", "exempt"),
@@ -49,8 +49,8 @@ DJANGO = [
     ("POST", "/api/items/", "everything, api, mail (by name)"),
     ("GET", "/api/items/(?P<pk>[^/.]+)/", f"everything, items (some), api, {GOLD}, mail (by name)"),
     ("*", "/archive/(?P<year>[0-9]{4})/", "everything"),
-    ("*", "/(?:a|b)/x", f"exempt (some), everything (maybe), {MAYBE}"),
-    ("POST", "/(?:a|b)/x", f"exempt (some), everything (maybe), login (maybe), {MAYBE}"),
+    ("*", "/(?:a|b)/x", f"exempt (some), everything (some), {SOME}"),
+    ("POST", "/(?:a|b)/x", f"exempt (some), everything (some), login (some), {SOME}"),
 ]
 
 
