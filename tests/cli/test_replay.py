@@ -84,11 +84,12 @@ def test_the_three_limits_that_deny_most_have_a_what_if(replay):
 
 def test_a_rule_that_decides_with_others_has_a_what_if_if_it_is_named(replay):
     Path("rules.yaml").write_text(f"{RULES}  - {{name: slow, limit: 3 per hour}}\n")
-    reason = "'everything' (it decides together with slow) and 'slow' (it decides together with everything)"
+    why = "its decisions depend on more than its own counter"
+    reason = f"'everything' ({why}) and 'slow' ({why})"
     _, out, _ = replay()
     assert f"no what-if for {reason}: `--rule NAME` replays the log at eight limits of a rule" in out.splitlines()
     _, out, _ = replay("access.log", "--rule", "slow")
-    head = "what if slow had another limit than 3 per hour (replayed, because it decides together with everything)"
+    head = f"what if slow had another limit than 3 per hour (replayed, because {why})"
     assert head in out.splitlines()
     assert "no what-if" not in out
 

@@ -176,23 +176,24 @@ def log(tmp_path):
 
 
 LIMITED = {"name": "limited", "limit": "4 per second"}
+COUPLED = "its decisions depend on more than its own counter"
 
 
 @pytest.mark.parametrize(
-    ("rules", "why"),
+    "rules",
     [
-        ([LIMITED, {"name": "other", "limit": "9 per 2s"}], "it decides together with other"),
-        ([LIMITED | {"ban": {"after": "3 denials in 2s", "for": "3s"}}], "it bans"),
-        ([LIMITED | {"count": {"status": [401]}}], "the status decides what it counts"),
-        ([LIMITED | {"cost": 2, "limit": "8 per second"}], "a request may cost more or less than 1"),
-        ([LIMITED | {"limit": "2 concurrent"}], "it counts requests in flight"),
-        ([LIMITED | {"by": ["ip", "path"]}], "it asks several counters for a request"),
-        ([LIMITED | {"by": ["ip", "path"], "shadow": True}], "it asks several counters for a request"),
+        pytest.param([LIMITED, {"name": "other", "limit": "9 per 2s"}], id="another rule"),
+        pytest.param([LIMITED | {"ban": {"after": "3 denials in 2s", "for": "3s"}}], id="a ban"),
+        pytest.param([LIMITED | {"count": {"status": [401]}}], id="the status"),
+        pytest.param([LIMITED | {"cost": 2, "limit": "8 per second"}], id="a cost"),
+        pytest.param([LIMITED | {"limit": "2 concurrent"}], id="requests in flight"),
+        pytest.param([LIMITED | {"by": ["ip", "path"]}], id="several counters"),
+        pytest.param([LIMITED | {"by": ["ip", "path"], "shadow": True}], id="several counters in shadow"),
     ],
 )
-def test_a_coupled_curve_equals_the_engine_at_eight_limits(log, rules, why):
+def test_a_coupled_curve_equals_the_engine_at_eight_limits(log, rules):
     curve = assert_equals_replays(log, rules, "limited", method="replayed")
-    assert (curve.why_replayed, len(curve.limits)) == (why, 8)
+    assert (curve.why_replayed, len(curve.limits)) == (COUPLED, 8)
     assert curve.denied[0] > curve.denied[-1]
 
 
@@ -209,7 +210,7 @@ def test_a_limit_by_tier_is_replayed_for_the_clients_without_a_tier(log):
     (curve,) = run(rule, **options).curves
     assert (curve.quota, curve.why_replayed, curve.all_clients) == (
         "3 per second",
-        "its limit depends on the client",
+        COUPLED,
         3,
     )
     for number, denied, clients in zip(curve.limits, curve.denied, curve.clients, strict=True):
@@ -230,7 +231,7 @@ def test_each_of_several_limits_has_a_curve_of_its_own(log):
 def test_a_coupled_rule_has_no_curve_unless_it_is_named(log):
     result = replayed(log, LIMITED, {"name": "other", "limit": "9 per 2s"})
     assert result.curves == []
-    why = "'limited' (it decides together with other) and 'other' (it decides together with limited)"
+    why = f"'limited' ({COUPLED}) and 'other' ({COUPLED})"
     assert result.without_curve == [f"no what-if for {why}: `--rule NAME` replays the log at eight limits of a rule"]
     named = replayed(log, LIMITED, LIMITED | {"name": "other"}, what_if="other")
     assert [(curve.rule, curve.method) for curve in named.curves] == [("other", "replayed")]
@@ -320,7 +321,7 @@ def test_numbers_that_are_too_large_for_the_arithmetic_are_replayed(log, monkeyp
 
 def test_a_sentence_names_five_rules_without_a_curve(log):
     result = replayed(log, *(LIMITED | {"name": f"r{number}"} for number in range(7)))
-    assert result.without_curve[0].count("it decides together") == 5
+    assert result.without_curve[0].count(COUPLED) == 5
     assert "and 2 more: `--rule NAME`" in result.without_curve[0]
 
 
@@ -333,7 +334,7 @@ def test_blocked_clients_and_other_limits_of_clients_are_replayed(log):
         return replay(Options(logs=[str(log)], rules=rules, form=FORM, what_if=what_if))
 
     (curve,) = run(4, "limited").curves
-    assert (curve.method, curve.why_replayed) == ("replayed", "its limit depends on the client")
+    assert (curve.method, curve.why_replayed) == ("replayed", COUPLED)
     found = run(2).outcome.rules[0]
     assert (curve.denied[curve.limits.index(2)], curve.clients[curve.limits.index(2)]) == (found.denied, found.clients)
 
@@ -345,7 +346,7 @@ def test_an_override_that_ends_changes_the_limit_of_one_counter(log):
     verdict = ADMITTED
     for limit in (4, 5):
         collected.add(NOON, (Charge(rule, Ask("d:limited:{ip=1}", Quota("fixed_window", limit, 10**6))),), verdict)
-    assert [why for _, why in collected.coupled.values()] == ["its limit depends on the request"]
+    assert collected.coupled == {0}
 
 
 def test_a_limit_from_a_function_has_no_curve(log):

@@ -194,7 +194,7 @@ def test_a_report_with_a_wrong_value_is_left_out_or_can_be_shown(way):
                 processes=len({decoded.process, report().process}),
                 shared=True,
             )
-            json.dumps(state, allow_nan=False)
+            assert json.loads(json.dumps(state, allow_nan=False)) == state
 
 
 def test_many_rules_are_shown_from_a_state_that_the_thread_makes():

@@ -53,9 +53,8 @@ class Arrivals:
             because another rule denied the request.
         series: The limits whose counters were asked.
         series_of: The number of the series of each counter.
-        coupled: Why the decisions of a rule depend on more than one counter, by the place of the rule: a rank and a
-            phrase. This is what happened in the log: a rule may also be coupled by its own words. Of several reasons,
-            the one with the lowest rank is kept, so that the order of the requests does not matter.
+        coupled: The places of the rules whose decisions depended on more than one counter in the log. A rule may also
+            be coupled by its own words.
         too_many: Why no arrivals are kept, as a sentence. "" if they are.
     """
 
@@ -64,10 +63,9 @@ class Arrivals:
         self.counters = array("i")
         self.series: list[Series] = []
         self.series_of = array("i")
-        self.coupled: dict[int, tuple[int, str]] = {}
+        self.coupled: set[int] = set()
         self.too_many = ""
         self._places = {id(rule): place for place, rule in enumerate(rules)}
-        self._names = [rule.name for rule in rules]
         self._numbers: dict[str, int] = {}
         self._quotas: list[Quota] = []
         self._known: dict[Series, int] = {}
@@ -104,10 +102,8 @@ class Arrivals:
             number = self._numbers.get(key)
             if number is None:
                 number = self._numbered(key, Series(place, quota))
-            if cost != 1:
-                self._note(place, -3, "a request may cost more or less than 1")
-            elif quota is not self._quotas[number] and quota != self._quotas[number]:
-                self._note(place, -2, "its limit depends on the request")
+            if cost != 1 or (quota is not self._quotas[number] and quota != self._quotas[number]):
+                self.coupled.add(place)
             allowed.append(number)
             # A shadow rule is not charged for a request that another rule denies.
             denied.append(~number if shadow else number)
@@ -138,22 +134,11 @@ class Arrivals:
         self._plans.clear()
 
     def _couple(self, charges: Sequence[Charge], *, grouped: bool) -> None:
-        """Note which rules of a request depend on each other."""
+        """Note which rules of a request depend on each other, or ask several counters for it."""
         places = [self._places[id(rule)] for rule, _ in charges]
-        coupled = [grouped or not ask.shadow for _, ask in charges]
-        if coupled.count(True) < 2:
-            coupled = [False] * len(charges)
-        for index, place in enumerate(places):
-            if places.count(place) > 1:
-                self._note(place, -1, "it asks several counters for a request")
-            elif coupled[index]:
-                other = min(each for n, each in enumerate(places) if n != index and coupled[n])
-                self._note(place, other, f"it decides together with {self._names[other]}")
-
-    def _note(self, place: int, rank: int, why: str) -> None:
-        """Note why a rule is coupled. The rank of another rule is its place. Further reasons have negative ranks."""
-        reason = rank, why
-        self.coupled[place] = min(self.coupled.get(place, reason), reason)
+        deciding = [place for place, (_, ask) in zip(places, charges, strict=True) if grouped or not ask.shadow]
+        self.coupled.update(deciding if len(deciding) > 1 else ())
+        self.coupled.update(place for place in places if places.count(place) > 1)
 
     def _numbered(self, key: str, series: Series) -> int:
         """Return the number of a new counter."""

@@ -24,6 +24,9 @@ from ratelimit_mw.model import Quota
 Peaks = tuple[tuple[int, int], ...]
 """See `Curve.peaks`."""
 
+_COUPLED = "its decisions depend on more than its own counter"
+"""Why a curve is replayed: another rule, another limit of the rule, its tiers, costs, bans or responses decide, too."""
+
 _NAMED = 5
 """The most rules without a curve that a sentence names."""
 
@@ -45,8 +48,8 @@ def find_curves(collection: Collection, results: Mapping[int, RuleResult]) -> tu
         for subject in limits:
             if Series(place, subject.quota) not in collected.series:
                 continue
-            why = subject.coupled or arrivals.coupled.get(place, (0, ""))[1] or collected.coupled(place)
-            curve: Curve | str = why or _exact(subject, results[place], collected)
+            together = subject.coupled or place in arrivals.coupled or collected.limits(place) > 1
+            curve: Curve | str = _COUPLED if together else _exact(subject, results[place], collected)
             if isinstance(curve, str):
                 curve = _replayed(subject, results[place], collected, collection.replays, curve) or curve
             if isinstance(curve, str):
@@ -81,9 +84,9 @@ class _Collected:
         self._identities = [key[key.index("{") + 1 : -1] for key in arrivals.keys]
         self._rules = [series.rule for series in arrivals.series]
 
-    def coupled(self, rule: int) -> str:
-        """Return why the limits of a rule cannot be calculated apart, as a phrase. "" if they can."""
-        return "its limit depends on the client" if self._rules.count(rule) > 1 else ""
+    def limits(self, rule: int) -> int:
+        """Return the number of different limits of a rule."""
+        return self._rules.count(rule)
 
     def asked(self, series: Series) -> tuple[Sequences, Ints]:
         """Return the arrivals of a series, and the client of each of its counters, numbered from 0 on."""

@@ -34,14 +34,14 @@ class Subject:
         rule: The rule.
         place: The place of the rule in the order of the files.
         quota: The quota in force.
-        coupled: Why the decisions depend on more than the counter itself, as far as the rule tells it: a phrase, or "".
+        coupled: True if the decisions depend on more than the counter itself, as far as the rule tells it.
         with_number: Returns the quota with another number of requests. Raises ValueError if the rule cannot have it.
     """
 
     rule: Rule
     place: int
     quota: Quota
-    coupled: str
+    coupled: bool
     with_number: Callable[[int], Quota]
 
     @property
@@ -112,16 +112,10 @@ def _of_descriptor(quota: Quota, number: int) -> Quota:
     return replace(quota, limit=number, burst=burst, max_wait=wait)
 
 
-def _coupled(rule: Rule, quota: Quota) -> str:
-    if rule.cost_after is not None or quota.overdraft:
-        return "its cost is known after the response"
-    if rule.counts is not None:
-        return "the status decides what it counts"
-    if quota.ban is not None:
-        return "it bans"
-    if ALGORITHMS[quota.algorithm].in_flight:
-        return "it counts requests in flight"
-    return ""
+def _coupled(rule: Rule, quota: Quota) -> bool:
+    """Return True if responses, bans or the requests in flight decide, too."""
+    by_response = rule.cost_after is not None or rule.counts is not None or quota.overdraft
+    return by_response or quota.ban is not None or ALGORITHMS[quota.algorithm].in_flight
 
 
 def candidates(limit: int, peaks: Sequence[tuple[int, int]]) -> list[int]:
