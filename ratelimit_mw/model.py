@@ -10,7 +10,7 @@ this module are internal.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 NEVER = -1
@@ -44,7 +44,7 @@ class Quota:
         spare: The part of the limit (for a bucket, of the burst) above the limit that clients are shown.
         over: The `Decision.over` of a request that is admitted from `spare`.
         elastic: The quotas for different loads, if `spare` depends on the load.
-        ban: The ban after many denials by this counter.
+        penalty: What many denials by this counter lead to.
         overdraft: A cost is taken in full even if it does not fit, as long as the counter is not in debt. What exceeds
             the limit is a debt. A counter in debt denies every cost.
     """
@@ -61,7 +61,7 @@ class Quota:
     spare: int = 0
     over: Literal["soft", "elastic"] | None = None
     elastic: "Elastic | None" = field(default=None, compare=False, repr=False)
-    ban: "Ban | None" = None
+    penalty: "Penalty | None" = None
     overdraft: bool = False
     decided_by: str = field(init=False, compare=False, repr=False)
     """The name of the function that decides, in `algorithms.DECIDE_ALL`."""
@@ -91,25 +91,21 @@ class Elastic:
 
 
 @dataclass(frozen=True, slots=True)
-class Ban:
-    """When denials lead to a ban, and how long it lasts. All times are in microseconds.
+class Penalty:
+    """A second counter, which counts the denials of others. While it denies, these deny, too.
 
     Attributes:
-        prefix: The key of the ban's state, up to and including the opening brace.
-        after: The number of denials that begin a ban.
-        within: The time within which these denials must occur.
-        lasts: The length of a ban. 0: there is never a ban.
-        longest: The longest ban. A ban that begins less than this time after the end of the last
-            ban is longer by `growth`.
-        growth: The factor by which such a ban is longer than the last one.
+        prefix: The key of the second counter, up to and including the opening brace.
+        quota: How it counts. Its algorithm has `Algorithm.count_denial`. With a limit of 0 it counts nothing.
     """
 
     prefix: str
-    after: int
-    within: int
-    lasts: int
-    longest: int
-    growth: int = 1
+    quota: Quota
+
+    @property
+    def without_counting(self) -> "Penalty":
+        """The same penalty, which these denials do not count towards."""
+        return replace(self, quota=replace(self.quota, limit=0))
 
 
 class Ask(NamedTuple):
@@ -124,16 +120,8 @@ class Ask(NamedTuple):
     shadow: bool = False
 
 
-class Outcome(NamedTuple):
-    """The answer of one counter. All times are in microseconds.
-
-    Attributes:
-        allowed: True if the counter admits the request.
-        remaining: How much is left after the decision.
-        reset_after: The time until the counter is as if unused.
-        retry_after: The time until the same cost is admitted. 0 if it is admitted now, `NEVER` if it never is.
-        delay: How long an admitted request has to wait for its turn.
-    """
+class _Outcome(NamedTuple):
+    """The fields of an `Outcome`. A named tuple itself cannot have the attribute of a class."""
 
     allowed: bool
     remaining: int
@@ -142,10 +130,29 @@ class Outcome(NamedTuple):
     delay: int = 0
 
 
-class Banned(Outcome):
-    """The answer to a banned client. The ban denies the request, even if the counter itself would admit it."""
+class Outcome(_Outcome):
+    """The answer of one counter. All times are in microseconds.
+
+    Attributes:
+        allowed: True if the counter admits the request.
+        remaining: How much is left after the decision.
+        reset_after: The time until the counter is as if unused.
+        retry_after: The time until the same cost is admitted. 0 if it is admitted now, `NEVER` if it never is. A
+            penalty that begins with this request did not deny it, and denies the next ones for this time.
+        delay: How long an admitted request has to wait for its turn.
+    """
 
     __slots__ = ()
+    reason = "limited"
+    """Why it denies, if it does: a value of `Decision.reason`."""
+
+
+class Banned(Outcome):
+    """The answer of a counter while a penalty denies the client, even if the counter itself would admit the request."""
+
+    reason = "banned"
+    lasts = 0
+    """How long the penalty denies, whatever the counter says."""
 
 
 class Reply(NamedTuple):
@@ -322,7 +329,6 @@ class Decision(NamedTuple):
         reset_at: The epoch second at which the counter is as if unused, by the clock of the store.
         over: "soft" or "elastic" if the request is admitted above its limit.
         policies: One Decision for each counter that was asked.
-        banned: True if the client is banned.
         reason: Why the request is denied: "limited", "banned", "blocked" (by an override), "shed" (the process is
             overloaded) or "unavailable" (the store is). None if it is allowed.
         used: How much of the limit is used, this request included if it is allowed. For a bucket, how much of its
@@ -339,9 +345,13 @@ class Decision(NamedTuple):
     reset_at: float = 0.0
     over: str | None = None
     policies: tuple["Decision", ...] = ()
-    banned: bool = False
     reason: str | None = None
     used: int | None = None
 
     def __bool__(self) -> bool:
         return self.allowed
+
+    @property
+    def banned(self) -> bool:
+        """True if the client is banned."""
+        return self.reason == "banned"

@@ -16,7 +16,7 @@ import yaml
 from werkzeug.test import Client as WsgiClient
 
 from ratelimit_mw import ManualClock, RateLimiter
-from ratelimit_mw.algorithms import ALGORITHMS
+from ratelimit_mw.algorithms import for_rules
 from ratelimit_mw.asgi import RateLimitMiddleware
 from tests.shells.asking import exchange, http_scope
 from tests.support.apps import ROOT, uvicorn
@@ -278,4 +278,4 @@ def test_a_denial_has_the_times_that_the_page_shows(algorithm, retry_after, rese
 
 
 def test_the_times_of_every_algorithm_are_shown():
-    assert {algorithm for algorithm, _, _ in RESETS} == set(ALGORITHMS) - {"concurrency"}
+    assert {algorithm for algorithm, _, _ in RESETS} == set(for_rules()) - {"concurrency"}

@@ -311,7 +311,7 @@ KNOWN = {
 
 
 def test_few_files_outside_the_algorithms_know_one_by_name():
-    name = re.compile(rf"""["']({"|".join(algorithms.ALGORITHMS)})["']""")
+    name = re.compile(rf"""["']({"|".join(algorithms.for_rules())})["']""")
     package = ROOT / "ratelimit_mw"
     found = {
         path.relative_to(package).as_posix()

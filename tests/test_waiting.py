@@ -180,7 +180,7 @@ def test_what_another_rule_denies_is_not_asked_for_twice(store, engine):
     made = engine(closed)
     assert made.check({"ip": BUSY}).allowed
     denied = [made.turn(BUSY).result(WITHIN) for _ in range(3)]
-    assert [(each.allowed, each.banned) for each in denied] == [(False, False)] * 2 + [(False, True)]
+    assert [each.reason for each in denied] == ["limited", "limited", "banned"]
     assert store.asked[1:] == [BUSY] * 3
 
 

@@ -20,11 +20,11 @@ from ratelimit_mw.algorithms.algorithm import Algorithm, Decide
 from ratelimit_mw.model import OVERDRAFT, SECOND, Outcome, Quota
 
 ALGORITHMS: dict[str, Algorithm] = {}
-"""The algorithms that rules may name."""
+"""All algorithms by name. Rules may name those in `for_rules()`."""
 
 DECIDE_ALL: dict[str, Decide] = {}
 """The decision functions by `Quota.decided_by`. Each algorithm has two: the usual one and the one with an overdraft.
-`ban`, which rules cannot name, has one. A table of its own saves a look-up on the hot path."""
+A table of its own saves a look-up on the hot path."""
 
 
 class LuaPart(NamedTuple):
@@ -41,7 +41,7 @@ class LuaPart(NamedTuple):
 
 
 LUA_PARTS: dict[str, LuaPart] = {}
-"""The parts of the algorithms and of `ban`, by name."""
+"""The parts of the algorithms, by name."""
 
 _next_number = itertools.count(1)
 
@@ -68,15 +68,14 @@ def add(module: str) -> None:
         raise ValueError(f"{module}: its code {algorithm.code!r} is already the code of {other}")
     constant = name.upper()
     text = _lua_of(package, name, constant)
-    if algorithm.in_rules:
+    if algorithm.count_denial is None:
         _check_admission(name, algorithm)
     number = next(_next_number)
     bits = reduce(or_, [LUA_PARTS[other].bits for other in algorithm.requires], 1 << number)
     LUA_PARTS[name] = LuaPart(number, constant, text, bits)
+    ALGORITHMS[name] = algorithm
     DECIDE_ALL[name] = algorithm.decide
-    if algorithm.in_rules:
-        ALGORITHMS[name] = algorithm
-        DECIDE_ALL[name + OVERDRAFT] = _overdrawing(algorithm.decide)
+    DECIDE_ALL[name + OVERDRAFT] = _overdrawing(algorithm.decide)
 
 
 def remove(name: str) -> None:
@@ -117,9 +116,14 @@ def _lua_of(package: str, name: str, constant: str) -> str:
     return text
 
 
+def for_rules() -> dict[str, Algorithm]:
+    """Return the algorithms that rules may name."""
+    return {name: algorithm for name, algorithm in ALGORITHMS.items() if algorithm.count_denial is None}
+
+
 def algorithm_names(able: Callable[[Algorithm], bool]) -> str:
     """Return the names of the algorithms for which `able` is true, as a list in a sentence: "a, b or c"."""
-    *names, last = [name for name, algorithm in ALGORITHMS.items() if able(algorithm)]
+    *names, last = [name for name, algorithm in for_rules().items() if able(algorithm)]
     return f"{', '.join(names)} or {last}" if names else last
 
 

@@ -29,6 +29,12 @@ not change. A refund is best effort: a charge that is no longer in the state is 
 below zero. The new state has the expiry of the old one.
 """
 
+CountDenial = Callable[[bytes, Quota, int], tuple[Outcome, bytes]]
+"""Counts a denial of another counter, for a penalty: (state, quota, now) → (outcome, state to store).
+
+The state does not deny at `now`. If it denies from now on, the outcome is allowed, with the time in `retry_after`.
+"""
+
 Widen = Callable[[Quota], Quota]
 """Returns the quota for a charge that must not be denied. What it charges beyond the given quota is a debt."""
 
@@ -91,7 +97,9 @@ class Algorithm:
         decide: Decides about a request. See `Decide`.
         refund: Gives a charge back. See `Refund`.
         requires: Other algorithms whose Lua functions the Lua of this one calls.
-        in_rules: Rules may name it. False for `ban`, which only uses the machinery of algorithms.
+        count_denial: See `CountDenial`. It is the algorithm of penalties, which rules cannot name.
+        numbers: quota → the four numbers that the functions in Lua get as `limit`, `period`, `extra` and `max_wait`.
+            None: what these names say.
         also_called: Names that other tools use for it, for the hint "did you mean".
         has_burst: It is a bucket. It has a `burst`, and `limit` per `period` is the rate at which it refills.
         has_buckets: It divides its window into slices. The rule may set their number with `buckets`.
@@ -112,7 +120,8 @@ class Algorithm:
     decide: Decide
     refund: Refund
     requires: tuple[str, ...] = ()
-    in_rules: bool = True
+    count_denial: CountDenial | None = None
+    numbers: Callable[[Quota], tuple[int, int, int, int]] | None = None
     also_called: tuple[str, ...] = ()
     has_burst: bool = False
     has_buckets: bool = False

@@ -54,9 +54,10 @@ algorithms[BAN] = function(key, limit, within, lasts, _, now, longest)
   return true, math.max(after - #lately / 8, 0), ban_unused_in(ends, row, quiet, lately, within, now), 0
 end
 
--- Records a denial while no ban is active. See `deny` in ban.py.
+-- Counts a denial while no ban is active. See `count_denial` in ban.py. Returns nothing if denials are not counted.
 denials[BAN] = function(key, limit, within, lasts, now, longest)
   local after, growth = limit % 65536, math.floor(limit / 65536)
+  if after == 0 then return end
   local quiet = growth > 1 and longest or 0
   local ends, row, times = read_ban(key)
   if ends + quiet <= now then row = 0 end
@@ -64,7 +65,7 @@ denials[BAN] = function(key, limit, within, lasts, now, longest)
   if #lately / 8 + 1 >= after then
     if length_of_ban(row, lasts, growth, longest) < longest then row = row + 1 end
     local length = length_of_ban(row, lasts, growth, longest)
-    return false, 0, length + quiet, length, struct.pack('<I8I8', now + length, row), row
+    return true, 0, length + quiet, length, struct.pack('<I8I8', now + length, row)
   end
   lately = lately .. struct.pack('<I8', now)
   local reset_after = ban_unused_in(ends, row, quiet, lately, within, now)

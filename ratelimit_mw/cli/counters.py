@@ -45,7 +45,6 @@ from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.rules.preflights import is_preflight_key, preflight_key, preflight_quota
 from ratelimit_mw.rules.ruleset import RuleSet
 from ratelimit_mw.stores import Store
-from ratelimit_mw.stores.bans import quota_of
 from ratelimit_mw.units import spell_period
 
 _BATCH = 100
@@ -89,8 +88,8 @@ class CounterIndex:
                     self._known[key] = part, rule.rule.name, rule, quota
                     if not ALGORITHMS[quota.algorithm].in_flight:
                         self._known[preflight_key(key)] = part, rule.rule.name, rule, preflight_quota(quota)
-                    if quota.ban is not None:
-                        self._known[quota.ban.prefix] = part, rule.rule.name, rule, quota_of(quota.ban)
+                    if (penalty := quota.penalty) is not None:
+                        self._known[penalty.prefix] = part, rule.rule.name, rule, penalty.quota
             for limit in part.descriptors.limits if part.descriptors else ():
                 if limit.quota is not None:
                     self._known[limit.key] = part, limit.rule.name, None, limit.quota
@@ -211,8 +210,8 @@ def read(store: Store, index: CounterIndex, keys: Iterable[str]) -> Iterator[Cou
 def _found(index: CounterIndex, key: str, known: tuple[str, str, Quota], outcome: Outcome) -> CounterRow:
     name, identity, quota = known
     capacity = quota.burst or quota.limit
-    ban = quota.algorithm == "ban"
-    counted = "denials " if ban else "preflights " if is_preflight_key(key) else ""
+    of_denials = ALGORITHMS[quota.algorithm].count_denial is not None
+    counted = "denials " if of_denials else "preflights " if is_preflight_key(key) else ""
     return CounterRow(
         name,
         identity,
@@ -221,7 +220,7 @@ def _found(index: CounterIndex, key: str, known: tuple[str, str, Quota], outcome
         quota.algorithm,
         outcome.remaining,
         1.0 if capacity == 0 else max(0.0, 1 - outcome.remaining / capacity),
-        (outcome.retry_after if ban and not outcome.allowed else outcome.reset_after) / SECOND,
+        (outcome.retry_after if of_denials and not outcome.allowed else outcome.reset_after) / SECOND,
         key,
     )
 

@@ -24,7 +24,7 @@ from ratelimit_mw.decision.waiting import (
 )
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.identity.request import Arguments, Request
-from ratelimit_mw.model import SECOND, Banned, Charge, Reply
+from ratelimit_mw.model import SECOND, Charge, Reply
 from ratelimit_mw.reload.watcher import Retriever
 from ratelimit_mw.rules.compiled import NamedRule
 from ratelimit_mw.rules.domains import Rules
@@ -319,7 +319,7 @@ class Engine:
             tally.denied += 1
             cell = passes.cells[0]
             cell.denied += 1
-            reason = "banned" if type(verdict.outcomes[0]) is Banned else "limited"
+            reason = verdict.outcomes[0].reason
             cell.reasons[reason] += 1
         if self.on_denial is not None:
             self.on_denial(verdict, reason)

@@ -14,7 +14,7 @@ from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.identity.attributes import canonical_name
 from ratelimit_mw.identity.identifier import Identifier, attributes_of
 from ratelimit_mw.identity.request import EntriesRequest, Request
-from ratelimit_mw.model import NEVER, SECOND, Banned, Charge, Decision, Outcome, Quota
+from ratelimit_mw.model import NEVER, SECOND, Charge, Decision, Outcome, Quota
 from ratelimit_mw.rules.compiled import BLOCKED, CompiledRule, Condition, Matching, Overrides
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.rules.matching import Candidate
@@ -437,7 +437,7 @@ def _state(charge: Charge, outcome: Outcome) -> CounterState:
         outcome.remaining,
         outcome.reset_after / SECOND,
         math.inf if outcome.retry_after == NEVER else outcome.retry_after / SECOND,
-        type(outcome) is Banned,
+        outcome.reason == "banned",
     )
 
 

@@ -214,12 +214,11 @@ class BanLog:
         self._tally = tally
         self._lines = LineLimit()
 
-    def begun(self, ask: Ask, row: int, lasts: int, now: int) -> None:
+    def begun(self, ask: Ask, lasts: int, now: int) -> None:
         """Log that a ban has begun.
 
         Args:
             ask: the counter whose denials led to the ban.
-            row: how many bans of this client have followed one another, this one included.
             lasts: the duration in microseconds.
             now: the time in microseconds.
         """
@@ -232,12 +231,11 @@ class BanLog:
         omitted = self._lines.omitted(rule, _MAX_LINES, now)
         if omitted is not None:
             _log.warning(
-                "rule %s %s client %s for %s%s%s",
+                "rule %s %s client %s for %s%s",
                 rule,
                 "would have banned" if ask.shadow else "bans",
                 digester(self._secret, domain)(identity),
                 spell_duration(lasts),
-                f" (ban {row} in a row)" if row > 1 else "",
                 f"; {omitted} more bans were not logged" if omitted else "",
             )
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal
 
-from ratelimit_mw.model import NEVER, SECOND, Ask, Banned, Charge, Decision, Outcome, Quota, Reply, Rule
+from ratelimit_mw.model import NEVER, SECOND, Ask, Charge, Decision, Outcome, Quota, Reply, Rule
 
 _NO_REPLY = Reply(0, ())
 _NONE: frozenset[int] = frozenset()
@@ -165,7 +165,7 @@ class Verdict:
         """Why the request is denied; None if it is allowed."""
         if self.allowed:
             return None
-        return self._denied or ("banned" if self.banned else "limited")
+        return self._denied or ("banned" if self._banned else "limited")
 
     @property
     def shown(self) -> int:
@@ -203,12 +203,9 @@ class Verdict:
         return self.outcomes[self.binding].remaining <= other.outcomes[other.binding].remaining
 
     @property
-    def banned(self) -> bool:
-        """Whether a ban denies the request."""
-        if self.allowed:
-            return False
+    def _banned(self) -> bool:
         pairs = zip(self.charges, self.outcomes, strict=True)
-        return any(type(outcome) is Banned and not charge.ask.shadow for charge, outcome in pairs)
+        return any(outcome.reason == "banned" and not charge.ask.shadow for charge, outcome in pairs)
 
     @property
     def decision(self) -> Decision:
@@ -230,7 +227,7 @@ class Verdict:
         if self.binding < 0:
             wait = math.inf if reason == "blocked" else self.wait / SECOND
             return Decision(allowed, retry_after=wait, policies=policies, reason=reason)
-        _, rule, limit, remaining, reset_after, retry_after, _, reset_at, over, _, _, _, used = policies[self.binding]
+        _, rule, limit, remaining, reset_after, retry_after, _, reset_at, over, _, _, used = policies[self.binding]
         whole = (
             allowed,
             rule,
@@ -242,7 +239,6 @@ class Verdict:
             reset_at,
             over,
             policies,
-            not allowed and self.banned,
             reason,
             used,
         )
@@ -253,7 +249,6 @@ class Verdict:
         allowed, remaining, reset_after, retry_after, delay = outcome
         rule, ask = self.charges[place]
         quota = ask.quota
-        banned = type(outcome) is Banned
         return [
             allowed,
             rule.name,
@@ -265,8 +260,7 @@ class Verdict:
             (self.now + reset_after) / SECOND,
             quota.over if place in self.over else None,
             (),
-            banned,
-            None if allowed else "banned" if banned else "limited",
+            None if allowed else outcome.reason,
             quota.shown_size - remaining,
         ]
 

@@ -72,7 +72,7 @@ def most_waiting(charges: Sequence[Charge]) -> int | None:
 def without_max_wait(charges: Sequence[Charge]) -> Sequence[Charge]:
     """The same charges without `max_wait`: a request that would have to wait is denied instead.
 
-    Such a denial does not count towards a ban.
+    Such a denial does not count towards a penalty.
     """
     return with_max_wait(charges, 0)
 
@@ -106,4 +106,4 @@ def _may_wait(ask: Ask) -> bool:
 
 @lru_cache(maxsize=1024)
 def _with_max_wait(quota: Quota, most: int) -> Quota:
-    return replace(quota, max_wait=most, ban=quota.ban and replace(quota.ban, after=0))
+    return replace(quota, max_wait=most, penalty=quota.penalty and quota.penalty.without_counting)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
-from ratelimit_mw.algorithms import ALGORITHMS
+from ratelimit_mw.algorithms import ALGORITHMS, for_rules
 from ratelimit_mw.config import kinds
 from ratelimit_mw.config.tree import Items, Map, Node, Place, Problems, is_empty, unlike
 from ratelimit_mw.config.word import Section, Values, Word, sections_word
@@ -307,7 +307,7 @@ _ALGORITHM: Word[str] = Word(
     read=_or_absent(_read_algorithm_of_descriptor, DEFAULT),
     default=DEFAULT,
     shown_default=DEFAULT,
-    schema=lambda _: {"enum": [name for name, algorithm in ALGORITHMS.items() if not algorithm.in_flight]},
+    schema=lambda _: {"enum": [name for name, algorithm in for_rules().items() if not algorithm.in_flight]},
     about="How requests are counted.",
 )
 _UNLIMITED = _flag("unlimited", "There is no limit.")

@@ -139,8 +139,9 @@ class Recorder:
             denied = counts[_DENIED] - before.rules.get(rule, _NOTHING)[_DENIED]
             if denied:
                 _add(self._denials.setdefault(rule, {}), step, denied)
-        for ban, number in found.bans.items():
-            _add(self._bans.setdefault(ban[:2], {}), step, number - before.bans.get(ban, 0))
+        for (domain, name, enforced), number in found.bans.items():
+            begun = number - before.bans.get((domain, name, enforced), 0)
+            _add(self._bans.setdefault((domain, name), {}), step, begun)
         if now - self._marks[-1].at >= _APART:
             self._marks.append(_Mark(now, found))
         while len(self._marks) > 1 and self._marks[1].at <= now - _WINDOW:

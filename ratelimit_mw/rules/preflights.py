@@ -75,11 +75,11 @@ def is_preflight_key(key: str) -> bool:
 def preflight_quota(quota: Quota) -> Quota:
     """Return the quota of the preflights that belong to requests with `quota`.
 
-    Their denials begin no ban. The ban of a client also denies its preflights.
+    Their denials do not count towards a penalty. The penalty of a client also denies its preflights.
     """
-    ban = None if quota.ban is None else replace(quota.ban, after=0)
+    penalty = quota.penalty and quota.penalty.without_counting
     limit = min(_FACTOR * quota.shown_limit, _LARGEST)
-    return Quota("fixed_window", limit, quota.period, refundable=quota.refundable, ban=ban)
+    return Quota("fixed_window", limit, quota.period, refundable=quota.refundable, penalty=penalty)
 
 
 def apart(charges: Iterable[Charge], cost: int) -> list[Charge]:

@@ -139,5 +139,11 @@ def innermost(store: Store) -> Store:
 
 
 def with_bans(store: Store, quotas: Iterable[Quota], begun: BanBegun) -> Store:
-    """Wrap `store` with bans if one of `quotas` needs them and it has none yet. `begun` is called for each new ban."""
-    return Bans(store, begun) if not isinstance(store, Bans) and any(quota.ban for quota in quotas) else store
+    """Wrap `store` with bans if one of `quotas` needs them and it has none yet. The deny cache stays outermost.
+
+    `begun` is called for each new ban.
+    """
+    if isinstance(store, DenyCache):
+        store.beneath = with_bans(store.beneath, quotas, begun)
+        return store
+    return Bans(store, begun) if not isinstance(store, Bans) and any(quota.penalty for quota in quotas) else store

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from operator import itemgetter
 from struct import Struct
 
-from ratelimit_mw.algorithms import ALGORITHMS, DECIDE_ALL, ban, widened
+from ratelimit_mw.algorithms import ALGORITHMS, DECIDE_ALL, widened
 from ratelimit_mw.model import Ask, Outcome, Quota
 from ratelimit_mw.stores.base import Intent
 
@@ -122,23 +122,24 @@ class Counters:
         return (outcome._replace(delay=delay) if delay else outcome), state
 
     def _withhold(self, asks: Sequence[Ask], found: list[_Found], now: int) -> None:
-        """Leave uncharged the asks that the ban of a shadow rule would have denied.
+        """Leave uncharged the asks that the penalty of a shadow rule would have denied.
 
-        The ask for a ban stands before the asks that it watches, and its cost is their number.
+        The ask for a penalty stands before the asks that it watches, and its cost is their number.
         """
         for place, (_, quota, watched, shadow) in enumerate(asks):
-            if quota.algorithm == "ban" and shadow and not found[place][0].allowed:
+            if shadow and not found[place][0].allowed and ALGORITHMS[quota.algorithm].count_denial:
                 for behind in range(place + 1, place + 1 + watched):
                     found[behind] = self._ask(asks[behind], 0, now)
 
     def _count_denials(self, asks: Sequence[Ask], found: list[_Found], now: int) -> None:
-        """Count the denial for each ban that is not in force, if a counter that it watches has denied."""
+        """Count the denial for each penalty that does not deny, if a counter that it watches has denied."""
         for place, ask in enumerate(asks):
             key, quota, watched, _ = ask
-            behind = found[place + 1 : place + 1 + watched]
-            counts = quota.algorithm == "ban" and quota.limit and found[place][0].allowed
-            if counts and not all(outcome.allowed for outcome, _ in behind):
-                outcome, state = ban.deny(self.load(key)[STAMP_SIZE:], quota, now)
+            count = ALGORITHMS[quota.algorithm].count_denial
+            if not count or not quota.limit or not found[place][0].allowed:
+                continue
+            if not all(outcome.allowed for outcome, _ in found[place + 1 : place + 1 + watched]):
+                outcome, state = count(self.load(key)[STAMP_SIZE:], quota, now)
                 self._save(ask, outcome, state, now)
                 found[place] = outcome, state
 

@@ -3,31 +3,14 @@
 import math
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from ratelimit_mw.clock import Clock
 from ratelimit_mw.model import NEVER, SECOND, Ask, Banned, Outcome, Quota, Reply
-from ratelimit_mw.stores.bans import banned
 from ratelimit_mw.stores.base import DECIDE, LRU, Call, Store, StoreRequest, Wrapper
-
-T = TypeVar("T")
 
 _MAX_AGE = 5 * SECOND
 """The longest time for which a denial is cached. A reset by another process takes effect within this time."""
-
-
-class _KnownBan(NamedTuple):
-    """What is known of a ban that is in force.
-
-    Attributes:
-        ends: the local time at which it ends.
-        watched: the asks that it watched when it was cached.
-        last: the index of the one among them that denies longest.
-    """
-
-    ends: int
-    watched: tuple[Ask, ...]
-    last: int
 
 
 class _KnownDenial(NamedTuple):
@@ -39,8 +22,8 @@ class _KnownDenial(NamedTuple):
         resets: the time at which the counter is as if unused.
         cost: the cost of the denied request.
         quota: the quota of the counter.
-        counted: whether a ban that is not in force yet counts such denials. The store must then be asked.
-        watch: the ban that denies; None if a counter denies by itself.
+        counted: whether a penalty that is not in force yet counts such denials. The store must then be asked.
+        penalised: the time until which a penalty denies every request; 0 if the counter denies by itself.
     """
 
     since: int
@@ -49,26 +32,22 @@ class _KnownDenial(NamedTuple):
     resets: int
     cost: int
     quota: Quota
-    counted: bool = False
-    watch: _KnownBan | None = None
+    counted: bool
+    penalised: int
 
     def holds(self, quota: Quota, cost: int, now: int) -> bool:
         """Whether the denial is certain for this ask at `now`. A request of another cost has another wait."""
-        if quota.algorithm == "ban":
-            return self.since <= now < self.until
-        return cost == self.cost and self.since <= now < self.until and quota == self.quota
+        same = self.counted or self.penalised or (cost == self.cost and quota == self.quota)
+        return bool(same) and self.since <= now < self.until
 
-    def applied(self, asks: Sequence[Ask], place: int) -> tuple[int, int, int]:
-        """When these asks open, when they are reset, and the index of the ask that decides this.
+    def applied(self, quota: Quota, cost: int) -> tuple[int, int]:
+        """When this ask opens, and when its counter is reset.
 
-        A counter may deny for longer than its ban. This is known only if the watched asks are still the same.
+        A counter may deny for longer than its penalty. For another cost or quota, this is not known.
         """
-        if self.watch is None:
-            return self.opens, self.resets, place
-        ends, watched, last = self.watch
-        if tuple(_watched(asks, place, asks[place].cost)) == watched:
-            return self.opens, self.resets, place + 1 + last
-        return ends, ends, place + 1
+        if cost == self.cost and quota == self.quota:
+            return self.opens, self.resets
+        return self.penalised, self.penalised
 
 
 class DenyCache(Wrapper):
@@ -82,7 +61,7 @@ class DenyCache(Wrapper):
     * Another quota. The quotas are compared.
 
     The store is always asked if a response may open the counter (`refundable`), for shadow asks, and while denials
-    are counted towards a ban that is not in force yet.
+    are counted towards a penalty that is not in force yet.
 
     Args:
         store: the store to ask.
@@ -126,19 +105,19 @@ class DenyCache(Wrapper):
 
         Of several denials, the one that opens last is returned.
         """
-        found: tuple[int, int, int] | None = None
-        kind: type[Outcome] = Outcome
+        found: tuple[int, int] | None = None
+        only, kind = 0, Outcome
         for place, (key, quota, cost, shadow) in enumerate(asks):
             denial = self._denials.get(key)
             if denial and not shadow and denial.holds(quota, cost, now):
                 if denial.counted:
                     return None
-                applied = denial.applied(asks, place)
+                applied = denial.applied(quota, cost)
                 if found is None or _comparable(applied[0]) > _comparable(found[0]):
-                    found, kind = applied, Outcome if denial.watch is None else Banned
+                    found, only, kind = applied, place, Banned if denial.penalised else Outcome
         if found is None:
             return None
-        opens, resets, only = found
+        opens, resets = found
         retry_after = opens - now if opens != NEVER else NEVER
         outcome = kind(False, 0, max(resets - now, 0), retry_after)
         return Reply(now + self._offset, (outcome,), only=only)
@@ -149,46 +128,27 @@ class DenyCache(Wrapper):
         self._offset = reply.now - answered_at
         learnt: list[tuple[str, _KnownDenial]] = []
         longest = longest_cached = 0.0
-        for place, ((key, quota, cost, shadow), outcome) in enumerate(zip(asks, reply.outcomes, strict=True)):
-            if shadow or (quota.ban is not None and quota.algorithm != "ban"):
-                continue  # a shadow ask denies nothing, and the denials of watched counters are cached with their ban
-            wait, counted, watch = 0 if quota.refundable else outcome.retry_after, False, None
-            if quota.ban is None:
+        for (key, quota, cost, shadow), outcome in zip(asks, reply.outcomes, strict=True):
+            if shadow or outcome.allowed:
+                continue
+            lasts = outcome.lasts if isinstance(outcome, Banned) else 0
+            counted = quota.penalty is not None and not lasts
+            certain = lasts or (outcome.retry_after if counted or not quota.refundable else 0)
+            if not counted:
                 longest = max(longest, _comparable(outcome.retry_after))
-            elif outcome.allowed:
-                wait, counted = _soonest(_watched(reply.outcomes, place, cost)), True
-            else:
-                last, outcome = _last(_watched(reply.outcomes, place, cost), outcome)  # noqa: PLW2901  while banned
-                watch = _KnownBan(answered_at + wait, tuple(_watched(asks, place, cost)), last)
-            if wait:
+            if certain:
                 # The store decided at an unknown time during the call. The denial therefore ends at the earliest
                 # possible time, and the client is shown the latest.
-                until = asked_at + (_MAX_AGE if wait == NEVER else min(wait, _MAX_AGE))
+                until = asked_at + (_MAX_AGE if certain == NEVER else min(certain, _MAX_AGE))
                 opens = NEVER if outcome.retry_after == NEVER else answered_at + outcome.retry_after
-                resets = answered_at + outcome.reset_after
-                learnt.append((key, _KnownDenial(asked_at, until, opens, resets, cost, quota, counted, watch)))
+                resets, penalised = answered_at + outcome.reset_after, lasts and answered_at + lasts
+                denial = _KnownDenial(asked_at, until, opens, resets, cost, quota, counted, penalised)
+                learnt.append((key, denial))
                 longest_cached = longest_cached if counted else max(longest_cached, _comparable(outcome.retry_after))
         for key, denial in learnt:
             # If a counter whose denial is not cached denies longest, only the store knows the wait.
             if denial.counted or longest_cached >= longest:
                 self._denials.put(key, denial)
-
-
-def _watched(row: Sequence[T], place: int, cost: int) -> Sequence[T]:
-    """The items of `row` that the ban at the index `place` watches. Its cost is their number."""
-    return row[place + 1 : place + 1 + cost]
-
-
-def _soonest(outcomes: Sequence[Outcome]) -> int:
-    """The shortest wait of the outcomes that deny; 0 if none denies."""
-    return min([outcome.retry_after for outcome in outcomes if not outcome.allowed], default=0)
-
-
-def _last(outcomes: Sequence[Outcome], ban: Outcome) -> tuple[int, Outcome]:
-    """The index and the outcome of the counter that denies longest while `ban` is in force."""
-    denials = [banned(outcome, ban) for outcome in outcomes or (ban,)]
-    last = max(range(len(denials)), key=lambda place: _comparable(denials[place].retry_after))
-    return last, denials[last]
 
 
 def _comparable(time_or_never: int) -> float:

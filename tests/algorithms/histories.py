@@ -5,7 +5,8 @@ import itertools
 from hypothesis import strategies as st
 
 from ratelimit_mw.algorithms import with_overdraft
-from ratelimit_mw.model import SECOND, Ask, Ban, Quota
+from ratelimit_mw.algorithms.ban import BanQuota
+from ratelimit_mw.model import SECOND, Ask, Quota
 from ratelimit_mw.stores.base import Intent
 
 NAMES = (
@@ -84,12 +85,13 @@ def bans(draw):
     growth = draw(st.sampled_from((1, 1, 2, 2, 3, 10)))
     longest = lasts if growth == 1 else draw(st.sampled_from((lasts + 1, 4 * lasts, 25 * lasts, 365 * DAY)))
     after = draw(st.one_of(st.integers(1, 4), st.just(1_000)))
-    return Ban("p:ban:{", after, draw(st.sampled_from((1, SECOND, 60 * SECOND, DAY))), lasts, longest, growth)
+    within = draw(st.sampled_from((1, SECOND, 60 * SECOND, DAY)))
+    return BanQuota("ban", after, within, lasts=lasts, longest=longest, growth=growth)
 
 
 def ban_ask(ban, watched, *, name="", shadow=False):
     """The ask of a ban that watches so many asks behind it."""
-    return Ask(f"p{name}:ban:{{x}}", Quota("ban", ban.after, ban.within, ban=ban), watched, shadow)
+    return Ask(f"p{name}:ban:{{x}}", ban, watched, shadow)
 
 
 @st.composite
@@ -121,7 +123,7 @@ def conversations(draw):
         now = now + draw(jumps(quota, back=True))
         if punishing and draw(st.integers(0, 3)) == 0:  # the last moments of bans, and of what brings them
             ban = draw(st.sampled_from(punishing))
-            now += draw(st.sampled_from((ban.lasts, ban.within, ban.longest, -ban.lasts))) + draw(st.integers(-1, 1))
+            now += draw(st.sampled_from((ban.lasts, ban.period, ban.longest, -ban.lasts))) + draw(st.integers(-1, 1))
         elif draw(st.integers(0, 3)) == 0:  # the last moments of a window, and the first
             now += -now % quota.period + draw(st.integers(-2, 1))
         now = min(max(now, 0), LATEST)

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from ratelimit_mw.algorithms import ALGORITHMS, DECIDE_ALL
+from ratelimit_mw.algorithms import DECIDE_ALL, for_rules
 from ratelimit_mw.model import NEVER, SECOND, Outcome, Quota
 
 MINUTE = 60 * SECOND
@@ -25,8 +25,8 @@ def quota(name):
 
 
 BUCKETS = ("token_bucket", "leaky_bucket")
-NAMES = pytest.mark.parametrize("name", list(ALGORITHMS))
-TRUTHFUL = pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != "concurrency"])  # which has to guess
+NAMES = pytest.mark.parametrize("name", list(for_rules()))
+TRUTHFUL = pytest.mark.parametrize("name", [name for name in for_rules() if name != "concurrency"])  # which guesses
 
 
 @NAMES
@@ -86,7 +86,7 @@ def test_no_client_waits_longer_than_two_windows(name):
             assert not DECIDE_ALL[name](state, quota(name), 1, later - 1)[0].allowed, (ahead, into)
 
 
-@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in BUCKETS])
+@pytest.mark.parametrize("name", [name for name in for_rules() if name not in BUCKETS])
 def test_a_clock_that_trembles_buys_nothing(name):
     """Back and forth by 10 s, many times: no more than the limit passes. (A bucket is refilled by time that passes.)"""
     state, admitted = b"", 0

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ratelimit_mw.algorithms import ALGORITHMS, DECIDE_ALL
+from ratelimit_mw.algorithms import ALGORITHMS, DECIDE_ALL, for_rules
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.foresight.replay import Options, replay
 from ratelimit_mw.foresight.simulation import Simulation
@@ -25,7 +25,7 @@ from ratelimit_mw.model import Ask, Charge, Quota, Rule
 FORM = '$msec $request_time $remote_addr $request_method "$request_uri" $status'
 NOON = 1_772_366_400
 ADMITTED = Verdict((), None)
-WINDOWS = [name for name, algorithm in ALGORITHMS.items() if not algorithm.in_flight]
+WINDOWS = [name for name, algorithm in for_rules().items() if not algorithm.in_flight]
 
 
 def lines(requests):

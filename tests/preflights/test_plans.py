@@ -161,9 +161,9 @@ def test_a_rule_counts_preflights_in_a_window_with_ten_times_its_limit(rule, hea
     assert asked(rule_set, headers=preflight(**headers)) == expected
     for charge in planned(rule_set, headers=preflight(**headers), cost=7):
         (key, quota, cost, shadow), told = charge.ask, charge.rule
-        plain = Quota("fixed_window", quota.limit, quota.period, refundable=quota.refundable, ban=quota.ban)
+        plain = Quota("fixed_window", quota.limit, quota.period, refundable=quota.refundable, penalty=quota.penalty)
         assert (quota, quota.elastic, cost) == (plain, None, 1), key
-        assert quota.ban is None or quota.ban.after == 0, "no step towards a ban"
+        assert quota.penalty is None or quota.penalty.quota.limit == 0, "no step towards a ban"
         assert (shadow, told.cost_after, told.defers) == ("shadow" in rule, None, False)
 
 

@@ -299,7 +299,7 @@ def test_a_request_without_a_thread_to_wait_does_not_count_towards_a_ban(engine)
     request = limiter.rules.attributes.request_from({"ip": IP})
     verdicts = [limiter.engine.decide_in_turn(request) for _ in range(6)]
     assert [verdict.allowed for verdict in verdicts] == [True] + [False] * 5
-    assert not any(verdict.banned for verdict in verdicts)
+    assert not any(verdict.reason == "banned" for verdict in verdicts)
 
 
 def test_with_its_store_away_a_process_bans_by_itself(fresh_server):

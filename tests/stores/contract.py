@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from ratelimit_mw import ManualClock
-from ratelimit_mw.algorithms import ALGORITHMS, with_overdraft
+from ratelimit_mw.algorithms import for_rules, with_overdraft
 from ratelimit_mw.model import NEVER, SECOND, Ask, Outcome, Quota
 from tests.support.apps import LONG
 
@@ -23,8 +23,8 @@ BUCKETS = ("token_bucket", "leaky_bucket")
 EXACT = ("fixed_window", "sliding_log", "bucketed_window", *BUCKETS)
 ALL = (*EXACT, "sliding_window")
 KINDS = {
-    "lease": frozenset(name for name, algorithm in ALGORITHMS.items() if not algorithm.no_lease),
-    "write_back": frozenset(name for name, algorithm in ALGORITHMS.items() if not algorithm.no_write_back),
+    "lease": frozenset(name for name, algorithm in for_rules().items() if not algorithm.no_lease),
+    "write_back": frozenset(name for name, algorithm in for_rules().items() if not algorithm.no_write_back),
 }
 """The algorithms that each consistency takes."""
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from ratelimit_mw.model import NEVER, SECOND, Ask, Ban, Banned, Quota
+from ratelimit_mw.algorithms.ban import BanQuota
+from ratelimit_mw.model import NEVER, SECOND, Ask, Banned, Penalty, Quota
 from ratelimit_mw.stores.bans import Bans, key_of_ban
 from ratelimit_mw.stores.deny_cache import DenyCache
 from ratelimit_mw.stores.lease_store import Leases
@@ -17,7 +18,7 @@ from tests.algorithms.histories import NAMES
 from tests.support.servers import EACH_BINARY
 
 MINUTE = 60 * SECOND
-BAN = Ban("d:r:ban:{", 3, MINUTE, 600 * SECOND, 600 * SECOND)
+BAN = Penalty("d:r:ban:{", BanQuota("ban", 3, MINUTE, lasts=600 * SECOND, longest=600 * SECOND))
 
 
 class Counted(MemoryStore):
@@ -42,9 +43,9 @@ def store(request, clock, begun, _pool):
         server = request.getfixturevalue("any_server") if request.param == "cached" else _pool.get(request.param)
         server.flush()
         beneath = RedisStore(server.url, timeout=5, clock=clock)
-    if request.param == "cached":
-        beneath = DenyCache(beneath, clock=clock)
     with_bans = Bans(beneath, lambda *said: begun.append(said))
+    if request.param == "cached":
+        with_bans = DenyCache(with_bans, clock=clock)
     yield with_bans
     with_bans.close()
 
@@ -56,12 +57,12 @@ def counted(clock):
 
 @pytest.fixture
 def cached(counted, clock):
-    return Bans(DenyCache(counted, clock=clock), lambda *said: None)
+    return DenyCache(Bans(counted, lambda *said: None), clock=clock)
 
 
 def quota(limit=1, name="fixed_window", period=3_600 * SECOND, ban=BAN):
     bucket = limit if name in ("token_bucket", "leaky_bucket") else 0
-    return Quota(name, limit, period, bucket, buckets=10, ban=ban)
+    return Quota(name, limit, period, bucket, buckets=10, penalty=ban)
 
 
 def ask(limit=1, cost=1, *, who="x", rule="r", shadow=False, **options):
@@ -85,7 +86,7 @@ def test_the_last_denial_begins_the_ban_that_ends_on_time(store, clock, begun, n
     replies = [store.decide([asked]) for _ in range(6)]
     assert [type(reply.outcomes[0]) is Banned for reply in replies] == [False] * 3 + [True] * 3
     assert [reply.admits([asked]) for reply in replies] == [True] + [False] * 5
-    assert [row for _, row, lasts, now in begun] == [1]
+    assert [lasts for _, lasts, now in begun] == [600 * SECOND]
     clock.advance(600 - 0.000_001)
     assert not store.decide([asked]).admits([asked])
     clock.advance(0.000_001)
@@ -239,7 +240,7 @@ def test_charges_and_refunds_speak_of_counters_alone(store):
 def test_every_key_has_a_ttl_of_no_more_than_its_state_needs(any_server):
     with_bans = Bans(RedisStore(any_server.url, timeout=5), lambda *said: None)
     redis = any_server.client()
-    growing = replace(BAN, longest=3_600 * SECOND, growth=2)
+    growing = replace(BAN, quota=replace(BAN.quota, longest=3_600 * SECOND, growth=2))
     try:
         store_key = key_of_ban(ask(0).key)
         with_bans.decide([ask(0, ban=growing)])
@@ -360,7 +361,6 @@ def _far(outcome):
     [
         pytest.param(ask(100), id="another quota"),
         pytest.param(ask(0, cost=0), id="another cost"),
-        pytest.param(ask(0)._replace(key="d:r:fw60:{x}"), id="another counter"),
     ],
 )
 def test_another_request_of_a_banned_client_is_answered_with_the_end_of_the_ban(cached, counted, clock, other):
@@ -370,6 +370,15 @@ def test_another_request_of_a_banned_client_is_answered_with_the_end_of_the_ban(
     clock.advance(1)
     assert said(cached, other) == [(True, 599)]
     assert counted.asked == 3
+
+
+def test_another_counter_of_a_banned_client_is_asked_once(cached, counted):
+    for _ in range(3):
+        cached.decide([ask(0)])
+    other = ask(100)._replace(key="d:r:fw60:{x}")
+    for _ in range(10):
+        assert said(cached, other) == [BANNED]
+    assert counted.asked == 4
 
 
 def test_awaited_it_is_remembered_alike(cached, counted):
@@ -401,7 +410,7 @@ def test_beside_a_leased_rule_no_denial_counts_twice(clock, begun):
     left = memory.decide([leased._replace(cost=0)]).outcomes[0].remaining
     memory.decide([leased._replace(cost=left - 1)])
     assert [said(store, leased, ask(0))[1][0] for _ in range(4)] == [False, False, True, True]
-    assert [row for _, row, *_ in begun] == [1]
+    assert len(begun) == 1
 
 
 def test_beside_a_sharded_rule_no_denial_counts_twice(clock, begun):

@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from ratelimit_mw.model import SECOND, Ask, Ban, Quota
+from ratelimit_mw.algorithms.ban import BanQuota
+from ratelimit_mw.model import SECOND, Ask, Quota
 from ratelimit_mw.stores import memory
-from ratelimit_mw.stores.bans import quota_of
 from ratelimit_mw.stores.counters import BARELY_USED, USED_UP, evicted
 from ratelimit_mw.stores.memory import MemoryStore
 from tests.stores.contract import ALL, MINUTE, quota
@@ -132,7 +132,7 @@ def test_a_counter_that_got_most_of_it_back_goes_before_those_that_are_used(cloc
 
 
 def test_a_standing_ban_outlives_a_flood(clock):
-    ban = quota_of(Ban("d:login:ban:{", 2, MINUTE, HOUR, HOUR))
+    ban = BanQuota("ban", 2, MINUTE, lasts=HOUR, longest=HOUR)
     store = MemoryStore(max_counters=1_000, clock=clock)
     login = [Ask("d:login:ban:{ip=me}", ban, 1), *one("d:login:fw60:{ip=me}", 0)]
     for _ in range(2):

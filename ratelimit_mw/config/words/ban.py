@@ -7,6 +7,7 @@ algorithm `ban` counts the denials in the store. It has its own key per identity
 import re
 from dataclasses import replace
 
+from ratelimit_mw.algorithms.ban import BanQuota
 from ratelimit_mw.config import kinds
 from ratelimit_mw.config.tree import Node, Problems
 from ratelimit_mw.config.word import Conflict, Section, Values, Word, section_word
@@ -14,7 +15,7 @@ from ratelimit_mw.config.words.consistency import CONSISTENCY, SHARDS
 from ratelimit_mw.config.words.deferral import ON_LIMIT
 from ratelimit_mw.config.words.limit import LIMIT
 from ratelimit_mw.errors import Invalid, quoted
-from ratelimit_mw.model import Ban, Quota
+from ratelimit_mw.model import Penalty, Quota
 from ratelimit_mw.units import SECOND, spell_duration
 
 _AFTER = re.compile(r"([0-9]+)\s+denials?(?:\s+in\s+(.+))?", re.IGNORECASE | re.DOTALL)
@@ -54,16 +55,16 @@ def _check(ban: Values, problems: Problems) -> None:
         problems.add(ban.place("growing"), message, "remove growing, or write a longer time")
 
 
-def _made(after: tuple[int, int], growing: tuple[int, int] | None, **others: int) -> Ban:
+def _made(after: tuple[int, int], growing: tuple[int, int] | None, **others: int) -> Penalty:
     lasts = others["for"]
     growth, longest = growing or (1, lasts)
-    return Ban("", *after, lasts, longest, growth)
+    return Penalty("", BanQuota("ban", *after, lasts=lasts, longest=longest, growth=growth))
 
 
 def _alter(quota: Quota, rule: Values, prefix: str) -> Quota:
     """Add the ban to a quota of the rule. All limits of the rule share one ban per identity."""
     ban = rule[BAN]
-    return replace(quota, ban=ban and replace(ban, prefix=f"{prefix}ban:{{"))
+    return replace(quota, penalty=ban and replace(ban, prefix=f"{prefix}ban:{{"))
 
 
 _FOR: Word[int] = Word(
@@ -83,7 +84,7 @@ _FURTHER: Word[tuple[int, int] | None] = Word(
     unset="all bans have the same length",
 )
 
-BAN: Word[Ban | None] = section_word(
+BAN: Word[Penalty | None] = section_word(
     "ban",
     Section(
         "Ban",

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from ratelimit_mw.algorithms import ALGORITHMS, IN_FLIGHT, algorithm_names
+from ratelimit_mw.algorithms import ALGORITHMS, IN_FLIGHT, algorithm_names, for_rules
 from ratelimit_mw.algorithms.algorithm import Algorithm
 from ratelimit_mw.config import kinds
 from ratelimit_mw.config.elsewhere import correction
@@ -39,8 +39,8 @@ def algorithm_hint(able: Callable[[Algorithm], bool], key: str) -> str:
 
 def read_algorithm(node: Node) -> str:
     """Read the name of an algorithm. Raises `Invalid`."""
-    other_names = {other: name for name, algorithm in ALGORITHMS.items() for other in algorithm.also_called}
-    return kinds.one_of(*ALGORITHMS, other_names=other_names)(node)
+    other_names = {other: name for name, algorithm in for_rules().items() for other in algorithm.also_called}
+    return kinds.one_of(*for_rules(), other_names=other_names)(node)
 
 
 def _validate_buckets(rule: Values, problems: Problems) -> None:
@@ -54,7 +54,7 @@ ALGORITHM: Word[str] = Word(
     read=read_algorithm,
     default=DEFAULT,
     shown_default=DEFAULT,
-    schema=lambda _: {"enum": list(ALGORITHMS)},
+    schema=lambda _: {"enum": list(for_rules())},
     about="How requests are counted.",
     compared=True,
 )

@@ -115,7 +115,7 @@ def _of_descriptor(quota: Quota, number: int) -> Quota:
 def _coupled(rule: Rule, quota: Quota) -> bool:
     """Return True if responses, bans or the requests in flight decide, too."""
     by_response = rule.cost_after is not None or rule.counts is not None or quota.overdraft
-    return by_response or quota.ban is not None or ALGORITHMS[quota.algorithm].in_flight
+    return by_response or quota.penalty is not None or ALGORITHMS[quota.algorithm].in_flight
 
 
 def candidates(limit: int, peaks: Sequence[tuple[int, int]]) -> list[int]:

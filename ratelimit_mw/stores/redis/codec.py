@@ -51,9 +51,8 @@ def script(parts: int) -> Script:
 
 
 def _constants(needed: Sequence[LuaPart]) -> str:
-    """Lua constants for the numbers of the algorithms, and for that of bans, which several.lua uses."""
-    constants = dict.fromkeys((*needed, LUA_PARTS["ban"]))
-    return "\n".join(f"local {part.constant} = {part.number}" for part in constants)
+    """Lua constants for the numbers of the algorithms."""
+    return "\n".join(f"local {part.constant} = {part.number}" for part in needed)
 
 
 def _own(name: str) -> str:
@@ -287,10 +286,10 @@ def _packed_quota(quota: Quota) -> _Packed:
 
 
 def _numbers(quota: Quota) -> tuple[int, int, int, int]:
-    ban = quota.ban
-    if ban is not None and quota.algorithm == "ban":
-        return ban.after + ban.growth * 65_536, ban.within, ban.lasts, ban.longest
-    extra = quota.burst if ALGORITHMS[quota.algorithm].has_burst else quota.buckets
+    algorithm = ALGORITHMS[quota.algorithm]
+    if algorithm.numbers is not None:
+        return algorithm.numbers(quota)
+    extra = quota.burst if algorithm.has_burst else quota.buckets
     return quota.limit, quota.period, extra, quota.max_wait
 
 

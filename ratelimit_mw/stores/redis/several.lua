@@ -1,4 +1,4 @@
--- Carries out the requests that do more than take from counters: shadow rules, bans, peeks, refunds. `asks` are the asks of
+-- Carries out the requests that do more than take from counters: shadow rules, penalties, peeks, refunds. `asks` are the asks of
 -- one request. Also has what `decide.lua` needs for all requests.
 
 -- Writes a value together with its TTL: a failed script is not rolled back, and a key without a TTL would never expire.
@@ -57,11 +57,11 @@ local function overdraw(a)
   return charged
 end
 
--- A ban precedes the asks that it watches, and its cost is their number. Asks that the ban of a shadow rule would have
--- denied are not charged.
+-- A penalty precedes the asks that it watches, and its cost is their number. Asks that the penalty of a shadow rule would
+-- have denied are not charged.
 local function withhold(asks, outcomes)
   for i, a in ipairs(asks) do
-    if a.algorithm == BAN and not outcomes[i][1] and flag(a.flags, SHADOW) then
+    if denials[a.algorithm] and not outcomes[i][1] and flag(a.flags, SHADOW) then
       for j = i + 1, i + a.cost do outcomes[j] = ask(asks[j].key, asks[j], 0) end
     end
   end
@@ -69,12 +69,13 @@ end
 
 local function count_denials(asks, outcomes)
   for i, a in ipairs(asks) do
-    if a.algorithm == BAN and outcomes[i][1] and a.limit % 65536 > 0 then
+    if denials[a.algorithm] and outcomes[i][1] then
       local denied = false
       for j = i + 1, i + a.cost do denied = denied or not outcomes[j][1] end
-      if denied then
-        outcomes[i] = {denials[BAN](a.key, a.limit, a.period, a.extra, now, a.max_wait)}
-        save(a.key, outcomes[i][3], outcomes[i][5])
+      local counted = denied and {denials[a.algorithm](a.key, a.limit, a.period, a.extra, now, a.max_wait)} or {}
+      if counted[1] then
+        outcomes[i] = counted
+        save(a.key, counted[3], counted[5])
       end
     end
   end
