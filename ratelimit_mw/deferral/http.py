@@ -10,17 +10,20 @@ from functools import partial
 from typing import Any
 from wsgiref.types import StartResponse, WSGIApplication
 
+from ratelimit_mw.decision.planning import Plan
 from ratelimit_mw.decision.verdict import Verdict
+from ratelimit_mw.decision.waiting import without_max_wait
 from ratelimit_mw.deferral.service import DeferralPage, deferrals_of
 from ratelimit_mw.deferral.stored_request import HEADER, of_asgi, of_wsgi
 from ratelimit_mw.http.answers import phrase
 from ratelimit_mw.http.responses import App, Message, Receive, Send
 from ratelimit_mw.identity.http_request import AsgiRequest, WsgiRequest
+from ratelimit_mw.identity.request import Request
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.rules.domains import Rules
 
 _HEADER = HEADER.encode()
-_REPLAYED = Verdict((), None)  # the worker has charged the request
+_UNDECIDED = Verdict((), None)
 
 
 class _Deferral:
@@ -37,6 +40,11 @@ class _Deferral:
         self._engine = limiter.engine
         self._service = deferrals_of(limiter)
         limiter.require(self._service.require)
+
+    def _plan(self, request: Request, rules: Rules) -> Plan:
+        """Return the plan of a replay. It does not wait for its turn at a bucket: the worker sends it again instead."""
+        plan = self._engine.planner.plan(rules, request)
+        return Plan(without_max_wait(plan.charges)) if rules.waiting and plan.asks else plan
 
 
 class AsgiDeferral(_Deferral):
@@ -57,11 +65,16 @@ class AsgiDeferral(_Deferral):
             return verdict, app if page is None else partial(_respond_asgi, page)
         found = await asyncio.to_thread(self._service.replay, token, rules)
         if isinstance(found, DeferralPage):
-            return _REPLAYED, partial(_respond_asgi, found)
+            return _UNDECIDED, partial(_respond_asgi, found)
         scope["client"] = (found.peer, 0) if found.peer else None
         scope["scheme"] = found.scheme
         scope["headers"] = [line for line in scope["headers"] if line[0].lower() != _HEADER]
-        return _REPLAYED, app
+        found.restore(request)
+        if rules.attributes.awaited:
+            await rules.attributes.resolve(request)
+        verdict = await self._engine.aexecute(self._plan(request, rules), rules)
+        refused = self._service.refused_replay(verdict)
+        return verdict, app if refused is None else partial(_respond_asgi, refused)
 
     async def _page(
         self, verdict: Verdict, request: AsgiRequest, rules: Rules, receive: Receive
@@ -117,11 +130,14 @@ class WsgiDeferral(_Deferral):
             return verdict, app if page is None else partial(_respond_wsgi, page)
         found = self._service.replay(token, rules)
         if isinstance(found, DeferralPage):
-            return _REPLAYED, partial(_respond_wsgi, found)
+            return _UNDECIDED, partial(_respond_wsgi, found)
         environ["REMOTE_ADDR"] = found.peer or ""
         environ["wsgi.url_scheme"] = found.scheme
         environ.pop(_WSGI_HEADER, None)
-        return _REPLAYED, app
+        found.restore(request)
+        verdict = self._engine.execute(self._plan(request, rules), rules)
+        refused = self._service.refused_replay(verdict)
+        return verdict, app if refused is None else partial(_respond_wsgi, refused)
 
     def _page(self, verdict: Verdict, request: WsgiRequest, rules: Rules) -> DeferralPage | None:
         service, environ = self._service, request.context

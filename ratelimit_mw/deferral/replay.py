@@ -1,55 +1,12 @@
 """Replay deferred requests to an app over HTTP."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import httpx
 
 from ratelimit_mw.deferral.stored_request import StoredRequest
 from ratelimit_mw.errors import Lost, NotSent, Unsendable
-from ratelimit_mw.identity.fields import MOST_LINES, Values
-from ratelimit_mw.identity.request import Request
-
-
-class DeferredRequest(Request):
-    """A stored request, as rules read it. See `identity.request.Request`.
-
-    Attributes that were read when the request arrived keep their values. A rule that is newer than the request may
-    need other attributes. These are read from the stored headers and the stored target. The original scope or environ
-    is gone.
-    """
-
-    __slots__ = ("_stored",)
-
-    def __init__(self, stored: StoredRequest) -> None:
-        self._stored = stored
-        self.context: dict[str, Any] = {}  # not None, because the request will have a response
-        self.method = stored.method
-        self.path = stored.path
-        self.forms = stored.forms
-        self.values = dict(stored.values)
-        self.several: dict[str, Values] = dict(stored.several)
-
-    @property
-    def peer(self) -> str | None:
-        """The address of the original connection's other end."""
-        return self._stored.peer
-
-    def header_lines(self, name: str) -> list[str]:
-        """Return every stored line of a header, in order."""
-        return [value for key, value in self._stored.headers if key == name]
-
-    def field_lines(self, name: str) -> list[str] | None:
-        """Return every stored line behind a name."""
-        wanted = name.replace("_", "-")
-        lines = [value for key, value in self._stored.headers if key.replace("_", "-") == wanted]
-        return lines if len(lines) <= MOST_LINES else None
-
-    @property
-    def query_string(self) -> str:
-        """The query string of the stored target."""
-        return self._stored.target.partition("?")[2]
-
 
 _NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
 from ratelimit_mw.decision.verdict import Verdict
-from ratelimit_mw.deferral.stored_request import HEADER, DeferredStatus, StoredRequest, Tokens, unpacked
+from ratelimit_mw.deferral.stored_request import HEADER, DeferredStatus, StoredRequest, Tokens, random_id, unpacked
 from ratelimit_mw.errors import ConfigurationError, Problem, StoreUnavailable
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.limiter import RateLimiter
@@ -54,10 +54,18 @@ def _page(status: int, fields: str | Mapping[str, object], *headers: tuple[str, 
 UNKNOWN = _page(404, "unknown or expired request")
 UNAVAILABLE = _page(503, "Service temporarily unavailable", ("Retry-After", "1"))
 NOT_ALLOWED = _page(405, "Method not allowed", ("Allow", "GET, HEAD"))
-BUSY = _page(503, "the load is too high", (HEADER, "busy"), ("Retry-After", "1"))
-"""For a replay that must be repeated later. Nothing was done."""
 STALE = _page(409, "this attempt is over", (HEADER, "stale"))
 """For a replay whose attempt is over. Nothing was done."""
+HOPELESS = _page(503, "the limit will never allow the request", (HEADER, "never"))
+"""For a replay that the limits never allow. Nothing was done."""
+
+_SOON = 1.0  # seconds until a request is tried again if the app or the store is unavailable or busy
+_BLOCKED = 300.0  # and if an operator has blocked the client
+
+
+def later_page(seconds: float = _SOON) -> DeferralPage:
+    """Return the response to a replay that must be repeated after this time. Nothing was done."""
+    return _page(503, "the app does not take the request now", (HEADER, f"{seconds:.6f}"))
 
 
 def accepted_page(location: str, wait: int) -> DeferralPage:
@@ -123,8 +131,6 @@ class DeferralService:
     def _status(self, method: str, name: str, rules: Rules) -> DeferralPage:
         if method not in ("GET", "HEAD"):
             return NOT_ALLOWED
-        if not self.tokens(rules).is_request(name):
-            return UNKNOWN
         try:
             status = self.queue(rules).status(name)
         except (StoreUnavailable, ValueError):  # ValueError: the stored status is unreadable
@@ -136,22 +142,33 @@ class DeferralService:
         return self.tokens(rules).read(request.header(HEADER))
 
     def replay(self, token: tuple[str, str], rules: Rules) -> DeferralPage | StoredRequest:
-        """Return the stored request of a replay that the app must get, or the page that answers the worker."""
-        found = self._replayed(token, rules)
-        self._tally.deferred(None, "returned" if isinstance(found, DeferralPage) else "replayed")
+        """Return the stored request of a replay, which is to be decided, or the page that answers the worker."""
+        found = self._stored(token, rules)
+        if isinstance(found, DeferralPage):
+            self._tally.deferred(None, "returned")
         return found
 
-    def _replayed(self, token: tuple[str, str], rules: Rules) -> DeferralPage | StoredRequest:
+    def _stored(self, token: tuple[str, str], rules: Rules) -> DeferralPage | StoredRequest:
         if self._load(rules) >= rules.defer.below:
-            return BUSY
+            return later_page()
         try:
             packed = self.queue(rules).arrive(*token)
         except StoreUnavailable:
-            return BUSY  # the ticket may be used up, but the app did not get the request
+            return later_page()  # the ticket may be used up, but the app did not get the request
         try:
             return STALE if packed is None else unpacked(packed)
         except ValueError:  # the stored request is unreadable
             return STALE
+
+    def refused_replay(self, verdict: Verdict) -> DeferralPage | None:
+        """Return the page that answers the worker if the limits deny the replay. None if the app must get it."""
+        self._tally.deferred(None, "replayed" if verdict.allowed else "returned")
+        if verdict.allowed:
+            return None
+        if verdict.outcome is None:  # blocked by an operator, or the store is away
+            return later_page(_BLOCKED if verdict.reason == "blocked" else _SOON)
+        wait = verdict.outcome.retry_after
+        return HOPELESS if wait == NEVER else later_page(wait / SECOND)
 
     def lane(self, verdict: Verdict, request: Request, rules: Rules, length: str | None) -> str | None:
         """Return the lane of a denied request: a hash of the key of the first counter that defers.
@@ -186,8 +203,7 @@ class DeferralService:
     ) -> DeferralPage | None:
         if time.monotonic() < self._unavailable_until or not stored.replayable():
             return None
-        tokens = self.tokens(rules)
-        name = tokens.request()
+        name = random_id()
         fields: dict[str, str | bytes] = {
             "request": stored.packed(),
             "body": body,

@@ -54,46 +54,37 @@ HEADER = "x-ratelimit-deferred"
 
 _RANDOM = 24  # characters of 6 bits each
 _PROOF = 12
-_LENGTH = _RANDOM + _PROOF
 
 
 class Tokens:
-    """Makes and checks the ids and the tickets of one rule set. `digest` is the keyed hash of the rule set.
+    """Makes and checks the tickets of one rule set. `digest` is the keyed hash of the rule set.
 
-    A token is random, and ends with a proof: the hash of its purpose and its random part. A client cannot forge one.
+    A ticket is random, and ends with a proof: the hash of its purpose and its random part. A client cannot forge one.
     """
 
     def __init__(self, digest: Callable[[str], str]) -> None:
         self._digest = digest
 
-    def request(self) -> str:
-        """Make the id of a request. Anyone who knows the id may read the status of the request."""
-        return self._signed("deferred")
-
     def ticket(self, request: str) -> str:
         """Make a ticket for one attempt to replay a request."""
-        return self._signed(f"replay of {request}")
-
-    def is_request(self, text: str) -> bool:
-        """Return True if `request` has made this id."""
-        return self._genuine(text, "deferred")
+        token = random_id()
+        return token + self._proof(request, token)
 
     def read(self, text: str | None) -> tuple[str, str] | None:
         """Return the id and the ticket in the header of a replay, or None if they are not genuine."""
         request, dot, ticket = (text or "").partition(".")
-        return (request, ticket) if dot and self._genuine(ticket, f"replay of {request}") else None
+        if not dot or not ticket.isascii():
+            return None
+        genuine = compare_digest(ticket[_RANDOM:], self._proof(request, ticket[:_RANDOM]))
+        return (request, ticket) if genuine else None
 
-    def _signed(self, purpose: str) -> str:
-        token = secrets.token_urlsafe(_RANDOM * 3 // 4)
-        return token + self._proof(token, purpose)
+    def _proof(self, request: str, token: str) -> str:
+        return self._digest(f"replay of {request} {token}")[:_PROOF]
 
-    def _genuine(self, text: str, purpose: str) -> bool:
-        if len(text) != _LENGTH or not text.isascii():
-            return False
-        return compare_digest(text[_RANDOM:], self._proof(text[:_RANDOM], purpose))
 
-    def _proof(self, token: str, purpose: str) -> str:
-        return self._digest(f"{purpose} {token}")[:_PROOF]
+def random_id() -> str:
+    """Make the id of a request. Anyone who knows the id may read the status of the request."""
+    return secrets.token_urlsafe(_RANDOM * 3 // 4)
 
 
 def replay_header(request: str, ticket: str) -> str:
@@ -153,6 +144,11 @@ class StoredRequest(NamedTuple):
             and _TARGET.fullmatch(self.target) is not None
             and _DOTS.search(path) is None
         )
+
+    def restore(self, replay: Request) -> None:
+        """Give a replay what the rules have read of the original request, because a worker has sent the replay."""
+        replay.path, replay.forms = self.path, self.forms
+        replay.values, replay.several = dict(self.values), dict(self.several)
 
     def header(self, name: str) -> str | None:
         """Return the first line of a header. `name` is in lower case."""

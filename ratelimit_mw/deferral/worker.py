@@ -9,24 +9,19 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from ratelimit_mw.decision.planning import Plan
-from ratelimit_mw.decision.settlement import Account
-from ratelimit_mw.decision.verdict import Verdict
-from ratelimit_mw.decision.waiting import without_max_wait
 from ratelimit_mw.deferral.queue import Queue
-from ratelimit_mw.deferral.replay import AppResponse, DeferredRequest, Target
+from ratelimit_mw.deferral.replay import AppResponse, Target
 from ratelimit_mw.deferral.service import deferrals_of
 from ratelimit_mw.deferral.stored_request import (
     HEADER,
     QueuedRequest,
     QueueEntry,
-    StoredRequest,
     replay_header,
     unpacked,
 )
 from ratelimit_mw.errors import Lost, NotSent, StoreUnavailable, Unsendable
 from ratelimit_mw.limiter import RateLimiter
-from ratelimit_mw.model import NEVER, SECOND
+from ratelimit_mw.model import SECOND
 
 _log = logging.getLogger("ratelimit_mw")
 
@@ -46,10 +41,11 @@ _RETRIED_STATUSES = frozenset({429, *range(500, 600)})
 class Worker:
     """Replays the requests in the queue of `limiter` to `target`.
 
-    A request is replayed when the limits of its client allow it and the app is not busy. The limits are charged then.
-    A request is tried again if the app failed (5xx, 429) or did not receive it. Its result may be unknown: it took
-    longer than `timeout`, the connection broke, or a worker died. Such a request is reported as unknown and is not sent
-    again automatically. The requests of one identity keep their order.
+    The middleware of the app decides on each replay. It refuses one that the limits of the client do not allow, and any
+    while the app is busy, and says when to repeat it. A request is also tried again if the app failed (5xx, 429) or did
+    not receive it. Its result may be unknown: it took longer than `timeout`, the connection broke, or a worker died.
+    Such a request is reported as unknown and is not sent again automatically. The requests of one identity keep their
+    order.
 
     Args:
         limiter: the limiter that has deferred the requests.
@@ -159,37 +155,11 @@ class Worker:
         except ValueError:
             await self._settle(entry, "parked", {"reason": _UNREADABLE})
             return
-        verdict = await self._decide(stored)
-        if verdict.allowed:
-            await self._replay(entry, job, stored, verdict)
-        elif verdict.outcome is None:  # blocked by an operator, or the store is away
-            await self._postpone(entry, _MAX_WAIT if verdict.reason == "blocked" else _SOON)
-        elif verdict.outcome.retry_after == NEVER:
-            await self._settle(entry, "parked", {"reason": "the limit will never allow the request"})
-        else:
-            # The request is tried again at the end of its retention at the latest, so that its status is reported.
-            await self._postpone(entry, min(verdict.outcome.retry_after / SECOND, left + _SOON))
-
-    async def _decide(self, stored: StoredRequest) -> Verdict:
-        """Decide by the limits of the client. The decision does not wait, so that other requests may go first."""
-        request = DeferredRequest(stored)
-        if self._rules.attributes.awaited:
-            await self._rules.attributes.resolve(request)
-        engine = self._limiter.engine
-        plan = engine.planner.plan(self._rules, request)
-        if self._rules.waiting and plan.asks:
-            plan = Plan(without_max_wait(plan.charges))
-        return await engine.aexecute(plan, self._rules)
-
-    async def _replay(self, entry: QueueEntry, job: QueuedRequest, stored: StoredRequest, verdict: Verdict) -> None:
-        settlement = self._limiter.engine.settlement
-        account = settlement.account(verdict)
         ticket = deferrals_of(self._limiter).tokens(self._rules).ticket(entry.id)
         attempt = 0
         try:
             attempt = await asyncio.to_thread(self._queue.begin, entry, ticket)
             if not attempt:  # another worker has taken it over
-                await self._give_back(account)
                 return
             more = {HEADER: replay_header(entry.id, ticket)}
             if stored.header("idempotency-key") is None:
@@ -197,33 +167,30 @@ class Worker:
             async with asyncio.timeout(self._timeout):
                 answer = await self._target.send(stored, job.body, more, self._rules.defer.max_body)
         except NotSent as error:
-            await self._give_back(account)
             _log.warning("worker: the app is away (%s)", error)
             await self._postpone(entry, _SOON, counted=False)
         except Unsendable as error:
-            await self._give_back(account)
             await self._settle(entry, "parked", {"reason": f"the request can't be sent: {error}"})
         except StoreUnavailable:  # the attempt may have begun, but the request was not sent
-            await self._give_back(account)
             await self._postpone(entry, _SOON)
         except (Lost, TimeoutError) as error:
             reason = f"no response within {self._timeout:g} s" if isinstance(error, TimeoutError) else str(error)
             await self._settle(entry, "unknown", {"reason": f"the result is not known: {reason}"})
         else:
-            await self._conclude(entry, attempt, account, answer)
-        finally:
-            await settlement.asettle(account, account.end())
+            # The request is tried again at the end of its retention at the latest, so that its status is reported.
+            await self._conclude(entry, attempt, answer, left + _SOON)
 
-    async def _conclude(self, entry: QueueEntry, attempt: int, account: Account, answer: AppResponse) -> None:
+    async def _conclude(self, entry: QueueEntry, attempt: int, answer: AppResponse, most: float) -> None:
+        """Report the response to an attempt. One that the middleware refused is repeated within `most` seconds."""
         refusal = answer.headers.get(HEADER)
-        if refusal == "busy":
-            await self._give_back(account)
-            await self._postpone(entry, _SOON, counted=False)
+        if refusal == "stale":  # another worker has taken it over, and reports it
             return
-        if refusal == "stale":
-            await self._give_back(account)  # another worker has taken it over, and reports it
+        if refusal == "never":
+            await self._settle(entry, "parked", {"reason": "the limit will never allow the request"})
             return
-        await self._limiter.engine.settlement.asettle(account, account.conclude(answer.status, answer.headers.get))
+        if refusal is not None:
+            await self._postpone(entry, min(float(refusal), most), counted=False)
+            return
         shown: dict[str, str | bytes | int] = {
             "status": answer.status,
             "type": answer.headers.get("content-type", ""),
@@ -236,9 +203,6 @@ class Worker:
         else:
             reason = f"the request failed {attempt} time{'s' * (attempt != 1)}"
             await self._settle(entry, "parked", {"reason": reason, **shown})
-
-    async def _give_back(self, account: Account) -> None:
-        await self._limiter.engine.settlement.asettle(account, account.back(None))
 
     async def _postpone(self, entry: QueueEntry, seconds: float, *, counted: bool = True) -> None:
         await self._report(lambda: self._queue.postpone(entry, seconds, counted=counted))

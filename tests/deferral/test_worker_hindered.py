@@ -2,12 +2,9 @@
 
 import asyncio
 import logging
-from contextlib import contextmanager
 
 import pytest
 
-from ratelimit_mw import RateLimiter
-from ratelimit_mw.deferral.service import deferrals_of
 from tests.deferral.asking import REPORTS, in_process, limiter
 from tests.deferral.test_worker import Site, fates, put_off, until, working
 from tests.shells.asking import IP
@@ -16,54 +13,23 @@ from tests.support.proxy import Proxy
 STREAM = "{shop:deferred}:stream"
 
 
-async def _tenant(scope):
-    await MEANWHILE[-1]()
-    return "a"
+class Meanwhile:
+    """A target. `meanwhile` is awaited before each request is sent: its attempt has begun by then."""
 
+    def __init__(self, target, meanwhile):
+        self.target, self.meanwhile = target, meanwhile
 
-MEANWHILE = []
+    async def send(self, *arguments):
+        await self.meanwhile()
+        return await self.target.send(*arguments)
 
-
-@contextmanager
-def newer_rules(server, clock, meanwhile):
-    """A worker's engine, whose rules read of a request what those it came under did not: `meanwhile` is awaited then.
-
-    It has been loaded by then, and not begun.
-    """
-    tenants = {"name": "tenants", "by": "tenant", "limit": "9 per minute"}
-    config = {
-        "domain": "shop",
-        "storage": {"timeout": "5s"},
-        "load": "python:tests.deferral.asking:idle",
-        "attributes": {"tenant": f"python:{__name__}:_tenant"},
-        "rules": [REPORTS, tenants],
-    }
-    MEANWHILE.append(meanwhile)
-    with RateLimiter(config, storage=server.url, clock=clock) as engine:
-        yield engine
-    MEANWHILE.pop()
+    async def close(self):
+        await self.target.close()
 
 
 async def _work(engine, site, holds, **options):
     async with working(engine, in_process(site.asgi), **options):
         await until(holds)
-
-
-def test_what_another_worker_has_taken_over_is_left_to_it_and_nothing_is_charged(any_server, clock):
-    with limiter(any_server, clock=clock) as engine:
-        (location,) = put_off(engine, "a")
-        clock.advance(60)
-        queue, taken = deferrals_of(engine).queue(engine.rules), []
-
-        async def another():
-            taken.append(queue.claim("another", 0.0))
-            queue.settle(taken[0], "unknown", {"reason": "another one said so"})
-
-        with newer_rules(any_server, clock, another) as newer:
-            site = Site(engine)
-            asyncio.run(_work(newer, site, lambda: taken))
-        assert (site.seen, fates(engine, [location])) == ([], ["unknown"])
-        assert engine.peek({"ip": IP, "method": "POST", "path": "/reports"}).remaining == 1
 
 
 def test_its_own_request_is_no_dead_worker_s_however_long_it_takes(any_server, clock):
@@ -81,9 +47,12 @@ def test_its_own_request_is_no_dead_worker_s_however_long_it_takes(any_server, c
             redis.xclaim(STREAM, "workers", worker, 0, [number], idle=3_600_000, retrycount=1)
             await until(lambda: handed_out()["times_delivered"] > 1)  # it has looked for what the dead left
 
-        with newer_rules(any_server, clock, slow) as newer:
-            site = Site(engine)
-            asyncio.run(_work(newer, site, lambda: fates(engine, [location]) == ["done"], timeout=1.0))
+        async def scenario():
+            async with working(engine, Meanwhile(in_process(site.asgi), slow), timeout=10.0):
+                await until(lambda: fates(engine, [location]) == ["done"])
+
+        site = Site(engine)
+        asyncio.run(scenario())
         assert site.bodies == ["a"]
 
 
@@ -142,27 +111,42 @@ def test_a_rule_that_will_not_do_without_its_counter_has_the_request_wait_for_it
         assert site.bodies == ["a"]
 
 
-def test_a_redis_that_goes_away_before_a_request_is_begun_delays_it(any_server, clock, caplog):
-    """And it stays away for longer than the worker insists on telling it so."""
+def test_a_redis_that_does_not_begin_an_attempt_delays_it(any_server, clock):
+    with limiter(any_server, clock=clock) as engine, any_server.client() as redis:
+        site = Site(engine)
+        (location,) = put_off(engine, "a")
+        record = f"{{shop:deferred}}:request:{location.rpartition('/')[2]}"
+        redis.hset(record, "attempts", 2**63 - 1)  # Redis refuses to add one
+        clock.advance(60)
+
+        async def scenario():
+            async with working(engine, in_process(site.asgi)):
+                await until(lambda: redis.zcard("{shop:deferred}:waiting"))
+                assert site.seen == []
+                redis.hset(record, "attempts", 0)
+                await until(lambda: fates(engine, [location]) == ["done"], clock)
+
+        asyncio.run(scenario())
+        assert site.bodies == ["a"]
+
+
+def test_a_redis_that_stays_away_longer_than_a_worker_insists_leaves_the_result_unknown(any_server, clock, caplog):
     with limiter(any_server, clock=clock) as engine, Proxy(any_server.port) as proxy:
         site = Site(engine)
         (location,) = put_off(engine, "a")
         clock.advance(60)
 
         async def cut():
-            if "the queue is away" not in caplog.text:
-                proxy.reset()
+            proxy.reset()
 
-        with newer_rules(proxy, clock, cut) as newer:
+        async def scenario(behind):
+            async with working(behind, Meanwhile(in_process(site.asgi), cut), timeout=1.0):
+                await until(lambda: "must be taken over again" in caplog.text)
+                proxy.heal()
+                await until(lambda: fates(engine, [location]) == ["unknown"])
 
-            async def scenario():
-                async with working(newer, in_process(site.asgi), timeout=1.0):
-                    await until(lambda: "must be taken over again" in caplog.text)
-                    assert site.seen == []
-                    proxy.heal()
-                    await until(lambda: fates(engine, [location]) == ["done"], clock)
-
-            asyncio.run(scenario())
+        with limiter(proxy, clock=clock) as behind:
+            asyncio.run(scenario(behind))
         assert site.bodies == ["a"]
 
 
