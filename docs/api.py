@@ -9,7 +9,7 @@ import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack, get_args, get_origin
 
 from django.conf import settings
 
@@ -120,12 +120,15 @@ def _members(found: dict[str, Any]) -> list[str]:
 
 
 def _signature(found: Any) -> str:
-    """The names of the arguments, with the defaults, without types."""
-    parameters = inspect.signature(found).parameters.values()
-    shown = [
-        each.replace(annotation=inspect.Parameter.empty) for each in parameters if each.name not in {"self", "cls"}
-    ]
-    return re.sub(r"<\S+ object at \w+>", "…", str(inspect.Signature(shown)))
+    """The names of the arguments, with the defaults, without types. Options (`Unpack[…]`) are shown by their names."""
+    shown: list[inspect.Parameter] = []
+    for each in inspect.signature(found).parameters.values():
+        if each.kind is inspect.Parameter.VAR_KEYWORD and get_origin(each.annotation) is Unpack:
+            (options,) = get_args(each.annotation)
+            shown += [inspect.Parameter(name, each.KEYWORD_ONLY, default=...) for name in options.__annotations__]
+        elif each.name not in {"self", "cls"}:
+            shown.append(each.replace(annotation=inspect.Parameter.empty))
+    return re.sub(r"<\S+ object at \w+>|Ellipsis", "…", str(inspect.Signature(shown)))
 
 
 def _summary(found: Any) -> str:

@@ -9,9 +9,10 @@ from flask.views import View
 from werkzeug.exceptions import TooManyRequests
 
 from ratelimit_mw.http.answers import DenialResponse
-from ratelimit_mw.http.handle import UNSET, BlockingHandle, Enforced, Key
+from ratelimit_mw.http.handle import BlockingHandle, Enforced
 from ratelimit_mw.http.limits_in_code import decorator, handle_in, limit_in_code
 from ratelimit_mw.model import Decision
+from ratelimit_mw.rules.inline import UNSET, Key
 
 __all__ = ["RateLimited", "enforce", "limited"]
 

@@ -8,7 +8,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, ClassVar, Self, TypeVar, cast
+from typing import TYPE_CHECKING, ClassVar, Self, TypeVar, Unpack, cast
 from weakref import WeakKeyDictionary, ref
 
 from ratelimit_mw.clock import Clock
@@ -24,6 +24,7 @@ from ratelimit_mw.reload.override_list import OverrideList
 from ratelimit_mw.reload.watcher import Retriever, State
 from ratelimit_mw.rules.compiled import BLOCKED, escaped
 from ratelimit_mw.rules.domains import Rules, unknown_domain
+from ratelimit_mw.rules.inline import UNSET, ByName, Key, named_rule
 from ratelimit_mw.rules.preflights import preflight_key
 from ratelimit_mw.settings import ResponseSettings
 from ratelimit_mw.stores import Store, open_records
@@ -149,7 +150,9 @@ class RateLimiter:
         """Do what `reload` does, awaitable."""
         await asyncio.to_thread(self.reload)
 
-    def check(self, attributes: Arguments, cost: int = 1, *, domain: str | None = None) -> Decision:
+    def check(
+        self, attributes: Arguments, cost: int = 1, *, domain: str | None = None, **named: Unpack[ByName]
+    ) -> Decision:
         """Decide on a request and charge it if it is allowed.
 
         Args:
@@ -159,20 +162,26 @@ class RateLimiter:
                 Envoy descriptor: only the `descriptors` are asked, and its depth must be exact.
             cost: What the request charges, as a multiple of the `cost` of each rule. A whole number from 0.
             domain: The domain whose rules are asked, if the rules have several. None asks all of them.
+            named: The keyword arguments `rule`, `key` and `limit`: only the rule of this name is asked, whether or not
+                its `match` holds. It counts by `key` in place of its `by`, with `limit` in place of its `limit`.
 
         Returns:
             The decision. If the store is unavailable, it follows from the `on_error` of the rules.
 
         Raises:
-            LookupError: The rules do not have this domain.
-            ValueError: The cost is negative or is not a whole number, or an attribute is unknown.
+            LookupError: The rules do not have this domain or this rule.
+            ValueError: The cost is negative or is not a whole number, an attribute is unknown, or the rule cannot have
+                this limit.
+            TypeError: The key or the limit has another type, or is given without a rule.
         """
-        rules, plan = self._plan(attributes, cost, domain)
+        rules, plan = self._plan(attributes, cost, domain, named)
         return self._checked(self.engine.execute(plan, rules), rules, attributes)
 
-    async def acheck(self, attributes: Arguments, cost: int = 1, *, domain: str | None = None) -> Decision:
+    async def acheck(
+        self, attributes: Arguments, cost: int = 1, *, domain: str | None = None, **named: Unpack[ByName]
+    ) -> Decision:
         """Do what `check` does, awaitable."""
-        rules, plan = self._plan(attributes, cost, domain)
+        rules, plan = self._plan(attributes, cost, domain, named)
         return self._checked(await self.engine.aexecute(plan, rules), rules, attributes)
 
     def check_lists(
@@ -207,27 +216,42 @@ class RateLimiter:
         asked = self._lists(domain, lists, hits)
         return asked.decided(await self.engine.aexecute(asked.plan, asked.rules))
 
-    def peek(self, attributes: Arguments, cost: int = 1, *, domain: str | None = None) -> Decision:
+    def peek(
+        self, attributes: Arguments, cost: int = 1, *, domain: str | None = None, **named: Unpack[ByName]
+    ) -> Decision:
         """Return what `check` would decide now, without charging anything.
 
         Args:
             attributes: As for `check`.
             cost: As for `check`.
             domain: As for `check`.
+            named: As for `check`.
 
         Raises:
-            LookupError: The rules do not have this domain.
-            ValueError: The cost is negative or is not a whole number, or an attribute is unknown.
+            LookupError: The rules do not have this domain or this rule.
+            ValueError: The cost is negative or is not a whole number, an attribute is unknown, or the rule cannot have
+                this limit.
+            TypeError: The key or the limit has another type, or is given without a rule.
         """
-        rules, plan = self._plan(attributes, cost, domain, commit=False)
+        rules, plan = self._plan(attributes, cost, domain, named, commit=False)
         return self.engine.execute(plan, rules, commit=False).decision
 
-    async def apeek(self, attributes: Arguments, cost: int = 1, *, domain: str | None = None) -> Decision:
+    async def apeek(
+        self, attributes: Arguments, cost: int = 1, *, domain: str | None = None, **named: Unpack[ByName]
+    ) -> Decision:
         """Do what `peek` does, awaitable."""
-        rules, plan = self._plan(attributes, cost, domain, commit=False)
+        rules, plan = self._plan(attributes, cost, domain, named, commit=False)
         return (await self.engine.aexecute(plan, rules, commit=False)).decision
 
-    def acquire(self, attributes: Arguments, cost: int = 1, *, timeout: float, domain: str | None = None) -> Decision:
+    def acquire(
+        self,
+        attributes: Arguments,
+        cost: int = 1,
+        *,
+        timeout: float,
+        domain: str | None = None,
+        **named: Unpack[ByName],
+    ) -> Decision:
         """Decide on a request as `check` does, but wait until it is allowed and its turn has come.
 
         A denied request is tried again after its `retry_after`. If that is after the timeout, the denial is returned
@@ -241,16 +265,18 @@ class RateLimiter:
             cost: As for `check`.
             timeout: The longest wait in seconds. 0 tries once. `math.inf` waits as long as it takes.
             domain: As for `check`.
+            named: As for `check`.
 
         Returns:
             The last decision. It is a denial if there was no place before the timeout.
 
         Raises:
-            LookupError: The rules do not have this domain.
-            ValueError: The cost is negative or is not a whole number, an attribute is unknown, or the timeout is
-                negative.
+            LookupError: The rules do not have this domain or this rule.
+            ValueError: The cost is negative or is not a whole number, an attribute is unknown, the rule cannot have
+                this limit, or the timeout is negative.
+            TypeError: The key or the limit has another type, or is given without a rule.
         """
-        steps = self._acquisition(lambda: self._plan(attributes, cost, domain), timeout)
+        steps = self._acquisition(lambda: self._plan(attributes, cost, domain, named), timeout)
         return self._checked(*drive(self._storage.store, steps), attributes)
 
     async def aacquire(
@@ -260,9 +286,10 @@ class RateLimiter:
         *,
         timeout: float,  # noqa: ASYNC109 - at the timeout it returns a denial, and does not raise
         domain: str | None = None,
+        **named: Unpack[ByName],
     ) -> Decision:
         """Do what `acquire` does, awaitable."""
-        steps = self._acquisition(lambda: self._plan(attributes, cost, domain), timeout)
+        steps = self._acquisition(lambda: self._plan(attributes, cost, domain, named), timeout)
         return self._checked(*await adrive(self._storage.store, steps), attributes)
 
     def limited(
@@ -273,6 +300,8 @@ class RateLimiter:
         *,
         timeout: float = 0.0,
         domain: str | None = None,
+        key: Key = UNSET,
+        limit: str | None = None,
     ) -> LimitedBlock:
         """Put a block of code under one rule, as in `with limiter.limited("export", {"user": "ann"}):`.
 
@@ -285,21 +314,27 @@ class RateLimiter:
             cost: As for `check`.
             timeout: The longest wait for a place in seconds, as for `acquire`. 0 does not wait.
             domain: As for `check`.
+            key: What the rule counts by in place of its `by`, as for `check`.
+            limit: A limit in place of the rule's, in the form of a rules file, such as "5 per hour".
 
         Raises:
             LimitExceeded: The rule denies the block. This and the errors of `check` are raised when the block begins.
             LookupError: There is no rule of this name.
             ValueError: The timeout is negative.
+            TypeError: The key or the limit has another type.
         """
         checked_timeout(timeout)
+        asked = named_rule(rule, key, limit)
 
         def plan() -> tuple[Rules, Plan]:
             rules = self._rules_of(domain)
-            return rules, self.engine.planner.plan_block(rules, attributes, cost, rule)
+            return rules, self.engine.planner.plan_block(rules, attributes, cost, asked)
 
         return LimitedBlock(self.engine, self._storage.store, lambda: self._acquisition(plan, timeout), attributes)
 
-    def explain(self, attributes: Arguments | Request, cost: int = 1, *, domain: str | None = None) -> "Explanation":
+    def explain(
+        self, attributes: Arguments | Request, cost: int = 1, *, domain: str | None = None, **named: Unpack[ByName]
+    ) -> "Explanation":
         """Explain what `check` would decide now: each rule, its counters, and what would let the request pass.
 
         Nothing is charged.
@@ -308,44 +343,50 @@ class RateLimiter:
             attributes: As for `check`. Inside the package, a request.
             cost: As for `check`.
             domain: As for `check`.
+            named: As for `check`.
 
         Raises:
-            LookupError: The rules do not have this domain.
-            ValueError: The cost is negative or is not a whole number, or an attribute is unknown.
+            LookupError: The rules do not have this domain or this rule.
+            ValueError: The cost is negative or is not a whole number, an attribute is unknown, or the rule cannot have
+                this limit.
+            TypeError: The key or the limit has another type, or is given without a rule.
         """
         rules = self._rules_of(domain)
-        return drive(self._storage.store, self._explaining(rules, rules.attributes.request_of(attributes), cost))
+        request = rules.attributes.request_of(attributes)
+        return drive(self._storage.store, self._explaining(rules, request, cost, named))
 
     async def aexplain(
-        self, attributes: Arguments | Request, cost: int = 1, *, domain: str | None = None
+        self, attributes: Arguments | Request, cost: int = 1, *, domain: str | None = None, **named: Unpack[ByName]
     ) -> "Explanation":
         """Do what `explain` does, awaitable."""
         rules = self._rules_of(domain)
         request = rules.attributes.request_of(attributes)
         if rules.attributes.awaited:
             await rules.attributes.resolve(request)
-        return await adrive(self._storage.store, self._explaining(rules, request, cost))
+        return await adrive(self._storage.store, self._explaining(rules, request, cost, named))
 
-    def reset(self, attributes: Arguments, *, domain: str | None = None) -> None:
+    def reset(self, attributes: Arguments, *, domain: str | None = None, **named: Unpack[ByName]) -> None:
         """Forget the counters that `check` would ask for these attributes, and those of the CORS preflights with them.
 
         Args:
             attributes: As for `check`.
             domain: As for `check`.
+            named: As for `check`.
 
         Raises:
-            LookupError: The rules do not have this domain.
-            ValueError: An attribute is unknown.
+            LookupError: The rules do not have this domain or this rule.
+            ValueError: An attribute is unknown, or the rule cannot have this limit.
+            TypeError: The key or the limit has another type, or is given without a rule.
             StoreUnavailable: The store does not answer.
         """
-        keys = self._keys(attributes, domain)
+        keys = self._keys(attributes, domain, named)
         if keys:
             self._storage.local.forget(keys)
             self._storage.store.forget(keys)
 
-    async def areset(self, attributes: Arguments, *, domain: str | None = None) -> None:
+    async def areset(self, attributes: Arguments, *, domain: str | None = None, **named: Unpack[ByName]) -> None:
         """Do what `reset` does, awaitable."""
-        keys = self._keys(attributes, domain)
+        keys = self._keys(attributes, domain, named)
         if keys:
             self._storage.local.forget(keys)
             await self._storage.store.aforget(keys)
@@ -422,23 +463,27 @@ class RateLimiter:
             self.engine.report(verdict, rules, attributes)
         return verdict.decision
 
-    def _plan(self, attributes: Arguments, cost: int, domain: str | None, *, commit: bool = True) -> tuple[Rules, Plan]:
-        rules = self._rules_of(domain)
-        return rules, self.engine.planner.plan_given(rules, attributes, cost, commit=commit)
+    def _plan(
+        self, attributes: Arguments, cost: int, domain: str | None, named: ByName, *, commit: bool = True
+    ) -> tuple[Rules, Plan]:
+        rules, asked = self._rules_of(domain), named_rule(**named) if named else None
+        return rules, self.engine.planner.plan_given(rules, attributes, cost, asked, commit=commit)
 
     def _lists(self, domain: str, lists: Sequence[EntryList | Sequence[tuple[str, str]]], hits: int) -> "ListsRequest":
         from ratelimit_mw.envoy.lists import ListsRequest  # imported late: most apps do not use it
 
         return ListsRequest(self.engine, self._rules_of(domain), lists, hits)
 
-    def _explaining(self, rules: Rules, request: Request, cost: int) -> "Steps[Explanation]":
+    def _explaining(self, rules: Rules, request: Request, cost: int, named: ByName) -> "Steps[Explanation]":
         from ratelimit_mw.decision.explanation import explaining  # imported late: most apps do not use it
 
-        return explaining(self.engine, rules, request, cost)
+        return explaining(self.engine, rules, request, cost, named_rule(**named) if named else None)
 
-    def _keys(self, attributes: Arguments, domain: str | None) -> list[str]:
+    def _keys(self, attributes: Arguments, domain: str | None, named: ByName) -> list[str]:
         rules = self._rules_of(domain)
-        charges = rules.plan(rules.attributes.request_of(attributes))
+        request = rules.attributes.request_of(attributes)
+        by_name = self.engine.planner.by_name
+        charges = by_name(named_rule(**named), rules, request, 1, holding=True) if named else rules.plan(request)
         keys = [] if charges is BLOCKED else [charge.ask.key for charge in charges]
         return list(dict.fromkeys([*keys, *map(preflight_key, keys)]))
 

@@ -38,3 +38,7 @@ def test_conversions_wait_for_each_other(names):
 
 def test_mails_wait_for_their_turn(names):
     assert [names["send_mail"]("hello") for _ in range(3)] == ["sent"] * 3
+
+
+def test_invitations_are_counted_by_the_rule_of_exports(names):
+    assert [names["invite"]("cid") for _ in range(3)] == ["invited", "invited", "later"]

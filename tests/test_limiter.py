@@ -370,3 +370,92 @@ class TestManualClock:
         assert clock.now() == 11_000_000
         clock.set(3.000001)
         assert clock.now() == 3_000_001
+
+
+class TestARuleByName:
+    MAIL = rule("1 per minute", name="mail", by="user", on_demand=True)
+    PATHS = rule("1 per minute", name="paths", by="path:id", match={"path": "/items/{id}", "methods": ["POST"]})
+
+    def test_is_asked_alone_whether_or_not_its_match_holds(self, call):
+        limiter = engine(rule("9 per minute"), self.MAIL, self.PATHS)
+        given = {**CLIENT, "user": "ann", "path": "/items/7", "method": "GET"}
+        said = [call(limiter, "check", given, rule=name) for name in ("mail", "mail", "paths", "paths")]
+        assert [(each.allowed, [policy.rule for policy in each.policies]) for each in said] == [
+            (True, ["mail"]),
+            (False, ["mail"]),
+            (True, ["paths"]),
+            (False, ["paths"]),
+        ]
+        assert call(limiter, "peek", given).remaining == 9
+
+    def test_counts_by_a_key_and_with_a_limit_of_the_app(self, call):
+        limiter = engine(self.MAIL)
+        assert [call(limiter, "check", {}, rule="mail", key=key).allowed for key in ("a", "a", "b", None, "")] == [
+            True,
+            False,
+            True,
+            True,
+            True,
+        ]
+        assert call(limiter, "check", {"user": "ann"}, rule="mail", limit="5 per hour").remaining == 4
+
+    def test_has_the_counters_that_it_has_in_an_app(self, call):
+        limiter = engine(self.MAIL)
+        with limiter.limited("mail", {}, key=7):
+            assert not call(limiter, "check", {}, rule="mail", key="7")
+
+    def test_is_looked_at_waited_for_explained_and_reset_by_itself(self, call):
+        limiter = engine(rule("1 per minute"), self.MAIL)
+        named = {"rule": "mail", "key": "ann"}
+        assert call(limiter, "peek", {}, **named)
+        assert call(limiter, "acquire", {}, timeout=0, **named)
+        assert not call(limiter, "peek", {}, **named)
+        explained = call(limiter, "explain", {}, **named)
+        assert [(each.name, each.status, each.allowed) for each in explained.rules] == [("mail", "applies", False)]
+        assert "60 s pass without another request" in explained.changes
+        call(limiter, "reset", {}, **named)
+        assert call(limiter, "acquire", {}, timeout=0, **named)
+        assert call(limiter, "acquire", {}, timeout=60, **named)
+
+    @pytest.mark.parametrize(
+        ("given", "named", "status", "why"),
+        [
+            pytest.param({}, {}, "no counter", "nothing to count by: the request has no user", id="no user"),
+            pytest.param({}, {"key": ""}, "no counter", "nothing to count by: its key is empty", id="no key"),
+            pytest.param({"path": "/free"}, {"key": "a"}, "exempt", "exempt[0]", id="exempt"),
+            pytest.param({}, {"key": "a", "limit": "unlimited"}, "unlimited", "is unlimited", id="unlimited"),
+        ],
+    )
+    def test_that_does_not_apply_says_why(self, call, given, named, status, why):
+        limiter = engine(self.MAIL, exempt=[{"path": "/free"}])
+        (reason,) = call(limiter, "explain", given, rule="mail", **named).rules
+        assert (reason.name, reason.status) == ("mail", status)
+        assert why in reason.why
+
+    @pytest.mark.parametrize("method", ["check", "peek", "explain", "reset"])
+    def test_that_does_not_exist_is_a_lookup_error(self, call, method):
+        with pytest.raises(LookupError, match=r"the rule 'mial', which does not exist \(did you mean 'mail'"):
+            call(engine(self.MAIL), method, {}, rule="mial")
+
+    @pytest.mark.parametrize(
+        ("named", "message"),
+        [
+            pytest.param({"key": "a"}, "rule takes the name of a rule, which key and limit belong to", id="no rule"),
+            pytest.param({"rule": "mail", "key": 1.5}, "key takes a text, a whole number or a UUID", id="a key"),
+            pytest.param({"rule": "mail", "limit": 5}, "limit takes a text such as '5 per minute'", id="a limit"),
+            pytest.param({"rul": "mail"}, "unexpected keyword argument 'rul'", id="a typing mistake"),
+        ],
+    )
+    def test_with_arguments_of_another_type_is_a_type_error(self, call, named, message):
+        with pytest.raises(TypeError, match=message):
+            call(engine(self.MAIL), "check", {}, **named)
+
+    def test_of_the_first_of_two_domains_is_asked(self, call, tmp_path):
+        for domain, limit in (("one", 1), ("two", 2)):
+            rules = f"rules: [{{name: mail, by: user, limit: {limit} per hour}}]"
+            (tmp_path / f"{domain}.yaml").write_text(f"domain: {domain}\n{rules}\n")
+        limiter = RateLimiter(tmp_path, storage="memory://", clock=ManualClock(START))
+        given = {"user": "ann"}
+        assert call(limiter, "check", given, rule="mail").limit == 1
+        assert call(limiter, "check", given, rule="mail", domain="two").limit == 2
+        assert [each.name for each in call(limiter, "explain", given, rule="mail").rules] == ["mail"]

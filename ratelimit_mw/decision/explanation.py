@@ -15,7 +15,7 @@ from ratelimit_mw.identity.attributes import canonical_name
 from ratelimit_mw.identity.identifier import Identifier, attributes_of
 from ratelimit_mw.identity.request import EntriesRequest, Request
 from ratelimit_mw.model import NEVER, SECOND, Charge, Decision, Outcome, Quota
-from ratelimit_mw.rules.compiled import BLOCKED, CompiledRule, Condition, Matching, Overrides
+from ratelimit_mw.rules.compiled import BLOCKED, CompiledRule, Condition, Matching, NamedRule, Overrides
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.rules.matching import Candidate
 from ratelimit_mw.rules.preflights import counts_options
@@ -65,7 +65,9 @@ class Reason:
     charges: tuple[Charge, ...] = ()
 
 
-def reasons(rules: RuleSet, request: Request, charges: Iterable[Charge]) -> tuple[list[Reason], str]:
+def reasons(
+    rules: RuleSet, request: Request, charges: Sequence[Charge], named: CompiledRule | None = None
+) -> tuple[list[Reason], str]:
     """The reason for each rule of one domain, and a note that concerns all of them.
 
     The reasons are found with the same matching code as the plan.
@@ -74,6 +76,7 @@ def reasons(rules: RuleSet, request: Request, charges: Iterable[Charge]) -> tupl
         rules: the rules of the domain.
         request: the request.
         charges: what `rules` planned for the request.
+        named: the only rule, if it was asked for by name.
 
     Returns:
         The reasons in the order of the rules, and the note, such as an exemption. The note may be empty.
@@ -82,6 +85,9 @@ def reasons(rules: RuleSet, request: Request, charges: Iterable[Charge]) -> tupl
     for charge in charges:
         asked.setdefault(charge.rule.name, []).append(charge)
     readings = [_Reading(rules, view, selection) for view, selection in rules.selections(request)]
+    if named is not None:
+        found = [replace(readings[0].reason_asked(named), charges=tuple(charges))]
+        return found, _IN_SHADOW if rules.shadow else ""
     known = (*rules.compiled, *rules.inline.rules.values())
     found = [_reason_of_all(rule, readings, tuple(asked.pop(rule.rule.name, ()))) for rule in known]
     # The remaining charges come from descriptors, which match entries instead of requests.
@@ -153,11 +159,21 @@ class _Reading:
         other = self._replaced.get(rule.rank)
         if other is not None:
             return "replaced", f"it matches, but '{other}' matches too and replaces it"
+        return self._status_of_counters(rule, candidate, request)
+
+    def reason_asked(self, rule: CompiledRule) -> Reason:
+        """The reason for a rule that the app asks for by name, still without its charges."""
+        if self.free:
+            return Reason(rule.rule.name, "exempt", self.free)
+        candidate = self._rules.candidate_asked(rule, self._request)
+        return Reason(rule.rule.name, *self._status_of_counters(rule, candidate, self._request))
+
+    def _status_of_counters(self, rule: CompiledRule, candidate: Candidate, request: Request) -> tuple[str, str]:
         absent = self._absent(rule, candidate, request)
         if self._charges(candidate, self._rules.overrides):
             return "applies", f"in part, because {absent}" if absent else ""
         if not self._counts(candidate):
-            return "no counter", f"it matches, but has nothing to count by: {absent}"
+            return "no counter", f"it matches, but has nothing to count by: {absent or 'its key is empty'}"
         if self._charges(candidate, None):
             return "unlimited", "it matches, and an override makes it unlimited for this client"
         if self._announced and any(ALGORITHMS[quota.algorithm].in_flight for quota in rule.quotas):
@@ -358,6 +374,7 @@ def explain(
     *,
     note: str,
     error: str,
+    named: str | NamedRule | None = None,
     priority: str = "",
     shed: Verdict | None = None,
 ) -> Explanation:
@@ -370,6 +387,7 @@ def explain(
         verdict: the verdict on the request, from a call that charged nothing.
         note: a note that concerns all rules; may be empty.
         error: the error of the store; empty if it answered.
+        named: the only rule that is asked, if it is asked for by name.
         priority: the priority of the request in words; may be empty.
         shed: the verdict that denies the request if it would be shed, otherwise None.
     """
@@ -381,7 +399,7 @@ def explain(
     rules: list[RuleExplanation] = []
     for part in parts:
         domain = f"{part.domain}: " if len(parts) > 1 else ""
-        found, why = _reasons(part, request, cost)
+        found, why = _reasons(part, request, cost, named)
         note = note or (f"{domain}{why}" if why else "")
         rules += [_explained(reason, domain, outcomes) for reason in found]
     client = parts[0].attributes.address(request)
@@ -392,17 +410,17 @@ def explain(
     )
 
 
-def _reasons(part: RuleSet, request: Request, cost: int) -> tuple[list[Reason], str]:
-    if isinstance(request, EntriesRequest):
+def _reasons(part: RuleSet, request: Request, cost: int, named: str | NamedRule | None) -> tuple[list[Reason], str]:
+    if named is None and isinstance(request, EntriesRequest):
         asked: dict[str, list[Charge]] = {}
         for charge in part.plan(request, cost):
             asked.setdefault(charge.rule.name, []).append(charge)
         found = [Reason(name, "applies", "", (), tuple(charges)) for name, charges in asked.items()]
         return found, _IN_SHADOW if part.shadow else ""
-    charges = part.plan(request, cost)
+    charges = part.plan(request, cost) if named is None else part.plan_rule(named, request, cost) or ()
     if charges is BLOCKED:
         return [], "an override blocks this client, with 403"
-    return reasons(part, request, charges)
+    return reasons(part, request, charges, None if named is None else part.asked(named))
 
 
 def _spelled(request: Request) -> str:
@@ -478,23 +496,31 @@ def seconds(number: float) -> str:
     return f"{minutes} min" if minutes < 120 else f"{math.ceil(minutes / 60)} h"
 
 
-def explaining(engine: Engine, rules: Rules, request: Request, cost: int) -> Steps[Explanation]:
-    """Make the explanation of a request in steps. The store is asked without a charge."""
+def explaining(
+    engine: Engine, rules: Rules, request: Request, cost: int, named: str | NamedRule | None
+) -> Steps[Explanation]:
+    """Make the explanation of a request in steps. The store is asked without a charge.
+
+    With `named`, that rule alone is asked. Of several domains with a rule of this name, the first one has it.
+    """
     planner, error = engine.planner, ""
-    plan = planner.plan(rules, request, cost)
+    plan = planner.plan(rules, request, cost, named)
+    plain = named.name if isinstance(named, NamedRule) else named
+    parts = rules.parts if named is None else [part for part in rules.parts if part.asked(named) is not None][:1]
     try:
         reply = (yield plan.asks, LOOK) if plan.asks else None
         verdict = Verdict(plan.charges, reply) if plan.asks else verdict_without_counters(plan)
     except StoreUnavailable as unavailable:
         error, verdict = str(unavailable), engine.without_store(plan.charges, commit=False)
-    standing = planner.shedder.standing(rules, request, commit=False) if rules.shedding else None
+    standing = planner.shedder.standing(rules, request, plain, commit=False) if rules.shedding else None
     return explain(
-        rules.parts,
+        parts or rules.parts,
         request,
         cost,
         verdict,
         note=planner.switch.note if planner.switch.thrown else "",
         error=error,
+        named=named,
         priority=str(standing or ""),
         shed=standing and standing.denial,
     )

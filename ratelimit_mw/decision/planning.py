@@ -118,7 +118,7 @@ class Planner:
     def _planned(
         self, rules: Rules, request: Request, cost: int, name: str | NamedRule | None, *, holding: bool = False
     ) -> Plan:
-        charges = rules.plan(request, cost) if name is None else self._by_name(name, rules, request, cost, holding)
+        charges = rules.plan(request, cost) if name is None else self.by_name(name, rules, request, cost, holding)
         if self.switch.thrown:
             charges = self.switch.apply(charges)
         if rules.settling and not holding and (name is not None or request.context is None) and charges is not BLOCKED:
@@ -148,8 +148,18 @@ class Planner:
                 return Refusal(shed)
         return self.plan(rules, request, cost, name)
 
-    def plan_given(self, rules: Rules, given: Arguments, cost: int = 1, *, commit: bool = True) -> Plan:
+    def plan_given(
+        self,
+        rules: Rules,
+        given: Arguments,
+        cost: int = 1,
+        name: str | NamedRule | None = None,
+        *,
+        commit: bool = True,
+    ) -> Plan:
         """The plan for the arguments of `check()`, cached if it depends on these arguments alone."""
+        if name is not None:
+            return self.admit(rules, self._request_of(rules, given), cost, name, commit=commit)
         known = rules.plans
         if known is None or self.switch.thrown or type(given) is not dict or type(cost) is not int:
             return self.admit(rules, self._request_of(rules, given), cost, commit=commit)
@@ -164,10 +174,11 @@ class Planner:
                 known.put(key, plan)
         return plan
 
-    def plan_block(self, rules: Rules, given: Arguments, cost: int, name: str) -> Plan:
+    def plan_block(self, rules: Rules, given: Arguments, cost: int, name: str | NamedRule) -> Plan:
         """The plan of a block of code by the rule of this name. The block holds its concurrent places until its end."""
         request = self._request_of(rules, given)
-        if rules.shedding and (shed := self.shedder.shed(rules, request, name, commit=True)) is not None:
+        plain = name.name if isinstance(name, NamedRule) else name
+        if rules.shedding and (shed := self.shedder.shed(rules, request, plain, commit=True)) is not None:
             return Refusal(shed)
         return self._planned(rules, request, whole(cost), name, holding=True)
 
@@ -194,7 +205,7 @@ class Planner:
         clock = self._clock
         return time.monotonic if clock is None or load.source is None else lambda: clock.now() / SECOND
 
-    def _by_name(
+    def by_name(
         self, asked: str | NamedRule, rules: Rules, request: Request, cost: int, holding: bool = False
     ) -> Sequence[Charge]:
         """The charges of one rule. Raises LookupError for an unknown name, and ValueError for an unusable limit.

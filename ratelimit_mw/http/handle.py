@@ -6,9 +6,7 @@ The first requests also show mistakes in the setup, such as an untrusted proxy.
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
-from uuid import UUID
 
 from ratelimit_mw.decision.planning import whole
 from ratelimit_mw.decision.settlement import Account, Move, Settlement
@@ -21,36 +19,9 @@ from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.model import SECOND, Decision
 from ratelimit_mw.rules.compiled import NamedRule
 from ratelimit_mw.rules.domains import Rules
-from ratelimit_mw.rules.inline import InlineLimit
+from ratelimit_mw.rules.inline import UNSET, InlineLimit, Key, named_rule
 
 _H = TypeVar("_H", bound="RequestHandle")
-
-
-class _Unset(Enum):
-    """The type of `UNSET`."""
-
-    UNSET = "the rule's by"
-
-    def __repr__(self) -> str:
-        return self.value
-
-
-UNSET = _Unset.UNSET
-"""The key of an app that sets none."""
-
-Key = str | int | UUID | None | _Unset
-"""What an app may count by in place of a rule's `by`."""
-
-
-def text_of_key(key: object) -> str:
-    """Return a key as text. "" if it is absent. Raises TypeError if it is not a text, a whole number or a UUID."""
-    if key is None:
-        return ""
-    if isinstance(key, str):
-        return str.__str__(key)  # an enum that is a str counts as the text that it equals
-    if isinstance(key, (int, UUID)) and not isinstance(key, bool):
-        return str(key)
-    raise TypeError(f"key takes a text, a whole number or a UUID, not {type(key).__name__}")
 
 
 class Enforced(NamedTuple):
@@ -212,11 +183,7 @@ class RequestHandle:
     def _named(self, rule: str | InlineLimit, key: Key, limit: str | None) -> str | NamedRule:
         """The rule that is asked for. It is made before the request is read again: it says what must be read."""
         name = rule if isinstance(rule, str) else self._limiter.engine.planner.names.name_of(self._rules, rule)
-        if key is UNSET and limit is None:
-            return name
-        if not (limit is None or isinstance(limit, str)):
-            raise TypeError(f"limit takes a text such as '5 per minute', not {limit!r}")
-        return NamedRule(name, None if key is UNSET else text_of_key(key), limit)
+        return named_rule(name, key, limit)
 
     def _accounts(self) -> list[Account]:
         """The accounts of this request, the latest first."""

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 from ratelimit_mw.config.at_runtime import reads_as_limit, validate_inline
 from ratelimit_mw.errors import ConfigurationError, Problem, quoted
-from ratelimit_mw.http.handle import UNSET, BlockingHandle, Enforced, Key, RequestHandle, text_of_key
+from ratelimit_mw.http.handle import BlockingHandle, Enforced, RequestHandle
 from ratelimit_mw.identity.sources import described
-from ratelimit_mw.rules.inline import InlineLimit
+from ratelimit_mw.rules.inline import UNSET, InlineLimit, Key, text_of_key
 
 RULES_OF_VIEW = "ratelimit_rules"
 """The attribute of a decorated view that has what its decorators ask for (`Placed`), the outermost first."""

@@ -3,8 +3,10 @@
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from functools import lru_cache
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypedDict
+from uuid import UUID
 
 from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.errors import ConfigurationError, Problem, quoted
@@ -12,7 +14,7 @@ from ratelimit_mw.identity.attributes import Attributes, Reader
 from ratelimit_mw.identity.identifier import KEY, identifier_of_key
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import Quota
-from ratelimit_mw.rules.compiled import CompiledRule, Counter, OverrideCompiler
+from ratelimit_mw.rules.compiled import CompiledRule, Counter, NamedRule, OverrideCompiler
 
 _log = logging.getLogger("ratelimit_mw")
 
@@ -48,6 +50,59 @@ class RuntimeCompiler(OverrideCompiler, Protocol):
     def inline(self, limit: InlineLimit) -> CompiledRule:
         """Compile an inline limit to a rule on demand. Raises ConfigurationError if it cannot be used."""
         ...
+
+
+class _Unset(Enum):
+    """The type of `UNSET`."""
+
+    UNSET = "the rule's by"
+
+    def __repr__(self) -> str:
+        return self.value
+
+
+UNSET = _Unset.UNSET
+"""The key of an app that sets none."""
+
+Key = str | int | UUID | None | _Unset
+"""What an app may count by in place of a rule's `by`."""
+
+
+class ByName(TypedDict, total=False):
+    """A rule that is asked by its name, whether or not its `match` holds.
+
+    Attributes:
+        rule: The name of the rule. Only this rule is asked, also if it is `on_demand`.
+        key: What the rule counts by in place of its `by`: a text, a whole number or a UUID. It is hashed. With None or
+            "", the rule does not apply, as if an attribute were absent.
+        limit: A limit in place of the rule's, in the form of a rules file, such as "5 per hour".
+    """
+
+    rule: str
+    key: Key
+    limit: str | None
+
+
+def text_of_key(key: object) -> str:
+    """Return a key as text. "" if it is absent. Raises TypeError if it is not a text, a whole number or a UUID."""
+    if key is None:
+        return ""
+    if isinstance(key, str):
+        return str.__str__(key)  # an enum that is a str counts as the text that it equals
+    if isinstance(key, (int, UUID)) and not isinstance(key, bool):
+        return str(key)
+    raise TypeError(f"key takes a text, a whole number or a UUID, not {type(key).__name__}")
+
+
+def named_rule(rule: str | None = None, key: Key = UNSET, limit: str | None = None) -> str | NamedRule:
+    """Return what the app asks for, see `ByName`. Raises TypeError for a wrong type, or without the name of a rule."""
+    if not isinstance(rule, str):
+        raise TypeError(f"rule takes the name of a rule, which key and limit belong to, not {rule!r}")
+    if key is UNSET and limit is None:
+        return rule
+    if not (limit is None or isinstance(limit, str)):
+        raise TypeError(f"limit takes a text such as '5 per minute', not {limit!r}")
+    return NamedRule(rule, None if key is UNSET else text_of_key(key), limit)
 
 
 @dataclass(slots=True, eq=False)

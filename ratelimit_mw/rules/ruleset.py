@@ -313,18 +313,21 @@ class RuleSet:
         The path parameters are those of the template that matches. Exemptions apply as usual. Raises ValueError if the
         limit that the app has set cannot be used.
         """
-        name, key, limit = (asked, None, None) if isinstance(asked, str) else asked
-        rule = self._named.get(name)
+        rule = self.asked(asked)
         if rule is None:
             return None
-        if limit is not None:
-            rule = self._with_limit(name, limit)
-        if key is not None:
-            rule = with_key(rule, key, self.attributes)
         charges = self._plan_rule(rule, request, cost)
         if request.several:
             return self._in_each(request, lambda view, agreed: self._plan_rule(rule, view, cost, agreed))
         return charges
+
+    def asked(self, asked: str | NamedRule) -> CompiledRule | None:
+        """Return the rule that the app asks for, with the key and the limit of the app. None for an unknown name."""
+        name, key, limit = (asked, None, None) if isinstance(asked, str) else asked
+        rule = self._named.get(name)
+        if rule is not None and limit is not None:
+            rule = self._with_limit(name, limit)
+        return rule if rule is None or key is None else with_key(rule, key, self.attributes)
 
     def route(self, name: str, request: Request) -> str | None:
         """Return the path template of the rule of that name that matches a request. None if it has none."""
@@ -344,9 +347,11 @@ class RuleSet:
             return BLOCKED
         if self._frees(request) if agreed is None else agreed[2] is not None:
             return ()
-        route, parameters = self._hit(rule, request)
-        candidate: Candidate = (rule.rank, program(rule), route, parameters, True)
-        return self.charges_alone(candidate, request, cost, self.overrides)
+        return self.charges_alone(self.candidate_asked(rule, request), request, cost, self.overrides)
+
+    def candidate_asked(self, rule: CompiledRule, request: Request) -> Candidate:
+        """Return the candidate of a rule that the app asks for, whether or not its `match` holds."""
+        return rule.rank, program(rule), *self._hit(rule, request), True
 
     def _frees(self, request: Request) -> bool:
         """Return True if an override or an exemption frees a request of all rules."""
