@@ -41,7 +41,7 @@ limiter.reset({"user": "ann"})
 async def awaited() -> None:
     async with RateLimiter("ratelimits.yaml") as other:
         assert_type(await other.acheck({"user": "ann"}, cost=2), Decision)
-    assert_type(await other.apeek({}, rule="mail", key=7, limit="5 per hour"), Decision)
+        assert_type(await other.apeek({}, rule="mail", key=7, limit="5 per hour"), Decision)
         assert_type(await other.apeek({"user": "ann"}), Decision)
         await other.areset({"user": "ann"})
 
