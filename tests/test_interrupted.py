@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+import threading
 
 import pytest
 
@@ -33,6 +34,10 @@ REQUEST = {"remote_address": "203.0.113.7", "path": "/"}
 
 def config(**rule):
     return {"domain": "d", "rules": [{"name": "r", "limit": "1000000 per day"} | rule]}
+
+
+def watches():
+    return sum(thread.name == "ratelimit_mw retriever" for thread in threading.enumerate())
 
 
 def left(store, ask):
@@ -97,7 +102,7 @@ def test_requests_in_flight_and_the_load_that_they_are():
         for _ in range(3):
             serve()
             assert codes == ["200 OK"], place
-        assert limiter.engine.planner.meter(limiter.rules)._in_flight == 0, place
+        assert limiter.engine.planner.meter(limiter.rules).in_flight == 0, place
 
     assert at_every_line(serve, check) > 100
     limiter.close()
@@ -109,14 +114,13 @@ def test_renewing_what_is_in_flight():
     engine = limiter.engine
     verdict = engine.decide_in_turn(WsgiRequest(dict(ENVIRON)))
     account, ask = engine.settlement.account(verdict), verdict.charges[0].ask
-    in_flight = limiter._storage.in_flight
+    in_flight = limiter.engine.storage.in_flight
 
     def check(place):
-        assert not any(lease.renewing for lease in in_flight._places), place
-        for _ in range(5):
+        for _ in range(5):  # longer than a place lasts that is not renewed
             clock.advance(4)
             in_flight.renew()
-        assert left(limiter._storage.store, ask) <= 2, place  # it is held all the time
+        assert left(limiter.engine.storage.store, ask) <= 2, place  # it is held all the time
 
     assert at_every_line(in_flight.renew, check, before=lambda: clock.advance(20)) > 10
     assert account.holds
@@ -137,13 +141,12 @@ def test_a_question_never_reads_the_reply_to_another(any_server):
 
 def test_watching_for_newer_rules(any_server):
     limiter = RateLimiter(config() | {"storage": {"url": any_server.url, "timeout": "5s"}})
-    retriever = limiter._retriever
+    retriever = limiter.engine.retriever
 
     def check(place):
         limiter.check(REQUEST)
         assert retriever.watching, place
-        assert retriever._watch is not None, place
-        assert retriever._watch.alive, place
+        eventually(lambda: watches() == 1, every=0.001)
 
     assert at_every_line(retriever.watch, check, before=retriever.stop) > 5
     limiter.close()
@@ -151,20 +154,19 @@ def test_watching_for_newer_rules(any_server):
 
 def test_the_switch_that_operators_turn(any_server):
     limiter = RateLimiter(config(limit="0 per day") | {"storage": {"url": any_server.url, "timeout": "5s"}})
+    operator = RateLimiter(config() | {"storage": {"url": any_server.url, "timeout": "5s"}})
     words = itertools.cycle(["off", "on"])
 
     def before():
-        limiter.switch.set(next(words))
-        limiter._retriever._controls._overrides.clear()
-        limiter._retriever._controls._settings.clear()
-        limiter.switch._switch.turn(type(limiter.switch.setting)())
+        operator.switch.set(next(words))
 
     def check(place):
-        limiter._retriever.look_for_overrides()
-        assert limiter.check(REQUEST).allowed == (limiter.switch.setting.word == "off"), place
+        limiter.engine.retriever.look_for_overrides()
+        assert limiter.check(REQUEST).allowed == (operator.switch.setting.word == "off"), place
 
-    assert at_every_line(limiter._retriever.look_for_overrides, check, before=before, step=3) > 50
+    assert at_every_line(limiter.engine.retriever.look_for_overrides, check, before=before, step=3) > 50
     limiter.close()
+    operator.close()
 
 
 def test_the_breaker_opens_and_closes():

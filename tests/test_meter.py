@@ -31,7 +31,7 @@ class Loop:
 
 def meter(time, **settings):
     made = Meter(LoadSettings(**settings), time)
-    made._processor = Idle()
+    made.processor = Idle()
     return made
 
 
@@ -127,12 +127,13 @@ def test_a_loop_that_is_held_up_is_a_load():
 def test_nobody_looks_at_a_loop_to_which_no_requests_come():
     async def main():
         hours = Time()
-        idle = meter(hours)
+        idle, loop = meter(hours), Loop()
         idle.arrived(100)
-        idle.watch(asyncio.get_running_loop())
+        idle.watch(loop)
         hours.now += 60
-        idle._wake(asyncio.get_running_loop())
-        assert not idle._loops
+        wake, loop.wake = loop.wake, None
+        wake()
+        assert loop.wake is None
         assert after(idle, hours) == pytest.approx(0.0, abs=1e-3)
 
     asyncio.run(main())
@@ -213,13 +214,14 @@ def test_the_processor_s_share_is_that_of_a_core_or_of_the_control_group_s_quota
     stat, quota = tmp_path / "cpu.stat", tmp_path / "cpu.max"
     stat.write_text("usage_usec 1000000\nuser_usec 1\n")
     quota.write_text("400000 100000\n")  # four cores
+    start = time.monotonic()
     processor = Processor(tmp_path)
-    assert processor.share(processor._at + 0.1) == 0.0
-    stat.write_text("usage_usec 31000000\nuser_usec 1\n")
-    assert processor.share(processor._at + 10) == pytest.approx(0.75, abs=0.01)
+    assert processor.share(start) == 0.0
+    stat.write_text("usage_usec 30001000000\nuser_usec 1\n")
+    assert processor.share(start + 10_000) == pytest.approx(0.75, abs=0.01)
     quota.write_text("max 100000\n")
-    stat.write_text("usage_usec 91000000\nuser_usec 1\n")
-    assert processor.share(processor._at + 1_000) < 0.1
+    stat.write_text("usage_usec 90001000000\nuser_usec 1\n")
+    assert processor.share(start + 20_000) < 0.1
 
 
 def test_where_there_are_no_control_groups_the_process_s_own_time_tells(tmp_path):
@@ -239,7 +241,7 @@ def test_a_child_of_a_fork_has_no_requests_in_flight():
 
     def work():
         parent.arrived(1)
-        return parent._in_flight
+        return parent.in_flight
 
     assert in_child(work) == 1
-    assert load_of(Signals(busy=parent._in_flight)) == 1.0
+    assert load_of(Signals(busy=parent.in_flight)) == 1.0

@@ -87,11 +87,11 @@ def test_what_a_process_has_spent_by_itself_is_forgotten_too(any_server, consist
 def test_counters_that_are_counted_locally_are_forgotten():
     with RateLimiter(rules(on_error="local"), storage="redis://127.0.0.1:9/0", clock=ManualClock(START)) as limiter:
         assert [allowed(limiter) for _ in range(2)] == [True, False]
-        keys = list(limiter._storage.local.keys("shop:"))
-        limiter._storage.store.close()
-        limiter._storage.store = MemoryStore()  # the server is not there, so that nothing else can be reset
+        keys = list(limiter.engine.storage.local.keys("shop:"))
+        limiter.engine.storage.store.close()
+        limiter.engine.storage.store = MemoryStore()  # the server is not there, so that nothing else can be reset
         limiter.reset_all()
-        assert (len(keys), list(limiter._storage.local.keys("shop:"))) == (1, [])
+        assert (len(keys), list(limiter.engine.storage.local.keys("shop:"))) == (1, [])
 
 
 def test_the_limiter_of_an_app_whose_lifespan_has_ended_is_reset_too():

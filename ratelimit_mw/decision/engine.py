@@ -59,8 +59,8 @@ class Engine:
     """
 
     def __init__(self, retriever: Retriever, storage: Storage, clock: Clock | None) -> None:
-        self._retriever = retriever
-        self._storage = storage
+        self.retriever = retriever
+        self.storage = storage
         self._clock = clock
         self._waiting = Waiting()
         self.shadows = Shadows()
@@ -83,15 +83,15 @@ class Engine:
         Raises:
             StoreUnavailable: the store is required, it is away, and this is the first start of the server.
         """
-        self._storage.connect()
+        self.storage.connect()
 
     async def aconnect(self) -> None:
         """The awaitable twin of `connect`, for the running event loop."""
-        await self._storage.aconnect()
+        await self.storage.aconnect()
 
     def current(self) -> Rules:
         """The rules in force. A request reads them once. The first call starts watching for changes."""
-        retriever = self._retriever
+        retriever = self.retriever
         if not retriever.watching:
             retriever.watch()
         return retriever.rules
@@ -157,7 +157,7 @@ class Engine:
             again: the request was decided before, so its shadow denials are already counted.
         """
         if plan.take is None or not commit:
-            return drive(self._storage.store, self._steps(plan, rules, commit, again))
+            return drive(self.storage.store, self._steps(plan, rules, commit, again))
         started = perf_counter() if self.tally.due() else 0.0
         try:
             reply = plan.take()
@@ -172,12 +172,12 @@ class Engine:
     async def aexecute(self, plan: Plan, rules: Rules, *, commit: bool = True) -> Verdict:
         """The awaitable twin of `execute`."""
         if plan.take is None or not commit:
-            return await adrive(self._storage.store, self._steps(plan, rules, commit))
+            return await adrive(self.storage.store, self._steps(plan, rules, commit))
         if not self.waits:
             return self.execute(plan, rules)
         started = perf_counter() if self.tally.due() else 0.0
         try:
-            reply = await self._storage.store.reply_to((plan.asks, DECIDE))
+            reply = await self.storage.store.reply_to((plan.asks, DECIDE))
         except StoreUnavailable:
             return self.without_store(plan.charges, commit, started)
         return self._counted(plan, Verdict(plan.charges, reply), started, certain=reply.only is not None)
@@ -185,7 +185,7 @@ class Engine:
     def _steps(self, plan: Plan, rules: Rules, commit: bool, again: bool = False) -> Steps[Verdict]:
         """Carry out a plan that takes more than one step. See `execute`."""
         if rules.settling and self._clock:
-            yield _Renewal(self._storage)  # the renewing thread cannot follow a clock that is moved by hand
+            yield _Renewal(self.storage)  # the renewing thread cannot follow a clock that is moved by hand
         if not plan.asks:
             return self._without_counters(plan, commit)
         started = perf_counter() if self.tally.due() else 0.0
@@ -256,7 +256,7 @@ class Engine:
 
     def decide_locally(self, charges: Sequence[Charge]) -> Verdict:
         """Decide by the local store alone, which counts for this process."""
-        verdict = self._conclude(charges, self._storage.local.decide([charge.ask for charge in charges]))
+        verdict = self._conclude(charges, self.storage.local.decide([charge.ask for charge in charges]))
         verdict.local = True
         return verdict
 
@@ -331,7 +331,7 @@ class Engine:
         self._denials.lines.reset()
         self.tally.reset()
         self.shadows.reset()
-        self._storage.bans.reset()
+        self.storage.bans.reset()
         self.planner.shedder.reset()
 
     def without_store(self, charges: Sequence[Charge], commit: bool, started: float = 0.0) -> Verdict:
@@ -354,7 +354,7 @@ class Engine:
             if commit:
                 self.tally.unchecked += 1
             return _FREE
-        local = self._storage.local
+        local = self.storage.local
         reply = local.decide([charge.ask for charge in charges], commit=commit)
         verdict = self._conclude(charges, reply) if commit else Verdict(charges, reply)
         verdict.local = True

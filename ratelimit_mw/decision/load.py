@@ -240,8 +240,8 @@ class Meter:
 
     def __init__(self, settings: LoadSettings, clock: Callable[[], float] = time.monotonic) -> None:
         self.settings = settings
-        self._clock = clock
-        self._processor = Processor()
+        self.clock = clock
+        self.processor = Processor()
         self._loops: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
         self._openings: dict[float, Opening] = {}
         self._pressure = NONE
@@ -269,7 +269,7 @@ class Meter:
         """
         self._here.add(object() if request is None else request)
         self._capacity = self.settings.capacity or capacity
-        self._asked_at = self._clock()
+        self._asked_at = self.clock()
 
     def left(self, request: object | None = None) -> None:
         """Stop counting a request whose response has ended. Without `request`, any one request is meant."""
@@ -279,7 +279,8 @@ class Meter:
             self._here.pop()
 
     @property
-    def _in_flight(self) -> int:
+    def in_flight(self) -> int:
+        """How many requests have come to a middleware and have not left it."""
         return len(self._here)
 
     def queued(self, seconds: float) -> None:
@@ -294,7 +295,7 @@ class Meter:
 
     def load(self) -> float:
         """The current load, from 0 to 1."""
-        now = self._clock()
+        now = self.clock()
         elapsed = now - self._looked_at
         if self._load is None or elapsed >= _EVERY:
             with self._lock:
@@ -311,7 +312,7 @@ class Meter:
 
     def share(self, below: float) -> float:
         """How far an elastic limit with this `below` is open, from 0 to 1."""
-        load, now = self.load(), self._clock()
+        load, now = self.load(), self.clock()
         before = self._openings.get(below)
         opening = first_opening(load, below, now) if before is None else opening_after(before, load, below, now)
         self._openings[below] = opening
@@ -320,7 +321,7 @@ class Meter:
     def pressure(self) -> float:
         """The recent peak of the load, from 0 to 1. It decides which requests are shed."""
         self.load()
-        self._pressure = pressure = pressure_after(self._pressure, self._brisk, self._clock())
+        self._pressure = pressure = pressure_after(self._pressure, self._brisk, self.clock())
         return pressure.level
 
     def stretched(self, charges: Sequence[Charge]) -> Sequence[Charge]:
@@ -337,8 +338,8 @@ class Meter:
     def _signals(self, now: float) -> Signals:
         overdue = now - self._due if self._due is not None else 0.0
         # The request that is being decided is in flight too. Alone it is no load.
-        busy = max(self._in_flight - 1, 0) / self._capacity
-        signals = Signals(max(self._lag, overdue), self._queued, busy, self._processor.share(now))
+        busy = max(self.in_flight - 1, 0) / self._capacity
+        signals = Signals(max(self._lag, overdue), self._queued, busy, self.processor.share(now))
         self._lag = self._queued = 0.0
         return signals
 
@@ -360,7 +361,7 @@ class Meter:
             _log.warning("load: %s: %s (logged once)", self.settings.name, what)
 
     def _wake(self, loop: asyncio.AbstractEventLoop) -> None:
-        now = self._clock()
+        now = self.clock()
         if self._due is not None:
             self._lag = max(self._lag, now - self._due)
         if now - self._asked_at > _IDLE:

@@ -25,6 +25,16 @@ LATEST = 2**52
 """The year 2112: where a debt of a hundred years is paid back, a Lua number still holds every microsecond."""
 
 
+class HistoryClock:
+    """A clock whose time is set in whole microseconds."""
+
+    def __init__(self, time=0):
+        self.time = time
+
+    def now(self):
+        return self.time
+
+
 @st.composite
 def limits(draw, name, period):
     """From 0 to the greatest that the schema lets through, the small ones often."""

@@ -6,13 +6,12 @@ import time
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from ratelimit_mw import ManualClock
 from ratelimit_mw.model import Reply
 from ratelimit_mw.stores.base import Intent
 from ratelimit_mw.stores.memory import MemoryStore
 from ratelimit_mw.stores.redis.codec import converse
 from ratelimit_mw.stores.redis.connection import Blocking
-from tests.algorithms.histories import conversations
+from tests.algorithms.histories import HistoryClock, conversations
 
 _examples = itertools.count()
 pytestmark = pytest.mark.timeout(3_600)  # for the thorough profile
@@ -42,19 +41,19 @@ def connection(each_server):
 @settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(conversations())
 def test_any_history_has_the_same_outcomes_in_memory_and_on_redis(connection, known, steps):
-    clock = ManualClock(0)
+    clock = HistoryClock()
     memory = Keeping(clock=clock)
     prefix = f"{next(_examples)}:"
     for now, requests in steps:
-        clock._now = now
+        clock.time = now
         asked = [([ask._replace(key=prefix + ask.key) for ask in asks], intent) for asks, intent in requests]
-        expected = [_done(memory, *request) for request in asked]
+        expected = [done(memory, *request) for request in asked]
         replies = connection.carry(converse(asked, now, known), time.monotonic() + 5)
         said = [_listed(reply) for reply, (_, intent) in zip(replies, asked, strict=True) if not intent.insist]
         assert said == [reply for reply in expected if reply is not None]
 
 
-def _done(memory, asks, intent):
+def done(memory, asks, intent):
     if intent.insist:
         memory.charge(asks, instead_of=intent.charged_at)
         return None

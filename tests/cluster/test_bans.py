@@ -26,7 +26,7 @@ def limiter(cluster, clock):
 def test_a_ban_lies_in_the_slot_of_its_counters(limiter):
     for _ in range(3):
         limiter.check({"header:X-Third": "ada"})
-    store = limiter._storage.store
+    store = limiter.engine.storage.store
     keys = list(store.keys("d:third:"))
     assert len(keys) == 3
     assert len(set(map(slot_of, keys))) == 1

@@ -22,9 +22,9 @@ def test_the_counters_of_preflights_lie_in_the_slot_of_those_of_requests(cluster
         for attributes, admitted in ((PREFLIGHT, 30), ({"method": "POST"}, 3)):
             asked = {**client, **attributes}
             assert [limiter.check(asked).allowed for _ in range(admitted + 2)] == [True] * admitted + [False] * 2
-        keys = list(limiter._storage.store.keys("d:first:"))
+        keys = list(limiter.engine.storage.store.keys("d:first:"))
         assert len(keys) == 8
         assert len(set(map(slot_of, keys))) == 2, "one slot for each identity"
         limiter.reset({**client, "method": "POST"})
-        assert list(limiter._storage.store.keys("d:first:")) == []
+        assert list(limiter.engine.storage.store.keys("d:first:")) == []
         assert limiter.check({**client, **PREFLIGHT}).allowed

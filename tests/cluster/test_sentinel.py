@@ -117,9 +117,9 @@ def test_a_url_that_cannot_be_read_is_refused_at_start(url, words):
 
 def test_options_go_where_they_belong():
     where = Sentinels("redis+sentinel://me:secret@[::1],b:5/main/3?tls=true&ssl_ca_certs=/ca&sentinel_username=w")
-    assert where._addresses == (("::1", 26379), ("b", 5))
-    assert where._url == "rediss://me:secret@localhost/3?ssl_ca_certs=%2Fca"
-    assert where._watch == "rediss://w:@localhost/0?ssl_ca_certs=%2Fca"
+    assert where.addresses == (("::1", 26379), ("b", 5))
+    assert where.url == "rediss://me:secret@localhost/3?ssl_ca_certs=%2Fca"
+    assert where.watch == "rediss://w:@localhost/0?ssl_ca_certs=%2Fca"
 
 
 def is_master(server):

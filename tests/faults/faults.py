@@ -60,20 +60,20 @@ class Tasks:
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
 
-    def _run(self, work):
+    def run(self, work):
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def one(self):
-        return self._run(aattempt(self.store))
+        return self.run(aattempt(self.store))
 
     def many(self):
         async def gather():
             return await asyncio.gather(*(aattempt(self.store) for _ in range(20)))
 
-        return self._run(gather())
+        return self.run(gather())
 
     def close(self):
-        self._run(self.store.aclose())
+        self.run(self.store.aclose())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._runner.close()

@@ -17,7 +17,7 @@ TIMEOUT = 0.5
 def failure(client):
     """Why one decision is not made."""
     try:
-        return client._run(client.store.adecide(ASKS)) if isinstance(client, Tasks) else client.store.decide(ASKS)
+        return client.run(client.store.adecide(ASKS)) if isinstance(client, Tasks) else client.store.decide(ASKS)
     except StoreUnavailable as error:
         return str(error)
 

@@ -144,7 +144,7 @@ def test_every_version_says_so_in_its_own_words(binary, client_of, caplog):
         for breaks, heals in ((read_only, writable), (full, lambda s, p: s.config("maxmemory", 0))):
             breaks(server, None)
             assert client.one() is None
-            assert client.store._breaker.open
+            assert client.store.away
             heals(server, None)
             hold_again(client)
 

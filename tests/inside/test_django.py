@@ -3,7 +3,6 @@
 from concurrent.futures import ThreadPoolExecutor
 from uuid import uuid4
 
-import httpx
 import pytest
 
 from tests.inside.alike import (
@@ -77,7 +76,7 @@ def test_what_is_in_flight(request, client, me, path, tmp_path):
         pytest.skip("WSGI has no loop to stream it")
     for _ in range(3):  # a server closes a stream a moment after its last byte
         eventually(lambda: client.get(path, headers=me).status_code == 200)
-    if isinstance(client._transport, httpx.WSGITransport):
+    if "uvicorn" not in request.node.name:  # without a server, a response is whole before the next request
         return
     with ThreadPoolExecutor(2) as pool:
         until = tmp_path / "until"

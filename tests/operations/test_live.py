@@ -8,10 +8,22 @@ import pytest
 from ratelimit_mw import ManualClock, RateLimiter
 from ratelimit_mw.operations.live import Live
 from tests.support.patience import eventually
+from tests.support.processes import in_child
 
 LOGIN = {"name": "login", "by": "ip", "limit": "2 per hour", "algorithm": "fixed_window"}
 TRIAL = {"name": "trial", "by": ["ip", "path"], "limit": ["1 per hour", "9 per day"], "shadow": True}
 HEAD = "domain: shop\nreload: 1h\n"
+
+
+def reporters():
+    """How many threads of this process report."""
+    return sum(thread.name == "ratelimit_mw live" and thread.is_alive() for thread in threading.enumerate())
+
+
+@pytest.fixture(autouse=True)
+def _none_before():
+    """The threads of earlier tests end by themselves."""
+    eventually(lambda: reporters() == 0)
 
 
 @pytest.fixture
@@ -124,31 +136,33 @@ def test_a_reload_begins_and_ends_the_reports(tmp_path):
 def test_a_look_after_the_end_only_reads(started):
     limiter, live, _ = started()
     limiter.check({"ip": "192.0.2.1"})
-    assert live._reporter._thread is not None
+    assert reporters() == 1
     live.close()
     assert live.state()["rates"]["requests"] == 1.0
-    assert (live._reporter._thread, limiter.engine.on_denial) == (None, None)
+    assert limiter.engine.on_denial is None
+    eventually(lambda: reporters() == 0)
     live.start()
     live.state()
-    assert live._reporter._thread is not None  # `start` begins again
+    assert reporters() == 1  # `start` begins again
     limiter.close()
     assert live.state()["rates"]["requests"] == 1.0
-    assert live._reporter._thread is None
+    eventually(lambda: reporters() == 0)
 
 
 def test_a_first_look_at_a_closed_limiter_only_reads():
     with RateLimiter({"domain": "shop", "rules": [LOGIN]}) as limiter:
         live = Live(limiter)
     assert live.state()["processes"] == 1
-    assert (live._reporter._thread, limiter.engine.on_denial) == (None, None)
+    assert (reporters(), limiter.engine.on_denial) == (0, None)
 
 
 def test_a_closed_limiter_that_is_used_again_reports(started):
-    limiter, live, _ = started()
+    limiter, *_ = started()
     limiter.check({"ip": "192.0.2.1"})
     limiter.close()
+    eventually(lambda: reporters() == 0)
     limiter.check({"ip": "192.0.2.1"})
-    assert live._reporter._thread is not None
+    assert reporters() == 1
 
 
 def test_descriptors_are_rules_with_their_limits():
@@ -208,16 +222,12 @@ def test_what_a_forked_process_inherits_is_dropped(started):
     limiter, live, _ = started()
     for _ in range(3):
         limiter.check({"ip": "192.0.2.1"})
-    parent, sharing = live._reporter._thread, live._reporter._sharing
     assert len(live.state()["limited"]) == 1
-    limiter.engine.tally.after_fork()
-    live._reporter.after_fork()  # as in the child, which does not have the thread
-    state = live.state()
-    assert state["limited"] == []
-    assert state["rates"]["requests"] == 0.0
-    assert live._reporter._thread is not parent
-    limiter.check({"ip": "192.0.2.1"})
-    assert live.state()["rates"]["requests"] == 1.0
-    live._reporter._stop()
-    sharing.stop()
-    eventually(lambda: not parent.is_alive())
+
+    def work():
+        inherited = live.state()
+        limiter.check({"ip": "192.0.2.1"})
+        return inherited["limited"], inherited["rates"]["requests"], live.state()["rates"]["requests"], reporters()
+
+    assert in_child(work) == [[], 0.0, 1.0, 1]
+    assert live.state()["rates"]["requests"] == 3.0

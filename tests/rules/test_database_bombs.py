@@ -7,6 +7,7 @@ import yaml
 
 from ratelimit_mw import ConfigurationError, RateLimiter
 from ratelimit_mw.reload.database import RulesDatabase
+from ratelimit_mw.stores import open_records
 
 GOOD = {
     "domain": "d",
@@ -59,8 +60,9 @@ def test_a_bomb_in_the_database_is_refused_and_the_rules_before_stay(any_server,
     database.push(GOOD)
     with RateLimiter(url, storage="memory://") as limiter:
         assert limiter.check({}).remaining == 2
-        records, key = database._records, database._key
-        records.write(key, {"rules:2": bomb, "about:2": "{}"}, (), expected=1)
+        records = open_records(any_server.url)
+        records.write("ratelimit_mw:rules:{bombs}", {"rules:2": bomb, "about:2": "{}"}, (), expected=1)
+        records.close()
         with pytest.raises(ConfigurationError):
             limiter.reload()
         assert limiter.state.error

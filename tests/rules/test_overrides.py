@@ -446,7 +446,7 @@ class TestOnRedis:
             other.overrides.set({"ip": "192.0.2.1"}, block=True)
             assert limiter.check({"ip": "192.0.2.1"}).allowed
             file.write_text(text.replace("NAME", "two"))
-            limiter._retriever.look_for_rules()
+            limiter.engine.retriever.look_for_rules()
             assert not limiter.check({"ip": "192.0.2.1"}).allowed
 
 

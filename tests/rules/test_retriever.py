@@ -249,7 +249,7 @@ class TestThreads:
     def test_one_that_nobody_holds_ends_by_itself(self, file):
         limiter = RateLimiter(file)
         limiter.check(CLIENT)
-        gone = weakref.ref(limiter._retriever)
+        gone = weakref.ref(limiter.engine.retriever)
         del limiter
         gc.collect()
         eventually(lambda: gc.collect() >= 0 and gone() is None)

@@ -14,7 +14,7 @@ from ratelimit_mw.errors import StoreUnavailable, VersionConflict
 from ratelimit_mw.reload.database import KEPT, RulesDatabase
 from ratelimit_mw.reload.loader import open_source
 from ratelimit_mw.reload.source import FilesSource
-from ratelimit_mw.stores import STORES
+from ratelimit_mw.stores import STORES, open_records
 from tests.rules.corpus import request
 from tests.rules.living import limit_of, text
 from tests.support.patience import eventually
@@ -463,9 +463,9 @@ class TestLimiterOnADatabase:
 
     def test_rules_that_can_t_be_used_stop_the_start_all_the_same(self, any_server):
         put = {"rules:1": json.dumps({"r.yaml": "domain: d\nrules: 1\n"})}
-        database = RulesDatabase(any_server.url)
-        database._records.write("ratelimit_mw:rules", put)
-        database.close()
+        records = open_records(any_server.url)
+        records.write("ratelimit_mw:rules", put)
+        records.close()
         with pytest.raises(ConfigurationError, match=r"r\.yaml:2:8"):
             RateLimiter({"domain": "d", "rules": {"source": any_server.url}})
 

@@ -1,7 +1,6 @@
 """What a client is told, through both middlewares."""
 
 import json
-import math
 
 import pytest
 
@@ -326,9 +325,3 @@ def test_a_field_that_no_decision_has_is_no_attribute(ask):
     for name in ("remaning", "_private", "__deepcopy__"):
         with pytest.raises(AttributeError):
             getattr(seen, name)
-
-
-def test_an_app_that_never_looks_costs_no_decision(ask):
-    verdict = ask(limiter()).seen._verdict
-    assert verdict._decision is None
-    assert math.isclose(verdict.decision.reset_after, 40.0)

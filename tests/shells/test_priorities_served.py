@@ -48,7 +48,7 @@ class Server:
     def __init__(self, engine):
         self._ahead = 0.0
         meter = engine.engine.planner.meter(engine.rules)
-        meter._processor, meter._clock = Idle(), lambda: 1_000.0 + self._ahead
+        meter.processor, meter.clock = Idle(), lambda: 1_000.0 + self._ahead
         meter.watch = lambda loop: None  # the loop's own lag is not what this is about
 
     def pass_time(self):

@@ -673,7 +673,7 @@ def test_a_cancelled_request_frees_its_place(engine):
             await asyncio.wait([request])
             assert request.cancelled()
             held.inside = 0
-            await aeventually(lambda: not limiter.engine._storage.in_flight)
+            await aeventually(lambda: not limiter.engine.storage.in_flight)
         held.gate.set()
         sent = await exchange(limited, http_scope())
         await limiter.aclose()

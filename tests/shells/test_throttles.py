@@ -140,7 +140,7 @@ def test_a_folder_of_files_has_the_load_of_the_one_that_says(tmp_path, level):
 def _let_pass(engine, monkeypatch, seconds):
     """Let time pass for the meter alone, which has a clock of its own."""
     meter = engine.engine.planner.meter(engine.rules)
-    moved = meter._clock() + seconds
+    moved = meter.clock() + seconds
     meter.load()
-    monkeypatch.setattr(meter, "_clock", lambda: moved)
+    monkeypatch.setattr(meter, "clock", lambda: moved)
     meter.load()

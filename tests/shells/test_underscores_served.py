@@ -5,7 +5,7 @@ import sys
 import httpx
 import pytest
 
-from tests.support.apps import _serve, gunicorn, waitress
+from tests.support.apps import gunicorn, serve, waitress
 
 APP = """
 import logging
@@ -48,11 +48,11 @@ WERKZEUG = "from werkzeug.serving import run_simple; run_simple('127.0.0.1', 0, 
 
 
 def script(text):
-    return lambda path: _serve([sys.executable, "-c", RUN + text], 1, "unning on", {}, path)
+    return lambda path: serve([sys.executable, "-c", RUN + text], 1, "unning on", {}, path)
 
 
 def module(*words):
-    return lambda path: _serve([sys.executable, "-m", *words], 1, "unning on", {}, path)
+    return lambda path: serve([sys.executable, "-m", *words], 1, "unning on", {}, path)
 
 
 @pytest.mark.parametrize(

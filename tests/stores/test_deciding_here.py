@@ -38,13 +38,13 @@ def test_a_rule_saves_calls_and_admits_its_limit(any_server, consistency):
 
 def test_strict_rules_go_straight_to_the_store(any_server):
     with RateLimiter(config(), storage=any_server.url) as limiter:
-        assert isinstance(limiter._storage.store.beneath, RedisStore)
+        assert isinstance(limiter.engine.storage.store.beneath, RedisStore)
 
 
 def test_memory_has_nothing_to_save(any_server):
     with RateLimiter(config(consistency="lease"), clock=ManualClock()) as limiter:
         assert sum(limiter.check(ATTRIBUTES).allowed for _ in range(1_010)) == 1_000
-        assert isinstance(limiter._storage.store, MemoryStore)
+        assert isinstance(limiter.engine.storage.store, MemoryStore)
 
 
 def test_peek_and_reset_of_a_leased_and_of_a_sharded_counter(any_server):
@@ -129,6 +129,6 @@ def test_a_child_of_a_fork_settles_for_itself(any_server):
             return admitted
 
         assert in_child(work) == 100
-        limiter._storage._leases.settle()
+        limiter.engine.storage.settle()
         with RateLimiter(config(), storage=any_server.url) as other:
             assert other.peek(ATTRIBUTES).remaining == 800

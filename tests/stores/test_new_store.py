@@ -43,7 +43,7 @@ def test_a_limiter_decides_by_the_store(added):
     with RateLimiter(FILE, clock=ManualClock()) as limiter:
         assert [limiter.check(IP).allowed for _ in range(3)] == [True, True, False]
         assert not asyncio.run(limiter.acheck(IP)).allowed
-        assert limiter._storage.store.decisions == 4
+        assert limiter.engine.storage.store.decisions == 4
 
 
 def test_leases_and_bans_go_with_the_store(added):

@@ -23,8 +23,8 @@ from ratelimit_mw.stores.shared import file
 from ratelimit_mw.stores.shared.location import Location
 from ratelimit_mw.stores.shared.store import SharedStore
 from ratelimit_mw.stores.shared.table import Table
-from tests.algorithms.histories import conversations
-from tests.algorithms.test_twins import Keeping, _done
+from tests.algorithms.histories import HistoryClock, conversations
+from tests.algorithms.test_twins import Keeping, done
 from tests.stores.contract import MINUTE
 from tests.stores.shared import killed_at_any_moment, one, opened, start, taken
 from tests.support.interrupts import at_every_line
@@ -93,16 +93,15 @@ def histories(tmp_path_factory):
 @settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(conversations())
 def test_any_history_has_the_same_outcomes_in_memory_and_in_the_file(histories, steps):
-    clock, prefix = ManualClock(0), f"{next(_examples)}:"
+    clock, prefix = HistoryClock(), f"{next(_examples)}:"
     memory, store = Keeping(clock=clock), opened(histories, clock=clock)
-    store._open()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Table, "_make_room", lambda *_: None)  # as in `Keeping`
         for now, requests in steps:
-            clock._now = now
+            clock.time = now
             for asks, intent in requests:
                 own = [ask._replace(key=prefix + ask.key) for ask in asks]
-                assert _done(store, own, intent) == _done(memory, own, intent)
+                assert done(store, own, intent) == done(memory, own, intent)
     store.close()
 
 
@@ -456,8 +455,7 @@ os.kill(os.getpid(), signal.SIGSTOP)
         for number in range(2_000):
             store.decide(one(f"d:r:{{{number}}}"))
         with path.open("r+b") as file:
-            used = store._handle._table.environment.info()["last_pgno"]
-            for page in range(2, used + 1):
+            for page in range(2, path.stat().st_size // 4_096):
                 os.pwrite(file.fileno(), b"\0" * 16, page * 4_096)
         for number in range(200):
             assert store.decide(one(f"d:new:{{{number}}}")).outcomes[0].remaining == 999_999
@@ -515,10 +513,14 @@ os.kill(os.getpid(), signal.SIGSTOP)
 
     def test_a_descriptor_that_other_code_has_closed_is_opened_again(self, store, tmp_path):
         store.decide(one())
-        os.close(store._handle._data.fd)
+
+        def descriptor():
+            return store._handle._data.fd
+
+        os.close(descriptor())
         with (tmp_path / "other").open("wb") as other:  # has the same number
-            assert other.fileno() == store._handle._data.fd
-            eventually(lambda: store._handle._data.fd != other.fileno() or not store.decide(one()))
+            assert other.fileno() == descriptor()
+            eventually(lambda: descriptor() != other.fileno() or not store.decide(one()))
             other.write(b"still open")
         assert store.decide(one()).outcomes[0].allowed
 
@@ -614,7 +616,7 @@ class TestTheFolderOfAllUsers:
 
     def test_an_empty_file_of_this_user_is_set_aside(self, folder):
         store = opened("lmdb://shop")
-        path = Path(store._location.path)
+        path = Path(store.location.path)
         path.touch(0o600)
         assert store.decide(one()).outcomes[0].allowed
         assert sorted(each.name for each in folder.iterdir()) == [path.name, f"{path.name}.bad"]
@@ -633,7 +635,7 @@ class TestTheFolderOfAllUsers:
     )
     def test_where_another_user_has_taken_the_name_a_process_counts_for_itself(self, folder, caplog, take):
         store, asks = opened("lmdb://shop"), one(limit=3)
-        path = Path(store._location.path)
+        path = Path(store.location.path)
         ready = opened(f"lmdb://{folder}/ready")
         assert as_another_user(lambda: ready.decide(asks).outcomes[0].allowed)
         as_another_user(lambda: take(path) and None)
@@ -655,7 +657,7 @@ class TestTheFolderOfAllUsers:
     def test_a_name_that_is_taken_while_the_store_is_away_ends_that(self, folder, caplog):
         """The file is replaced by one of this user that cannot be used, and then by one of another user."""
         store, asks = opened("lmdb://shop"), one(limit=3)
-        path = Path(store._location.path)
+        path = Path(store.location.path)
         path.mkdir()
         with pytest.raises(PermanentFault):
             store.decide(asks)
@@ -672,7 +674,7 @@ class TestTheFolderOfAllUsers:
         ready = opened(f"lmdb://{folder}/ready?mode=660")
         ready.decide(one())
         ready.close()
-        path = Path(opened("lmdb://shop?mode=660")._location.path)
+        path = Path(opened("lmdb://shop?mode=660").location.path)
         (folder / "ready").rename(path)
         os.chown(path, 65_534, 4_242)
 
@@ -690,14 +692,19 @@ class TestTheFolderOfAllUsers:
             store = opened("lmdb://shop")
             store.decide(one())
             store.close()
-            os.truncate(store._location.path, 8_192)
-            return store._location.path
+            os.truncate(store.location.path, 8_192)
+            return store.location.path
 
         path = Path(as_another_user(recovered))
         path.with_name(f"{path.name}.bad").mkdir()
         assert as_another_user(lambda: opened("lmdb://shop").decide(one()).outcomes[0].remaining) == 999_999
         assert path.with_name(f"{path.name}.bad").is_dir()
         assert path.stat().st_size > 8_192
+
+
+def told_by_the_table(store, question):
+    """What no decision tells: the pages and the transactions of the file."""
+    return store._handle.attempt(lambda table, _: question(table), None)
 
 
 class TestBound:
@@ -751,7 +758,7 @@ class TestBound:
         clock.advance(61)
         for number in range(2_000):
             store.decide(one(f"d:r:{{b{number}}}", period=HOUR))
-        with_expired = store._handle.attempt(lambda table, _: table.txn.stat()["entries"], None)
+        with_expired = told_by_the_table(store, lambda table: table.txn.stat()["entries"])
         assert with_expired <= 2_200
         assert sum(1 for _ in store.keys("d:")) == 2_000
         store.close()
@@ -772,7 +779,7 @@ class TestBound:
         halves = [one(f"d:half:{{ip={number}}}", limit=4, cost=2) for number in range(50)]
         for asks in (*logins, *halves):
             assert store.decide(asks).admits(asks)
-        environment, before, most = store._handle._table.environment, 0, 0
+        environment, before, most = told_by_the_table(store, lambda table: table.environment), 0, 0
         for number in range(60_000):
             store.decide(one(f"d:r:{{ip=10.{number >> 16}.{number >> 8 & 255}.{number & 255}:{number}}}"))
             transactions = environment.info()["last_txnid"]
@@ -780,7 +787,7 @@ class TestBound:
         assert 2 <= most <= 9
         assert [store.decide(asks).admits(asks) for asks in logins] == [False] * 50
         assert sum(taken(store, asks)[0] for asks in halves) >= 2 * 25
-        pages, entries = store._handle.attempt(lambda table, _: (table.txn.stat()["leaf_pages"], table._count()), None)
+        pages, entries = told_by_the_table(store, lambda table: (table.txn.stat()["leaf_pages"], table._count()))
         assert pages <= 128
         assert entries > 25 * pages
         assert caplog.records == []
@@ -792,7 +799,7 @@ class TestBound:
             for number in range(300):
                 log = one(f"d:r:{{{number}}}", limit=2_000, name="sliding_log", cost=cost)
                 assert store.decide(log).outcomes[0].allowed
-                pages = store._handle.attempt(lambda table, _: sum(map(table.txn.stat().get, PAGES)), None)
+                pages = told_by_the_table(store, lambda table: sum(map(table.txn.stat().get, PAGES)))
                 assert pages <= 128
         assert caplog.records == []
         assert [each.name for each in path.parent.iterdir()] == ["counters"]
@@ -922,7 +929,7 @@ def test_leases_and_shards_are_ignored(url):
     for extra in ({"consistency": "lease"}, {"shards": 4}):
         config = {"domain": "d", "storage": {"url": url, "timeout": "20s"}, "rules": [{**rule, **extra}]}
         with RateLimiter(config) as limiter:
-            assert type(limiter._storage.store) is SharedStore
+            assert type(limiter.engine.storage.store) is SharedStore
 
 
 def test_deferral_is_refused_at_start(url):

@@ -59,7 +59,7 @@ def uvicorn(
 ) -> AbstractContextManager[App]:
     """Run an ASGI app, named as on the command line. `env` is added to this process's own."""
     command = [sys.executable, "-m", "uvicorn", app, "--port", "0", "--workers", str(workers), *args]
-    return _serve(command, workers, "Application startup complete", env or {}, cwd)
+    return serve(command, workers, "Application startup complete", env or {}, cwd)
 
 
 def gunicorn(
@@ -73,7 +73,7 @@ def gunicorn(
     """Run a WSGI app, named as on the command line. `args` may choose threads, gevent, --preload …"""
     conf = Path(__file__).with_name("gunicorn_conf.py")
     command = [sys.executable, "-m", "gunicorn", app, "--bind", "127.0.0.1:0", "--config", str(conf)]
-    return _serve([*command, "--workers", str(workers), *args], workers, "Worker is ready", env or {}, cwd)
+    return serve([*command, "--workers", str(workers), *args], workers, "Worker is ready", env or {}, cwd)
 
 
 def hypercorn(
@@ -85,7 +85,7 @@ def hypercorn(
 ) -> AbstractContextManager[App]:
     """Run an ASGI app under hypercorn, in one worker. `args` may choose trio, `--root-path` …"""
     command = [sys.executable, "-m", "hypercorn", app, "--bind", "127.0.0.1:0", *args]
-    return _serve(command, 1, "Running on", env or {}, cwd)
+    return serve(command, 1, "Running on", env or {}, cwd)
 
 
 def waitress(
@@ -97,7 +97,7 @@ def waitress(
 ) -> AbstractContextManager[App]:
     """Run a WSGI app under waitress, in one process. `args` may choose the number of threads."""
     command = [sys.executable, "-m", "waitress", "--listen", "127.0.0.1:0", *args, app]
-    return _serve(command, 1, "Serving on", env or {}, cwd)
+    return serve(command, 1, "Serving on", env or {}, cwd)
 
 
 LONG = 3_650 * 86_400 * 1_000_000
@@ -112,7 +112,7 @@ def within_a_minute(seconds: float = 15.0) -> None:
 
 
 @contextmanager
-def _serve(command: Sequence[str], workers: int, ready: str, env: Mapping[str, str], cwd: Path) -> Iterator[App]:
+def serve(command: Sequence[str], workers: int, ready: str, env: Mapping[str, str], cwd: Path) -> Iterator[App]:
     with tempfile.TemporaryDirectory(prefix="rlmw-") as directory:
         log = Path(directory) / "log"
         with log.open("wb") as output:

@@ -175,21 +175,21 @@ class Sentinels:
         user, password = (quote(spread.options.pop(f"sentinel_{name}", ""), "") for name in ("username", "password"))
         tls = {name: value for name, value in spread.options.items() if name.startswith("ssl_")}
         watch = spread._replace(options=tls, credentials=f"{user}:{password}" if user or password else "")
-        self._url = spread.url(*database)
+        self.url = spread.url(*database)
         self._patience = patience
         self._service = service
-        self._watch = watch.url()
-        self._addresses = spread.addresses
-        Direct(self._url, patience)  # raises for a malformed URL
+        self.watch = watch.url()
+        self.addresses = spread.addresses
+        Direct(self.url, patience)  # raises for a malformed URL
 
     def connect(self) -> Blocking:
         """See `Endpoint`."""
-        return Direct(self._url, self._patience, self._master()).connect()
+        return Direct(self.url, self._patience, self._master()).connect()
 
     async def aconnect(self) -> Streaming:
         """See `Endpoint`. The Sentinels are asked in a thread."""
         master = await asyncio.to_thread(self._master)
-        return await Direct(self._url, self._patience, master).aconnect()
+        return await Direct(self.url, self._patience, master).aconnect()
 
     def explained(self, error: StoreUnavailable) -> StoreUnavailable:
         """See `Endpoint`."""
@@ -198,10 +198,10 @@ class Sentinels:
     def _master(self) -> Address:
         """The address of the master. Raises StoreUnavailable if no Sentinel names one that is up."""
         failure = StoreUnavailable("the URL has no address")
-        for sentinel in self._addresses:
+        for sentinel in self.addresses:
             try:
                 # Half of the time, so that a Sentinel that failed with the master does not use it all.
-                connection = Direct(self._watch, self._patience / 2, sentinel).connect()
+                connection = Direct(self.watch, self._patience / 2, sentinel).connect()
                 try:
                     rows = connection.ask((b"SENTINEL", b"MASTER", self._service.encode()), self._patience / 2)
                 finally:

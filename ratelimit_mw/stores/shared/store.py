@@ -50,7 +50,7 @@ class SharedStore(Store):
     def __init__(
         self, location: Location, *, max_counters: int = 1_000_000, timeout: float = 0.1, clock: Clock | None = None
     ) -> None:
-        self._location = location
+        self.location = location
         self._most = max_counters
         self._timeout = timeout
         self._now = (clock or SystemClock()).now
@@ -83,14 +83,14 @@ class SharedStore(Store):
     def connect(self, domain: str) -> None:  # noqa: ARG002  a decision would create the file, for another user maybe
         """See `Store`. It checks the file, but makes no decision."""
         try:
-            check(self._location)
+            check(self.location)
         except StoreUnavailable as error:
             self._failed(error, self._breaker.period)
             raise
 
     def keys(self, prefix: str) -> Iterator[str]:
         """See `Store`."""
-        if not Path(self._location.path).exists():
+        if not Path(self.location.path).exists():
             return  # do not create it for a reader, which may be another user than the workers
         start = b"\0"
         while start:
@@ -105,12 +105,12 @@ class SharedStore(Store):
     def close(self) -> None:
         """Close the file, unless another store of this process uses it. The next request opens it again."""
         self._breaker.stop()
-        self._breaker = Breaker(self._location.path)
+        self._breaker = Breaker(self.location.path)
         self._handle = None
 
     def after_fork(self) -> None:
         """Reset in the child of a fork, which has no thread that probes."""
-        self._breaker = Breaker(self._location.path)
+        self._breaker = Breaker(self.location.path)
 
     @property
     def away(self) -> bool:
@@ -131,7 +131,7 @@ class SharedStore(Store):
         return breaker.period, (request, encoded, self._now)
 
     def _open(self) -> Handle:
-        handle = self._handle = self._handle or handle_of(self._location, self._most, self._now)
+        handle = self._handle = self._handle or handle_of(self.location, self._most, self._now)
         return handle
 
     def _wait(self, work: Callable[[Table, A], T], asked: A) -> T:
@@ -164,7 +164,7 @@ class SharedStore(Store):
         for pause in itertools.chain(first, itertools.repeat(then)):
             yield pause
             if time.monotonic() > deadline:
-                waited = f"the lock of {self._location.path} was not free within {self._timeout:g} s"
+                waited = f"the lock of {self.location.path} was not free within {self._timeout:g} s"
                 raise Late(waited) if handle.progress() != seen else StoreUnavailable(waited)
 
     def _failed(self, error: StoreUnavailable, period: Period) -> None:
@@ -173,7 +173,7 @@ class SharedStore(Store):
         Raises:
             StoreUnavailable: the error.
         """
-        path, taken = self._location.path, isinstance(error, NameTaken)
+        path, taken = self.location.path, isinstance(error, NameTaken)
         if taken or isinstance(error, CounterError):
             now = time.monotonic()
             if now >= self._logged.get(type(error), now):
