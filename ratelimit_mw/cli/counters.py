@@ -38,7 +38,7 @@ from ratelimit_mw.decision.explanation import seconds
 from ratelimit_mw.errors import StoreUnavailable, nearest
 from ratelimit_mw.identity.address import UNKNOWN_ADDRESS
 from ratelimit_mw.identity.attributes import canonical_name
-from ratelimit_mw.identity.identifier import NO_PARAMETERS, attributes_of, encoder
+from ratelimit_mw.identity.identifier import NO_PARAMETERS, attributes_of
 from ratelimit_mw.model import SECOND, Ask, Outcome, Quota
 from ratelimit_mw.rules.compiled import CompiledRule
 from ratelimit_mw.rules.domains import Rules
@@ -57,7 +57,7 @@ class CounterRow:
     Attributes:
         rule: The name of its rule.
         identity: The client, as in its key.
-        client: The same, with names instead of hashes where the rules file has the name.
+        client: The same for people, without escapes.
         limit: Its limit, as text.
         algorithm: The algorithm that counts it. `ban` for the counter of the denials before a ban.
         remaining: How much of the limit is left.
@@ -94,11 +94,6 @@ class CounterIndex:
                 if limit.quota is not None:
                     self._known[limit.key] = part, limit.rule.name, None, limit.quota
                     self._known[preflight_key(limit.key)] = part, limit.rule.name, None, preflight_quota(limit.quota)
-        self._names = {encoded: name for part in rules.parts for encoded, name in _names(part)}
-
-    def client(self, identity: str) -> str:
-        """Return an identity for people: with the names that are in the rules file, and without escapes."""
-        return "+".join([self._names.get(part) or unquote(part) for part in identity.split("+")])
 
     def prefixes(self, rule: str) -> dict[str, CompiledRule | None]:
         """Return the prefixes of the keys of a rule's counters, each with its compiled rule (None for a descriptor)."""
@@ -121,17 +116,6 @@ class CounterIndex:
                 own = {preflight_key(each): preflight_quota(limit) for each, limit in own.items()}
             quota = own.get(prefix + brace, quota)
         return name, identity, quota
-
-
-def _names(rules: RuleSet) -> Iterator[tuple[str, str]]:
-    """Yield the values of attributes that the rules file names: each as in an identity, and as in the file."""
-    by = {canonical_name(name) for rule in rules.compiled for entry in rule.by for name in attributes_of(entry)}
-    for rule in rules.compiled:
-        values = [(exact.name, value) for exact in rule.match.exact for value in exact.values]
-        values += [("path", template) for template in rule.match.templates if "{" not in template]
-        for name, value in values:
-            if canonical_name(name) in by:
-                yield encoder(name, rules.attributes)(value), f"{canonical_name(name)}={value}"
 
 
 def require_rule(index: CounterIndex, rule: str) -> None:
@@ -204,10 +188,10 @@ def read(store: Store, index: CounterIndex, keys: Iterable[str]) -> Iterator[Cou
         asks = [Ask(key, quota, 0) for key, (_, _, quota) in batch]
         outcomes = with_retries(partial(store.decide, asks, commit=False)).outcomes
         for (key, known), outcome in zip(batch, outcomes, strict=True):
-            yield _found(index, key, known, outcome)
+            yield _found(key, known, outcome)
 
 
-def _found(index: CounterIndex, key: str, known: tuple[str, str, Quota], outcome: Outcome) -> CounterRow:
+def _found(key: str, known: tuple[str, str, Quota], outcome: Outcome) -> CounterRow:
     name, identity, quota = known
     capacity = quota.burst or quota.limit
     of_denials = ALGORITHMS[quota.algorithm].count_denial is not None
@@ -215,7 +199,7 @@ def _found(index: CounterIndex, key: str, known: tuple[str, str, Quota], outcome
     return CounterRow(
         name,
         identity,
-        index.client(identity),
+        unquote(identity),
         f"{quota.shown_limit} {counted}per {spell_period(quota.period)}",
         quota.algorithm,
         outcome.remaining,

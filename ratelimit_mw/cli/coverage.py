@@ -5,6 +5,7 @@ all requests of a route, it applies to some.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -33,29 +34,41 @@ _matcher = lru_cache(maxsize=4096)(matcher)
 _parts = lru_cache(maxsize=4096)(parts_of)  # each rule is compared with all others
 
 
-class Coverage(NamedTuple):
-    """A rule that applies to requests of a route.
+@dataclass(frozen=True, slots=True)
+class RuleOfRoute:
+    """One rule that requests of a route ask.
 
     Attributes:
-        domain: The domain of the rule.
         rule: The name of the rule.
-        partial: True if there may be requests of this route and method to which the rule does not apply, although they
-            meet its conditions: another path, an exempt path, or another rule replaces it.
+        domain: The domain of the rule. Empty for a rule that is asked for by name and is in no domain.
+        limit: The text of a limit that a decorator declares. Empty for a rule of the file.
+        covers: "all" requests of the route and method that meet the conditions. Or "some", because others may have
+            another path, an exempt path, or another rule that replaces it.
         conditions: What a request must have in addition, such as "tier is gold".
-        general: True if the rule has no `match.path`.
+        by_name: True if a decorator or a dependency asks for it, or declares it.
+        general: True if it has no `match.path`, and is not asked for by name.
     """
 
-    domain: str
     rule: str
-    partial: bool
-    conditions: tuple[str, ...]
-    general: bool
+    domain: str
+    limit: str = ""
+    covers: str = "all"
+    conditions: tuple[str, ...] = ()
+    by_name: bool = False
+    general: bool = False
+
+    def __str__(self) -> str:
+        asked = "in the code" if self.limit else "by name"
+        notes = [*([self.covers] if self.covers != "all" else []), *([asked] if self.by_name else [])]
+        notes += [f"if {condition}" for condition in self.conditions]
+        shown = self.limit or self.rule
+        return f"{shown} ({', '.join(notes)})" if notes else shown
 
 
 class Covered(NamedTuple):
     """The rules that apply to a route, in the order in which they are asked, and whether requests are exempt."""
 
-    rules: tuple[Coverage, ...]
+    rules: tuple[RuleOfRoute, ...]
     exempt: bool
     """True if each request is exempt, in all domains."""
     partly_exempt: bool
@@ -66,7 +79,7 @@ def covered(rules: Rules, route: Template, method: str, *, websocket: bool = Fal
 
     A condition on anything but the path and the method may hold or not. Rules with `on_demand` are not included.
     """
-    found: list[Coverage] = []
+    found: list[RuleOfRoute] = []
     exempt: list[bool] = []
     some = False
     for part in rules.parts:
@@ -82,7 +95,7 @@ def covered(rules: Rules, route: Template, method: str, *, websocket: bool = Fal
 
 def _applying(
     part: RuleSet, asked: Iterable[CompiledRule], route: Template, method: str, *, partly: bool
-) -> Iterator[Coverage]:
+) -> Iterator[RuleOfRoute]:
     """Yield each of the rules that apply to requests of a route. `partly`: some of its requests are exempt."""
     reached = [
         rule
@@ -93,8 +106,13 @@ def _applying(
         replacing = [each for each in reached if rule.rank in each.replaces and _strictly(_meet, route, each.match)]
         if not any(_strictly(_within, route, each.match) and not _depends(each) for each in replacing):
             whole = not (replacing or partly) and covers_paths(rule.templates, (route,))
-            conditions = tuple(_conditions(part, rule.match))
-            yield Coverage(part.domain, rule.rule.name, not whole, conditions, not rule.templates)
+            yield RuleOfRoute(
+                rule.rule.name,
+                part.domain,
+                covers="all" if whole else "some",
+                conditions=tuple(_conditions(part, rule.match)),
+                general=not rule.templates,
+            )
 
 
 def _strictly(holds: Callable[[TemplateParts, TemplateParts], bool], route: Template, match: Matching) -> bool:
@@ -128,8 +146,8 @@ def _depends(rule: CompiledRule) -> bool:
 
 
 def meets(one: Template, other: Template) -> bool:
-    """Return True if there is a path that both match, in their cleaned forms."""
-    return _meet(_parts(cleaned(one)), _parts(cleaned(other)))
+    """Return True if there is a path that both match, as they are written or in their cleaned forms."""
+    return _meet(_parts(one), _parts(other)) or _meet(_parts(cleaned(one)), _parts(cleaned(other)))
 
 
 def _meet(one: TemplateParts, other: TemplateParts) -> bool:
@@ -192,7 +210,7 @@ def _common(one: Segment, other: Segment) -> bool:
     """Return True if there is a text that both segments take."""
     texts = {_filled(each, value) for each in (one, other) for value in _VALUES}
     texts |= {_filled(each, text) for each in (one, other) for text in texts}
-    return any(text and _is_taken(one, text) and _is_taken(other, text) for text in texts)
+    return any(_is_taken(one, text) and _is_taken(other, text) for text in texts)
 
 
 def _filled(segment: Segment, value: str) -> str:

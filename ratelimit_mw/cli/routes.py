@@ -19,7 +19,7 @@ from ratelimit_mw.cli.common import (
     say_json,
     say_table,
 )
-from ratelimit_mw.cli.coverage import covered, meets
+from ratelimit_mw.cli.coverage import RuleOfRoute, covered, meets
 from ratelimit_mw.cli.frameworks import ANY, AppRoute, UnknownApp, django_knows_users, routes_of, session_cookies
 from ratelimit_mw.cli.lint import paths as paths_of_rules
 from ratelimit_mw.config.load import Examined
@@ -61,36 +61,6 @@ def read_app(name: str) -> ReadApp:
     except UnknownApp as unknown:
         frameworks = "Starlette, FastAPI, Flask and Django"
         fail(f"the routes of {name!r} can't be read: it is a {unknown}, and only {frameworks} are known", Exit.USAGE)
-
-
-@dataclass(frozen=True, slots=True)
-class RuleOfRoute:
-    """One rule that requests of a route ask.
-
-    Attributes:
-        rule: The name of the rule.
-        domain: The domain of the rule. Empty for a rule that is asked for by name and is in no domain.
-        limit: The text of a limit that a decorator declares. Empty for a rule of the file.
-        covers: "all" requests, or "some", by their path or because another rule replaces it.
-        conditions: What a request must have in addition.
-        by_name: True if a decorator or a dependency asks for it, or declares it.
-        general: True if it has no `match.path`, and is not asked for by name.
-    """
-
-    rule: str
-    domain: str
-    limit: str
-    covers: str
-    conditions: tuple[str, ...]
-    by_name: bool
-    general: bool
-
-    def __str__(self) -> str:
-        asked = "in the code" if self.limit else "by name"
-        notes = [*([self.covers] if self.covers != "all" else []), *([asked] if self.by_name else [])]
-        notes += [f"if {condition}" for condition in self.conditions]
-        shown = self.limit or self.rule
-        return f"{shown} ({', '.join(notes)})" if notes else shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,22 +118,11 @@ def _asked(route: AppRoute, method: str, rules: Rules) -> tuple[str, tuple[RuleO
     found = covered(rules, route.template, method, websocket=route.websocket)
     if found.exempt:  # from rules that are asked for by name, too
         return "all", ()
-    asked = [
-        RuleOfRoute(
-            each.rule,
-            each.domain,
-            "",
-            "some" if each.partial else "all",
-            each.conditions,
-            by_name=False,
-            general=each.general,
-        )
-        for each in found.rules
-    ]
+    asked = list(found.rules)
     domains = {rule.rule.name: part.domain for part in reversed(rules.parts) for rule in part.compiled}
     for wanted in route.asked:
         name, limit = (wanted, "") if isinstance(wanted, str) else (wanted.name, wanted.limit)
-        asked.append(RuleOfRoute(name, domains.get(name, ""), limit, "all", (), by_name=True, general=False))
+        asked.append(RuleOfRoute(name, domains.get(name, ""), limit, by_name=True))
     return "some" if found.partly_exempt else "no", tuple(asked)
 
 

@@ -257,20 +257,23 @@ def _gaps(rule: CompiledRule, has: Has, absent: Callable[[str], bool]) -> Iterat
 
 def _differences(rule: CompiledRule, has: Has, absent: Callable[[str], bool]) -> Iterator[str]:
     """Yield how a rule that was asked may have decided differently than in production."""
-    if rule.tiers is not None and absent("tier"):
-        yield f"has limits by tier, which this log does not have: all had the default limit. {_hint('tier')}"
-    if rule.read_limit is not None:
-        yield "has a limit from a function of the app, which saw only what the log has"
-    if rule.read_cost is not None:
-        yield "reads the cost from the request: a request costs 1 where the log does not have it"
-    if rule.rule.cost_after is not None:
-        yield "reads the cost from the response, which a log does not have: each request cost 1"
-    if rule.rule.counts is not None and not isinstance(rule.rule.counts, Statuses) and has("status"):
-        yield "counts by a function of the app, which saw the status and no header"
-    if any(quota.elastic for quota in rule.quotas):
-        yield "is elastic by the load of the process, which a log does not have: it had its base limit"
-    if rule.rule.defers:
-        yield "defers requests, which are shown as denied"
+    by_function = rule.rule.counts is not None and not isinstance(rule.rule.counts, Statuses)
+    differs = {
+        f"has limits by tier, which this log does not have: all had the default limit. {_hint('tier')}": (
+            rule.tiers is not None and absent("tier")
+        ),
+        "has a limit from a function of the app, which saw only what the log has": rule.read_limit is not None,
+        "reads the cost from the request: a request costs 1 where the log does not have it": rule.read_cost is not None,
+        "reads the cost from the response, which a log does not have: each request cost 1": (
+            rule.rule.cost_after is not None
+        ),
+        "counts by a function of the app, which saw the status and no header": by_function and has("status"),
+        "is elastic by the load of the process, which a log does not have: it had its base limit": (
+            any(quota.elastic for quota in rule.quotas)
+        ),
+        "defers requests, which are shown as denied": rule.rule.defers,
+    }
+    yield from (text for text, holds in differs.items() if holds)
 
 
 def _gaps_of_by(rule: CompiledRule, begins: str, absent: Callable[[str], bool]) -> Iterator[Gap]:

@@ -60,7 +60,7 @@ def paths_of(route):
 @given(rule_sets(), st.sampled_from(ROUTES), st.sampled_from(["GET", "POST"]))
 def test_plans_agree_with_the_rules_of_a_route(found, route, method):
     reported = covered(found, parse(route), method)
-    whole = {each.rule for each in reported.rules if not each.partial}
+    whole = {each.rule for each in reported.rules if each.covers == "all"}
     for path in paths_of(route):
         request = found.attributes.request_from({"path": path, "method": method, "ip": "192.0.2.1"})
         planned = [charge.rule.name for charge in found.plan(request)]
@@ -71,7 +71,8 @@ def test_plans_agree_with_the_rules_of_a_route(found, route, method):
 
 def said(found, route, method="GET", **options):
     return [
-        (each.rule, each.partial, each.conditions) for each in covered(found, parse(route), method, **options).rules
+        (each.rule, each.covers == "some", each.conditions)
+        for each in covered(found, parse(route), method, **options).rules
     ]
 
 

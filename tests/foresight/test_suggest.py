@@ -25,8 +25,8 @@ from tests.support.apps import ROOT
 LOGIN = Route("POST", ("login",))
 
 
-def traffic_of(*paths, **bounds):
-    seen = Traffic(**bounds)
+def traffic_of(*paths):
+    seen = Traffic()
     seen.read(paths)
     return seen
 
@@ -315,22 +315,12 @@ def test_the_text_is_the_same_with_other_hashes_and_for_lines_in_two_files_in_an
     assert "ip=192.0.2.9: GET /status every 1 minute, 100 requests" in text
 
 
-def test_half_of_the_clients_say_the_same_where_a_log_has_too_many(tmp_path):
+@pytest.mark.parametrize(("bound", "most"), [("_MOST_REQUESTS", 999), ("_MOST_CLIENTS", 299)])
+def test_a_log_that_is_too_large_is_refused_with_the_options_to_use(tmp_path, monkeypatch, bound, most):
+    monkeypatch.setattr("ratelimit_mw.foresight.suggest.traffic." + bound, most)
     log = traffic.write(tmp_path / "a.log", traffic.site(1, 800))
-    whole = traffic_of(log)
-    most = 6 * whole.requests // 10
-    half = traffic_of(log, most_requests=most)
-    assert (whole.one_of, half.one_of) == (1, 2)
-    assert requests_of(half, half.clients) <= most
-    assert 300 < len(half.clients) < 500
-    assert set(half.clients) < set(whole.clients)
-    assert half.requests == whole.requests
-    fewer = traffic_of(log, most_clients=300)
-    assert fewer.one_of > 2
-    assert 100 < len(fewer.clients) <= 300
-    one, other = limits(propose(whole, check)), limits(propose(half, check))
-    assert other[LOGIN] <= 1.5 * one[LOGIN]
-    assert 0.6 * one[None] <= other[None] <= 1.7 * one[None]
+    with pytest.raises(UnsuitableLog, match=rf"more than .*\b{most} (requests|clients).*--since and --until"):
+        traffic_of(log)
 
 
 HOSTILE = st.text(st.characters(exclude_characters=" ", codec="utf-8"), max_size=30) | st.sampled_from(

@@ -259,16 +259,14 @@ def test_addresses_are_clients_as_in_the_rules():
     assert (traffic.requests, traffic.without_address, traffic.limited_before) == (7, 3, 1)
 
 
-def test_the_memory_for_paths_and_for_one_client_is_bounded(monkeypatch):
+def test_the_memory_for_paths_is_bounded(monkeypatch):
     monkeypatch.setattr(traffic, "_MOST_PATHS", 3)
     monkeypatch.setattr(traffic, "_MOST_PARENTS", 1)
     monkeypatch.setattr(traffic, "_MOST_CACHED", 2)
-    monkeypatch.setattr(traffic, "_MOST_OF_A_CLIENT", 10)
     seen = traffic_of(*((each, "192.0.2.1", "GET", f"/{'ab'[each % 2]}/p{each}", 200) for each in range(20)))
     paths = [route.path for route in seen.routes]
     assert paths == [OTHER, ("a", "p0"), ("b", "p1"), ("a", "p2"), ("b", ANY)]
-    assert len(seen.of("192.0.2.1")) == 10
-    assert seen.requests == 20
+    assert len(seen.of("192.0.2.1")) == seen.requests == 20
 
 
 def test_requests_that_began_before_1970_are_skipped():

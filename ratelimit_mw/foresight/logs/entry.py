@@ -1,7 +1,7 @@
 """One request as a log tells it, and the names of what a log may tell."""
 
 from collections.abc import Callable, Container, Iterable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from ratelimit_mw.errors import near
 from ratelimit_mw.foresight.logs.times import KnownTimes, TimeReader, duration
@@ -19,7 +19,7 @@ class LogEntry(NamedTuple):
         target: The path and the query, percent-encoded.
         status: The status of the response. 0 if the log does not have it.
         duration: How long the request took, in microseconds. -1 if the log does not have it.
-        extra: The further values that were wanted, in their order (see `LineFormat.reader`). None stands for absent.
+        extra: The further values that were wanted, in their order (see `PatternFormat.reader`). None stands for absent.
     """
 
     at: int
@@ -89,39 +89,6 @@ class Unreadable:
             self.count += 1
             if len(self.shown) < _SHOWN:
                 self.shown.append(line.strip("\r\n")[:_LONGEST])
-
-
-class LineReader(Protocol):
-    """Reads the lines of one input."""
-
-    def read(self, block: bytes) -> list[LogEntry]:
-        """Read whole lines. The block ends with a newline. What cannot be read is counted."""
-        ...
-
-
-class LineFormat(Protocol):
-    """One format of logs, with its fields."""
-
-    name: str
-    """How the format is called in the output."""
-
-    def fits(self, line: str) -> bool:
-        """Return True if a line is in this format."""
-        ...
-
-    def has(self, field: str) -> bool:
-        """Return True if the format tells a field: one of `FIELDS`, `header:N`, `cookie:N`, or one of `--field`."""
-        ...
-
-    def reader(self, wanted: Sequence[str], unreadable: Unreadable) -> LineReader:
-        """Return a reader of one input.
-
-        Args:
-            wanted: The fields to read, in addition to those that every request needs. Those that are not in `BASIC`
-                are in `LogEntry.extra`, in this order. A field that the format does not tell is always absent.
-            unreadable: Counts what cannot be read.
-        """
-        ...
 
 
 Text = Callable[[str], str | None]

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 
-from ratelimit_mw.foresight.logs.entry import TIMES, LineFormat
+from ratelimit_mw.foresight.logs.entry import TIMES
 from ratelimit_mw.foresight.logs.patterns import PatternFormat
 from ratelimit_mw.foresight.logs.structured import (
     PRODUCTS,
@@ -41,6 +41,9 @@ UVICORN = """\
  "handlers": {"access": {"class": "logging.StreamHandler", "stream": "ext://sys.stdout", "formatter": "access"}},
  "loggers": {"uvicorn.access": {"level": "INFO", "handlers": ["access"], "propagate": false}}}"""
 """A `--log-config` for uvicorn: its access log with the time."""
+
+
+LineFormat = PatternFormat | NamedFormat
 
 
 class UnknownFormat(ValueError):

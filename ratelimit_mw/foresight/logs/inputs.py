@@ -16,8 +16,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import IO, Any, Self
 
-from ratelimit_mw.foresight.logs.entry import LineFormat, LogEntry, Unreadable
-from ratelimit_mw.foresight.logs.formats import UnknownFormat, find_format
+from ratelimit_mw.foresight.logs.entry import LogEntry, Unreadable
+from ratelimit_mw.foresight.logs.formats import LineFormat, UnknownFormat, find_format
 from ratelimit_mw.model import SECOND
 
 _BLOCK = 1 << 18
@@ -99,7 +99,7 @@ class Log:
         """Read the log after `detect`: yield the requests of one block after the other.
 
         Args:
-            wanted: The fields to read, see `LineFormat.reader`.
+            wanted: The fields to read, see `PatternFormat.reader`.
 
         Raises:
             OSError: The file cannot be read, or is damaged.

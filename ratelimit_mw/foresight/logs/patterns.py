@@ -57,15 +57,21 @@ class PatternFormat:
         self._line = re.compile(_expression(parts, frozenset())[0] + r"\r?")
 
     def fits(self, line: str) -> bool:
-        """See `LineFormat`."""
+        """Return True if a line is in this format."""
         return self._line.fullmatch(line.rstrip("\n")) is not None
 
     def has(self, field: str) -> bool:
-        """See `LineFormat`."""
+        """Return True if the format tells a field: one of `FIELDS`, `header:N`, `cookie:N`, or one of `--field`."""
         return field in self._fields
 
     def reader(self, wanted: Sequence[str], unreadable: Unreadable) -> "PatternReader":
-        """See `LineFormat`."""
+        """Return a reader of one input.
+
+        Args:
+            wanted: The fields to read, in addition to those that every request needs. Those that are not in `BASIC`
+                are in `LogEntry.extra`, in this order. A field that the format does not tell is always absent.
+            unreadable: Counts what cannot be read.
+        """
         chosen = self._fields & _ALWAYS.union(wanted)
         # The time of nginx is that of the end, so the duration is needed for the beginning.
         if "end" in self._fields or "duration" in wanted:
@@ -142,7 +148,7 @@ def _pattern(variable: Variable, after: str | Variable, *, quoted: bool) -> str:
 
 
 class PatternReader:
-    """Reads lines by one regular expression, many at once. See `LineReader`.
+    """Reads lines by one regular expression, many at once.
 
     Args:
         parts: The parts of the format.
@@ -170,7 +176,7 @@ class PatternReader:
         self._plain = "request" in self._group and not (extras or self._maker.unit)
 
     def read(self, block: bytes) -> list[LogEntry]:
-        """See `LineReader`."""
+        """Read whole lines. The block ends with a newline. What cannot be read is counted."""
         text = block.decode("latin-1")
         rows = self._search.findall(text)
         if len(rows) != text.count("\n"):

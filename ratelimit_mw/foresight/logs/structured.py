@@ -106,22 +106,22 @@ class NamedFormat:
         self._delimiter = delimiter
 
     def fits(self, line: str) -> bool:
-        """See `LineFormat`."""
+        """See `PatternFormat`."""
         unreadable = Unreadable()
         NamedReader(self._places, (), unreadable, None).read(line.encode())
         return not unreadable.count
 
     def has(self, field: str) -> bool:
-        """See `LineFormat`."""
+        """See `PatternFormat`."""
         return field in self._places or (field.startswith("header:") and "header:*" in self._places)
 
     def reader(self, wanted: Sequence[str], unreadable: Unreadable) -> "NamedReader":
-        """See `LineFormat`."""
+        """See `PatternFormat`."""
         return NamedReader(self._places, wanted, unreadable, self._delimiter)
 
 
 class NamedReader:
-    """Reads lines whose values have names. See `LineReader`.
+    """Reads lines whose values have names.
 
     The first line of CSV names the columns. A column may also be named by its number, counted from 1.
 
@@ -142,7 +142,7 @@ class NamedReader:
         self._maker = EntryMaker(places, extras, any_time, unreadable)
 
     def read(self, block: bytes) -> list[LogEntry]:
-        """See `LineReader`."""
+        """See `PatternReader`."""
         entries: list[LogEntry] = []
         for line in block.decode("utf-8", "replace").split("\n"):
             if self._delimiter is not None and self._columns is None:

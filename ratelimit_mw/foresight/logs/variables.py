@@ -83,11 +83,6 @@ _APACHE = {
         Variable("%I", "", _NUMBER),
     )
 }
-_APACHE_TIMES = {
-    "sec": Variable("", "time", r"[0-9]++", epoch_time),
-    "msec": Variable("", "time", r"[0-9]++", epoch_time),
-    "usec": Variable("", "time", r"[0-9]++", epoch_time),
-}
 _APACHE_UNITS = {"s": "duration", "ms": "duration_ms", "us": "duration_us"}
 
 _NGINX_TOKEN = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
@@ -184,14 +179,7 @@ def _apache_variable(written: str, argument: str | None, letter: str) -> Variabl
 
 
 def _apache_time(written: str, argument: str) -> Variable:
-    when, colon, form = argument.partition(":")
-    if not colon or when not in ("begin", "end"):
-        when, form = "begin", argument
-    field = "end" if when == "end" else "time"
-    known = _APACHE_TIMES.get(form)
-    if known is not None:
-        return known._replace(name=written, field=field)
-    if form in ("msec_frac", "usec_frac"):
-        return Variable(written, "", r"[0-9]++")
-    texts = [re.escape(text) for text in re.split("%[A-Za-z]", form)]
-    return Variable(written, field, r"[A-Za-z0-9:/+.-]+?".join(texts), strftime_time(form))
+    if argument in ("sec", "msec", "usec"):
+        return Variable(written, "time", r"[0-9]++", epoch_time)
+    texts = [re.escape(text) for text in re.split("%[A-Za-z]", argument)]
+    return Variable(written, "time", r"[A-Za-z0-9:/+.-]+?".join(texts), strftime_time(argument))

@@ -17,10 +17,8 @@ from ratelimit_mw.foresight.results import MINUTE, Curve, Difference, Heaviest, 
 from ratelimit_mw.foresight.wording import notes, sentence, share, spelled, utc
 from ratelimit_mw.units import spell_period
 
-MOST_PANELS = 5
-"""The most rules whose denials are shown over time. The others are shown as one."""
-MOST_CURVES = 6
-"""The most limits with a curve: those that deny most."""
+MOST_CHARTS = 5
+"""The most rules whose denials are shown over time, and the most limits with a curve: those that deny most."""
 MOST_ROWS = 50
 """The most rows of a table."""
 MOST_ITEMS = 20
@@ -33,7 +31,7 @@ _LONGEST_NAME = 120
 _RING = joined(element("span", "○", class_="ring"), " ")
 """Marks a shadow rule. The style sheet draws it, because many fonts do not have this character."""
 
-WIDE, NARROW = 780, 340
+WIDTHS = {"wide": 780, "narrow": 340}
 """The widths of a chart, in pixels: for screens and paper, and for phones."""
 
 
@@ -154,17 +152,17 @@ def _denials(result: Result, rules: Sequence[RuleResult]) -> Markup | None:
     if not denying:
         return None
     bars = bars_of(result.first // MINUTE, result.last // MINUTE)
-    panels = [svg.Panel(each.name, each.shadow, bars.heights(each.minutes)) for each in denying[:MOST_PANELS]]
+    panels = [svg.Panel(each.name, each.shadow, bars.heights(each.minutes)) for each in denying[:MOST_CHARTS]]
     others: Counter[int] = Counter()
-    for each in denying[MOST_PANELS:]:
+    for each in denying[MOST_CHARTS:]:
         others.update(each.minutes)
     if others:
-        panels.append(svg.Panel(f"{len(denying) - MOST_PANELS} other rules", False, bars.heights(others)))
+        panels.append(svg.Panel(f"{len(denying) - MOST_CHARTS} other rules", False, bars.heights(others)))
     each_bar = spell_period(bars.minutes * MINUTE)
     shadow = " Hollow bars are those of shadow rules." if any(each.shadow for each in denying) else ""
     return _section(
         "Denials over time",
-        _chart(lambda width, hints: svg.denials(panels, bars, width, hints=hints)),
+        _chart(lambda width: svg.denials(panels, bars, width)),
         _note(f"Denied requests per {each_bar}, in UTC. Each rule has a scale of its own.{shadow}"),
     )
 
@@ -190,7 +188,7 @@ def _what_if(curves: Sequence[Curve], without: Sequence[str]) -> Markup | None:
     if not curves and not without:
         return None
     by_denials = sorted(range(len(curves)), key=lambda place: -curves[place].denied[curves[place].in_force])
-    shown = [curves[place] for place in sorted(by_denials[:MOST_CURVES])]
+    shown = [curves[place] for place in sorted(by_denials[:MOST_CHARTS])]
     return _section(
         "What another limit would deny",
         _note(
@@ -257,7 +255,7 @@ def _curve(curve: Curve) -> Markup:
         element("h3", _name(curve.rule, shadow=curve.shadow), f": {curve.quota}"),
         answer,
         element("div", slider, button, class_="controls", hidden=True),
-        _chart(lambda width, hints: svg.what_if(curve, width, hints=hints)),
+        _chart(lambda width: svg.what_if(curve, width)),
         _note(method),
         element("details", element("summary", "All limits as a table"), _table(columns, rows, current=curve.in_force)),
         data_curve=curve.in_force,
@@ -309,10 +307,9 @@ def _section(title: str, *children: object) -> Markup:
     return element("section", element("h2", title), *children)
 
 
-def _chart(draw: Callable[[int, bool], Markup]) -> Markup:
+def _chart(draw: Callable[[int], Markup]) -> Markup:
     """Return a chart twice, for wide and for narrow screens. One of them is shown."""
-    wide, narrow = draw(WIDE, True), draw(NARROW, False)
-    return element("figure", element("div", wide, class_="wide"), element("div", narrow, class_="narrow"))
+    return element("figure", *(element("div", draw(width), class_=kind) for kind, width in WIDTHS.items()))
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[object]], current: int | None = None) -> Markup:

@@ -130,14 +130,15 @@ class Panel(NamedTuple):
     heights: Sequence[int]
 
 
-def denials(panels: Sequence[Panel], bars: Bars, width: int, *, hints: bool) -> Markup:
+def denials(panels: Sequence[Panel], bars: Bars, width: int) -> Markup:
     """Return a chart with one row of bars for each rule. All rows have one axis of time, and their own scales.
+
+    A bar says its time and its number where the pointer is on it.
 
     Args:
         panels: The rows.
         bars: The spans of time of the bars.
         width: The width in pixels.
-        hints: Each bar says its time and its number where the pointer is on it.
     """
     left, row = 12 + _CHARACTER * max(len(f"{_ceiling(max(panel.heights)):,.0f}") for panel in panels), 82
     time = Scale(bars.begin, bars.begin + bars.minutes * bars.number, left, width - _RIGHT)
@@ -157,7 +158,7 @@ def denials(panels: Sequence[Panel], bars: Bars, width: int, *, hints: bool) -> 
             Bar(time.at(begin), time.at(begin + bars.minutes), scale.at(count), f"{_when(begin)}: {count:,}")
             for begin, count in begins
         )
-        shapes.append(_bars(rows, base, "shadow" if panel.shadow else "bar", hints=hints))
+        shapes.append(_bars(rows, base, "shadow" if panel.shadow else "bar"))
         shapes.append(_line(left, base, width - _RIGHT, base, "axis"))
     shapes += _time_axis(time, bottom)
     name = "Denials over time: " + "; ".join(f"{panel.title} {sum(panel.heights):,}" for panel in panels)
@@ -183,7 +184,7 @@ def _when(minute: int) -> str:
 # ------------------------------------------------------------------------------------- the what-if curve
 
 
-def what_if(curve: Curve, width: int, *, hints: bool) -> Markup:
+def what_if(curve: Curve, width: int) -> Markup:
     """Return a chart of what a rule would deny at other limits, above the busiest windows of its clients.
 
     All parts have one axis: it is the limit, and the number of requests in a window. The script of the report moves
@@ -193,7 +194,6 @@ def what_if(curve: Curve, width: int, *, hints: bool) -> Markup:
     Args:
         curve: The curve.
         width: The width in pixels.
-        hints: Each bar says what it is where the pointer is on it.
     """
     left, right = 60.0, width - _RIGHT
     numbers = [*curve.limits, *(requests for requests, _ in curve.peaks)]
@@ -224,7 +224,7 @@ def what_if(curve: Curve, width: int, *, hints: bool) -> Markup:
             element("rect", x=limit, y=top, width=right - limit, height=84, class_="beyond", data_beyond=right)
         )
         shapes += _grid(scale, [0, *scale.ticks(3)], left, right, _plain)
-        shapes.append(_bars(_busiest(curve, across, scale), scale.begin, "bar", hints=hints))
+        shapes.append(_bars(_busiest(curve, across, scale), scale.begin, "bar"))
         shapes.append(_line(left, scale.begin, right, scale.begin, "axis"))
         top += 128
     bottom = top - 44
@@ -306,17 +306,15 @@ def _grid(
         yield _text(left - 6, y + 4, label(tick), "end")
 
 
-def _bars(bars: Iterable[Bar], base: float, kind: str, *, hints: bool) -> Markup:
-    """Return bars that stand on `base`: elements with hints, or one path, which is a quarter of the size."""
+def _bars(bars: Iterable[Bar], base: float, kind: str) -> Markup:
+    """Return bars that stand on `base`."""
     shapes = []
     for left, right, top, hint in bars:
         gap = 1 if right - left > 4 else 0
-        x, width, y = left + gap / 2, max(right - left - gap, 1.0), min(top, base - 2)
-        if hints:
-            shapes.append(element("rect", element("title", hint), x=x, y=y, width=width, height=base - y))
-        else:
-            shapes.append(Markup(f"M{x:.1f} {base:.1f}V{y:.1f}h{width:.1f}V{base:.1f}z"))
-    return element("g", *shapes, class_=kind) if hints else element("path", d="".join(shapes), class_=kind)
+        y = min(top, base - 2)
+        size = {"width": max(right - left - gap, 1.0), "height": base - y}
+        shapes.append(element("rect", element("title", hint), x=left + gap / 2, y=y, **size))
+    return element("g", *shapes, class_=kind)
 
 
 def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> Markup:

@@ -97,8 +97,6 @@ def _head(proposal: Proposal, traffic: Traffic, source: ProposalSource) -> Itera
     span = f"{utc(traffic.first)} to {utc(traffic.last)} UTC"
     size = f"{traffic.requests:,} requests of {proposal.clients:,} clients"
     yield from _comment(f"{span}: {size}. A client is an address, or a /{IPV6_PREFIX} network of IPv6.")
-    if traffic.one_of > 1:
-        yield from _comment(f"The log is large: these are one of {traffic.one_of} clients, chosen by a hash.")
     if traffic.limited_before:
         text = f"{traffic.limited_before:,} requests have the status 429: a limit was in force already."
         yield from _comment(text)

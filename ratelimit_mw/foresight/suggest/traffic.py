@@ -1,8 +1,6 @@
 """The requests of a log by client, in bounded memory.
 
-At most three million requests of a quarter of a million clients are kept, and 125 000 paths. This takes about 400 MB.
-If a log has more, only every second client is kept, then every fourth, and so on. Which ones depends on a hash of the
-client alone, so neither the order of the lines nor their division into files changes the result.
+A log may have ten million requests of a million clients, and 125 000 paths are told apart.
 """
 
 import re
@@ -30,11 +28,8 @@ OTHER = (ANY,) * 17
 _MOST_SEGMENTS = 16
 _LONGEST_SEGMENT = 60
 _SHORTEST_UUID = 32
-_MOST_REQUESTS = 3_000_000
-_MOST_CLIENTS = 250_000
-_MOST_OF_A_CLIENT = 100_000
-"""The most requests of one client that are kept. A client with more is far beyond all others."""
-
+_MOST_REQUESTS = 10_000_000
+_MOST_CLIENTS = 1_000_000
 _MOST_PATHS = 100_000
 _MOST_PARENTS = 25_000
 """The places for paths without their last segment, when there is no place left for whole paths."""
@@ -68,7 +63,7 @@ class Route(NamedTuple):
 
 
 Request = tuple[int, int]
-"""One request that was kept: its time in microseconds since the epoch, and the rest, packed in one number.
+"""One request: its time in microseconds since the epoch, and the rest, packed in one number.
 
 The rest has the index of its route in `Traffic.routes`, its status, and the hash of its method and path.
 """
@@ -94,20 +89,10 @@ class Traffic:
     Args:
         since: The first time that is used, in microseconds since the epoch.
         until: The end: requests from this time on are not used.
-        most_requests: The most requests that are kept.
-        most_clients: The most clients that are kept.
     """
 
-    def __init__(
-        self,
-        since: int = 0,
-        until: int | None = None,
-        *,
-        most_requests: int = _MOST_REQUESTS,
-        most_clients: int = _MOST_CLIENTS,
-    ) -> None:
+    def __init__(self, since: int = 0, until: int | None = None) -> None:
         self.requests = 0
-        """All requests, also those that were not kept."""
         self.skipped = 0
         """The requests before `since`, or from `until` on."""
         self.without_address = 0
@@ -122,19 +107,15 @@ class Traffic:
         """The requests with the status 429."""
         self.first = self.last = 0
         self.routes: list[Route] = [Route("", OTHER)]
-        self.one_of = 1
-        """One of so many clients was kept."""
         self._since, self._until = since, until if until is not None else _NEVER
-        self._most_requests, self._most_clients = most_requests, most_clients
-        self._kept = 0
         self._clients: dict[str, array[int]] = {}
-        self._by_text: dict[str, array[int] | None] = {}
+        self._by_text: dict[str, array[int]] = {}
         self._numbers: dict[Route, int] = {}
         self._tracks: dict[tuple[str, str], int] = {}
 
     @property
     def clients(self) -> list[str]:
-        """The clients that were kept, sorted."""
+        """The clients, sorted."""
         return sorted(self._clients)
 
     @property
@@ -159,7 +140,7 @@ class Traffic:
 
         Raises:
             UnknownFormat: The format of a log is not known.
-            UnsuitableLog: A log has no addresses.
+            UnsuitableLog: A log has no addresses, or the logs are too large.
             OSError: A log cannot be read.
         """
         with ExitStack() as stack:
@@ -179,7 +160,7 @@ class Traffic:
                 self.without_request += log.unreadable.without_request
 
     def add(self, batch: Sequence[LogEntry]) -> None:
-        """Add requests, in any order."""
+        """Add requests, in any order. Raises UnsuitableLog if they are too many."""
         since, until, by_text, tracks = self._since, self._until, self._by_text, self._tracks
         used = [each for each in batch if since <= each[0] < until]
         self.skipped += len(batch) - len(used)
@@ -191,21 +172,20 @@ class Traffic:
         self.requests += len(used)
         self.limited_before += sum([each[4] == 429 for each in used])
         for at, ip, method, target, status, _, _ in used:
-            held = by_text[ip] if ip in by_text else self._client(ip)
+            held = by_text.get(ip)
             if held is None:
-                if not ip:
-                    self.without_address += 1
-                continue
-            if len(held) >= 2 * _MOST_OF_A_CLIENT:
+                held = self._client(ip)
+            if held is None:
+                self.without_address += 1
                 continue
             track = tracks.get((method, target))
             if track is None:
                 track = self._track(method, target)
             held.append(at)
             held.append(track | status << _STATUS)
-            self._kept += 1
-        if self._kept > self._most_requests:
-            self._thin()
+        if self.requests > _MOST_REQUESTS or len(self._clients) > _MOST_CLIENTS:
+            most = f"{_MOST_REQUESTS:,} requests or {_MOST_CLIENTS:,} clients"
+            raise UnsuitableLog(f"the log has more than {most}: choose a part of it with --since and --until")
 
     def of(self, client: str) -> list[Request]:
         """Return the requests of a client, in order of time. Equal times are in the order of what was requested."""
@@ -222,34 +202,15 @@ class Traffic:
         return Counter({(packed >> _PATH - _STATUS, packed & 1023): number for packed, number in found.items()})
 
     def _client(self, text: str) -> "array[int] | None":
-        """Return the requests of the client with this address. None if they are not kept."""
+        """Return the requests of the client with this address. None if it is no address."""
         address = canonical(text)
-        held = None
         if address is None:
-            if text:
-                self.without_address += 1
-                return None  # not remembered, so that each such request is counted
-        else:
-            client = masked(address, IPV6_PREFIX)
-            held = self._clients.get(client)
-            if held is None and not crc32(client.encode()) % self.one_of:
-                held = self._clients[client] = array("Q")
-                if len(self._clients) > self._most_clients:
-                    self._thin()
-                    held = self._clients.get(client)
-        if len(self._by_text) >= 2 * self._most_clients:
+            return None
+        held = self._clients.setdefault(masked(address, IPV6_PREFIX), array("Q"))
+        if len(self._by_text) >= 2 * _MOST_CLIENTS:
             self._by_text.clear()
         self._by_text[text] = held
         return held
-
-    def _thin(self) -> None:
-        """Drop half of the clients, and again until the rest is small enough."""
-        while self._kept > self._most_requests or len(self._clients) > self._most_clients:
-            self.one_of *= 2
-            for client in [each for each in self._clients if crc32(each.encode()) % self.one_of]:
-                del self._clients[client]
-            self._kept = sum(len(held) for held in self._clients.values()) // 2
-            self._by_text.clear()
 
     def _track(self, method: str, target: str) -> int:
         """Return the index of the route in the upper bits, and the hash of method and path in the lower ones."""
