@@ -77,6 +77,11 @@ class Quota:
         object.__setattr__(self, "shown_size", (self.burst or self.limit) - self.spare)
 
     @property
+    def waits(self) -> bool:
+        """True if a request may have to wait for its turn."""
+        return self.max_wait > 0
+
+    @property
     def widest(self) -> "Quota":
         """The largest quota that an elastic quota may become. Any other quota itself."""
         return self.elastic.quotas[-1] if self.elastic else self

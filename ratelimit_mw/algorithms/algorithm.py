@@ -98,8 +98,7 @@ class Algorithm:
         refund: Gives a charge back. See `Refund`.
         requires: Other algorithms whose Lua functions the Lua of this one calls.
         count_denial: See `CountDenial`. It is the algorithm of penalties, which rules cannot name.
-        numbers: quota → the four numbers that the functions in Lua get as `limit`, `period`, `extra` and `max_wait`.
-            None: what these names say.
+        numbers: Another way to make the numbers that its functions in Lua get. See `in_lua`.
         also_called: Names that other tools use for it, for the hint "did you mean".
         has_burst: It is a bucket. It has a `burst`, and `limit` per `period` is the rate at which it refills.
         has_buckets: It divides its window into slices. The rule may set their number with `buckets`.
@@ -141,6 +140,23 @@ class Algorithm:
         if self.widen is not None:
             return self.widen(quota)
         return _widened_bucket(quota) if self.has_burst else replace(quota, limit=max(quota.limit, _MAX_COUNT))
+
+    def in_lua(self, quota: Quota) -> tuple[int, int, int, int]:
+        """Return the numbers that the functions in Lua get as `limit`, `period`, `extra` and `max_wait`."""
+        if self.numbers is not None:
+            return self.numbers(quota)
+        return quota.limit, quota.period, quota.burst if self.has_burst else quota.buckets, quota.max_wait
+
+    def in_turn(self, quota: Quota, longest: Quota | None = None) -> Quota:
+        """Return a quota whose requests may wait for the whole queue, if every request waits for its turn.
+
+        Args:
+            quota: Any quota. It is returned as it is if the algorithm has no queue.
+            longest: The quota of the longest queue, where the burst may grow. None: `quota`.
+        """
+        full = longest or quota
+        drained = full.burst * -(-full.period // full.limit) if full.limit else 0
+        return replace(quota, max_wait=drained) if self.queue else quota
 
 
 def twice_the_limit(quota: Quota) -> Quota:

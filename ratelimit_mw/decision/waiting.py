@@ -101,7 +101,7 @@ def only_waiting_helps(charges: Sequence[Charge], verdict: Verdict) -> bool:
 
 
 def _may_wait(ask: Ask) -> bool:
-    return ask.quota.max_wait > 0 and not ask.shadow
+    return ask.quota.waits and not ask.shadow
 
 
 @lru_cache(maxsize=1024)

@@ -105,7 +105,7 @@ class Descriptors:
 
     def __init__(self, root: DescriptorNode, lists: Sequence[EntryReaders], limits: Sequence[DescriptorLimit]) -> None:
         self.limits = tuple(limits)
-        self.waiting = any(limit.quota is not None and limit.quota.max_wait for limit in limits)
+        self.waiting = any(limit.quota is not None and limit.quota.waits for limit in limits)
         """A request may have to wait for its turn."""
         self._root = root
         self._lists = tuple(lists)

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 from ratelimit_mw.algorithms import ALGORITHMS, for_rules
@@ -16,7 +16,6 @@ from ratelimit_mw.config.words.limit import (
     Window,
     burst_of,
     read_algorithm,
-    time_to_drain,
     window_fault,
 )
 from ratelimit_mw.config.words.selection import SHADOW_FILE
@@ -213,7 +212,7 @@ class _Compiler:
             if fault is not None:
                 self.problems.add(stated.node.place, *fault)
         quota = Quota(name, requests, unit, burst_of(rule, window))
-        return replace(quota, max_wait=time_to_drain(quota)) if ALGORITHMS[name].queue else quota
+        return ALGORITHMS[name].in_turn(quota)
 
     def _warn_of_address(self, descriptor: Values) -> None:
         """Warn about a value that is an address in a spelling that no request has."""

@@ -31,7 +31,7 @@ class Rules:
         self.elastic = any(quota.elastic for quota in quotas)
         """A limit depends on the load."""
         lists = [part.descriptors for part in parts if part.descriptors is not None]
-        self.waiting = any(quota.max_wait for quota in quotas) or any(each.waiting for each in lists)
+        self.waiting = any(quota.waits for quota in quotas) or any(each.waiting for each in lists)
         """A request may have to wait for its turn."""
         self.deferring = any(rule.rule.defers for rule in compiled)
         """A request may be deferred instead of denied."""

@@ -22,7 +22,6 @@ from ratelimit_mw.config.tree import Items, Map, Node, Place, Problems, Scalar, 
 from ratelimit_mw.config.word import Conflict, Schema, Section, Values, Word
 from ratelimit_mw.errors import Invalid, quoted
 from ratelimit_mw.identity.sources import compiled
-from ratelimit_mw.model import Quota
 from ratelimit_mw.units import DAY, DURATION_FORM, LONGEST_NUMBER, parse_duration, spell_period
 
 DEFAULT = "sliding_window"
@@ -287,11 +286,6 @@ def _bucket_fault(rule: Values, window: Window) -> tuple[str, str] | None:
 def _validate_burst(rule: Values, problems: Problems) -> None:
     if not ALGORITHMS[rule[ALGORITHM]].has_burst:
         problems.add(rule.place("burst"), *no_burst(rule))
-
-
-def time_to_drain(quota: Quota) -> int:
-    """Return how long a full queue takes to drain, in microseconds: so long a request may have to wait."""
-    return quota.burst * -(-quota.period // quota.limit) if quota.limit else 0
 
 
 def no_burst(rule: Values) -> tuple[str, str]:

@@ -28,7 +28,6 @@ from ratelimit_mw.config.words.limit import (
     PlacedWindow,
     Window,
     burst_of,
-    time_to_drain,
     window_fault,
 )
 from ratelimit_mw.config.words.load import PRIORITY
@@ -116,7 +115,7 @@ def compile_rule(  # noqa: PLR0917 - each argument is needed
 
 def validate_rule(rule: Values, problems: Problems) -> None:
     """Report words that cannot be combined, and limits that cannot be counted or could never admit a request."""
-    if rule.dropped & {"algorithm", "burst", "max_wait"}:
+    if rule.dropped & {"algorithm", "burst"}:
         return
     for word in RULE.words.values():
         word.check(rule, problems)
@@ -186,8 +185,7 @@ def _quota(rule: Values, window: Window, prefix: str = "") -> Quota:
     if period:
         buckets = rule[BUCKETS] or DEFAULT_BUCKETS
         quota = Quota(rule[ALGORITHM], limit, period, burst_of(rule, window), buckets)
-        if ALGORITHMS[rule[ALGORITHM]].queue:
-            quota = replace(quota, max_wait=time_to_drain(raised(quota, rule[THROTTLE]).widest))
+        quota = ALGORITHMS[rule[ALGORITHM]].in_turn(quota, raised(quota, rule[THROTTLE]).widest)
     else:
         quota = Quota(IN_FLIGHT, limit, IN_FLIGHT_PERIOD, buckets=IN_FLIGHT_BUCKETS, refundable=True)
     for word in RULE.words.values():

@@ -153,7 +153,7 @@ def _validate_max_wait(rule: Values, problems: Problems) -> None:
 
 def _validate_max_waiting(rule: Values, problems: Problems) -> None:
     algorithm = ALGORITHMS[rule[ALGORITHM]]
-    if algorithm.queue or "max_wait" in rule:
+    if algorithm.queue or rule.has_key("max_wait"):
         return
     place = rule.place("max_waiting")
     if algorithm.can_wait:

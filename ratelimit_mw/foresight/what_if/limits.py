@@ -104,12 +104,12 @@ def _of_rule(part: RuleSet, compiled: CompiledRule, place: int) -> Iterator[Subj
 
 def _of_descriptor(quota: Quota, number: int) -> Quota:
     """Return the quota of a descriptor with another number. A burst that is equal to the number follows it."""
-    largest = ALGORITHMS[quota.algorithm].largest
+    algorithm = ALGORITHMS[quota.algorithm]
+    largest = algorithm.largest
     if largest is not None and number > largest.limit:
         raise ValueError(f"at most {largest.limit}")
     burst = number if quota.burst == quota.limit else quota.burst
-    wait = burst * -(-quota.period // number) if ALGORITHMS[quota.algorithm].queue and number else 0
-    return replace(quota, limit=number, burst=burst, max_wait=wait)
+    return algorithm.in_turn(replace(quota, limit=number, burst=burst))
 
 
 def _coupled(rule: Rule, quota: Quota) -> bool:

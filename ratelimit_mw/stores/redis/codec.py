@@ -276,21 +276,13 @@ def _packed_quota(quota: Quota) -> _Packed:
         if len(_packed) >= _MOST_QUOTAS:
             _packed.clear()
         part = LUA_PARTS[quota.algorithm]
-        packed = _QUOTA.pack(part.number, *_numbers(quota))
+        packed = _QUOTA.pack(part.number, *ALGORITHMS[quota.algorithm].in_lua(quota))
         taking_one, bits = b"".join((_FLAGS[_LAST], packed, _CHARGE.pack(1, 0))), part.bits
         if quota.overdraft:
             wide = _packed_quota(widened(quota)).taking_one
             taking_one, bits = b"".join((_FLAGS[_LAST | _OVERDRAFT], packed, _CHARGE.pack(1, 1), wide)), bits | GENERAL
         known = _packed[id(quota)] = _Packed(quota, bits, packed, taking_one)
     return known
-
-
-def _numbers(quota: Quota) -> tuple[int, int, int, int]:
-    algorithm = ALGORITHMS[quota.algorithm]
-    if algorithm.numbers is not None:
-        return algorithm.numbers(quota)
-    extra = quota.burst if algorithm.has_burst else quota.buckets
-    return quota.limit, quota.period, extra, quota.max_wait
 
 
 _packed: dict[int, _Packed] = {}
