@@ -19,6 +19,7 @@ from ratelimit_mw.config.tree import (
     Packed,
     Place,
     Problems,
+    Scalar,
     is_empty,
     kind,
     node_at,
@@ -221,6 +222,7 @@ class Section:
         whole: A section with an error cannot be used. Otherwise its words without errors can.
         open_keys: Allow keys that are not words. Their nodes are in `Values.extra`.
         any_of: Keys of which at least one must be present.
+        nulls: A key without a value has its default. Otherwise it is an error, unless the word reads it.
     """
 
     def __init__(
@@ -235,6 +237,7 @@ class Section:
         whole: bool = False,
         open_keys: bool = False,
         any_of: tuple[str, ...] = (),
+        nulls: bool = False,
     ) -> None:
         self.title = title
         self.about = about
@@ -244,6 +247,7 @@ class Section:
         self._whole = whole
         self._open_keys = open_keys
         self._any_of = any_of
+        self._nulls = nulls
         self.words = {word.key: word for word in words}
         """The table, by key."""
 
@@ -287,7 +291,10 @@ class Section:
                 if word is None:
                     extra[key] = node[key]
                     continue
-                value = problems.read(word.read, node[key], _UNUSABLE)
+                given = node[key]
+                value = word.default
+                if not (self._nulls and isinstance(given, Scalar) and given.value is None):
+                    value = problems.read(word.read, given, _UNUSABLE)
                 if value is not _UNUSABLE:
                     found[key] = value
         dropped = {key for key in node.keys_at if key in self.words and key not in found}

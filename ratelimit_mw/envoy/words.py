@@ -1,13 +1,13 @@
 """`descriptors`, rules in the format of envoyproxy/ratelimit, and `entries`, the lists that requests send to them."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from ratelimit_mw.algorithms import ALGORITHMS, for_rules
 from ratelimit_mw.config import kinds
-from ratelimit_mw.config.tree import Items, Map, Node, Place, Problems, is_empty, unlike
+from ratelimit_mw.config.tree import Items, Map, Node, Place, Problems, unlike
 from ratelimit_mw.config.word import Section, Values, Word, sections_word
 from ratelimit_mw.config.words.client import ATTRIBUTES, CLIENT
 from ratelimit_mw.config.words.limit import (
@@ -40,8 +40,6 @@ from ratelimit_mw.identity.identifier import encoder
 from ratelimit_mw.model import Quota, Rule
 from ratelimit_mw.rules.compiled import escaped
 from ratelimit_mw.units import SECOND, UNITS
-
-T = TypeVar("T")
 
 UNIT_NAMES = tuple(unit for unit in UNITS if unit != "millisecond")
 """The units of envoyproxy/ratelimit."""
@@ -232,14 +230,6 @@ class _Compiler:
                 self.warnings.add(place, f"replaces {quoted(name)}, but no limit in this file has that name")
 
 
-def _or_absent(read: Callable[[Node], T], absent: T) -> Callable[[Node], T]:
-    return lambda node: absent if is_empty(node) or _is_null(node) else read(node)
-
-
-def _is_null(node: Node) -> bool:
-    return not isinstance(node, Map | Items) and node.value is None
-
-
 def _read_text(node: Node) -> str:
     if not isinstance(node, Map | Items) and isinstance(node.value, float):
         raise unlike(node, "text", "put it in quotes if it is text")
@@ -261,18 +251,7 @@ def _read_metadata(node: Node) -> None:
 
 
 def _text(key: str, about: str, **options: Any) -> Word[str]:
-    return kinds.text(key, about, read=_or_absent(_read_text, ""), **options)
-
-
-def _flag(key: str, about: str) -> Word[bool]:
-    return Word(
-        key=key,
-        read=_or_absent(kinds.read_flag, absent=False),
-        default=False,
-        shown_default=False,
-        schema={"type": "boolean"},
-        about=about,
-    )
+    return kinds.text(key, about, read=_read_text, **options)
 
 
 _NAME = _text("name", "The limit's name.")
@@ -280,13 +259,12 @@ _REPLACED = Section(
     "Replaced",
     "A limit that does not apply to a request if this one does.",
     (_text("name", "Its name.", required=True),),
+    nulls=True,
 )
-_REPLACES = sections_word(
-    "replaces", lambda: _REPLACED, "The limits that do not apply to a request if this one does.", empty=True
-)
+_REPLACES = sections_word("replaces", lambda: _REPLACED, "The limits that do not apply to a request if this one does.")
 _UNIT: Word[int | None] = Word(
     key="unit",
-    read=_or_absent(_read_unit, None),
+    read=_read_unit,
     default=None,
     schema={"enum": [form for unit in UNIT_NAMES for form in (unit, unit.upper(), unit.capitalize())]},
     about="The unit of time.",
@@ -303,38 +281,37 @@ def _read_algorithm_of_descriptor(node: Node) -> str:
 
 _ALGORITHM: Word[str] = Word(
     key="algorithm",
-    read=_or_absent(_read_algorithm_of_descriptor, DEFAULT),
+    read=_read_algorithm_of_descriptor,
     default=DEFAULT,
     shown_default=DEFAULT,
     schema=lambda _: {"enum": [name for name, algorithm in for_rules().items() if not algorithm.in_flight]},
     about="How requests are counted.",
 )
-_UNLIMITED = _flag("unlimited", "There is no limit.")
+_UNLIMITED = kinds.flag("unlimited", "There is no limit.")
 
 _LIMIT = Section(
     "RateLimit",
     "A limit: a number of requests in each unit of time, or unlimited.",
     (_UNIT, _REQUESTS, _UNLIMITED, _ALGORITHM, BURST, _NAME, _REPLACES),
+    nulls=True,
 )
-_RATE_LIMIT = sections_word(
-    "rate_limit", lambda: _LIMIT, "The limit, or a list of limits that all apply.", empty=True, or_one=True
-)
+_RATE_LIMIT = sections_word("rate_limit", lambda: _LIMIT, "The limit, or a list of limits that all apply.", or_one=True)
 
 _KEY = _text("key", "The key of the entry.", required=True)
 _VALUE = _text("value", "The value of the entry. A * matches any text. Without a value, every value matches.")
-_SHADOW_MODE = _flag("shadow_mode", "The limit is counted and reported, but never enforced.")
-_QUOTA_MODE = _flag("quota_mode", "A request is denied only if all limits in quota mode deny it.")
-_DETAILED_METRIC = _flag("detailed_metric", "For metrics; ignored here.")
-_VALUE_TO_METRIC = _flag("value_to_metric", "For metrics; ignored here.")
-_SHARE_THRESHOLD = _flag("share_threshold", "The values that a * matches share one counter.")
+_SHADOW_MODE = kinds.flag("shadow_mode", "The limit is counted and reported, but never enforced.")
+_QUOTA_MODE = kinds.flag("quota_mode", "A request is denied only if all limits in quota mode deny it.")
+_DETAILED_METRIC = kinds.flag("detailed_metric", "For metrics; ignored here.")
+_VALUE_TO_METRIC = kinds.flag("value_to_metric", "For metrics; ignored here.")
+_SHARE_THRESHOLD = kinds.flag("share_threshold", "The values that a * matches share one counter.")
 _METADATA: Word[None] = Word(
     key="metadata",
-    read=_or_absent(_read_metadata, None),
+    read=_read_metadata,
     default=None,
     schema={"type": "object"},
     about="For metrics; ignored here.",
 )
-_CHILDREN = sections_word("descriptors", lambda: _DESCRIPTOR, "The descriptors of the next entry.", empty=True)
+_CHILDREN = sections_word("descriptors", lambda: _DESCRIPTOR, "The descriptors of the next entry.")
 
 _DESCRIPTOR: Section = Section(
     "Descriptor",
@@ -351,6 +328,7 @@ _DESCRIPTOR: Section = Section(
         _METADATA,
         _CHILDREN,
     ),
+    nulls=True,
 )
 
 DESCRIPTORS = sections_word(
