@@ -19,6 +19,7 @@ from ratelimit_mw.settings import Network
 from ratelimit_mw.units import SECOND, parse_duration
 
 T = TypeVar("T")
+D = TypeVar("D", int, None)
 
 LONGEST_NAME = 100
 """The most characters in the name of a domain or a rule."""
@@ -258,17 +259,11 @@ def flag(key: str, about: str, **options: Any) -> Word[bool]:
     )
 
 
-def number(key: str, least: int, most: int, default: int, about: str, **options: Any) -> Word[int]:
-    """Return a word that is a whole number from `least` to `most`."""
+def number(key: str, least: int, most: int, default: D, about: str, **options: Any) -> Word[int | D]:
+    """Return a word that is a whole number from `least` to `most`. A default of None is that of an unset word."""
     schema = {"type": "integer", "minimum": least, "maximum": most}
-    read = whole_between(least, most)
-    return Word(key=key, read=read, default=default, shown_default=default, schema=schema, about=about, **options)
-
-
-def optional_number(key: str, least: int, most: int, about: str, **options: Any) -> Word[int | None]:
-    """Return a word that is a whole number from `least` to `most`, or None if it is not set."""
-    schema = {"type": "integer", "minimum": least, "maximum": most}
-    return Word(key=key, read=whole_between(least, most), default=None, schema=schema, about=about, **options)
+    options.setdefault("shown_default", default)
+    return Word(key=key, read=whole_between(least, most), default=default, schema=schema, about=about, **options)
 
 
 def load(key: str, default: float, about: str, **options: Any) -> Word[float]:

@@ -269,7 +269,7 @@ _UNIT: Word[int | None] = Word(
     schema={"enum": [form for unit in UNIT_NAMES for form in (unit, unit.upper(), unit.capitalize())]},
     about="The unit of time.",
 )
-_REQUESTS = kinds.optional_number("requests_per_unit", 0, MOST, "How many requests are admitted in each unit.")
+_REQUESTS = kinds.number("requests_per_unit", 0, MOST, None, "How many requests are admitted in each unit.")
 
 
 def _read_algorithm_of_descriptor(node: Node) -> str:

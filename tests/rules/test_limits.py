@@ -49,7 +49,7 @@ def test_a_limit_is(text, limit, period):
     assert parse_limit(text) == ((limit, period, None),)
 
 
-@pytest.mark.parametrize("text", ["5/s; 100 per hour", "5/s, 100/h", "5 per second|100 per hour;"])
+@pytest.mark.parametrize("text", ["5/s; 100 per hour", "5/s, 100/h", "5 per second|100 per hour;", "5/s;; 100/h"])
 def test_one_text_states_several_limits(text):
     assert parse_limit(text) == ((5, S, None), (100, 3_600 * S, None))
 

@@ -13,7 +13,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from ratelimit_mw.config import kinds
-from ratelimit_mw.config.tree import Items, Node, Problems, Scalar, unlike
+from ratelimit_mw.config.tree import Items, Node, Problems, Scalar, kind
 from ratelimit_mw.config.word import Conflict, Section, Values, Word
 from ratelimit_mw.config.words.limit import LIMIT, MOST, SPLIT, is_concurrent, no_concurrent
 from ratelimit_mw.config.words.selection import CHARGED_AT_ONCE, ON_DEMAND
@@ -200,8 +200,8 @@ def _counted_by(source: str) -> CountedBy:
     return CountedBy(imported(source.partition(":")[2].strip()), source)
 
 
-_CLASS = re.compile(r"([1-5])[xX]{2}")  # 4xx: the first digit of a class of statuses, RFC 9110
-_RANGE = re.compile(r"([0-9]{3})\s*-\s*([0-9]{3})")
+# 4xx, a class of statuses of RFC 9110, or 401, or 500-599
+_STATUSES = re.compile(r"([1-5])[xX]{2}|([0-9]{3})(?:\s*-\s*([0-9]{3}))?")
 _LEAST, _MOST = 100, 599
 
 
@@ -228,20 +228,12 @@ def _check_count(count: Values, problems: Problems) -> None:
 
 def _statuses(node: Node) -> range:
     """Read one status, a class of statuses (`4xx`) or a range (`500-599`)."""
-    written = node.text.strip() if isinstance(node, Scalar) else ""
-    hundred = _CLASS.fullmatch(written)
+    hundred, begin, end = kinds.read_match(node, _STATUSES, "a status", "for example 401, 4xx or 500-599").groups()
     if hundred is not None:
-        first = int(hundred[1]) * 100
-        return range(first, first + 100)
-    bounds = _RANGE.fullmatch(written)
-    if bounds is not None:
-        first, last = int(bounds[1]), int(bounds[2])
-    elif isinstance(node, Scalar) and isinstance(node.value, int) and not isinstance(node.value, bool):
-        first = last = node.value
-    else:
-        raise unlike(node, "a status", "for example 401, 4xx or 500-599")
+        return range(int(hundred) * 100, int(hundred) * 100 + 100)
+    first, last = int(begin), int(end or begin)
     if not _LEAST <= first <= last <= _MOST:
-        raise Invalid(f"{written} is out of range", f"statuses go from {_LEAST} to {_MOST}")
+        raise Invalid(f"{kind(node)} is out of range", f"statuses go from {_LEAST} to {_MOST}")
     return range(first, last + 1)
 
 

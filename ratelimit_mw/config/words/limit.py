@@ -58,10 +58,11 @@ ALGORITHM: Word[str] = Word(
     compared=True,
 )
 
-BUCKETS = kinds.optional_number(
+BUCKETS = kinds.number(
     "buckets",
     1,
     1_000,
+    None,
     "The number of slices of a bucketed_window.",
     shown_default=DEFAULT_BUCKETS,
     compared=True,
@@ -81,7 +82,6 @@ FORM = (
 _OTHER_KEYS = ("rate", "period", "window", "interval", "unit")  # in other limiters; here the mapping is not by tier
 _FUNCTION = "python:"
 _LONGEST_WINDOW = 10 * 365 * DAY
-_LONGEST_REFILL = 50 * 365 * DAY
 
 # 100 per minute, 10/2s
 _LIMIT = re.compile(r"\s*([0-9]+)\s*(?:per\s|/)(.*)", re.IGNORECASE | re.DOTALL)
@@ -141,13 +141,9 @@ def parse_limit(text: str) -> tuple[Window, ...] | None:
     thousands = _THOUSANDS.search(text)
     if thousands is not None:
         raise Invalid(f"{quoted(text)} is not a limit", f"write {thousands[0].replace(',', '')} without a comma")
-    pieces = _SEPARATOR.split(text)
-    if len(pieces) > 1 and not pieces[-1].strip():
-        pieces.pop()  # a separator at the end
+    pieces = [piece for piece in _SEPARATOR.split(text) if piece.strip()]
     try:
-        if len(pieces) > 1 and not all(piece.strip() for piece in pieces):
-            raise Invalid(f"a limit is missing in {quoted(text)}", FORM)
-        return tuple(_window(piece) for piece in pieces)
+        return tuple(_window(piece) for piece in pieces or [text])
     except Invalid as error:
         if error.hint in (FORM, DURATION_FORM):
             error.hint = correction(text) or FORM
@@ -276,10 +272,8 @@ def _bucket_fault(rule: Values, window: Window) -> tuple[str, str] | None:
     if limit > period:
         return f"{limit} per {spell_period(period)} is too much for {name}", "at most one request per microsecond"
     burst = burst_of(rule, window)
-    if limit and burst * -(-period // limit) > _LONGEST_REFILL:
-        return f"a burst of {burst} would take more than 50 years to refill", ""
-    if ALGORITHMS[name].queue and limit and burst * -(-period // limit) > _LONGEST_WINDOW:
-        return f"a queue of {burst} would take more than 10 years to empty", ""
+    if limit and burst * -(-period // limit) > _LONGEST_WINDOW:
+        return f"a burst of {burst} would take more than 10 years to refill", "write a lower burst"
     return None
 
 
@@ -334,7 +328,7 @@ _MAPPING = Section(
             about="The time in which they are admitted, such as minute or 10s.",
             required=True,
         ),
-        kinds.optional_number("burst", 1, MOST, "How many requests a bucket holds.", unset="the `burst` of the rule"),
+        kinds.number("burst", 1, MOST, None, "How many requests a bucket holds.", unset="the `burst` of the rule"),
     ),
     make=lambda requests, per, burst: Window(limit=requests, period=per, burst=burst),
     example="for example {requests: 100, per: minute}",
@@ -364,10 +358,11 @@ LIMIT: Word[Limits] = Word(
     fields=lambda limits: {"several": any(len(windows) > 1 for windows in limits.by_tier())},
 )
 
-BURST = kinds.optional_number(
+BURST = kinds.number(
     "burst",
     1,
     MOST,
+    None,
     "How many requests a bucket holds.",
     unset="the number of the limit",
     compared=True,

@@ -39,11 +39,10 @@ def _read_band(node: Node) -> Band:
     if isinstance(node, Scalar) and node.text == "never":
         return inf, inf
     loads = [each.value for each in node if isinstance(each, Scalar)] if isinstance(node, Items) else []
-    numbers = [float(load) for load in loads if isinstance(load, int | float) and not isinstance(load, bool)]
-    if not isinstance(node, Items) or not len(node) == len(numbers) == 2:
+    if [type(load) in (int, float) for load in loads] != [True, True]:
         hint = "for example [0.7, 0.85]: above 0.7 some requests are shed, from 0.85 all; or write never"
         raise unlike(node, "two loads", hint)
-    begins, ends = numbers
+    begins, ends = cast("list[float]", loads)
     if not (0 <= begins <= 1 and begins <= ends <= 2):
         message = f"{_format_band((begins, ends))} is out of range"
         raise Invalid(message, "the first must be from 0 to 1, and the second from the first to 2")
@@ -97,10 +96,11 @@ _SECTION = Section(
             about="A function that returns the load.",
             unset="the package measures the load",
         ),
-        kinds.optional_number(
+        kinds.number(
             "capacity",
             1,
             1_000_000,
+            None,
             "The number of requests in flight that is a full load.",
             unset="a default for ASGI or WSGI",
         ),

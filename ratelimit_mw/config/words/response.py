@@ -278,7 +278,7 @@ RULE_RESPONSE: Word[Mapping[str, object]] = section_word(
         "RuleResponse",
         "The responses of this rule's denials, where they differ from those of the file.",
         (
-            kinds.optional_number("status", 400, 599, "The status of this rule's denials.", unset="that of `response`"),
+            kinds.number("status", 400, 599, None, "The status of this rule's denials.", unset="that of `response`"),
             kinds.optional_text(
                 "message", "The message of this rule's denials.", read_message, unset="that of `response`"
             ),

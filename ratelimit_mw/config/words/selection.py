@@ -36,15 +36,13 @@ def read_method(node: Node) -> str:
     """Read a method, in upper case. An unknown method is allowed, unless it is similar to a known one."""
     word = kinds.read_text(node)
     upper = word.upper()
-    if not kinds.TOKEN.fullmatch(word) or not upper[:1].isalpha():
-        hint = "remove methods to match all of them" if word == "*" else f"known: {', '.join(_METHODS)}"
-        raise Invalid(f"{quoted(word)} is not an HTTP method", hint)
     if upper == "HEAD":
         raise Invalid("HEAD requests are counted with GET", "write GET")
-    if upper not in _METHODS:
-        hint = near(word, _METHODS)
-        if hint:  # without a hint, it is a method that only the app knows
-            raise Invalid(f"{quoted(word)} is not an HTTP method", hint)
+    hint = "" if upper in _METHODS else near(word, _METHODS)
+    if not kinds.TOKEN.fullmatch(word) or not upper[:1].isalpha():
+        hint = "remove methods to match all of them" if word == "*" else f"known: {', '.join(_METHODS)}"
+    if hint:  # without a hint, it is a method that only the app knows
+        raise Invalid(f"{quoted(word)} is not an HTTP method", hint)
     return upper
 
 

@@ -16,10 +16,10 @@ def read_url(node: Node) -> str:
     """Read a storage URL. Messages show only its scheme, because the rest may contain a password."""
     address = kinds.read_text(node)
     scheme, separator, _ = address.partition("://")
-    if address.startswith("$"):
-        raise Invalid("is not a storage URL", "to read a variable of the environment, write ${NAME}")
     if not separator:
-        raise Invalid("is not a storage URL", "for example memory:// or redis://localhost:6379/0")
+        hint = "for example memory:// or redis://localhost:6379/0"
+        variable = "to read a variable of the environment, write ${NAME}"
+        raise Invalid("is not a storage URL", variable if address.startswith("$") else hint)
     if scheme not in STORES:
         meant = scheme.replace("rediss+", "redis+")
         hint = f"for TLS write {meant}://…?tls=true" if meant in STORES else nearest(scheme, STORES)

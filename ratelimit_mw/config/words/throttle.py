@@ -178,10 +178,11 @@ MAX_WAIT: Word[float | None] = Word(
     alter=_alter_max_wait,
 )
 
-MAX_WAITING: Word[int | None] = kinds.optional_number(
+MAX_WAITING: Word[int | None] = kinds.number(
     "max_waiting",
     0,
     10_000,
+    None,
     "How many threads of a process may wait for their turn at the same time. The only thread of a server never waits.",
     shown_default=Rule("").max_waiting,
     validate=_validate_max_waiting,
