@@ -6,7 +6,7 @@ from typing import Any
 
 from ratelimit_mw.config.file import FILE, json_schema
 from ratelimit_mw.config.word import Section
-from ratelimit_mw.config.words.client import BY_VALUES
+from ratelimit_mw.config.words.selection import BY_VALUES
 
 _HEAD = """\
 # YAML reference
@@ -49,7 +49,7 @@ def _tables(section: Section, found: dict[str, Section]) -> dict[str, Section]:
         found[section.title] = section
         for word in section.words.values():
             if word.section is not None:
-                _tables(word.section(), found)
+                _tables(word.section, found)
     return found
 
 

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from ratelimit_mw.config.file import FILE
-from ratelimit_mw.config.words.client import BY_VALUES
+from ratelimit_mw.config.words.selection import BY_VALUES
 from ratelimit_mw.identity.attributes import Attributes
 from ratelimit_mw.settings import ClientSettings
 from tests.support.apps import ROOT
@@ -29,7 +29,7 @@ def sections(section, found):
         found[section.title] = section
         for word in section.words.values():
             if word.section is not None:
-                sections(word.section(), found)
+                sections(word.section, found)
     return found
 
 

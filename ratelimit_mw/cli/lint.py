@@ -12,11 +12,11 @@ from ratelimit_mw.config.load import Config, Examined, examine
 from ratelimit_mw.config.tree import Place, Problems
 from ratelimit_mw.config.word import Values
 from ratelimit_mw.config.words.charging import COST
-from ratelimit_mw.config.words.client import ATTRIBUTES, BY
+from ratelimit_mw.config.words.client import ATTRIBUTES
 from ratelimit_mw.config.words.limit import LIMIT
 from ratelimit_mw.config.words.load import PRIORITY
 from ratelimit_mw.config.words.rule import RULE
-from ratelimit_mw.config.words.selection import EXEMPT, NAME, REPLACES, SHADOW
+from ratelimit_mw.config.words.selection import BY, EXEMPT, NAME, REPLACES, SHADOW
 from ratelimit_mw.errors import Problem
 from ratelimit_mw.identity.attributes import canonical_name
 from ratelimit_mw.identity.identifier import attributes_of, choices_of

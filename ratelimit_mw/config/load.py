@@ -1,23 +1,48 @@
 """Loads a configuration: returns the compiled rules, or raises with every problem that was found.
 
 A configuration is a file, a folder of files, or a mapping from code. Each becomes a `Document`, a tree (`yaml`, or
-`tree.convert`), the values of its words (`file.read_file`), and a rule set (`file.compile_file`).
+`tree.convert`), the values of its words (`file.FILE`), and a rule set.
 """
 
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from ratelimit_mw.config.file import DOMAIN, FILE, SHARED, compile_file, read_file
-from ratelimit_mw.config.tree import Map, Node, Place, Problems, convert, kind
+from ratelimit_mw.config.at_runtime import Recompiler, sample_of, with_function, with_sample
+from ratelimit_mw.config.file import DOMAIN, FILE, RULES, SHARED, key_hint
+from ratelimit_mw.config.tree import Map, Node, Place, Problems, convert, kind, pack
 from ratelimit_mw.config.word import Values
-from ratelimit_mw.config.words.client import ATTRIBUTES
-from ratelimit_mw.config.words.storage import take_source
+from ratelimit_mw.config.words.client import ATTRIBUTES, CLIENT
+from ratelimit_mw.config.words.deferral import DEFER
+from ratelimit_mw.config.words.limit import LIMIT
+from ratelimit_mw.config.words.load import LOAD
+from ratelimit_mw.config.words.overrides import OVERRIDES, compile_overrides
+from ratelimit_mw.config.words.response import RESPONSE
+from ratelimit_mw.config.words.rule import compile_rule
+from ratelimit_mw.config.words.selection import (
+    BY,
+    EXEMPT,
+    MATCH,
+    NAME,
+    SHADOW_FILE,
+    compile_match,
+    validate_exempt,
+    validate_names,
+)
+from ratelimit_mw.config.words.storage import OBSERVE, RELOAD, STORAGE, take_source
+from ratelimit_mw.config.words.throttle import THROTTLE
+from ratelimit_mw.envoy.words import DESCRIPTORS, ENTRIES, compile_descriptors
 from ratelimit_mw.errors import ConfigurationError, Problem, quoted
+from ratelimit_mw.identity.attributes import Attributes
+from ratelimit_mw.identity.identifier import choices_of
+from ratelimit_mw.model import Rule
+from ratelimit_mw.rules.compiled import CompiledRule, blocks_and_exemptions, priority_rules
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.rules.ruleset import RuleSet
+from ratelimit_mw.settings import ClientSettings
 
 logger = logging.getLogger("ratelimit_mw")
 
@@ -186,7 +211,8 @@ class _Part:
         self.usable = isinstance(tree, Map)
         if isinstance(tree, Map):
             self.source = take_source(tree, _KEYS_BESIDE_A_SOURCE, self.problems)
-            self.file = read_file(tree, self.problems)
+            self.file = self.problems.read(FILE.read, tree, self.file)
+            self.problems.with_key_hints(key_hint)
 
     def add_problem(self, key: str, message: str, hint: str = "") -> None:
         """Report a problem at the place of a key."""
@@ -217,7 +243,7 @@ def compose(
         _compare_domains(parts, around)
         _compare_attributes(parts)
         _refuse_sources(parts, alone=len(everything) == 1)
-        compiled = [compile_file(part.file, part.problems, source=part.source, logged=logged) for part in parts]
+        compiled = [_compile(part.file, part.problems, source=part.source, logged=logged) for part in parts]
         if not any(part.problems for part in everything):
             rules = Rules(compiled)
             warnings = [*_unused_shedding(everything, rules), *(found for made in compiled for found in made.warnings)]
@@ -274,3 +300,106 @@ def _refuse_sources(parts: Sequence[_Part], *, alone: bool) -> None:
     for part in parts:
         if part.source is not None and not alone:
             part.add_problem("rules", "'source' is only allowed if the configuration is a single file or mapping")
+
+
+def _compile(file: Values, problems: Problems, *, source: str | None = None, logged: set[str] | None = None) -> RuleSet:
+    """Return the rule set of a file.
+
+    Args:
+        file: The values of the file.
+        problems: Receives the errors. If there is one, the result must not be used.
+        source: The URL of the rules database, if the rules are not in the file itself.
+        logged: The messages that were logged before, and are not logged again.
+    """
+    domain = file[DOMAIN]
+    client = replace(file[CLIENT], domain=domain, attributes=file[ATTRIBUTES])
+    attributes = Attributes(client, logged)
+    warnings, without_user = Problems(), Problems()
+    rules: Sequence[Values] = file[RULES]
+    validate_names(rules, problems)
+    validate_exempt(file[EXEMPT], problems)
+    base = Rule("", file[STORAGE].on_error, file[SHADOW_FILE], domain=domain)
+    ranks = {rule[NAME]: rank for rank, rule in enumerate(rules)}
+    packed: dict[str, bytes] = {}
+    recompiler = Recompiler(base, attributes, packed)
+    compiled: list[CompiledRule] = []
+    for rank, rule in enumerate(rules):
+        match = compile_match(rule[MATCH], attributes, problems)
+        packed[rule[NAME]] = pack(rule.detached())
+        if rule[LIMIT].function:
+            made = compile_rule(rank, with_sample(rule), base, ranks, match, attributes, problems)
+            made = with_function(made, rule, recompiler, attributes, problems)
+        else:
+            made = compile_rule(rank, rule, base, ranks, match, attributes, problems)
+            # Another limit may have effects that a limit of 0 has not, or one so low that the throttle adds nothing.
+            if rule[THROTTLE] is not None or not any(quota.limit for quota in made.quotas):
+                made = replace(made, sample=sample_of(domain, rule))
+        compiled.append(made)
+        _warn_of_missing_tier(rule, client, warnings)
+        if made.identifiers:  # otherwise `by` may be a text that cannot be read
+            _warn_of_missing_user(rule, client, without_user)
+        _warn_of_ineffective_throttle(rule, made, warnings)
+    _warn_of_unread_header(file, client, warnings)
+    exempt = tuple([compile_match(entry, attributes, problems) for entry in file[EXEMPT]])
+    described = file.differs(DESCRIPTORS) or file.differs(ENTRIES)
+    descriptors = compile_descriptors(file, domain, attributes, problems, warnings) if described else None
+    listed = file[OVERRIDES]
+    overrides = compile_overrides(listed, domain, rules, attributes, problems) if listed else ()
+    sections: dict[str, Any] = {
+        "domain": domain,
+        "storage": file[STORAGE],
+        "client": client,
+        "response": file[RESPONSE],
+        "attributes": attributes,
+        "recompiler": recompiler,
+        "exempt": exempt,
+    }
+    classifier = RuleSet(
+        **sections, rules=priority_rules(compiled, attributes), overrides=blocks_and_exemptions(overrides)
+    )
+    return RuleSet(
+        **sections,
+        rules=tuple(compiled),
+        load=file[LOAD],
+        defer=file[DEFER],
+        overrides=overrides,
+        classifier=classifier,
+        reload=file[RELOAD],
+        observe=file[OBSERVE],
+        shadow=file[SHADOW_FILE],
+        source=source,
+        descriptors=descriptors,
+        warnings=warnings.in_order(),
+        without_user=without_user.in_order(),
+    )
+
+
+def _warn_of_unread_header(file: Values, client: ClientSettings, warnings: Problems) -> None:
+    """Warn about an `ip_header` that is not read, because no proxy is trusted."""
+    if file.has_key("client", "ip_header") and not client.trusted_proxies and not client.trusted_hops:
+        warnings.add(
+            file.place("client", "ip_header"),
+            "is never read, because no proxy is trusted",
+            "set client.trusted_proxies or client.trusted_hops",
+        )
+
+
+def _warn_of_missing_tier(rule: Values, client: ClientSettings, warnings: Problems) -> None:
+    """Warn about a limit by a tier that no request has. A call of `check()` can still pass it."""
+    if rule[LIMIT].tiers is not None and client.tier is None:
+        message = "depends on the tier, but client.tier is not set: every request has the default limit"
+        warnings.add(rule.place("limit"), message)
+
+
+def _warn_of_missing_user(rule: Values, client: ClientSettings, warnings: Problems) -> None:
+    """Warn about a rule by user if no source for the user is set. Only some middlewares need one."""
+    for index, entry in enumerate(rule[BY]):
+        if client.user is None and all("user" in names for names in choices_of(entry)):
+            message = "counts by user, but client.user is not set: only Django's middleware knows the user"
+            warnings.add(rule.place("by", index), message)
+
+
+def _warn_of_ineffective_throttle(rule: Values, compiled: CompiledRule, warnings: Problems) -> None:
+    """Warn about a throttle that adds less than one request to the limit, and so has no effect."""
+    if rule.differs(THROTTLE) and not any(quota.widest.spare for quota in compiled.quotas):
+        warnings.add(rule.place("throttle"), "has no effect: rounded down, it adds no request to the limit")

@@ -166,7 +166,7 @@ class Word(Generic[T_co]):
         required: The key must be set.
         compared: The word changes neither what is charged nor when, so `ratelimit-mw check` may compare rules that
             have it.
-        section: Returns the section, if the value is one or contains some.
+        section: The section, if the value is one or contains some.
         conflicts: What the word cannot be combined with.
         validate: (rule, problems): reports further combinations that a rule cannot have.
         alter: (quota, rule, key prefix) → the quota of a counter, as the word changes it.
@@ -182,7 +182,7 @@ class Word(Generic[T_co]):
     unset: str = ""
     required: bool = False
     compared: bool = False
-    section: "Callable[[], Section] | None" = None
+    section: "Section | None" = None
     conflicts: tuple[Conflict, ...] = ()
     validate: Callable[[Values, Problems], None] | None = None
     alter: Callable[["Quota", Values, str], "Quota"] | None = None
@@ -339,7 +339,7 @@ def section_word(key: str, section: Section, about: str = "", **options: Any) ->
             "default": section.default(),
             "schema": section.as_schema,
             "about": about or section.about,
-            "section": lambda: section,
+            "section": section,
             **options,
         }
     )
@@ -347,7 +347,7 @@ def section_word(key: str, section: Section, about: str = "", **options: Any) ->
 
 def sections_word(
     key: str,
-    section: Callable[[], Section],
+    section: Section,
     about: str,
     *,
     example: str = "",
@@ -360,7 +360,7 @@ def sections_word(
 
     Args:
         key: The key.
-        section: Returns the section. It is called when a file is read, so that a section may contain its own kind.
+        section: The section of each item.
         about: See `Word`.
         example: The hint for a value that is not a list, or for an item that is not a mapping.
         empty: A key without a value stands for an empty list. Otherwise it is an error.
@@ -379,11 +379,11 @@ def sections_word(
         if or_one and not listed:
             raise Invalid("the list must not be empty")
         problems = Problems()
-        sections = (_item(section(), item, example, problems) for item in listed)
+        sections = (_item(section, item, example, problems) for item in listed)
         return problems.checked(Packed(sections) if packed else tuple(sections))
 
     def schema(shared: dict[str, Any]) -> Schema:
-        one = section().as_schema(shared)
+        one = section.as_schema(shared)
         several = {"type": "array", "items": one}
         return {"anyOf": [one, {**several, "minItems": 1}]} if or_one else several
 

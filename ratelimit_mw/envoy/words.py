@@ -261,7 +261,7 @@ _REPLACED = Section(
     (_text("name", "Its name.", required=True),),
     nulls=True,
 )
-_REPLACES = sections_word("replaces", lambda: _REPLACED, "The limits that do not apply to a request if this one does.")
+_REPLACES = sections_word("replaces", _REPLACED, "The limits that do not apply to a request if this one does.")
 _UNIT: Word[int | None] = Word(
     key="unit",
     read=_read_unit,
@@ -295,7 +295,7 @@ _LIMIT = Section(
     (_UNIT, _REQUESTS, _UNLIMITED, _ALGORITHM, BURST, _NAME, _REPLACES),
     nulls=True,
 )
-_RATE_LIMIT = sections_word("rate_limit", lambda: _LIMIT, "The limit, or a list of limits that all apply.", or_one=True)
+_RATE_LIMIT = sections_word("rate_limit", _LIMIT, "The limit, or a list of limits that all apply.", or_one=True)
 
 _KEY = _text("key", "The key of the entry.", required=True)
 _VALUE = _text("value", "The value of the entry. A * matches any text. Without a value, every value matches.")
@@ -311,9 +311,7 @@ _METADATA: Word[None] = Word(
     schema={"type": "object"},
     about="For metrics; ignored here.",
 )
-_CHILDREN = sections_word("descriptors", lambda: _DESCRIPTOR, "The descriptors of the next entry.")
-
-_DESCRIPTOR: Section = Section(
+_DESCRIPTOR = Section(
     "Descriptor",
     "One descriptor: the entry that it matches, its limit, and the descriptors of the next entry.",
     (
@@ -326,14 +324,15 @@ _DESCRIPTOR: Section = Section(
         _VALUE_TO_METRIC,
         _SHARE_THRESHOLD,
         _METADATA,
-        _CHILDREN,
     ),
     nulls=True,
 )
+_CHILDREN = sections_word("descriptors", _DESCRIPTOR, "The descriptors of the next entry.")
+_DESCRIPTOR.words["descriptors"] = _CHILDREN
 
 DESCRIPTORS = sections_word(
     "descriptors",
-    lambda: _DESCRIPTOR,
+    _DESCRIPTOR,
     "Rules in the format of envoyproxy/ratelimit. Files of that project can be used unchanged.",
     empty=True,
 )

@@ -275,7 +275,7 @@ COUNT: Word[Counts | None] = Word(
     },
     about="Which responses are charged, by their status or by a function. The charge of all others is refunded.",
     unset="all responses",
-    section=lambda: _SECTION,
+    section=_SECTION,
     conflicts=(
         no_concurrent("a request in flight has no status yet"),
         Conflict(ON_DEMAND, f"{CHARGED_AT_ONCE}, before the status is known"),

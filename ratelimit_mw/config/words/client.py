@@ -1,22 +1,17 @@
-"""`client` and `attributes`: how clients are identified. `by`: what a rule counts by.
+"""`client` and `attributes`: how clients are identified.
 
 An attribute is a value of a request. Some are built in (`ip`, `method`), and `user` and `tier` are set under `client`.
-A file may define others under `attributes`. An entry of `by` names attributes: `ip+user` counts each pair, and
-`user|ip` counts by the first that is present. A request is charged to one counter for each entry.
+A file may define others under `attributes`.
 """
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 
 from ratelimit_mw.config import kinds
 from ratelimit_mw.config.tree import Map, Node, Problems, unlike
-from ratelimit_mw.config.word import Section, Values, Word, section_word
-from ratelimit_mw.errors import nearest, quoted
+from ratelimit_mw.config.word import Section, Word, section_word
+from ratelimit_mw.errors import quoted
 from ratelimit_mw.identity import sources
-from ratelimit_mw.identity.attributes import Attributes
-from ratelimit_mw.identity.identifier import CONNECTION, Identifier, attributes_of, choices_of, identifiers
-from ratelimit_mw.rules.path_templates import Template, parts_of
 from ratelimit_mw.settings import ClientSettings
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
@@ -34,12 +29,6 @@ _BUILT_IN = (
     "connection",
 )
 _VALID_SOURCE = "header:x"  # replaces an invalid source, so that the rules that use it are not reported as well
-
-
-def compile_client(file: Values, domain: str, logged: set[str] | None = None) -> tuple[ClientSettings, Attributes]:
-    """Return the settings of `client`, and the attributes that rules may use. For `logged` see `Attributes`."""
-    settings = replace(file[CLIENT], domain=domain, attributes=file[ATTRIBUTES])
-    return settings, Attributes(settings, logged)
 
 
 def _read_attributes(node: Node) -> dict[str, str]:
@@ -114,96 +103,4 @@ ATTRIBUTES: Word[Mapping[str, str]] = Word(
     default={},
     schema=kinds.TEXTS,
     about="Attributes of your own: the name, and the source of the value.",
-)
-
-
-_WITHOUT_ATTRIBUTE = ("global", "route", "connection")
-
-
-def compile_by(
-    rule: Values, templates: tuple[Template, ...], attributes: Attributes, problems: Problems
-) -> tuple[Identifier, ...]:
-    """Return one identifier for each entry of the rule's `by`."""
-    seen: set[str] = set()
-    usable = True
-    for index, entry in enumerate(rule[BY]):
-        for message, hint in _faults(entry, templates, attributes):
-            problems.add(rule.place("by", index), message, hint)
-            usable = False
-        spelling = entry.replace("remote_address", "ip").replace(" ", "")
-        if spelling in seen:
-            problems.add(rule.place("by", index), f"{quoted(entry)} is in the list twice")
-        seen.add(spelling)
-    return identifiers(rule[BY], attributes) if usable else ()
-
-
-def _validate_by(rule: Values, problems: Problems) -> None:
-    """Report `by: connection` in a rule that does not count messages. Words of its own say what else it excludes."""
-    for index, entry in enumerate(rule[BY]):
-        if CONNECTION in attributes_of(entry) and "messages" not in rule:
-            message = "only rules with messages can count by connection"
-            problems.add(rule.place("by", index), message, "add messages: close or messages: drop")
-
-
-def _faults(entry: str, templates: tuple[Template, ...], attributes: Attributes) -> list[tuple[str, str]]:
-    """Return (message, hint) for each fault of one entry of `by`."""
-    try:
-        choices_of(entry)
-    except ValueError as error:
-        return [(str(error), "")]
-    found: list[tuple[str, str]] = []
-    for part in attributes_of(entry):
-        if part == "route" and not templates:
-            message = "'route' is the path template that matched, but this rule has no match.path"
-            found.append((message, "add match.path, or use path"))
-        elif part.startswith("path:") and templates:
-            parameters = {name for template in templates for name in parts_of(template).names}
-            if part.removeprefix("path:") in parameters:
-                continue
-            message = f"no template of match.path has the parameter {{{part.removeprefix('path:')}}}"
-            known = [f"path:{name}" for name in sorted(parameters)]
-            found.append((message, nearest(part, known) if known else ""))
-        elif part not in _WITHOUT_ATTRIBUTE and not attributes.known(part):
-            names = [*(name for name in attributes.names() if name != "remote_address"), *_WITHOUT_ATTRIBUTE]
-            found.append((f"there is no attribute {quoted(part)}", _by_hint(part) or nearest(part, names)))
-    return found
-
-
-def _by_hint(part: str) -> str:
-    """Return the hint for a text that looks like several attributes, or like a header or a cookie."""
-    if "_or_" in part:
-        return f"did you mean '{part.replace('_or_', '|')}'?"
-    if re.search("[,&]| and ", part):
-        return (
-            "write [ip, user] for two counters, ip+user for one counter per pair, user|ip for the first that is present"
-        )
-    return f"did you mean 'header:{part}'?" if re.match("x-|authorization$", part, re.IGNORECASE) else ""
-
-
-BY_VALUES = {
-    "ip": "the client's address. IPv6 addresses of one network are one client (`ipv6_prefix`). It is always present",
-    "user": "the user, from `client.user`",
-    "tier": "the tier, from `client.tier`",
-    "path": "the path of the request, cleaned (`//` and dot segments)",
-    "route": "the template of `match.path` that matched",
-    "method": "the method. HEAD counts as GET",
-    "host": "the host, without a port",
-    "header:N": "the header N",
-    "cookie:N": "the cookie N",
-    "query:N": "the query parameter N",
-    "path:N": "the parameter N of the path template that matched",
-    "global": "one counter for all requests",
-    "connection": "one counter for each WebSocket, in a rule with `messages`",
-}
-"""The values of `by`, with their meanings for the reference."""
-
-BY = kinds.several(
-    "by",
-    kinds.read_text,
-    f"What the rule counts by: {', '.join(BY_VALUES)} or an attribute of the file. a+b counts by the pair, a|b by the"
-    " first that is present. Parentheses group: (user|ip)+path. A list has one counter for each of its items.",
-    default=("ip",),
-    shown_default="ip",
-    compared=True,
-    validate=_validate_by,
 )

@@ -353,7 +353,7 @@ LIMIT: Word[Limits] = Word(
     " python:package.module:function.",
     required=True,
     compared=True,
-    section=lambda: _MAPPING,
+    section=_MAPPING,
     validate=_validate_limit,
     fields=lambda limits: {"several": any(len(windows) > 1 for windows in limits.by_tier())},
 )

@@ -129,7 +129,7 @@ LOAD: Word[LoadSettings] = Word(
     default=LoadSettings(),
     schema=lambda shared: {"anyOf": [kinds.FUNCTION, _SECTION.as_schema(shared)]},
     about="Where the load of the process comes from, and from which load on requests of each priority are shed.",
-    section=lambda: _SECTION,
+    section=_SECTION,
 )
 
 PRIORITY: Word[Priority | None] = kinds.choice(

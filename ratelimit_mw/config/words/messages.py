@@ -9,12 +9,11 @@ from typing import Literal
 from ratelimit_mw.config import kinds
 from ratelimit_mw.config.word import Conflict, Values, Word
 from ratelimit_mw.config.words.charging import COUNT, no_cost_of_response
-from ratelimit_mw.config.words.client import BY
 from ratelimit_mw.config.words.consistency import CONSISTENCY, SHARDS
 from ratelimit_mw.config.words.limit import no_concurrent
 from ratelimit_mw.config.words.load import PRIORITY
 from ratelimit_mw.config.words.response import RULE_RESPONSE
-from ratelimit_mw.config.words.selection import MATCH, METHODS, ON_DEMAND
+from ratelimit_mw.config.words.selection import BY, MATCH, METHODS, ON_DEMAND
 from ratelimit_mw.identity.identifier import CONNECTION, attributes_of
 
 _LOCAL = "with by: connection, the counter is only in the process that has the connection"

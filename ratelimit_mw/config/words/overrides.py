@@ -102,16 +102,12 @@ _UNTIL: Word[int] = Word(
 )
 _COMMENT = kinds.text("comment", "A note for people.")
 
-OVERRIDES = sections_word(
-    "overrides",
-    lambda: _OVERRIDE,
-    "Exceptions to the rules for single clients.",
-)
-
-_OVERRIDE: Section = Section(
+_OVERRIDE = Section(
     "Override",
     "An exception to the rules for one client: another limit of one rule, a block, or an exemption.",
     (_CLIENT, _RULE, _OWN_LIMIT, _BLOCK, _EXEMPT, _UNTIL, _COMMENT),
     check=_check,
     whole=True,
 )
+
+OVERRIDES = sections_word("overrides", _OVERRIDE, "Exceptions to the rules for single clients.")

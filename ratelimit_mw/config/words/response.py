@@ -208,7 +208,7 @@ _HEADERS: Word[HeaderGroups] = Word(
     shown_default=["x-ratelimit", "retry-after"],
     schema=lambda shared: {"anyOf": [*_groups_schema["anyOf"], _HEADER_SECTION.as_schema(shared)]},
     about="Which headers are sent: for all limited responses, or separately for allowed and denied ones.",
-    section=lambda: _HEADER_SECTION,
+    section=_HEADER_SECTION,
 )
 _NAMES: tuple[Word[str], ...] = tuple(
     kinds.text(key, f"The name of the header {default}.", default, kinds.read_header_name)

@@ -1,4 +1,8 @@
-"""`match`, `exempt`, `name`, `replaces`, `on_demand`, `shadow`, `on_error`: which rules apply and are enforced."""
+"""`match`, `exempt`, `name`, `by`, `replaces`, `on_demand`, `shadow`, `on_error`: which rules apply, and to what.
+
+An entry of `by` names attributes: `ip+user` counts each pair, and `user|ip` counts by the first that is present. A
+request is charged to one counter for each entry.
+"""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -11,8 +15,9 @@ from ratelimit_mw.config.words.limit import no_concurrent
 from ratelimit_mw.config.words.storage import POLICIES
 from ratelimit_mw.errors import Invalid, near, nearest, quoted
 from ratelimit_mw.identity.attributes import Attributes
+from ratelimit_mw.identity.identifier import CONNECTION, Identifier, attributes_of, choices_of, identifiers
 from ratelimit_mw.rules.compiled import Exact, Matching
-from ratelimit_mw.rules.path_templates import Template, parse
+from ratelimit_mw.rules.path_templates import Template, parse, parts_of
 
 CHARGED_AT_ONCE = "a rule on demand is charged when the app asks for it"
 """The reason why a rule on demand cannot depend on the response."""
@@ -155,7 +160,7 @@ MATCH: Word[Values] = section_word("match", MATCH_SECTION, compared=True, unset=
 
 EXEMPT = sections_word(
     "exempt",
-    lambda: MATCH_SECTION,
+    MATCH_SECTION,
     "Requests that are never counted. A request is exempt if all keys of one entry match it.",
     example="write a list of mappings, for example [{path: /health}]",
 )
@@ -199,4 +204,96 @@ ON_ERROR: Word[Literal["allow", "deny", "local"] | None] = kinds.choice(
     unset="that of `storage`",
     compared=True,
     fields=lambda on_error: {"on_error": on_error},
+)
+
+
+_WITHOUT_ATTRIBUTE = ("global", "route", "connection")
+
+
+def compile_by(
+    rule: Values, templates: tuple[Template, ...], attributes: Attributes, problems: Problems
+) -> tuple[Identifier, ...]:
+    """Return one identifier for each entry of the rule's `by`."""
+    seen: set[str] = set()
+    usable = True
+    for index, entry in enumerate(rule[BY]):
+        for message, hint in _faults(entry, templates, attributes):
+            problems.add(rule.place("by", index), message, hint)
+            usable = False
+        spelling = entry.replace("remote_address", "ip").replace(" ", "")
+        if spelling in seen:
+            problems.add(rule.place("by", index), f"{quoted(entry)} is in the list twice")
+        seen.add(spelling)
+    return identifiers(rule[BY], attributes) if usable else ()
+
+
+def _validate_by(rule: Values, problems: Problems) -> None:
+    """Report `by: connection` in a rule that does not count messages. Words of its own say what else it excludes."""
+    for index, entry in enumerate(rule[BY]):
+        if CONNECTION in attributes_of(entry) and "messages" not in rule:
+            message = "only rules with messages can count by connection"
+            problems.add(rule.place("by", index), message, "add messages: close or messages: drop")
+
+
+def _faults(entry: str, templates: tuple[Template, ...], attributes: Attributes) -> list[tuple[str, str]]:
+    """Return (message, hint) for each fault of one entry of `by`."""
+    try:
+        choices_of(entry)
+    except ValueError as error:
+        return [(str(error), "")]
+    found: list[tuple[str, str]] = []
+    for part in attributes_of(entry):
+        if part == "route" and not templates:
+            message = "'route' is the path template that matched, but this rule has no match.path"
+            found.append((message, "add match.path, or use path"))
+        elif part.startswith("path:") and templates:
+            parameters = {name for template in templates for name in parts_of(template).names}
+            if part.removeprefix("path:") in parameters:
+                continue
+            message = f"no template of match.path has the parameter {{{part.removeprefix('path:')}}}"
+            known = [f"path:{name}" for name in sorted(parameters)]
+            found.append((message, nearest(part, known) if known else ""))
+        elif part not in _WITHOUT_ATTRIBUTE and not attributes.known(part):
+            names = [*(name for name in attributes.names() if name != "remote_address"), *_WITHOUT_ATTRIBUTE]
+            found.append((f"there is no attribute {quoted(part)}", _by_hint(part) or nearest(part, names)))
+    return found
+
+
+def _by_hint(part: str) -> str:
+    """Return the hint for a text that looks like several attributes, or like a header or a cookie."""
+    if "_or_" in part:
+        return f"did you mean '{part.replace('_or_', '|')}'?"
+    if re.search("[,&]| and ", part):
+        return (
+            "write [ip, user] for two counters, ip+user for one counter per pair, user|ip for the first that is present"
+        )
+    return f"did you mean 'header:{part}'?" if re.match("x-|authorization$", part, re.IGNORECASE) else ""
+
+
+BY_VALUES = {
+    "ip": "the client's address. IPv6 addresses of one network are one client (`ipv6_prefix`). It is always present",
+    "user": "the user, from `client.user`",
+    "tier": "the tier, from `client.tier`",
+    "path": "the path of the request, cleaned (`//` and dot segments)",
+    "route": "the template of `match.path` that matched",
+    "method": "the method. HEAD counts as GET",
+    "host": "the host, without a port",
+    "header:N": "the header N",
+    "cookie:N": "the cookie N",
+    "query:N": "the query parameter N",
+    "path:N": "the parameter N of the path template that matched",
+    "global": "one counter for all requests",
+    "connection": "one counter for each WebSocket, in a rule with `messages`",
+}
+"""The values of `by`, with their meanings for the reference."""
+
+BY = kinds.several(
+    "by",
+    kinds.read_text,
+    f"What the rule counts by: {', '.join(BY_VALUES)} or an attribute of the file. a+b counts by the pair, a|b by the"
+    " first that is present. Parentheses group: (user|ip)+path. A list has one counter for each of its items.",
+    default=("ip",),
+    shown_default="ip",
+    compared=True,
+    validate=_validate_by,
 )

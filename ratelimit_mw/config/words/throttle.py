@@ -134,7 +134,7 @@ THROTTLE: Word[Throttle | None] = Word(
         "anyOf": [{"const": "hard"}, {**_SECTION.as_schema(shared), "minProperties": 1, "maxProperties": 1}]
     },
     about="How far clients may exceed the limit: hard (not at all), soft (by a share), elastic (at low load).",
-    section=lambda: _SECTION,
+    section=_SECTION,
     alter=_alter,
 )
 
