@@ -57,6 +57,10 @@ Taker = Callable[[], tuple[int, Sequence[Outcome], int | None]]
 """Decides on one request. It returns the fields of a `Reply`."""
 
 
+Denied = Callable[[Sequence[Ask], int, Reply], object]
+"""Is told of a denial: the asks, a monotonic time in microseconds before the store decided, and its reply."""
+
+
 def forget_request(keys: Sequence[str]) -> StoreRequest:
     """The request that makes these counters as if unused."""
     return [Ask(key, NOTHING) for key in keys], Intent(forget=True)
@@ -96,6 +100,13 @@ class Store(ABC):
         A store may return a future here, which takes less time than a coroutine.
         """
         return self.aask(request)
+
+    def decision(self, asks: Sequence[Ask], denied: Denied) -> Awaitable[Reply] | None:  # noqa: ARG002  for subclasses
+        """As `reply_to` for these asks and `DECIDE`, and `denied` learns of a denial. None: `reply_to` is called.
+
+        A store that overrides this calls `denied` before the future has its result.
+        """
+        return None
 
     def taker(self, asks: Sequence[Ask]) -> Taker | None:
         """A function that does what `ask` does for these asks and `DECIDE`. None: `ask` is called.

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any, NamedTuple
 
 from ratelimit_mw.clock import Clock
@@ -71,9 +71,19 @@ class DenyCache(Wrapper):
 
     def __init__(self, store: Store, *, clock: Clock | None = None, most: int = 65_536) -> None:
         super().__init__(store)
+        self._clock = clock
         self._ticks, self._per_microsecond = (clock.now, 1) if clock else (time.monotonic_ns, 1000)
         self._denials: LRU[str, _KnownDenial] = LRU(most)
         self._offset = 0
+
+    def reply_to(self, request: StoreRequest) -> Awaitable[Reply]:
+        """See `Store`. If no cached denial is certain, the future of the store beneath is returned, if it makes one."""
+        asks, intent = request
+        if intent is not DECIDE or self._clock:
+            return self.aask(request)
+        if self._denials and (known := self._known(asks, time.monotonic_ns() // 1000)):
+            return _ready(known)
+        return self.beneath.decision(asks, self._learn) or self.aask(request)
 
     def asked(self, request: StoreRequest) -> Call | Reply:
         """Deny the request if a cached denial is certain. The reply then has the outcome of this counter alone.
@@ -149,6 +159,10 @@ class DenyCache(Wrapper):
             # If a counter whose denial is not cached denies longest, only the store knows the wait.
             if denial.counted or longest_cached >= longest:
                 self._denials.put(key, denial)
+
+
+async def _ready(reply: Reply) -> Reply:
+    return reply
 
 
 def _comparable(time_or_never: int) -> float:

@@ -11,7 +11,7 @@ from ratelimit_mw import ManualClock
 from ratelimit_mw.model import NEVER, Ask, Quota
 from ratelimit_mw.settings import StorageSettings
 from ratelimit_mw.stores import open_store
-from ratelimit_mw.stores.base import LRU
+from ratelimit_mw.stores.base import DECIDE, LRU
 from ratelimit_mw.stores.deny_cache import DenyCache
 from ratelimit_mw.stores.memory import MemoryStore
 
@@ -197,6 +197,24 @@ def test_it_stands_before_every_shared_store_by_default(any_server):
             assert not store.decide([ask(period=3600)]).outcomes[0].allowed
         assert client.info("commandstats")["cmdstat_evalsha"]["calls"] - before < 10
     store.close()
+
+
+def test_a_denial_in_a_batch_of_tasks_is_remembered(any_server):
+    asks = [ask(limit=1, period=600)], [ask(limit=5, period=600), ask(key="d:s:{x}", limit=1, period=600)]
+
+    async def replies(store, row):
+        return await asyncio.gather(*(store.reply_to((row, DECIDE)) for _ in range(3)))
+
+    async def run(row):
+        store = open_store(StorageSettings(any_server.url, timeout=5.0))
+        try:
+            await replies(store, row)
+            return [reply.only for reply in await replies(store, row)]
+        finally:
+            await store.aclose()
+
+    any_server.flush()
+    assert [asyncio.run(run(row)) for row in asks] == [[0, 0, 0], [1, 1, 1]]
 
 
 @pytest.mark.parametrize("algorithm", ["fixed_window", "sliding_log"])

@@ -10,8 +10,8 @@ from time import monotonic
 from typing import Any
 
 from ratelimit_mw.errors import Late, NoAnswer, StoreUnavailable
-from ratelimit_mw.model import Reply
-from ratelimit_mw.stores.base import StoreRequest
+from ratelimit_mw.model import SECOND, Reply
+from ratelimit_mw.stores.base import Denied, StoreRequest
 from ratelimit_mw.stores.breaker import silent
 from ratelimit_mw.stores.redis.codec import MOST, Conversation, away
 from ratelimit_mw.stores.redis.connection import GRACE, NO_ANSWER, NO_CONNECTION, Streaming
@@ -84,17 +84,19 @@ class LoopBatcher:
         # A separate context, so that the context variables of the first request are not kept by the connection.
         self._context = Context()
 
-    def decide(self, request: StoreRequest, loop: asyncio.AbstractEventLoop, token: object) -> "asyncio.Future[Reply]":
+    def decide(
+        self, request: StoreRequest, loop: asyncio.AbstractEventLoop, token: object, denied: Denied | None = None
+    ) -> "asyncio.Future[Reply]":
         """A future of the store's reply to `request`. It fails with StoreUnavailable, after the timeout at the latest.
 
-        `loop` must be the running loop. `token` is passed to `failed`.
+        `loop` must be the running loop. `token` is passed to `failed`. `denied` is told of a denial.
         """
         future: asyncio.Future[Reply] = loop.create_future()
         if self._flushing:
-            self._waiting.append((request, future, self._deadline, token))
+            self._waiting.append((request, future, self._deadline, token, denied))
             return future
         self._deadline = loop.time() + self._timeout
-        self._waiting.append((request, future, self._deadline, token))
+        self._waiting.append((request, future, self._deadline, token, denied))
         if self._alone and not self._under_way:
             self._context.run(self._flush)
         else:
@@ -186,13 +188,13 @@ class LoopBatcher:
         self, connection: Streaming, batch: "_Batch", results: Sequence[Reply | StoreUnavailable] | StoreUnavailable
     ) -> None:
         self._under_way.remove(batch)
+        jobs = batch[1]
         if isinstance(results, StoreUnavailable):
-            for job in batch[1]:
+            for job in jobs:
                 self._fail_job(job, results)
             if connection is self._connection:
                 self._fail(results)  # the waiting requests would fail in the same way
             return
-        jobs = batch[1]
         gone: StoreUnavailable | None = None
         in_time = False
         for job, result in zip(jobs, results, strict=True):
@@ -203,6 +205,8 @@ class LoopBatcher:
                 # Too late for this request, but maybe not for what was sent later.
                 in_time = in_time or not silent(self._judged_at, batch[0], self._timeout)
             else:
+                if job[4] and (len(result[1]) > 1 or not result[1][0][0]):
+                    job[4](job[0][0], int(batch[0] * SECOND), result)
                 job[1].set_result(result)
                 in_time = True
         self._alone = len(jobs) == 1 and not self._waiting
@@ -225,7 +229,7 @@ class LoopBatcher:
 
     def _fail_job(self, job: "_Job", error: StoreUnavailable) -> None:
         """Fail one request, unless its task was cancelled."""
-        request, future, _, token = job
+        request, future, _, token, _ = job
         if not future.done():
             # Before the task of the request runs, but not here: `failed` may start a thread and write a log.
             future.get_loop().call_soon(self._failed, error, request, token, context=self._context)
@@ -254,7 +258,7 @@ class LoopBatcher:
         self._connection = attempt.result()
         deadline = asyncio.get_running_loop().time() + self._timeout
         if self._connected_by > deadline - self._timeout:  # the allowance of a first connection: extend the deadlines
-            self._waiting = deque((request, future, deadline, token) for request, future, _, token in self._waiting)
+            self._waiting = deque((*job[:2], deadline, *job[3:]) for job in self._waiting)
         self._connected_by = 0.0
         self._stop_watching()  # the timer may be set by deadlines without a connection
         self._flush()
@@ -334,8 +338,9 @@ class LoopBatcher:
         return job[2] if self._connection else max(job[2], self._connected_by)
 
 
-_Job = tuple[StoreRequest, "asyncio.Future[Reply]", float, object]
-"""A request, the future that its task awaits, its deadline by the loop's clock, and its token."""
+_Job = tuple[StoreRequest, "asyncio.Future[Reply]", float, object, Denied | None]
+"""A request, the future that its task awaits, its deadline by the loop's clock, its token, and what learns of denials.
+"""
 
 
 _Batch = tuple[float, list[_Job]]

@@ -12,10 +12,10 @@ from functools import partial
 
 from ratelimit_mw.clock import Clock
 from ratelimit_mw.errors import CounterError, Late, NoAnswer, PermanentFault, StoreUnavailable
-from ratelimit_mw.model import Reply
+from ratelimit_mw.model import Ask, Reply
 from ratelimit_mw.process_local import abandon, reset_after_fork
 from ratelimit_mw.settings import StorageSettings
-from ratelimit_mw.stores.base import Intent, Store, StoreRequest
+from ratelimit_mw.stores.base import DECIDE, Denied, Intent, Store, StoreRequest
 from ratelimit_mw.stores.breaker import AWAY, Breaker, Period, probe_ask, silent
 from ratelimit_mw.stores.redis.codec import Conversation, away, converse
 from ratelimit_mw.stores.redis.connection import FIRST_CONNECTION, HANDSHAKE_TIMEOUT, Blocking, Streaming
@@ -108,8 +108,12 @@ class Server(Store):
         """The awaitable twin of `ask`, within the server's own timeout."""
         return await self.reply_to(request)
 
-    def reply_to(self, request: StoreRequest) -> "asyncio.Future[Reply]":
-        """See `Store`. Raises StoreUnavailable at once while the store is away."""
+    def decision(self, asks: Sequence[Ask], denied: Denied) -> "asyncio.Future[Reply]":
+        """See `Store`."""
+        return self.reply_to((asks, DECIDE), denied)
+
+    def reply_to(self, request: StoreRequest, denied: Denied | None = None) -> "asyncio.Future[Reply]":
+        """See `Store`. Raises StoreUnavailable at once while the store is away. For `denied` see `decision`."""
         breaker = self._breaker
         if breaker.watching and breaker.open:
             raise StoreUnavailable(AWAY)
@@ -117,7 +121,7 @@ class Server(Store):
         running, batcher = self._latest
         if batcher is None or running() is not loop:
             batcher = self._batcher(loop)
-        return batcher.decide(request, loop, breaker.period)
+        return batcher.decide(request, loop, breaker.period, denied)
 
     def keys(self, prefix: str) -> Iterator[str]:
         """Iterate over the keys that begin with `prefix`, on a separate connection. Raises StoreUnavailable."""
