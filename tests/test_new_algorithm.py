@@ -305,7 +305,7 @@ KNOWN = {
     "config/words/limit.py": "the default of a rule",
     "envoy/tree.py": "what descriptors are counted by",
     "rules/preflights.py": "what preflights are counted by",
-    "operations/page/access.py": "a limit of the page itself",
+    "operations/page/visits.py": "a limit of the page itself",
 }
 """The files outside the algorithms that know one by its name, each with the reason."""
 

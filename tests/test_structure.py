@@ -209,16 +209,14 @@ ADDED = {
         for name in (
             "activity",
             "board",
-            "denial_table",
             "live",
             "observer",
             "report_codec",
             "sharing",
             "state",
-            "viewer",
         )
     },
-    **{f"operations/page/{name}.py": "the same" for name in ("__init__", "access", "app", "metrics", "visits")},
+    **{f"operations/page/{name}.py": "the same" for name in ("__init__", "app", "visits")},
     "testing.py": "support for the tests of apps",
     "types.py": "the types of what public functions return",
     "cli/frameworks.py": "the routes of apps",
@@ -231,7 +229,6 @@ ADDED = {
     "reload/first_start.py": "the first start of a server, which was in reload/last_good.py",
     "rules/inline.py": "the limits in decorators, compiled once for each rule set",
     "starlette.py": "the decorator for Starlette",
-    "cli/ask.py": "the service",
     "cli/serve.py": "the service",
     **{
         f"service/{name}.py": "the service"

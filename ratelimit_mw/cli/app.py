@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ratelimit_mw.cli import ask, counters, explain, operators, replay, routes, rules, serve, suggest
+from ratelimit_mw.cli import counters, explain, operators, replay, routes, rules, serve, suggest
 from ratelimit_mw.cli.common import say, say_json
 from ratelimit_mw.config.file import json_schema
 from ratelimit_mw.deferral import command as deferral
@@ -96,7 +96,7 @@ _COMMANDS = (
     operators.switch,
     deferral.worker,
     serve.serve,
-    ask.ask,
+    serve.ask,
 )
 for command in (*_COMMANDS, schema):
     app.command()(command)

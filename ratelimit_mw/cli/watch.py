@@ -19,7 +19,7 @@ from ratelimit_mw.operations.state import LiveState
 from ratelimit_mw.stores import STORES
 
 if TYPE_CHECKING:
-    from ratelimit_mw.operations.viewer import Viewer
+    from ratelimit_mw.operations.board import Viewer
 
 _EVERY = 1.0
 """Seconds between two frames."""
@@ -54,7 +54,7 @@ def watch(config: str, storage: str | None, *, denied: bool, most: int, as_json:
                 "its own process, or name a Redis server with --storage",
                 Exit.USAGE,
             )
-        from ratelimit_mw.operations.viewer import Viewer  # imported late: redis-py is slow to import
+        from ratelimit_mw.operations.board import Viewer  # imported late: redis-py is slow to import
 
         viewer = Viewer(limiter)
         try:

@@ -6,8 +6,17 @@ import threading
 import weakref
 from collections.abc import Iterable
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    REGISTRY,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    generate_latest,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from ratelimit_mw.limiter import RateLimiter
@@ -192,3 +201,36 @@ class _Files:
         if more:
             counter = self._counters[name]
             (counter.labels(*labels) if labels else counter).inc(more)
+
+
+class Exposition:
+    """Writes the metrics of a limiter as text for the live page, from a registry of its own. It is internal.
+
+    If the environment has `PROMETHEUS_MULTIPROC_DIR`, they are read from the files that the app's own `export(limiter)`
+    fills in each process. A second export would add every request to these files twice.
+
+    Args:
+        limiter: The limiter.
+    """
+
+    content_type = CONTENT_TYPE_LATEST
+
+    def __init__(self, limiter: RateLimiter) -> None:
+        self._registry = CollectorRegistry(auto_describe=False)
+        if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
+            self._registry.register(_OfAllProcesses())
+        else:
+            export(limiter, self._registry)
+
+    def text(self) -> bytes:
+        """Return the metrics in the text format of Prometheus. Empty if there are none."""
+        return generate_latest(self._registry)
+
+
+class _OfAllProcesses(Collector):
+    """The metrics of this package among those of an app, summed over its processes."""
+
+    def collect(self) -> Iterable[Metric]:
+        """Return the metrics of this moment."""
+        every: Iterable[Metric] = MultiProcessCollector(CollectorRegistry()).collect()  # type: ignore[no-untyped-call]
+        return [metric for metric in every if metric.name.startswith("ratelimit_")]

@@ -6,8 +6,8 @@ import pytest
 
 from ratelimit_mw import RateLimiter
 from ratelimit_mw.decision.verdict import Verdict
-from ratelimit_mw.operations.denial_table import MOST, DenialTable
 from ratelimit_mw.operations.live import Live
+from ratelimit_mw.operations.observer import MOST, DenialTable
 from tests.support.patience import eventually
 
 MINUTE = 60.0

@@ -17,11 +17,13 @@ from ratelimit_mw.http.responses import Message, Receive, Send, asyncio_runs
 from ratelimit_mw.identity.address import UNKNOWN_ADDRESS
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.operations.live import Live
-from ratelimit_mw.operations.page.access import SHORTEST, PageAccess, fault_of
 from ratelimit_mw.operations.page.visits import (
+    SHORTEST,
+    PageAccess,
     PageAnswer,
     Visit,
     asgi_visit,
+    fault_of,
     send_asgi,
     send_wsgi,
     text_answer,
@@ -29,7 +31,7 @@ from ratelimit_mw.operations.page.visits import (
 )
 
 if TYPE_CHECKING:
-    from ratelimit_mw.operations.page.metrics import Exposition
+    from ratelimit_mw.telemetry.prometheus import Exposition
 
 Guard = Callable[[Any], bool | Awaitable[bool]]
 
@@ -170,17 +172,17 @@ class Page:
     def _metrics(self) -> PageAnswer:
         """Return the metrics, as Prometheus reads them."""
         try:
-            from ratelimit_mw.operations.page.metrics import CONTENT_TYPE
+            exposition = self._exposition
         except ModuleNotFoundError:
             return text_answer(501, "The metrics need prometheus_client: pip install 'ratelimit_mw[prometheus]'")
-        text = self._exposition.text()
+        text = exposition.text()
         if not text:  # PROMETHEUS_MULTIPROC_DIR is set
             return text_answer(501, "The processes export no metrics: call ratelimit_mw.telemetry.prometheus.export.")
-        return PageAnswer(200, [("Content-Type", CONTENT_TYPE)], text)
+        return PageAnswer(200, [("Content-Type", exposition.content_type)], text)
 
     @cached_property
     def _exposition(self) -> "Exposition":
-        from ratelimit_mw.operations.page.metrics import Exposition
+        from ratelimit_mw.telemetry.prometheus import Exposition
 
         return Exposition(self._limiter)
 
