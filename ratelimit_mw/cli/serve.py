@@ -1,4 +1,4 @@
-"""The commands `serve`, the limiter as a service, and `ask`, which asks it as a proxy does. They need the extra `serve`."""
+"""The commands `serve`, the limiter as a service, and `ask`, which asks it as a proxy does. Extra `serve`."""
 
 import json
 import logging
