@@ -127,7 +127,7 @@ _WORKERS = re.compile(r"(?:^|\s)(?:-w|--workers)[\s=]*([0-9]{1,4})(?=\s|$)")
 def workers_of_server(arguments: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
     """Return how many workers the server of this process was told to start, or 1 if that is unknown.
 
-    The command line of a server takes precedence over the environment. A configuration file of gunicorn is not read.
+    The command line of a server takes precedence over gunicorn's configuration file, and that over WEB_CONCURRENCY.
 
     Args:
         arguments: The command line. None: that of this process. The workers of a server have the same one.
@@ -139,6 +139,10 @@ def workers_of_server(arguments: Sequence[str] | None = None, environ: Mapping[s
     if not {program.stem, program.parent.name} & {*_SERVERS}:  # the parent: `python -m uvicorn`
         return 1
     told = _WORKERS.findall(" ".join(arguments[1:])) or _WORKERS.findall(environ.get("GUNICORN_CMD_ARGS", ""))
+    if not told and "gunicorn" in (program.stem, program.parent.name):
+        configured = getattr(sys.modules.get("__config__"), "workers", None)  # gunicorn imports its file by this name
+        if isinstance(configured, int):
+            return max(1, configured)
     if not told:
         found = environ.get("WEB_CONCURRENCY", "")
         told = [found] if found.isascii() and found.isdecimal() and len(found) < 5 else []

@@ -1,3 +1,6 @@
+import os
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -68,3 +71,26 @@ def test_each_maker_looks_up_what_it_calls(monkeypatch):
 )
 def test_the_workers_of_a_server_are_those_of_its_command_line(arguments, environ, workers):
     assert workers_of_server(arguments, environ) == workers
+
+
+SITE = """
+from ratelimit_mw.wsgi import RateLimitMiddleware
+app = RateLimitMiddleware(lambda *_: [], {"domain": "d", "rules": [{"name": "r", "limit": "1 per minute"}]})
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        pytest.param([], "clients get up to 3 times their limits", id="the file, before WEB_CONCURRENCY"),
+        pytest.param(["-w", "2"], "clients get up to 2 times their limits", id="the command line, before the file"),
+        pytest.param(["-w", "1"], "a restart resets them", id="one worker"),
+    ],
+)
+def test_workers_in_the_configuration_file_of_gunicorn_are_noticed(tmp_path, words, said):
+    (tmp_path / "site_app.py").write_text(SITE)
+    (tmp_path / "gunicorn.conf.py").write_text("import os\nworkers = len(os.sep) + 2\n")
+    command = [sys.executable, "-m", "gunicorn", "--check-config", *words, "site_app:app"]
+    environ = {**os.environ, "WEB_CONCURRENCY": "7"}
+    done = subprocess.run(command, check=True, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60)
+    assert said in done.stderr
