@@ -4,8 +4,11 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from rest_framework.exceptions import Throttled
-from rest_framework.throttling import BaseThrottle
+from ratelimit_mw.errors import extra
+
+with extra("drf"):
+    from rest_framework.exceptions import Throttled
+    from rest_framework.throttling import BaseThrottle
 
 from ratelimit_mw.config.at_runtime import reads_as_limit
 from ratelimit_mw.django.handles import DjangoHandle

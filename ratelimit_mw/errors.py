@@ -42,7 +42,8 @@ has its module behind it:
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ratelimit_mw.model import Decision
@@ -215,6 +216,17 @@ class Unsendable(Exception):
 
 class Lost(Exception):
     """A deferred request may have reached the app. Whether the app served it is unknown."""
+
+
+@contextmanager
+def extra(name: str) -> Iterator[None]:
+    """Import in this block what the extra `name` brings. If a module is missing, the error says how to install it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"{error}; it comes with the extra {name}: pip install 'ratelimit_mw[{name}]'", name=error.name
+        ) from None
 
 
 _OTHER_NAMES = {

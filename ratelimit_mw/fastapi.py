@@ -1,14 +1,18 @@
 """Limits inside a FastAPI app: dependencies that ask for rules by name. Requires the extra `fastapi`."""
 
+import inspect
 import os
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
-from fastapi import FastAPI, HTTPException, Response, WebSocket, WebSocketException, routing
-from starlette.datastructures import MutableHeaders
-from starlette.requests import HTTPConnection, Request
-from starlette.types import ASGIApp
+from ratelimit_mw.errors import ConfigurationError, Problem, extra
+
+with extra("fastapi"):
+    from fastapi import FastAPI, HTTPException, Response, WebSocket, WebSocketException, routing
+    from starlette.datastructures import MutableHeaders
+    from starlette.requests import HTTPConnection, Request
+    from starlette.types import ASGIApp
 
 from ratelimit_mw.asgi import RateLimitMiddleware
 from ratelimit_mw.http.answers import DenialResponse, phrase
@@ -73,6 +77,16 @@ class Limited:
         # a function at once.
         object.__setattr__(self, "__call__", self._decide)
 
+    @property
+    def dependency(self) -> NoReturn:
+        """Not there. FastAPI reads it if the list `dependencies` has this object in place of `Depends(…)`."""
+        raise TypeError(f"limited makes a dependency: write dependencies=[Depends({self.written})]")
+
+    @property
+    def written(self) -> str:
+        """The call that made this object, for messages."""
+        return f"limited({self.limit.text!r})"
+
     def __call__(self, connection: HTTPConnection) -> Awaitable[Decision]:
         """Decide on a request or a WebSocket.
 
@@ -84,10 +98,9 @@ class Limited:
         """
         given: object = connection  # a function, if this is used as a decorator
         if not isinstance(given, HTTPConnection):
-            written = f"limited({self.limit.text!r})"
             raise TypeError(
                 f"limited of ratelimit_mw.fastapi makes a dependency, and does not decorate {given!r}: write "
-                f"dependencies=[Depends({written})] in the decorator of the route, or decorate with limited of "
+                f"dependencies=[Depends({self.written})] in the decorator of the route, or decorate with limited of "
                 "ratelimit_mw.starlette"
             )
         return self._decide(connection)
@@ -156,9 +169,13 @@ def add_rate_limits(
         storage: Where the counters are, as for `RateLimiter`. It is allowed with `config` only.
 
     Raises:
-        TypeError: Both `config` and `limiter` are given, or neither.
+        TypeError: Both `config` and `limiter` are given, or neither; or `app` is not a FastAPI app.
         ConfigurationError: The rules cannot be used. The error has every problem found.
     """
+    if not isinstance(app, FastAPI):
+        raise TypeError(
+            f"the first argument is not a FastAPI app, but a {type(app).__name__}: write add_rate_limits(app, config)"
+        )
     used = limiter_for(config, limiter, storage)
     app.add_middleware(_Middleware, within=app, limiter=used, owned=limiter is None)
     handler: Any = _answer  # Starlette has types for handlers of requests and of WebSockets, not for one of both
@@ -196,8 +213,18 @@ class _Middleware(RateLimitMiddleware):
     def _asked(self) -> Iterable[Found]:
         for route in self._routes():
             endpoint = getattr(route, "endpoint", None)
+            if hasattr(route, "dependant"):
+                _require_depends(endpoint)
             yield from rules_of_view(endpoint)
             yield from (((endpoint, found), found.of(endpoint)) for found in _limits_of(route))
+
+
+def _require_depends(endpoint: Any) -> None:
+    """Refuse an endpoint with `limited(…)` as a default: without `Depends`, FastAPI takes it for a value."""
+    for each in inspect.signature(endpoint).parameters.values():
+        if isinstance(each.default, Limited):
+            message = f"{name_of_view(endpoint)}: {each.name}={each.default.written} limits nothing"
+            raise ConfigurationError([Problem(message, hint=f"write {each.name}=Depends({each.default.written})")])
 
 
 _each: Any = getattr(routing, "iter_route_contexts", iter)

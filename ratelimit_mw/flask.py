@@ -4,9 +4,12 @@ from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any, TypeVar
 
-from flask import Request, Response, current_app, request
-from flask.views import View
-from werkzeug.exceptions import TooManyRequests
+from ratelimit_mw.errors import extra
+
+with extra("flask"):
+    from flask import Request, Response, current_app, request
+    from flask.views import View
+    from werkzeug.exceptions import TooManyRequests
 
 from ratelimit_mw.http.answers import DenialResponse
 from ratelimit_mw.http.handle import BlockingHandle, Enforced

@@ -5,10 +5,13 @@ from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any, TypeVar
 
-from starlette.concurrency import run_in_threadpool
-from starlette.requests import HTTPConnection
-from starlette.responses import Response
-from starlette.websockets import WebSocket, WebSocketState
+from ratelimit_mw.errors import extra
+
+with extra("starlette"):
+    from starlette.concurrency import run_in_threadpool
+    from starlette.requests import HTTPConnection
+    from starlette.responses import Response
+    from starlette.websockets import WebSocket, WebSocketState
 
 from ratelimit_mw.http.answers import DenialResponse
 from ratelimit_mw.http.limits_in_code import decorator, limit_in_code

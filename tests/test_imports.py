@@ -48,3 +48,44 @@ def test_the_public_names():
 
     assert sorted(ratelimit_mw.__all__) == ["ConfigurationError", "Decision", "EntryList", "ManualClock", "RateLimiter"]
     assert all(hasattr(ratelimit_mw, name) for name in ratelimit_mw.__all__)
+
+
+@pytest.mark.parametrize(
+    ("statement", "module", "extra"),
+    [
+        pytest.param("import ratelimit_mw.telemetry.prometheus", "prometheus_client", "prometheus", id="Prometheus"),
+        pytest.param(
+            "import ratelimit_mw.telemetry.opentelemetry", "opentelemetry", "opentelemetry", id="OpenTelemetry"
+        ),
+        pytest.param(
+            "import ratelimit_mw.service as s; s.serve(s.Settings(rules='r.yaml'))",
+            "google.protobuf",
+            "serve",
+            id="the service",
+        ),
+        pytest.param("import ratelimit_mw.django", "django", "django", id="Django"),
+        pytest.param("import ratelimit_mw.drf", "rest_framework", "drf", id="REST framework"),
+        pytest.param("import ratelimit_mw.flask", "flask", "flask", id="Flask"),
+        pytest.param("import ratelimit_mw.starlette", "starlette", "starlette", id="Starlette"),
+        pytest.param("import ratelimit_mw.fastapi", "fastapi", "fastapi", id="FastAPI"),
+    ],
+)
+def test_a_missing_extra_is_named_with_the_command_that_installs_it(statement, module, extra):
+    blocked = f"""
+import sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Missing())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", f"{blocked}\n{statement}"], capture_output=True, text=True, check=False
+    )
+    last = done.stderr.strip().splitlines()[-1]
+    assert last == (
+        f"ModuleNotFoundError: No module named '{module}'; it comes with the extra {extra}: "
+        f"pip install 'ratelimit_mw[{extra}]'"
+    )

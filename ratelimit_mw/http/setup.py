@@ -88,9 +88,14 @@ def refuse_wsgi_app(app: object) -> None:
 
 
 def refuse_asgi_app(app: object) -> None:
-    """Raise TypeError if `app` is known to be an ASGI app. For the WSGI middleware."""
+    """Raise TypeError if `app` is known to be an ASGI app, or a Flask object. For the WSGI middleware."""
     if _is_coroutine(app) or (_takes(app, 3) and not _takes(app, 2)):
         raise TypeError(_mistaken(app, "wsgi", "asgi"))
+    if hasattr(app, "wsgi_app") and hasattr(app, "view_functions"):
+        raise TypeError(
+            "the Flask object itself can't be wrapped, because it calls its own wsgi_app, which would be the "
+            "middleware: write app.wsgi_app = RateLimitMiddleware(app.wsgi_app, …) and serve the app as before"
+        )
 
 
 def _is_coroutine(app: object) -> bool:

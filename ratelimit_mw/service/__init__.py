@@ -4,6 +4,7 @@
 The modules of this package are internal.
 """
 
+from ratelimit_mw.errors import extra
 from ratelimit_mw.service.settings import Address, Settings
 
 __all__ = ["Address", "Settings", "serve"]
@@ -21,6 +22,7 @@ def serve(settings: Settings) -> None:
         ConfigurationError: The service cannot start. The error has every reason. No port was opened.
         StoreUnavailable: The rules are in a database that does not answer.
     """
-    from ratelimit_mw.service.runner import run  # imported late: the command line reads the settings without the extra
+    with extra("serve"):
+        from ratelimit_mw.service.runner import run  # late: the command line reads the settings without the extra
 
     run(settings)

@@ -4,8 +4,11 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from opentelemetry import trace
-from opentelemetry.metrics import CallbackOptions, Histogram, Meter, MeterProvider, Observation, get_meter
+from ratelimit_mw.errors import extra
+
+with extra("opentelemetry"):
+    from opentelemetry import trace
+    from opentelemetry.metrics import CallbackOptions, Histogram, Meter, MeterProvider, Observation, get_meter
 
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.model import Decision

@@ -7,6 +7,7 @@ from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.testclient import TestClient
 from flask import Blueprint, Flask
 
+from ratelimit_mw import ConfigurationError
 from ratelimit_mw import fastapi as in_fastapi
 from ratelimit_mw import flask as in_flask
 from ratelimit_mw import starlette as in_starlette
@@ -142,3 +143,47 @@ def test_a_dependency_of_fastapi_as_a_decorator_is_a_type_error():
         in_fastapi.limited("mail")(plain)
     assert "plain" in str(raised.value)
     assert Depends(in_fastapi.limited("mail")).dependency == in_fastapi.limited("mail")
+
+
+def test_a_dependency_of_fastapi_without_depends_is_a_type_error():
+    with pytest.raises(TypeError, match=r"write dependencies=\[Depends\(limited\('mail'\)\)\]"):
+        FastAPI().get("/", dependencies=[in_fastapi.limited("mail")])(plain)
+
+
+def test_a_dependency_of_fastapi_that_is_a_default_stops_the_app():
+    app = FastAPI()
+
+    @app.get("/")
+    def mail(decision=in_fastapi.limited("mail")):  # noqa: B008 - the mistake
+        return "sent"
+
+    in_fastapi.add_rate_limits(app, RULES, storage="memory://")
+    with (
+        pytest.raises(
+            ConfigurationError, match=r"mail: decision=limited\('mail'\) limits nothing \(write .*=Depends\("
+        ),
+        TestClient(app),
+    ):
+        pass
+
+
+def test_swapped_arguments_of_add_rate_limits_are_a_type_error():
+    with pytest.raises(TypeError, match=r"not a FastAPI app, but a dict: write add_rate_limits\(app, config\)"):
+        in_fastapi.add_rate_limits(RULES, FastAPI())
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("limited", r"from ratelimit_mw\.fastapi import limited \| .*\.starlette import limited \| .*flask.*django"),
+        ("add_rate_limits", r"from ratelimit_mw\.fastapi import add_rate_limits"),
+        (
+            "RateLimitMiddleware",
+            r"from ratelimit_mw\.asgi import RateLimitMiddleware \| from ratelimit_mw\.wsgi import",
+        ),
+        ("nothing", r"cannot import name 'nothing' from 'ratelimit_mw'"),
+    ],
+)
+def test_a_name_that_is_imported_from_the_package_tells_its_module(name, line):
+    with pytest.raises(ImportError, match=line):
+        exec(f"from ratelimit_mw import {name}")

@@ -142,7 +142,7 @@ def test_a_rule_that_always_has_a_counter_is_not_logged(ask, caplog, by):
 def test_one_user_among_the_first_requests_is_enough(ask, caplog):
     limiter = RateLimiter(rules(by="user|ip", user="cookie:user"), storage="memory://")
     middleware = Wsgi if ask is under_wsgi else Asgi
-    app = flask_app() if ask is under_wsgi else FastAPI()
+    app = flask_app().wsgi_app if ask is under_wsgi else FastAPI()
     limited = middleware(app, limiter=limiter)
     client = httpx.Client(transport=httpx.WSGITransport(limited)) if ask is under_wsgi else TestClient(limited)
     client.get("http://app/", headers={"Cookie": "user=ann"})
@@ -166,10 +166,18 @@ def test_the_wsgi_class_refuses_an_asgi_app(make):
         Wsgi(make(), config=rules())
 
 
-@pytest.mark.parametrize("make", [flask_app, lambda: flask_app().wsgi_app, lambda: Wsgi(flask_app(), config=rules())])
+@pytest.mark.parametrize(
+    "make", [flask_app, lambda: flask_app().wsgi_app, lambda: Wsgi(flask_app().wsgi_app, config=rules())]
+)
 def test_the_asgi_class_refuses_a_wsgi_app(make):
     with pytest.raises(TypeError, match=r"is for ASGI apps, but .* is one for WSGI: use ratelimit_mw\.wsgi\."):
         Asgi(make(), config=rules())
+
+
+def test_a_flask_object_in_place_of_its_wsgi_app_is_refused():
+    app = flask_app()
+    with pytest.raises(TypeError, match=r"write app\.wsgi_app = RateLimitMiddleware\(app\.wsgi_app, …\)"):
+        app.wsgi_app = Wsgi(app, config=rules())
 
 
 def test_a_fastapi_app_with_the_wsgi_class_says_so():

@@ -358,7 +358,7 @@ def flask_reading_a_cookie(seen):
         seen.append(flask.request.cookies["session"])
         return ""
 
-    return app
+    return app.wsgi_app
 
 
 def django_reading_a_cookie(seen):
