@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ratelimit_mw.cli import counters, explain, operators, replay, routes, rules, serve, suggest
+from ratelimit_mw.cli import counters, doctor, explain, operators, replay, routes, rules, serve, suggest
 from ratelimit_mw.cli.common import say, say_json
 from ratelimit_mw.config.file import json_schema
 from ratelimit_mw.deferral import command as deferral
@@ -86,6 +86,7 @@ class _Notes(logging.Handler):
 
 _COMMANDS = (
     explain.check,
+    doctor.doctor,
     explain.explain,
     routes.routes,
     replay.replay,

@@ -166,7 +166,7 @@ def compare(app: ReadApp, examined: Examined, known: Collection[str]) -> Compari
     problems = (*examined.problems, *(unknown_rule(name, known) for name in names))
     unneeded = [each for part in rules.parts for each in part.without_user] if django_knows_users() else []
     warnings = [each for each in examined.warnings if each not in unneeded]
-    warnings += [*_unmatched(app.name, app.routes, rules, examined), *_changing(app, rules)]
+    warnings += [*_unmatched(app.name, app.routes, rules, examined), *changing_identities(app, rules)]
     placed = paths_of_rules(examined)
     for each in untyped(app.routes, rules):
         if places := placed.get((each.domain, each.rule)):  # none if the rule is on demand
@@ -197,7 +197,7 @@ def _unmatched(app: str, found: Sequence[AppRoute], rules: Rules, examined: Exam
                     yield replace(place, message=message, hint=f"it takes {', '.join(served)}")
 
 
-def _changing(app: ReadApp, rules: Rules) -> Iterator[Problem]:
+def changing_identities(app: ReadApp, rules: Rules) -> Iterator[Problem]:
     """Yield a warning for each attribute in use that is a signed session of the app."""
     for part in rules.parts:
         named = {**part.client.attributes, "user": part.client.user, "tier": part.client.tier}

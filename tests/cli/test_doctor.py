@@ -1,0 +1,197 @@
+"""`ratelimit-mw doctor` over real stores and real apps."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ratelimit_mw.cli.doctor import about_clock, about_server
+from tests.support.proxy import Proxy
+
+MINIMAL = "~shop:* +@read +@write -@dangerous +eval +evalsha +time"  # as in the page on storage
+
+
+@pytest.fixture
+def doctor(run):
+    """A function from options to the exit code, and the findings of each check that are not "ok", without remedies.
+
+    Its rules are those of the shop, changed by `rules`. Each finding that is not "ok" must have a remedy.
+    """
+
+    def examine(*words, rules=None):
+        path = Path("ratelimits.yaml")
+        shop = yaml.safe_load(path.read_text("utf-8"))
+        path.write_text(json.dumps({**shop, **(rules or {})}), "utf-8")
+        code, printed, _ = run("doctor", "--json", *words)
+        told = json.loads(printed)
+        found = {}
+        for each in told["findings"]:
+            assert (each["state"] == "ok") is not bool(each["remedy"])
+            if each["state"] != "ok":
+                found.setdefault(each["check"], []).append((each["state"], each["what"]))
+        assert told["ok"] is (code == 0)
+        return code, found
+
+    return examine
+
+
+PROXIED = {"client": {"user": "header:Authorization", "tier": "header:X-Plan", "secret": "s", "trusted_hops": 1}}
+FLASK = ("--app", "tests.cli.routed.flask_app:app")
+
+
+def test_a_setup_that_is_as_it_should_be_has_no_remedy_to_show(doctor, any_server):
+    assert doctor("--storage", any_server.url, *FLASK, rules=PROXIED) == (0, {})
+
+
+def test_it_prints_a_line_for_each_finding_and_a_remedy_below(run):
+    code, printed, _ = run("doctor", "--workers", "4")
+    assert code == 1
+    assert (
+        "✗ workers  memory:// with 4 workers: clients get up to 4 times their limits\n"
+        "           → use lmdb:// for the workers of one machine, redis:// for several machines\n"
+    ) in printed
+    assert printed.splitlines()[0] == "✓ rules    ratelimits.yaml: 3 rules"
+    assert printed.splitlines()[-1] == "1 wrong"
+
+
+@pytest.mark.parametrize(
+    ("rules", "check", "said"),
+    [
+        pytest.param({"client": {"user": "header:Authorization"}}, "secret", "who reads the store can guess user",
+                     id="hashes without a secret"),
+        pytest.param({"client": {"trusted_proxies": ["0.0.0.0/0"], "user": "header:A", "secret": "s"}}, "proxies",
+                     "has 0.0.0.0/0: each client can choose its address", id="proxies that are everybody"),
+        pytest.param({"shadow": True}, "rules", "shadow: shop is not enforced", id="a file in shadow"),
+    ],
+)  # fmt: skip
+def test_rules_that_limit_less_than_they_seem_to_are_wrong(doctor, rules, check, said):
+    code, found = doctor(rules={"rules": [{"name": "all", "by": "user|ip", "limit": "9 per hour"}], **rules})
+    ((state, what),) = found[check]
+    assert (code, state) == (1, "wrong")
+    assert said in what
+
+
+@pytest.mark.parametrize("where", ["environment", "operators"])
+def test_a_kill_switch_that_was_left_open_is_wrong(doctor, run, any_server, monkeypatch, where):
+    if where == "environment":
+        monkeypatch.setenv("RATELIMIT_MW", "shadow")
+    else:
+        assert run("switch", "shadow", "--storage", any_server.url)[0] == 0
+    code, found = doctor("--storage", any_server.url)
+    ((state, what),) = found["switch"]
+    assert (code, state) == (1, "wrong")
+    assert what.startswith("the kill switch is at shadow, ")
+
+
+def test_rules_that_cannot_be_loaded_are_the_only_finding(doctor):
+    code, found = doctor(rules={"rulez": []})
+    assert (code, list(found)) == (1, ["rules"])
+    assert "rulez" in found["rules"][0][1]
+
+
+def test_a_server_that_does_not_answer_is_wrong(doctor, fresh_server):
+    fresh_server.kill()
+    code, found = doctor("--storage", fresh_server.url)
+    ((state, what),) = found["server"]
+    assert (code, state) == (1, "wrong")
+    assert what.startswith("the store can't be used, so storage.on_error decides: ")
+
+
+def test_a_fault_that_waiting_does_not_heal_has_its_own_remedy(run, any_server):
+    code, printed, _ = run("doctor", "--storage", any_server.url.replace("//", "//:wrong@"))
+    assert code == 1
+    assert "→ remove the password from the storage URL, or set one on the server" in printed
+
+
+def test_a_round_trip_that_takes_longer_than_the_timeout_is_wrong(doctor, any_server):
+    with Proxy(any_server.port) as proxy:
+        proxy.delay(0.02)
+        code, found = doctor("--storage", proxy.url, rules={"storage": {"timeout": "5ms"}})
+    ((state, what),) = found["server"]
+    assert (code, state) == (1, "wrong")
+    assert what.endswith("storage.timeout is 5 ms")
+
+
+def test_a_user_with_minimal_rights_is_enough_but_cannot_tell_the_eviction_policy(doctor, fresh_server):
+    with fresh_server.client() as redis:
+        redis.execute_command("ACL", "SETUSER", "app", "on", ">secret", *MINIMAL.split())
+    code, found = doctor("--storage", fresh_server.url.replace("//", "//app:secret@"), rules=PROXIED)
+    assert (code, [state for state, _ in found["server"]]) == (0, ["note"])
+
+
+def test_a_user_without_the_right_to_decide_is_wrong(run, fresh_server):
+    with fresh_server.client() as redis:
+        redis.execute_command("ACL", "SETUSER", "app", "on", ">secret", "~shop:*", "+@read")
+    code, printed, _ = run("doctor", "--storage", fresh_server.url.replace("//", "//app:secret@"))
+    assert code == 1
+    assert "→ permit the server's user the commands and keys that the package needs" in printed
+
+
+def test_a_server_that_drops_counters_is_wrong(doctor, fresh_server):
+    with fresh_server.client() as redis:
+        redis.config_set("maxmemory", "100mb")
+        redis.config_set("maxmemory-policy", "allkeys-lru")
+    code, found = doctor("--storage", fresh_server.url)
+    ((state, what),) = found["server"]
+    assert (code, state) == (1, "wrong")
+    assert what.startswith("maxmemory-policy is allkeys-lru")
+
+
+@pytest.mark.parametrize(
+    ("fields", "states"),
+    [
+        pytest.param({"redis_version": "7.2.4", "maxmemory": "0", "maxmemory_policy": "allkeys-lru"}, ["ok"],
+                     id="a policy without a limit of memory"),
+        pytest.param({"redis_version": "6.0.16"}, ["wrong", "ok"], id="too old"),
+        pytest.param({"redis_version": "10.0.0", "maxmemory": "9", "maxmemory_policy": "noeviction"}, ["ok"],
+                     id="memory that ends with an error"),
+    ],
+)  # fmt: skip
+def test_what_a_server_says_of_itself(fields, states):
+    assert [finding.state for finding in about_server(fields)] == states
+
+
+@pytest.mark.parametrize(("skew", "state"), [(0.2, "ok"), (-4.9, "ok"), (61.0, "wrong"), (-3600.0, "wrong")])
+def test_a_clock_that_is_far_from_this_one_is_wrong(skew, state):
+    assert about_clock(skew).state == state
+
+
+def test_a_shared_file_is_looked_at_and_not_created(doctor, tmp_path):
+    code, found = doctor("--storage", f"lmdb://{tmp_path}/counters", rules=PROXIED)
+    assert (code, [state for state, _ in found["file"]]) == (0, ["note"])
+    assert not (tmp_path / "counters").exists()
+
+
+def test_a_shared_file_without_space_is_wrong(doctor, tmp_path):
+    code, found = doctor("--storage", f"lmdb://{tmp_path}/counters?size=1000000GB".replace("1000000GB", "1024GB"))
+    ((state, what),) = found["file"]
+    assert (code, state) == (1, "wrong")
+    assert "may grow to 1048576 MB" in what
+
+
+def test_a_shared_file_that_is_not_one_is_wrong_with_the_remedy_of_the_store(run, tmp_path):
+    (tmp_path / "counters").write_text("a letter")
+    code, printed, _ = run("doctor", "--storage", f"lmdb://{tmp_path}/counters")
+    assert code == 1
+    assert "✗ file     the store can't be used" in printed
+
+
+def test_routes_without_any_rule_are_wrong(doctor):
+    login = {"rules": [{"name": "login", "match": {"path": "/login"}, "limit": "5 per minute"}]}
+    code, found = doctor(*FLASK, rules=login)
+    assert (code, found["routes"]) == (
+        1,
+        [("wrong", "no rule limits GET /api/orders/")],
+    )
+
+
+def test_a_signed_session_as_an_identity_is_wrong(doctor):
+    Path("signed.py").write_text("from flask import Flask\napp = Flask('signed')\napp.secret_key = 's'\n")
+    client = {"client": {"user": "cookie:session", "secret": "s"}}
+    code, found = doctor(
+        "--app", "signed:app", rules={**client, "rules": [{"name": "a", "by": "user", "limit": "1/h"}]}
+    )
+    ((state, what),) = found["sessions"]
+    assert (code, state) == (1, "wrong")
+    assert what.startswith("user is a signed session of signed:app")
