@@ -22,8 +22,7 @@ from ratelimit_mw.http.responses import (
 from ratelimit_mw.http.setup import built_by_starlette, limiter_for, refuse_wsgi_app
 from ratelimit_mw.http.views import Found, MisplacedLimits, require_names, routes_below, rules_of_view
 from ratelimit_mw.http.websocket import Messages, close_code, detecting_close
-from ratelimit_mw.identity.http_request import AsgiRequest, asgi_requests_of
-from ratelimit_mw.identity.request import Request
+from ratelimit_mw.identity.http_request import AsgiRequest, asgi_requests_of, asgi_told
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.model import SECOND
 from ratelimit_mw.rules.domains import Rules
@@ -113,28 +112,35 @@ class RateLimitMiddleware:
             return
         engine = self._engine
         rules = engine.current()  # read once, so that one version of the rules applies to the whole request
-        request = self._request_of(scope)
+        told = asgi_told(scope, self._request_of)
+        request = None if rules.bare else self._request_of(scope, told)
         if self._first.left:
-            self._first.examine(request)
+            self._first.examine(request or self._request_of(scope, told))
+        if request is None:
+            plan = engine.planner.plan_told(rules, scope, told)
+        elif rules.special:
+            await self._serve_special(rules, request, scope, receive, send)
+            return
+        else:
+            if rules.attributes.awaited:
+                await rules.attributes.resolve(request)
+            plan = engine.planner.plan(rules, request)
+        verdict = await engine.aexecute(plan, rules) if engine.waits else engine.execute(plan, rules)
+        if not verdict.allowed:
+            denied = request or self._request_of(scope, told)
+            try:
+                await self._deny(verdict, rules, denied, send)
+            finally:
+                denied.detach()
+            return
+        scope["ratelimit"] = handle = AsyncHandle(verdict, self._limiter, request, rules, scope, told)
         try:
-            if rules.special:
-                await self._serve_special(rules, request, scope, receive, send)
-                return
-            if engine.waits or rules.attributes.awaited:
-                verdict = await engine.adecide(request, rules=rules)
-            else:
-                verdict = engine.execute(engine.planner.plan(rules, request), rules)  # nothing can be shed here
-            scope["ratelimit"] = handle = AsyncHandle(verdict, self._limiter, request, rules)
             answers = self._answers.of(rules)
-            if not verdict.allowed:
-                engine.report(verdict, rules, request)
-                await _deny(answers, verdict, request, send)
-                return
             if answers.rated:  # a rule that the app asks for may bind later
                 send = partial(_send_with_headers, answers, handle, send)
             await self.app(scope, receive, send)
         finally:
-            request.detach()
+            handle.detach()
 
     async def _serve_special(
         self, rules: Rules, request: AsgiRequest, scope: Scope, receive: Receive, send: Send
@@ -151,12 +157,11 @@ class RateLimitMiddleware:
                 verdict, app = await self._deferral.decide(app, request, rules, receive)
             else:
                 verdict = await engine.adecide(request, rules=rules)
+            if app is self.app and not verdict.allowed:
+                await self._deny(verdict, rules, request, send)
+                return
             scope["ratelimit"] = handle = AsyncHandle(verdict, self._limiter, request, rules)
             answers = self._answers.of(rules)
-            if app is self.app and not verdict.allowed:
-                engine.report(verdict, rules, request)
-                await _deny(answers, verdict, request, send)
-                return
             if rules.settling:
                 receive, send = detecting_close(scope, receive, send)
             if answers.rated:  # a rule that the app asks for may bind later
@@ -172,6 +177,23 @@ class RateLimitMiddleware:
         finally:
             if meter is not None:
                 meter.left(request)
+            request.detach()
+
+    async def _deny(self, verdict: Verdict, rules: Rules, request: AsgiRequest, send: Send) -> None:
+        """Answer a denied request."""
+        scope = request.context
+        scope["ratelimit"] = AsyncHandle(verdict, self._limiter, request, rules)
+        self._engine.report(verdict, rules, request)
+        denial = self._answers.of(rules).denial(verdict, request)
+        kind = "http.response"
+        if scope["type"] == "websocket":
+            kind = "websocket.http.response"
+            code = close_code(scope, denial.status)
+            if code is not None:  # the server answers with 403 if a WebSocket is closed before it is accepted
+                await send({"type": "websocket.close", "code": code})
+                return
+        await send({"type": f"{kind}.start", "status": denial.status, "headers": denial.headers})
+        await send({"type": f"{kind}.body", "body": denial.body})
 
     async def _call_unknown(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a scope that is not limited, or the first one that is. Only then can asyncio be told from trio."""
@@ -232,17 +254,3 @@ def _send_with_headers(answers: Answers[bytes], handle: AsyncHandle, send: Send,
         message = dict(message)
         message["headers"] = answers.add_headers(message.get("headers") or (), handle.reported)
     return send(message)
-
-
-async def _deny(answers: Answers[bytes], verdict: Verdict, request: Request, send: Send) -> None:
-    scope = request.context
-    denial = answers.denial(verdict, request)
-    kind = "http.response"
-    if scope["type"] == "websocket":
-        kind = "websocket.http.response"
-        code = close_code(scope, denial.status)
-        if code is not None:  # the server answers with 403 if a WebSocket is closed before it is accepted
-            await send({"type": "websocket.close", "code": code})
-            return
-    await send({"type": f"{kind}.start", "status": denial.status, "headers": denial.headers})
-    await send({"type": f"{kind}.body", "body": denial.body})

@@ -16,7 +16,7 @@ from ratelimit_mw.http.handle import BlockingHandle, FirstRequests
 from ratelimit_mw.http.responses import ClosingIterable, WsgiResponseTracker
 from ratelimit_mw.http.setup import limiter_for, refuse_asgi_app, refuse_awaited
 from ratelimit_mw.http.views import MisplacedLimits, register_names, require_names, rules_of_view, views_of_flask
-from ratelimit_mw.identity.http_request import WsgiRequest
+from ratelimit_mw.identity.http_request import WsgiRequest, wsgi_told
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.stores import Store
@@ -98,20 +98,18 @@ class RateLimitMiddleware:
         rules = engine.current()  # read once, so that one version of the rules applies to the whole request
         if rules.special:
             return self._serve_special(rules, environ, start_response)
-        request = self._request_of(environ)
-        verdict = engine.execute(engine.planner.plan(rules, request), rules)
-        environ["ratelimit.decision"] = handle = BlockingHandle(verdict, self.limiter, request, rules)
-        answers = self._answers.of(rules)
-        if not verdict.allowed:
-            return self._deny(rules, verdict, request, start_response)
-        start_response = partial(_start, answers, handle, request, start_response)
-        return self.app(environ, start_response)
-
-    def _request_of(self, environ: dict[str, Any]) -> WsgiRequest:
-        request = WsgiRequest(environ)
+        told = wsgi_told(environ)
+        request = None if rules.bare else WsgiRequest(environ, told)
         if self._first.left:
-            self._first.examine(request)
-        return request
+            self._first.examine(request or WsgiRequest(environ, told))
+        planner = engine.planner
+        plan = planner.plan_told(rules, environ, told) if request is None else planner.plan(rules, request)
+        verdict = engine.execute(plan, rules)
+        if not verdict.allowed:
+            return self._deny(rules, verdict, request or WsgiRequest(environ, told), start_response)
+        environ["ratelimit.decision"] = handle = BlockingHandle(verdict, self.limiter, request, rules, environ, told)
+        start_response = partial(_start, self._answers.of(rules), handle, start_response)
+        return self.app(environ, start_response)
 
     def _serve_special(self, rules: Rules, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         """Serve a request under rules that are `special`: they need more than one decision before the app is called."""
@@ -131,7 +129,9 @@ class RateLimitMiddleware:
         return body
 
     def _serve(self, rules: Rules, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
-        request = self._request_of(environ)
+        request = WsgiRequest(environ)
+        if self._first.left:
+            self._first.examine(request)
         engine = self._engine
         if rules.metered and (waited := time_in_queue(request, rules.attributes.from_proxy)):
             engine.planner.meter(rules).queued(waited)
@@ -140,11 +140,10 @@ class RateLimitMiddleware:
             verdict, app = self._deferral.decide(app, request, rules)
         else:
             verdict = engine.decide_in_turn(request, rules=rules)
-        environ["ratelimit.decision"] = handle = BlockingHandle(verdict, self.limiter, request, rules)
-        answers = self._answers.of(rules)
         if app is self.app and not verdict.allowed:
             return self._deny(rules, verdict, request, start_response)
-        start_response = partial(_start, answers, handle, request, start_response)
+        environ["ratelimit.decision"] = handle = BlockingHandle(verdict, self.limiter, request, rules)
+        start_response = partial(_start, self._answers.of(rules), handle, start_response)
         if rules.settling and (account := engine.settlement.account(verdict)).settles:
             return WsgiResponseTracker(engine.settlement, account, start_response).serve(partial(app, environ))
         return app(environ, start_response)
@@ -152,6 +151,7 @@ class RateLimitMiddleware:
     def _deny(
         self, rules: Rules, verdict: Verdict, request: WsgiRequest, start_response: StartResponse
     ) -> Iterable[bytes]:
+        request.context["ratelimit.decision"] = BlockingHandle(verdict, self.limiter, request, rules)
         self._engine.report(verdict, rules, request)
         status, headers, body = self._answers.of(rules).denial(verdict, request)
         request.detach()
@@ -162,7 +162,6 @@ class RateLimitMiddleware:
 def _start(  # noqa: PLR0917  the last three are those of WSGI
     answers: Answers[str],
     handle: BlockingHandle,
-    request: WsgiRequest,
     start_response: StartResponse,
     status: str,
     headers: _Headers,
@@ -170,6 +169,6 @@ def _start(  # noqa: PLR0917  the last three are those of WSGI
 ) -> _Write:
     """Start the response, with the rate-limit headers."""
     added = answers.add_headers(headers, handle.reported) if answers.rated else headers
-    request.detach()  # now, because the app has decided who the client is
+    handle.detach()  # now, because the app has decided who the client is
     # With as many arguments as the app passed, because a server may treat two and three differently.
     return start_response(status, added, exc_info) if exc_info else start_response(status, added)

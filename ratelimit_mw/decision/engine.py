@@ -13,7 +13,7 @@ from ratelimit_mw.decision.denials import DENIALS, DenialLog
 from ratelimit_mw.decision.planning import Plan, Planner, Refusal
 from ratelimit_mw.decision.settlement import Settlement
 from ratelimit_mw.decision.storage import Shadows, Storage
-from ratelimit_mw.decision.verdict import Verdict
+from ratelimit_mw.decision.verdict import Verdict, admitted
 from ratelimit_mw.decision.waiting import (
     Waiting,
     WaitingPlace,
@@ -163,11 +163,14 @@ class Engine:
             reply = plan.take()
         except StoreUnavailable:
             return self.without_store(plan.charges, commit, started)
-        verdict, passes = Verdict(plan.charges, reply), plan.passes
-        if passes is None or started or not verdict.simple:
-            return self._counted(plan, verdict, started, again, certain=reply[2] is not None)
-        passes.number += 1  # the common case, without a call
-        return verdict
+        now, outcomes, only = reply
+        if plan.plain and not started:  # the common case, with few calls
+            verdict = admitted(plan.charges, now, outcomes)
+            if verdict is not None:
+                passes = plan.passes or self._passes(plan)
+                passes.number += 1
+                return verdict
+        return self._counted(plan, Verdict(plan.charges, reply), started, again, certain=only is not None)
 
     async def aexecute(self, plan: Plan, rules: Rules, *, commit: bool = True) -> Verdict:
         """The awaitable twin of `execute`."""

@@ -2,7 +2,8 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
 
 from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.clock import Clock
@@ -12,10 +13,12 @@ from ratelimit_mw.decision.names import UsedNames
 from ratelimit_mw.decision.shedding import Shedder
 from ratelimit_mw.decision.storage import Shadows, Storage
 from ratelimit_mw.decision.verdict import Verdict
+from ratelimit_mw.identity.http_request import Told
 from ratelimit_mw.identity.request import Arguments, Request
 from ratelimit_mw.model import SECOND, Ask, Charge
 from ratelimit_mw.rules.compiled import BLOCKED, NamedRule
 from ratelimit_mw.rules.domains import Rules, rule_names, unknown_rule
+from ratelimit_mw.rules.matching import Plans
 from ratelimit_mw.settings import LoadSettings
 from ratelimit_mw.stores import Store
 from ratelimit_mw.tally import Passes
@@ -45,7 +48,7 @@ class Plan:
     without shadow rules, the execution is one step.
     """
 
-    __slots__ = ("asks", "charges", "passes", "take")
+    __slots__ = ("asks", "charges", "passes", "plain", "take")
 
     def __init__(self, charges: Sequence[Charge], store: Store | None = None) -> None:
         self.charges = charges
@@ -59,12 +62,16 @@ class Plan:
             self.asks = tuple([ask for _, ask in charges])
         self.take = None
         """Decides and charges in one step. None if the plan takes more steps."""
-        if store is not None and self.asks:
-            for ask in self.asks:
-                if ask[3]:  # the denials of shadow rules are counted
-                    break
-            else:
-                self.take = store.taker(self.asks)
+        self.plain = True
+        """Whether no limit has a spare part."""
+        asks = self.asks
+        if store is not None and asks:
+            for _, quota, _, shadow in asks:
+                if shadow:  # its denials are counted
+                    return
+                if quota.spare:
+                    self.plain = False
+            self.take = store.taker(asks)
 
 
 class Refusal(Plan):
@@ -106,13 +113,34 @@ class Planner:
         key = known.key(request) if known is not None else None
         if known is None or key is None:
             return self._planned(rules, request, cost, name)
-        plan: Plan | None = known.get(key)
-        if plan is None:
-            absences = rules.attributes.absences
-            plan = self._planned(rules, request, cost, name)
-            # Do not cache the plan if the switch was turned during the call, or while equal requests are to be noticed.
-            if known.seen(key) and not self.switch.thrown and rules.attributes.absences == absences:
-                known.put(key, plan)
+        return known.get(key) or self._kept(known, key, rules, request)
+
+    def plan_told(self, rules: Rules, context: Any, told: Told) -> Plan:
+        """The plan of a request by rules that are `bare`. The request is made only if its plan is not known.
+
+        Args:
+            rules: the rules.
+            context: the scope or the environ.
+            told: what is told of the request.
+        """
+        known = rules.plans
+        if known is None or self.switch.thrown:
+            return self.plan(rules, told[0](context, told))
+        key = told if known.by_path else (told[1], told[4])
+        return known.get(key) or self._kept(known, key, rules, told[0](context, told))
+
+    def _kept(self, known: Plans, key: Hashable, rules: Rules, request: Request) -> Plan:
+        """Make a plan, and keep it if it was made before."""
+        absences = rules.attributes.absences
+        plan = self._planned(rules, request, 1, None)
+        # Do not cache the plan if the switch was turned during the call, or while equal requests are to be noticed.
+        if (
+            known.keeps(request)
+            and known.seen(key)
+            and not self.switch.thrown
+            and rules.attributes.absences == absences
+        ):
+            known.put(key, plan)
         return plan
 
     def _planned(

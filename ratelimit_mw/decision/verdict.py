@@ -11,6 +11,7 @@ _NO_REPLY = Reply(0, ())
 _NONE: frozenset[int] = frozenset()
 _POLICIES = Decision._fields.index("policies")
 _decision = partial(tuple.__new__, Decision)
+_new = object.__new__
 
 Reason = Literal["limited", "banned", "unavailable", "blocked", "shed"]
 """Why a request is denied.
@@ -49,11 +50,12 @@ class Verdict:
     """
 
     # What few verdicts have is a default of the class, because a verdict is made for each request.
+    allowed = simple = True
     shadowed = local = False
+    binding = delay = wait = 0
     over = _NONE
     account: Any = None
     _denied: Reason | None = None
-    wait = 0
     _decision: Decision | None = None
 
     def __init__(
@@ -72,7 +74,6 @@ class Verdict:
         if len(self.outcomes) == 1 and not charges[0][1][3]:
             if charges[0][1][1].spare:
                 self._hide_spare()
-            self.binding = 0
             ((self.allowed, _, _, _, self.delay),) = self.outcomes
         elif len(self.outcomes) < 2 or not self._bind_plainly():
             self._denied, self.wait = denied, wait
@@ -263,6 +264,28 @@ class Verdict:
             None if allowed else outcome.reason,
             quota.shown_size - remaining,
         ]
+
+
+def admitted(charges: Sequence[Charge], now: int, outcomes: Sequence[Outcome]) -> Verdict | None:
+    """What `Verdict` makes of charges without shadows and spare parts that all admit at once. None if one does not.
+
+    It sets only what differs from the defaults of the class.
+    """
+    binding = 0
+    if len(outcomes) == 1:
+        ((allowed, _, _, _, delay),) = outcomes
+        if not allowed or delay:
+            return None
+    else:
+        least = math.inf
+        for place, (allowed, remaining, _, _, delay) in enumerate(outcomes):
+            if not allowed or delay:
+                return None
+            if remaining < least:
+                binding, least = place, remaining
+    verdict = _new(Verdict)
+    verdict.charges, verdict.now, verdict.outcomes, verdict.binding = charges, now, outcomes, binding
+    return verdict
 
 
 def _without_spare(quota: Quota, outcome: Outcome) -> Outcome:

@@ -147,7 +147,7 @@ class StoredRequest(NamedTuple):
 
     def restore(self, replay: Request) -> None:
         """Give a replay what the rules have read of the original request, because a worker has sent the replay."""
-        replay.path, replay.forms = self.path, self.forms
+        replay.peer, replay.path, replay.forms = self.peer, self.path, self.forms
         replay.values, replay.several = dict(self.values), dict(self.several)
 
     def header(self, name: str) -> str | None:

@@ -35,7 +35,7 @@ class Scope(AsgiRequest):
     __slots__ = ("_visit",)
 
     def __init__(self, visit: Any) -> None:
-        super().__init__(visit.scope, Routing(visit.script_name or ""))  # FORCE_SCRIPT_NAME or `root_path`
+        super().__init__(visit.scope, routing=Routing(visit.script_name or ""))  # FORCE_SCRIPT_NAME or `root_path`
         self._visit = ref(visit)  # it refers to the handle, which refers to this request
         _read_changes(self, visit)
 

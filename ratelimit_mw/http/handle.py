@@ -13,7 +13,7 @@ from ratelimit_mw.decision.settlement import Account, Move, Settlement
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.http.answers import DenialResponse, LatestAnswers
 from ratelimit_mw.identity.address import canonical
-from ratelimit_mw.identity.http_request import drops_underscores
+from ratelimit_mw.identity.http_request import Told, detached_environ, detached_scope, drops_underscores
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.model import SECOND, Decision
@@ -48,7 +48,10 @@ class RequestHandle:
     stays charged. No method changes the places in flight (`N concurrent`).
     """
 
-    __slots__ = ("_by_name", "_limiter", "_request", "_rules", "_verdict", "reported")
+    __slots__ = ("_by_name", "_context", "_limiter", "_made", "_rules", "_told", "_verdict", "reported")
+
+    _detached: Callable[[Any], dict[str, Any]]
+    """Returns a copy of a scope or an environ that does not refer to the handle."""
 
     if TYPE_CHECKING:  # the fields of Decision, which `__getattr__` returns
         allowed: bool
@@ -65,14 +68,40 @@ class RequestHandle:
         reason: str | None
         used: int | None
 
-    def __init__(self, verdict: Verdict, limiter: RateLimiter, request: Request, rules: Rules) -> None:
+    def __init__(  # noqa: PLR0917  arguments by name take longer
+        self,
+        verdict: Verdict,
+        limiter: RateLimiter,
+        request: Request | None,
+        rules: Rules,
+        context: Any = None,
+        told: Told | None = None,
+    ) -> None:
         self._verdict = verdict
         self._limiter = limiter
-        self._request = request
+        self._made = request  # None: it is made of `context` and `told` when it is read
         self._rules = rules
+        self._context = context
+        self._told = told
         self._by_name: tuple[Verdict, ...] = ()  # those of rules that the app has asked for, if they allow the request
         self.reported = verdict
         """The verdict whose limit the headers of the response show."""
+
+    @property
+    def _request(self) -> Request:
+        """The request, as rules read it."""
+        request = self._made
+        if request is None:
+            told: Any = self._told
+            request = self._made = told[0](self._context, told)
+        return request
+
+    def detach(self) -> None:
+        """Internal. Replace the scope or the environ with a copy that does not refer back to this handle."""
+        if self._made is None:
+            self._context = self._detached(self._context)
+        else:
+            self._made.context = self._context = self._detached(self._made.context)
 
     @property
     def decision(self) -> Decision:
@@ -239,6 +268,8 @@ class AsyncHandle(RequestHandle):
 
     __slots__ = ()
 
+    _detached = staticmethod(detached_scope)
+
     charge = RequestHandle.acharge
     refund = RequestHandle.arefund
     check = RequestHandle.acheck
@@ -252,6 +283,8 @@ class BlockingHandle(RequestHandle):
     """
 
     __slots__ = ()
+
+    _detached = staticmethod(detached_environ)
 
     def charge(self, amount: int = 1) -> None:
         """See `AsyncHandle.charge`."""

@@ -15,24 +15,30 @@ _FOLD = bytes.maketrans(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ_", b"abcdefghijklmnopqrstuv
 
 _NAME = itemgetter(0)
 
+Told = tuple[Callable[..., Request], str, str, str, str | None]
+"""What most plans depend on: what makes the request, its method, its path, the prefix of the path, and its peer.
+
+Apps may change the path and the prefix in the scope or the environ, so both are kept for a request that is made later.
+"""
+
 
 class AsgiRequest(Request):
     """A request made from an ASGI scope of type http or websocket.
 
-    See `Request`.
+    `told` is what `asgi_told` has returned for the scope. See `Request`.
     """
 
     __slots__ = ("_names",)
 
-    def __init__(self, scope: MutableMapping[str, Any], routing: Routing = PLAIN) -> None:
+    def __init__(self, scope: MutableMapping[str, Any], told: Told | None = None, *, routing: Routing = PLAIN) -> None:
         self.context = scope
         self.values: dict[str, str | None] = {}
         self.several: dict[str, Values] = {}
         self._names = 0, b""
-        self.method: str = scope.get("method", "GET").upper()  # a websocket scope has none
-        self.path: str = scope.get("path") or "/"
+        self.method: str
+        self.path: str
+        _, self.method, self.path, root, self.peer = told or asgi_told(scope)
         self.forms: Forms | None = None
-        root = scope.get("root_path")
         if root or routing.root or self.path[0] != "/" or not self.path.isascii():
             prefixes = dict.fromkeys(filter(None, (root, routing.root)))
             self.forms = forms_of(decodings(self.path), prefixes, cuts=routing.cuts)
@@ -40,18 +46,8 @@ class AsgiRequest(Request):
                 self.path = self.forms.routed[-1]
 
     def detach(self) -> None:
-        """Replace the scope with a copy that does not refer back to this request.
-
-        Without the reference cycle the request is freed at once, not by the garbage collector.
-        """
-        self.context = scope = dict(self.context)
-        scope.pop("ratelimit", None)
-
-    @property
-    def peer(self) -> str | None:
-        """The address of the connection's other end, or None on a unix socket."""
-        client = self.context.get("client")
-        return client[0] if client else None
+        """Replace the scope. See `detached_scope`."""
+        self.context = detached_scope(self.context)
 
     def header_lines(self, name: str) -> list[str]:
         """Return the last `MOST_LINES` lines of a header, in order. The server may pass its name in any case."""
@@ -98,7 +94,29 @@ class AsgiRequest(Request):
         return query.decode("latin-1")
 
 
-def asgi_requests_of(app: Any) -> Callable[[MutableMapping[str, Any]], AsgiRequest]:
+def asgi_told(scope: MutableMapping[str, Any], make: Callable[..., AsgiRequest] = AsgiRequest) -> Told:
+    """Return what is told of a request before `make` makes it."""
+    client = scope.get("client")
+    return (
+        make,
+        scope.get("method", "GET").upper(),  # a websocket scope has none
+        scope.get("path") or "/",
+        scope.get("root_path") or "",
+        client[0] if client else None,  # None on a unix socket
+    )
+
+
+def detached_scope(scope: MutableMapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of a scope that does not refer to the handle.
+
+    Without the reference cycle the request is freed at once, not by the garbage collector.
+    """
+    copied = dict(scope)
+    copied.pop("ratelimit", None)
+    return copied
+
+
+def asgi_requests_of(app: Any) -> Callable[..., AsgiRequest]:
     """Return the function that makes the requests of `app`. Call it once, because it looks at the apps inside."""
     routing = routing_of(app)
     return AsgiRequest if routing == PLAIN else partial(AsgiRequest, routing=routing)
@@ -115,7 +133,7 @@ def _without_invalid_bytes(path: str) -> str:
 class WsgiRequest(Request):
     """A request made from a WSGI environ.
 
-    See `Request`.
+    `told` is what `wsgi_told` has returned for the environ. See `Request`.
 
     The environ has the same key for the headers `X-Forwarded-For` and `X_Forwarded_For`. If the server or a proxy
     passes header names with underscores on, a client can forge the headers that the proxy sets. gunicorn, nginx and
@@ -124,12 +142,12 @@ class WsgiRequest(Request):
 
     __slots__ = ()
 
-    def __init__(self, environ: dict[str, Any]) -> None:
+    def __init__(self, environ: dict[str, Any], told: Told | None = None) -> None:
         self.context = environ
         self.values: dict[str, str | None] = {}
         self.several: dict[str, Values] = {}
-        self.method: str = environ.get("REQUEST_METHOD", "GET").upper()
-        path: str = environ.get("PATH_INFO") or "/"
+        self.method: str
+        _, self.method, path, _, self.peer = told or wsgi_told(environ)
         self.forms: Forms | None = None
         if path[0] != "/" or not path.isascii():
             self.forms = forms_of(dict.fromkeys((_without_invalid_bytes(path), utf8(path))))
@@ -137,24 +155,8 @@ class WsgiRequest(Request):
         self.path = path
 
     def detach(self) -> None:
-        """Replace the environ with a copy that does not refer back to this request. See `AsgiRequest.detach`.
-
-        The copy also lacks what the app has added and what refers to the environ, such as the request of Flask, which
-        would keep it alive. Such a request takes itself out of the environ, but not out of a copy.
-        """
-        environ = self.context
-        self.context = kept = dict(environ)
-        for name in reversed(environ):
-            if name == "ratelimit.decision":  # the server has added the rest
-                break
-            if getattr(environ[name], "environ", None) is environ:
-                del kept[name]
-        kept.pop("ratelimit.decision", None)
-
-    @property
-    def peer(self) -> str | None:
-        """REMOTE_ADDR, or None if it is absent or empty, as on a unix socket."""
-        return self.context.get("REMOTE_ADDR") or None
+        """Replace the environ. See `detached_environ`."""
+        self.context = detached_environ(self.context)
 
     def header_lines(self, name: str) -> list[str]:
         """Return the header as one line. A WSGI server has already joined its lines."""
@@ -191,3 +193,30 @@ def drops_underscores(environ: Mapping[str, Any]) -> bool:
     """
     name = environ.get("SERVER_SOFTWARE") or ""
     return name.startswith(_DROPPING) or type(environ.get("wsgi.input")).__module__.startswith("django.core.")
+
+
+def wsgi_told(environ: dict[str, Any]) -> Told:
+    """Return what is told of a request before it is made."""
+    return (
+        WsgiRequest,
+        environ.get("REQUEST_METHOD", "GET").upper(),
+        environ.get("PATH_INFO") or "/",
+        "",  # the server has cut SCRIPT_NAME off the path
+        environ.get("REMOTE_ADDR") or None,  # absent or empty on a unix socket
+    )
+
+
+def detached_environ(environ: dict[str, Any]) -> dict[str, Any]:
+    """Return a copy of an environ that does not refer to the handle. See `detached_scope`.
+
+    The copy also lacks what the app has added and what refers to the environ, such as the request of Flask, which
+    would keep it alive. Such a request takes itself out of the environ, but not out of a copy.
+    """
+    copied = dict(environ)
+    for name in reversed(environ):
+        if name == "ratelimit.decision":  # the server has added the rest
+            break
+        if getattr(environ[name], "environ", None) is environ:
+            del copied[name]
+    copied.pop("ratelimit.decision", None)
+    return copied

@@ -37,13 +37,10 @@ class Request(Protocol):
     """All values of the attributes that were read and have several. All views of a request share it."""
     context: Any
     """The ASGI scope or the WSGI environ. None for attributes given to `check()`."""
+    peer: str | None
+    """The address of the connection's other end, as the server wrote it. None if there is no address."""
 
-    __slots__ = ("context", "forms", "method", "path", "several", "values")
-
-    @property
-    def peer(self) -> str | None:
-        """The address of the connection's other end, as the server wrote it. None if there is no address."""
-        ...
+    __slots__ = ("context", "forms", "method", "path", "peer", "several", "values")
 
     @property
     def query_string(self) -> str:
@@ -124,17 +121,13 @@ class MappingRequest(Request):
         path: str = "",
     ) -> None:
         self.context = None
+        self.peer = None  # an address that was given is in `values`
         self.several: dict[str, Values] = {}
         self.values = values
         self.raw = raw
         self.method = method
         self.path = path
         self.forms: Forms | None = None
-
-    @property
-    def peer(self) -> None:
-        """None. An address that was given is in `values`."""
-        return
 
     def header_lines(self, name: str) -> list[str]:
         """Return a header as one line, if it was given as "header:N"."""

@@ -74,6 +74,8 @@ class Rules:
         remembered = not self.metered and all(part.lasting for part in parts)
         self.plans = Plans([part.attributes for part in parts], by_path=by_path) if remembered else None
         """A cache of plans. None if a plan depends on the time or the load, or if the request is stored."""
+        self.bare = self.plans is not None and self.plans.bare and not self.special
+        """Nothing of a request is read except its method, its path and its peer, and one decision is enough."""
 
     def overridden(self, parts: Sequence[RuleSet]) -> "Rules":
         """Return the same rules, in `parts` that have other overrides."""

@@ -29,6 +29,9 @@ from ratelimit_mw.rules.compiled import (
 from ratelimit_mw.rules.path_matcher import PathMatcher
 from ratelimit_mw.rules.path_templates import Template
 
+_new = tuple.__new__
+"""Makes a NamedTuple without a call of its Python-level `__new__`."""
+
 
 class Program(NamedTuple):
     """A compiled rule in the form of the hot path. A tuple, because unpacking one is fast."""
@@ -114,7 +117,6 @@ def charges_of(
         tier: reads the tier of the request. None if no limit depends on the tier or on a function.
         overrides: the overrides of the domain. None if there are none.
     """
-    # `tuple.__new__` makes a NamedTuple without a call of its Python-level `__new__`.
     found: list[Charge] = []
     for _, (
         _,
@@ -144,8 +146,9 @@ def charges_of(
                 if identity is not None:
                     effective = overrides.counters(rule.name, identity, counters) if overrides else counters
                     for key, quota in effective:
-                        ask = tuple.__new__(Ask, (f"{key}{identity}}}", quota, charged, rule.shadow))
-                        found.append(tuple.__new__(Charge, (rule, ask)))
+                        found.append(
+                            _new(Charge, (rule, _new(Ask, (f"{key}{identity}}}", quota, charged, rule.shadow))))
+                        )
     return tuple(found)
 
 
@@ -275,6 +278,8 @@ class Plans(OrderedDict[Hashable, Any]):
             if each.client_address.header is not None:
                 addresses.add(each.client_address.header)
         self._headers = None if read is None else tuple(sorted(read))
+        self.bare = self._headers == ()
+        """Whether the rules read nothing except the method, the path and the address of the peer."""
         self._addresses = tuple(sorted(addresses))
         self._marks: set[int] = set()
 
@@ -292,6 +297,11 @@ class Plans(OrderedDict[Hashable, Any]):
         marks.add(mark)
         return False
 
+    @staticmethod
+    def keeps(request: Request) -> bool:
+        """Return True if the plan of a request may be kept: a preflight is known by further headers."""
+        return request.method != "OPTIONS" and len(request.method) + len(request.path) <= _LONG
+
     def put(self, key: Hashable, plan: object) -> None:
         """Keep `plan`."""
         self[key] = plan
@@ -308,8 +318,7 @@ class Plans(OrderedDict[Hashable, Any]):
     def key(self, request: Request) -> Hashable | None:
         """Return everything in a request that its plan depends on. None if that is unknown or too long to keep."""
         headers, method, path = self._headers, request.method, request.path
-        # A preflight is known by further headers; what has values already got them from elsewhere, as in check().
-        if headers is None or len(method) + len(path) > _LONG or method == "OPTIONS" or request.values:
+        if headers is None or request.values:
             return None
         if request.context is None:
             return None

@@ -98,10 +98,15 @@ class MemoryStore(Counters, Store):
         """See `Store`."""
         if self._overridden:
             return super().taker(asks)
-        steps: list[_Step] = []
-        for key, quota, cost, _ in asks:
-            steps.append((key, self._segments[hash(key) % self._count], quota, DECIDE_ALL[quota.decided_by], cost))
-        return partial(self._take, *steps[0]) if len(steps) == 1 else partial(self._take_all, asks, steps)
+        segments, count = self._segments, self._count
+        if len(asks) == 1:
+            ((key, quota, cost, _),) = asks
+            return partial(self._take, key, segments[hash(key) % count], quota, DECIDE_ALL[quota.decided_by], cost)
+        steps: list[_Step] = [
+            (key, segments[hash(key) % count], quota, DECIDE_ALL[quota.decided_by], cost)
+            for key, quota, cost, _ in asks
+        ]
+        return partial(self._take_all, asks, steps)
 
     def _take(
         self, key: str, segment: _CounterDict, quota: Quota, decide: Decide, cost: int
