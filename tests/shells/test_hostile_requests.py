@@ -32,7 +32,7 @@ RULES = {
         {"name": "everything", "by": "ip", "limit": {"default": "3 per minute", "gold": "4 per minute"}},
         {"name": "users", "by": ["user", "user|ip", "ip+user"], "limit": "5 per minute"},
         {"name": "words", "by": ["tier", "host", "method", "path", "session", "key"], "limit": "5 per minute"},
-        {"name": "rest", "by": ["deep|environment|header:user-agent+cookie:a|query:q"], "limit": "5 per minute"},
+        {"name": "rest", "by": ["deep|environment|(header:user-agent+cookie:a)|query:q"], "limit": "5 per minute"},
         {"name": "items", "match": {"path": "/i/{a}/{b:int}"}, "by": ["path:a", "path:b", "route"], "limit": "5/s"},
         {"name": "files", "match": {"path": ["/f/{r:path}", "/i/*"]}, "by": "global", "limit": "5/s"},
         {"name": "login", "match": {"path": "/login", "host": "h", "query:q": "1"}, "limit": "1/s", "replaces": "rest"},
