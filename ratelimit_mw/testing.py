@@ -16,7 +16,7 @@ from ratelimit_mw.clock import ManualClock, machine_clock_is
 from ratelimit_mw.decision.kill_switch import force
 from ratelimit_mw.errors import StoreUnavailable, quoted
 from ratelimit_mw.limiter import LIMITERS, RateLimiter
-from ratelimit_mw.reload.database import Setting
+from ratelimit_mw.reload.controls import Setting
 from ratelimit_mw.wsgi import RateLimitMiddleware as WsgiMiddleware
 
 __all__ = ["fresh_rate_limits", "limiter_of", "no_rate_limits", "rate_limit_clock"]

@@ -9,8 +9,7 @@ from ratelimit_mw.decision.kill_switch import Switch
 from ratelimit_mw.http.answers import DenialResponse
 from ratelimit_mw.http.handle import AsyncHandle, BlockingHandle, Enforced
 from ratelimit_mw.model import Ask, ListsDecision, ListStatus, Outcome, Quota, Reply
-from ratelimit_mw.reload.controls import Override
-from ratelimit_mw.reload.database import Setting
+from ratelimit_mw.reload.controls import Override, Setting
 from ratelimit_mw.reload.override_list import OverrideList
 from ratelimit_mw.reload.watcher import State
 from ratelimit_mw.snapshots import Distribution, HitsSnapshot, RuleSnapshot, Snapshot

@@ -6,7 +6,7 @@ import pytest
 
 from ratelimit_mw import ManualClock, RateLimiter
 from ratelimit_mw.identity.http_request import AsgiRequest
-from ratelimit_mw.reload.database import Setting
+from ratelimit_mw.reload.controls import Setting
 
 ALL = {"name": "all", "by": ["ip", "user"], "limit": "9 per minute", "algorithm": "fixed_window"}
 IP = {"remote_address": "192.0.2.1"}

@@ -226,7 +226,6 @@ ADDED = {
     "cli/coverage.py": "the rules that apply to a route",
     "http/setup.py": "what middlewares check when they are made, which was in http/handle.py",
     "http/views.py": "the names of rules in the decorators of views",
-    "reload/first_start.py": "the first start of a server, which was in reload/last_good.py",
     "rules/inline.py": "the limits in decorators, compiled once for each rule set",
     "starlette.py": "the decorator for Starlette",
     "cli/serve.py": "the service",

@@ -19,7 +19,7 @@ from ratelimit_mw.identity.identifier import attributes_of
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.model import SECOND, Ask, Quota
 from ratelimit_mw.process_local import workers_of_server
-from ratelimit_mw.reload.database import Setting
+from ratelimit_mw.reload.controls import Setting
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.settings import StorageSettings
 from ratelimit_mw.stores import kind_of, open_store, with_domain

@@ -29,8 +29,7 @@ from ratelimit_mw.cli.common import (
 from ratelimit_mw.decision.kill_switch import SWITCH
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.limiter import RateLimiter
-from ratelimit_mw.reload.controls import Override
-from ratelimit_mw.reload.database import Setting
+from ratelimit_mw.reload.controls import Override, Setting
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.stores.records import MemoryRecords
 

@@ -2,17 +2,18 @@
 
 import json
 import logging
-from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple, TypeVar
 from urllib.parse import quote
 
 from ratelimit_mw.clock import Clock
 from ratelimit_mw.model import NEVER, SECOND
-from ratelimit_mw.reload.database import Setting, most_permissive, setting_in
 from ratelimit_mw.rules.compiled import KINDS, CompiledOverride
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.rules.ruleset import RuleSet
 from ratelimit_mw.stores.records import MemoryRecords, Records
+
+R = TypeVar("R", "Override", "Setting")
 
 
 class Override(NamedTuple):
@@ -57,6 +58,46 @@ class Override(NamedTuple):
         return rules.recompiler.limit(self.identity, self.rule, self.limit, until)
 
 
+SWITCH_RECORD = "switch"
+"""The name of the record of the kill switch. It is never the name of an override, because that contains a space."""
+
+SWITCH_WORDS = ("on", "shadow", "off")
+"""The settings of the kill switch.
+
+`on` enforces limits. With `shadow`, requests are counted but not denied. With `off`, they are not counted either.
+"""
+
+
+class Setting(NamedTuple):
+    """The setting of the kill switch.
+
+    Attributes:
+        word: `on`, `shadow` or `off`.
+        until: When it ends, in epoch seconds. None if it does not end.
+        comment: A note for people.
+        author: Who set it.
+        at: When it was set, in epoch seconds.
+        source: Where it was set: "environment", the name of the storage, or "" for the default.
+    """
+
+    word: str = "on"
+    until: float | None = None
+    comment: str = ""
+    author: str = ""
+    at: float = 0.0
+    source: str = ""
+
+    def text(self) -> str:
+        """Return the text of its record."""
+        fields = self._asdict()
+        del fields["source"]
+        return json.dumps(fields, ensure_ascii=False)
+
+    def lasts(self, now: float) -> bool:
+        """Return True if it has not ended at `now`, in epoch seconds."""
+        return self.until is None or now < self.until
+
+
 def key_of(domain: str) -> str:
     """Return the key of a domain's records. It has the same prefix as the keys of its counters."""
     return f"{quote(domain, safe='').replace('~', '%7E')}:overrides"
@@ -75,13 +116,29 @@ def overrides_in(texts: Mapping[str, str], domain: str) -> tuple[Override, ...]:
 
 
 def _read(domain: str, text: str) -> Override | None:
+    override = _record(Override, text, domain=domain)
+    return override if override is not None and override.kind in KINDS else None
+
+
+def setting_in(texts: Mapping[str, str], source: str) -> Setting:
+    """Return the setting in the records of a domain. It is `on` if there is no readable record."""
+    setting = _record(Setting, texts.get(SWITCH_RECORD, "{}"), source=source)
+    return setting if setting is not None and setting.word in SWITCH_WORDS[1:] else Setting()
+
+
+def _record(kind: type[R], text: str, **known: str) -> R | None:
+    """Return the record in a text. None if it cannot be read."""
     try:
-        kept = json.loads(text)
-        override = Override(**{**kept, "domain": domain})
-        until = override.until if override.until is None else float(override.until)
+        record = kind(**{**json.loads(text), **known})
+        return record if record.until is None else record._replace(until=float(record.until))
     except (TypeError, ValueError):
         return None
-    return override._replace(until=until) if override.kind in KINDS else None
+
+
+def most_permissive(settings: Iterable[Setting], now: float) -> Setting:
+    """Return the most permissive of the settings that have not ended. It applies to a process with several domains."""
+    current = [setting for setting in settings if setting.lasts(now)]
+    return max(current, key=lambda setting: SWITCH_WORDS.index(setting.word), default=Setting())
 
 
 logger = logging.getLogger("ratelimit_mw")

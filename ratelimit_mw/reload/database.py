@@ -4,7 +4,7 @@ import json
 import os
 import random
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import NamedTuple
 
@@ -202,59 +202,3 @@ def _version(number: int, text: str) -> Version:
         return Version(number, about["author"], float(about["at"]), about["comment"], tuple(about["files"]))
     except (ValueError, TypeError, KeyError, RecursionError):
         return Version(number, "", 0.0, "(can't be read)", ())
-
-
-SWITCH_RECORD = "switch"
-"""The name of the record of the kill switch. It is never the name of an override, because that contains a space."""
-
-SWITCH_WORDS = ("on", "shadow", "off")
-"""The settings of the kill switch.
-
-`on` enforces limits. With `shadow`, requests are counted but not denied. With `off`, they are not counted either.
-"""
-
-
-class Setting(NamedTuple):
-    """The setting of the kill switch.
-
-    Attributes:
-        word: `on`, `shadow` or `off`.
-        until: When it ends, in epoch seconds. None if it does not end.
-        comment: A note for people.
-        author: Who set it.
-        at: When it was set, in epoch seconds.
-        source: Where it was set: "environment", the name of the storage, or "" for the default.
-    """
-
-    word: str = "on"
-    until: float | None = None
-    comment: str = ""
-    author: str = ""
-    at: float = 0.0
-    source: str = ""
-
-    def text(self) -> str:
-        """Return the text of its record."""
-        fields = self._asdict()
-        del fields["source"]
-        return json.dumps(fields, ensure_ascii=False)
-
-    def lasts(self, now: float) -> bool:
-        """Return True if it has not ended at `now`, in epoch seconds."""
-        return self.until is None or now < self.until
-
-
-def setting_in(texts: Mapping[str, str], source: str) -> Setting:
-    """Return the setting in the records of a domain. It is `on` if there is no readable record."""
-    try:
-        setting = Setting(**{**json.loads(texts.get(SWITCH_RECORD, "{}")), "source": source})
-        until = setting.until if setting.until is None else float(setting.until)
-    except (TypeError, ValueError):
-        return Setting()
-    return setting._replace(until=until) if setting.word in SWITCH_WORDS[1:] else Setting()
-
-
-def most_permissive(settings: Iterable[Setting], now: float) -> Setting:
-    """Return the most permissive of the settings that have not ended. It applies to a process with several domains."""
-    current = [setting for setting in settings if setting.lasts(now)]
-    return max(current, key=lambda setting: SWITCH_WORDS.index(setting.word), default=Setting())

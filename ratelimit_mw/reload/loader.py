@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from ratelimit_mw.config.load import Config, load_documents
 from ratelimit_mw.errors import ConfigurationError, Problem
-from ratelimit_mw.reload.last_good import Kept, LastGood
+from ratelimit_mw.reload.server_files import Kept, LastGood
 from ratelimit_mw.reload.source import FilesSource, MappingSource, RulesSnapshot, Source
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.stores import STORES

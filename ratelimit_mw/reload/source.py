@@ -46,25 +46,17 @@ class Source(Protocol):
         """Close all connections."""
 
 
-_FRESH = 2_000_000_000
-"""A file that changed within this time (nanoseconds) is always read again: file times may be coarse."""
-
 SETTLING = 0.02
-"""Seconds for which a file must stay unchanged, because some programs write it in several steps."""
+"""Seconds for which files must stay unchanged, because some programs write them in several steps."""
 
 _TRIES = 5
 """How many times files are read while they keep changing."""
-
-_FileStates = tuple[object, ...]
-"""What tells whether files have changed: the inode, the size and the times of each."""
 
 
 class FilesSource:
     """A file, or a folder in which each file is a domain.
 
-    A replaced file (by an editor's rename, or by the symbolic links of a Kubernetes ConfigMap) is noticed by its inode.
-    A changed file is noticed by its size and times, including ctime, which programs cannot set back. The content is
-    then compared.
+    The files are read each time, so that a change is noticed however it is made.
     """
 
     longest = math.inf
@@ -72,60 +64,44 @@ class FilesSource:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = os.fspath(path)
         self.name = self._path
-        self._read_states: _FileStates | None = None
-        self._read_at = 0
         self._snapshot: RulesSnapshot | None = None
 
     def fetch(self) -> RulesSnapshot:
         """See `Source`."""
-        states = self._states()
-        if self._snapshot is None or states != self._read_states or self._read_at - _newest(states) < _FRESH:
-            self._read(states)
-        if self._snapshot is None:
-            raise ConfigurationError([Problem(f"the rules at {self._path} change faster than they can be read")])
+        found, problems = self._read()
+        if problems or self._snapshot is None or found != self._snapshot.documents:
+            found = self._settled(found, problems)
+            self._snapshot = RulesSnapshot(_digest(found), found)
         return self._snapshot
 
     def close(self) -> None:
         """Do nothing: there are no connections."""
 
-    def _read(self, states: _FileStates) -> None:
-        """Read all files. Read them again if one has changed, so that old and new files are never mixed."""
+    def _read(self) -> tuple[tuple[Document, ...], tuple[Problem, ...]]:
+        problems = Problems()
+        return tuple(gather(self._path, problems)), problems.in_order()
+
+    def _settled(self, found: tuple[Document, ...], problems: tuple[Problem, ...]) -> tuple[Document, ...]:
+        """Return the documents as soon as they are read twice alike, so that old and new files are never mixed."""
         for _ in range(_TRIES):
-            self._read_at = time.time_ns()
-            problems = Problems()
-            documents = gather(self._path, problems)
-            if self._snapshot is not None or self._read_at - _newest(states) < SETTLING * 1e9:
+            if self._snapshot is not None or time.time() - self._written() < SETTLING:
                 time.sleep(SETTLING)
-            before, states = states, self._states()
-            if states != before:
-                continue
-            if problems:
-                raise ConfigurationError(problems.in_order())
-            version = _digest(documents)
-            if self._snapshot is None or version != self._snapshot.version:
-                self._snapshot = RulesSnapshot(version, tuple(documents))
-            self._read_states = states
-            return
+            before, (found, problems) = (found, problems), self._read()
+            if before == (found, problems):
+                if problems:
+                    raise ConfigurationError(problems)
+                return found
+        raise ConfigurationError([Problem(f"the rules at {self._path} change faster than they can be read")])
 
-    def _states(self) -> _FileStates:
-        """Return the present states of the files."""
-        return tuple(_stat(file) for file in files_in(self._path) or [self._path])
-
-
-def _stat(file: str) -> tuple[object, ...]:
-    try:
-        found = Path(file).stat()  # follows symbolic links
-    except (OSError, ValueError):
-        return (file,)
-    return file, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_size, found.st_dev
+    def _written(self) -> float:
+        """Return the time of the newest change of a file, in epoch seconds. 0 if it is not known."""
+        try:
+            return max(Path(file).stat().st_ctime for file in files_in(self._path) or [self._path])
+        except (OSError, ValueError):
+            return 0.0
 
 
-def _newest(states: _FileStates) -> int:
-    """Return the time of the newest change of a file, in nanoseconds since the epoch."""
-    return max((time_ns for each in states if isinstance(each, tuple) for time_ns in each[1:3]), default=0)
-
-
-def _digest(documents: list[Document]) -> str:
+def _digest(documents: tuple[Document, ...]) -> str:
     state = blake2b(digest_size=6)
     for name, content in documents:
         if isinstance(content, bytes):

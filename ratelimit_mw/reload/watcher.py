@@ -13,10 +13,9 @@ from ratelimit_mw.clock import Clock, SystemClock
 from ratelimit_mw.config.load import Config
 from ratelimit_mw.errors import ConfigurationError, StoreUnavailable
 from ratelimit_mw.process_local import abandon, lazy, lock, reset_after_fork, rlock
-from ratelimit_mw.reload.controls import Controls
-from ratelimit_mw.reload.database import Setting
-from ratelimit_mw.reload.last_good import Kept
+from ratelimit_mw.reload.controls import Controls, Setting
 from ratelimit_mw.reload.loader import Loader
+from ratelimit_mw.reload.server_files import Kept
 from ratelimit_mw.reload.source import LONGEST
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.settings import StorageSettings
@@ -110,13 +109,11 @@ class Retriever:
         self._loader = Loader(config, environ)
         self._checks: list[Callable[[Rules], None]] = []
         self._controls = Controls(clock or SystemClock())
-        self._switch: Callable[[Setting], None] = _no_switch
+        self._switch: Callable[[Setting], object] = lambda _setting: None
         self._begun: list[Callable[[], None]] = []
         self._watch: Watcher | None = None
         self._tried: Kept | None = None
         """The newest documents that were tried."""
-        self._fault: ConfigurationError | None = None
-        """Why these documents are unusable. None if they are in force."""
         self._used: Kept | None = None
         """The documents whose rules are in force. None for a frame whose database was never read."""
         self._refused: ConfigurationError | None = None
@@ -151,7 +148,6 @@ class Retriever:
         except ConfigurationError as error:
             if not self._use_stored(error, check):
                 raise
-            self._fault = error
         self._checks.append(check)
 
     def at_watch(self, begun: Callable[[], None]) -> None:
@@ -199,7 +195,7 @@ class Retriever:
             try:
                 found = self._loader.fetch()
                 if found == self._tried:
-                    if self._fault is None and self._refused is not None:
+                    if found == self._used and self._refused is not None:
                         self._refused = None
                         self.state = replace(self.state, error=None)
                     return
@@ -209,7 +205,7 @@ class Retriever:
                     self._refuse(error)
                 raise
             self._adopt(found, rules)
-            self._tried, self._fault = found, None  # last: after an asynchronous exception they are loaded again
+            self._tried = found  # last: after an asynchronous exception they are loaded again
             self._loader.store(found)
             with self._starting:
                 if self.watching:
@@ -279,7 +275,7 @@ class Retriever:
                 self._note(error, kept)
                 return rules
             none = self._loader.frame
-            if none is None or self._fault is not None:
+            if none is None or self._tried is not None:
                 raise
             logger.warning("%s: no request is limited until the rules can be read", error)
             self.state = replace(self.state, source=self._loader.name)
@@ -289,14 +285,18 @@ class Retriever:
         return rules
 
     def _usable(self, found: Kept) -> Rules:
-        """Return the rules of these documents. Raises ConfigurationError, and remembers it, if they are unusable."""
+        """Return the rules of these documents. Raises ConfigurationError, and remembers them, if they are unusable."""
         try:
-            rules = self._loader.compiled(found)
-            for check in self._checks:
-                check(rules)
-        except ConfigurationError as error:
-            self._tried, self._fault = found, error
+            return self._checked(found)
+        except ConfigurationError:
+            self._tried = found
             raise
+
+    def _checked(self, kept: Kept, *checks: Callable[[Rules], None]) -> Rules:
+        """Return the rules of these documents. Raises ConfigurationError."""
+        rules = self._loader.compiled(kept)
+        for check in (*self._checks, *checks):
+            check(rules)
         return rules
 
     def _stored(self, *checks: Callable[[Rules], None]) -> tuple[Kept, Rules] | None:
@@ -305,13 +305,10 @@ class Retriever:
         if kept is None or kept.rules.version == self.state.version:
             return None
         try:
-            rules = self._loader.compiled(kept)
-            for check in (*self._checks, *checks):
-                check(rules)
+            return kept, self._checked(kept, *checks)
         except ConfigurationError as error:
             logger.warning("the last good rules can't be used either: %s", error)
             return None
-        return kept, rules
 
     def _use_stored(self, error: ConfigurationError, *checks: Callable[[Rules], None]) -> bool:
         """Put the rules that another worker of this server has stored into force. Return False if there are none.
@@ -374,10 +371,6 @@ class Retriever:
         self._watch = None
         self.watching = False
         self._inherited = True
-
-
-def _no_switch(_setting: Setting) -> None:
-    """Do nothing. This is the switch until `connect` is called."""
 
 
 def _fixed_settings(storage: StorageSettings) -> StorageSettings:

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import threading
-import time
 
 import pytest
 
@@ -17,7 +16,6 @@ from ratelimit_mw.reload.source import FilesSource
 from ratelimit_mw.stores import STORES, open_records
 from tests.rules.corpus import request
 from tests.rules.living import limit_of, text
-from tests.support.patience import eventually
 
 case = pytest.param
 
@@ -146,12 +144,6 @@ class TestFolder:
         ]
 
 
-def _changed_later(file, moment):
-    """Whether the clock of the file system, which ticks slowly, has gone on since."""
-    file.touch()
-    return file.stat().st_ctime_ns > moment
-
-
 class TestFiles:
     def test_what_has_not_changed_is_the_same_object(self, tmp_path):
         file = tmp_path / "r.yaml"
@@ -191,24 +183,6 @@ class TestFiles:
         after = source.fetch()
         assert after.version != before.version
         assert after.documents[0].content == new.encode()
-
-    @pytest.mark.parametrize("age", [0, 3_600, -3_600], ids=["now", "an hour ago", "in an hour"])
-    def test_a_file_rewritten_in_place_is_seen_though_its_time_size_and_inode_are_the_same(
-        self, tmp_path, monkeypatch, age
-    ):
-        monkeypatch.setattr("ratelimit_mw.reload.source._FRESH", -(10**18))  # nothing is read again that looks the same
-        file = tmp_path / "r.yaml"
-        file.write_text(text("5 per minute"))
-        written = time.time_ns() - age * 10**9
-        os.utime(file, ns=(written, written))
-        source = FilesSource(file)
-        before, looked = source.fetch(), file.stat()
-        eventually(lambda: _changed_later(tmp_path / "clock", looked.st_ctime_ns))
-        file.write_text(text("7 per minute"))
-        os.utime(file, ns=(written, written))
-        now = file.stat()
-        assert (now.st_mtime_ns, now.st_size, now.st_ino) == (looked.st_mtime_ns, looked.st_size, looked.st_ino)
-        assert source.fetch().version != before.version
 
     def test_a_file_that_comes_or_goes_changes_a_folder(self, tmp_path):
         place = folder(tmp_path / "r", a=text(domain="a"))
