@@ -39,6 +39,17 @@ def config(limit: str = f"{PER_MINUTE} per minute", **rule: object) -> dict[str,
     }
 
 
+FIVE = [
+    {"name": "everything", "by": "ip", "limit": "1000000 per minute"},
+    {"name": "daily", "by": "ip", "limit": "1000000 per day", "algorithm": "fixed_window"},
+    {"name": "user", "by": "header:authorization", "limit": "1000000 per minute", "algorithm": "token_bucket"},
+    {"name": "session", "by": "cookie:session", "limit": "1000 per minute", "algorithm": "sliding_log"},
+    {"name": "reads", "by": "global", "match": {"methods": ["GET"]}, "limit": "1000000 per minute"},
+]
+"""Five rules that all match each request."""
+
+OURS_FIVE = f"{OURS}, five rules"
+
 # ------------------------------------------------------------------------------------------------ the apps
 
 
@@ -65,10 +76,11 @@ def starlette_app(who: str, url: str | None = None) -> AsgiApp:
         return PlainTextResponse("ok")
 
     app = Starlette(routes=[Route(template, endpoint) for template in TEMPLATES])
-    if who == OURS:
+    if who in {OURS, OURS_FIVE}:
         from ratelimit_mw.asgi import RateLimitMiddleware
 
-        app.add_middleware(RateLimitMiddleware, config=config(), storage=url)
+        rules = config() if who == OURS else {**config(), "rules": FIVE}
+        app.add_middleware(RateLimitMiddleware, config=rules, storage=url)
     elif who.startswith("slowapi"):
         from slowapi import Limiter
         from slowapi.middleware import SlowAPIASGIMiddleware, SlowAPIMiddleware
@@ -185,10 +197,10 @@ def asgi_cpu(who: str, stream: str, requests: int, seen: int) -> Run:
     bare, limited = starlette_app("bare"), starlette_app(who)
 
     async def took(app: AsgiApp, served: list[Request]) -> float:
-        scopes = [request.scope() for request in served]
+        scopes = [request.scope() for request in reversed(served)]
         start = time.thread_time()
-        for scope in scopes:
-            await app(scope, receive, send)
+        while scopes:  # a server drops a request after its response, too
+            await app(scopes.pop(), receive, send)
         return time.thread_time() - start
 
     async def run(number: int) -> float:
@@ -210,10 +222,10 @@ def wsgi_cpu(who: str, stream: str, requests: int, seen: int) -> Run:
     bare, limited = flask_app("bare"), flask_app(who)
 
     def took(app: WsgiApp, served: list[Request]) -> float:
-        environs = [request.environ() for request in served]
+        environs = [request.environ() for request in reversed(served)]
         start = time.thread_time()
-        for environ in environs:
-            ask_wsgi(app, environ)
+        while environs:
+            ask_wsgi(app, environs.pop())
         return time.thread_time() - start
 
     def run() -> float:
@@ -266,19 +278,20 @@ class Rate(NamedTuple):
 
 
 async def rate_of(prepared: list[Any], in_flight: int, ask: Callable[[Any], Awaitable[object]]) -> Rate:
-    """How fast the prepared requests are served, `in_flight` at once."""
-    waiting = iter(prepared)
+    """How fast the prepared requests are served, `in_flight` at once. Each is dropped after its response."""
+    number = len(prepared)
+    prepared.reverse()
 
     async def client() -> None:
-        for request in waiting:
-            await ask(request)
+        while prepared:
+            await ask(prepared.pop())
 
     gc.collect()
     gc.freeze()  # in a server, the requests of the whole round are not there at once for the collector to look at
     try:
         start, cpu = time.perf_counter(), time.process_time()
         await asyncio.gather(*(client() for _ in range(in_flight)))
-        return _rate(len(prepared), start, cpu)
+        return _rate(number, start, cpu)
     finally:
         gc.unfreeze()
 
@@ -293,13 +306,15 @@ def wsgi_rate(who: str, stream: str, requests: int, threads: int, url: str) -> R
 
 
 def thread_rate(prepared: list[Any], threads: int, ask: Callable[[Any], object]) -> Rate:
-    """How fast this number of threads serves the prepared requests."""
+    """How fast this number of threads serves the prepared requests. Each is dropped after its response."""
+    number = len(prepared)
 
     def client(share: list[Any]) -> None:
-        for request in share:
-            ask(request)
+        while share:
+            ask(share.pop())
 
-    clients = [threading.Thread(target=client, args=(prepared[n::threads],)) for n in range(threads)]
+    clients = [threading.Thread(target=client, args=(prepared[n::threads][::-1],)) for n in range(threads)]
+    prepared.clear()
     gc.collect()
     gc.freeze()
     try:
@@ -308,7 +323,7 @@ def thread_rate(prepared: list[Any], threads: int, ask: Callable[[Any], object])
             each.start()
         for each in clients:
             each.join()
-        return _rate(len(prepared), start, cpu)
+        return _rate(number, start, cpu)
     finally:
         gc.unfreeze()
 

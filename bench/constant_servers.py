@@ -31,7 +31,7 @@ async def serve_grpc() -> None:
     server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, {"ShouldRateLimit": handler})])
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    _say_ready("grpc", port)
+    say_ready("grpc", port)
     await server.wait_for_termination()
 
 
@@ -45,14 +45,15 @@ async def serve_http() -> None:
     found = socket.socket()
     found.bind(("127.0.0.1", 0))
     found.listen(2048)
-    _say_ready("http", found.getsockname()[1])
+    say_ready("http", found.getsockname()[1])
     config = uvicorn.Config(
         app, http="h11", lifespan="off", log_config=None, access_log=False, proxy_headers=False, server_header=False
     )
     await uvicorn.Server(config).serve([found])
 
 
-def _say_ready(name: str, port: int) -> None:
+def say_ready(name: str, port: int) -> None:
+    """Say where the server can be asked. Its socket takes connections from now on."""
     print(f"ready: {name} at 127.0.0.1:{port}", file=sys.stderr, flush=True)
 
 

@@ -102,6 +102,11 @@ def beside(what: str, ours: Sequence[float], peer: str, theirs: Sequence[float],
     return Figure(what, Spread.of(ours), unit, peer, Spread.of(theirs), ratio, **others)
 
 
+def more(values: Sequence[float], others: Sequence[float]) -> list[float]:
+    """By how much the first is more than the other, round by round."""
+    return [value - other for value, other in zip(values, others, strict=True)]
+
+
 class Remote:
     """A contestant in a process of its own.
 

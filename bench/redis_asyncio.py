@@ -66,7 +66,7 @@ def starlette(effort: Effort) -> Iterator[Figure]:
             rate = in_turn(asked, effort.rounds(ROUNDS))
             server.flush()
             for peer in peers:
-                bar = 10 if (stream, peer) == ("Zipf", "slowapi") else None
+                bar = 13 if (stream, peer) == ("Zipf", "slowapi") else None
                 detail = stream != "Zipf" and peer != "slowapi"
                 yield faster(NAMES[stream], rate[OURS], peer, rate[peer], at_least=bar, detail=detail)
 

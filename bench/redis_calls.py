@@ -5,20 +5,13 @@ import time
 from collections.abc import Iterator
 from itertools import islice
 
-from bench.apps import Statuses, config, empty_asgi, receive
+from bench.apps import FIVE, IN_FLIGHT, Statuses, config, empty_asgi, receive
 from bench.measure import Effort, Figure, alone
-from bench.traffic import Request, zipf
+from bench.traffic import Request, known, zipf
 from ratelimit_mw import RateLimiter
 from ratelimit_mw.asgi import RateLimitMiddleware
 from tests.support.servers import BINARIES, Server
 
-FIVE = [
-    {"name": "everything", "by": "ip", "limit": "1000000 per minute"},
-    {"name": "daily", "by": "ip", "limit": "1000000 per day", "algorithm": "fixed_window"},
-    {"name": "user", "by": "header:authorization", "limit": "1000000 per minute", "algorithm": "token_bucket"},
-    {"name": "session", "by": "cookie:session", "limit": "1000 per minute", "algorithm": "sliding_log"},
-    {"name": "reads", "by": "global", "match": {"methods": ["GET"]}, "limit": "1000000 per minute"},
-]
 SENDERS = 20
 EACH = 2_000
 BAN = {"after": "10 denials in 1 minute", "for": "10 minutes"}
@@ -48,6 +41,55 @@ def denied(effort: Effort) -> Iterator[Figure]:
         note = f"{senders} clients, {EACH} requests each; {asks}"
         yield alone(f"{what} clients: calls per denied request", [calls / refused], "", at_most=0.01, note=note)
         yield alone(f"{what} clients: CPU of a whole request", [took * 1e6], "us")
+
+
+DECISIONS = 5_000
+ROUNDS = 5
+
+
+def server_cpu(effort: Effort) -> Iterator[Figure]:
+    """Microseconds of the processor of Redis for a decision, and those of its script alone."""
+    number, one = effort.part(DECISIONS), config()
+    cases = (
+        (f"{IN_FLIGHT} in flight", one, IN_FLIGHT, 2.0, False),
+        ("one at a time, in the script", one, 1, 4.5, True),
+        (f"five rules, {IN_FLIGHT} in flight", {**config(), "rules": FIVE}, IN_FLIGHT, 12.0, False),
+    )
+    for what, rules, in_flight, most, in_script in cases:
+        took = []
+        with Server(BINARIES[0]) as server:
+            coming = known()
+            for _ in range(effort.rounds(ROUNDS)):
+                server.admin.config_resetstat()
+                before = _used(server)
+                asyncio.run(_decide(server.url, rules, list(islice(coming, number)), in_flight))
+                took.append((_in_script(server) if in_script else 1e6 * (_used(server) - before)) / number)
+        yield alone(what, took, "us", at_most=most)
+
+
+async def _decide(url: str, rules: dict[str, object], requests: list[Request], in_flight: int) -> None:
+    asked = [
+        request.attributes()
+        | {"header:authorization": f"Bearer {request.client}", "cookie:session": f"of {request.client}"}
+        for request in requests
+    ]
+
+    async def client() -> None:
+        while asked:
+            await limiter.acheck(asked.pop())
+
+    async with RateLimiter(rules, storage=url) as limiter:
+        await asyncio.gather(*(client() for _ in range(in_flight)))
+
+
+def _used(server: Server) -> float:
+    found = server.admin.info("cpu")
+    return float(found["used_cpu_user"]) + float(found["used_cpu_sys"])
+
+
+def _in_script(server: Server) -> float:
+    stats = server.admin.info("commandstats")
+    return sum(float(stats[name]["usec"]) for name in ("cmdstat_evalsha", "cmdstat_fcall") if name in stats)
 
 
 def _calls(server: Server) -> int:

@@ -85,7 +85,7 @@ def start(effort: Effort) -> Iterator[Figure]:
         seconds = []
         for _ in range(effort.rounds(STARTS)):
             begun = time.monotonic()
-            with Running("grpc", path):
+            with Running(*_service("grpc", path)):
                 seconds.append(time.monotonic() - begun)
     yield alone("start until ready with 1 000 rules", [each * 1e3 for each in seconds], "ms", at_most=2_000)
 
@@ -94,16 +94,11 @@ class Running:
     """A server in a process of its own, which is ready when the `with` begins.
 
     Args:
-        port: `grpc` or `http`.
-        rules: The rules. None: the server answers a constant.
+        words: What Python is called with. The server says on standard error where it is ready.
     """
 
-    def __init__(self, port: str, rules: Path | None) -> None:
-        other = "http" if port == "grpc" else "grpc"
-        self._words = ["-m", "bench.constant_servers", port]
-        if rules is not None:
-            ports = [f"--{port}", "0", f"--{other}", "off", "--admin", "off", "--drain", "0"]
-            self._words = ["-m", "ratelimit_mw", "serve", "--rules", str(rules), *ports]
+    def __init__(self, *words: str) -> None:
+        self._words = words
 
     def __enter__(self) -> Self:
         self.process = spawn([sys.executable, *self._words], stderr=subprocess.PIPE)
@@ -123,6 +118,13 @@ class Running:
         """The microseconds of processor time that all threads of the server have had."""
         tasks = Path(f"/proc/{self.process.pid}/task").glob("*/schedstat")
         return sum(int(task.read_text().split()[0]) for task in tasks) / 1e3
+
+
+def _service(port: str, rules: Path) -> tuple[str, ...]:
+    """What Python is called with to serve these rules at one port, `grpc` or `http`."""
+    other = "http" if port == "grpc" else "grpc"
+    ports = f"--{port}", "0", f"--{other}", "off", "--admin", "off", "--drain", "0"
+    return "-m", "ratelimit_mw", "serve", "--rules", str(rules), *ports
 
 
 def grpc_messages() -> list[bytes]:
@@ -193,7 +195,8 @@ def cost(port: str, url: str, number: int) -> Run:
     """Microseconds of the server's processor time for a decision. Without a `url`, the server answers a constant."""
     rules = Path(tempfile.mkdtemp(prefix="rlmw-bench-")) / "rules.yaml"
     rules.write_text((RULES if port == "grpc" else AUTH_RULES).format(url=url), "utf-8")
-    running = Running(port, rules if url else None).__enter__()  # it ends with this process
+    words = _service(port, rules) if url else ("-m", "bench.constant_servers", port)
+    running = Running(*words).__enter__()  # it ends with this process
     loop = asyncio.new_event_loop()
     messages = itertools.cycle(grpc_messages() if port == "grpc" else http_messages())
     calls = loop.run_until_complete((grpc_calls if port == "grpc" else http_calls)(running.target))

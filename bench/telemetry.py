@@ -26,11 +26,11 @@ class Uncounted(Engine):
 
     def execute(self, plan: Plan, rules: Rules, *, commit: bool = True, again: bool = False) -> Verdict:
         if rules.settling and self._clock:
-            self._storage.renew()
+            self.storage.renew()
         asks = plan.asks
         if not asks:
             return self._without_counters(plan, commit)
-        reply = self._storage.store.ask((asks, DECIDE))
+        reply = self.storage.store.ask((asks, DECIDE))
         verdict = Verdict(plan.charges, reply)
         if verdict.shadowed and commit and not again:
             self.shadows.count(verdict)
