@@ -25,16 +25,12 @@ RULE = {"name": "r", "limit": "2 per minute", "algorithm": "sliding_log", "ban":
 
 
 @pytest.fixture
-def engine(storage, clock, tmp_path):
-    """A limiter of rules, or of a block of the page about bans."""
+def engine(storage, clock):
+    """A limiter of rules."""
     made = []
 
-    def make(*rules, block=None, **sections):
+    def make(*rules, **sections):
         config = {"domain": "d", "rules": list(rules), "storage": {"timeout": "5s"}, **sections}
-        if block:
-            (text,) = [text for text in PAGE if f"name: {block}\n" in text]
-            config = tmp_path / "ratelimits.yaml"
-            config.write_text(text)
         made.append(RateLimiter(config, storage=storage, clock=clock))
         return made[-1]
 
@@ -109,7 +105,12 @@ def test_the_next_ban_is_twice_as_long(engine, clock, ask):
 @EACH_SHELL
 def test_as_mod_evasive_does(engine, clock, ask):
     """The same page too often; the whole site too often; a blocking period."""
-    limiter = engine(block="page")
+    ban = {"after": "1 denial", "for": "30 seconds"}
+    limiter = engine(
+        {"name": "page", "by": "ip+path", "limit": "6 per second", "ban": ban},
+        {"name": "site", "by": "ip", "limit": "100 per second", "ban": ban},
+        response={"status": 403, "message": "Forbidden"},
+    )
     assert statuses(ask, limiter, "/a", 8) == [200] * 6 + [403] * 2
     clock.advance(2)
     assert statuses(ask, limiter, "/a", 3) == [403] * 3
