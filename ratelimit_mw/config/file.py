@@ -6,8 +6,8 @@ from ratelimit_mw.config import kinds
 from ratelimit_mw.config.elsewhere import key_elsewhere
 from ratelimit_mw.config.word import Section, Word, sections_word
 from ratelimit_mw.config.words.client import ATTRIBUTES, CLIENT
-from ratelimit_mw.config.words.deferral import DEFER
 from ratelimit_mw.config.words.load import LOAD
+from ratelimit_mw.config.words.on_limit import DEFER
 from ratelimit_mw.config.words.overrides import OVERRIDES
 from ratelimit_mw.config.words.response import RESPONSE
 from ratelimit_mw.config.words.rule import RULE

@@ -16,9 +16,9 @@ from ratelimit_mw.config.file import DOMAIN, FILE, RULES, SHARED, key_hint
 from ratelimit_mw.config.tree import Map, Node, Place, Problems, convert, kind, pack
 from ratelimit_mw.config.word import Values
 from ratelimit_mw.config.words.client import ATTRIBUTES, CLIENT
-from ratelimit_mw.config.words.deferral import DEFER
 from ratelimit_mw.config.words.limit import LIMIT
 from ratelimit_mw.config.words.load import LOAD
+from ratelimit_mw.config.words.on_limit import DEFER
 from ratelimit_mw.config.words.overrides import OVERRIDES, compile_overrides
 from ratelimit_mw.config.words.response import RESPONSE
 from ratelimit_mw.config.words.rule import compile_rule

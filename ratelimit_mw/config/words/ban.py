@@ -12,8 +12,8 @@ from ratelimit_mw.config import kinds
 from ratelimit_mw.config.tree import Node, Problems
 from ratelimit_mw.config.word import Conflict, Section, Values, Word, section_word
 from ratelimit_mw.config.words.consistency import CONSISTENCY, SHARDS
-from ratelimit_mw.config.words.deferral import ON_LIMIT
 from ratelimit_mw.config.words.limit import LIMIT
+from ratelimit_mw.config.words.on_limit import ON_LIMIT
 from ratelimit_mw.errors import Invalid, quoted
 from ratelimit_mw.model import Penalty, Quota
 from ratelimit_mw.units import SECOND, spell_duration

@@ -220,12 +220,6 @@ def _read_status(node: Node) -> frozenset[int]:
     return frozenset(chain(*kinds.each(_statuses)(node)))
 
 
-def _check_count(count: Values, problems: Problems) -> None:
-    if len(count[_STATUS]) > _MOST - _LEAST:
-        message = "has no effect: every status would be charged, as without count"
-        problems.add(count.node.place, message, "remove count")
-
-
 def _statuses(node: Node) -> range:
     """Read one status, a class of statuses (`4xx`) or a range (`500-599`)."""
     hundred, begin, end = kinds.read_match(node, _STATUSES, "a status", "for example 401, 4xx or 500-599").groups()
@@ -258,7 +252,6 @@ _SECTION = Section(
     "Which responses are charged, by their status.",
     (_STATUS,),
     make=lambda status: Statuses(status),  # noqa: PLW0108  a set takes no argument by name
-    check=_check_count,
     example="for example {status: [401, 403]}, {status: 4xx} or {status: 500-599}",
     whole=True,
 )

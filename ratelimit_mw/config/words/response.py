@@ -37,12 +37,6 @@ def _read_headers(node: Node) -> HeaderGroups:
     return HeaderGroups(listed, listed)
 
 
-def _check_headers(headers: Values, problems: Problems) -> None:
-    if "allowed" in headers and "retry-after" in headers[_ALLOWED]:
-        message = "retry-after is only sent with denials"
-        problems.add(headers.key_place("allowed"), message, "remove retry-after here")
-
-
 def read_body(node: Node) -> tuple[Body, ...]:
     """Read the formats of a body, in the order in which they are offered to clients."""
     listed = node if isinstance(node, Items) else [node]
@@ -198,7 +192,6 @@ _HEADER_SECTION = Section(
     "Which headers are sent, separately for allowed and denied requests.",
     (_ALLOWED, _DENIED),
     make=HeaderGroups,
-    check=_check_headers,
     whole=True,
 )
 _HEADERS: Word[HeaderGroups] = Word(

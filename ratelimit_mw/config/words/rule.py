@@ -17,7 +17,6 @@ from ratelimit_mw.config.word import Section, Values
 from ratelimit_mw.config.words.ban import BAN
 from ratelimit_mw.config.words.charging import COST, COUNT, compile_cost
 from ratelimit_mw.config.words.consistency import CONSISTENCY, SHARDS
-from ratelimit_mw.config.words.deferral import ON_LIMIT
 from ratelimit_mw.config.words.limit import (
     ALGORITHM,
     BUCKETS,
@@ -30,7 +29,7 @@ from ratelimit_mw.config.words.limit import (
     window_fault,
 )
 from ratelimit_mw.config.words.load import PRIORITY
-from ratelimit_mw.config.words.messages import MESSAGES
+from ratelimit_mw.config.words.on_limit import MESSAGES, ON_LIMIT
 from ratelimit_mw.config.words.response import RULE_RESPONSE
 from ratelimit_mw.config.words.selection import BY, MATCH, NAME, ON_DEMAND, ON_ERROR, REPLACES, SHADOW, compile_by
 from ratelimit_mw.config.words.throttle import MAX_WAIT, MAX_WAITING, THROTTLE, raised

@@ -214,16 +214,11 @@ def compile_by(
     rule: Values, templates: tuple[Template, ...], attributes: Attributes, problems: Problems
 ) -> tuple[Identifier, ...]:
     """Return one identifier for each entry of the rule's `by`."""
-    seen: set[str] = set()
     usable = True
     for index, entry in enumerate(rule[BY]):
         for message, hint in _faults(entry, templates, attributes):
             problems.add(rule.place("by", index), message, hint)
             usable = False
-        spelling = entry.replace("remote_address", "ip").replace(" ", "")
-        if spelling in seen:
-            problems.add(rule.place("by", index), f"{quoted(entry)} is in the list twice")
-        seen.add(spelling)
     return identifiers(rule[BY], attributes) if usable else ()
 
 
