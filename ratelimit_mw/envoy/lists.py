@@ -7,12 +7,13 @@ Most apps do not use them, so the limiter imports this module when it is needed.
 """
 
 import math
-from collections.abc import Callable, Container, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Container, Mapping, Sequence
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from ratelimit_mw.algorithms import ALGORITHMS, with_overdraft
 from ratelimit_mw.decision.engine import Engine
+from ratelimit_mw.decision.load import Meter
 from ratelimit_mw.decision.planning import Plan, Refusal, whole
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.envoy.tree import DEFAULT, MOST, AppliedLimit, DescriptorLimit, asked, replaced_among
@@ -57,26 +58,15 @@ class _ListLimits(NamedTuple):
 _NO_LIMITS = _ListLimits({}, unlimited=False)
 
 
-class _ListsPlan(NamedTuple):
-    """The plan of several lists.
+_ListsPlan = tuple[Request, Sequence[Charge], Sequence[Charge], Sequence[_ListLimits]]
+"""The plan of several lists.
 
-    Attributes:
-        request: The attributes that the rules see.
-        charges: All charges, each counter once: those of the rules, then those of the lists. `BLOCKED` if an override
-            blocks the client.
-        rules: The charges of the rules.
-        lists: The limits of each list, in order.
-    """
-
-    request: Request
-    charges: Sequence[Charge]
-    rules: Sequence[Charge]
-    lists: Sequence[_ListLimits]
+First the request that the rules see. Then all charges, each counter once: those of the rules, then those of the lists;
+`BLOCKED` if an override blocks the client. Then the charges of the rules alone. Last the limits of each list, in order.
+"""
 
 
-def _plan_lists(
-    rules: RuleSet, lists: Sequence[EntryList], hits: int, stretch: Callable[[Sequence[Charge]], Sequence[Charge]]
-) -> _ListsPlan:
+def _plan_lists(rules: RuleSet, lists: Sequence[EntryList], hits: int, meter: Meter | None) -> _ListsPlan:
     """Return the plan of these lists.
 
     Rules are charged the most hits of a list. If several lists lead to one counter, it is charged the sum.
@@ -85,7 +75,7 @@ def _plan_lists(
         rules: The rules of one domain.
         lists: The lists.
         hits: What a list charges that has no hits of its own.
-        stretch: Chooses the limits of rules for the current load.
+        meter: Chooses the limits of rules for the current load. None: no limit depends on it.
 
     Raises:
         ValueError: An entry is not a pair, or the limit of a list is invalid.
@@ -96,8 +86,9 @@ def _plan_lists(
     most = max(costs, default=hits)
     applied = _of_rules(rules, request, most)
     if applied is None or applied is BLOCKED:  # all rules are off for this client, or all requests
-        return _ListsPlan(request, applied or (), (), [_NO_LIMITS] * len(lists))
-    applied = stretch(applied)
+        return request, applied or (), (), [_NO_LIMITS] * len(lists)
+    if meter is not None:
+        applied = meter.stretched(applied)
     if most and any(each.hits == most for each in lists):
         applied = [_late(charge) for charge in applied]
     found = [_found(rules, each, own) for each, own in zip(lists, entries, strict=True)]
@@ -110,7 +101,7 @@ def _plan_lists(
         )
         for own in found
     ]
-    return _ListsPlan(request, (*applied, *_merged(lists, costs, found)), applied, limits)
+    return request, (*applied, *_merged(lists, costs, found)), applied, limits
 
 
 def _request(rules: RuleSet, lists: Sequence[Sequence[Entry]]) -> Request:
@@ -213,22 +204,17 @@ class ListsRequest:
         self._engine = engine
         self._planner = engine.planner
         self.rules = rules
-        stretch = self._planner.meter(rules).stretched if rules.elastic else _unchanged
-        self._planned = _plan_lists(rules.parts[0], [_read(each) for each in lists], whole(hits), stretch)
-        self.plan = self._plan()
-        """What the engine executes. It may be executed several times, by requests of the same lists."""
-        self._counters: list[tuple[_ListLimits, list[_ListCounter]]] | None = None  # made when they are first needed
-        self._grouped = False
-
-    @property
-    def request(self) -> Request:
+        meter = self._planner.meter(rules) if rules.elastic else None
+        planned = _plan_lists(rules.parts[0], [_read(each) for each in lists], whole(hits), meter)
+        self.request, charges, self._of_rules, self._limits = planned
         """The request that the rules see. Its attributes are the entries of all lists."""
-        return self._planned.request
+        self.plan = self._plan(charges)
+        """What the engine executes. It may be executed several times, by requests of the same lists."""
 
-    def _plan(self) -> Plan:
-        rules, planner, charges = self.rules, self._planner, self._planned.charges
+    def _plan(self, charges: Sequence[Charge]) -> Plan:
+        rules, planner = self.rules, self._planner
         if rules.shedding:
-            shed = planner.shedder.shed(rules, self._planned.request, None, commit=True)
+            shed = planner.shedder.shed(rules, self.request, None, commit=True)
             if shed is not None:
                 return Refusal(shed)
         if planner.switch.thrown:
@@ -247,23 +233,20 @@ class ListsRequest:
         The rules count for each list, because their attributes are the entries of all lists.
         """
         if not verdict.allowed:
-            self._engine.report(verdict, self.rules, self._planned.request)
+            self._engine.report(verdict, self.rules, self.request)
             if not verdict.charges:  # blocked, shed or without a store: no counter denies
-                return (ListStatus(False, retry_after=verdict.decision.retry_after),) * len(self._planned.lists)
+                return (ListStatus(False, retry_after=verdict.decision.retry_after),) * len(self._limits)
         charges, outcomes = self.plan.charges, self._outcomes(verdict)
         hit = self._engine.tally.hit
         for (rule, (_, quota, cost, shadow)), outcome in zip(charges, outcomes, strict=True):
             if rule.descriptor:
                 hit(rule, quota, cost, outcome, shadow=shadow)
-        counters = self._counters
-        if counters is None:
-            counters = self._counters = self._counters_of_lists()
         # If one quota admits the request, the others of its group deny nothing.
         passed: Container[str] = ()
         if self._grouped:
             pairs = zip(charges, outcomes, strict=True)
             passed = {charge.rule.quota_group for charge, outcome in pairs if outcome is not None and outcome.allowed}
-        return tuple([_status(limits, own, outcomes, passed) for limits, own in counters])
+        return tuple([_status(limits, own, outcomes, passed) for limits, own in self._counters])
 
     def _outcomes(self, verdict: Verdict) -> Sequence[Outcome | None]:
         """Return the outcomes of all charges of the plan. None: the counter was not asked."""
@@ -274,17 +257,21 @@ class ListsRequest:
         known = {charge.ask.key: outcome for charge, outcome in pairs}
         return [known.get(charge.ask.key) for charge in charges]
 
-    def _counters_of_lists(self) -> "list[tuple[_ListLimits, list[_ListCounter]]]":
-        """Return the limits of each list, and its counters: its own, and those of the rules."""
-        charges, planned = self.plan.charges, self._planned
-        self._grouped = any(charge.rule.quota_group for charge in charges)
+    @cached_property
+    def _grouped(self) -> bool:
+        return any(charge.rule.quota_group for charge in self.plan.charges)
+
+    @cached_property
+    def _counters(self) -> "list[tuple[_ListLimits, list[_ListCounter]]]":
+        """The limits of each list, and its counters: its own, and those of the rules."""
+        charges = self.plan.charges
         places = {charge.ask.key: place for place, charge in enumerate(charges)}
-        of_rules = [charge.ask.key for charge in planned.rules]
+        of_rules = [charge.ask.key for charge in self._of_rules]
 
         def counter(key: str, own: _ListLimits) -> _ListCounter:
             return _ListCounter(places[key], charges[places[key]], own.names.get(key))
 
-        return [(own, [counter(key, own) for key in (*own.names, *of_rules) if key in places]) for own in planned.lists]
+        return [(own, [counter(key, own) for key in (*own.names, *of_rules) if key in places]) for own in self._limits]
 
 
 def _status(
@@ -301,10 +288,6 @@ def _status(
 def _read(given: EntryList | Sequence[tuple[str, str]]) -> EntryList:
     each = given if isinstance(given, EntryList) else EntryList(given)
     return each if each.hits is None else each._replace(hits=whole(each.hits))
-
-
-def _unchanged(charges: Sequence[Charge]) -> Sequence[Charge]:
-    return charges
 
 
 class _ListCounter:

@@ -9,7 +9,7 @@ from ratelimit_mw.errors import ConfigurationError, Problem, near, nearest, quot
 from ratelimit_mw.identity.attributes import Attributes
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import Charge
-from ratelimit_mw.rules.compiled import BLOCKED, NamedRule, quotas_of
+from ratelimit_mw.rules.compiled import BLOCKED, CompiledRule, NamedRule, quotas_of
 from ratelimit_mw.rules.inline import InlineLimit
 from ratelimit_mw.rules.matching import Plans
 from ratelimit_mw.rules.ruleset import RuleSet
@@ -187,18 +187,18 @@ def require_named(rules: Rules, names: Iterable[str]) -> None:
         rule = rules_by_name.get(name)
         if rule is None:
             problems.append(unknown_rule(name, known))
-        elif what := _settled_by(rule.rule.counts is not None, rule.rule.cost_after is not None):
-            problems.append(_late(name, what))
-        elif any(ALGORITHMS[quota.algorithm].in_flight for quota in rule.quotas):
-            problems.append(_late(name, "a concurrent limit"))
+        elif what := _settled_late(rule):
+            why = f"{what} depends on the response, which does not exist yet"
+            hint = "give the rule a match instead: the middleware sees the response"
+            problems.append(Problem(f"the app asks for the rule {quoted(name)}, but {why}", hint=hint))
     if problems:
         raise ConfigurationError(problems)
 
 
-def _settled_by(counts: bool, cost_after: bool) -> str:
-    return "count" if counts else "a cost that the response tells" if cost_after else ""
-
-
-def _late(name: str, what: str) -> Problem:
-    message = f"the app asks for the rule {quoted(name)}, but {what} depends on the response, which does not exist yet"
-    return Problem(message, hint="give the rule a match instead: the middleware sees the response")
+def _settled_late(rule: CompiledRule) -> str:
+    """Return what settles the charges of a rule when the response is known. "" if nothing does."""
+    if rule.rule.counts is not None:
+        return "count"
+    if rule.rule.cost_after is not None:
+        return "a cost that the response tells"
+    return "a concurrent limit" if any(ALGORITHMS[quota.algorithm].in_flight for quota in rule.quotas) else ""
