@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ratelimit_mw.cli import counters, doctor, explain, operators, replay, routes, rules, serve, suggest
-from ratelimit_mw.cli.common import say, say_json
+from ratelimit_mw.cli.common import json_text, say
 from ratelimit_mw.config.file import json_schema
 from ratelimit_mw.deferral import command as deferral
 
@@ -20,7 +20,7 @@ def schema() -> None:
     For example, run ratelimit-mw schema > ratelimits.schema.json, and begin the rules file with the comment that is
     printed to stderr.
     """
-    say_json(json_schema())
+    say(json_text(json_schema()))
     typer.echo("note: save this as ratelimits.schema.json, and begin the rules file with this line:", err=True)
     typer.echo("# yaml-language-server: $schema=ratelimits.schema.json", err=True)
 
@@ -55,9 +55,10 @@ def prepare(
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
     log = logging.getLogger("ratelimit_mw")
-    for handler in [each for each in log.handlers if isinstance(each, _Notes)]:
-        log.removeHandler(handler)
-    log.addHandler(_Notes(context.invoked_subcommand or ""))
+    notes = _Notes(context.invoked_subcommand or "")
+    log.addHandler(notes)
+    context.call_on_close(lambda: log.removeHandler(notes))
+    context.call_on_close(notes.print)
 
 
 _TOPICS = {
@@ -68,20 +69,33 @@ _TOPICS = {
 """Warnings that only some commands print."""
 
 
-class _Notes(logging.Handler):
-    """Prints the warnings of the package to stderr, for example about a user's function that fails.
+_LASTING = ("worker", "serve")
+"""The commands that run until they are stopped. They print warnings at once."""
 
-    `command` is the command that runs.
+
+class _Notes(logging.Handler):
+    """Prints the warnings of the package to stderr, each once, after the output of the command.
+
+    A warning is, for example, about a user's function that fails. `command` is the command that runs.
     """
 
     def __init__(self, command: str) -> None:
         super().__init__(logging.WARNING)
         self._command = command
+        self._waiting: dict[str, None] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
         topic = getattr(record, "ratelimit_topic", None)
         if topic is None or self._command in _TOPICS[topic]:
-            typer.echo(f"note: {record.getMessage()}", err=True)
+            self._waiting[record.getMessage()] = None
+            if self._command in _LASTING:
+                self.print()
+
+    def print(self) -> None:
+        """Print the warnings that wait."""
+        for text in self._waiting:
+            typer.echo(f"note: {text}", err=True)
+        self._waiting = {}
 
 
 _COMMANDS = (

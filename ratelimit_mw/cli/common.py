@@ -32,19 +32,17 @@ from ratelimit_mw.stores import Store, open_store, with_domain
 from ratelimit_mw.stores.shards import Shards
 
 DEFAULT_CONFIG = "ratelimits.yaml"
-CONFIG_VARIABLE = "RATELIMIT_CONFIG"
+RULES_VARIABLE = "RATELIMIT_RULES"
 """The variable of the environment that names the rules, for commands that are not told where they are."""
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Config = Annotated[
     str,
-    typer.Option(
-        "--config", "-c", metavar="RULES", envvar=CONFIG_VARIABLE, help="The rules: a file, a folder or a Redis URL."
-    ),
+    typer.Option("--rules", metavar="RULES", envvar=RULES_VARIABLE, help="The rules: a file, a folder or a Redis URL."),
 ]
 ConfigArgument = Annotated[
     str,
-    typer.Argument(metavar="RULES", envvar=CONFIG_VARIABLE, help="The rules: a file, a folder or a Redis URL."),
+    typer.Argument(metavar="RULES", envvar=RULES_VARIABLE, help="The rules: a file, a folder or a Redis URL."),
 ]
 Storage = Annotated[
     str | None,
@@ -122,10 +120,18 @@ def _escaped(unusual: re.Match[str]) -> str:
     return character if character.isprintable() else json.dumps(character)[1:-1]
 
 
+SCHEMA_VERSION = 1
+"""The version of all JSON outputs. It is raised when a field is removed, or gets another meaning."""
+
+
 def say_json(value: object) -> None:
-    """Print `value` as JSON. Characters that a terminal would obey are escaped, as JSON allows it."""
-    text = json.dumps(plain(value), indent=2, ensure_ascii=False)
-    typer.echo(_UNUSUAL.sub(_escaped, text))
+    """Print a mapping, or an object with fields, as JSON after the version of its schema."""
+    say(json_text({"schema_version": SCHEMA_VERSION, **plain(value)}))
+
+
+def json_text(value: object) -> str:
+    """Return `value` as JSON. Characters that a terminal would obey are escaped, as JSON allows it."""
+    return _UNUSUAL.sub(_escaped, json.dumps(plain(value), indent=2, ensure_ascii=False))
 
 
 def say_table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> None:
@@ -235,10 +241,10 @@ def _hint(problem: Problem) -> str:
     """Return the hint of a problem. That of a missing file also tells of the variable for its name."""
     if problem.hint != A_PATH:
         return problem.hint
-    if os.environ.get(CONFIG_VARIABLE) == problem.file:
-        return f"{A_PATH}; the variable {CONFIG_VARIABLE} names this path"
+    if os.environ.get(RULES_VARIABLE) == problem.file:
+        return f"{A_PATH}; the variable {RULES_VARIABLE} names this path"
     if problem.file == DEFAULT_CONFIG:
-        return f"{A_PATH}; or name it in the variable {CONFIG_VARIABLE}"
+        return f"{A_PATH}; or name it in the variable {RULES_VARIABLE}"
     return problem.hint
 
 

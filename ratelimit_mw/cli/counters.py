@@ -246,7 +246,7 @@ def print_counters(counters: Iterable[CounterRow], *, as_json: bool) -> None:
     """Print counters, one per line."""
     counters = list(counters)
     if as_json:
-        say_json(counters)
+        say_json({"counters": counters})
     elif not counters:
         say("no counters: no request has been counted lately")
     else:

@@ -8,8 +8,8 @@ from urllib.parse import unquote
 import typer
 
 from ratelimit_mw.cli.common import (
-    CONFIG_VARIABLE,
     DEFAULT_CONFIG,
+    RULES_VARIABLE,
     Attribute,
     Config,
     Exit,
@@ -42,7 +42,7 @@ def check(
         list[str] | None,
         typer.Argument(
             metavar="FILE",
-            help=f"Files of rules, or folders of them. Default: {CONFIG_VARIABLE}, or {DEFAULT_CONFIG}.",
+            help=f"Files of rules, or folders of them. Default: {RULES_VARIABLE}, or {DEFAULT_CONFIG}.",
         ),
     ] = None,
     *,
@@ -61,7 +61,7 @@ def check(
     has a path for. A name in a decorator or dependency that no rule has is an error. A rule that counts by a signed
     session cookie is a warning, because the cookie changes while its user stays.
     """
-    examined = {file: examined_file(file) for file in files or [os.environ.get(CONFIG_VARIABLE) or DEFAULT_CONFIG]}
+    examined = {file: examined_file(file) for file in files or [os.environ.get(RULES_VARIABLE) or DEFAULT_CONFIG]}
     compared: dict[str, Comparison] = {}
     if app is not None:
         read = read_app(app)
@@ -145,6 +145,8 @@ def explain(
     Nothing is charged. `✗` marks a rule that denies the request, `✓` a rule that allows it, `○` a shadow rule that
     would deny it, and `·` a rule that does not apply.
     """
+    if method.startswith("/"):
+        raise typer.BadParameter(f"{method!r} is a path: write {path.upper()} {method}", param_hint="METHOD")
     options = attributes(ip, user, tier, attribute)
     with open_limiter(config, storage) as limiter:
         require_known(limiter.rules, options)
@@ -156,7 +158,16 @@ def explain(
     if as_json:
         say_json(explanation)
     else:
-        say_lines(explanation.lines())
+        say_lines(map(_coloured, explanation.lines()))
+
+
+_COLOURS = {"✗": "red", "✓": "green", "○": "yellow"}
+"""The colours of the marks of rules, on a terminal without NO_COLOR."""
+
+
+def _coloured(line: str) -> str:
+    colour = None if "NO_COLOR" in os.environ else _COLOURS.get(line[:1])
+    return line if colour is None else typer.style(line, fg=colour)
 
 
 def _explained(limiter: RateLimiter, request: AsgiRequest, cost: int) -> Explanation:

@@ -157,7 +157,7 @@ def list_(
     with shared(config, storage, _OVERRIDES_ARE) as limiter:
         found = result_of(lambda: limiter.overrides.list(domain=domain))
     if as_json:
-        say_json(found)
+        say_json({"overrides": found})
     elif not found:
         say("no overrides")
     else:

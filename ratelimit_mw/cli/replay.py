@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from ratelimit_mw.cli.common import CONFIG_VARIABLE, DEFAULT_CONFIG, Exit, Json, Most, fail, say_json
+from ratelimit_mw.cli.common import DEFAULT_CONFIG, Config, Exit, Json, Most, fail, say_json
 from ratelimit_mw.cli.log_options import (
     ClientNames,
     Field,
@@ -41,12 +41,7 @@ _PERCENT = re.compile(r"\s*([0-9]{1,3}(?:\.[0-9]{1,6})?)\s*%\s*")
 def replay(
     logs: Logs,
     *,
-    rules: Annotated[
-        str,
-        typer.Option(
-            "--rules", "-c", metavar="RULES", envvar=CONFIG_VARIABLE, help="The rules: a file, a folder or a Redis URL."
-        ),
-    ] = DEFAULT_CONFIG,
+    rules: Config = DEFAULT_CONFIG,
     against: Annotated[
         str | None, typer.Option(metavar="RULES", help="Compare with these rules: what is newly denied or allowed.")
     ] = None,

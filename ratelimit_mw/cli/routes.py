@@ -278,6 +278,6 @@ def routes(
         for each in untyped(found, limiter.rules):
             typer.echo(f"warning: {each.message}; write {each.typed}", err=True)
     if as_json:
-        say_json(rows)
+        say_json({"routes": rows})
     else:
         say_table(("method", "route", "rules"), (row.cells() for row in rows))

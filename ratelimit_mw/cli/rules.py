@@ -13,8 +13,8 @@ from typing import Annotated
 import typer
 
 from ratelimit_mw.cli.common import (
-    CONFIG_VARIABLE,
     DEFAULT_CONFIG,
+    RULES_VARIABLE,
     Exit,
     Json,
     Most,
@@ -53,7 +53,7 @@ app = typer.Typer(
 @app.command()
 def push(
     file: Annotated[
-        str, typer.Argument(metavar="RULES", envvar=CONFIG_VARIABLE, help="A file, or a folder of files.")
+        str, typer.Argument(metavar="RULES", envvar=RULES_VARIABLE, help="A file, or a folder of files.")
     ] = DEFAULT_CONFIG,
     *,
     database: Database,
@@ -91,7 +91,7 @@ def pull(
             # Only the last part of the name is used: a name in the database must not lead out of the folder.
             (to / Path(name).name).write_bytes(content)
     if as_json:
-        say_json({name: content.decode() for name, content in files.items()})
+        say_json({"files": {name: content.decode() for name, content in files.items()}})
     elif to is not None:
         say_lines(str(to / Path(name).name) for name in files)
     else:
@@ -105,7 +105,7 @@ def list_(*, database: Database, most: Most = 20, as_json: Json = False) -> None
     with _database(database) as rules:
         found = rules.list(most)
     if as_json:
-        say_json(found)
+        say_json({"versions": found})
     elif not found:
         say("no rules have been pushed yet")
     else:

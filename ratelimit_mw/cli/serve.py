@@ -43,8 +43,7 @@ def serve(**texts: str | bool | None) -> None:
 
 def _option(name: str, flag: Flag) -> Parameter:
     """Return the parameter of `serve` that typer makes a flag of."""
-    variables = [variable_of(name), *(variable_of(also.strip("-")) for also in flag.also if also.startswith("--"))]
-    option = typer.Option(flag_of(name), *flag.also, metavar=flag.value or None, envvar=variables, help=flag.about)
+    option = typer.Option(flag_of(name), metavar=flag.value or None, envvar=variable_of(name), help=flag.about)
     kind, default = (str | None, flag.default) if flag.value else (bool, False)
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])
 

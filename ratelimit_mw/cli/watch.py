@@ -59,7 +59,7 @@ def watch(config: str, storage: str | None, *, denied: bool, most: int, as_json:
         viewer = Viewer(limiter)
         try:
             if as_json:
-                say_json(_first(viewer))
+                say_json(_first(viewer) or {"processes": 0})
             elif sys.stdout.isatty():
                 _show_each_second(viewer, Console(highlight=False), denied=denied, most=most)
             else:

@@ -134,19 +134,17 @@ class Flag(NamedTuple):
         default: The text of the default. None if the flag is not given by default.
         value: What the help calls the value. "" for a switch, which has none.
         about: What the help says.
-        also: Further names of the flag.
     """
 
     read: Callable[[str], object]
     default: str | None
     value: str
     about: str
-    also: tuple[str, ...]
 
 
-def _flag(read: Callable[[str], object], default: str | None, value: str, about: str, *also: str) -> Any:
+def _flag(read: Callable[[str], object], default: str | None, value: str, about: str) -> Any:
     """Return the field of a setting, with its flag."""
-    flag = Flag(read, default, value, about, also)
+    flag = Flag(read, default, value, about)
     return field(default=None if default is None else read(default), metadata={"flag": flag})
 
 
@@ -164,9 +162,7 @@ class Settings:
     This table makes the flags, their variables of the environment, and the help.
     """
 
-    rules: str = _flag(
-        _text, "ratelimits.yaml", "RULES", "The rules: a file, a folder or a Redis URL.", "--config", "-c"
-    )
+    rules: str = _flag(_text, "ratelimits.yaml", "RULES", "The rules: a file, a folder or a Redis URL.")
     storage: str | None = _flag(_text, None, "URL", "The store, instead of the one in the rules.")
     # 8081 is the port of envoyproxy/ratelimit.
     grpc: Address | None = _flag(read_address, "127.0.0.1:8081", "ADDRESS", f"Where gRPC is served: {_WHERE}")

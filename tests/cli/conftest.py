@@ -39,7 +39,7 @@ def run(tmp_path, monkeypatch):
     It runs in a folder that has the shop's rules.
     """
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("RATELIMIT_CONFIG", raising=False)
+    monkeypatch.delenv("RATELIMIT_RULES", raising=False)
     monkeypatch.setattr(sys, "path", list(sys.path))
     Path("ratelimits.yaml").write_text(SHOP, "utf-8")
     log = logging.getLogger("ratelimit_mw")

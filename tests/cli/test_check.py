@@ -100,6 +100,7 @@ def test_several_files_of_which_one_would_not_load(run):
     code, printed, _ = run("check", "ratelimits.yaml", "r.yaml", "--json")
     assert code == 1
     assert json.loads(printed) == {
+        "schema_version": 1,
         "ok": False,
         "files": [
             {

@@ -10,7 +10,9 @@ from pathlib import Path
 import jsonschema
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from ratelimit_mw.cli.app import app
 from tests.cli.conftest import SHOP
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -116,19 +118,17 @@ def test_the_warning_about_the_secret_is_printed_by_commands_that_make_keys(run)
 def test_the_hint_for_a_missing_file_has_the_variable_that_names_it(run, monkeypatch, words, variable):
     Path("ratelimits.yaml").unlink()
     if variable is not None:
-        monkeypatch.setenv("RATELIMIT_CONFIG", variable)
+        monkeypatch.setenv("RATELIMIT_RULES", variable)
     code, printed, _ = run(*words)
     assert code == 1
-    where = (
-        "the variable RATELIMIT_CONFIG names this path" if variable else "or name it in the variable RATELIMIT_CONFIG"
-    )
+    where = "the variable RATELIMIT_RULES names this path" if variable else "or name it in the variable RATELIMIT_RULES"
     assert f"{variable or 'ratelimits.yaml'}: error: can't read the rules file: No such file or directory\n" in printed
     assert f"  a path to a YAML file; {where}\n" in printed
 
 
 @pytest.mark.parametrize("words", [("check",), ("worker", "--to", "http://127.0.0.1:1"), ("explain", "GET", "/")])
 def test_the_rules_of_the_environment_are_the_default_of_each_command(run, monkeypatch, words):
-    monkeypatch.setenv("RATELIMIT_CONFIG", "other.yaml")
+    monkeypatch.setenv("RATELIMIT_RULES", "other.yaml")
     code, printed, said = run(*words)
     assert code != 0
     assert "other.yaml" in printed + said
@@ -137,11 +137,37 @@ def test_the_rules_of_the_environment_are_the_default_of_each_command(run, monke
 def test_help_tells_where_the_rules_of_the_worker_come_from(run):
     code, printed, _ = run("worker", "--help")
     assert code == 0
-    assert "RATELIMIT_CONFIG" in printed
+    assert "RATELIMIT_RULES" in printed
     assert "ratelimits.yaml" in printed
 
 
 def test_the_rules_can_be_named_in_the_environment(tmp_path):
     (tmp_path / "shop.yaml").write_text(SHOP, "utf-8")
-    ran = command("explain", "GET", "/", cwd=tmp_path, RATELIMIT_CONFIG="shop.yaml")
+    ran = command("explain", "GET", "/", cwd=tmp_path, RATELIMIT_RULES="shop.yaml")
     assert (ran.returncode, "✓ everything" in ran.stdout) == (0, True)
+
+
+WARNED = """\
+domain: shop
+client: {user: "python:tests.cli.test_command:broken"}
+rules: [{name: users, by: user|ip, limit: 5 per minute}]
+"""
+
+
+def broken(_request):
+    raise RuntimeError("no database")
+
+
+def test_warnings_come_once_and_after_the_output(run):
+    Path("ratelimits.yaml").write_text(WARNED, "utf-8")
+    printed = CliRunner().invoke(app, ["explain", "GET", "/"]).output
+    result, _, notes = printed.partition("note: ")
+    assert "✓ users" in result
+    assert len(notes.splitlines()) == len(set(notes.splitlines())) > 1
+    assert all(line.startswith("note: ") for line in notes.splitlines()[1:])
+
+
+def test_a_terminal_shows_the_marks_of_rules_in_colours_unless_no_color_is_set(run):
+    options = {"args": ["explain", "GET", "/"], "color": True}
+    assert "\x1b[32m✓ everything" in CliRunner().invoke(app, **options).stdout
+    assert "\x1b" not in CliRunner(env={"NO_COLOR": "1"}).invoke(app, **options).stdout

@@ -153,9 +153,13 @@ def test_programs_get_json(run):
         pytest.param(["GET", "/", "--ip", "nonsense"], 2, "'nonsense' is not an address", id="no address"),
         pytest.param(["GET", "/", "--peer", "10.0.0.0/8"], 2, "'10.0.0.0/8' is not an address", id="a network"),
         pytest.param(["GET"], 2, "Missing argument", id="no path"),
-        pytest.param(["GET", "/", "-c", "none.yaml"], 1, "none.yaml: these rules can't be loaded", id="no rules"),
+        pytest.param(["/login", "get"], 2, "'/login' is a path: write GET /login", id="the path before the method"),
+        pytest.param(["GET", "/", "--rules", "none.yaml"], 1, "none.yaml: these rules can't be loaded", id="no rules"),
         pytest.param(
-            ["GET", "/", "-c", "redis://127.0.0.1:1/0"], 1, "these rules can't be loaded", id="the rules' database away"
+            ["GET", "/", "--rules", "redis://127.0.0.1:1/0"],
+            1,
+            "these rules can't be loaded",
+            id="the rules' database away",
         ),
         pytest.param(
             ["GET", "/", "-s", "redis://127.0.0.1:1/0"], 3, "the store does not answer: ", id="the store away"

@@ -65,7 +65,7 @@ def app(tmp_path_factory):
 @pytest.fixture
 def ask(run, app):
     """As `run`, with the rules and the file of the app."""
-    return lambda *words: run(*words, "--config", str(app.rules))
+    return lambda *words: run(*words, "--rules", str(app.rules))
 
 
 def test_top_and_show_see_the_counters_of_the_app(app, ask):
@@ -78,7 +78,7 @@ def test_top_and_show_see_the_counters_of_the_app(app, ask):
     assert found["ip=203.0.113.2"] == ["fixed_window", "25%", "3"]
     code, printed, said = ask("show", "everything", "--ip", "203.0.113.2", "--json")
     assert (code, said) == (0, "")
-    assert [(each["client"], each["remaining"]) for each in json.loads(printed)] == [("ip=203.0.113.2", 3)]
+    assert [(each["client"], each["remaining"]) for each in json.loads(printed)["counters"]] == [("ip=203.0.113.2", 3)]
     assert app.peek("203.0.113.2")[2] == 3
 
 

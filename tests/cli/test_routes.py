@@ -92,7 +92,7 @@ def test_routes_are_shown_with_the_rules_that_apply_to_them(routed, app, expecte
 
 
 def test_routes_are_listed_as_json_for_programs(routed):
-    rows = json.loads(routed("fastapi_app:app", "--json")[1])
+    rows = json.loads(routed("fastapi_app:app", "--json")[1])["routes"]
     assert rows[1]["path"] == "/api/items/{number}"
     assert rows[1]["methods"] == ["GET"]
     assert [(rule["rule"], rule["covers"], rule["by_name"]) for rule in rows[1]["rules"]] == [

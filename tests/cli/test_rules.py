@@ -8,6 +8,8 @@ import pytest
 
 from ratelimit_mw import RateLimiter
 
+SCHEMA = {"schema_version": 1}
+
 
 @pytest.fixture
 def rules(run, any_server):
@@ -45,13 +47,14 @@ class TestRules:
         assert "limit: 90 per minute" in rules("pull", "2")[1]
 
     def test_for_programs(self, rules):
-        assert json.loads(rules("push", "ratelimits.yaml", "--json")[1]) == {"version": 1}
-        (only,) = json.loads(rules("list", "--json")[1])
+        assert json.loads(rules("push", "ratelimits.yaml", "--json")[1]) == {**SCHEMA, "version": 1}
+        (only,) = json.loads(rules("list", "--json")[1])["versions"]
         assert only["files"] == ["ratelimits.yaml"]
         assert only["author"]
-        assert json.loads(rules("pull", "--json")[1]) == {"ratelimits.yaml": Path("ratelimits.yaml").read_text()}
-        assert json.loads(rules("diff", "1", "1", "--json")[1]) == {"diff": ""}
-        assert json.loads(rules("rollback", "1", "--json")[1]) == {"version": 2}
+        files = {"ratelimits.yaml": Path("ratelimits.yaml").read_text()}
+        assert json.loads(rules("pull", "--json")[1]) == {**SCHEMA, "files": files}
+        assert json.loads(rules("diff", "1", "1", "--json")[1]) == {**SCHEMA, "diff": ""}
+        assert json.loads(rules("rollback", "1", "--json")[1]) == {**SCHEMA, "version": 2}
 
     def test_to_a_folder_and_from_it(self, rules):
         rules("push", "ratelimits.yaml")
@@ -119,8 +122,9 @@ class TestOverride:
     def test_for_programs(self, override):
         made = json.loads(override("set", "-a", "header:X-Plan=gold", "--block", "--json")[1])
         assert (made["kind"], made["until"]) == ("block", None)
-        assert json.loads(override("list", "--json")[1]) == [made]
-        assert json.loads(override("remove", "-a", "header:X-Plan=gold", "--json")[1]) == {"removed": True}
+        (listed,) = json.loads(override("list", "--json")[1])["overrides"]
+        assert {**SCHEMA, **listed} == made
+        assert json.loads(override("remove", "-a", "header:X-Plan=gold", "--json")[1]) == {**SCHEMA, "removed": True}
 
     def test_several_limits(self, override):
         options = ("--rule", "login", "-l", "9 per minute", "-l", "30 per hour")

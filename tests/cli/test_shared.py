@@ -26,7 +26,7 @@ def shop(run, url):
 def test_top_show_and_reset_read_and_write_the_counters_of_the_app(run, shop, url):
     code, printed, _ = run("top", "--json", "--storage", url)
     assert code == 0
-    found = [(each["rule"], each["limit"], each["used"]) for each in json.loads(printed)]
+    found = [(each["rule"], each["limit"], each["used"]) for each in json.loads(printed)["counters"]]
     assert found == [("login", "5 per minute", 1.0), ("login", "20 per hour", 0.25)]
     code, printed, _ = run("show", "login", "--ip", "203.0.113.7", "--storage", url)
     assert code == 0

@@ -159,5 +159,5 @@ def test_a_full_queue_denies_and_what_fails_again_and_again_is_parked(any_server
 
 
 def deferred(env, *args):
-    command = [sys.executable, "-m", "ratelimit_mw", "deferred", *args, "--config", env["RULES"]]
+    command = [sys.executable, "-m", "ratelimit_mw", "deferred", *args, "--rules", env["RULES"]]
     return json.loads(subprocess.run(command, capture_output=True, check=True, env={**os.environ, **env}).stdout)
