@@ -163,14 +163,12 @@ class Engine:
             reply = plan.take()
         except StoreUnavailable:
             return self.without_store(plan.charges, commit, started)
-        now, outcomes, only = reply
-        if plan.plain and not started:  # the common case, with few calls
-            verdict = admitted(plan.charges, now, outcomes)
-            if verdict is not None:
-                passes = plan.passes or self._passes(plan)
-                passes.number += 1
-                return verdict
-        return self._counted(plan, Verdict(plan.charges, reply), started, again, certain=only is not None)
+        verdict = admitted(plan.charges, reply) if plan.plain and not started else None
+        if verdict is None:
+            return self._counted(plan, Verdict(plan.charges, reply), started, again, certain=reply[2] is not None)
+        passes = plan.passes or self._passes(plan)
+        passes.number += 1  # the common case, without a call
+        return verdict
 
     async def aexecute(self, plan: Plan, rules: Rules, *, commit: bool = True) -> Verdict:
         """The awaitable twin of `execute`."""
@@ -183,7 +181,8 @@ class Engine:
             reply = await self.storage.store.reply_to((plan.asks, DECIDE))
         except StoreUnavailable:
             return self.without_store(plan.charges, commit, started)
-        return self._counted(plan, Verdict(plan.charges, reply), started, certain=reply.only is not None)
+        verdict = (admitted(plan.charges, reply) if plan.plain else None) or Verdict(plan.charges, reply)
+        return self._counted(plan, verdict, started, certain=reply.only is not None)
 
     def _steps(self, plan: Plan, rules: Rules, commit: bool, again: bool = False) -> Steps[Verdict]:
         """Carry out a plan that takes more than one step. See `execute`."""

@@ -266,11 +266,12 @@ class Verdict:
         ]
 
 
-def admitted(charges: Sequence[Charge], now: int, outcomes: Sequence[Outcome]) -> Verdict | None:
+def admitted(charges: Sequence[Charge], reply: tuple[int, Sequence[Outcome], int | None]) -> Verdict | None:
     """What `Verdict` makes of charges without shadows and spare parts that all admit at once. None if one does not.
 
     It sets only what differs from the defaults of the class.
     """
+    now, outcomes, _ = reply
     binding = 0
     if len(outcomes) == 1:
         ((allowed, _, _, _, delay),) = outcomes
