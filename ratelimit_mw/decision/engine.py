@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
@@ -13,7 +14,7 @@ from ratelimit_mw.decision.denials import DENIALS, DenialLog
 from ratelimit_mw.decision.planning import Plan, Planner, Refusal
 from ratelimit_mw.decision.settlement import Settlement
 from ratelimit_mw.decision.storage import Shadows, Storage
-from ratelimit_mw.decision.verdict import Verdict, admitted
+from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.decision.waiting import (
     Waiting,
     WaitingPlace,
@@ -28,8 +29,10 @@ from ratelimit_mw.model import SECOND, Charge, Reply
 from ratelimit_mw.reload.watcher import Retriever
 from ratelimit_mw.rules.compiled import NamedRule
 from ratelimit_mw.rules.domains import Rules
-from ratelimit_mw.stores.base import DECIDE, LOOK, Intent, Steps, adrive, drive
+from ratelimit_mw.stores.base import DECIDE, LOOK, Intent, Steps, Taken, adrive, drive
 from ratelimit_mw.tally import Passes
+
+_new = object.__new__
 
 _FREE = Verdict((), None)
 _REFUSED = Verdict((), None, denied="unavailable")
@@ -163,12 +166,9 @@ class Engine:
             reply = plan.take()
         except StoreUnavailable:
             return self.without_store(plan.charges, commit, started)
-        verdict = admitted(plan.charges, reply) if plan.plain and not started else None
-        if verdict is None:
-            return self._counted(plan, Verdict(plan.charges, reply), started, again, certain=reply[2] is not None)
-        passes = plan.passes or self._passes(plan)
-        passes.number += 1  # the common case, without a call
-        return verdict
+        if plan.plain and not started and (verdict := self._admitted(plan, reply)) is not None:
+            return verdict
+        return self._counted(plan, Verdict(plan.charges, reply), started, again, certain=reply[2] is not None)
 
     async def aexecute(self, plan: Plan, rules: Rules, *, commit: bool = True) -> Verdict:
         """The awaitable twin of `execute`."""
@@ -181,8 +181,34 @@ class Engine:
             reply = await self.storage.store.reply_to((plan.asks, DECIDE))
         except StoreUnavailable:
             return self.without_store(plan.charges, commit, started)
-        verdict = (admitted(plan.charges, reply) if plan.plain else None) or Verdict(plan.charges, reply)
-        return self._counted(plan, verdict, started, certain=reply.only is not None)
+        if plan.plain and not started and (verdict := self._admitted(plan, reply)) is not None:
+            return verdict
+        return self._counted(plan, Verdict(plan.charges, reply), started, certain=reply.only is not None)
+
+    def _admitted(self, plan: Plan, reply: Taken) -> Verdict | None:
+        """The verdict on a plain plan, if all of its counters admit at once. It is counted. None if one does not.
+
+        This is what `Verdict` and `_counted` do, for most requests in less time. It sets only what differs from the
+        defaults of the class.
+        """
+        now, outcomes, _ = reply
+        binding = 0
+        if len(outcomes) == 1:
+            ((allowed, _, _, _, delay),) = outcomes
+            if not allowed or delay:
+                return None
+        else:
+            least = math.inf
+            for place, (allowed, remaining, _, _, delay) in enumerate(outcomes):
+                if not allowed or delay:
+                    return None
+                if remaining < least:
+                    binding, least = place, remaining
+        passes = plan.passes or self._passes(plan)
+        passes.number += 1
+        verdict = _new(Verdict)
+        verdict.charges, verdict.now, verdict.outcomes, verdict.binding = plan.charges, now, outcomes, binding
+        return verdict
 
     def _steps(self, plan: Plan, rules: Rules, commit: bool, again: bool = False) -> Steps[Verdict]:
         """Carry out a plan that takes more than one step. See `execute`."""

@@ -11,7 +11,6 @@ _NO_REPLY = Reply(0, ())
 _NONE: frozenset[int] = frozenset()
 _POLICIES = Decision._fields.index("policies")
 _decision = partial(tuple.__new__, Decision)
-_new = object.__new__
 
 Reason = Literal["limited", "banned", "unavailable", "blocked", "shed"]
 """Why a request is denied.
@@ -264,29 +263,6 @@ class Verdict:
             None if allowed else outcome.reason,
             quota.shown_size - remaining,
         ]
-
-
-def admitted(charges: Sequence[Charge], reply: tuple[int, Sequence[Outcome], int | None]) -> Verdict | None:
-    """What `Verdict` makes of charges without shadows and spare parts that all admit at once. None if one does not.
-
-    It sets only what differs from the defaults of the class.
-    """
-    now, outcomes, _ = reply
-    binding = 0
-    if len(outcomes) == 1:
-        ((allowed, _, _, _, delay),) = outcomes
-        if not allowed or delay:
-            return None
-    else:
-        least = math.inf
-        for place, (allowed, remaining, _, _, delay) in enumerate(outcomes):
-            if not allowed or delay:
-                return None
-            if remaining < least:
-                binding, least = place, remaining
-    verdict = _new(Verdict)
-    verdict.charges, verdict.now, verdict.outcomes, verdict.binding = charges, now, outcomes, binding
-    return verdict
 
 
 def _without_spare(quota: Quota, outcome: Outcome) -> Outcome:

@@ -53,8 +53,11 @@ It is a plain pair because one is made for each request.
 """
 
 
-Taker = Callable[[], tuple[int, Sequence[Outcome], int | None]]
-"""Decides on one request. It returns the fields of a `Reply`."""
+Taken = tuple[int, Sequence[Outcome], int | None]
+"""The fields of a `Reply`."""
+
+Taker = Callable[[], Taken]
+"""Decides on one request."""
 
 
 Denied = Callable[[Sequence[Ask], int, Reply], object]
