@@ -6,6 +6,7 @@ The values are frozen, except `Histogram`: `ratelimit_mw.tally`, which does the 
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 
@@ -28,18 +29,16 @@ class Distribution(NamedTuple):
         return self._replace(counts=counts, total=self.total + other.total)
 
 
+@dataclass(slots=True)
 class Histogram:
     """Counts values by the bounds of their buckets. A value that is equal to a bound is below it.
 
     Its user increments `counts` and `total`.
     """
 
-    __slots__ = ("bounds", "counts", "total")
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.total = 0.0
+    bounds: Sequence[float]
+    counts: list[int]
+    total: float = 0.0
 
     def read(self) -> Distribution:
         """Return the counts, which do not change any more."""

@@ -74,7 +74,7 @@ class Cell:
         """Set all counts to 0."""
         self.allowed = self.over = self.delayed = self.denied = self.shadow_denied = self.delay = 0
         self.reasons = dict.fromkeys(REASONS, 0)
-        self.used = Histogram(USED_BOUNDS)
+        self.used = Histogram(USED_BOUNDS, [0] * (len(USED_BOUNDS) + 1))
 
 
 class Passes:
@@ -148,7 +148,7 @@ class Tally:
         self.denials = dict.fromkeys(REASONS, 0)
         self.bans: Counter[tuple[str, str, bool]] = Counter()
         self.deferrals: Counter[tuple[str, str, str]] = Counter()
-        self.decisions = Histogram(SECONDS_BOUNDS)
+        self.decisions = Histogram(SECONDS_BOUNDS, [0] * (len(SECONDS_BOUNDS) + 1))
 
     def after_fork(self) -> None:
         """Count from 0 in the child of a fork."""

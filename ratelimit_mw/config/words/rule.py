@@ -181,9 +181,10 @@ def _period_code(period: int) -> str:
 def _quota(rule: Values, window: Window, prefix: str = "") -> Quota:
     limit, period, _ = window
     if period:
-        buckets = rule[BUCKETS] or DEFAULT_BUCKETS
+        algorithm, buckets = ALGORITHMS[rule[ALGORITHM]], rule[BUCKETS] or DEFAULT_BUCKETS
         quota = Quota(rule[ALGORITHM], limit, period, burst_of(rule, window), buckets)
-        quota = ALGORITHMS[rule[ALGORITHM]].in_turn(quota, raised(quota, rule[THROTTLE]).widest)
+        if algorithm.queue:
+            quota = algorithm.in_turn(quota, raised(quota, rule[THROTTLE]).widest)
     else:
         quota = Quota(IN_FLIGHT, limit, IN_FLIGHT_PERIOD, buckets=IN_FLIGHT_BUCKETS, refundable=True)
     for word in RULE.words.values():
