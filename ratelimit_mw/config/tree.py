@@ -198,6 +198,10 @@ class Faults(Invalid):
         self.usable = usable
 
 
+UNUSABLE = object()
+"""What `Problems.read` returns for an invalid value in place of one."""
+
+
 class Problems:
     """Collects the faults of a value, or of a whole file, so that all of them are reported at once."""
 
@@ -231,8 +235,8 @@ class Problems:
 
     def read_each(self, read: Callable[[Node], T], nodes: Iterable[Node]) -> list[T]:
         """Return the values of the nodes that are valid. Add the faults of the others."""
-        found = [self.read(read, node, None) for node in nodes]
-        return [value for value in found if value is not None]
+        found = [self.read(read, node, UNUSABLE) for node in nodes]
+        return [cast("T", value) for value in found if value is not UNUSABLE]
 
     def checked(self, value: T) -> T:
         """Return the value. If there is a fault, raise `Faults` with every fault and the usable value."""

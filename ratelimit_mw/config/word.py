@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from ratelimit_mw.config.tree import (
+    UNUSABLE,
     Items,
     Map,
     Node,
@@ -294,8 +295,8 @@ class Section:
                 given = node[key]
                 value = word.default
                 if not (self._nulls and isinstance(given, Scalar) and given.value is None):
-                    value = problems.read(word.read, given, _UNUSABLE)
-                if value is not _UNUSABLE:
+                    value = problems.read(word.read, given, UNUSABLE)
+                if value is not UNUSABLE:
                     found[key] = value
         dropped = {key for key in node.keys_at if key in self.words and key not in found}
         return Values(node, found, node.dropped | dropped, extra)
@@ -325,9 +326,6 @@ class Section:
                 made["anyOf"] = [{"required": [key]} for key in self._any_of]
             shared[self.title] = made
         return {"$ref": f"#/$defs/{self.title}"}
-
-
-_UNUSABLE = object()
 
 
 def section_word(key: str, section: Section, about: str = "", **options: Any) -> Word[Any]:
