@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -49,7 +50,9 @@ def main() -> int:
         environment["REDIS_URL"] = stack.enter_context(storage(options))
         workers = options.workers
         url = stack.enter_context(uvicorn(workers, environment))
-        print(f"\n{workers} uvicorn worker{'s' * (workers > 1)}, counters in {environment['REDIS_URL']}\n")
+        print("\nThe rules (examples/ratelimits.yaml):\n")
+        print(textwrap.indent((ROOT / "examples" / "ratelimits.yaml").read_text("utf-8"), "    "))
+        print(f"{workers} uvicorn worker{'s' * (workers > 1)}, counters in {environment['REDIS_URL']}\n")
         # A new connection for each request, so that it may reach either worker.
         with httpx.Client(base_url=url, timeout=START, limits=httpx.Limits(max_keepalive_connections=0)) as http:
             check(all(http.get("/health").status_code == 200 for _ in range(200)), "/health is exempt")

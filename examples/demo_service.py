@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 import tempfile
+import textwrap
 import threading
 import time
 from collections.abc import Iterator
@@ -42,7 +43,9 @@ def main() -> int:
             log = stack.enter_context(running([*proxy, "--log-level", "error"], environment))
             until(lambda: is_ready(port[18901]), log)
             url = f"http://127.0.0.1:{port[18888]}"
-            print(f"\nEnvoy listens at {url} and asks ratelimit-mw serve. The app behind it has no limiter.\n")
+            print("\nThe rules (examples/service/ratelimits.yaml):\n")
+            print(textwrap.indent((folder / "ratelimits.yaml").read_text("utf-8"), "    "))
+            print(f"Envoy listens at {url} and asks ratelimit-mw serve. The app behind it has no limiter.\n")
             wait_for_a_minute()
             print_row("client", "request", "status", "x-ratelimit-limit", "remaining", "retry-after")
             for client in ("127.0.0.1", "127.0.0.2"):

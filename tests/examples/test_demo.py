@@ -1,6 +1,7 @@
 import re
 import subprocess
 import sys
+import textwrap
 import tomllib
 
 import pytest
@@ -21,6 +22,8 @@ def test_the_demo_holds_what_it_claims(args, workers):
         [sys.executable, "examples/demo.py", *args], cwd=ROOT, capture_output=True, text=True, timeout=180, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    rules = (ROOT / "examples" / "ratelimits.yaml").read_text("utf-8")
+    assert textwrap.indent(rules, "    ") in done.stdout.partition("uvicorn worker")[0]
     assert done.stdout.count("429  <--") == 5
     assert done.stdout.count("s later") == 3
     assert re.search(r"^guesses a password +6 +429 ", done.stdout, re.MULTILINE)
@@ -46,6 +49,8 @@ def test_the_demo_of_the_service_holds_what_it_claims():
     command = [sys.executable, "examples/demo_service.py"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+    rules = (ROOT / "examples" / "service" / "ratelimits.yaml").read_text("utf-8")
+    assert textwrap.indent(rules, "    ") in done.stdout.partition("Envoy listens")[0]
     denied = re.findall(r"^([\d.]+) +(\d+) +429  <-- .* (\d+) s$", done.stdout, re.MULTILINE)
     assert [(client, number) for client, number, _ in denied] == [("127.0.0.1", "4"), ("127.0.0.2", "4")]
     assert done.stdout.count(" 200 ") + done.stdout.count(" 200\n") == 7
