@@ -24,6 +24,7 @@ from rich.text import Text
 
 from ratelimit_mw.config.load import A_PATH
 from ratelimit_mw.errors import ConfigurationError, PermanentFault, Problem, StoreUnavailable, near
+from ratelimit_mw.foresight.wording import printable
 from ratelimit_mw.identity.address import canonical
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.operations.live import set_reporting
@@ -134,18 +135,26 @@ def json_text(value: object) -> str:
     return _UNUSUAL.sub(_escaped, json.dumps(plain(value), indent=2, ensure_ascii=False))
 
 
-def say_table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> None:
-    """Print a table. A column whose name begins with ">" has numbers, which are aligned to the right."""
+def table_of(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> Table:
+    """Return a table. A column whose name begins with ">" has numbers, which are aligned to the right.
+
+    Cells are shown without markup. No text of a client or of another process may colour the terminal.
+    """
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         numbers = column.startswith(">")
         table.add_column(column.removeprefix(">"), justify="right" if numbers else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(Text(str(cell)) for cell in row))
+        table.add_row(*(Text(printable(str(cell))) for cell in row))
+    return table
+
+
+def say_table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> None:
+    """Print a table, see `table_of`."""
     terminal = sys.stdout.isatty()
     console = Console(file=sys.stdout, highlight=False, width=None if terminal else _WIDE)
     with console.capture() as captured:
-        console.print(table)
+        console.print(table_of(columns, rows))
     typer.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from ratelimit_mw.cli.common import Exit, bars, fail, open_limiter, say_json, with_retries
+from ratelimit_mw.cli.common import Exit, bars, fail, open_limiter, say_json, table_of, with_retries
 from ratelimit_mw.decision.explanation import seconds
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.foresight.wording import printable
@@ -139,37 +139,35 @@ def _limited(state: LiveState, most: int, *, several: bool) -> RenderableType:
     clients, at = state["limited"], state["at"]
     if not clients:
         return Text("no client is limited now")
-    table = _table("client", "rule", "reason", ">denials", ">since", ">limited for")
-    for client in clients[:most]:
-        remaining = "no end" if client["until"] is None else seconds(max(client["until"] - at, 0.0))
-        table.add_row(
-            *_texts(
-                client["client"],
-                _name(client["domain"], client["rule"], several=several),
-                client["reason"],
-                client["denials"],
-                f"{seconds(max(at - client['since'], 0.0))} ago",
-                remaining,
-            )
+    rows = (
+        (
+            client["client"],
+            _name(client["domain"], client["rule"], several=several),
+            client["reason"],
+            client["denials"],
+            f"{seconds(max(at - client['since'], 0.0))} ago",
+            "no end" if client["until"] is None else seconds(max(client["until"] - at, 0.0)),
         )
-    return _with_rest(table, len(clients) - most)
+        for client in clients[:most]
+    )
+    columns = ("client", "rule", "reason", ">denials", ">since", ">limited for")
+    return _with_rest(table_of(columns, rows), len(clients) - most)
 
 
 def _rules(state: LiveState, most: int, *, several: bool) -> RenderableType:
-    table = _table("rule", "limit", ">allowed/s", ">denied/s", ">bans", "denials in 15 minutes")
     busiest = sorted(state["rules"], key=_activity, reverse=True)
-    for rule in busiest[:most]:
-        rates, shadow = rule["rates"], rule["shadow"]
-        table.add_row(
-            *_texts(
-                ("○ " if shadow else "") + _name(rule["domain"], rule["name"], several=several),
-                ", ".join(rule["limits"]),
-                f"{rates['allowed'] + rates['over'] + rates['delayed']:g}",
-                f"{rates['shadow_denied' if shadow else 'denied']:g}",
-                rule["bans"],
-                _spark(rule["denials"]),
-            )
+    rows = (
+        (
+            ("○ " if rule["shadow"] else "") + _name(rule["domain"], rule["name"], several=several),
+            ", ".join(rule["limits"]),
+            f"{sum(rule['rates'][outcome] for outcome in ('allowed', 'over', 'delayed')):g}",
+            f"{rule['rates']['shadow_denied' if rule['shadow'] else 'denied']:g}",
+            rule["bans"],
+            _spark(rule["denials"]),
         )
+        for rule in busiest[:most]
+    )
+    table = table_of(("rule", "limit", ">allowed/s", ">denied/s", ">bans", "denials in 15 minutes"), rows)
     legend = "○ a shadow rule: it denies nothing, and would have denied these requests"
     shown = [_with_rest(table, len(busiest) - most)]
     return Group(*shown, Text(legend)) if any(rule["shadow"] for rule in busiest[:most]) else Group(*shown)
@@ -180,20 +178,8 @@ def _activity(rule: LiveState) -> tuple[float, int, float]:
     return rates["denied"] + rates["shadow_denied"], sum(rule["denials"]), sum(rates.values())
 
 
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(column.removeprefix(">"), justify="right" if column.startswith(">") else "left")
-    return table
-
-
 def _with_rest(table: Table, rest: int) -> RenderableType:
     return Group(table, Text(f"and {rest} more")) if rest > 0 else table
-
-
-def _texts(*cells: object) -> Iterable[Text]:
-    """Return cells without markup. No text of a client or of another process may colour the terminal."""
-    return [Text(printable(str(cell))) for cell in cells]
 
 
 def _name(domain: str, rule: str, *, several: bool) -> str:
