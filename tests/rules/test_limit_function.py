@@ -1,6 +1,7 @@
 """`limit: python:package.module:function`: a function of the app returns the limit of a request."""
 
 import asyncio
+import sys
 
 import pytest
 from flask import Flask
@@ -122,6 +123,11 @@ def test_without_a_usable_limit_on_error_decides_and_it_is_logged_once(client_of
     assert [UNUSABLE[limit] in line for line in lines] == [True]
     assert "hunter2" not in caplog.text
     assert get(client, "4 per minute", 3) == ([200, 200, 200] if "shadow" in words else [200, 200, 429])
+
+
+def test_a_text_that_a_function_returns_imports_no_module(client_of):
+    assert get(client_of(), "python:nturl2path:url2pathname") == [200]
+    assert "nturl2path" not in sys.modules
 
 
 def test_a_storage_wide_on_error_also_decides(client_of):

@@ -181,9 +181,7 @@ def _whole(digits: str) -> int:
 def read_limits(node: Node) -> Limits:
     """Read the limits of a rule, in any form."""
     if isinstance(node, Scalar) and isinstance(node.value, str) and node.text.strip().startswith(_FUNCTION):
-        source = node.text.strip()
-        compiled(source)
-        return Limits((), function=source)
+        return Limits((), function=node.text.strip())
     by_tier = isinstance(node, Map) and ("default" in node or not {*_MAPPING.words, *_OTHER_KEYS} & node.keys())
     if not isinstance(node, Map) or not by_tier:
         return Limits(_read_windows(node))
@@ -336,6 +334,14 @@ _MAPPING = Section(
 )
 
 
+def _read_limit(node: Node) -> Limits:
+    """Read the limit of a rule, and import its function. Texts of other origin must import nothing."""
+    limits = read_limits(node)
+    if limits.function:
+        compiled(limits.function)
+    return limits
+
+
 def limit_schema(shared: dict[str, Any]) -> Schema:
     """Return the JSON Schema of a limit."""
     texts = ["100 per minute", "10/2s", "20 concurrent", "5/s; 100/hour", "unlimited"]
@@ -346,7 +352,7 @@ def limit_schema(shared: dict[str, Any]) -> Schema:
 
 LIMIT: Word[Limits] = Word(
     key="limit",
-    read=read_limits,
+    read=_read_limit,
     default=Limits(()),
     schema=limit_schema,
     about="How much is admitted: 100 per minute, 20 concurrent, unlimited, a list of limits, a mapping by tier, or"
