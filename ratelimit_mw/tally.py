@@ -3,7 +3,7 @@
 The path of a request only adds 1 to plain attributes (cells). It exports nothing, and takes no lock. `snapshot` reads
 the cells, and `ratelimit_mw.telemetry` exports what it returns.
 
-`cell.allowed += 1` reads, adds and writes. It is exact under the GIL all the same: since Python 3.10 the interpreter
+`tally.allowed += 1` reads, adds and writes. It is exact under the GIL all the same: since Python 3.10 the interpreter
 switches threads only where a function begins and where a loop jumps back, and there is neither between the three
 steps. A build of Python without the GIL would lose some of the additions that happen at the same moment in two
 threads: the counts would be a little too low, and nothing else.
@@ -45,7 +45,11 @@ SECONDS_BOUNDS = (1e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.02
 OUTCOMES = ("allowed", "over", "delayed", "denied", "shadow_denied")
 """How a rule may decide. If several counters of a rule decide differently, the last of these counts."""
 
-_OVER, _DELAYED, _DENIED, _SHADOW_DENIED = range(1, 5)  # indices of OUTCOMES
+ALLOWED, OVER, DELAYED, DENIED, SHADOW_DENIED = range(5)
+"""The indices of `OUTCOMES`, and of the counts of a cell."""
+
+HITS = HitsSnapshot._fields[2:]
+"""What is counted of a descriptor, in hits, by the names of envoyproxy/ratelimit."""
 
 REASONS: tuple[str, ...] = ("limited", "banned", "blocked", "shed", "unavailable")
 """Why a request is denied, as in `Decision.reason`."""
@@ -57,13 +61,13 @@ class Cell:
     Attributes:
         domain: The domain of the rule.
         name: The name of the rule.
-        allowed, over, delayed, denied, shadow_denied: How many requests the rule decided in this way.
+        counts: How many requests the rule decided in each way, in the order of `OUTCOMES`.
         reasons: How many requests were denied because of this rule, by the reason.
         delay: The sum of the delays of delayed requests, in microseconds.
         used: The histogram of the used share of the limit.
     """
 
-    __slots__ = ("allowed", "delay", "delayed", "denied", "domain", "name", "over", "reasons", "shadow_denied", "used")
+    __slots__ = ("counts", "delay", "domain", "name", "reasons", "used")
 
     def __init__(self, domain: str, name: str) -> None:
         self.domain = domain
@@ -72,7 +76,8 @@ class Cell:
 
     def clear(self) -> None:
         """Set all counts to 0."""
-        self.allowed = self.over = self.delayed = self.denied = self.shadow_denied = self.delay = 0
+        self.counts = [0] * len(OUTCOMES)
+        self.delay = 0
         self.reasons = dict.fromkeys(REASONS, 0)
         self.used = Histogram(USED_BOUNDS, [0] * (len(USED_BOUNDS) + 1))
 
@@ -88,19 +93,6 @@ class Passes:
     def __init__(self, cells: tuple[Cell, ...]) -> None:
         self.cells = cells
         self.number = 0
-
-
-class Hits:
-    """The counts of one descriptor, in hits, by the names of envoyproxy/ratelimit. See `HitsSnapshot`."""
-
-    __slots__ = ("near_limit", "over_limit", "shadow_mode", "total_hits", "within_limit")
-
-    def __init__(self) -> None:
-        self.total_hits = self.over_limit = self.near_limit = self.within_limit = self.shadow_mode = 0
-
-    def read(self) -> tuple[int, int, int, int, int]:
-        """Return the counts in the order of the fields of `HitsSnapshot`."""
-        return self.total_hits, self.over_limit, self.near_limit, self.within_limit, self.shadow_mode
 
 
 Watcher = Callable[[Cell | None, float], None]
@@ -137,7 +129,7 @@ class Tally:
         self._cells: dict[str, Cell] = {}
         self.passes: dict[tuple[str, ...], Passes] = {}
         self._further = Passes(())
-        self._hits: dict[tuple[str, tuple[str, ...]], Hits] = {}
+        self._hits: dict[tuple[str, tuple[str, ...]], dict[str, int]] = {}
         self._begin()
         reset_after_fork(self)
 
@@ -209,7 +201,7 @@ class Tally:
             bans=MappingProxyType(bans),
             shed=MappingProxyType(shed),
             deferred=MappingProxyType(deferred),
-            hits=tuple([HitsSnapshot(*place, *each.read()) for place, each in hits]),
+            hits=tuple([HitsSnapshot(*place, *each.values()) for place, each in hits]),
         )
 
     def totals(self) -> Totals:
@@ -217,7 +209,7 @@ class Tally:
         simply, passed = self._passed()
         requests = self.allowed + simply + self.over + self.delayed + self.denied + self.unlimited + self.unchecked
         rules = {
-            (cell.domain, cell.name): (cell.allowed + number, cell.over, cell.delayed, cell.denied, cell.shadow_denied)
+            (cell.domain, cell.name): (cell.counts[ALLOWED] + number, *cell.counts[OVER:])
             for cell, number in passed.items()
         }
         with self._counting:
@@ -259,7 +251,7 @@ class Tally:
         if len(self.passes) < MOST_RULES:
             return self.passes.setdefault(labels, Passes(cells))
         for cell in cells:
-            cell.allowed += 1
+            cell.counts[ALLOWED] += 1
         return self._further
 
     def passed(self, charges: Sequence[Charge], outcomes: Sequence[Outcome], over: frozenset[int], delay: int) -> None:
@@ -312,28 +304,20 @@ class Tally:
         for place, ((rule, ask), outcome) in enumerate(zip(charges, outcomes, strict=True)):
             delay = outcome.delay if allowed and outcome.allowed and not ask.shadow else 0
             if outcome.allowed:
-                decided = _DELAYED if delay else _OVER if place in over else 0
+                decided = DELAYED if delay else OVER if place in over else ALLOWED
             elif not ask.shadow or (rule.quota_group and not allowed):
-                decided = _DENIED
+                decided = DENIED
             else:  # of rules that only deny together, one admits the request above the limits of the others
-                decided = _OVER if rule.quota_group else _SHADOW_DENIED
+                decided = OVER if rule.quota_group else SHADOW_DENIED
             before = found.get(rule.label)
             if before is not None:
                 decided, delay = max(decided, before[0]), max(delay, before[1])
             found[rule.label] = decided, delay, rule
         for decided, delay, rule in found.values():
             cell = self.cell(rule)
-            if decided == 0:
-                cell.allowed += 1
-            elif decided == _OVER:
-                cell.over += 1
-            elif decided == _DELAYED:
-                cell.delayed += 1
+            cell.counts[decided] += 1
+            if decided == DELAYED:
                 cell.delay += delay
-            elif decided == _DENIED:
-                cell.denied += 1
-            else:
-                cell.shadow_denied += 1
 
     def failed(self) -> None:
         """Count a decision without the store. All decisions are then measured until it answers again."""
@@ -405,27 +389,26 @@ class Tally:
         if cell is None:
             if len(self._hits) >= MOST_RULES:
                 place = "", (OTHER,)
-            cell = self._hits.setdefault(place, Hits())
-        cell.total_hits += hits
+            cell = self._hits.setdefault(place, dict.fromkeys(HITS, 0))
+        cell["total_hits"] += hits
         if outcome is None:
             return
         if outcome.allowed:
             used, near = quota.shown_size - outcome.remaining, int(quota.shown_size * self.near)
-            cell.within_limit += hits
-            cell.near_limit += min(max(used - near, 0), hits)
+            cell["within_limit"] += hits
+            cell["near_limit"] += min(max(used - near, 0), hits)
         else:
-            cell.over_limit += hits
+            cell["over_limit"] += hits
             if shadow:
-                cell.shadow_mode += hits
+                cell["shadow_mode"] += hits
 
 
 def _snapshot_of(cell: Cell, passed: int) -> RuleSnapshot:
+    counts = (cell.counts[ALLOWED] + passed, *cell.counts[OVER:])
     return RuleSnapshot(
         domain=cell.domain,
         name=cell.name,
-        outcomes=MappingProxyType(
-            {outcome: getattr(cell, outcome) + (passed if outcome == "allowed" else 0) for outcome in OUTCOMES}
-        ),
+        outcomes=MappingProxyType(dict(zip(OUTCOMES, counts, strict=True))),
         denials=MappingProxyType(dict(cell.reasons)),
         delay=cell.delay / SECOND,
         used=cell.used.read(),

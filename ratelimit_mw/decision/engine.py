@@ -30,7 +30,7 @@ from ratelimit_mw.reload.watcher import Retriever
 from ratelimit_mw.rules.compiled import NamedRule
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.stores.base import DECIDE, LOOK, Intent, Steps, Taken, adrive, drive
-from ratelimit_mw.tally import Passes
+from ratelimit_mw.tally import DENIED, Passes
 
 _new = object.__new__
 
@@ -346,7 +346,7 @@ class Engine:
         else:  # the common case, without a call: the only counter that was asked denies
             tally.denied += 1
             cell = passes.cells[0]
-            cell.denied += 1
+            cell.counts[DENIED] += 1
             reason = verdict.outcomes[0].reason
             cell.reasons[reason] += 1
         if self.on_denial is not None:

@@ -62,14 +62,6 @@ class Counters:
             self._charge(asks, now)
         return ()
 
-    def decide_one(self, ask: Ask, now: int) -> Outcome:
-        """Decide about a single ask, and charge it if it is allowed. No other counter can deny the request."""
-        key, quota, cost, shadow = ask
-        outcome, state = DECIDE_ALL[quota.decided_by](self.load(key)[STAMP_SIZE:], quota, cost, now)
-        if state is not None:
-            self.save(key, stamp(quota, cost, shadow, outcome, now) + state, now)
-        return outcome
-
     def _decide(self, asks: Sequence[Ask], commit: bool, now: int) -> Sequence[Outcome]:
         found: list[_Found] = []
         denied = False

@@ -52,24 +52,18 @@ class Location(NamedTuple):
         """
         parts = urlsplit(url)
         name, path = unquote(parts.netloc), unquote(parts.path)
-        if name and path.strip("/"):
-            raise ValueError(f"an lmdb URL has a name or an absolute path: lmdb://name or lmdb:///{name}{path}")
-        if "\0" in name + path or path.endswith("/"):
-            raise ValueError("an lmdb URL must name a file: lmdb://name or lmdb:///run/app/limits")
-        if parts.fragment:
-            raise ValueError("in an lmdb URL, write # as %23")
-        try:
-            options = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
-        except ValueError:
-            raise ValueError("the options of an lmdb URL are ?mode=660&size=64MB") from None
-        mode, size = options.pop("mode", "600"), options.pop("size", "")
-        if options:
-            raise ValueError(f"unknown option {next(iter(options))!r} of an lmdb URL: known are mode and size")
-        if mode not in _MODES:
-            raise ValueError(f"the mode of an lmdb URL is 600, or 660 to share the file with the group, not {mode!r}")
+        if "\0" in name + path or path.endswith("/") or (name and path) or parts.fragment:
+            raise ValueError("an lmdb URL has the name or the path of a file: lmdb://name or lmdb:///run/app/limits")
+        options = dict(parse_qsl(parts.query, keep_blank_values=True))
+        mode, size = options.get("mode", "600"), _size(options["size"]) if "size" in options else DEFAULT_SIZE
+        if not options.keys() <= {"mode", "size"} or mode not in _MODES or size is None:
+            raise ValueError(
+                "the options of an lmdb URL are mode=600, or mode=660 to share the file with the group, and size=64MB, "
+                f"from 1MB to 1024GB, not {parts.query!r}"
+            )
         file = Path(path) if path else _folder() / _file_name(name)
         path = str(file.parent.resolve() / file.name)  # a symbolic link may lead to the folder, but not to the file
-        return cls(path, _MODES[mode], _bytes(size) if size else DEFAULT_SIZE, not parts.path)
+        return cls(path, _MODES[mode], size, not parts.path)
 
     @property
     def path(self) -> str:
@@ -85,12 +79,11 @@ class Location(NamedTuple):
         return f"{self.path}.overrides"
 
 
-def _bytes(text: str) -> int:
+def _size(text: str) -> int | None:
+    """The size in bytes, rounded up to whole pages. None if it is out of range."""
     match = _SIZE.fullmatch(text)
     size = int(match[1]) * _FACTORS[(match[2] or "")[:1].upper()] if match else 0
-    if not _MIN_SIZE <= size <= _MAX_SIZE:
-        raise ValueError(f"the size of an lmdb URL is from 1MB to 1024GB, such as 64MB, not {text!r}")
-    return -(-size // _GRANULE) * _GRANULE
+    return -(-size // _GRANULE) * _GRANULE if _MIN_SIZE <= size <= _MAX_SIZE else None
 
 
 def _folder() -> Path:

@@ -90,7 +90,7 @@ class Table(Counters):
         """Answer a request."""
         (asks, intent), encoded, clock = asked
         txn, now = self.txn, clock()
-        if intent is DECIDE and len(asks) == 1:  # `decide_one`, without its calls
+        if intent is DECIDE and len(asks) == 1:  # `answer`, without its calls
             _, quota, cost, shadow = asks[0]
             entry = encoded[0]
             stored = txn.get(entry)
