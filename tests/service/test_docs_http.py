@@ -36,7 +36,7 @@ def service(tmp_path_factory):
 
 
 def test_the_examples_of_the_page_answer_as_it_says(service):
-    assert len(EXAMPLES) == 6
+    assert len(EXAMPLES) == 5
     for command, expected in EXAMPLES:
         words = shlex.split(command)
         url = next(word for word in words if word.startswith("http://"))

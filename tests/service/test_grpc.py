@@ -125,7 +125,10 @@ def test_ask_with_no_hits_charges_nothing_and_prints_json(service):
 
 def test_ask_is_a_health_probe(service):
     assert run("--grpc", service.grpc, "--health")[:2] == (0, "serving\n")
-    assert run("--grpc", service.grpc, "--health", "--json")[:2] == (0, '{\n  "serving": true\n}\n')
+    assert run("--grpc", service.grpc, "--health", "--json")[:2] == (
+        0,
+        '{\n  "schema_version": 1,\n  "serving": true\n}\n',
+    )
 
 
 def test_ask_says_why_there_is_no_answer(service, tmp_path):
