@@ -9,9 +9,8 @@ has its module behind it:
     │   ├── ConfigurationError      public: the rules cannot be used
     │   ├── BadRequest              the body of a request to the service cannot be used (service.checks)
     │   ├── BodyTooLong             the body of a request to the service is too long (service.api)
-    │   ├── UnknownFormat           the format of a log is not known (foresight.logs.formats)
+    │   ├── UnusableLog             a log is in no known format, too short or too large (foresight.logs.formats)
     │   ├── WindowTooLong           the times of a log are too far apart for the curve (foresight.what_if.exact)
-    │   ├── UnsuitableLog           nothing can be proposed for a log (foresight.suggest.traffic)
     │   └── Invalid                 a text or a value of the rules file cannot be used
     │       └── Faults              as above, with several reasons, and what can be used of it (config.tree)
     ├── StoreUnavailable            public: the store does not answer within the deadline

@@ -11,10 +11,9 @@ import typer
 
 from ratelimit_mw.cli.common import Exit, fail, fail_with
 from ratelimit_mw.errors import ConfigurationError, Invalid, StoreUnavailable
-from ratelimit_mw.foresight.logs.formats import WORDS, UnknownFormat
+from ratelimit_mw.foresight.logs.formats import WORDS, UnusableLog
 from ratelimit_mw.foresight.logs.inputs import STANDARD_INPUT
 from ratelimit_mw.foresight.logs.times import any_time
-from ratelimit_mw.foresight.suggest.traffic import UnsuitableLog
 from ratelimit_mw.foresight.wording import printable
 
 Names = Literal["plain", "hashed"]
@@ -62,10 +61,8 @@ def errors_shown() -> Iterator[None]:
         fail_with(error, "these rules can't be loaded")
     except StoreUnavailable as error:
         fail(f"the rules can't be fetched: {error}", Exit.STORE_AWAY)
-    except UnknownFormat as error:
+    except UnusableLog as error:
         fail(_printable(error), Exit.USAGE if error.usage else Exit.PROBLEMS)
-    except UnsuitableLog as error:
-        fail(_printable(error), Exit.PROBLEMS)
     except Invalid as error:
         fail(f"--match: {error}", Exit.USAGE)
     except ValueError as error:

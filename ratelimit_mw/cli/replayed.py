@@ -98,7 +98,7 @@ def _say_clients(clients: Sequence[DeniedClient]) -> None:
         (
             each.client,
             f"{'○ ' if each.shadow else ''}{each.rule}",
-            spelled(each.at_least, at_least=not each.certain),
+            spelled(each.denied, at_least=not each.certain),
             utc(each.first),
             utc(each.last),
         )

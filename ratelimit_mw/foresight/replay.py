@@ -67,7 +67,7 @@ def replay(options: Options) -> Result:
     Raises:
         ConfigurationError: The rules cannot be used.
         StoreUnavailable: The rules are in a database that does not answer.
-        UnknownFormat: The format of a log is not known.
+        UnusableLog: The format of a log is not known.
         ValueError: A field that `places` names does not exist, or `match` is not a template.
         OSError: A log cannot be read.
     """
@@ -89,7 +89,7 @@ class _Run:
         collection: What the what-if curves need. None without numpy.
 
     Raises:
-        ConfigurationError, StoreUnavailable, UnknownFormat, ValueError, OSError: See `replay`.
+        ConfigurationError, StoreUnavailable, UnusableLog, ValueError, OSError: See `replay`.
     """
 
     def __init__(self, options: Options, stack: ExitStack) -> None:

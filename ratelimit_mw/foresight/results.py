@@ -159,9 +159,8 @@ class DeniedClient(NamedTuple):
         client: The client, as "ip=192.0.2.1".
         rule: The name of the rule.
         shadow: True if the rule is a shadow rule.
-        denied: How many of its requests the rule denied.
-        certain: False if the number is too large, because not all clients could be counted: it is then `at_least`.
-        at_least: The denials that are certain.
+        denied: How many of its requests the rule denied, for certain.
+        certain: False if it may have denied more, because not all clients could be counted.
         first: The time of the first denial, in microseconds since the epoch.
         last: The time of the last denial.
     """
@@ -171,7 +170,6 @@ class DeniedClient(NamedTuple):
     shadow: bool
     denied: int
     certain: bool
-    at_least: int
     first: int
     last: int
 
@@ -291,7 +289,7 @@ class RulesOutcome:
             result = self.rules[place]
             if rule is None or rule == result.name:
                 name = self.names[place, identity]
-                held = seen.total, seen.error == 0, seen.at_least, seen.first, seen.last
+                held = seen.at_least, seen.error == 0, seen.first, seen.last
                 found.append(DeniedClient(name, result.name, result.shadow, *held))
         return found[:number]
 

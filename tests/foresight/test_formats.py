@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ratelimit_mw.foresight.logs.entry import LogEntry, Unreadable
-from ratelimit_mw.foresight.logs.formats import NAMED, UVICORN, UnknownFormat, find_format
+from ratelimit_mw.foresight.logs.formats import NAMED, UVICORN, UnusableLog, find_format
 from ratelimit_mw.foresight.logs.patterns import PatternFormat
 from ratelimit_mw.foresight.logs.structured import PRODUCTS, NamedFormat
 from tests.foresight.logs_of import FORMATS, LOGS, START, entries
@@ -206,7 +206,7 @@ def test_a_format_is_compiled_with_its_time(text, line, at):
     ],
 )
 def test_a_format_that_cannot_be_used_is_refused(text, problem):
-    with pytest.raises(UnknownFormat, match=problem) as refused:
+    with pytest.raises(UnusableLog, match=problem) as refused:
         find_format(text, ["a line"], {})
     assert refused.value.usage
 
@@ -216,34 +216,34 @@ def test_the_default_format_of_uvicorn_is_refused_with_a_configuration_to_copy()
         'INFO:     127.0.0.1:50000 - "GET / HTTP/1.1" 200 OK',
         'INFO:     127.0.0.1:5 - "GET /x HTTP/1.1" 404 Not Found',
     ]
-    with pytest.raises(UnknownFormat) as refused:
+    with pytest.raises(UnusableLog) as refused:
         find_format("auto", lines, {})
     assert UVICORN in str(refused.value)
     assert not refused.value.usage
 
 
 def test_an_unknown_format_shows_its_first_line():
-    with pytest.raises(UnknownFormat, match="The first line is: what is this"):
+    with pytest.raises(UnusableLog, match="The first line is: what is this"):
         find_format("auto", ["what is this", "and this"], {})
 
 
 def test_a_format_is_detected_if_nine_of_ten_lines_are_in_it():
     line = (LOGS / "combined.log").read_text().splitlines()[0]
     assert find_format("auto", [line] * 9 + ["x"], {}).name == "combined"
-    with pytest.raises(UnknownFormat):
+    with pytest.raises(UnusableLog):
         find_format("auto", [line] * 8 + ["x"] * 2, {})
 
 
 def test_an_unknown_place_is_refused_with_the_known_ones():
     line = (LOGS / "combined.log").read_text().splitlines()[0]
-    with pytest.raises(UnknownFormat, match=r"no 'x'; it has \$remote_addr"):
+    with pytest.raises(UnusableLog, match=r"no 'x'; it has \$remote_addr"):
         find_format("combined", [line], {"user": "x"})
 
 
 def test_json_of_unknown_names_needs_places():
     line = '{"t": 1772366400, "who": "192.0.2.1", "verb": "GET", "deep": {"path": ["/a"]}}'
     for places in ({}, {"time": "t"}, {"target": "deep.path.0"}):
-        with pytest.raises(UnknownFormat, match="--field time=NAME"):
+        with pytest.raises(UnusableLog, match="--field time=NAME"):
             find_format("auto", [line], places)
     form = find_format("json", [line], {"time": "t", "ip": "who", "method": "verb", "target": "deep.path.0"})
     assert form.reader([], Unreadable()).read(line.encode() + b"\n") == [LogEntry(START, "192.0.2.1", "GET", "/a")]

@@ -17,7 +17,7 @@ from ratelimit_mw.foresight.logs.entry import LogEntry
 from ratelimit_mw.foresight.replay import Options, replay
 from ratelimit_mw.foresight.suggest.proposal import CONVENTION, propose
 from ratelimit_mw.foresight.suggest.text import ProposalSource, as_yaml
-from ratelimit_mw.foresight.suggest.traffic import Route, Traffic, UnsuitableLog
+from ratelimit_mw.foresight.suggest.traffic import Route, Traffic, UnusableLog
 from tests.foresight import traffic
 from tests.foresight.test_replay import SAMPLE
 from tests.support.apps import ROOT
@@ -277,7 +277,7 @@ def test_a_log_with_too_little_is_refused(requests, clients, text):
     if not text:
         assert limits(propose(seen, check))
         return
-    with pytest.raises(UnsuitableLog, match=text):
+    with pytest.raises(UnusableLog, match=text):
         propose(seen, check)
 
 
@@ -319,7 +319,7 @@ def test_the_text_is_the_same_with_other_hashes_and_for_lines_in_two_files_in_an
 def test_a_log_that_is_too_large_is_refused_with_the_options_to_use(tmp_path, monkeypatch, bound, most):
     monkeypatch.setattr("ratelimit_mw.foresight.suggest.traffic." + bound, most)
     log = traffic.write(tmp_path / "a.log", traffic.site(1, 800))
-    with pytest.raises(UnsuitableLog, match=rf"more than .*\b{most} (requests|clients).*--since and --until"):
+    with pytest.raises(UnusableLog, match=rf"more than .*\b{most} (requests|clients).*--since and --until"):
         traffic_of(log)
 
 

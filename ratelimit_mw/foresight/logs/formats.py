@@ -46,8 +46,8 @@ UVICORN = """\
 LineFormat = PatternFormat | NamedFormat
 
 
-class UnknownFormat(ValueError):
-    """The format of a log is not known, or its lines are not in the format that was named.
+class UnusableLog(ValueError):
+    """A log cannot be used: its format is not known, or it has too little or too much for what is asked.
 
     Args:
         message: What is wrong, for the user.
@@ -68,19 +68,19 @@ def find_format(wanted: str, sample: Sequence[str], places: Mapping[str, str]) -
         places: Where further fields are, by their names: `--field`.
 
     Raises:
-        UnknownFormat: At least 90 % of the sample must be in the format, and no known format has so many.
+        UnusableLog: At least 90 % of the sample must be in the format, and no known format has so many.
     """
     lines = [line for line in sample if line and not line.isspace()]
     if not lines:
-        raise UnknownFormat("the log is empty")
+        raise UnusableLog("the log is empty")
     try:
         if wanted == "auto":
             return _detected(lines, places)
         found = _named(wanted, lines, places)
     except ValueError as error:
-        if isinstance(error, UnknownFormat):
+        if isinstance(error, UnusableLog):
             raise
-        raise UnknownFormat(f"--format: {error}", usage=True) from error
+        raise UnusableLog(f"--format: {error}", usage=True) from error
     return found
 
 
@@ -93,7 +93,7 @@ def _named(wanted: str, lines: Sequence[str], places: Mapping[str, str]) -> Line
         return PatternFormat(wanted, NAMED[wanted], places)
     if "$" not in wanted and "%" not in wanted:
         words = ", ".join(WORDS)
-        raise UnknownFormat(f"--format: {wanted!r} is neither one of {words} nor a format with variables", usage=True)
+        raise UnusableLog(f"--format: {wanted!r} is neither one of {words} nor a format with variables", usage=True)
     return PatternFormat("the given format", wanted, places)
 
 
@@ -104,14 +104,14 @@ def _detected(lines: Sequence[str], places: Mapping[str, str]) -> LineFormat:
         if _fits(PatternFormat(name, NAMED[name]), lines):
             return PatternFormat(name, NAMED[name], places)
     if sum(1 for line in lines if _UVICORN_LINE.fullmatch(line.strip())) * 2 > len(lines):
-        raise UnknownFormat(
+        raise UnusableLog(
             "this is uvicorn's default format, whose lines have no time. Save this as log.json, start uvicorn with "
             f"--log-config log.json, and replay what it writes from then on:\n{UVICORN}"
         )
     columns = csv_places(columns_of(lines[0], delimiter_of(lines[0])))
     if len(lines) > 1 and _usable(columns):
         return _csv(lines[0], places)
-    raise UnknownFormat(
+    raise UnusableLog(
         "the format of the log is unknown: set --format to the log_format of nginx or the LogFormat of Apache. "
         f"The first line is: {lines[0].strip():.200}"
     )
@@ -136,13 +136,13 @@ def _json(lines: Sequence[str], places: Mapping[str, str]) -> LineFormat:
         merged.pop("time", None)
     if not _usable(merged):
         names = ", ".join(PRODUCTS)
-        raise UnknownFormat(
+        raise UnusableLog(
             f"the lines are JSON, but not that of {names}: say where the fields are, with --field time=NAME "
             f"--field ip=NAME --field method=NAME --field target=NAME. The first line is: {lines[0].strip():.200}"
         )
     form = NamedFormat(f"json ({product})" if product else "json", merged)
     if not _fits(form, lines):
-        raise UnknownFormat(
+        raise UnusableLog(
             "fewer than 90 % of the first lines have the time and the request where --field says. "
             f"The first line is: {lines[0].strip():.200}"
         )
@@ -154,10 +154,10 @@ def _csv(header: str, places: Mapping[str, str]) -> LineFormat:
     columns = columns_of(header, delimiter)
     unknown = [place for place in places.values() if place not in columns and not place.isdigit()]
     if unknown:
-        raise UnknownFormat(f"--field: unknown column {unknown[0]!r}; the columns are {', '.join(columns)}", usage=True)
+        raise UnusableLog(f"--field: unknown column {unknown[0]!r}; the columns are {', '.join(columns)}", usage=True)
     merged = {**csv_places(columns), **{field: (place,) for field, place in places.items()}}
     if not _usable(merged):
-        raise UnknownFormat(
+        raise UnusableLog(
             "no column is known to have the time, or the request: say where they are, with --field time=COLUMN "
             f"--field ip=COLUMN --field target=COLUMN. The columns are {', '.join(columns)}"
         )

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any, Self
 
 from ratelimit_mw.foresight.logs.entry import LogEntry, Unreadable
-from ratelimit_mw.foresight.logs.formats import LineFormat, UnknownFormat, find_format
+from ratelimit_mw.foresight.logs.formats import LineFormat, UnusableLog, find_format
 from ratelimit_mw.model import SECOND
 
 _BLOCK = 1 << 18
@@ -52,8 +52,6 @@ class Log:
     def __init__(self, path: str) -> None:
         self.path = path
         self._raw: IO[bytes] = sys.stdin.buffer if path == STANDARD_INPUT else Path(path).open("rb")  # noqa: SIM115
-        self.size = 0 if path == STANDARD_INPUT else Path(path).stat().st_size
-        """The bytes of the file. 0 if they are unknown."""
         self._head: list[bytes] = []
         self._blocks = self._read()
         self.unreadable = Unreadable()
@@ -69,10 +67,8 @@ class Log:
 
     @property
     def position(self) -> int:
-        """The number of bytes of the file that were read."""
-        if self._raw.closed:
-            return self.size
-        return self._raw.tell() if self.size else 0
+        """The number of bytes of the file that were read. 0 for standard input."""
+        return 0 if self.path == STANDARD_INPUT else self._raw.tell()
 
     def close(self) -> None:
         """Close the file. Standard input stays open."""
@@ -83,7 +79,7 @@ class Log:
         """Find the format of the log. See `find_format` for the arguments.
 
         Raises:
-            UnknownFormat: The format is not known.
+            UnusableLog: The format is not known.
             OSError: The file cannot be read.
         """
         lines: list[str] = []
@@ -105,7 +101,7 @@ class Log:
             OSError: The file cannot be read, or is damaged.
         """
         if self.format is None:
-            raise UnknownFormat("the format is not known yet")
+            raise UnusableLog("the format is not known yet")
         reader = self.format.reader(wanted, self.unreadable)
         while self._head:
             yield reader.read(self._head.pop(0))

@@ -172,7 +172,7 @@ def _clients(outcome: RulesOutcome, most: int, rule: str | None) -> Markup | Non
         (
             _client(each.client),
             _name(each.rule, shadow=each.shadow),
-            spelled(each.at_least, at_least=not each.certain),
+            spelled(each.denied, at_least=not each.certain),
             utc(each.first),
             utc(each.last),
         )

@@ -8,6 +8,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from ratelimit_mw.config.load import Examined
+from ratelimit_mw.foresight.logs.formats import UnusableLog
 from ratelimit_mw.foresight.suggest.behaviour import (
     HEADROOM,
     MOST,
@@ -26,7 +27,6 @@ from ratelimit_mw.foresight.suggest.traffic import (
     OTHER,
     Route,
     Traffic,
-    UnsuitableLog,
     route_of,
     status_of,
     statuses_by_route,
@@ -223,14 +223,14 @@ def propose(traffic: Traffic, check: Check) -> Proposal:
     """Return the rules for the traffic of a log. `check` must find nothing wrong with them.
 
     Raises:
-        UnsuitableLog: The log has fewer than 1 000 requests or 20 clients.
+        UnusableLog: The log has fewer than 1 000 requests or 20 clients.
     """
     clients = traffic.clients
     if traffic.requests < LEAST_REQUESTS:
         found = _counted(traffic.requests, "request")
-        raise UnsuitableLog(f"the log has {found}, but {LEAST_REQUESTS:,} are needed")
+        raise UnusableLog(f"the log has {found}, but {LEAST_REQUESTS:,} are needed")
     if len(clients) < LEAST_CLIENTS:
-        raise UnsuitableLog(
+        raise UnusableLog(
             f"the log has {_counted(len(clients), 'client')}, but {LEAST_CLIENTS} are needed. Behind a proxy, a log "
             "may have the address of the proxy: `--field ip=…` says where that of the client is"
         )
@@ -288,7 +288,7 @@ class _Analysis:
         """Return the proposal."""
         overall = self._overall.measure(self._guessing)
         if overall is None:
-            raise UnsuitableLog(f"fewer than {LEAST_CLIENTS} clients of the log do more than one thing")
+            raise UnusableLog(f"fewer than {LEAST_CLIENTS} clients of the log do more than one thing")
         rules = [ProposedRule("everything", None, overall.limit, overall)]
         unruled: list[tuple[Route, str]] = []
         names = {"everything"}

@@ -14,6 +14,7 @@ from urllib.parse import unquote_to_bytes
 from zlib import crc32
 
 from ratelimit_mw.foresight.logs.entry import LogEntry
+from ratelimit_mw.foresight.logs.formats import UnusableLog
 from ratelimit_mw.foresight.logs.inputs import Log
 from ratelimit_mw.identity.address import canonical, masked
 from ratelimit_mw.identity.path_forms import cleaned, path_of_target
@@ -79,10 +80,6 @@ def status_of(packed: int) -> int:
     return packed >> _STATUS & 1023
 
 
-class UnsuitableLog(ValueError):
-    """Nothing can be proposed for a log: it has no addresses, or too little. The text says it to the user."""
-
-
 class Traffic:
     """The requests of each client.
 
@@ -139,8 +136,7 @@ class Traffic:
             on_progress: Is called after each part of a log, with the numbers of requests and of bytes that were read.
 
         Raises:
-            UnknownFormat: The format of a log is not known.
-            UnsuitableLog: A log has no addresses, or the logs are too large.
+            UnusableLog: The format of a log is not known, it has no addresses, or the logs are too large.
             OSError: A log cannot be read.
         """
         with ExitStack() as stack:
@@ -150,7 +146,7 @@ class Traffic:
                 self.formats.append(found.name)
                 if not found.has("ip"):
                     text = f"{log.path} has no address of the client. `--field ip=…` says where it is"
-                    raise UnsuitableLog(text)
+                    raise UnusableLog(text)
             for log in logs:
                 for batch in log.entries(("status",)):
                     self.add(batch)
@@ -160,7 +156,7 @@ class Traffic:
                 self.without_request += log.unreadable.without_request
 
     def add(self, batch: Sequence[LogEntry]) -> None:
-        """Add requests, in any order. Raises UnsuitableLog if they are too many."""
+        """Add requests, in any order. Raises UnusableLog if they are too many."""
         since, until, by_text, tracks = self._since, self._until, self._by_text, self._tracks
         used = [each for each in batch if since <= each[0] < until]
         self.skipped += len(batch) - len(used)
@@ -185,7 +181,7 @@ class Traffic:
             held.append(track | status << _STATUS)
         if self.requests > _MOST_REQUESTS or len(self._clients) > _MOST_CLIENTS:
             most = f"{_MOST_REQUESTS:,} requests or {_MOST_CLIENTS:,} clients"
-            raise UnsuitableLog(f"the log has more than {most}: choose a part of it with --since and --until")
+            raise UnusableLog(f"the log has more than {most}: choose a part of it with --since and --until")
 
     def of(self, client: str) -> list[Request]:
         """Return the requests of a client, in order of time. Equal times are in the order of what was requested."""
