@@ -122,7 +122,7 @@ def test_a_redirection_says_where(error, expected):
 
 
 @pytest.mark.parametrize(
-    "error", ["MOVED", "MOVED 5", "MOVED 5 here", "ASK 5 127.0.0.1:x", "ASK 5 h:70000", "MOVED 5 h:1_0"]
+    "error", ["MOVED", "MOVED 5", "MOVED 5 here", "ASK 5 127.0.0.1:x", "ASK 5 h:70000", "ASK 5 h:0", "MOVED 5 h:1_0"]
 )
 def test_a_redirection_to_nowhere_is_an_error_of_the_node(error):
     results, _ = held([request(1)], lambda *_: ErrorReply(error))

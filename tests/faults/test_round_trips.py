@@ -51,6 +51,7 @@ def test_threads_get_a_connection_each_once_the_server_is_known_to_be_far_away(p
     proxy.delay(0.6)
     store = RedisStore(proxy.url, timeout=2)
     eventually(lambda: attempt(store))
+    before = proxy.connections
     start = threading.Barrier(5)
 
     def ask(_):
@@ -60,4 +61,5 @@ def test_threads_get_a_connection_each_once_the_server_is_known_to_be_far_away(p
     with ThreadPoolExecutor(5) as pool:
         list(pool.map(ask, range(5)))
     assert proxy.connections >= 5
+    assert proxy.connections < before + 20  # one for each thread, a spare one, and those that came too late
     store.close()

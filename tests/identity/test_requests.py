@@ -135,6 +135,7 @@ def test_host(interface, host, expected):
         pytest.param('s="\\101"', ("A",), id="an escape"),
         pytest.param("s=1,t=2", ("1", "1,t=2"), id="a comma before a name"),
         pytest.param("s=1,2", ("1,2",), id="a comma in the value"),
+        pytest.param('s="ab",t=2', ("ab", '"ab",t=2'), id="quotes before a comma and a name"),
         pytest.param("s=%41", ("%41", "A"), id="a percent sign"),
     ],
 )
@@ -168,6 +169,11 @@ def test_a_query_with_many_stray_percent_signs_counts_with_all_others(stray, exp
 def test_a_cookie_that_is_not_ascii_has_few_escapes(escapes, expected):
     header = "s=\xc3\xa9%" + "%41" * (escapes - 1)
     assert asgi([("Cookie", header)]).cookies(Cookie("s")) == expected
+
+
+@pytest.mark.parametrize(("length", "expected"), [(65_536, ("1",)), (65_537, TOO_MANY)])
+def test_beyond_64_kib_all_values_count_as_one(length, expected):
+    assert asgi(query="id=1&q=".ljust(length, "x")).parameters(Parameter("id")) == expected
 
 
 def test_a_cookie_with_an_irregular_escape_counts_with_all_others():

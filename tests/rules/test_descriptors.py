@@ -118,6 +118,7 @@ def test_the_limit_that_a_list_of_entries_meets(text, entries, limits):
         pytest.param("*", ["", "x"], [], id="alone"),
         pytest.param("a**b", ["ab", "axb"], ["a"], id="twice in a row"),
         pytest.param("a*aa*a", ["aaaa", "axaaxa"], ["aaa"], id="pieces that could be in two places"),
+        pytest.param("a*b*b*", ["abb", "a-b-b-"], ["ab", "a-b-"], id="a piece that has to be there twice"),
         pytest.param("a.*", ["a.", "a.b"], ["ab"], id="a full stop is a full stop"),
         pytest.param("a*b", ["a\nb"], [], id="any character, a line feed too"),
     ],

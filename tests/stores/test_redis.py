@@ -2,6 +2,8 @@
 
 import asyncio
 import gc
+import select
+import socket
 import ssl
 import sys
 import textwrap
@@ -252,6 +254,29 @@ def test_requests_that_ask_many_counters_travel_in_smaller_batches(any_server, w
             list(pool.map(lambda _: store.decide(asks), range(60)))
         store.close()
     assert 60 * 5 / (MOST + 5) < sum(map(any_server.calls, ("eval", "evalsha", "fcall"))) < 60
+
+
+def test_a_failure_to_connect_has_its_own_words():
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        url = f"redis://127.0.0.1:{listening.getsockname()[1]}"
+    with pytest.raises(StoreUnavailable) as caught:
+        RedisStore(url, timeout=10).decide([ask()])
+    assert "refused" in str(caught.value)
+    assert "StoreUnavailable" not in str(caught.value)
+
+
+def test_a_request_whose_store_is_closed_while_it_connects_learns_why():
+    async def main():
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            store = RedisStore(f"redis://127.0.0.1:{silent.getsockname()[1]}", timeout=60)
+            request = asyncio.ensure_future(store.adecide([ask()]))
+            await aeventually(lambda: select.select([silent], [], [], 0)[0])
+            await store.aclose()
+            with pytest.raises(StoreUnavailable) as caught:
+                await request
+        return str(caught.value)
+
+    assert asyncio.run(main()) == "the store was closed"
 
 
 def test_threads_and_loops_share_a_store(server, store):

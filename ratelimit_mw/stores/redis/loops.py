@@ -251,9 +251,9 @@ class LoopBatcher:
 
     def _made(self, attempt: "asyncio.Task[Streaming]") -> None:
         self._attempt = None
-        error = asyncio.CancelledError("the store was closed") if attempt.cancelled() else attempt.exception()
+        error = StoreUnavailable("the store was closed") if attempt.cancelled() else attempt.exception()
         if error is not None:
-            self._fail(error if isinstance(error, StoreUnavailable) else StoreUnavailable(str(error) or repr(error)))
+            self._fail(error if isinstance(error, StoreUnavailable) else StoreUnavailable(repr(error)))
             return
         self._connection = attempt.result()
         deadline = asyncio.get_running_loop().time() + self._timeout
